@@ -1,0 +1,96 @@
+"""One frozen, validated value for all options, read from ``broker_transport_options``."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Config:
+    """All options of celery_superfetch. Durations are seconds.
+
+    Raises:
+        ConfigError: a value has the wrong type or is impossible.
+    """
+
+    #: Seconds between two heartbeats of an owner.
+    heartbeat_interval: float = 5.0
+    #: Seconds of watched silence after which a still connected remote owner is dead.
+    owner_ttl: float = 60.0
+    #: Seconds between two full looks at the registry, by workers and by beat.
+    reap_interval: float = 10.0
+    #: Seconds between two scans of the keyspace for private lists nobody registered.
+    full_sweep_interval: float = 3600.0
+    #: A job is killed at this many strikes (Sidekiq Pro's figure) ...
+    strike_limit: int = 3
+    #: ... within this many seconds of the first (72 h, likewise).
+    strike_window: float = 72 * 3600.0
+    #: Recoveries, strikes or not, after which a job is killed (RabbitMQ's delivery limit).
+    recovery_limit: int = 20
+    #: Jobs the dead set holds at most (Sidekiq's figure).
+    dead_limit: int = 10_000
+    #: Seconds a job stays in the dead set at most (180 days, likewise).
+    dead_ttl: float = 180 * 86400.0
+    #: Jobs one claim takes at most, whatever the prefetch allows.
+    claim_limit: int = 64
+    #: Name of the Celery app; ``install`` sets it. Jobs are killed only by their own app.
+    app_name: str = ""
+    #: kombu's option of the same name.
+    global_keyprefix: str = ""
+
+    def __post_init__(self) -> None:
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise ConfigError(
+                    f"option {name!r} must be a number, it is {value!r} ({type(value).__name__})"
+                )
+            if name in _WHOLE and value != int(value):
+                raise ConfigError(f"option {name!r} must be a whole number, it is {value!r}")
+            if not value > 0:
+                raise ConfigError(f"option {name!r} must be greater than 0, it is {value!r}")
+        for name in ("app_name", "global_keyprefix"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"option {name!r} must be a string")
+        if self.owner_ttl < 2 * self.heartbeat_interval:
+            raise ConfigError(
+                f"option 'owner_ttl' ({self.owner_ttl:g} s) must be at least twice "
+                f"'heartbeat_interval' ({self.heartbeat_interval:g} s): one late heartbeat "
+                "would already count as death"
+            )
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], known: Iterable[str] = ()) -> Config:
+        """Build from transport options.
+
+        Arguments:
+            options: ``broker_transport_options``: ours and kombu's side by side.
+            known: names that belong to kombu and pass unread.
+
+        Raises:
+            ConfigError: an option is unknown to both, or impossible.
+        """
+        own = set(OPTIONS)
+        kombus = set(known)
+        for name in options:
+            if name not in own and name not in kombus:
+                raise ConfigError(unknown_option(name, own | kombus))
+        return cls(**{name: options[name] for name in options if name in own})
+
+
+def unknown_option(name: str, valid: Iterable[str]) -> str:
+    """The error text for an unknown option, with the nearest valid name where one is near."""
+    nearest = difflib.get_close_matches(str(name), sorted(valid), n=1, cutoff=0.6)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return f"unknown option {name!r}{hint}"
+
+
+#: Names of all options.
+OPTIONS = tuple(field.name for field in fields(Config))
+_NUMBERS = tuple(name for name in OPTIONS if name not in ("app_name", "global_keyprefix"))
+_WHOLE = frozenset({"strike_limit", "recovery_limit", "dead_limit", "claim_limit"})

@@ -1,0 +1,83 @@
+"""Every Redis key of this package, spelled in one place.
+
+``<prefix>`` is kombu's ``global_keyprefix``; it is applied here because kombu's prefixing
+client rewrites only the first key of a script and none of BLMOVE, LREM or LRANGE.
+"""
+
+from __future__ import annotations
+
+
+class Keys:
+    """Names of keys; a method or attribute each, with type and lifetime.
+
+    Arguments:
+        prefix: kombu's ``global_keyprefix``, put before every key, the queues' included.
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
+        own = f"{prefix}superfetch:"
+        self._own = own
+        #: ZSET owner -> last heartbeat (ms, server time). An owner leaves it at its end.
+        self.owners = f"{own}owners"
+        #: ZSET owner -> when its tombstone may go (ms, server time).
+        self.reaped = f"{own}reaped"
+        #: HASH owner -> what one-shot passes saw of its silence. A row leaves with its owner.
+        self.suspects = f"{own}suspects"
+        #: STRING, TTL = strike window: some job has counters, so claims must look for them.
+        self.recovered = f"{own}recovered"
+        #: ZSET job id -> time of death (ms, server time); capped by number and age.
+        self.dead = f"{own}dead"
+        #: HASH job id -> JSON record of the killed job; same members as ``dead``.
+        self.dead_jobs = f"{own}dead:jobs"
+        #: ZSET job id -> time of death; the unparseable ones among ``dead``, capped apart.
+        self.dead_junk = f"{own}dead:junk"
+        #: SET of job ids in ``dead`` whose caller has not been told yet.
+        self.unannounced = f"{own}dead:unannounced"
+        #: HASH counter -> number, for ``status`` and metrics. Never expires.
+        self.stats = f"{own}stats"
+        #: SCAN pattern of all private lists, for the full sweep alone.
+        self.private_pattern = f"{_escape(own)}private:*"
+
+    def queue(self, queue_list: str) -> str:
+        """LIST, kombu's own: the public queue list (one for each priority step)."""
+        return f"{self.prefix}{queue_list}"
+
+    def private(self, owner: str, queue_list: str) -> str:
+        """LIST of raw payloads that ``owner`` claimed from ``queue_list``; newest first."""
+        return f"{self._own}private:{owner}:{queue_list}"
+
+    def facts(self, owner: str) -> str:
+        """HASH of what an owner registered; a tombstone (state ``reaped``) has a TTL."""
+        return f"{self._own}owner:{owner}"
+
+    def host(self, host: str) -> str:
+        """SET of the owners registered by one host name; a row leaves with its owner."""
+        return f"{self._own}host:{host}"
+
+    def recoveries(self, digest: str) -> str:
+        """HASH of a job's strikes and recoveries; TTL = strike window, gone with the ack."""
+        return f"{self._own}recoveries:{digest}"
+
+    @property
+    def recoveries_prefix(self) -> str:
+        """What scripts put before a digest they computed themselves."""
+        return f"{self._own}recoveries:"
+
+    def lock(self, scope: str) -> str:
+        """STRING with a TTL: one pass per interval and scope. Never released, it expires."""
+        return f"{self._own}lock:{scope}"
+
+    def parse_private(self, key: str) -> tuple[str, str]:
+        """``(owner, queue list)`` of a private list's key; for the full sweep alone.
+
+        An owner never holds a colon (``Owner.mint`` sees to it), a queue may.
+        """
+        rest = key[len(self._own) + len("private:") :]
+        owner, _, queue_list = rest.partition(":")
+        return owner, queue_list
+
+
+def _escape(literal: str) -> str:
+    """``literal`` with SCAN's pattern characters taken literally."""
+    return "".join(f"\\{char}" if char in "\\*?[]^" else char for char in literal)

@@ -1,0 +1,59 @@
+-- Claims jobs: from the public queue lists into the caller's private lists.
+-- KEYS: owners, the flag that some job has counters, then for each list in the order of
+--       claiming the public queue list and the private list
+-- ARGV: owner, most jobs, most bytes, prefix of counters, lists to take from in turn,
+--       number of jobs to confirm, then list number and payload of each of those
+-- Returns: {"unregistered"}; or {"ok", marks, jobs, errors} with marks[i] = -1 (no longer
+--       the caller's), 0 (new) or 1 (delivered before), jobs = {list number, payload, mark,
+--       ...} and errors = {list number, text, ...}
+-- Crash: the jobs are in the private lists of a registered owner. A lost reply is found
+--       there by the caller, or by the reaper after its death.
+local owners, flag = KEYS[1], KEYS[2]
+local owner, most, room = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local counters, turn, confirm = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+if not redis.call('ZSCORE', owners, owner) then return {'unregistered'} end
+local counted = redis.call('EXISTS', flag) == 1
+local function mark(payload)
+  if not counted then return 0 end
+  return redis.call('EXISTS', counters .. redis.sha1hex(payload))
+end
+
+local marks = {}
+for i = 1, confirm do
+  local at = ARGV[5 + 2 * i]
+  local payload = ARGV[6 + 2 * i]
+  local held = redis.call('LPOS', KEYS[2 * at + 2], payload)
+  marks[i] = held and mark(payload) or -1
+end
+
+local jobs, errors, dry = {}, {}, {}
+local count = (#KEYS - 2) / 2
+local function take(at)
+  local payload = redis.pcall('RPOP', KEYS[2 * at + 1])
+  if type(payload) == 'table' then
+    errors[#errors + 1] = at
+    errors[#errors + 1] = payload.err
+    payload = false
+  end
+  if not payload then
+    dry[at] = true
+    return false
+  end
+  redis.call('LPUSH', KEYS[2 * at + 2], payload)
+  jobs[#jobs + 1] = at
+  jobs[#jobs + 1] = payload
+  jobs[#jobs + 1] = mark(payload)
+  most, room = most - 1, room - #payload
+  return true
+end
+-- `turn` lists at a time, one job of each in turn, until they are dry; then the next lot.
+for first = 1, count, turn do
+  local more = true
+  while more and most > 0 and room > 0 do
+    more = false
+    for at = first, math.min(first + turn - 1, count) do
+      if most > 0 and room > 0 and not dry[at] and take(at) then more = true end
+    end
+  end
+end
+return {'ok', marks, jobs, errors}

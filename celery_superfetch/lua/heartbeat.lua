@@ -1,0 +1,27 @@
+-- Says that an owner lives and returns whom it should keep an eye on.
+-- KEYS: owners, the owner's facts, its host's owners
+-- ARGV: owner, server ms of the caller's last heartbeat (0: none), most rows to return,
+--       then field and value of each fact that changed
+-- Returns: {"ok", ms, {quiet owner, score, ...}, {owner of this host, ...}}, where a quiet
+--       owner has not written since the caller's last heartbeat; or {"missing"}, {"reaped"}
+-- Crash: nothing half done.
+local owners, facts, host = KEYS[1], KEYS[2], KEYS[3]
+local owner, since, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local state = redis.call('HGET', facts, 'state')
+if state == 'reaped' then return {'reaped'} end
+if not state or not redis.call('ZSCORE', owners, owner) then return {'missing'} end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZREM', owners, owner)
+redis.call('ZADD', owners, now, owner)
+for i = 4, #ARGV, 2 do
+  redis.call('HSET', facts, ARGV[i], ARGV[i + 1])
+end
+local quiet = {}
+if since > 0 then
+  quiet = redis.call('ZRANGEBYSCORE', owners, '-inf', since, 'WITHSCORES', 'LIMIT', 0, most)
+  -- Scores from the future were written before the server's clock was set back.
+  local future = redis.call('ZRANGEBYSCORE', owners, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
+  for _, value in ipairs(future) do quiet[#quiet + 1] = value end
+end
+return {'ok', now, quiet, redis.call('SMEMBERS', host)}

@@ -1,0 +1,24 @@
+-- Marks an owner reaped, if it has not been heard since the verdict was built.
+-- KEYS: owners, the owner's facts, its host's owners, tombstones, suspects, stats
+-- ARGV: owner, the score the verdict saw, ms the tombstone stays listed, ms its facts stay,
+--       reason
+-- Returns: 1 when this call marked it, else 0
+-- Crash: the owner is marked and listed as a tombstone; the next pass drains its lists.
+local owners, facts, host, reaped, suspects, stats =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local owner, seen = ARGV[1], tonumber(ARGV[2])
+local listed, kept, reason = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local score = redis.call('ZSCORE', owners, owner)
+if not score or tonumber(score) ~= seen then return 0 end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- The state as it was (running, stopping) decides whether its jobs get strikes.
+local state = redis.call('HGET', facts, 'state') or 'running'
+redis.call('ZREM', owners, owner)
+redis.call('HSET', facts, 'state', 'reaped', 'was', state, 'reaped_at', now, 'reason', reason)
+redis.call('PEXPIRE', facts, kept)
+redis.call('ZADD', reaped, now + listed, owner)
+redis.call('SREM', host, owner)
+redis.call('HDEL', suspects, owner)
+redis.call('HINCRBY', stats, 'owners_reaped', 1)
+return 1

@@ -1,0 +1,20 @@
+-- Puts one job of the dead set back on a queue, as if it were new.
+-- KEYS: dead set, dead jobs, junk, unannounced, public queue list, the job's counters, stats
+-- ARGV: job id, payload
+-- Returns: 1, or 0 when the job is no longer in the dead set
+-- Crash: the job is in exactly one of the two.
+local dead, jobs, junk, unannounced, queue, counters, stats =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local id, payload = ARGV[1], ARGV[2]
+local kind = redis.call('TYPE', queue).ok
+if kind ~= 'list' and kind ~= 'none' then
+  return redis.error_reply('WRONGTYPE queue key ' .. queue .. ' holds a ' .. kind)
+end
+if redis.call('HDEL', jobs, id) == 0 then return 0 end
+redis.call('ZREM', dead, id)
+redis.call('ZREM', junk, id)
+redis.call('SREM', unannounced, id)
+redis.call('DEL', counters)
+redis.call('LPUSH', queue, payload)
+redis.call('HINCRBY', stats, 'retried', 1)
+return 1

@@ -1,0 +1,124 @@
+"""Private lists: claim, ack, requeue, and what is in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis import Redis
+
+from .config import Config
+from .job import Claimed, Job, digest
+from .keys import Keys
+from .scripts import Call
+
+#: Bytes one claim takes at most, but for the job that passes the mark. It bounds the reply,
+#: and so the time the server and the consumer's loop spend on one claim.
+CLAIM_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Claims:
+    """The outcome of one claim."""
+
+    #: False: the owner is not registered (any more); nothing was claimed.
+    registered: bool
+    jobs: tuple[Claimed, ...] = ()
+    #: For each job to confirm: delivered before or not, or None when it is ours no longer.
+    confirmed: tuple[bool | None, ...] = ()
+    #: Queue list -> error text, where a list could not be read.
+    errors: tuple[tuple[str, str], ...] = ()
+
+
+class PrivateLists:
+    """Jobs in flight (``superfetch:private:<owner>:<queue list>``)."""
+
+    def __init__(self, client: Redis, keys: Keys, config: Config) -> None:
+        self.client = client
+        self.keys = keys
+        self.config = config
+
+    def claim(
+        self, owner: str, lists: Sequence[str], most: int, turn: int, confirm: Sequence[Job] = ()
+    ) -> Call:
+        """The call that claims up to ``most`` jobs; ``claims`` reads its reply.
+
+        Arguments:
+            lists: queue lists in the order of claiming.
+            turn: how many neighbouring lists are served one job each in turn (their queues
+                are equals); 1 drains list after list.
+            confirm: jobs from ``lists`` that a blocking read brought, to be checked for still
+                being ours.
+        """
+        keys = self.keys
+        pairs = [k for name in lists for k in (keys.queue(name), keys.private(owner, name))]
+        args: list[Any] = [owner, most, CLAIM_BYTES, keys.recoveries_prefix, turn, len(confirm)]
+        for job in confirm:
+            args += [lists.index(job.queue_list) + 1, job.payload]
+        return Call("claim", [keys.owners, keys.recovered, *pairs], args)
+
+    @staticmethod
+    def claims(owner: str, lists: Sequence[str], reply: Any) -> Claims:
+        """Read the reply to ``claim``."""
+        if reply[0] != b"ok":
+            return Claims(registered=False)
+        _, marks, rows, errors = reply
+        return Claims(
+            registered=True,
+            jobs=tuple(
+                Claimed(Job(owner, lists[int(rows[i]) - 1], rows[i + 1]), bool(rows[i + 2]))
+                for i in range(0, len(rows), 3)
+            ),
+            confirmed=tuple(None if mark < 0 else bool(mark) for mark in marks),
+            errors=tuple(
+                (lists[int(errors[i]) - 1], errors[i + 1].decode(errors="replace"))
+                for i in range(0, len(errors), 2)
+            ),
+        )
+
+    def ack(self, jobs: Sequence[Claimed]) -> Call:
+        """The call that settles jobs, and clears the counters of those delivered before."""
+        keys: list[str] = []
+        args: list[Any] = []
+        for job, counted in jobs:
+            keys.append(self.keys.private(job.owner, job.queue_list))
+            keys.append(self.keys.recoveries(digest(job.payload)) if counted else "")
+            args += [job.payload, int(counted)]
+        return Call("ack", keys, args)
+
+    def requeue(self, job: Job, where: str, expires: int) -> Call:
+        """The call that gives a job back on purpose; its reply is 0 if it was not there.
+
+        Arguments:
+            where: ``front`` (claimed next) or ``back``.
+            expires: ms of the queue's x-expires; 0 for none.
+        """
+        keys = self.keys
+        return Call(
+            "requeue",
+            [
+                keys.private(job.owner, job.queue_list),
+                keys.queue(job.queue_list),
+                keys.recoveries(digest(job.payload)),
+                keys.recovered,
+                keys.stats,
+            ],
+            [job.payload, where, int(self.config.strike_window), expires],
+        )
+
+    def in_flight(self, owner: str, queue_list: str, count: int = 0) -> list[Job]:
+        """Jobs in one private list, newest claim first; all, or the first ``count``."""
+        found: Any = self.client.lrange(self.keys.private(owner, queue_list), 0, count - 1)
+        return [Job(owner, queue_list, payload) for payload in found]
+
+    def sizes(self, owners: Iterable[tuple[str, Iterable[str]]]) -> dict[str, int]:
+        """Jobs in flight of some owners, each given with its lists, in one round trip."""
+        rows = [(owner, name) for owner, lists in owners for name in lists]
+        with self.client.pipeline(transaction=False) as pipe:
+            for owner, name in rows:
+                pipe.llen(self.keys.private(owner, name))
+            sizes: dict[str, int] = {}
+            for (owner, _), size in zip(rows, pipe.execute(), strict=True):
+                sizes[owner] = sizes.get(owner, 0) + int(size)
+        return sizes

@@ -1,0 +1,116 @@
+"""Loads ``lua/*.lua`` and runs them by digest; a script lost by the server is sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import sha1
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from redis import Redis
+from redis.exceptions import NoScriptError, ResponseError
+
+
+class Call(NamedTuple):
+    """One run of a script: its name, keys and arguments."""
+
+    name: str
+    keys: Sequence[str]
+    args: Sequence[Any]
+
+
+class Scripts:
+    """The scripts, run through one client.
+
+    Arguments:
+        client: a plain client (not kombu's prefixing one), for the broker's database.
+    """
+
+    def __init__(self, client: Redis) -> None:
+        self.client = client
+        self._header: str | None = None
+
+    def run(self, name: str, keys: Sequence[str], args: Sequence[Any] = ()) -> Any:
+        """Run one script and return its reply.
+
+        Raises:
+            redis.exceptions.RedisError: the server could not be asked, or refused.
+        """
+        return self.run_all([Call(name, keys, args)])[0]
+
+    def run_all(self, calls: Sequence[Call], *, errors: bool = False) -> list[Any]:
+        """Run several scripts, in order, in one round trip (not as one transaction).
+
+        Arguments:
+            errors: return a script's error in its place instead of raising the first.
+        """
+        replies = self._send(calls)
+        for at, reply in enumerate(replies):
+            # A restarted server forgot its scripts, a new one never knew them. Nothing ran,
+            # so running it now, after its successors, is the only thing left to do.
+            if isinstance(reply, NoScriptError):
+                call = calls[at]
+                self.client.script_load(self._source(call.name))
+                replies[at] = self._send([call])[0]
+        if not errors:
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    raise reply
+        return replies
+
+    def _send(self, calls: Sequence[Call]) -> list[Any]:
+        if len(calls) == 1:
+            try:
+                return [self.client.execute_command(*self._command(calls[0]))]
+            except ResponseError as exc:
+                return [exc]
+        with self.client.pipeline(transaction=False) as pipe:
+            for call in calls:
+                pipe.execute_command(*self._command(call))
+            return list(pipe.execute(raise_on_error=False))
+
+    def _command(self, call: Call) -> list[Any]:
+        digest = _digest(self._source(call.name))
+        return ["EVALSHA", digest, len(call.keys), *call.keys, *call.args]
+
+    def _source(self, name: str) -> str:
+        return self._flags() + source(name)
+
+    def _flags(self) -> str:
+        """The first line that lets scripts run on a server over its memory limit.
+
+        Redis 6.2 does not know the line; there the scripts remove before they add, which it
+        allows. Claims, acks and heartbeats must go on: they are what frees the memory.
+        """
+        if self._header is None:
+            version = server_version(self.client)
+            self._header = "#!lua flags=allow-oom\n" if version >= (7, 0) else ""
+        return self._header
+
+
+@lru_cache(maxsize=None)
+def source(name: str) -> str:
+    """The text of ``lua/<name>.lua``."""
+    return files(__package__).joinpath("lua", f"{name}.lua").read_text()
+
+
+@lru_cache(maxsize=64)
+def _digest(text: str) -> str:
+    return sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def server_version(client: Redis) -> tuple[int, int]:
+    """``(major, minor)`` of the Redis that the server is, or is compatible with.
+
+    Where INFO is forbidden or says nothing the answer is (6, 2): the least that is supported.
+    """
+    try:
+        info: Any = client.info("server")
+    except ResponseError:
+        return (6, 2)
+    try:
+        major, minor = str(info["redis_version"]).split(".")[:2]
+        return (int(major), int(minor))
+    except (KeyError, ValueError):
+        return (6, 2)

@@ -1,0 +1,50 @@
+"""Signals of this package, and the one place where receivers have a say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.utils.dispatch import Signal
+from celery.utils.log import get_logger
+
+from .recovery import Decision, Recovery
+
+logger = get_logger(__name__)
+
+#: Before a job is recovered: a receiver may return a ``Decision``. ``recovery=Recovery``.
+job_recovering = Signal(name="job_recovering", providing_args={"recovery"})
+#: A job is back on its queue. ``recovery=Recovery``.
+job_recovered = Signal(name="job_recovered", providing_args={"recovery"})
+#: A job is in the dead set. ``job=DeadJob``.
+job_killed = Signal(name="job_killed", providing_args={"job"})
+#: A dead owner's private lists were given back. ``owner=str, reason=str, jobs=int``.
+owner_reaped = Signal(name="owner_reaped", providing_args={"owner", "reason", "jobs"})
+#: An ack found its job gone: it was taken away and may run twice. ``job=Job``.
+ownership_lost = Signal(name="ownership_lost", providing_args={"job"})
+
+
+def ask(recovery: Recovery, sender: Any) -> Decision:
+    """What the receivers of ``job_recovering`` decide.
+
+    The shipped guard (marked with ``shipped``) decides when no other receiver does; among the
+    others KILL outweighs RECOVER. One that raises, or answers anything else, has no say.
+    """
+    guard = Decision.RECOVER
+    others = set()
+    for receiver, answer in job_recovering.send(sender=sender, recovery=recovery):
+        if not isinstance(answer, Decision):
+            if answer is not None:  # Signal.send logged the traceback of one that raised
+                logger.error(
+                    "Receiver %r of job_recovering answered %r for %s: only RECOVER, KILL or "
+                    "None count. It was ignored; mend or disconnect it.",
+                    receiver,
+                    answer,
+                    recovery.title,
+                )
+        elif getattr(receiver, "shipped", False):
+            guard = answer
+        else:
+            others.add(answer)
+    if Decision.KILL in others:
+        return Decision.KILL
+    return Decision.RECOVER if others else guard

@@ -1,0 +1,66 @@
+"""Silence is watched, not computed: a watch over the heartbeats of others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class Watch:
+    """How long owners have been silent while this process looked on. Pure; times are given.
+
+    It knows silence only from looks that all succeeded and came in time, by the watcher's own
+    monotonic clock. An outage, a failover, a frozen watcher or a step of the server's clock
+    therefore convicts nobody.
+
+    Arguments:
+        longest_gap: seconds between two looks after which nothing is known any more.
+    """
+
+    def __init__(self, longest_gap: float) -> None:
+        self.longest_gap = longest_gap
+        self._last: float | None = None
+        self._still: dict[str, tuple[int, float]] = {}
+
+    def look(self, quiet: Mapping[str, int], now: float) -> None:
+        """Take in one look.
+
+        Arguments:
+            quiet: the owners that did not write since the look before -> their score.
+            now: monotonic seconds of this look.
+        """
+        before = self._last
+        if before is None or now - before > self.longest_gap:
+            self._still = {}
+        else:
+            # Not heard since the look before: silent from there on. One whose score is not
+            # the one seen then has been heard in between, or the server's clock was set back.
+            self._still = {
+                owner: self._since(owner, score, before, now) for owner, score in quiet.items()
+            }
+        self._last = now
+
+    def _since(self, owner: str, score: int, before: float, now: float) -> tuple[int, float]:
+        known = self._still.get(owner)
+        if known is None:
+            return (score, before)
+        return known if known[0] == score else (score, now)
+
+    def interrupt(self) -> None:
+        """A look failed: whatever happened to others may have happened to us."""
+        self._last = None
+        self._still = {}
+
+    def silent_for(self, owner: str, score: int, now: float) -> float | None:
+        """Seconds ``owner`` has stood still at ``score``; 0 if it is heard, None: unknown."""
+        if self._last is None or now - self._last > self.longest_gap:
+            return None
+        known = self._still.get(owner)
+        if known is None or known[0] != score:
+            return 0.0
+        return now - known[1]
+
+    def suspects(self, now: float, silence: float) -> list[str]:
+        """Owners that stood still for at least ``silence`` seconds."""
+        if self._last is None or now - self._last > self.longest_gap:
+            return []
+        return [owner for owner, (_, since) in self._still.items() if now - since >= silence]
