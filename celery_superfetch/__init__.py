@@ -1,9 +1,67 @@
 """Reliable fetch for Celery on Redis and Valkey.
 
-    >>> import celery_superfetch
-    >>> celery_superfetch.install(app)
+>>> import celery_superfetch
+>>> celery_superfetch.install(app)
 """
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .errors import (
+        ConfigError,
+        JobNotFound,
+        PoisonPill,
+        SuperfetchError,
+        UnsupportedBroker,
+    )
+    from .install import install
+    from .recovery import Decision
+    from .signals import job_killed, job_recovered, job_recovering, owner_reaped, ownership_lost
+    from .transport import Transport
+
+#: Public name -> where it lives. Looked up when first asked for, so that a producer loads the
+#: transport and nothing else.
+_HOMES = {
+    "ConfigError": "errors",
+    "Decision": "recovery",
+    "JobNotFound": "errors",
+    "PoisonPill": "errors",
+    "SuperfetchError": "errors",
+    "Transport": "transport",
+    "UnsupportedBroker": "errors",
+    "install": "install",
+    "job_killed": "signals",
+    "job_recovered": "signals",
+    "job_recovering": "signals",
+    "owner_reaped": "signals",
+    "ownership_lost": "signals",
+}
+
+__all__ = [
+    "ConfigError",
+    "Decision",
+    "JobNotFound",
+    "PoisonPill",
+    "SuperfetchError",
+    "Transport",
+    "UnsupportedBroker",
+    "__version__",
+    "install",
+    "job_killed",
+    "job_recovered",
+    "job_recovering",
+    "owner_reaped",
+    "ownership_lost",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)

@@ -170,9 +170,7 @@ class Registry:
         if not facts.connections or not facts.run_id or facts.run_id != run_id:
             return None
         try:
-            reply: Any = self.client.execute_command(
-                "CLIENT", "LIST", "ID", *facts.connections
-            )
+            reply: Any = self.client.execute_command("CLIENT", "LIST", "ID", *facts.connections)
         except ResponseError:  # forbidden by ACL
             return None
         return bool(bytes(reply).strip())

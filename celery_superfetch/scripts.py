@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import sha1
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -89,7 +89,7 @@ class Scripts:
         return self._header
 
 
-@lru_cache(maxsize=None)
+@cache
 def source(name: str) -> str:
     """The text of ``lua/<name>.lua``."""
     return files(__package__).joinpath("lua", f"{name}.lua").read_text()

@@ -1,0 +1,116 @@
+"""A blocking read: one connection that waits on one queue list and claims from it by BLMOVE."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import RedisError, ResponseError
+
+from .membership import BLOCK_TIMEOUT, Membership
+
+#: Seconds a reply may be overdue before the connection counts as half-open.
+OVERDUE = 25.0
+
+
+class BlockingRead:
+    """Waits on one queue list; a job that arrives there wakes exactly one waiting worker.
+
+    Arguments:
+        params: arguments of a redis-py connection to the broker, ``connection_class`` among
+            them.
+    """
+
+    def __init__(self, membership: Membership, queue_list: str, params: dict[str, Any]) -> None:
+        self.membership = membership
+        self.queue_list = queue_list
+        params = dict(params)
+        params.pop("max_connections", None)
+        self.connection = params.pop("connection_class")(**params)
+        self.armed = False
+        #: Whose private list the pending claim leads to.
+        self.owner = ""
+        self._armed_at = 0.0
+        self._id = 0
+
+    def connect(self) -> int:
+        """Connect and return the file descriptor to watch.
+
+        Raises:
+            redis.exceptions.RedisError: the server cannot be reached.
+        """
+        self.connection.connect()
+        try:
+            self.connection.send_command("CLIENT", "ID")
+            self._id = int(self.connection.read_response())
+        except ResponseError:  # forbidden: it can be neither unblocked nor cut, only awaited
+            self._id = 0
+        if self._id:
+            self.membership.connection_opened(self._id)
+        return int(self.connection._sock.fileno())
+
+    @property
+    def connected(self) -> bool:
+        """True while there is a socket."""
+        return self.connection._sock is not None
+
+    @property
+    def overdue(self) -> bool:
+        """True when the server should have answered long ago."""
+        return self.armed and monotonic() - self._armed_at > BLOCK_TIMEOUT + OVERDUE
+
+    def arm(self) -> None:
+        """Send the blocking claim; its reply is read when the socket is readable."""
+        self.owner = self.membership.owner
+        keys = self.membership.keys
+        self.connection.send_command(
+            "BLMOVE",
+            keys.queue(self.queue_list),
+            keys.private(self.owner, self.queue_list),
+            "RIGHT",
+            "LEFT",
+            BLOCK_TIMEOUT,
+            check_health=False,
+        )
+        self.armed, self._armed_at = True, monotonic()
+
+    def read(self) -> bytes | None:
+        """The reply: a payload, or None when none came in time or it was unblocked.
+
+        Raises:
+            redis.exceptions.RedisError: the connection broke (a job may have been claimed), or
+                the server refused (WRONGTYPE, OOM).
+        """
+        self.armed = False
+        reply: bytes | None = self.connection.read_response()
+        return reply
+
+    def close(self) -> None:
+        """Close the connection, on the server too: a claim must not land afterwards."""
+        was_armed, self.armed = self.armed, False
+        if self._id:
+            self.membership.connection_closed(self._id)
+            if was_armed:
+                try:
+                    self.membership.client.execute_command("CLIENT", "KILL", "ID", self._id)
+                except RedisError:  # best effort: it is gone, forbidden, or the server is
+                    pass
+        self.connection.disconnect()
+
+
+def unblock(client: Redis, reads: list[BlockingRead]) -> bool:
+    """CLIENT UNBLOCK some armed reads, so that their replies are there to be read.
+
+    Returns:
+        False where that is forbidden; the replies then come when they come.
+    """
+    if not reads:
+        return True
+    if any(not read._id for read in reads):
+        return False
+    with client.pipeline(transaction=False) as pipe:
+        for read in reads:
+            pipe.execute_command("CLIENT", "UNBLOCK", read._id)
+        replies = pipe.execute(raise_on_error=False)
+    return not any(isinstance(reply, ResponseError) for reply in replies)

@@ -1,0 +1,71 @@
+"""A Celery app's own way to our transport; every other connection in the process stays stock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kombu
+from celery import Celery
+from kombu.log import get_logger
+from redis import ConnectionPool, Redis
+
+from .config import Config
+from .errors import UnsupportedBroker
+from .transport import Transport, known_options
+
+logger = get_logger(__name__)
+
+#: URL schemes that our transport serves, as kombu names them.
+SCHEMES = frozenset({"redis", "rediss"})
+
+
+class Connection(kombu.Connection):
+    """A kombu connection whose ``redis://`` and ``rediss://`` mean our transport.
+
+    The URL keeps its scheme. So a switch to the next URL of a failover list keeps our
+    transport, ``rediss://`` its TLS defaults, and Flower its broker page.
+    """
+
+    def get_transport_cls(self) -> Any:
+        name = self.transport_cls
+        if name in SCHEMES:
+            return Transport
+        if name == "sentinel":
+            raise UnsupportedBroker(
+                "celery_superfetch does not support sentinel:// yet. Point broker_url at the "
+                "primary (redis://...), or remove celery_superfetch.install() from the app."
+            )
+        cls = super().get_transport_cls()
+        if not issubclass(cls, Transport):
+            logger.warning(
+                "celery_superfetch is installed, but the broker is %r, not Redis: jobs have "
+                "that broker's own guarantees and no others.",
+                name,
+            )
+        return cls
+
+
+def config_of(app: Celery) -> Config:
+    """The app's options, validated.
+
+    Raises:
+        ConfigError: an option is unknown or impossible.
+    """
+    return Config.from_options(app.conf.broker_transport_options or {}, known_options())
+
+
+def client_of(app: Celery) -> Redis:
+    """A plain client for the database the app's workers consume from.
+
+    Raises:
+        UnsupportedBroker: the app's broker is not Redis.
+        redis.exceptions.RedisError: it cannot be reached.
+    """
+    with app.connection_for_read() as connection:
+        channel = connection.channel()
+        if not isinstance(channel, Transport.Channel):
+            raise UnsupportedBroker(
+                f"the app's broker ({connection.as_uri()}) is not served by celery_superfetch: "
+                "call celery_superfetch.install(app), and use a redis:// broker_url"
+            )
+        return Redis(connection_pool=ConnectionPool(**channel._connparams()))

@@ -1,0 +1,299 @@
+"""When to claim, when to block, and what to do with what comes: one per channel."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from kombu.log import get_logger
+from kombu.utils.scheduling import round_robin_cycle
+from redis.exceptions import RedisError, ResponseError
+
+from .blocking import BlockingRead, unblock
+from .job import Claimed, Job
+from .membership import Membership
+
+if TYPE_CHECKING:
+    from .transport import Channel
+
+logger = get_logger(__name__)
+
+#: Blocking connections of one channel at most; lists beyond that are looked at once a second.
+MOST_BLOCKS = 16
+
+#: Seconds between two looks at lists that cannot be blocked on.
+POLL_INTERVAL = 1.0
+
+#: Seconds between two complaints about one queue list.
+COMPLAINT_INTERVAL = 60.0
+
+
+class Fetch:
+    """Fetches jobs for one channel.
+
+    While there are jobs, one script claims as many as the prefetch allows; when the lists are
+    dry, a blocking read waits on each. Nothing polls an idle worker's lists.
+    """
+
+    def __init__(self, channel: Channel, membership: Membership) -> None:
+        self.channel = channel
+        self.membership = membership
+        self.poller = channel.connection.cycle
+        self.in_flight = membership.in_flight
+        #: Claimed and confirmed, not delivered yet.
+        self.ready: deque[Claimed] = deque()
+        #: Brought by a blocking read; the next claim confirms them.
+        self.unconfirmed: list[Job] = []
+        self._reads: dict[str, BlockingRead] = {}
+        self._fds: dict[str, int] = {}
+        self._dry = False
+        self._look_at = 0.0
+        self._silenced: dict[str, float] = {}
+        self._unblockable: dict[str, float] = {}
+        self._joined: dict[str, int] = {}
+        self._answered = True
+
+    @property
+    def waiting(self) -> int:
+        """Claimed jobs that the consumer has not seen yet; they count against the prefetch."""
+        return len(self.ready) + len(self.unconfirmed)
+
+    # -- one turn of the loop
+
+    def turn(self) -> None:
+        """Settle, claim or block, as the prefetch and the lists allow.
+
+        Raises:
+            redis.exceptions.RedisError: the broker cannot be asked; the consumer reconnects.
+        """
+        lists = self.channel.queue_lists()
+        if not lists:
+            self.flush()
+            return
+        self._join(lists)
+        self._mind_connections()
+        credit = self.channel.qos.credit()
+        now = monotonic()
+        if self._dry and now >= self._look_at and self._cannot_block(lists, now):
+            self._dry = False
+        if self.unconfirmed or (credit and not self._dry):
+            self._claim(lists, credit, now)
+        else:
+            self.flush()
+        if self._dry and self.channel.qos.credit():
+            self._block(lists, now)
+        if self.ready:
+            self.poller.ring()
+
+    def flush(self) -> None:
+        """Send the settlements that wait."""
+        if any(self.in_flight.settlements.values()):
+            self.in_flight.flush()
+
+    def _join(self, lists: Iterable[str]) -> None:
+        expires = {name: self.channel.expires_of(name) for name in lists}
+        if expires != self._joined or not self.membership.joined:
+            self.membership.join(id(self), expires)
+            self._joined = expires
+
+    def _mind_connections(self) -> None:
+        if any(read.overdue for read in self._reads.values()):
+            logger.warning("A blocking read got no reply in time; its connection is replaced.")
+            self.in_flight.doubt = True
+        if self.in_flight.doubt:
+            # With no claim on its way, what the private lists hold beyond what we do is what
+            # lost replies spoke of.
+            self.close_reads()
+            found = self.in_flight.reconcile(self.membership.owner, self.membership.facts.lists)
+            if found:
+                logger.warning("%d claims whose reply was lost were given back.", found)
+            self._dry = False
+
+    def _claim(self, lists: list[str], credit: int, now: float) -> None:
+        order, turn = self.channel.claim_order()
+        confirm, self.unconfirmed = self.unconfirmed, []
+        try:
+            claims = self.membership.claim(order, credit, turn, confirm)
+        except RedisError:
+            self.in_flight.requeue(reversed(confirm))
+            raise
+        for job, mark in zip(confirm, claims.confirmed, strict=False):
+            if mark is not None:
+                self.ready.append(Claimed(job, mark))
+        self.ready.extend(claims.jobs)
+        for name, text in claims.errors:
+            self._complain(name, text, now)
+        self._dry = len(claims.jobs) < credit
+        self._look_at = now + POLL_INTERVAL
+        for claimed in claims.jobs:
+            self.channel.claimed_from(claimed.job.queue_list)
+
+    def claim_one(self, lists: list[str]) -> Claimed | None:
+        """Claim one job from ``lists`` now (``basic_get``)."""
+        known = dict(self._joined)
+        known.update({name: self.channel.expires_of(name) for name in lists})
+        self.membership.join(id(self), known)
+        self._joined = known
+        claims = self.membership.claim(lists, 1, 1)
+        for name, text in claims.errors:
+            raise ResponseError(f"queue list {name}: {text}")
+        return claims.jobs[0] if claims.jobs else None
+
+    def _complain(self, name: str, text: str, now: float) -> None:
+        if now >= self._silenced.get(name, 0.0):
+            self._silenced[name] = now + COMPLAINT_INTERVAL
+            logger.error(
+                "Queue list %s cannot be claimed from: %s. Nothing was taken; the other queues "
+                "go on. If the key holds something else, rename it or the queue.",
+                name,
+                text,
+            )
+
+    # -- delivery
+
+    def deliver(self) -> bool:
+        """Deliver one job to the consumer; False when there was none.
+
+        One for each turn of the loop, so that remote control and timers are served between.
+        """
+        if not self.ready:
+            return False
+        left = self.channel.qos.credit()
+        armed = [read for read in self._reads.values() if read.armed]
+        if armed and (not left or self.poller.inline):
+            # A callback that runs the job here would keep a surplus claim waiting for it.
+            self._disarm(armed[left:])
+        claimed = self.ready.popleft()
+        if self.ready:
+            self.poller.ring()
+        if claimed.job.owner != self.membership.owner:
+            # We were taken for dead since the claim; the job was given to somebody else.
+            self.in_flight.let_go(claimed.job)
+            return False
+        return self.channel.deliver(claimed)
+
+    # -- blocking
+
+    def _cannot_block(self, lists: list[str], now: float) -> bool:
+        return len(lists) > MOST_BLOCKS or any(t > now for t in self._unblockable.values())
+
+    @property
+    def must_look(self) -> bool:
+        """True while some lists have to be looked at once a second."""
+        return bool(self._joined) and self._cannot_block(list(self._joined), monotonic())
+
+    def _block(self, lists: list[str], now: float) -> None:
+        for name in lists[:MOST_BLOCKS]:
+            read = self._reads.get(name)
+            if (read is not None and read.armed) or self._unblockable.get(name, 0.0) > now:
+                continue
+            if read is None or not read.connected:
+                read = self._open(name)
+            read.arm()
+        for name in set(self._reads) - set(lists):
+            self._close_read(name)
+
+    def _open(self, name: str) -> BlockingRead:
+        self._close_read(name)
+        read = BlockingRead(self.membership, name, self.channel._connparams())
+        self._fds[name] = read.connect()
+        self._reads[name] = read
+        self.poller.watch(self._fds[name], lambda: self._on_reply(read))
+        return read
+
+    def _on_reply(self, read: BlockingRead) -> bool:
+        """A blocking read answered, or its connection broke. Nothing is delivered here."""
+        if not read.armed:  # the server closed an idle connection
+            self._close_read(read.queue_list)
+            return False
+        try:
+            payload = read.read()
+        except ResponseError as exc:
+            # OOM (Redis refuses the block), WRONGTYPE, a lost permission: the claim script
+            # looks at the list instead, once a second.
+            now = monotonic()
+            self._unblockable[read.queue_list] = now + 2 * POLL_INTERVAL
+            if not str(exc).startswith("OOM"):
+                self._complain(read.queue_list, str(exc), now)
+            return False
+        except (RedisError, OSError):
+            self.in_flight.doubt = True
+            self._close_read(read.queue_list)
+            raise
+        if payload is not None:
+            self._accept(Job(read.owner, read.queue_list, payload))
+        return False
+
+    def _accept(self, job: Job) -> None:
+        self.in_flight.take(job)
+        if self.channel.qos.credit():
+            self.unconfirmed.append(job)
+            self._dry = False  # more may have come with it
+        else:
+            self.in_flight.requeue([job])
+
+    def _disarm(self, reads: list[BlockingRead]) -> None:
+        """Call off blocking reads; what they had claimed already is accepted or given back."""
+        if not unblock(self.membership.client, reads):
+            return
+        for read in reads:
+            self._on_reply(read)
+
+    def cancel(self, lists: set[str]) -> None:
+        """Stop fetching from some lists; what was claimed from them goes back."""
+        try:
+            self._disarm([r for name, r in self._reads.items() if name in lists and r.armed])
+        except RedisError:
+            self.in_flight.doubt = True
+        for name in lists & set(self._reads):
+            self._close_read(name)
+        back = [claimed.job for claimed in self.ready if claimed.job.queue_list in lists]
+        back += [job for job in self.unconfirmed if job.queue_list in lists]
+        self.ready = deque(c for c in self.ready if c.job.queue_list not in lists)
+        self.unconfirmed = [job for job in self.unconfirmed if job.queue_list not in lists]
+        self.in_flight.requeue(reversed(back))
+
+    # -- end
+
+    def _close_read(self, name: str) -> None:
+        read = self._reads.pop(name, None)
+        if read is not None:
+            self.poller.unwatch(self._fds.pop(name))
+            if read.armed and not read._id:
+                self._answered = False
+            read.close()
+
+    def close_reads(self) -> None:
+        """Close all blocking connections."""
+        for name in list(self._reads):
+            self._close_read(name)
+
+    def close(self) -> None:
+        """The channel closes: nothing is claimed from here on; never raises."""
+        try:
+            self.cancel(set(self._reads) | {c.job.queue_list for c in self.ready})
+        except (RedisError, OSError) as exc:
+            logger.warning("Blocking reads could not be called off: %s", exc)
+            self.in_flight.doubt = True
+        self.close_reads()
+
+    def leave(self) -> None:
+        """The channel is closed and gave back what it could; never raises."""
+        try:
+            self.in_flight.flush()
+            if self.in_flight.doubt:
+                self.in_flight.reconcile(self.membership.owner, self.membership.facts.lists)
+            self.membership.leave(id(self), answered=self._answered)
+        except (RedisError, OSError) as exc:
+            logger.warning(
+                "Could not settle at the channel's close: %s. What is left stays in the private "
+                "lists; it is settled when the server answers, or recovered.",
+                exc,
+            )
+
+
+def is_round_robin(cycle: object) -> bool:
+    """Whether queues of one priority are equals (kombu's default) or ranked."""
+    return type(cycle) is round_robin_cycle

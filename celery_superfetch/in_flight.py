@@ -1,0 +1,314 @@
+"""What this process holds: claims, settlements, and the doubts a lost reply leaves."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from .config import Config
+from .dead_set import DeadJob, DeadSet, dead_job
+from .job import Claimed, Job, digest, parse
+from .keys import Keys
+from .private_list import Claims, PrivateLists
+from .recoveries import Recoveries
+from .recovery import Decision, Recovery
+from .scripts import Scripts
+from .signals import ask, job_killed, job_recovered, ownership_lost
+
+logger = logging.getLogger(__name__)
+
+#: How often a decision is taken anew when another process changed the counters meanwhile.
+DECISIONS = 5
+
+
+class InFlight:
+    """The jobs in flight of one process, for all its channels on one database.
+
+    Thread-safe: acks come from the consumer's loop, from the thread that fires timers during
+    a warm shutdown, and after the channel is closed; none of them needs a channel here.
+    """
+
+    def __init__(self, client: Redis, keys: Keys, config: Config) -> None:
+        self.lists = PrivateLists(client, keys, config)
+        self.recoveries = Recoveries(client, keys, config)
+        self.dead_set = DeadSet(client, keys, config)
+        self.scripts = Scripts(client)
+        self.config = config
+        #: ms of x-expires for each queue list that has it.
+        self.expires: dict[str, int] = {}
+        #: A reply was lost: the private lists may hold jobs that nobody here knows.
+        self.doubt = False
+        self._held: Counter[Job] = Counter()
+        self._acks: list[Claimed] = []
+        #: Acks whose reply was lost: finding nothing when they are sent again proves nothing.
+        self._resent: set[Job] = set()
+        self._returns: list[tuple[Job, str]] = []
+        self._lock = threading.RLock()
+
+    # -- what is held
+
+    def __len__(self) -> int:
+        return self._held.total()
+
+    def holds(self, job: Job) -> bool:
+        """True while ``job`` is claimed here and not settled."""
+        return self._held[job] > 0
+
+    def take(self, job: Job) -> None:
+        """Note a job that a blocking read brought."""
+        with self._lock:
+            self._held[job] += 1
+
+    def let_go(self, job: Job) -> None:
+        """Forget a job that was taken away before it was delivered."""
+        with self._lock:
+            self._drop(job)
+            self._lost(job)
+
+    def _drop(self, job: Job) -> None:
+        self._held[job] -= 1
+        if self._held[job] <= 0:
+            del self._held[job]
+
+    # -- claims and settlements
+
+    def claim(
+        self, owner: str, lists: Sequence[str], most: int, turn: int, confirm: Sequence[Job]
+    ) -> Claims:
+        """Send what waits to be settled and claim, in one round trip.
+
+        Raises:
+            redis.exceptions.RedisError: the server could not be asked; what waits still does,
+                and a claim whose reply was lost is found by ``reconcile``.
+        """
+        with self._lock:
+            self._send_returns()
+            acks, self._acks = self._acks, []
+            calls = [self.lists.ack(acks)] if acks else []
+            calls.append(self.lists.claim(owner, lists, most, turn, confirm))
+            replies = self._run(calls, acks)
+            if acks:
+                self._settled(acks, replies[0])
+            if isinstance(replies[-1], Exception):
+                raise replies[-1]
+            claims = self.lists.claims(owner, lists, replies[-1])
+            for claimed in claims.jobs:
+                self._held[claimed.job] += 1
+            for job, mark in zip(confirm, claims.confirmed, strict=False):
+                if mark is None:
+                    self._drop(job)
+                    self._lost(job)
+            return claims
+
+    def ack(self, claimed: Claimed) -> None:
+        """Settle a job with the next ``claim`` or ``flush``."""
+        with self._lock:
+            self._acks.append(claimed)
+
+    def flush(self) -> None:
+        """Send what waits to be settled now.
+
+        Raises:
+            redis.exceptions.RedisError: it still waits, and is sent again.
+        """
+        with self._lock:
+            self._send_returns()
+            if self._acks:
+                acks, self._acks = self._acks, []
+                self._settled(acks, self._run([self.lists.ack(acks)], acks)[0])
+
+    def _run(self, calls: Sequence[Any], acks: list[Claimed]) -> list[Any]:
+        try:
+            return self.scripts.run_all(calls, errors=True)
+        except (RedisConnectionError, RedisTimeoutError):
+            self.doubt = True
+            self._resent.update(job for job, _ in acks)
+            self._acks = acks + self._acks
+            raise
+
+    def _settled(self, acks: list[Claimed], reply: Any) -> None:
+        if isinstance(reply, Exception):
+            self._acks = acks + self._acks
+            raise reply
+        for (job, _), removed in zip(acks, reply, strict=True):
+            self._drop(job)
+            if not removed and job not in self._resent:
+                self._lost(job)
+            self._resent.discard(job)
+
+    def _lost(self, job: Job) -> None:
+        envelope = parse(job.payload)
+        logger.warning(
+            "Job %s[%s] from queue %s is no longer ours (owner %s was taken for dead, or the "
+            "job was moved by hand): it may run again elsewhere. Its ack removed nothing of "
+            "anybody else's.",
+            envelope.task,
+            envelope.task_id or digest(job.payload),
+            job.queue_list,
+            job.owner,
+        )
+        ownership_lost.send(sender=None, job=job)
+
+    def forget(self, owner: str) -> None:
+        """Forget the settlements that wait for an owner that was reaped, save the acks."""
+        with self._lock:
+            self._returns = [(job, where) for job, where in self._returns if job.owner != owner]
+
+    # -- requeue
+
+    def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
+        """Give jobs back on purpose, in the order given (newest first for the front).
+
+        What cannot be given back now is, as soon as the server can be asked again.
+        """
+        with self._lock:
+            self._returns += [(job, where) for job in jobs]
+            try:
+                self._send_returns()
+            except (RedisConnectionError, RedisTimeoutError, ResponseError) as exc:
+                logger.warning(
+                    "%d jobs could not be given back to their queues yet (%s). They are safe in "
+                    "the private lists and go back when the server answers, or by the reaper.",
+                    len(self._returns),
+                    exc,
+                )
+
+    def _send_returns(self) -> None:
+        if not self._returns:
+            return
+        # An ack that still waits goes first: what was settled must not be given back.
+        settled = {job for job, _ in self._acks}
+        returns = [(job, where) for job, where in self._returns if job not in settled]
+        calls = [
+            self.lists.requeue(job, where, self.expires.get(job.queue_list, 0))
+            for job, where in returns
+        ]
+        replies = self.scripts.run_all(calls, errors=True) if calls else []
+        self._returns = []
+        failed: Exception | None = None
+        for (job, where), reply in zip(returns, replies, strict=True):
+            if isinstance(reply, Exception):
+                failed = reply
+                self._returns.append((job, where))
+            else:
+                self._drop(job)
+        if failed is not None:
+            raise failed
+
+    def reconcile(self, owner: str, lists: Iterable[str]) -> int:
+        """Give back what the private lists hold and nobody here does; the number of jobs.
+
+        These are claims whose reply was lost. Only while no other reply is on its way.
+        """
+        with self._lock:
+            self.flush()
+            unknown: list[Job] = []
+            for name in lists:
+                held = Counter(self._held)
+                for job in self.lists.in_flight(owner, name):
+                    if held[job] > 0:
+                        held[job] -= 1
+                    else:
+                        unknown.append(job)
+            for job in unknown:
+                self._held[job] += 1
+            self.requeue(unknown)
+            self.doubt = False
+            return len(unknown)
+
+    # -- jobs whose run was cut short while their owner lives
+
+    def cut_short(self, claimed: Claimed, reason: str, sender: Any) -> DeadJob | None:
+        """Recover a job whose pool child was lost, or kill it; the dead job if it was killed.
+
+        Arguments:
+            sender: the Celery app, for the receivers of ``job_recovering``.
+
+        Raises:
+            redis.exceptions.RedisError: the job stays in its private list, still held.
+        """
+        job = claimed.job
+        envelope = parse(job.payload)
+        with self._lock:
+            for _ in range(DECISIONS):
+                recovery = Recovery.of(
+                    job,
+                    envelope,
+                    self.recoveries.counters([digest(job.payload)])[0],
+                    reason=reason,
+                    app_name=self.config.app_name,
+                    strike=True,
+                )
+                kill = ask(recovery, sender) is Decision.KILL
+                outcome = self._carry_out(recovery, kill)
+                if outcome == b"recounted":
+                    continue
+                self._drop(job)
+                if outcome == b"moved":
+                    self._lost(job)
+                    return None
+                if not kill:
+                    job_recovered.send(sender=sender, recovery=recovery)
+                    return None
+                dead = dead_job(recovery, reason)
+                job_killed.send(sender=sender, job=dead)
+                return dead
+        # Somebody else counts this job without end; the queue is the safe place for it.
+        self.requeue([job])
+        return None
+
+    def _carry_out(self, recovery: Recovery, kill: bool) -> Any:
+        if kill:
+            call = self.dead_set.kill(recovery, recovery.reason, marked=False)
+        else:
+            expires = self.expires.get(recovery.job.queue_list, 0)
+            call = self.recoveries.recover(recovery, expires, marked=False)
+        return self.scripts.run(call.name, call.keys, call.args)
+
+    def quarantine(self, job: Job) -> None:
+        """Move a payload that is no message to the dead set: delivering it would end us.
+
+        Raises:
+            redis.exceptions.RedisError: it stays in its private list.
+        """
+        recovery = Recovery.of(
+            job,
+            parse(job.payload),
+            self.recoveries.counters([digest(job.payload)])[0],
+            reason="unparseable payload",
+            app_name=self.config.app_name,
+            strike=False,
+        )
+        self._carry_out(recovery, kill=True)
+        with self._lock:
+            self._drop(job)
+        logger.error(
+            "An item on queue %s is not a kombu message (%d bytes, starts with %r). It was "
+            "moved to the dead set as %s: look with `celery superfetch dead show`, then mend "
+            "whoever wrote it.",
+            job.queue_list,
+            len(job.payload),
+            job.payload[:40],
+            recovery.digest,
+        )
+        job_killed.send(sender=None, job=dead_job(recovery, recovery.reason))
+
+    def give_all_back(self) -> None:
+        """Give back whatever is still held, newest claims first (the process ends)."""
+        with self._lock:
+            waiting = {job for job, _ in self._returns} | {job for job, _ in self._acks}
+            held = [job for job in self._held if job not in waiting]
+        self.requeue(reversed(held))
+
+    @property
+    def settlements(self) -> Mapping[str, int]:
+        """How much waits to be sent: acks and returns (for tests and ``status``)."""
+        return {"acks": len(self._acks), "returns": len(self._returns)}

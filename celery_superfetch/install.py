@@ -1,0 +1,95 @@
+"""``install(app)``: everything a Celery app needs, without touching any other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+from kombu.utils.imports import symbol_by_name
+
+from .config import OPTIONS, Config, unknown_option
+from .connection import Connection, config_of
+from .errors import ConfigError
+from .poison_pill import guard_of
+from .signals import job_recovering
+from .tasks import REAP_ENTRY, add_reap_task, reap_entry
+
+#: Settings that are on unless the user set them: without them Celery acks a job before it
+#: runs, and drops it when its pool process is lost.
+DEFAULTS = {"task_acks_late": True, "task_reject_on_worker_lost": True}
+
+
+def install(app: Celery, **options: Any) -> Celery:
+    """Make ``app`` fetch reliably.
+
+    Works before and after the app is configured, and more than once (later options win).
+
+    Arguments:
+        options: see ``Config``; merged into ``broker_transport_options``.
+
+    Returns:
+        ``app``.
+
+    Raises:
+        ConfigError: an option is unknown or impossible; the app was left as it was.
+    """
+    for name in options:
+        if name not in OPTIONS:
+            raise ConfigError(unknown_option(name, OPTIONS))
+    Config.from_options(options)
+    installation = getattr(app, "_superfetch", None)
+    if installation is None:
+        installation = app._superfetch = _Installation(app)
+        installation.add()
+    installation.options.update(options)
+    if app.configured:
+        installation.configure()
+    return app
+
+
+class _Installation:
+    """What ``install`` did to one app."""
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+        self.options: dict[str, Any] = {}
+
+    def add(self) -> None:
+        app = self.app
+        amqp = symbol_by_name(app.amqp_cls)
+        app.amqp_cls = type(amqp.__name__, (amqp,), {"Connection": Connection})
+        if "amqp" in app.__dict__:
+            app.amqp.Connection = Connection
+        self._add_steps()
+        add_reap_task(app)
+        self._guard = guard_of(app)
+        job_recovering.connect(self._guard, sender=app, weak=False)
+        # Configuration may come later, and again; what a module sets after it was read is
+        # seen when the app is finalized.
+        app.on_after_configure.connect(self.configure, weak=False)
+        app.on_after_finalize.connect(self.configure, weak=False)
+
+    def _add_steps(self) -> None:
+        from .worker import Guarded, Maintenance
+
+        self.app.steps["worker"].add(Maintenance)
+        self.app.steps["consumer"].add(Guarded)
+
+    def configure(self, **_: Any) -> None:
+        """Merge options, defaults and the beat entry into the app's configuration."""
+        conf = self.app.conf
+        conf.broker_transport_options = {
+            **(conf.broker_transport_options or {}),
+            **self.options,
+            "app_name": self.app.main or "",
+        }
+        # The last map holds Celery's own defaults for this app: whatever the user set, in
+        # whichever way and however late, is found before it.
+        conf.maps[-1].update(DEFAULTS)
+        try:
+            interval = config_of(self.app).reap_interval
+        except ConfigError:
+            return  # a receiver's error would be swallowed; the worker's start refuses it
+        schedule = dict(conf.beat_schedule or {})
+        schedule.setdefault(REAP_ENTRY, reap_entry(interval))
+        conf.beat_schedule = schedule

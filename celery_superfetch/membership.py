@@ -1,0 +1,360 @@
+"""A process as an owner: registered before its first claim, heard until its last ack."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from time import monotonic
+from typing import Any
+
+from redis import ConnectionPool, Redis
+from redis.exceptions import RedisError
+
+from .config import Config
+from .facts import Facts
+from .in_flight import InFlight
+from .job import Job
+from .keys import Keys
+from .owner import ProcessImage, mint_owner
+from .preflight import check_server
+from .private_list import Claims
+from .registry import Heartbeat, Registry, connection_id, run_id
+from .watch import Watch
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two tries while heartbeats fail.
+RETRY_INTERVAL = 1.0
+
+#: A claim finds its owner unregistered at most this often in a row before it gives up.
+REGISTRATIONS = 3
+
+#: Seconds a blocking claim may take; a claim of a dead process can land until then.
+BLOCK_TIMEOUT = 20
+
+
+class Membership:
+    """This process in the registry of one database, shared by all its channels there.
+
+    Arguments:
+        params: arguments of ``redis.ConnectionPool`` for the broker's database.
+        config: options of whoever came first; the others of the process share them.
+    """
+
+    def __init__(self, params: Mapping[str, Any], config: Config) -> None:
+        self.config = config
+        self.keys = Keys(config.global_keyprefix)
+        self.pid = os.getpid()
+        self.client = Redis(connection_pool=ConnectionPool(**params))
+        self.in_flight = InFlight(self.client, self.keys, config)
+        self.registry = Registry(self.client, self.keys, config)
+        #: Who is silent, as this process saw it by its own heartbeats.
+        self.watch = Watch(longest_gap=2 * config.heartbeat_interval + RETRY_INTERVAL)
+        #: Owners registered on this host at the last heartbeat.
+        self.neighbours: tuple[str, ...] = ()
+        #: Called with no argument after registration and before the first claim.
+        self.on_joined: list[Callable[[], object]] = []
+        #: Asked at each heartbeat for the pool processes as ``(pid, start time)``.
+        self.pool: Callable[[], Sequence[tuple[int, str]]] = tuple
+        self._params = dict(params)
+        self._heart_socket: object = None
+        self._facts = Facts.mine("", ProcessImage.current(), config)
+        self._written: dict[str, str] = {}
+        self._connections: set[int] = set()
+        self._heart_id = 0
+        self._last_ms = 0
+        self._joined = False
+        self._users: set[int] = set()
+        self._lock = threading.RLock()
+        self._thread: threading.Thread | None = None
+        self._end_heart = threading.Event()
+        self._stopping = False
+
+    @cached_property
+    def _heart(self) -> Redis:
+        """A client of its own: a full pool, or a reply that waits, must not stop a heart."""
+        own = {**self._params, "max_connections": 2}
+        if "path" not in own and not own.get("socket_connect_timeout"):
+            own["socket_connect_timeout"] = self.config.heartbeat_interval
+        # Without a limit one half-open connection would silence the owner for ever.
+        own["socket_timeout"] = own.get("socket_timeout") or self.config.heartbeat_interval
+        return Redis(connection_pool=ConnectionPool(**own), single_connection_client=True)
+
+    @cached_property
+    def _heart_registry(self) -> Registry:
+        return Registry(self._heart, self.keys, self.config)
+
+    # -- identity and registration
+
+    @property
+    def owner(self) -> str:
+        """The identity claims are made under; empty before the first registration."""
+        return self._facts.owner
+
+    @property
+    def facts(self) -> Facts:
+        """What the registry was told last."""
+        return self._facts
+
+    @property
+    def joined(self) -> bool:
+        """True while this process is registered."""
+        return self._joined
+
+    def join(self, user: int, lists: Mapping[str, int]) -> None:
+        """Register the process and these queue lists; returns when the server knows both.
+
+        Arguments:
+            user: identity of the channel that is going to claim.
+            lists: queue list -> ms of its x-expires (0: none).
+
+        Raises:
+            redis.exceptions.RedisError: the server could not be asked; nothing is claimed.
+            UnsupportedBroker: it cannot carry the guarantee.
+        """
+        with self._lock:
+            first = not self._joined
+            self._users.add(user)
+            new = {name: ms for name, ms in lists.items() if self._facts.lists.get(name) != ms}
+            if not first and not new:
+                return
+            if first:
+                check_server(self.client)
+            self.in_flight.expires.update({name: ms for name, ms in new.items() if ms})
+            self._facts = self._facts.with_(lists={**self._facts.lists, **new})
+            self._register(mint=not self.owner)
+            self._joined = True
+            self._start()
+        if first:
+            for hook in list(self.on_joined):
+                hook()
+
+    def _register(self, mint: bool) -> None:
+        """Write all facts; under a new nonce when ``mint`` or when the old one was reaped."""
+        for _ in range(REGISTRATIONS):
+            if mint:
+                self._facts = self._facts.with_(owner=mint_owner(self._facts.process))
+            self._note_connection()
+            self._facts = self._facts.with_(
+                connections=self._all_connections(), pool=tuple(self.pool())
+            )
+            now = self._heart_registry.register(self._facts)
+            if now is not None:
+                self._written = self._facts.dump()
+                self.watch.interrupt()
+                self._last_ms = 0
+                return
+            mint = True
+
+    def _renew(self) -> None:
+        """This owner was reaped: go on as a new one; old claims stay bound to the old lists."""
+        old = self.owner
+        self.in_flight.forget(old)
+        self._register(mint=True)
+        logger.warning(
+            "This process was taken for dead as owner %s: it had not been heard for longer than "
+            "its limits allow (frozen, or cut off from the server). Its jobs were given back and "
+            "may run twice; it goes on as owner %s.",
+            old,
+            self.owner,
+        )
+
+    # -- heartbeat
+
+    def heartbeat(self) -> Heartbeat:
+        """One heartbeat, by the heart's own connection; registers again what is missing.
+
+        Raises:
+            redis.exceptions.RedisError: it was not heard; what the watch knew is void.
+        """
+        with self._lock:
+            try:
+                self._note_connection()
+                self._facts = self._facts.with_(
+                    connections=self._all_connections(), pool=tuple(self.pool())
+                )
+                fields = self._facts.dump()
+                changed = {k: v for k, v in fields.items() if self._written.get(k) != v}
+                beat = self._heart_registry.heartbeat(self._facts, self._last_ms, changed)
+            except RedisError:
+                self.watch.interrupt()
+                self._last_ms = 0
+                raise
+            if beat.status == "missing":
+                # Somebody deleted the row, or the whole database: the tombstone of a reaped
+                # owner stays for a day, so with no facts at all we cannot know, and mint anew.
+                row_only = bool(self.client.exists(self.keys.facts(self.owner)))
+                self._register(mint=not row_only)
+                return beat
+            if beat.status == "reaped":
+                self._renew()
+                return beat
+            self._written = fields
+            self._last_ms = beat.now
+            self.watch.look(beat.quiet, monotonic())
+            self.neighbours = beat.neighbours
+            return beat
+
+    def _note_connection(self) -> None:
+        """Learn the id of the heart's connection, once for each time it was opened."""
+        connection = self._heart.connection
+        socket = getattr(connection, "_sock", None)
+        if socket is not None and socket is self._heart_socket:
+            return
+        self._heart_id = connection_id(self._heart)
+        self._facts = self._facts.with_(run_id=run_id(self._heart) if self._heart_id else "")
+        self._heart_socket = getattr(self._heart.connection, "_sock", None)
+
+    def _all_connections(self) -> tuple[int, ...]:
+        if not self._heart_id:
+            return ()
+        return tuple(sorted({self._heart_id, *self._connections}))
+
+    def connection_opened(self, id: int) -> None:
+        """Note a blocking connection: it is cut when this owner is reaped."""
+        self._connections.add(id)
+
+    def connection_closed(self, id: int) -> None:
+        """Note that a blocking connection is gone."""
+        self._connections.discard(id)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._end_heart.clear()
+            self._thread = threading.Thread(
+                target=self._beat_on, name="superfetch-heartbeat", daemon=True
+            )
+            self._thread.start()
+
+    def stopping(self) -> None:
+        """The process was told to stop; the heart says so. Safe in a signal handler."""
+        self._stopping = True
+
+    def _beat_on(self) -> None:
+        failing, due = False, monotonic() + self.config.heartbeat_interval
+        # Short waits: a signal handler can set a flag, but must not touch this thread's lock.
+        while not self._end_heart.wait(min(RETRY_INTERVAL, self.config.heartbeat_interval)):
+            told = self._stopping and self._facts.state != "stopping"
+            if told:
+                self._facts = self._facts.with_(state="stopping")
+            if not (told or failing or monotonic() >= due):
+                continue
+            due = monotonic() + self.config.heartbeat_interval
+            try:
+                self.heartbeat()
+            except Exception as exc:  # whatever it is, an owner without a heart is dead
+                if not failing:
+                    logger.warning(
+                        "Heartbeat of owner %s failed: %r. Retrying every %g s; other hosts take "
+                        "this process for dead after %g s of silence.",
+                        self.owner,
+                        exc,
+                        RETRY_INTERVAL,
+                        self.config.owner_ttl,
+                    )
+                failing = True
+            else:
+                if failing:
+                    logger.info("Heartbeat of owner %s is heard again.", self.owner)
+                failing = False
+
+    # -- claims
+
+    def claim(
+        self, lists: Sequence[str], most: int, turn: int, confirm: Sequence[Job] = ()
+    ) -> Claims:
+        """Claim jobs; registers first when the server does not know this owner.
+
+        Raises:
+            redis.exceptions.RedisError: the server could not be asked.
+        """
+        for _ in range(REGISTRATIONS):
+            claims = self.in_flight.claim(self.owner, lists, most, turn, confirm)
+            if claims.registered:
+                break
+            self.heartbeat()
+        return claims
+
+    # -- end
+
+    def leave(self, user: int, *, answered: bool = True) -> None:
+        """A channel is done; with the last one, and nothing held, the process leaves.
+
+        Arguments:
+            answered: False when a blocking claim may still land; a tombstone waits for it.
+        """
+        with self._lock:
+            self._users.discard(user)
+            if self._users or not self._joined or len(self.in_flight):
+                return
+            self._end(answered)
+
+    def leave_for_good(self) -> None:
+        """The process ends: give back everything and leave, as far as the server answers."""
+        if self.pid != os.getpid() or not self._joined:
+            return
+        with self._lock:
+            try:
+                self.in_flight.flush()
+                self.in_flight.give_all_back()
+                self._users.clear()
+                self._end(answered=True)
+            except RedisError as exc:
+                logger.warning(
+                    "Owner %s could not leave in order (%s); its jobs are recovered by another "
+                    "worker's reaper.",
+                    self.owner,
+                    exc,
+                )
+
+    def _end(self, answered: bool) -> None:
+        left = self.registry.leave(self._facts, 0 if answered else BLOCK_TIMEOUT)
+        if left:
+            logger.warning("Owner %s still has %d jobs and stays registered.", self.owner, left)
+            return
+        self._end_heart.set()
+        self._thread, self._joined = None, False
+        self._facts = self._facts.with_(owner="", lists={})
+        self.neighbours = ()
+
+
+_memberships: dict[object, Membership] = {}
+_memberships_lock = threading.Lock()
+
+
+def membership_for(params: Mapping[str, Any], config: Config) -> Membership:
+    """The membership of this process in the database that ``params`` lead to."""
+    where = tuple(str(params.get(part)) for part in ("host", "port", "path", "db", "username"))
+    key = (*where, config.global_keyprefix)
+    with _memberships_lock:
+        found = _memberships.get(key)
+        if found is None:
+            found = _memberships[key] = Membership(params, config)
+        return found
+
+
+def memberships() -> list[Membership]:
+    """All memberships of this process."""
+    with _memberships_lock:
+        return list(_memberships.values())
+
+
+def _after_fork() -> None:
+    """A child never is the parent's owner; it registers itself if it ever claims."""
+    global _memberships_lock
+    _memberships_lock = threading.Lock()
+    _memberships.clear()
+
+
+@atexit.register
+def _at_exit() -> None:
+    for membership in memberships():
+        membership.leave_for_good()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

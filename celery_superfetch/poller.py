@@ -1,0 +1,121 @@
+"""kombu's poller, with our sockets beside its own and one turn of fetching each loop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from kombu.transport.redis import MultiChannelPoller
+
+from .fetch import POLL_INTERVAL
+
+
+class Poller(MultiChannelPoller):
+    """Serves BRPOP (``no_ack`` queues) and LISTEN (fanout) as kombu does, and fetches jobs.
+
+    Jobs that were claimed in a batch are delivered one for each turn: a pipe that is readable
+    while some are left (the doorbell) makes any kind of loop come back for the next.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hub: Any = None
+        #: Celery's solo pool: jobs run in the thread of the hub.
+        self.solo = False
+        self._watched: dict[int, Callable[[], bool]] = {}
+        self._doorbell: tuple[int, int] | None = None
+        self._rung = False
+
+    @property
+    def inline(self) -> bool:
+        """True where a job may run in the consumer's own thread."""
+        return self.hub is None or self.solo
+
+    def attach(self, hub: Any) -> None:
+        """Use Celery's event loop from here on."""
+        self.hub = hub
+        for fd in self._watched:
+            hub.add_reader(fd, self.on_readable, fd)
+        previous = getattr(self, "_turn_timer", None)
+        if previous is not None:
+            previous.cancel()
+        # Lists that cannot be blocked on are looked at in on_poll_start; this wakes the loop.
+        self._turn_timer = hub.call_repeatedly(POLL_INTERVAL, _nothing)
+
+    # -- our sockets
+
+    def watch(self, fd: int, on_readable: Callable[[], bool]) -> None:
+        """Call ``on_readable`` when ``fd`` is; it answers whether it delivered a message."""
+        self._watched[fd] = on_readable
+        if self.hub is not None:
+            self.hub.add_reader(fd, self.on_readable, fd)
+        else:
+            self.poller.register(fd, self.eventflags)
+
+    def unwatch(self, fd: int) -> None:
+        """Undo ``watch``; harmless when the loop is gone already."""
+        if self._watched.pop(fd, None) is None:
+            return
+        try:
+            if self.hub is not None:
+                self.hub.remove_reader(fd)
+            else:
+                self.poller.unregister(fd)
+        except (KeyError, ValueError, OSError):
+            pass
+
+    # -- the doorbell
+
+    def ring(self) -> None:
+        """Make the loop come back at once."""
+        if self._doorbell is None:
+            self._doorbell = os.pipe()
+            self.watch(self._doorbell[0], self._answer)
+        if not self._rung:
+            self._rung = True
+            os.write(self._doorbell[1], b"!")
+
+    def _answer(self) -> bool:
+        if self._doorbell is not None and self._rung:
+            self._rung = False
+            os.read(self._doorbell[0], 1)
+        return any(channel.deliver_one() for channel in list(self._channels))
+
+    # -- kombu's interface
+
+    def on_poll_start(self) -> None:
+        super().on_poll_start()
+        for channel in list(self._channels):
+            channel.fetch_turn()
+
+    def on_readable(self, fileno: int) -> Any:
+        handler = self._watched.get(fileno)
+        if handler is not None:
+            return handler()
+        return super().on_readable(fileno)
+
+    def handle_event(self, fileno: int, event: int) -> Any:
+        if fileno in self._watched:
+            # Truthy ends the round: only a delivered message is an event to drain_events.
+            return self.on_readable(fileno) or None
+        return super().handle_event(fileno, event)
+
+    def get(self, callback: Any, timeout: float | None = None) -> Any:
+        if any(channel.must_look for channel in self._channels):
+            timeout = POLL_INTERVAL if timeout is None else min(timeout, POLL_INTERVAL)
+        return super().get(callback, timeout)
+
+    def close(self) -> None:
+        for fd in list(self._watched):
+            self.unwatch(fd)
+        if self._doorbell is not None:
+            for fd in self._doorbell:
+                os.close(fd)
+            self._doorbell = None
+            self._rung = False
+        super().close()
+
+
+def _nothing() -> None:
+    """Timers need something to call."""

@@ -1,0 +1,98 @@
+"""The request class: sees the jobs that lose their pool child, which no signal tells of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import Reject
+from celery.utils.log import get_logger
+from celery.worker import state
+from kombu.utils.imports import symbol_by_name
+
+from .poison_pill import announce
+from .transport import Channel
+
+logger = get_logger(__name__)
+
+
+class CountedRequest:
+    """Mixin for a request class: what Celery requeues for a lost child goes past the guard.
+
+    Celery's main process does that by ``reject(requeue=True)`` without a signal, without a
+    count and without end: its most common poison loop.
+    """
+
+    #: Why the run was cut short, while Celery settles it.
+    _cut_short = ""
+
+    def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+        # A task's own Reject is on purpose; anything else that ends in a requeue is a child
+        # that was lost (WorkerLostError, or the exit that billiard reports before it).
+        exc = getattr(exc_info.exception, "exc", exc_info.exception)
+        self._cut_short = "" if isinstance(exc, Reject) else f"pool child lost ({exc})"
+        try:
+            return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._cut_short = ""
+
+    def on_timeout(self, soft: bool, timeout: float) -> Any:
+        self._cut_short = "" if soft else f"hard time limit ({timeout} s)"
+        try:
+            return super().on_timeout(soft, timeout)  # type: ignore[misc]
+        finally:
+            self._cut_short = ""
+
+    def reject(self, requeue: bool = False) -> Any:
+        if not (requeue and self._cut_short) or _stopping():
+            return super().reject(requeue=requeue)  # type: ignore[misc]
+        message, task = self.message, self.task  # type: ignore[attr-defined]
+        if self.acknowledged or not isinstance(message.channel, Channel):  # type: ignore[has-type]
+            return super().reject(requeue=requeue)  # type: ignore[misc]
+        app = self._app  # type: ignore[attr-defined]
+        try:
+            dead = message.channel.cut_short(message.delivery_tag, self._cut_short, app)
+        except Exception:
+            logger.exception(
+                "Job %s[%s] lost its run (%s) and could not be given back: it stays in this "
+                "worker's private list, and is recovered when the worker ends.",
+                task.name,
+                self.id,  # type: ignore[attr-defined]
+                self._cut_short,
+            )
+            return None
+        self.acknowledged = True
+        if dead is None:
+            return None
+        logger.error(
+            "Job %s[%s] was killed after %d strikes (%s). It is whole in the dead set as %s: "
+            "look with `celery superfetch dead show`, put it back with `retry`.",
+            task.name,
+            self.id,  # type: ignore[attr-defined]
+            dead.strikes,
+            self._cut_short,
+            dead.id,
+        )
+        try:
+            if announce(app, dead):
+                message.channel.membership.in_flight.dead_set.announced(dead.id)
+        except Exception:  # a later pass of the reaper announces it
+            logger.exception("The caller of killed job %s could not be told yet.", dead.id)
+        return None
+
+
+def _stopping() -> bool:
+    """A child lost while the worker stops is the deploy's doing (systemd signals the group)."""
+    return state.should_stop not in (None, False) or state.should_terminate not in (None, False)
+
+
+def use_our_request(app: Celery) -> None:
+    """Give every task of ``app`` a counted request class, above the one it has."""
+    made: dict[Any, Any] = {}
+    for task in app.tasks.values():
+        base = symbol_by_name(task.Request)
+        if issubclass(base, CountedRequest):
+            continue
+        if base not in made:
+            made[base] = type(base.__name__, (CountedRequest, base), {})
+        task.Request = made[base]

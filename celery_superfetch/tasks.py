@@ -1,0 +1,69 @@
+"""The task that beat schedules, and what it and the CLI share."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from celery import Celery
+from celery.utils.log import get_logger
+from redis import Redis
+
+from .connection import client_of, config_of
+from .poison_pill import announce
+from .reaper import Reaper
+from .watch import Watch
+
+logger = get_logger(__name__)
+
+#: Name of the task and of its entry in ``beat_schedule``.
+REAP_TASK = "celery_superfetch.reap"
+REAP_ENTRY = "superfetch-reap"
+
+#: Scopes of the locks that keep passes to one per interval, whoever runs them.
+LOCK_ALL = "all"
+LOCK_FULL = "full"
+
+
+def reaper_of(app: Celery, client: Redis, watch: Watch | None = None) -> Reaper:
+    """A reaper that speaks for ``app``: its guard decides, its callers are told."""
+    return Reaper(
+        client,
+        config_of(app),
+        watch=watch,
+        sender=app,
+        announce=functools.partial(announce, app),
+    )
+
+
+def scheduled_pass(reaper: Reaper) -> str:
+    """One pass unless another had its turn in this interval; the report as text."""
+    config = reaper.config
+    full = reaper.reap(full=True, lock=LOCK_FULL, lock_for=config.full_sweep_interval)
+    if full.ran:
+        return str(full)
+    report = reaper.reap(lock=LOCK_ALL, lock_for=config.reap_interval)
+    return str(report) if report.ran else "another pass had its turn"
+
+
+def add_reap_task(app: Celery) -> None:
+    """Register ``celery_superfetch.reap`` with ``app``, once."""
+
+    @app.task(
+        name=REAP_TASK,
+        ignore_result=True,
+        # One that is lost is made up for by the next; it must not be recovered itself.
+        acks_late=False,
+        reject_on_worker_lost=False,
+    )
+    def reap() -> str:
+        client = client_of(app)
+        try:
+            return scheduled_pass(reaper_of(app, client))
+        finally:
+            client.close()
+
+
+def reap_entry(interval: float) -> dict[str, Any]:
+    """The entry for ``beat_schedule``; a run that waited for an interval is not worth it."""
+    return {"task": REAP_TASK, "schedule": interval, "options": {"expires": interval}}

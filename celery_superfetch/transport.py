@@ -1,0 +1,359 @@
+"""The kombu transport: translates kombu's calls to claims, acks and requeues."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kombu.log import get_logger
+from kombu.transport import redis, virtual
+from kombu.utils.encoding import bytes_to_str
+from kombu.utils.json import loads
+from kombu.utils.scheduling import cycle_by_name
+from kombu.utils.uuid import uuid
+
+from .config import Config
+from .dead_set import DeadJob
+from .fetch import Fetch, is_round_robin
+from .job import Claimed, Job
+from .membership import Membership, membership_for
+from .poller import Poller
+
+logger = get_logger(__name__)
+
+#: Options that kombu and Celery read from ``broker_transport_options`` with a Redis broker,
+#: beside those a channel takes over (``Channel.from_transport_options``).
+KOMBU_OPTIONS = frozenset(
+    [
+        "callback",
+        "client_name",
+        "confirm_publish",
+        "connect_retries_timeout",
+        "credential_provider",
+        "errback",
+        "interval_max",
+        "interval_start",
+        "interval_step",
+        "login_method",
+        "master_name",
+        "max_retries",
+        "min_other_sentinels",
+        "polling_interval",
+        "queue_order_strategy",
+        "reauth_check_interval",
+        "retry_errors",
+        "retry_on_error",
+        "sentinel_fanout_compat",
+        "sentinel_kwargs",
+        "socket_read_size",
+        "socket_type",
+        "connection_pool_kwargs",
+    ]
+)
+
+
+def known_options() -> frozenset[str]:
+    """Transport options that are not ours and pass unread."""
+    return KOMBU_OPTIONS | set(redis.Channel.from_transport_options)
+
+
+def _same(cls: type) -> type:
+    return cls
+
+
+class Delivered(dict[str, Any]):
+    """A decoded message that remembers its claim; kombu keeps it as ``message._raw``."""
+
+    claimed: Claimed
+
+
+class QoS(virtual.QoS):
+    """What a channel has delivered. Redis knows the same from the private lists."""
+
+    def in_use(self) -> int:
+        """Jobs that count against the prefetch."""
+        return len(self._delivered) - len(self._dirty) + self.channel.waiting
+
+    def can_consume(self) -> bool:
+        return not self.prefetch_count or self.in_use() < self.prefetch_count
+
+    def credit(self) -> int:
+        """How many more jobs may be claimed now."""
+        limit = self.channel.config.claim_limit
+        if "can_consume" in self.__dict__:
+            # Celery's worker_disable_prefetch counts free pool slots in its own way, which
+            # says nothing of the second job.
+            return int(not self.channel.waiting and bool(self.can_consume()))
+        if not self.prefetch_count:
+            return limit
+        return max(0, min(limit, self.prefetch_count - self.in_use()))
+
+    def append(self, message: Any, delivery_tag: Any) -> None:
+        # kombu's tag is made at publish; a job copied by hand brings it twice.
+        if delivery_tag in self._delivered and delivery_tag not in self._dirty:
+            delivery_tag = message.delivery_tag = uuid()
+        super().append(message, delivery_tag)
+
+    def claimed(self, delivery_tag: Any) -> Claimed | None:
+        """The claim behind a delivery; None when it is settled, or was no claim (fanout)."""
+        if delivery_tag in self._dirty:
+            return None
+        message = self._delivered.get(delivery_tag)
+        return getattr(getattr(message, "_raw", None), "claimed", None)
+
+    def ack(self, delivery_tag: Any) -> None:
+        claimed = self.claimed(delivery_tag)
+        self._quick_ack(delivery_tag)
+        if claimed is not None:
+            self.channel.settle(claimed)
+
+    def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
+        if not requeue:
+            return self.ack(delivery_tag)
+        claimed = self.claimed(delivery_tag)
+        self._quick_ack(delivery_tag)
+        if claimed is not None:
+            self.channel.requeue([claimed.job], "back")
+
+    def restore_unacked(self, client: Any = None) -> list[Any]:
+        """Give back what was delivered and does not run, in its old order."""
+        self._flush()
+        is_running = self.channel._transport.is_running
+        back: list[Job] = []
+        for tag, message in reversed(list(self._delivered.items())):
+            if is_running(message):
+                continue  # its ack comes later, by way of the process, not of this channel
+            del self._delivered[tag]
+            claimed = getattr(message._raw, "claimed", None)
+            if claimed is not None:
+                back.append(claimed.job)
+        if back:
+            logger.info("Giving %d jobs back to their queues.", len(back))
+            self.channel.requeue(back, "front")
+        return []
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:
+        """kombu calls this at each close and at exit; it must not raise, nor mind twice."""
+        self._on_collect.cancel()
+        if self.channel.do_restore:
+            self.restore_unacked()
+
+    def restore_visible(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing comes back by a timeout: the reaper knows who is dead."""
+
+
+class Channel(redis.Channel):
+    """kombu's Redis channel; jobs that want an ack are fetched reliably."""
+
+    QoS = QoS
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._reliable: set[str] = set()
+        self._fetch: Fetch | None = None
+        super().__init__(*args, **kwargs)
+        self.QoS = QoS  # ack_emulation=False would bring one that forgets at once
+        # The transport outlives ``self.connection``, which kombu clears at close.
+        self._transport: Transport = self.connection
+        self.config: Config = self._transport.config
+        self._claim_cycle = cycle_by_name(self.queue_order_strategy)()
+        self._queue_of: dict[str, str] = {}
+        self._lists: list[str] = []
+
+    # -- which queues are fetched how
+
+    @property
+    def active_queues(self) -> list[str]:
+        """What kombu's BRPOP serves: queues without ack, which have nothing to protect."""
+        return [queue for queue in super().active_queues if queue not in self._reliable]
+
+    def queue_lists(self) -> list[str]:
+        """Queue lists of the reliable queues, priorities first."""
+        return self._lists
+
+    def claim_order(self) -> tuple[list[str], int]:
+        """The lists in the order of claiming, and how many neighbours are equals."""
+        queues = self._claim_cycle.consume(len(self._reliable_queues()))
+        turn = len(queues) if is_round_robin(self._claim_cycle) else 1
+        return [self._q_for_pri(q, pri) for pri in self.priority_steps for q in queues], turn
+
+    def claimed_from(self, queue_list: str) -> None:
+        """Let the next claim begin with another queue."""
+        self._claim_cycle.rotate(self._queue_of[queue_list])
+
+    def expires_of(self, queue_list: str) -> int:
+        """ms of the queue's x-expires; 0 for none."""
+        expires = getattr(self, "_expires", {})  # came with kombu 5.6
+        return int(expires.get(self._queue_of.get(queue_list, queue_list)) or 0)
+
+    def _reliable_queues(self) -> list[str]:
+        return [q for q in dict.fromkeys(self._active_queues) if q in self._reliable]
+
+    def _update_queue_cycle(self) -> None:
+        super()._update_queue_cycle()
+        queues = self._reliable_queues()
+        self._claim_cycle.update(queues)
+        self._lists = [self._q_for_pri(q, pri) for pri in self.priority_steps for q in queues]
+        self._queue_of = {self._q_for_pri(q, pri): q for q in queues for pri in self.priority_steps}
+
+    # -- fetching
+
+    @property
+    def membership(self) -> Membership:
+        """This process as an owner in the broker's database."""
+        return self.fetch.membership
+
+    @property
+    def fetch(self) -> Fetch:
+        """Made on the first consume: a producer needs none of it."""
+        if self._fetch is None:
+            self._fetch = Fetch(self, membership_for(self._connparams(), self.config))
+        return self._fetch
+
+    @property
+    def waiting(self) -> int:
+        """Claimed jobs that the consumer has not seen yet."""
+        return self._fetch.waiting if self._fetch is not None else 0
+
+    @property
+    def must_look(self) -> bool:
+        """True while some lists have to be looked at once a second."""
+        return self._fetch is not None and self._fetch.must_look
+
+    def fetch_turn(self) -> None:
+        """One turn of the loop."""
+        if self._fetch is not None and not self.closed:
+            self._fetch.turn()
+
+    def deliver_one(self) -> bool:
+        """Deliver one claimed job to its consumer; False when there is none."""
+        return self._fetch is not None and self._fetch.deliver()
+
+    def deliver(self, claimed: Claimed) -> bool:
+        """Hand a claimed job to its consumer."""
+        message = self._decode(claimed)
+        if message is None:
+            return False
+        self.connection._deliver(message, self._queue_of[claimed.job.queue_list])
+        return True
+
+    def _decode(self, claimed: Claimed) -> Any:
+        """The message in a payload; None when it is none and was put into quarantine."""
+        try:
+            raw = Delivered(loads(bytes_to_str(claimed.job.payload)))
+            raw.claimed = claimed
+            raw["properties"]["delivery_info"]["redelivered"] = claimed.redelivered
+            if claimed.redelivered:
+                raw["headers"]["redelivered"] = True
+            return self.Message(raw, channel=self)
+        except Exception:  # whatever a payload can do to a parser must not end the worker
+            self.fetch.in_flight.quarantine(claimed.job)
+            return None
+
+    def basic_consume(
+        self,
+        queue: str,
+        no_ack: bool,
+        callback: Callable[[Any], Any],
+        consumer_tag: str,
+        **kwargs: Any,
+    ) -> Any:
+        reliable = not no_ack and queue not in self._fanout_queues
+        if reliable:
+            self._reliable.add(queue)
+            self.fetch  # noqa: B018 - made here, where the connection's parameters are known
+        result = super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
+        if reliable:
+            # kombu's own callback would decode the message a second time.
+            def deliver(message: Any) -> Any:
+                self.qos.append(message, message.delivery_tag)
+                return callback(message)
+
+            self.connection._callbacks[queue] = deliver
+        return result
+
+    def _basic_cancel(self, consumer_tag: str) -> Any:
+        queue = self._tag_to_queue.get(consumer_tag)
+        result = super()._basic_cancel(consumer_tag)
+        if queue in self._reliable and queue not in self._active_queues:
+            self._reliable.discard(queue)
+            self.fetch.cancel({self._q_for_pri(queue, pri) for pri in self.priority_steps})
+            self._update_queue_cycle()
+        return result
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
+        if no_ack:
+            return super().basic_get(queue, no_ack, **kwargs)
+        claimed = self.fetch.claim_one([self._q_for_pri(queue, p) for p in self.priority_steps])
+        if claimed is None:
+            return None
+        message = self._decode(claimed)
+        if message is None:
+            return self.basic_get(queue, no_ack, **kwargs)
+        self.qos.append(message, message.delivery_tag)
+        return message
+
+    # -- settling
+
+    def settle(self, claimed: Claimed) -> None:
+        """Ack: with the loop's next turn where there is one, else at once."""
+        in_flight = self.fetch.in_flight
+        in_flight.ack(claimed)
+        if self.closed or self.fetch.poller.hub is None or not self._lists:
+            try:
+                in_flight.flush()
+            except self.connection_errors + (self.ResponseError,) as exc:
+                logger.warning("An ack could not be sent yet (%s); it is kept and sent again.", exc)
+
+    def requeue(self, jobs: Iterable[Job], where: str) -> None:
+        """Give jobs back to their queues; what fails now is tried again."""
+        self.fetch.in_flight.requeue(jobs, where)
+
+    def cut_short(self, delivery_tag: Any, reason: str, sender: Any) -> DeadJob | None:
+        """A delivery whose run was cut short is recovered, or killed and returned."""
+        claimed = self.qos.claimed(delivery_tag)
+        if claimed is None:
+            return None
+        dead = self.fetch.in_flight.cut_short(claimed, reason, sender)
+        self.qos._quick_ack(delivery_tag)
+        return dead
+
+    def _restore(self, message: Any, leftmost: bool = False) -> None:
+        claimed = getattr(message._raw, "claimed", None)
+        if claimed is not None:
+            self.requeue([claimed.job], "back" if leftmost else "front")
+
+    def close(self) -> None:
+        if self._fetch is not None and not self.closed:
+            self._fetch.close()
+        super().close()
+        if self._fetch is not None:
+            self._fetch.leave()
+
+
+class Transport(redis.Transport):
+    """kombu's Redis transport with reliable fetch."""
+
+    Channel = Channel
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        self.config = Config.from_options(client.transport_options or {}, known_options())
+        super().__init__(client, **kwargs)
+        self.cycle = Poller()
+        #: Whether a delivered message is being worked on; Celery's worker sets it.
+        self.is_running: Callable[[Any], bool] = lambda message: False
+        # A failover switches the connection to the scheme of the next URL, and so to kombu's
+        # own transport, without a word.
+        client.get_transport_cls = functools.partial(_same, type(self))
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        super().register_with_event_loop(connection, loop)
+        self.cycle.attach(loop)
+
+    def _reject_inbound_message(self, raw_message: Any) -> None:
+        claimed = getattr(getattr(raw_message, "_raw", None), "claimed", None)
+        if claimed is None:
+            return super()._reject_inbound_message(raw_message)
+        for channel in self.channels:
+            if channel._fetch is not None:
+                return channel.requeue([claimed.job], "front")

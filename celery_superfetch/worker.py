@@ -1,0 +1,104 @@
+"""What a Celery worker adds: its bootsteps, and what it tells the transport of its pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from celery import bootsteps, signals
+from celery.utils.log import get_logger
+from celery.worker import state
+
+from .connection import config_of
+from .errors import SuperfetchError
+from .maintenance import MaintenanceThread
+from .membership import Membership, memberships
+from .owner import start_time
+from .preflight import check_platform
+from .request import use_our_request
+from .tasks import reaper_of
+from .transport import Transport
+
+logger = get_logger(__name__)
+
+
+class Maintenance(bootsteps.StartStopStep):
+    """Worker step: refuses what cannot work, and keeps the maintenance thread."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        super().__init__(worker, **kwargs)
+        self.thread: MaintenanceThread | None = None
+        try:
+            check_platform()
+            config_of(worker.app)
+        except SuperfetchError as exc:
+            raise SystemExit(f"celery_superfetch: {exc}") from exc
+
+    def start(self, worker: Any) -> None:
+        use_our_request(worker.app)
+        self.thread = MaintenanceThread(worker.app)
+        self.thread.start()
+
+    def stop(self, worker: Any) -> None:
+        if self.thread is not None:
+            self.thread.stop()
+            self.thread = None
+
+
+class Guarded(bootsteps.StartStopStep):
+    """Consumer step: ties each new connection to the worker; runs again at each reconnect."""
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def start(self, consumer: Any) -> None:
+        transport = consumer.connection.transport
+        if not isinstance(transport, Transport):
+            return
+        transport.is_running = _is_running
+        transport.cycle.solo = _is_solo(consumer.pool)
+        membership = consumer.connection.default_channel.membership
+        membership.pool = _PoolPids(consumer.pool)
+        if not membership.on_joined:
+            membership.on_joined.append(lambda: _first_pass(consumer.app, membership))
+
+
+def _is_running(message: Any) -> bool:
+    """Whether a pool has accepted this delivery; its ack is still to come then."""
+    return any(
+        getattr(request, "message", None) is message for request in list(state.active_requests)
+    )
+
+
+def _is_solo(pool: Any) -> bool:
+    return type(pool).__module__ == "celery.concurrency.solo"
+
+
+def _first_pass(app: Any, membership: Membership) -> None:
+    """A successor takes back what its predecessor held before it claims anything."""
+    try:
+        reaper_of(app, membership.client, membership.watch).reap()
+    except Exception:  # the worker can work without; the next pass tries again
+        logger.exception("The pass at the worker's start failed; the next one tries again.")
+
+
+class _PoolPids:
+    """The pids of a prefork pool with their start times; other pools have none."""
+
+    def __init__(self, pool: Any) -> None:
+        self.pool = pool
+        self._known: dict[int, str] = {}
+
+    def __call__(self) -> Sequence[tuple[int, str]]:
+        processes = getattr(getattr(self.pool, "_pool", None), "_pool", None)
+        pids = [p.pid for p in list(processes or ()) if isinstance(getattr(p, "pid", None), int)]
+        self._known = {pid: self._known.get(pid) or start_time(pid) or "" for pid in pids}
+        return sorted(self._known.items())
+
+
+@signals.worker_shutting_down.connect(weak=False)
+def _on_shutting_down(**_: Any) -> None:
+    """Runs in the signal handler: sets flags, nothing else."""
+    for membership in memberships():
+        membership.stopping()

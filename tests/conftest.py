@@ -1,0 +1,178 @@
+"""Fixtures: a real server, real workers, and the end of everything that a test has started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from kombu import pools
+
+from apps.build import build_app
+from harness.hosts import namespaces_available
+from harness.ledger import LEDGER_DB, Ledger
+from harness.process import Process
+from harness.server import ExternalServer, NoServerBinary, NotOurServer, Server
+from harness.worker import Beat, Worker, app_env
+
+STARTED = pytest.StashKey[list[Process]]()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("netns"):
+        available, reason = namespaces_available()
+        if not available:
+            pytest.skip(f"needs namespaces: {reason}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Show what the processes of a failed test have logged; turn "not ours" into a skip."""
+    report = yield
+    if (
+        call.excinfo
+        and call.excinfo.errisinstance(NotOurServer)
+        and not hasattr(report, "wasxfail")
+    ):
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), 0, f"Skipped: {call.excinfo.value}")
+    if report.failed:
+        for process in item.stash.get(STARTED, []):
+            report.sections.append((f"log of {process.title}", process.tail()))
+    return report
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server | ExternalServer]:
+    """The run's server. Tests that kill, restart or configure one take `fresh_server`."""
+    external = os.environ.get("SUPERFETCH_TEST_URL")
+    try:
+        chosen = ExternalServer(external) if external else Server().start()
+    except NoServerBinary as exc:
+        pytest.skip(str(exc))
+    yield chosen
+    if external:
+        chosen.ready_for_test((0, LEDGER_DB))  # leave nothing behind in somebody's server
+    chosen.close()
+
+
+@pytest.fixture
+def url(server: Server | ExternalServer) -> str:
+    """Broker URL of an empty database; the ledger's is emptied, too."""
+    server.ready_for_test((0, LEDGER_DB))
+    return server.url()
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[redis.Redis]:
+    """The eyes of the test in the broker's database; replies are bytes."""
+    with redis.Redis.from_url(url) as connection:
+        yield connection
+
+
+@pytest.fixture
+def ledger(url: str, server: Server | ExternalServer) -> Iterator[Ledger]:
+    book = Ledger(server.url(LEDGER_DB))
+    yield book
+    book.close()
+
+
+@pytest.fixture
+def fresh_server() -> Iterator[Callable[..., Server]]:
+    """`fresh_server(appendonly=True)`: a server of the test's own, to do with as it likes."""
+    started: list[Server] = []
+
+    def start(**options: Any) -> Server:
+        try:
+            own = Server(**options)
+        except NoServerBinary as exc:
+            pytest.skip(str(exc))
+        started.append(own)
+        return own.start()
+
+    yield start
+    for own in started:
+        own.close()
+
+
+@pytest.fixture
+def env(url: str, ledger: Ledger) -> Callable[..., dict[str, str]]:
+    """`env(superfetch=False, conf={...}, options={...}, url=...)`: configures an app."""
+
+    def make(**settings: Any) -> dict[str, str]:
+        return app_env(settings.pop("url", url), **{"ledger_url": ledger.url, **settings})
+
+    return make
+
+
+APP_SETTINGS = ("superfetch", "options", "conf", "url", "ledger_url", "result_url")
+
+
+def _starter(
+    kind: type[Any],
+    request: pytest.FixtureRequest,
+    env: Callable[..., dict[str, str]],
+    directory: Path,
+) -> Iterator[Callable[..., Any]]:
+    started: list[Process] = []
+
+    def start(*, ready: bool = True, **settings: Any) -> Any:
+        about_app = {name: settings.pop(name) for name in APP_SETTINGS if name in settings}
+        extra_env = settings.pop("env", {})
+        process = kind({**env(**about_app), **extra_env}, directory=directory, **settings)
+        started.append(process)
+        request.node.stash.setdefault(STARTED, []).append(process)
+        return process.wait_ready() if ready else process
+
+    yield start
+    for process in started:
+        process.close()
+
+
+@pytest.fixture
+def worker(
+    request: pytest.FixtureRequest, env: Callable[..., dict[str, str]], tmp_path: Path
+) -> Iterator[Callable[..., Worker]]:
+    """`worker(pool="threads", concurrency=4, options={...}, host=Host("a"), ready=False, ...)`."""
+    yield from _starter(Worker, request, env, tmp_path)
+
+
+@pytest.fixture
+def beat(
+    request: pytest.FixtureRequest, env: Callable[..., dict[str, str]], tmp_path: Path
+) -> Iterator[Callable[..., Beat]]:
+    yield from _starter(Beat, request, env, tmp_path)
+
+
+@pytest.fixture
+def make_app(env: Callable[..., dict[str, str]]) -> Iterator[Callable[..., Celery]]:
+    """`make_app(superfetch=True, options={...}, conf={...})`: an app in this process."""
+    made: list[Celery] = []
+
+    def make(**settings: Any) -> Celery:
+        made.append(build_app(env(**settings)))
+        return made[-1]
+
+    yield make
+    for app in made:
+        app.close()
+    # kombu keeps its pools per process: the next test's server may sit on the same URL.
+    pools.reset()
+
+
+@pytest.fixture
+def app(make_app: Callable[..., Celery]) -> Celery:
+    """A stock producer: whatever it sends, a worker with the package must serve."""
+    return make_app(superfetch=False)
+
+
+@pytest.fixture
+def shop(app: Celery) -> SimpleNamespace:
+    """The shop's tasks by name: `shop.hold.delay("a")`."""
+    tasks = {name.removeprefix("shop."): task for name, task in app.tasks.items()}
+    return SimpleNamespace(**{name: task for name, task in tasks.items() if name.isidentifier()})
