@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         SuperfetchError,
         UnsupportedBroker,
     )
-    from .install import install
+    from .installation import install
     from .recovery import Decision
     from .signals import job_killed, job_recovered, job_recovering, owner_reaped, ownership_lost
     from .transport import Transport
@@ -34,7 +34,7 @@ _HOMES = {
     "SuperfetchError": "errors",
     "Transport": "transport",
     "UnsupportedBroker": "errors",
-    "install": "install",
+    "install": "installation",
     "job_killed": "signals",
     "job_recovered": "signals",
     "job_recovering": "signals",

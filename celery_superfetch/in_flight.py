@@ -10,7 +10,7 @@ from typing import Any
 
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .config import Config
@@ -24,6 +24,9 @@ from .scripts import Scripts
 from .signals import ask, job_killed, job_recovered, ownership_lost
 
 logger = logging.getLogger(__name__)
+
+#: Jobs given back by one script at most; bounds what it costs the server.
+BATCH = 100
 
 #: How often a decision is taken anew when another process changed the counters meanwhile.
 DECISIONS = 5
@@ -173,7 +176,7 @@ class InFlight:
             self._returns += [(job, where) for job in jobs]
             try:
                 self._send_returns()
-            except (RedisConnectionError, RedisTimeoutError, ResponseError) as exc:
+            except RedisError as exc:
                 logger.warning(
                     "%d jobs could not be given back to their queues yet (%s). They are safe in "
                     "the private lists and go back when the server answers, or by the reaper.",
@@ -186,20 +189,32 @@ class InFlight:
             return
         # An ack that still waits goes first: what was settled must not be given back.
         settled = {job for job, _ in self._acks}
-        returns = [(job, where) for job, where in self._returns if job not in settled]
-        calls = [
-            self.lists.requeue(job, where, self.expires.get(job.queue_list, 0))
-            for job, where in returns
+        waiting, self._returns = self._returns, []
+        groups: dict[tuple[str, str, str], list[Job]] = {}
+        for job, where in waiting:
+            if job not in settled:
+                groups.setdefault((job.owner, job.queue_list, where), []).append(job)
+        batches = [
+            (where, jobs[at : at + BATCH])
+            for (_, _, where), jobs in groups.items()
+            for at in range(0, len(jobs), BATCH)
         ]
-        replies = self.scripts.run_all(calls, errors=True) if calls else []
-        self._returns = []
+        calls = [
+            self.lists.requeue(jobs, where, self.expires.get(jobs[0].queue_list, 0))
+            for where, jobs in batches
+        ]
+        try:
+            replies = self.scripts.run_all(calls, errors=True) if calls else []
+        except RedisError as exc:
+            replies = [exc] * len(calls)
         failed: Exception | None = None
-        for (job, where), reply in zip(returns, replies, strict=True):
+        for (where, jobs), reply in zip(batches, replies, strict=True):
             if isinstance(reply, Exception):
                 failed = reply
-                self._returns.append((job, where))
+                self._returns += [(job, where) for job in jobs]
             else:
-                self._drop(job)
+                for job in jobs:
+                    self._drop(job)
         if failed is not None:
             raise failed
 
@@ -270,8 +285,9 @@ class InFlight:
             call = self.dead_set.kill(recovery, recovery.reason, marked=False)
         else:
             expires = self.expires.get(recovery.job.queue_list, 0)
-            call = self.recoveries.recover(recovery, expires, marked=False)
-        return self.scripts.run(call.name, call.keys, call.args)
+            call = self.recoveries.recover([recovery], expires, marked=False)
+        reply = self.scripts.run(call.name, call.keys, call.args)
+        return reply[0] if isinstance(reply, list) else reply
 
     def quarantine(self, job: Job) -> None:
         """Move a payload that is no message to the dead set: delivering it would end us.

@@ -87,24 +87,25 @@ class PrivateLists:
             args += [job.payload, int(counted)]
         return Call("ack", keys, args)
 
-    def requeue(self, job: Job, where: str, expires: int) -> Call:
-        """The call that gives a job back on purpose; its reply is 0 if it was not there.
+    def requeue(self, jobs: Sequence[Job], where: str, expires: int) -> Call:
+        """The call that gives jobs of one private list back; each reply 0 if it was not there.
 
         Arguments:
+            jobs: of one owner and one queue list; for the front the newest claim first.
             where: ``front`` (claimed next) or ``back``.
             expires: ms of the queue's x-expires; 0 for none.
         """
-        keys = self.keys
+        keys, first = self.keys, jobs[0]
         return Call(
             "requeue",
             [
-                keys.private(job.owner, job.queue_list),
-                keys.queue(job.queue_list),
-                keys.recoveries(digest(job.payload)),
+                keys.private(first.owner, first.queue_list),
+                keys.queue(first.queue_list),
                 keys.recovered,
                 keys.stats,
+                *(keys.recoveries(digest(job.payload)) for job in jobs),
             ],
-            [job.payload, where, int(self.config.strike_window), expires],
+            [where, int(self.config.strike_window), expires, *(job.payload for job in jobs)],
         )
 
     def in_flight(self, owner: str, queue_list: str, count: int = 0) -> list[Job]:

@@ -290,39 +290,46 @@ class Reaper:
                 strike=strike,
             )
             decided.append((recovery, ask(recovery, self.sender) is Decision.KILL))
-        calls = [
-            self.dead_set.kill(recovery, reason, marked=True)
-            if kill
-            else self.recoveries.recover(recovery, expires, marked=True)
-            for recovery, kill in decided
-        ]
-        progress = False
-        for (recovery, kill), reply in zip(
-            decided, self.scripts.run_all(calls, errors=True), strict=True
-        ):
-            if isinstance(reply, Exception):
-                self._failed(report, f"job {recovery.title} of {facts.owner}", reply)
-            elif reply == b"moved":
-                progress = True
-            elif reply == b"ok":
-                progress = True
-                self._done(recovery, kill, reason, report)
-        return progress
+        spared = [recovery for recovery, kill in decided if not kill]
+        killed = [recovery for recovery, kill in decided if kill]
+        calls = [self.dead_set.kill(recovery, reason, marked=True) for recovery in killed]
+        if spared:
+            # One script for all, so that a waiting consumer finds the oldest in front.
+            calls.append(self.recoveries.recover(spared, expires, marked=True))
+        replies = self.scripts.run_all(calls, errors=True)
+        outcomes = [(recovery, True, reply) for recovery, reply in zip(killed, replies)]
+        if spared:
+            given_back = replies[-1]
+            if isinstance(given_back, Exception):
+                given_back = [given_back] * len(spared)
+            outcomes += [(recovery, False, reply) for recovery, reply in zip(spared, given_back)]
+        return any([self._outcome(facts, *outcome, report) for outcome in outcomes])
 
-    def _done(self, recovery: Recovery, kill: bool, reason: str, report: Report) -> None:
+    def _outcome(
+        self, facts: Facts, recovery: Recovery, kill: bool, reply: Any, report: Report
+    ) -> bool:
+        """Note what became of one job; True when it left the private list."""
+        if isinstance(reply, Exception):
+            self._failed(report, f"job {recovery.title} of {facts.owner}", reply)
+            return False
+        if reply == b"ok":
+            self._done(recovery, kill, report)
+        return reply in (b"ok", b"moved")
+
+    def _done(self, recovery: Recovery, kill: bool, report: Report) -> None:
         if not kill:
             report.recovered += 1
             job_recovered.send(sender=self.sender, recovery=recovery)
             return
         report.killed += 1
-        job = dead_job(recovery, reason)
+        job = dead_job(recovery, recovery.reason)
         logger.error(
             "Job %s was killed after %d strikes and %d recoveries (last: %s). It is whole in the "
             "dead set as %s: look with `celery superfetch dead show`, put it back with `retry`.",
             recovery.title,
             recovery.strikes,
             recovery.recoveries,
-            reason,
+            recovery.reason,
             job.id,
         )
         job_killed.send(sender=self.sender, job=job)

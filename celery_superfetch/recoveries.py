@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from redis import Redis
 
@@ -32,32 +33,34 @@ class Recoveries:
             for strikes, count, history in rows
         ]
 
-    def recover(self, recovery: Recovery, expires: int, *, marked: bool) -> Call:
-        """The call that gives a job back to the front of its queue and counts it.
+    def recover(self, recoveries: Sequence[Recovery], expires: int, *, marked: bool) -> Call:
+        """The call that gives jobs back to the front of their queue and counts each.
 
         Arguments:
+            recoveries: of one owner, one queue list and for one reason; newest claim first.
             expires: ms of the queue's x-expires; 0 for none.
             marked: the owner must be marked reaped (False: it lives and asks for itself).
         """
-        keys, job = self.keys, recovery.job
+        keys, first = self.keys, recoveries[0]
+        owner, queue_list, _ = first.job
+        args: list[Any] = [
+            int(marked),
+            int(self.config.strike_window),
+            expires,
+            owner,
+            first.reason,
+        ]
+        for recovery in recoveries:
+            args += [recovery.job.payload, recovery.recoveries - 1, int(recovery.strike)]
         return Call(
             "recover",
             [
-                keys.facts(job.owner),
-                keys.private(job.owner, job.queue_list),
-                keys.queue(job.queue_list),
-                keys.recoveries(recovery.digest),
+                keys.facts(owner),
+                keys.private(owner, queue_list),
+                keys.queue(queue_list),
                 keys.recovered,
                 keys.stats,
+                *(keys.recoveries(recovery.digest) for recovery in recoveries),
             ],
-            [
-                job.payload,
-                int(marked),
-                recovery.recoveries - 1,
-                int(recovery.strike),
-                int(self.config.strike_window),
-                expires,
-                job.owner,
-                recovery.reason,
-            ],
+            args,
         )

@@ -1,21 +1,32 @@
--- Gives one job back to its queue on purpose; never counted against it.
--- KEYS: private list, public queue list, the job's counters, flag, stats
--- ARGV: payload, "front" (next to be claimed) or "back", seconds to remember that it was
---       delivered, ms of the queue's x-expires (0: none)
--- Returns: 1, or 0 when the job was no longer in the private list
--- Crash: the job is in exactly one of the two lists.
-local private, queue, counters, flag, stats = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local payload, where, window, expires = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+-- Gives jobs back to their queue on purpose; never counted against them.
+-- KEYS: private list, public queue list, flag, stats, then each job's counters
+-- ARGV: "front" (next to be claimed) or "back", seconds to remember that they were delivered,
+--       ms of the queue's x-expires (0: none), then each payload; for the front newest first
+-- Returns: for each job 1, or 0 when it was no longer in the private list
+-- Crash: each job is in exactly one of the two lists. All move at once, so that a consumer
+--       that waits gets the oldest and not the first that was moved.
+local private, queue, flag, stats = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local push = ARGV[1] == 'front' and 'RPUSH' or 'LPUSH'
+local window, expires = tonumber(ARGV[2]), tonumber(ARGV[3])
 local kind = redis.call('TYPE', queue).ok
 if kind ~= 'list' and kind ~= 'none' then
   return redis.error_reply('WRONGTYPE queue key ' .. queue .. ' holds a ' .. kind)
 end
--- From the left: what is given back is mostly what was claimed last.
-if redis.call('LREM', private, 1, payload) == 0 then return 0 end
-redis.call(where == 'front' and 'RPUSH' or 'LPUSH', queue, payload)
-if expires > 0 then redis.call('PEXPIRE', queue, expires) end
-redis.call('HINCRBY', counters, 'requeues', 1)
-if redis.call('TTL', counters) < 0 then redis.call('EXPIRE', counters, window) end
-redis.call('SET', flag, 1, 'EX', window)
-redis.call('HINCRBY', stats, 'requeued', 1)
-return 1
+local moved, total = {}, 0
+for i = 1, #KEYS - 4 do
+  local payload, counters = ARGV[3 + i], KEYS[4 + i]
+  -- From the left: what is given back is mostly what was claimed last.
+  moved[i] = redis.call('LREM', private, 1, payload)
+  if moved[i] > 0 then
+    redis.call(push, queue, payload)
+    redis.call('HINCRBY', counters, 'requeues', 1)
+    if redis.call('TTL', counters) < 0 then redis.call('EXPIRE', counters, window) end
+    total = total + 1
+  end
+end
+if total > 0 then
+  if expires > 0 then redis.call('PEXPIRE', queue, expires) end
+  redis.call('SET', flag, 1, 'EX', window)
+  redis.call('HINCRBY', stats, 'requeued', total)
+end
+return moved
