@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from time import monotonic
 from typing import Any
 
@@ -92,10 +93,9 @@ class BlockingRead:
         if self._id:
             self.membership.connection_closed(self._id)
             if was_armed:
-                try:
+                # Best effort: it is gone already, killing is forbidden, or the server is gone.
+                with contextlib.suppress(RedisError):
                     self.membership.client.execute_command("CLIENT", "KILL", "ID", self._id)
-                except RedisError:  # best effort: it is gone, forbidden, or the server is
-                    pass
         self.connection.disconnect()
 
 

@@ -94,7 +94,7 @@ class DeadSet:
 
     def size(self) -> int:
         """Number of jobs in the dead set."""
-        return int(self.client.zcard(self.keys.dead))  # type: ignore[arg-type]
+        return int(self.client.zcard(self.keys.dead))
 
     def page(self, first: int = 0, count: int = 50) -> list[DeadJob]:
         """``count`` jobs from the ``first`` newest on."""

@@ -9,10 +9,11 @@ from celery import Celery
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
+from .evidence import local_evidence
 from .facts import Facts
 from .membership import Membership, memberships
 from .owner import ProcessImage
-from .reaper import Reaper, local_evidence
+from .reaper import Reaper
 from .tasks import reaper_of, scheduled_pass
 from .verdict import MISSED_HEARTBEATS, judge
 

@@ -92,7 +92,7 @@ class Scripts:
 @cache
 def source(name: str) -> str:
     """The text of ``lua/<name>.lua``."""
-    return files(__package__).joinpath("lua", f"{name}.lua").read_text()
+    return (files(__package__) / "lua" / f"{name}.lua").read_text()
 
 
 @lru_cache(maxsize=64)

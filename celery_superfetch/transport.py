@@ -25,31 +25,20 @@ logger = get_logger(__name__)
 #: Options that kombu and Celery read from ``broker_transport_options`` with a Redis broker,
 #: beside those a channel takes over (``Channel.from_transport_options``).
 KOMBU_OPTIONS = frozenset(
-    [
+    {
         "callback",
-        "client_name",
-        "confirm_publish",
-        "connect_retries_timeout",
+        "connection_pool_kwargs",
         "credential_provider",
         "errback",
         "interval_max",
         "interval_start",
         "interval_step",
-        "login_method",
-        "master_name",
         "max_retries",
-        "min_other_sentinels",
         "polling_interval",
-        "queue_order_strategy",
         "reauth_check_interval",
-        "retry_errors",
         "retry_on_error",
-        "sentinel_fanout_compat",
-        "sentinel_kwargs",
         "socket_read_size",
-        "socket_type",
-        "connection_pool_kwargs",
-    ]
+    }
 )
 
 
@@ -302,7 +291,7 @@ class Channel(redis.Channel):
         if self.closed or self.fetch.poller.hub is None or not self._lists:
             try:
                 in_flight.flush()
-            except self.connection_errors + (self.ResponseError,) as exc:
+            except (*self.connection_errors, self.ResponseError) as exc:
                 logger.warning("An ack could not be sent yet (%s); it is kept and sent again.", exc)
 
     def requeue(self, jobs: Iterable[Job], where: str) -> None:

@@ -1,0 +1,202 @@
+"""Empties the private lists of an owner that was reaped."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from .config import Config
+from .dead_set import DeadJob, DeadSet, dead_job
+from .facts import Facts
+from .job import Job, digest, parse
+from .keys import Keys
+from .private_list import PrivateLists
+from .recoveries import Recoveries
+from .recovery import Decision, Recovery
+from .scripts import Scripts
+from .signals import ask, job_killed, job_recovered
+from .verdict import Reason
+
+logger = logging.getLogger(__name__)
+
+#: Jobs looked at and moved in one round trip.
+BATCH = 100
+
+#: Batches in a row without progress after which a list is left for the next pass.
+STALLS = 3
+
+
+@dataclass
+class Report:
+    """What one pass found and did."""
+
+    owners: int = 0
+    #: Dead owners -> why.
+    dead: dict[str, Reason] = field(default_factory=dict)
+    recovered: int = 0
+    killed: int = 0
+    #: Owners or lists that nobody had registered and the full sweep found.
+    adopted: int = 0
+    errors: int = 0
+    seconds: float = 0.0
+    dry_run: bool = False
+    #: False: another pass holds the lock of this scope; nothing was looked at.
+    ran: bool = True
+
+    @property
+    def did_something(self) -> bool:
+        """True when there is something to log."""
+        return bool(self.dead or self.recovered or self.killed or self.adopted or self.errors)
+
+    def __str__(self) -> str:
+        verb = "would recover" if self.dry_run else "recovered"
+        reasons = "; ".join(f"{owner}: {reason.value}" for owner, reason in self.dead.items())
+        return (
+            f"reap: {len(self.dead)} of {self.owners} owners dead, {verb} {self.recovered} jobs, "
+            f"killed {self.killed}, adopted {self.adopted}, errors {self.errors}, "
+            f"{self.seconds:.3f} s" + (f" ({reasons})" if reasons else "")
+        )
+
+
+class Drain:
+    """Recovers or kills the jobs of reaped owners, a batch at a time.
+
+    Arguments:
+        sender: the Celery app, for receivers of signals.
+        announce: tells the caller of a killed job; True when that is done.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        keys: Keys,
+        config: Config,
+        sender: Any,
+        announce: Callable[[DeadJob], bool] | None,
+    ) -> None:
+        self.lists = PrivateLists(client, keys, config)
+        self.recoveries = Recoveries(client, keys, config)
+        self.dead_set = DeadSet(client, keys, config)
+        self.scripts = Scripts(client)
+        self.sender = sender
+        self.announce = announce
+
+    def drain(self, facts: Facts, reason: str, report: Report) -> None:
+        """Empty the private lists of one owner that is marked reaped.
+
+        An error on one list or job is logged and counted; the others go on.
+        """
+        for queue_list, expires in facts.lists.items():
+            try:
+                self._drain_list(facts, queue_list, expires, reason, report)
+            except RedisError as exc:
+                failed(report, f"private list of {facts.owner} for {queue_list}", exc)
+
+    def _drain_list(
+        self, facts: Facts, queue_list: str, expires: int, reason: str, report: Report
+    ) -> None:
+        """Newest first, each to the front of the queue: the old order is the new one."""
+        stalls = 0
+        while stalls < STALLS:
+            jobs = self.lists.in_flight(facts.owner, queue_list, BATCH)
+            if not jobs:
+                return
+            if not self._drain_batch(facts, jobs, expires, reason, report):
+                stalls += 1
+
+    def _drain_batch(
+        self, facts: Facts, jobs: Sequence[Job], expires: int, reason: str, report: Report
+    ) -> bool:
+        """Recover or kill some jobs; False when none of them left the list."""
+        counters = self.recoveries.counters([digest(job.payload) for job in jobs])
+        # A deploy or an eviction is not the jobs' fault.
+        strike = facts.was != "stopping"
+        decided = []
+        for job, known in zip(jobs, counters, strict=True):
+            recovery = Recovery.of(
+                job,
+                parse(job.payload),
+                known,
+                reason=reason,
+                app_name=facts.app,
+                strike=strike,
+            )
+            decided.append((recovery, ask(recovery, self.sender) is Decision.KILL))
+        spared = [recovery for recovery, kill in decided if not kill]
+        killed = [recovery for recovery, kill in decided if kill]
+        calls = [self.dead_set.kill(recovery, reason, marked=True) for recovery in killed]
+        if spared:
+            # One script for all, so that a waiting consumer finds the oldest in front.
+            calls.append(self.recoveries.recover(spared, expires, marked=True))
+        replies = self.scripts.run_all(calls, errors=True)
+        left = [
+            self._outcome(facts, recovery, True, reply, report)
+            for recovery, reply in zip(killed, replies[: len(killed)], strict=True)
+        ]
+        if spared:
+            error = isinstance(replies[-1], Exception)
+            given_back = [replies[-1]] * len(spared) if error else replies[-1]
+            left += [
+                self._outcome(facts, recovery, False, reply, report)
+                for recovery, reply in zip(spared, given_back, strict=True)
+            ]
+        return any(left)
+
+    def _outcome(
+        self, facts: Facts, recovery: Recovery, kill: bool, reply: Any, report: Report
+    ) -> bool:
+        """Note what became of one job; True when it left the private list."""
+        if isinstance(reply, Exception):
+            failed(report, f"job {recovery.title} of {facts.owner}", reply)
+            return False
+        if reply == b"ok":
+            self._done(recovery, kill, report)
+        return reply in (b"ok", b"moved")
+
+    def _done(self, recovery: Recovery, kill: bool, report: Report) -> None:
+        if not kill:
+            report.recovered += 1
+            job_recovered.send(sender=self.sender, recovery=recovery)
+            return
+        report.killed += 1
+        job = dead_job(recovery, recovery.reason)
+        logger.error(
+            "Job %s was killed after %d strikes and %d recoveries (last: %s). It is whole in the "
+            "dead set as %s: look with `celery superfetch dead show`, put it back with `retry`.",
+            recovery.title,
+            recovery.strikes,
+            recovery.recoveries,
+            recovery.reason,
+            job.id,
+        )
+        job_killed.send(sender=self.sender, job=job)
+        if self.announce is not None:
+            self.tell(job)
+
+    def tell(self, job: DeadJob) -> None:
+        """Announce a killed job; what fails is tried again by a later pass."""
+        try:
+            if self.announce is not None and self.announce(job):
+                self.dead_set.announced(job.id)
+        except Exception:  # the result backend's errors are its own; a later pass tries again
+            logger.exception(
+                "Killed job %s[%s] is in the dead set, but its caller could not be told. "
+                "A later pass tries again.",
+                job.task,
+                job.task_id,
+            )
+
+
+def failed(report: Report, what: str, exc: Exception) -> None:
+    """Note an error that the pass survives."""
+    report.errors += 1
+    logger.error(
+        "reap: %s: %s. It was left as it is, nothing was lost; the next pass tries again.",
+        what,
+        exc,
+    )
