@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from time import monotonic
 from typing import Any
 
 from redis import Redis
@@ -14,22 +15,19 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .config import Config
-from .dead_set import DeadJob, DeadSet, dead_job
 from .job import Claimed, Job, digest, parse
 from .keys import Keys
 from .private_list import Claims, PrivateLists
-from .recoveries import Recoveries
-from .recovery import Decision, Recovery
 from .scripts import Scripts
-from .signals import ask, job_killed, job_recovered, ownership_lost
+from .signals import ownership_lost
 
 logger = logging.getLogger(__name__)
 
 #: Jobs given back by one script at most; bounds what it costs the server.
 BATCH = 100
 
-#: How often a decision is taken anew when another process changed the counters meanwhile.
-DECISIONS = 5
+#: Seconds until jobs whose return the server refused are tried again.
+REFUSED_INTERVAL = 5.0
 
 
 class InFlight:
@@ -41,8 +39,6 @@ class InFlight:
 
     def __init__(self, client: Redis, keys: Keys, config: Config) -> None:
         self.lists = PrivateLists(client, keys, config)
-        self.recoveries = Recoveries(client, keys, config)
-        self.dead_set = DeadSet(client, keys, config)
         self.scripts = Scripts(client)
         self.config = config
         #: ms of x-expires for each queue list that has it.
@@ -54,6 +50,7 @@ class InFlight:
         #: Acks whose reply was lost: finding nothing when they are sent again proves nothing.
         self._resent: set[Job] = set()
         self._returns: list[tuple[Job, str]] = []
+        self._returns_due = 0.0
         self._lock = threading.RLock()
 
     # -- what is held
@@ -72,14 +69,15 @@ class InFlight:
 
     def let_go(self, job: Job) -> None:
         """Forget a job that was taken away before it was delivered."""
-        with self._lock:
-            self._drop(job)
-            self._lost(job)
+        self.drop(job)
+        self.lost(job)
 
-    def _drop(self, job: Job) -> None:
-        self._held[job] -= 1
-        if self._held[job] <= 0:
-            del self._held[job]
+    def drop(self, job: Job) -> None:
+        """Note that a job has left the private list."""
+        with self._lock:
+            self._held[job] -= 1
+            if self._held[job] <= 0:
+                del self._held[job]
 
     # -- claims and settlements
 
@@ -107,8 +105,8 @@ class InFlight:
                 self._held[claimed.job] += 1
             for job, mark in zip(confirm, claims.confirmed, strict=False):
                 if mark is None:
-                    self._drop(job)
-                    self._lost(job)
+                    self.drop(job)
+                    self.lost(job)
             return claims
 
     def ack(self, claimed: Claimed) -> None:
@@ -142,12 +140,13 @@ class InFlight:
             self._acks = acks + self._acks
             raise reply
         for (job, _), removed in zip(acks, reply, strict=True):
-            self._drop(job)
+            self.drop(job)
             if not removed and job not in self._resent:
-                self._lost(job)
+                self.lost(job)
             self._resent.discard(job)
 
-    def _lost(self, job: Job) -> None:
+    def lost(self, job: Job) -> None:
+        """Say that a job was taken away; it is not held any more."""
         envelope = parse(job.payload)
         logger.warning(
             "Job %s[%s] from queue %s is no longer ours (owner %s was taken for dead, or the "
@@ -185,13 +184,18 @@ class InFlight:
                 )
 
     def _send_returns(self) -> None:
-        if not self._returns:
+        """Send the requeues that wait.
+
+        Raises:
+            redis.exceptions.RedisError: the server cannot be asked. What it refused (a queue
+                key of another type) is only logged: it must not stop claims and acks.
+        """
+        if not self._returns or monotonic() < self._returns_due:
             return
         # An ack that still waits goes first: what was settled must not be given back.
         settled = {job for job, _ in self._acks}
-        waiting, self._returns = self._returns, []
         groups: dict[tuple[str, str, str], list[Job]] = {}
-        for job, where in waiting:
+        for job, where in self._returns:
             if job not in settled:
                 groups.setdefault((job.owner, job.queue_list, where), []).append(job)
         batches = [
@@ -203,20 +207,23 @@ class InFlight:
             self.lists.requeue(jobs, where, self.expires.get(jobs[0].queue_list, 0))
             for where, jobs in batches
         ]
-        try:
-            replies = self.scripts.run_all(calls, errors=True) if calls else []
-        except RedisError as exc:
-            replies = [exc] * len(calls)
-        failed: Exception | None = None
+        replies = self.scripts.run_all(calls, errors=True) if calls else []
+        self._returns = []
         for (where, jobs), reply in zip(batches, replies, strict=True):
             if isinstance(reply, Exception):
-                failed = reply
                 self._returns += [(job, where) for job in jobs]
+                self._returns_due = monotonic() + REFUSED_INTERVAL
+                logger.error(
+                    "%d jobs could not be given back to queue list %s: %s. They are safe in the "
+                    "private list; it is tried again in %g s, and by the reaper.",
+                    len(jobs),
+                    jobs[0].queue_list,
+                    reply,
+                    REFUSED_INTERVAL,
+                )
             else:
                 for job in jobs:
-                    self._drop(job)
-        if failed is not None:
-            raise failed
+                    self.drop(job)
 
     def reconcile(self, owner: str, lists: Iterable[str]) -> int:
         """Give back what the private lists hold and nobody here does; the number of jobs.
@@ -238,84 +245,6 @@ class InFlight:
             self.requeue(unknown)
             self.doubt = False
             return len(unknown)
-
-    # -- jobs whose run was cut short while their owner lives
-
-    def cut_short(self, claimed: Claimed, reason: str, sender: Any) -> DeadJob | None:
-        """Recover a job whose pool child was lost, or kill it; the dead job if it was killed.
-
-        Arguments:
-            sender: the Celery app, for the receivers of ``job_recovering``.
-
-        Raises:
-            redis.exceptions.RedisError: the job stays in its private list, still held.
-        """
-        job = claimed.job
-        envelope = parse(job.payload)
-        with self._lock:
-            for _ in range(DECISIONS):
-                recovery = Recovery.of(
-                    job,
-                    envelope,
-                    self.recoveries.counters([digest(job.payload)])[0],
-                    reason=reason,
-                    app_name=self.config.app_name,
-                    strike=True,
-                )
-                kill = ask(recovery, sender) is Decision.KILL
-                outcome = self._carry_out(recovery, kill)
-                if outcome == b"recounted":
-                    continue
-                self._drop(job)
-                if outcome == b"moved":
-                    self._lost(job)
-                    return None
-                if not kill:
-                    job_recovered.send(sender=sender, recovery=recovery)
-                    return None
-                dead = dead_job(recovery, reason)
-                job_killed.send(sender=sender, job=dead)
-                return dead
-        # Somebody else counts this job without end; the queue is the safe place for it.
-        self.requeue([job])
-        return None
-
-    def _carry_out(self, recovery: Recovery, kill: bool) -> Any:
-        if kill:
-            call = self.dead_set.kill(recovery, recovery.reason, marked=False)
-        else:
-            expires = self.expires.get(recovery.job.queue_list, 0)
-            call = self.recoveries.recover([recovery], expires, marked=False)
-        reply = self.scripts.run(call.name, call.keys, call.args)
-        return reply[0] if isinstance(reply, list) else reply
-
-    def quarantine(self, job: Job) -> None:
-        """Move a payload that is no message to the dead set: delivering it would end us.
-
-        Raises:
-            redis.exceptions.RedisError: it stays in its private list.
-        """
-        recovery = Recovery.of(
-            job,
-            parse(job.payload),
-            self.recoveries.counters([digest(job.payload)])[0],
-            reason="unparseable payload",
-            app_name=self.config.app_name,
-            strike=False,
-        )
-        self._carry_out(recovery, kill=True)
-        with self._lock:
-            self._drop(job)
-        logger.error(
-            "An item on queue %s is not a kombu message (%d bytes, starts with %r). It was "
-            "moved to the dead set as %s: look with `celery superfetch dead show`, then mend "
-            "whoever wrote it.",
-            job.queue_list,
-            len(job.payload),
-            job.payload[:40],
-            recovery.digest,
-        )
-        job_killed.send(sender=None, job=dead_job(recovery, recovery.reason))
 
     def give_all_back(self) -> None:
         """Give back whatever is still held, newest claims first (the process ends)."""

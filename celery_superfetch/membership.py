@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from .config import Config
 from .facts import Facts
+from .heartbeats import RETRY_INTERVAL, Heartbeats, heart_client
 from .in_flight import InFlight
 from .job import Job
 from .keys import Keys
@@ -26,9 +27,6 @@ from .registry import Heartbeat, Registry, connection_id, run_id
 from .watch import Watch
 
 logger = logging.getLogger(__name__)
-
-#: Seconds between two tries while heartbeats fail.
-RETRY_INTERVAL = 1.0
 
 #: A claim finds its owner unregistered at most this often in a row before it gives up.
 REGISTRATIONS = 3
@@ -70,19 +68,12 @@ class Membership:
         self._joined = False
         self._users: set[int] = set()
         self._lock = threading.RLock()
-        self._thread: threading.Thread | None = None
-        self._end_heart = threading.Event()
+        self._heartbeats: Heartbeats | None = None
         self._stopping = False
 
     @cached_property
     def _heart(self) -> Redis:
-        """A client of its own: a full pool, or a reply that waits, must not stop a heart."""
-        own = {**self._params, "max_connections": 2}
-        if "path" not in own and not own.get("socket_connect_timeout"):
-            own["socket_connect_timeout"] = self.config.heartbeat_interval
-        # Without a limit one half-open connection would silence the owner for ever.
-        own["socket_timeout"] = own.get("socket_timeout") or self.config.heartbeat_interval
-        return Redis(connection_pool=ConnectionPool(**own), single_connection_client=True)
+        return heart_client(self._params, self.config.heartbeat_interval)
 
     @cached_property
     def _heart_registry(self) -> Registry:
@@ -128,7 +119,9 @@ class Membership:
             self._facts = self._facts.with_(lists={**self._facts.lists, **new})
             self._register(mint=not self.owner)
             self._joined = True
-            self._start()
+            if self._heartbeats is None:
+                self._heartbeats = Heartbeats(self)
+                self._heartbeats.start()
         if first:
             for hook in list(self.on_joined):
                 hook()
@@ -222,45 +215,16 @@ class Membership:
         """Note that a blocking connection is gone."""
         self._connections.discard(id)
 
-    def _start(self) -> None:
-        if self._thread is None:
-            self._end_heart.clear()
-            self._thread = threading.Thread(
-                target=self._beat_on, name="superfetch-heartbeat", daemon=True
-            )
-            self._thread.start()
-
     def stopping(self) -> None:
         """The process was told to stop; the heart says so. Safe in a signal handler."""
         self._stopping = True
 
-    def _beat_on(self) -> None:
-        failing, due = False, monotonic() + self.config.heartbeat_interval
-        # Short waits: a signal handler can set a flag, but must not touch this thread's lock.
-        while not self._end_heart.wait(min(RETRY_INTERVAL, self.config.heartbeat_interval)):
-            told = self._stopping and self._facts.state != "stopping"
-            if told:
-                self._facts = self._facts.with_(state="stopping")
-            if not (told or failing or monotonic() >= due):
-                continue
-            due = monotonic() + self.config.heartbeat_interval
-            try:
-                self.heartbeat()
-            except Exception as exc:  # whatever it is, an owner without a heart is dead
-                if not failing:
-                    logger.warning(
-                        "Heartbeat of owner %s failed: %r. Retrying every %g s; other hosts take "
-                        "this process for dead after %g s of silence.",
-                        self.owner,
-                        exc,
-                        RETRY_INTERVAL,
-                        self.config.owner_ttl,
-                    )
-                failing = True
-            else:
-                if failing:
-                    logger.info("Heartbeat of owner %s is heard again.", self.owner)
-                failing = False
+    def said_to_stop(self) -> bool:
+        """Whether there is something to say before the next heartbeat is due."""
+        if not self._stopping or self._facts.state == "stopping":
+            return False
+        self._facts = self._facts.with_(state="stopping")
+        return True
 
     # -- claims
 
@@ -316,10 +280,11 @@ class Membership:
         if left:
             logger.warning("Owner %s still has %d jobs and stays registered.", self.owner, left)
             return
-        self._end_heart.set()
-        self._thread, self._joined = None, False
-        self._facts = self._facts.with_(owner="", lists={})
-        self.neighbours = ()
+        if self._heartbeats is not None:
+            self._heartbeats.stop()
+        self._heartbeats, self._joined = None, False
+        self._facts = self._facts.with_(owner="", lists={}, state="running")
+        self._stopping, self.neighbours = False, ()
 
 
 _memberships: dict[object, Membership] = {}
@@ -329,7 +294,8 @@ _memberships_lock = threading.Lock()
 def membership_for(params: Mapping[str, Any], config: Config) -> Membership:
     """The membership of this process in the database that ``params`` lead to."""
     where = tuple(str(params.get(part)) for part in ("host", "port", "path", "db", "username"))
-    key = (*where, config.global_keyprefix)
+    # Two apps with other settings, or another name, are owners of their own.
+    key = (*where, config)
     with _memberships_lock:
         found = _memberships.get(key)
         if found is None:

@@ -92,7 +92,7 @@ def _check_version(info: dict[str, Any]) -> None:
 
 def _check_scripts(client: Redis) -> None:
     try:
-        client.execute_command("EVAL", "return 1", 0)
+        client.evalsha(client.script_load("return 1"), 0)
     except NoPermissionError as exc:
         raise UnsupportedBroker(
             f"the broker's ACL forbids this user to run scripts ({exc}). Nothing was claimed; "

@@ -51,7 +51,7 @@ class CountedRequest:
             return super().reject(requeue=requeue)  # type: ignore[misc]
         app = self._app  # type: ignore[attr-defined]
         try:
-            dead = message.channel.cut_short(message.delivery_tag, self._cut_short, app)
+            dead = message.channel.recover_or_kill(message.delivery_tag, self._cut_short, app)
         except Exception:
             logger.exception(
                 "Job %s[%s] lost its run (%s) and could not be given back: it stays in this "
@@ -75,7 +75,7 @@ class CountedRequest:
         )
         try:
             if announce(app, dead):
-                message.channel.membership.in_flight.dead_set.announced(dead.id)
+                message.channel.cut_short.dead_set.announced(dead.id)
         except Exception:  # a later pass of the reaper announces it
             logger.exception("The caller of killed job %s could not be told yet.", dead.id)
         return None

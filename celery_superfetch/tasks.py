@@ -51,6 +51,8 @@ def add_reap_task(app: Celery) -> None:
 
     @app.task(
         name=REAP_TASK,
+        # Shared, it would be registered with every other app of the process.
+        shared=False,
         ignore_result=True,
         # One that is lost is made up for by the next; it must not be recovered itself.
         acks_late=False,

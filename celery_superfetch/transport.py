@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Any
 
 from kombu.log import get_logger
-from kombu.transport import redis, virtual
+from kombu.transport import redis
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 from kombu.utils.scheduling import cycle_by_name
-from kombu.utils.uuid import uuid
 
 from .config import Config
+from .cut_short import CutShort
 from .dead_set import DeadJob
 from .fetch import Fetch, is_round_robin
 from .job import Claimed, Job
 from .membership import Membership, membership_for
 from .poller import Poller
+from .qos import Delivered, QoS
 
 logger = get_logger(__name__)
 
@@ -49,87 +51,6 @@ def known_options() -> frozenset[str]:
 
 def _same(cls: type) -> type:
     return cls
-
-
-class Delivered(dict[str, Any]):
-    """A decoded message that remembers its claim; kombu keeps it as ``message._raw``."""
-
-    claimed: Claimed
-
-
-class QoS(virtual.QoS):
-    """What a channel has delivered. Redis knows the same from the private lists."""
-
-    def in_use(self) -> int:
-        """Jobs that count against the prefetch."""
-        return len(self._delivered) - len(self._dirty) + self.channel.waiting
-
-    def can_consume(self) -> bool:
-        return not self.prefetch_count or self.in_use() < self.prefetch_count
-
-    def credit(self) -> int:
-        """How many more jobs may be claimed now."""
-        limit = self.channel.config.claim_limit
-        if "can_consume" in self.__dict__:
-            # Celery's worker_disable_prefetch counts free pool slots in its own way, which
-            # says nothing of the second job.
-            return int(not self.channel.waiting and bool(self.can_consume()))
-        if not self.prefetch_count:
-            return limit
-        return max(0, min(limit, self.prefetch_count - self.in_use()))
-
-    def append(self, message: Any, delivery_tag: Any) -> None:
-        # kombu's tag is made at publish; a job copied by hand brings it twice.
-        if delivery_tag in self._delivered and delivery_tag not in self._dirty:
-            delivery_tag = message.delivery_tag = uuid()
-        super().append(message, delivery_tag)
-
-    def claimed(self, delivery_tag: Any) -> Claimed | None:
-        """The claim behind a delivery; None when it is settled, or was no claim (fanout)."""
-        if delivery_tag in self._dirty:
-            return None
-        message = self._delivered.get(delivery_tag)
-        return getattr(getattr(message, "_raw", None), "claimed", None)
-
-    def ack(self, delivery_tag: Any) -> None:
-        claimed = self.claimed(delivery_tag)
-        self._quick_ack(delivery_tag)
-        if claimed is not None:
-            self.channel.settle(claimed)
-
-    def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
-        if not requeue:
-            return self.ack(delivery_tag)
-        claimed = self.claimed(delivery_tag)
-        self._quick_ack(delivery_tag)
-        if claimed is not None:
-            self.channel.requeue([claimed.job], "back")
-
-    def restore_unacked(self, client: Any = None) -> list[Any]:
-        """Give back what was delivered and does not run, in its old order."""
-        self._flush()
-        is_running = self.channel._transport.is_running
-        back: list[Job] = []
-        for tag, message in reversed(list(self._delivered.items())):
-            if is_running(message):
-                continue  # its ack comes later, by way of the process, not of this channel
-            del self._delivered[tag]
-            claimed = getattr(message._raw, "claimed", None)
-            if claimed is not None:
-                back.append(claimed.job)
-        if back:
-            logger.info("Giving %d jobs back to their queues.", len(back))
-            self.channel.requeue(back, "front")
-        return []
-
-    def restore_unacked_once(self, stderr: Any = None) -> None:
-        """kombu calls this at each close and at exit; it must not raise, nor mind twice."""
-        self._on_collect.cancel()
-        if self.channel.do_restore:
-            self.restore_unacked()
-
-    def restore_visible(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing comes back by a timeout: the reaper knows who is dead."""
 
 
 class Channel(redis.Channel):
@@ -236,7 +157,7 @@ class Channel(redis.Channel):
                 raw["headers"]["redelivered"] = True
             return self.Message(raw, channel=self)
         except Exception:  # whatever a payload can do to a parser must not end the worker
-            self.fetch.in_flight.quarantine(claimed.job)
+            self.cut_short.quarantine(claimed.job)
             return None
 
     def basic_consume(
@@ -298,12 +219,17 @@ class Channel(redis.Channel):
         """Give jobs back to their queues; what fails now is tried again."""
         self.fetch.in_flight.requeue(jobs, where)
 
-    def cut_short(self, delivery_tag: Any, reason: str, sender: Any) -> DeadJob | None:
+    @cached_property
+    def cut_short(self) -> CutShort:
+        """For jobs that end otherwise than by ack or requeue."""
+        return CutShort(self.fetch.in_flight)
+
+    def recover_or_kill(self, delivery_tag: Any, reason: str, sender: Any) -> DeadJob | None:
         """A delivery whose run was cut short is recovered, or killed and returned."""
         claimed = self.qos.claimed(delivery_tag)
         if claimed is None:
             return None
-        dead = self.fetch.in_flight.cut_short(claimed, reason, sender)
+        dead = self.cut_short.recover_or_kill(claimed.job, reason, sender)
         self.qos._quick_ack(delivery_tag)
         return dead
 

@@ -1,0 +1,97 @@
+"""Jobs of a live owner that end otherwise than by ack or requeue."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from .dead_set import DeadJob, DeadSet, dead_job
+from .in_flight import InFlight
+from .job import Job, digest, parse
+from .recoveries import Recoveries
+from .recovery import Decision, Recovery
+from .signals import ask, job_killed, job_recovered
+
+logger = logging.getLogger(__name__)
+
+#: How often a decision is taken anew when another process changed the counters meanwhile.
+DECISIONS = 5
+
+
+class CutShort:
+    """Recovers or kills jobs that this process holds and whose run was cut short."""
+
+    def __init__(self, in_flight: InFlight) -> None:
+        lists = in_flight.lists
+        self.in_flight = in_flight
+        self.config = in_flight.config
+        self.recoveries = Recoveries(lists.client, lists.keys, lists.config)
+        self.dead_set = DeadSet(lists.client, lists.keys, lists.config)
+
+    def recover_or_kill(self, job: Job, reason: str, sender: Any) -> DeadJob | None:
+        """Recover a job whose pool child was lost, or kill it; the dead job if it was killed.
+
+        Arguments:
+            sender: the Celery app, for the receivers of ``job_recovering``.
+
+        Raises:
+            redis.exceptions.RedisError: the job stays in its private list, still held.
+        """
+        for _ in range(DECISIONS):
+            recovery = self._recovery(job, reason, strike=True)
+            kill = ask(recovery, sender) is Decision.KILL
+            outcome = self._carry_out(recovery, kill)
+            if outcome == b"recounted":
+                continue
+            self.in_flight.drop(job)
+            if outcome == b"moved":
+                self.in_flight.lost(job)
+                return None
+            if not kill:
+                job_recovered.send(sender=sender, recovery=recovery)
+                return None
+            dead = dead_job(recovery, reason)
+            job_killed.send(sender=sender, job=dead)
+            return dead
+        # Somebody else counts this job without end; the queue is the safe place for it.
+        self.in_flight.requeue([job])
+        return None
+
+    def quarantine(self, job: Job) -> None:
+        """Move a payload that is no message to the dead set: delivering it would end us.
+
+        Raises:
+            redis.exceptions.RedisError: it stays in its private list.
+        """
+        recovery = self._recovery(job, "unparseable payload", strike=False)
+        self._carry_out(recovery, kill=True)
+        self.in_flight.drop(job)
+        logger.error(
+            "An item on queue %s is not a kombu message (%d bytes, starts with %r). It was "
+            "moved to the dead set as %s: look with `celery superfetch dead show`, then mend "
+            "whoever wrote it.",
+            job.queue_list,
+            len(job.payload),
+            job.payload[:40],
+            recovery.digest,
+        )
+        job_killed.send(sender=None, job=dead_job(recovery, recovery.reason))
+
+    def _recovery(self, job: Job, reason: str, *, strike: bool) -> Recovery:
+        return Recovery.of(
+            job,
+            parse(job.payload),
+            self.recoveries.counters([digest(job.payload)])[0],
+            reason=reason,
+            app_name=self.config.app_name,
+            strike=strike,
+        )
+
+    def _carry_out(self, recovery: Recovery, kill: bool) -> Any:
+        if kill:
+            call = self.dead_set.kill(recovery, recovery.reason, marked=False)
+        else:
+            expires = self.in_flight.expires.get(recovery.job.queue_list, 0)
+            call = self.recoveries.recover([recovery], expires, marked=False)
+        reply = self.in_flight.scripts.run(call.name, call.keys, call.args)
+        return reply[0] if isinstance(reply, list) else reply

@@ -1,0 +1,94 @@
+"""What a channel has delivered, and how much more it may be given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu.log import get_logger
+from kombu.transport import virtual
+from kombu.utils.uuid import uuid
+
+from .job import Claimed, Job
+
+logger = get_logger(__name__)
+
+
+class Delivered(dict[str, Any]):
+    """A decoded message that remembers its claim; kombu keeps it as ``message._raw``."""
+
+    claimed: Claimed
+
+
+class QoS(virtual.QoS):
+    """What a channel has delivered. Redis knows the same from the private lists."""
+
+    def in_use(self) -> int:
+        """Jobs that count against the prefetch."""
+        return len(self._delivered) - len(self._dirty) + self.channel.waiting
+
+    def can_consume(self) -> bool:
+        return not self.prefetch_count or self.in_use() < self.prefetch_count
+
+    def credit(self) -> int:
+        """How many more jobs may be claimed now."""
+        limit = self.channel.config.claim_limit
+        if "can_consume" in self.__dict__:
+            # Celery's worker_disable_prefetch counts free pool slots in its own way, which
+            # says nothing of the second job.
+            return int(not self.channel.waiting and bool(self.can_consume()))
+        if not self.prefetch_count:
+            return limit
+        return max(0, min(limit, self.prefetch_count - self.in_use()))
+
+    def append(self, message: Any, delivery_tag: Any) -> None:
+        # kombu's tag is made at publish; a job copied by hand brings it twice.
+        if delivery_tag in self._delivered and delivery_tag not in self._dirty:
+            delivery_tag = message.delivery_tag = uuid()
+        super().append(message, delivery_tag)
+
+    def claimed(self, delivery_tag: Any) -> Claimed | None:
+        """The claim behind a delivery; None when it is settled, or was no claim (fanout)."""
+        if delivery_tag in self._dirty:
+            return None
+        message = self._delivered.get(delivery_tag)
+        return getattr(getattr(message, "_raw", None), "claimed", None)
+
+    def ack(self, delivery_tag: Any) -> None:
+        claimed = self.claimed(delivery_tag)
+        self._quick_ack(delivery_tag)
+        if claimed is not None:
+            self.channel.settle(claimed)
+
+    def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
+        if not requeue:
+            return self.ack(delivery_tag)
+        claimed = self.claimed(delivery_tag)
+        self._quick_ack(delivery_tag)
+        if claimed is not None:
+            self.channel.requeue([claimed.job], "back")
+
+    def restore_unacked(self, client: Any = None) -> list[Any]:
+        """Give back what was delivered and does not run, in its old order."""
+        self._flush()
+        is_running = self.channel._transport.is_running
+        back: list[Job] = []
+        for tag, message in reversed(list(self._delivered.items())):
+            if is_running(message):
+                continue  # its ack comes later, by way of the process, not of this channel
+            del self._delivered[tag]
+            claimed = getattr(message._raw, "claimed", None)
+            if claimed is not None:
+                back.append(claimed.job)
+        if back:
+            logger.info("Giving %d jobs back to their queues.", len(back))
+            self.channel.requeue(back, "front")
+        return []
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:
+        """kombu calls this at each close and at exit; it must not raise, nor mind twice."""
+        self._on_collect.cancel()
+        if self.channel.do_restore:
+            self.restore_unacked()
+
+    def restore_visible(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing comes back by a timeout: the reaper knows who is dead."""
