@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kombu.log import get_logger
 from kombu.transport import redis
@@ -15,12 +15,14 @@ from kombu.utils.scheduling import cycle_by_name
 
 from .config import Config
 from .cut_short import CutShort
-from .dead_set import DeadJob
 from .fetch import Fetch, is_round_robin
 from .job import Claimed, Job
 from .membership import Membership, membership_for
 from .poller import Poller
 from .qos import Delivered, QoS
+
+if TYPE_CHECKING:
+    from .dead_set import DeadJob
 
 logger = get_logger(__name__)
 
