@@ -1,0 +1,151 @@
+"""Every way to name a broker that stock kombu knows works with a real worker, too."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.server import Server, free_port
+from harness.waiting import eventually
+from harness.worker import Worker
+
+
+def served(
+    worker: Callable[..., Worker],
+    make_app: Callable[..., Any],
+    own: Server,
+    url: str,
+    **settings: Any,
+) -> Worker:
+    """A worker on ``url`` runs a job that a producer on ``url`` sent."""
+    settings = {"url": url, "result_url": own.url(1), **settings}
+    process = worker(concurrency=1, **settings)
+    app = make_app(**settings)
+    assert app.tasks["shop.add"].delay(2, 3).get(timeout=30) == 5
+    assert own.client().zcard("superfetch:owners"), "the job was not fetched by our transport"
+    return process
+
+
+def test_a_unix_socket(worker: Any, make_app: Any, fresh_server: Any) -> None:
+    own = fresh_server(unixsocket=True)
+    served(worker, make_app, own, own.unix_url())
+
+
+def test_a_password_and_a_database_number(worker: Any, make_app: Any, fresh_server: Any) -> None:
+    own = fresh_server(requirepass="s3cret")
+    process = worker(concurrency=1, url=own.url(3), result_url=own.url(1), ledger_url=own.url(9))
+    app = make_app(url=own.url(3), result_url=own.url(1), ledger_url=own.url(9))
+    assert app.tasks["shop.add"].delay(2, 3).get(timeout=30) == 5
+    assert own.client(3).exists("superfetch:owners")
+    assert not own.client(0).exists("superfetch:owners")
+    process.term()
+    assert process.wait_exit() == 0
+
+
+def test_an_acl_user(worker: Any, make_app: Any, fresh_server: Any) -> None:
+    own = fresh_server()
+    own.client().execute_command("ACL", "SETUSER", "shop", "on", ">pw", "~*", "&*", "+@all")
+    served(worker, make_app, own, f"redis://shop:pw@127.0.0.1:{own.port}/0")
+
+
+def test_an_acl_user_without_dangerous_commands(
+    worker: Any, make_app: Any, fresh_server: Any
+) -> None:
+    """CLIENT LIST, KILL, UNBLOCK and INFO are forbidden: verdicts wait longer, nothing breaks."""
+    own = fresh_server()
+    own.client().execute_command(
+        "ACL", "SETUSER", "shop", "on", ">pw", "~*", "&*", "+@all", "-@dangerous", "+keys"
+    )
+    process = served(
+        worker, make_app, own, f"redis://shop:pw@127.0.0.1:{own.port}/0", ledger_url=own.url(9)
+    )
+    process.term()
+    assert process.wait_exit() == 0
+
+
+def test_a_failover_list_keeps_the_transport_after_a_switch(
+    worker: Any, make_app: Any, fresh_server: Any
+) -> None:
+    own = fresh_server()
+    nobody = f"redis://127.0.0.1:{free_port()}/0"
+    url = f"{nobody};{own.url()}"
+    conf = {"broker_connection_max_retries": 50}
+    process = worker(
+        concurrency=1, url=url, result_url=own.url(1), ledger_url=own.url(9), conf=conf
+    )
+    app = make_app(url=own.url(), result_url=own.url(1), ledger_url=own.url(9))
+    assert app.tasks["shop.add"].delay(2, 3).get(timeout=60) == 5
+    eventually(lambda: own.client().zcard("superfetch:owners") == 1, within=10)
+    process.term()
+    assert process.wait_exit() == 0
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl on this machine to make a certificate with")
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    request = [
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+        "-keyout",
+    ]
+    subprocess.run([openssl, *request, key, "-out", cert], check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.fixture
+def tls_port(certificate: tuple[Path, Path], fresh_server: Any) -> Iterator[tuple[Server, int]]:
+    """A server behind TLS. The wheels' servers speak none, so this end of it is Python's."""
+    own = fresh_server()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*map(str, certificate))
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                plain, _ = listener.accept()
+                with contextlib.suppress(OSError):
+                    client = context.wrap_socket(plain, server_side=True)
+                    server = socket.create_connection(("127.0.0.1", own.port))
+                    for ends in ((client, server), (server, client)):
+                        threading.Thread(target=pump, args=ends, daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield own, listener.getsockname()[1]
+    listener.close()
+
+
+def test_rediss_has_stock_kombus_tls_defaults(
+    worker: Any, make_app: Any, tls_port: tuple[Server, int]
+) -> None:
+    own, port = tls_port
+    process = served(worker, make_app, own, f"rediss://127.0.0.1:{port}/0", ledger_url=own.url(9))
+    process.term()
+    assert process.wait_exit() == 0
