@@ -72,7 +72,7 @@ class Fetch:
         if not lists:
             self.flush()
             return
-        self._join(lists)
+        self.join(lists)
         self._mind_connections()
         credit = self.channel.qos.credit()
         now = monotonic()
@@ -92,7 +92,13 @@ class Fetch:
         if any(self.in_flight.settlements.values()):
             self.in_flight.flush()
 
-    def _join(self, lists: Iterable[str]) -> None:
+    def join(self, lists: Iterable[str]) -> None:
+        """Register this process, and ``lists``, unless the server knows them already.
+
+        Raises:
+            redis.exceptions.RedisError: the server could not be asked.
+            UnsupportedBroker: it cannot carry the guarantee.
+        """
         expires = {name: self.channel.expires_of(name) for name in lists}
         if expires != self._joined or not self.membership.joined:
             self.membership.join(id(self), expires)

@@ -58,10 +58,13 @@ class Guarded(bootsteps.StartStopStep):
             return
         transport.is_running = _is_running
         transport.cycle.solo = _is_solo(consumer.pool)
-        membership = consumer.connection.default_channel.membership
+        fetch = consumer.connection.default_channel.fetch
+        membership = fetch.membership
         membership.pool = _PoolPids(consumer.pool)
         if not membership.on_joined:
             membership.on_joined.append(lambda: _first_pass(consumer.app, membership))
+        # Before "ready", so that the first job waits for none of it.
+        fetch.join([])
 
 
 def _is_running(message: Any) -> bool:
