@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -44,25 +45,7 @@ class Config:
     global_keyprefix: str = ""
 
     def __post_init__(self) -> None:
-        for name in _NUMBERS:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise ConfigError(
-                    f"option {name!r} must be a number, it is {value!r} ({type(value).__name__})"
-                )
-            if name in _WHOLE and value != int(value):
-                raise ConfigError(f"option {name!r} must be a whole number, it is {value!r}")
-            if not value > 0:
-                raise ConfigError(f"option {name!r} must be greater than 0, it is {value!r}")
-        for name in ("app_name", "global_keyprefix"):
-            if not isinstance(getattr(self, name), str):
-                raise ConfigError(f"option {name!r} must be a string")
-        if self.owner_ttl < 2 * self.heartbeat_interval:
-            raise ConfigError(
-                f"option 'owner_ttl' ({self.owner_ttl:g} s) must be at least twice "
-                f"'heartbeat_interval' ({self.heartbeat_interval:g} s): one late heartbeat "
-                "would already count as death"
-            )
+        check({name: getattr(self, name) for name in OPTIONS})
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], known: Iterable[str] = ()) -> Config:
@@ -83,6 +66,39 @@ class Config:
         return cls(**{name: options[name] for name in options if name in own})
 
 
+def check(options: Mapping[str, Any]) -> None:
+    """Refuse options that are unknown or impossible, alone or together.
+
+    Raises:
+        ConfigError: the text names the option, what is wrong, and the nearest valid name.
+    """
+    for name, value in options.items():
+        if name not in OPTIONS:
+            raise ConfigError(unknown_option(name, OPTIONS))
+        if name in _TEXTS:
+            if not isinstance(value, str):
+                raise ConfigError(f"option {name!r} must be a string, it is {value!r}")
+        else:
+            _check_number(name, value)
+    interval, ttl = options.get("heartbeat_interval"), options.get("owner_ttl")
+    if interval is not None and ttl is not None and ttl < 2 * interval:
+        raise ConfigError(
+            f"option 'owner_ttl' ({ttl:g} s) must be at least twice 'heartbeat_interval' "
+            f"({interval:g} s): one late heartbeat would already count as death"
+        )
+
+
+def _check_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(
+            f"option {name!r} must be a number, it is {value!r} ({type(value).__name__})"
+        )
+    if not math.isfinite(value) or value <= 0:
+        raise ConfigError(f"option {name!r} must be greater than 0 and finite, it is {value!r}")
+    if name in _WHOLE and value != int(value):
+        raise ConfigError(f"option {name!r} must be a whole number, it is {value!r}")
+
+
 def unknown_option(name: str, valid: Iterable[str]) -> str:
     """The error text for an unknown option, with the nearest valid name where one is near."""
     nearest = difflib.get_close_matches(str(name), sorted(valid), n=1, cutoff=0.6)
@@ -92,5 +108,5 @@ def unknown_option(name: str, valid: Iterable[str]) -> str:
 
 #: Names of all options.
 OPTIONS = tuple(field.name for field in fields(Config))
-_NUMBERS = tuple(name for name in OPTIONS if name not in ("app_name", "global_keyprefix"))
+_TEXTS = frozenset({"app_name", "global_keyprefix"})
 _WHOLE = frozenset({"strike_limit", "recovery_limit", "dead_limit", "claim_limit"})

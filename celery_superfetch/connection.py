@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import celery.app.amqp
 import kombu
 from celery import Celery
 from kombu.log import get_logger
@@ -43,6 +44,12 @@ class Connection(kombu.Connection):
                 name,
             )
         return cls
+
+
+class AMQP(celery.app.amqp.AMQP):
+    """Celery's own, with our connections."""
+
+    Connection = Connection
 
 
 def config_of(app: Celery) -> Config:

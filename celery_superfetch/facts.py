@@ -78,7 +78,10 @@ class Facts:
         A row may come from another version, or from ``adopt`` with next to nothing in it. It
         must never stop a pass: the weaker the facts, the longer the verdict waits.
         """
-        text = {key.decode(): value.decode(errors="replace") for key, value in row.items()}
+        text = {
+            key.decode(errors="replace"): value.decode(errors="replace")
+            for key, value in row.items()
+        }
         host, _, rest = owner.partition("|")
         pid = rest.partition("|")[0]
         return cls(
@@ -97,7 +100,11 @@ class Facts:
             state=text.get("state", "running"),
             run_id=text.get("run_id", ""),
             connections=tuple(_int(item) for item in _json(text.get("connections"), [])),
-            pool=tuple((_int(pid), str(start)) for pid, start in _json(text.get("pool"), [])),
+            pool=tuple(
+                (_int(child[0]), str(child[1]))
+                for child in _json(text.get("pool"), [])
+                if isinstance(child, list) and len(child) == 2
+            ),
             lists={str(k): _int(v) for k, v in _json(text.get("lists"), {}).items()},
             registered_at=_int(text.get("registered_at")),
             was=text.get("was", ""),
@@ -107,7 +114,7 @@ class Facts:
 def _int(value: Any) -> int:
     try:
         return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0
 
 
@@ -122,6 +129,6 @@ def _float(value: str | None, default: float) -> float:
 def _json(value: str | None, default: Any) -> Any:
     try:
         loaded = json.loads(value or "")
-    except ValueError:
+    except (ValueError, RecursionError):
         return default
     return loaded if isinstance(loaded, type(default)) else default

@@ -7,8 +7,8 @@ from typing import Any
 from celery import Celery
 from kombu.utils.imports import symbol_by_name
 
-from .config import OPTIONS, Config, unknown_option
-from .connection import Connection, config_of
+from .config import check
+from .connection import AMQP, Connection, config_of
 from .errors import ConfigError
 from .poison_pill import guard_of
 from .signals import job_recovering
@@ -33,11 +33,8 @@ def install(app: Celery, **options: Any) -> Celery:
     Raises:
         ConfigError: an option is unknown or impossible; the app was left as it was.
     """
-    for name in options:
-        if name not in OPTIONS:
-            raise ConfigError(unknown_option(name, OPTIONS))
-    Config.from_options(options)
     installation = getattr(app, "_superfetch", None)
+    check({**(installation.options if installation else {}), **options})
     if installation is None:
         installation = app._superfetch = _Installation(app)
         installation.add()
@@ -56,8 +53,13 @@ class _Installation:
 
     def add(self) -> None:
         app = self.app
-        amqp = symbol_by_name(app.amqp_cls)
-        app.amqp_cls = type(amqp.__name__, (amqp,), {"Connection": Connection})
+        own = symbol_by_name(app.amqp_cls)
+        # By name where that is possible: an app is pickled with it.
+        app.amqp_cls = (
+            f"{AMQP.__module__}:{AMQP.__name__}"
+            if issubclass(AMQP, own)
+            else type(own.__name__, (own,), {"Connection": Connection})
+        )
         if "amqp" in app.__dict__:
             app.amqp.Connection = Connection
         self._add_steps()

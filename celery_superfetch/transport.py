@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -51,8 +50,23 @@ def known_options() -> frozenset[str]:
     return KOMBU_OPTIONS | set(redis.Channel.from_transport_options)
 
 
-def _same(cls: type) -> type:
-    return cls
+def _keep_transport(client: Any) -> None:
+    """Let a connection that names this transport by its path keep it through a failover.
+
+    kombu's ``switch`` takes the transport from the next URL's scheme, and so goes back to its
+    own without a word. (``install`` needs none of this: its connections go by the scheme.)
+    """
+    name = client.transport_cls
+    if getattr(client.switch, "keeps", None) or (isinstance(name, str) and ":" not in name):
+        return
+    switch = client.switch
+
+    def keep(url: str) -> None:
+        switch(url)
+        client.transport_cls = name
+
+    keep.keeps = True  # type: ignore[attr-defined]
+    client.switch = keep
 
 
 class Channel(redis.Channel):
@@ -259,9 +273,7 @@ class Transport(redis.Transport):
         self.cycle = Poller()
         #: Whether a delivered message is being worked on; Celery's worker sets it.
         self.is_running: Callable[[Any], bool] = lambda message: False
-        # A failover switches the connection to the scheme of the next URL, and so to kombu's
-        # own transport, without a word.
-        client.get_transport_cls = functools.partial(_same, type(self))
+        _keep_transport(client)
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         super().register_with_event_loop(connection, loop)

@@ -1,0 +1,120 @@
+"""Options: one frozen value, refused loudly."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from celery_superfetch.config import OPTIONS, Config
+from celery_superfetch.errors import ConfigError, SuperfetchError
+
+DEFAULTS = {
+    "heartbeat_interval": 5,
+    "owner_ttl": 60,
+    "reap_interval": 10,
+    "full_sweep_interval": 3600,
+    "strike_limit": 3,
+    "strike_window": 72 * 3600,
+    "recovery_limit": 20,
+    "dead_limit": 10_000,
+    "dead_ttl": 180 * 86400,
+    "claim_limit": 64,
+}
+NUMBERS = sorted(DEFAULTS)
+
+
+def test_the_defaults_are_the_documented_ones() -> None:
+    config = Config()
+    assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
+    assert set(OPTIONS) == set(DEFAULTS) | {"app_name", "global_keyprefix"}
+
+
+def test_a_config_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().owner_ttl = 1  # type: ignore[misc]
+
+
+def test_options_are_taken_over() -> None:
+    config = Config.from_options({"owner_ttl": 30, "strike_limit": 5, "global_keyprefix": "shop:"})
+    assert (config.owner_ttl, config.strike_limit) == (30, 5)
+    assert config.global_keyprefix == "shop:"
+    assert config.heartbeat_interval == 5
+
+
+def test_kombus_options_pass_unread() -> None:
+    options = {"priority_steps": [0, 3], "sep": ":", "owner_ttl": 40}
+    assert Config.from_options(options, known=("priority_steps", "sep")).owner_ttl == 40
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("owner_tll", "owner_ttl"),
+        ("heartbeat_intervall", "heartbeat_interval"),
+        ("strikes_limit", "strike_limit"),
+        ("priority_step", "priority_steps"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_nearest_name(wrong: str, right: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config.from_options({wrong: 1}, known=("priority_steps",))
+    assert repr(wrong) in str(caught.value)
+    assert f"did you mean {right!r}?" in str(caught.value)
+
+
+def test_an_unknown_option_like_no_other_is_refused_without_a_guess() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config.from_options({"zzz": 1})
+    assert "unknown option 'zzz'" in str(caught.value)
+    assert "did you mean" not in str(caught.value)
+
+
+def test_an_unknown_name_is_refused_before_any_value_is_read() -> None:
+    with pytest.raises(ConfigError, match="owner_tll"):
+        Config.from_options({"owner_ttl": "no number", "owner_tll": 1})
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize(
+    "value", [True, False, "60", None, [60], 0, -1, float("nan"), 1j], ids=repr
+)
+def test_an_impossible_number_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=repr(name)):
+        Config(**{name: value})
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_an_infinite_number_is_refused_by_name(name: str) -> None:
+    """Each of them ends in a command of the server, which knows no infinity."""
+    with pytest.raises(ConfigError, match=repr(name)):
+        Config(**{name: float("inf")})
+
+
+@pytest.mark.parametrize("name", ["strike_limit", "recovery_limit", "dead_limit", "claim_limit"])
+def test_a_number_of_jobs_is_whole(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name!r} must be a whole number"):
+        Config(**{name: 2.5})
+
+
+@pytest.mark.parametrize("name", ["app_name", "global_keyprefix"])
+def test_a_name_is_text(name: str) -> None:
+    with pytest.raises(ConfigError, match=repr(name)):
+        Config(**{name: 7})
+
+
+def test_a_ttl_of_less_than_two_heartbeats_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config(heartbeat_interval=5, owner_ttl=9.9)
+    assert "'owner_ttl' (9.9 s)" in str(caught.value)
+    assert "'heartbeat_interval' (5 s)" in str(caught.value)
+
+
+def test_a_ttl_of_exactly_two_heartbeats_is_allowed() -> None:
+    assert Config(heartbeat_interval=5, owner_ttl=10).owner_ttl == 10
+
+
+def test_one_except_clause_catches_a_config_error_either_way() -> None:
+    assert issubclass(ConfigError, SuperfetchError)
+    assert issubclass(ConfigError, ValueError)

@@ -1,0 +1,199 @@
+"""Which transport a URL leads to: an installed app's own, and everybody else's as before."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import kombu
+import pytest
+from celery import Celery
+from kombu.transport import memory, redis
+
+import celery_superfetch
+from celery_superfetch.errors import UnsupportedBroker
+
+FIRST, SECOND = "redis://first:6399/0", "redis://second:6399/3"
+Make = Callable[..., Celery]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """`make(url, install=True, **conf)`: an app that is nobody's current one."""
+    made: list[Celery] = []
+
+    def start(url: Any, install: bool = True, **conf: Any) -> Celery:
+        app = Celery("shop", broker=url, set_as_current=False)
+        app.conf.update(conf)
+        made.append(celery_superfetch.install(app) if install else app)
+        return made[-1]
+
+    yield start
+    for app in made:
+        app.close()
+
+
+def ours(connection: kombu.Connection) -> bool:
+    return issubclass(type(connection.transport), celery_superfetch.Transport)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://localhost:6399/0",
+        "rediss://localhost:6399/0?ssl_cert_reqs=required",
+        "redis+socket:///tmp/none.sock?virtual_host=2",
+        "redis://user:p%40ss@localhost:6399/5",
+    ],
+)
+def test_every_kind_of_redis_url_is_served(make: Make, url: str) -> None:
+    app = make(url)
+    for connect in (app.connection, app.connection_for_read, app.connection_for_write):
+        with connect() as connection:
+            assert ours(connection)
+
+
+def test_another_app_in_the_process_stays_stock(make: Make) -> None:
+    make(FIRST)
+    with make(FIRST, install=False).connection() as connection:
+        assert type(connection.transport) is redis.Transport
+    with kombu.Connection(FIRST) as connection:
+        assert type(connection.transport) is redis.Transport
+
+
+def test_an_app_whose_amqp_was_used_before_install_is_served(make: Make) -> None:
+    app = make(FIRST, install=False)
+    assert app.amqp.queues
+    celery_superfetch.install(app)
+    with app.connection() as connection:
+        assert ours(connection)
+
+
+def test_an_apps_own_amqp_class_is_kept(make: Make) -> None:
+    from celery.app.amqp import AMQP
+
+    class Own(AMQP):
+        """An AMQP that its user extended."""
+
+    app = make(FIRST, install=False)
+    app.amqp_cls = Own
+    celery_superfetch.install(app)
+    assert isinstance(app.amqp, Own)
+    with app.connection() as connection:
+        assert ours(connection)
+
+
+@pytest.mark.parametrize("urls", [f"{FIRST};{SECOND}", [FIRST, SECOND]], ids=["text", "list"])
+def test_a_failover_list_keeps_our_transport(make: Make, urls: Any) -> None:
+    with make(urls).connection() as connection:
+        assert ours(connection)
+        for _ in range(4):
+            connection.maybe_switch_next()
+            assert ours(connection)
+        connection.switch(SECOND)
+        assert ours(connection)
+        assert connection.hostname == "second"
+
+
+def test_a_failover_list_of_a_stock_app_stays_stock(make: Make) -> None:
+    with make(f"{FIRST};{SECOND}", install=False).connection() as connection:
+        connection.maybe_switch_next()
+        assert type(connection.transport) is redis.Transport
+
+
+def test_clones_keep_our_transport_and_its_options(make: Make) -> None:
+    """Celery's heartbeat thread and pools clone; a clone may be switched as well."""
+    app = make(f"{FIRST};{SECOND}", broker_transport_options={"owner_ttl": 44})
+    with app.connection() as connection, connection.clone() as clone:
+        assert ours(clone)
+        assert clone.transport.config.owner_ttl == 44
+        clone.maybe_switch_next()
+        assert ours(clone)
+        with clone.clone() as another:
+            assert ours(another)
+
+
+def test_the_named_transport_needs_no_install_and_survives_a_switch(make: Make) -> None:
+    app = make(f"{FIRST};{SECOND}", install=False, broker_transport="celery_superfetch:Transport")
+    with app.connection() as connection:
+        assert ours(connection)
+        connection.maybe_switch_next()
+        assert ours(connection)
+        with connection.clone() as clone:
+            assert ours(clone)
+            clone.maybe_switch_next()
+            assert ours(clone)
+
+
+def test_the_named_transport_works_with_plain_kombu() -> None:
+    with kombu.Connection(FIRST, transport="celery_superfetch:Transport") as connection:
+        assert ours(connection)
+    with kombu.Connection(FIRST, transport=celery_superfetch.Transport) as connection:
+        assert ours(connection)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://localhost:6399/0", "redis://user:secret@localhost:6399/2", "rediss://h:1/0"]
+)
+def test_a_connection_is_named_as_a_stock_one(make: Make, url: str) -> None:
+    """Flower finds its broker page by the scheme."""
+    with make(url).connection() as new, make(url, install=False).connection() as stock:
+        assert new.as_uri() == stock.as_uri()
+        assert new.info()["transport"] == stock.info()["transport"]
+        assert new.transport.driver_type == stock.transport.driver_type == "redis"
+        assert "secret" not in new.as_uri()
+
+
+def test_rediss_keeps_its_tls_defaults(make: Make) -> None:
+    url = "rediss://localhost:6399/0"
+    conf = {"broker_use_ssl": {"ssl_cert_reqs": ssl.CERT_REQUIRED}}
+    with make(url, **conf).connection() as new, make(url, False, **conf).connection() as stock:
+        assert ours(new)
+        assert new.ssl == stock.ssl
+        assert new.ssl
+
+
+def test_a_switch_to_a_tls_url_is_as_in_stock(make: Make) -> None:
+    urls = f"{FIRST};rediss://second:6399/0?ssl_cert_reqs=required"
+    with make(urls).connection() as new, make(urls, install=False).connection() as stock:
+        new.maybe_switch_next()
+        stock.maybe_switch_next()
+        assert ours(new)
+        assert new.ssl == stock.ssl
+        assert new.hostname == stock.hostname
+
+
+def test_a_sentinel_is_refused_by_name(make: Make) -> None:
+    connection = make("sentinel://localhost:26379").connection()
+    with pytest.raises(UnsupportedBroker, match="sentinel://"):
+        connection.transport  # noqa: B018
+
+
+def test_a_failover_list_that_leads_to_a_sentinel_is_refused(make: Make) -> None:
+    with make(f"{FIRST};sentinel://localhost:26379").connection() as connection:
+        assert ours(connection)
+        connection.maybe_switch_next()
+        with pytest.raises(UnsupportedBroker, match="sentinel://"):
+            connection.transport  # noqa: B018
+
+
+def test_another_broker_works_as_ever_and_is_warned_of(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A test suite sets memory:// and keeps its line of `install`."""
+    with caplog.at_level(logging.WARNING), make("memory://").connection() as connection:
+        assert type(connection.transport) is memory.Transport
+        queue = connection.SimpleQueue("mail")
+        queue.put({"n": 1})
+        assert queue.get(timeout=5).payload == {"n": 1}
+        queue.close()
+    warnings = [r.getMessage() for r in caplog.records if "celery_superfetch" in r.name]
+    assert any("memory" in text for text in warnings), warnings
+
+
+def test_a_redis_broker_is_not_warned_of(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), make(FIRST).connection() as connection:
+        assert ours(connection)
+    assert not caplog.records

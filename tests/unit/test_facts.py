@@ -1,0 +1,102 @@
+"""What an owner says of itself survives the way through Redis; what is broken weakens it."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_superfetch.config import Config
+from celery_superfetch.facts import Facts
+from celery_superfetch.owner import ProcessImage
+
+IMAGE = ProcessImage(
+    host="web-1",
+    pid=77,
+    start_time="123456",
+    boot_id="b-o-o-t",
+    pid_namespace="4026531836",
+    image="c0ffee",
+)
+READER = Config(heartbeat_interval=3, owner_ttl=30)
+FULL = Facts(
+    owner="web-1|77|nonce",
+    process=IMAGE,
+    heartbeat_interval=7.5,
+    owner_ttl=90.0,
+    app="shöp",
+    state="stopping",
+    run_id="r" * 40,
+    connections=(3, 99),
+    pool=((78, "123460"), (79, "123461")),
+    lists={"mail": 0, "a:b\x06\x163": 60000},
+)
+
+
+def stored(fields: dict[str, str]) -> dict[bytes, bytes]:
+    return {name.encode(): value.encode() for name, value in fields.items()}
+
+
+def test_facts_survive_the_way_through_redis() -> None:
+    assert Facts.load(FULL.owner, stored(FULL.dump()), READER) == FULL
+
+
+def test_what_the_server_wrote_is_read_and_not_written() -> None:
+    assert not {"registered_at", "was"} & set(FULL.dump())
+    row = stored({**FULL.dump(), "registered_at": "1700000000000", "was": "running"})
+    facts = Facts.load(FULL.owner, row, READER)
+    assert (facts.registered_at, facts.was) == (1700000000000, "running")
+
+
+def test_an_owners_own_settings_win_over_the_readers() -> None:
+    facts = Facts.load(FULL.owner, stored(FULL.dump()), READER)
+    assert (facts.heartbeat_interval, facts.owner_ttl) == (7.5, 90.0)
+
+
+def test_a_missing_row_gives_the_weakest_facts() -> None:
+    facts = Facts.load("web-1|77|nonce", {}, READER)
+    assert (facts.heartbeat_interval, facts.owner_ttl) == (3, 30), "the reader's own"
+    assert (facts.process.host, facts.process.pid) == ("web-1", 77), "from the name"
+    assert (facts.connections, facts.pool, facts.lists) == ((), (), {})
+    assert not IMAGE.same_ground(facts.process), "nobody may look at that pid"
+
+
+@pytest.mark.parametrize("owner", ["", "|", "a", "a|b|c", "a|1", "\udcff|1|x"])
+def test_an_owner_with_an_odd_name_can_be_read(owner: str) -> None:
+    facts = Facts.load(owner, {}, READER)
+    assert facts.owner == owner
+    assert not IMAGE.same_ground(facts.process)
+
+
+BROKEN = {
+    "numbers that are words": ("heartbeat_interval", "often", READER.heartbeat_interval),
+    "a ttl of nothing": ("owner_ttl", "0", READER.owner_ttl),
+    "a negative ttl": ("owner_ttl", "-60", READER.owner_ttl),
+    "a ttl that is not a number": ("owner_ttl", "nan", READER.owner_ttl),
+    "connections that are no JSON": ("connections", "[1,", ()),
+    "connections of another type": ("connections", '{"a": 1}', ()),
+    "a pool that is no list": ("pool", "7", ()),
+    "a pool of bare pids": ("pool", "[1, 2]", ()),
+    "a pool of short rows": ("pool", "[[1]]", ()),
+    "a connection without end": ("connections", "[Infinity]", (0,)),
+    "connections nested without end": ("connections", "[" * 100_000, ()),
+    "lists that are a list": ("lists", '["mail"]', {}),
+    "lists that are null": ("lists", "null", {}),
+}
+
+
+@pytest.mark.parametrize(("name", "value", "read"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_fact_is_read_as_a_weak_one(name: str, value: str, read: object) -> None:
+    """A row of another version, or of somebody's hand, must never stop a pass."""
+    row = stored({**FULL.dump(), name: value})
+    assert getattr(Facts.load(FULL.owner, row, READER), name) == read
+
+
+def test_bytes_that_are_no_text_do_not_stop_a_pass() -> None:
+    row = {**stored(FULL.dump()), b"app": b"\xff\xfe", b"\xff": b"\xff", b"pid": b"\xff"}
+    facts = Facts.load(FULL.owner, row, READER)
+    assert facts.process.pid == 0
+    assert facts.lists == FULL.lists
+
+
+def test_fields_of_a_later_version_are_skipped() -> None:
+    row = stored({**FULL.dump(), "schema": "99", "colour": "blue"})
+    assert Facts.load(FULL.owner, row, READER) == FULL

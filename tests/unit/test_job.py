@@ -1,0 +1,90 @@
+"""What can be read from a payload, and that reading never raises."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from celery_superfetch.job import Envelope, digest, parse
+
+
+def message(**changes: Any) -> dict[str, Any]:
+    return {
+        "body": "W1tdLHt9LHt9XQ==",
+        "headers": {"task": "shop.add", "id": "id-1"},
+        "properties": {
+            "correlation_id": "id-1",
+            "delivery_tag": "tag-1",
+            "delivery_info": {"exchange": "", "routing_key": "mail"},
+        },
+        **changes,
+    }
+
+
+def payload(**changes: Any) -> bytes:
+    return json.dumps(message(**changes)).encode()
+
+
+def test_a_celery_message_names_its_task_and_id() -> None:
+    envelope = parse(payload())
+    assert (envelope.task, envelope.task_id) == ("shop.add", "id-1")
+    assert envelope.message == message()
+
+
+def test_a_plain_kombu_message_is_a_message_without_a_task() -> None:
+    envelope = parse(payload(headers={}))
+    assert envelope.message is not None
+    assert envelope.task is None
+    assert envelope.task_id == "id-1", "the correlation id"
+
+
+def test_a_message_without_headers_is_a_message() -> None:
+    plain = message()
+    del plain["headers"]
+    assert parse(json.dumps(plain).encode()).message == plain
+
+
+def test_names_that_are_no_text_are_not_names() -> None:
+    envelope = parse(payload(headers={"task": ["shop.add"], "id": 7}))
+    assert envelope.message is not None
+    assert envelope.task is None
+    assert envelope.task_id == "id-1"
+
+
+JUNK = {
+    "nothing": b"",
+    "no JSON": b"hello",
+    "not even text": b"\xff\xfe\x00",
+    "cut short": payload()[:-10],
+    "a number": b"7",
+    "a text": b'"properties"',
+    "null": b"null",
+    "a list": b"[1, 2]",
+    "an empty object": b"{}",
+    "properties of another type": payload(properties=[1]),
+    "no delivery tag": payload(properties={"delivery_info": {"routing_key": "mail"}}),
+    "no delivery info": payload(properties={"delivery_tag": "t"}),
+    "no routing key": payload(properties={"delivery_tag": "t", "delivery_info": {}}),
+    "delivery info of another type": payload(
+        properties={"delivery_tag": "t", "delivery_info": "mail"}
+    ),
+    "headers of another type": payload(headers=[1]),
+    "nested without end": b"[" * 100_000,
+    "a lone surrogate for a number": b'{"properties": \\ud800}',
+}
+
+
+@pytest.mark.parametrize("raw", JUNK.values(), ids=JUNK)
+def test_junk_is_no_message(raw: bytes) -> None:
+    assert parse(raw) == Envelope()
+
+
+def test_a_digest_is_of_the_exact_bytes() -> None:
+    raw = payload()
+    assert digest(raw) == hashlib.sha1(raw).hexdigest()
+    same_to_json = raw.replace(b": ", b":")
+    assert json.loads(same_to_json) == json.loads(raw)
+    assert digest(same_to_json) != digest(raw)

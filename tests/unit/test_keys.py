@@ -1,0 +1,84 @@
+"""Every key is made in one place, with the prefix kombu would put before it."""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+
+import pytest
+
+from celery_superfetch.keys import Keys
+
+ARGUMENTS = {"owner": "web-1|7|abc", "queue_list": "mail", "digest": "0" * 40, "host": "web-1"}
+
+
+def every_key(keys: Keys) -> dict[str, str]:
+    """All names an instance can make: plain attributes, properties and methods."""
+    made: dict[str, str] = {}
+    for name in dir(keys):
+        if name.startswith("_") or name in {"prefix", "parse_private"}:
+            continue
+        value = getattr(keys, name)
+        if callable(value):
+            parameters = inspect.signature(value).parameters
+            value = value(*(ARGUMENTS.get(parameter, "x") for parameter in parameters))
+        made[name] = value
+    return made
+
+
+def test_there_are_keys_to_check() -> None:
+    assert {"owners", "private", "queue", "dead", "recoveries"} <= set(every_key(Keys()))
+
+
+@pytest.mark.parametrize("prefix", ["", "shop:", "{tag}", "a*b"])
+def test_every_key_begins_with_the_prefix(prefix: str) -> None:
+    plain, prefixed = every_key(Keys()), every_key(Keys(prefix))
+    for name, key in prefixed.items():
+        if name == "private_pattern":
+            continue
+        assert key == prefix + plain[name], name
+
+
+def test_only_the_queues_own_key_is_outside_our_name_space() -> None:
+    outside = {name for name, key in every_key(Keys()).items() if not key.startswith("superfetch:")}
+    assert outside == {"queue"}
+    assert Keys().queue("mail\x06\x163") == "mail\x06\x163"
+
+
+def test_no_two_keys_are_the_same() -> None:
+    made = list(every_key(Keys()).values())
+    assert len(set(made)) == len(made)
+
+
+@pytest.mark.parametrize("prefix", ["", "shop:", "a*b["])
+@pytest.mark.parametrize("queue_list", ["mail", "a:b:c", ":", "mail\x06\x163", "sch|ön", ""])
+def test_a_private_list_can_be_parsed_back(prefix: str, queue_list: str) -> None:
+    keys, owner = Keys(prefix), "web-1|7|0123456789ab"
+    assert keys.parse_private(keys.private(owner, queue_list)) == (owner, queue_list)
+
+
+@pytest.mark.parametrize("prefix", ["", "shop:", "a*b", "a?b", "[ab]", "back\\slash", "{tag}"])
+def test_the_scan_pattern_finds_private_lists(prefix: str) -> None:
+    keys = Keys(prefix)
+    pattern = _as_fnmatch(keys.private_pattern)
+    assert fnmatch.fnmatchcase(keys.private("h|1|n", "mail"), pattern)
+    assert not fnmatch.fnmatchcase(keys.facts("h|1|n"), pattern)
+
+
+@pytest.mark.parametrize(("prefix", "other"), [("a*", "abc"), ("a?", "ab"), ("[ab]", "a")])
+def test_the_scan_pattern_finds_nobody_elses(prefix: str, other: str) -> None:
+    """A prefix with a pattern character must not reach into another application's keys."""
+    pattern = _as_fnmatch(Keys(prefix).private_pattern)
+    assert not fnmatch.fnmatchcase(Keys(other).private("h|1|n", "mail"), pattern)
+
+
+def _as_fnmatch(pattern: str) -> str:
+    """SCAN's escapes in the spelling of Python's fnmatch: one-character classes."""
+    out, chars = "", iter(pattern)
+    for char in chars:
+        if char == "\\":
+            literal = next(chars)
+            out += f"[{literal}]" if literal in "*?[" else literal
+        else:
+            out += char
+    return out

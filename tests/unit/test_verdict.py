@@ -1,0 +1,150 @@
+"""The table of who is dead, row by row. Nothing is asked here: evidence in, reason out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from celery_superfetch.owner import LocalProcess
+from celery_superfetch.verdict import Evidence, Reason, judge
+
+HEARTBEAT, TTL = 5.0, 60.0
+MISSED = 2 * HEARTBEAT  # two of the owner's heartbeats
+ELSEWHERE = Evidence(heartbeat_interval=HEARTBEAT, owner_ttl=TTL)
+GONE = replace(ELSEWHERE, process=LocalProcess.GONE)
+ZOMBIE = replace(ELSEWHERE, process=LocalProcess.ZOMBIE)
+REUSED = replace(ELSEWHERE, process=LocalProcess.REUSED)
+RUNNING = replace(ELSEWHERE, process=LocalProcess.RUNNING)
+
+DEAD = {
+    "its pid is gone": (GONE, Reason.PROCESS_GONE),
+    "it is a zombie": (ZOMBIE, Reason.PROCESS_ZOMBIE),
+    "its pid has another start time": (REUSED, Reason.PID_REUSED),
+    "its pid is gone though it was heard a moment ago": (
+        replace(GONE, silent_for=0.0),
+        Reason.PROCESS_GONE,
+    ),
+    "its pid is gone and it was never watched": (
+        replace(GONE, silent_for=None),
+        Reason.PROCESS_GONE,
+    ),
+    "a zombie keeps its connections until its last thread is gone": (
+        replace(ZOMBIE, connected=True),
+        Reason.PROCESS_ZOMBIE,
+    ),
+    "HUP put a newer program into its process": (
+        replace(RUNNING, superseded=True),
+        Reason.SUPERSEDED,
+    ),
+    "its pool outlived it for two heartbeats": (
+        replace(GONE, pool_left=True, silent_for=MISSED),
+        Reason.PROCESS_GONE,
+    ),
+    "elsewhere, unconnected and silent for exactly two heartbeats": (
+        replace(ELSEWHERE, connected=False, silent_for=MISSED),
+        Reason.DISCONNECTED,
+    ),
+    "elsewhere, still connected and silent for exactly its ttl": (
+        replace(ELSEWHERE, connected=True, silent_for=TTL),
+        Reason.SILENT,
+    ),
+    "elsewhere, its connections cannot be looked up, silent for its ttl": (
+        replace(ELSEWHERE, connected=None, silent_for=TTL),
+        Reason.SILENT,
+    ),
+}
+
+NOT_DEAD = {
+    "elsewhere and heard": (replace(ELSEWHERE, silent_for=0.0), Reason.HEARD),
+    "elsewhere and never watched, by a fresh observer": (
+        replace(ELSEWHERE, silent_for=None),
+        Reason.HEARD,
+    ),
+    "unconnected, but the observer is fresh": (
+        replace(ELSEWHERE, silent_for=None, connected=False),
+        Reason.HEARD,
+    ),
+    "unconnected, but a reconnect may be under way": (
+        replace(ELSEWHERE, silent_for=MISSED - 0.01, connected=False),
+        Reason.WATCHED,
+    ),
+    "frozen but connected, within its ttl": (
+        replace(ELSEWHERE, silent_for=TTL - 0.01, connected=True),
+        Reason.WATCHED,
+    ),
+    "connections unusable, within its ttl": (
+        replace(ELSEWHERE, silent_for=TTL - 0.01, connected=None),
+        Reason.WATCHED,
+    ),
+    "its process runs here (EPERM counts as running)": (RUNNING, Reason.RUNNING),
+    "its process runs here, whatever the server says of its connections": (
+        replace(RUNNING, connected=False, silent_for=0.0),
+        Reason.RUNNING,
+    ),
+    "it is frozen on this host, and named so": (
+        replace(RUNNING, silent_for=MISSED),
+        Reason.RUNNING_SILENT,
+    ),
+    "it is frozen on this host, for a hundred times its ttl and without connections": (
+        replace(RUNNING, silent_for=100 * TTL, connected=False),
+        Reason.RUNNING_SILENT,
+    ),
+    "its pool processes outlive it": (replace(GONE, pool_left=True), Reason.POOL_LEFT),
+    "its pool processes outlive it, a little below two heartbeats": (
+        replace(ZOMBIE, pool_left=True, silent_for=MISSED - 0.01),
+        Reason.POOL_LEFT,
+    ),
+    "it was reaped before": (replace(GONE, reaped=True), Reason.REAPED),
+    "it was reaped before and is silent for ever": (
+        replace(ELSEWHERE, reaped=True, silent_for=1e9),
+        Reason.REAPED,
+    ),
+}
+
+
+@pytest.mark.parametrize(("evidence", "reason"), DEAD.values(), ids=DEAD)
+def test_an_owner_is_dead_when(evidence: Evidence, reason: Reason) -> None:
+    verdict = judge(evidence)
+    assert (verdict.reason, verdict.dead) == (reason, True)
+
+
+@pytest.mark.parametrize(("evidence", "reason"), NOT_DEAD.values(), ids=NOT_DEAD)
+def test_an_owner_is_not_dead_when(evidence: Evidence, reason: Reason) -> None:
+    verdict = judge(evidence)
+    assert (verdict.reason, verdict.dead) == (reason, False)
+
+
+def test_the_owners_own_settings_are_the_measure() -> None:
+    slow = Evidence(heartbeat_interval=60.0, owner_ttl=600.0)
+    quick = Evidence(heartbeat_interval=0.5, owner_ttl=3.0)
+    assert not judge(replace(slow, silent_for=119.0, connected=False)).dead
+    assert judge(replace(slow, silent_for=120.0, connected=False)).dead
+    assert not judge(replace(slow, silent_for=599.0, connected=True)).dead
+    assert judge(replace(quick, silent_for=1.0, connected=False)).dead
+    assert judge(replace(quick, silent_for=3.0, connected=True)).dead
+
+
+def test_more_silence_never_brings_an_owner_back_to_life() -> None:
+    for connected in (True, False, None):
+        for process in (None, *LocalProcess):
+            for pool_left in (False, True):
+                verdicts = [
+                    judge(
+                        replace(
+                            ELSEWHERE,
+                            process=process,
+                            connected=connected,
+                            pool_left=pool_left,
+                            silent_for=seconds,
+                        )
+                    ).dead
+                    for seconds in (None, 0.0, 1.0, MISSED, TTL, 100 * TTL)
+                ]
+                assert verdicts == sorted(verdicts), (connected, process, pool_left)
+
+
+def test_every_reason_can_be_reached_and_reads_as_a_clause() -> None:
+    reached = {judge(evidence).reason for evidence, _ in (DEAD | NOT_DEAD).values()}
+    assert reached == set(Reason)
+    assert all(reason.value and not reason.value.endswith(".") for reason in Reason)
