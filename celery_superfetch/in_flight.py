@@ -50,7 +50,9 @@ class InFlight:
         #: Acks whose reply was lost: finding nothing when they are sent again proves nothing.
         self._resent: set[Job] = set()
         self._returns: list[tuple[Job, str]] = []
-        self._returns_due = 0.0
+        #: Returns that the server refused, and when they are tried again (monotonic s).
+        self._refused: list[tuple[Job, str]] = []
+        self._refused_until = 0.0
         self._lock = threading.RLock()
 
     # -- what is held
@@ -163,6 +165,7 @@ class InFlight:
         """Forget the settlements that wait for an owner that was reaped, save the acks."""
         with self._lock:
             self._returns = [(job, where) for job, where in self._returns if job.owner != owner]
+            self._refused = [(job, where) for job, where in self._refused if job.owner != owner]
 
     # -- requeue
 
@@ -190,7 +193,9 @@ class InFlight:
             redis.exceptions.RedisError: the server cannot be asked. What it refused (a queue
                 key of another type) is only logged: it must not stop claims and acks.
         """
-        if not self._returns or monotonic() < self._returns_due:
+        if self._refused and monotonic() >= self._refused_until:
+            self._returns, self._refused = self._refused + self._returns, []
+        if not self._returns:
             return
         # An ack that still waits goes first: what was settled must not be given back.
         settled = {job for job, _ in self._acks}
@@ -211,8 +216,8 @@ class InFlight:
         self._returns = []
         for (where, jobs), reply in zip(batches, replies, strict=True):
             if isinstance(reply, Exception):
-                self._returns += [(job, where) for job in jobs]
-                self._returns_due = monotonic() + REFUSED_INTERVAL
+                self._refused += [(job, where) for job in jobs]
+                self._refused_until = monotonic() + REFUSED_INTERVAL
                 logger.error(
                     "%d jobs could not be given back to queue list %s: %s. They are safe in the "
                     "private list; it is tried again in %g s, and by the reaper.",
@@ -249,11 +254,11 @@ class InFlight:
     def give_all_back(self) -> None:
         """Give back whatever is still held, newest claims first (the process ends)."""
         with self._lock:
-            waiting = {job for job, _ in self._returns} | {job for job, _ in self._acks}
+            waiting = {job for job, _ in (*self._returns, *self._refused, *self._acks)}
             held = [job for job in self._held if job not in waiting]
         self.requeue(reversed(held))
 
     @property
     def settlements(self) -> Mapping[str, int]:
         """How much waits to be sent: acks and returns (for tests and ``status``)."""
-        return {"acks": len(self._acks), "returns": len(self._returns)}
+        return {"acks": len(self._acks), "returns": len(self._returns) + len(self._refused)}
