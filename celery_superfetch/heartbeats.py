@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 #: Seconds between two tries while heartbeats fail.
 RETRY_INTERVAL = 1.0
 
+#: Seconds the server has to answer a heartbeat at least, however short the interval.
+SHORTEST_WAIT = 1.0
+
 
 class Owner(Protocol):
     """Whose heart it is."""
@@ -82,7 +85,8 @@ def heart_client(params: Mapping[str, Any], heartbeat_interval: float) -> Redis:
             would silence the owner for ever.
     """
     own = {**params, "max_connections": 2}
+    wait = max(SHORTEST_WAIT, heartbeat_interval)
     if "path" not in own and not own.get("socket_connect_timeout"):
-        own["socket_connect_timeout"] = heartbeat_interval
-    own["socket_timeout"] = own.get("socket_timeout") or heartbeat_interval
+        own["socket_connect_timeout"] = wait
+    own["socket_timeout"] = own.get("socket_timeout") or wait
     return Redis(connection_pool=ConnectionPool(**own), single_connection_client=True)

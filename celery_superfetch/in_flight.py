@@ -164,8 +164,10 @@ class InFlight:
     def forget(self, owner: str) -> None:
         """Forget the settlements that wait for an owner that was reaped, save the acks."""
         with self._lock:
-            self._returns = [(job, where) for job, where in self._returns if job.owner != owner]
-            self._refused = [(job, where) for job, where in self._refused if job.owner != owner]
+            for waiting in (self._returns, self._refused):
+                for job, where in [row for row in waiting if row[0].owner == owner]:
+                    waiting.remove((job, where))
+                    self.drop(job)
 
     # -- requeue
 
@@ -254,8 +256,9 @@ class InFlight:
     def give_all_back(self) -> None:
         """Give back whatever is still held, newest claims first (the process ends)."""
         with self._lock:
-            waiting = {job for job, _ in (*self._returns, *self._refused, *self._acks)}
-            held = [job for job in self._held if job not in waiting]
+            left = Counter(self._held)
+            left.subtract(job for job, _ in (*self._returns, *self._refused, *self._acks))
+            held = list(left.elements())
         self.requeue(reversed(held))
 
     @property

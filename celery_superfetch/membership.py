@@ -47,6 +47,9 @@ class Membership:
         self.config = config
         self.keys = Keys(config.global_keyprefix)
         self.pid = os.getpid()
+        # A claim that redis-py repeats by itself claims twice, and nobody learns of the first.
+        params = {k: v for k, v in params.items() if k not in ("retry", "retry_on_error")}
+        params["retry_on_timeout"] = False
         self.client = Redis(connection_pool=ConnectionPool(**params))
         self.in_flight = InFlight(self.client, self.keys, config)
         self.registry = Registry(self.client, self.keys, config)
@@ -58,7 +61,7 @@ class Membership:
         self.on_joined: list[Callable[[], object]] = []
         #: Asked at each heartbeat for the pool processes as ``(pid, start time)``.
         self.pool: Callable[[], Sequence[tuple[int, str]]] = tuple
-        self._params = dict(params)
+        self._params = params
         self._heart_socket: object = None
         self._facts = Facts.mine("", ProcessImage.current(), config)
         self._written: dict[str, str] = {}
@@ -165,6 +168,8 @@ class Membership:
             redis.exceptions.RedisError: it was not heard; what the watch knew is void.
         """
         with self._lock:
+            if not self._joined:  # it left while this heartbeat waited for its turn
+                return Heartbeat("left")
             try:
                 self._note_connection()
                 self._facts = self._facts.with_(

@@ -24,7 +24,10 @@ TOMBSTONE_FACTS = 86400
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What one heartbeat brought back; ``status`` is ``ok``, ``missing`` or ``reaped``."""
+    """What one heartbeat brought back.
+
+    ``status`` is ``ok``, ``missing``, ``reaped``, or ``left`` when none was sent.
+    """
 
     status: str
     #: Server time in ms.
@@ -113,8 +116,12 @@ class Registry:
         with self.client.pipeline(transaction=False) as pipe:
             for name in names:
                 pipe.hgetall(self.keys.facts(name))
-            rows = pipe.execute()
-        return {n: Facts.load(n, row, self.config) for n, row in zip(names, rows, strict=True)}
+            rows = pipe.execute(raise_on_error=False)
+        return {
+            # A key of another type says as little as none.
+            name: Facts.load(name, row if isinstance(row, dict) else {}, self.config)
+            for name, row in zip(names, rows, strict=True)
+        }
 
     def mark(self, owner: str, host: str, score: int, tombstone: float, reason: str) -> bool:
         """Mark an owner reaped unless it was heard since ``score``.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis import Redis
 
@@ -15,14 +15,16 @@ from .keys import Keys
 class Suspects:
     """What one-shot passes saw, added up in ``superfetch:suspects``.
 
-    Each pass adds the time since the pass before, and at most two reap intervals of it: a
-    step of the server's clock, or a night without passes, adds no more than that.
+    The time between two passes counts only up to two reap intervals, and the latest of it only
+    up to one heartbeat: a step of the server's clock or an outage between two passes convicts
+    nobody, since whoever lives is heard by the pass after it.
     """
 
     def __init__(self, client: Redis, keys: Keys, config: Config) -> None:
         self.client = client
         self.keys = keys
         self.most = 2 * config.reap_interval
+        self.latest = config.heartbeat_interval
 
     def look(
         self, scores: Mapping[str, int], now: int, run_id: str, *, keep: bool = True
@@ -36,36 +38,45 @@ class Suspects:
             keep: False only reads (a dry run, ``status``).
         """
         rows: Any = self.client.hgetall(self.keys.suspects)
-        before = {owner.decode(): json.loads(row) for owner, row in rows.items()}
-        silent: dict[str, float] = {}
+        before = {owner.decode(errors="replace"): _Seen.load(row) for owner, row in rows.items()}
+        seen: dict[str, _Seen] = {}
         for owner, score in scores.items():
-            row = before.get(owner)
-            if row is None or row["score"] != score or row["run_id"] != run_id:
-                silent[owner] = 0.0
+            last = before.get(owner)
+            if last is None or (last.score, last.run_id) != (score, run_id):
+                seen[owner] = _Seen(score, run_id, now)
             else:
-                passed = max(0.0, (now - row["at"]) / 1000)
-                silent[owner] = row["silent"] + min(passed, self.most)
+                gap = min(max(0.0, (now - last.at) / 1000), self.most)
+                seen[owner] = _Seen(score, run_id, now, last.silent + last.gap, gap)
         if keep:
-            self._write(scores, silent, now, run_id, gone=set(before) - set(scores))
-        return silent
+            self._write(seen, gone=set(before) - set(scores))
+        return {owner: row.silent + min(row.gap, self.latest) for owner, row in seen.items()}
 
-    def _write(
-        self,
-        scores: Mapping[str, int],
-        silent: Mapping[str, float],
-        now: int,
-        run_id: str,
-        gone: set[str],
-    ) -> None:
+    def _write(self, seen: Mapping[str, _Seen], gone: set[str]) -> None:
         with self.client.pipeline(transaction=False) as pipe:
             if gone:
                 pipe.hdel(self.keys.suspects, *gone)
-            if silent:
-                rows = {
-                    owner: json.dumps(
-                        {"score": scores[owner], "silent": seconds, "at": now, "run_id": run_id}
-                    )
-                    for owner, seconds in silent.items()
-                }
+            if seen:
+                rows = {owner: json.dumps(row) for owner, row in seen.items()}
                 pipe.hset(self.keys.suspects, mapping=rows)  # type: ignore[arg-type]
             pipe.execute()
+
+
+class _Seen(NamedTuple):
+    """One owner as the latest pass saw it."""
+
+    score: int
+    run_id: str
+    #: Time of that pass, server ms.
+    at: int
+    #: Seconds of silence up to the pass before, and from there to that pass.
+    silent: float = 0.0
+    gap: float = 0.0
+
+    @classmethod
+    def load(cls, row: bytes) -> _Seen | None:
+        """Read a row; a broken one counts as none."""
+        try:
+            score, run_id, at, silent, gap = json.loads(row)
+            return cls(int(score), str(run_id), int(at), float(silent), float(gap))
+        except (TypeError, ValueError):
+            return None
