@@ -167,7 +167,11 @@ class Reaper:
     def _sweep(self, report: Report) -> None:
         """Register the owners of private lists that nobody knows; never drains them."""
         for key in self.client.scan_iter(match=self.keys.private_pattern, count=SCAN_COUNT):
-            owner, queue_list = self.keys.parse_private(key.decode(errors="surrogateescape"))
+            try:
+                owner, queue_list = self.keys.parse_private(key.decode())
+            except UnicodeDecodeError:
+                logger.warning("Key %r looks like a private list, but no owner made it.", key)
+                continue
             try:
                 if report.dry_run:
                     continue
