@@ -40,21 +40,15 @@ class CutShort:
         for _ in range(DECISIONS):
             recovery = self._recovery(job, reason, strike=True)
             kill = ask(recovery, sender) is Decision.KILL
-            outcome = self._carry_out(recovery, kill)
-            if outcome == b"recounted":
+            if not self._carry_out(recovery, kill):
                 continue
-            self.in_flight.drop(job)
-            if outcome == b"moved":
-                self.in_flight.lost(job)
-                return None
             if not kill:
                 job_recovered.send(sender=sender, recovery=recovery)
                 return None
             dead = dead_job(recovery, reason)
             job_killed.send(sender=sender, job=dead)
             return dead
-        # Somebody else counts this job without end; the queue is the safe place for it.
-        self.in_flight.requeue([job])
+        self._settle_otherwise(job)
         return None
 
     def quarantine(self, job: Job) -> None:
@@ -63,9 +57,12 @@ class CutShort:
         Raises:
             redis.exceptions.RedisError: it stays in its private list.
         """
-        recovery = self._recovery(job, "unparseable payload", strike=False)
-        self._carry_out(recovery, kill=True)
-        self.in_flight.drop(job)
+        for _ in range(DECISIONS):
+            recovery = self._recovery(job, "unparseable payload", strike=False)
+            if self._carry_out(recovery, kill=True):
+                break
+        else:
+            return self._settle_otherwise(job)
         logger.error(
             "An item on queue %s is not a kombu message (%d bytes, starts with %r). It was "
             "moved to the dead set as %s: look with `celery superfetch dead show`, then mend "
@@ -77,6 +74,11 @@ class CutShort:
         )
         job_killed.send(sender=None, job=dead_job(recovery, recovery.reason))
 
+    def _settle_otherwise(self, job: Job) -> None:
+        """No decision held. The job was taken away, or somebody counts it without end."""
+        if self.in_flight.holds(job):
+            self.in_flight.requeue([job])
+
     def _recovery(self, job: Job, reason: str, *, strike: bool) -> Recovery:
         return Recovery.of(
             job,
@@ -87,11 +89,20 @@ class CutShort:
             strike=strike,
         )
 
-    def _carry_out(self, recovery: Recovery, kill: bool) -> Any:
+    def _carry_out(self, recovery: Recovery, kill: bool) -> bool:
+        """Do it; False when the decision no longer held, or the job was taken away."""
+        job = recovery.job
+        if not self.in_flight.holds(job):
+            return False
         if kill:
             call = self.dead_set.kill(recovery, recovery.reason, marked=False)
         else:
-            expires = self.in_flight.expires.get(recovery.job.queue_list, 0)
+            expires = self.in_flight.expires.get(job.queue_list, 0)
             call = self.recoveries.recover([recovery], expires, marked=False)
         reply = self.in_flight.scripts.run(call.name, call.keys, call.args)
-        return reply[0] if isinstance(reply, list) else reply
+        outcome = reply[0] if isinstance(reply, list) else reply
+        if outcome in (b"ok", b"moved"):
+            self.in_flight.drop(job)
+        if outcome == b"moved":
+            self.in_flight.lost(job)
+        return bool(outcome == b"ok")

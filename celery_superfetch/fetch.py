@@ -125,7 +125,10 @@ class Fetch:
         except RedisError:
             self.in_flight.requeue(reversed(confirm))
             raise
-        for job, mark in zip(confirm, claims.confirmed, strict=False):
+        if not claims.registered:  # somebody removes our row faster than we write it
+            self.in_flight.requeue(reversed(confirm))
+            return
+        for job, mark in zip(confirm, claims.confirmed, strict=True):
             if mark is not None:
                 self.ready.append(Claimed(job, mark))
         self.ready.extend(claims.jobs)

@@ -82,8 +82,9 @@ class PrivateLists:
         keys: list[str] = []
         args: list[Any] = []
         for job, counted in jobs:
-            keys.append(self.keys.private(job.owner, job.queue_list))
-            keys.append(self.keys.recoveries(digest(job.payload)) if counted else "")
+            private = self.keys.private(job.owner, job.queue_list)
+            # Without counters any key that the user may touch holds the place.
+            keys += [private, self.keys.recoveries(digest(job.payload)) if counted else private]
             args += [job.payload, int(counted)]
         return Call("ack", keys, args)
 

@@ -18,6 +18,7 @@ from .facts import Facts
 from .keys import Keys
 from .private_list import PrivateLists
 from .registry import Registry, run_id
+from .scripts import Scripts
 from .signals import owner_reaped
 from .verdict import Reason
 from .watch import Watch
@@ -58,6 +59,7 @@ class Reaper:
         self.keys = keys
         self.registry = Registry(client, keys, config)
         self.lists = PrivateLists(client, keys, config)
+        self.scripts = Scripts(client)
         self.dead_set = DeadSet(client, keys, config)
         self.jury = Jury(client, keys, config, watch)
         self.drain = Drain(client, keys, config, sender, announce)
@@ -89,7 +91,10 @@ class Reaper:
             report.ran = False
             return report
         if full:
-            self._sweep(report)
+            try:
+                self._sweep(report)
+            except RedisError as exc:  # SCAN may be forbidden; the rest of the pass is not
+                failed(report, "the full sweep", exc)
         verdicts = self.jury.judge_all(only, keep=not dry_run)
         report.owners = len(verdicts)
         for facts, score, verdict in verdicts:
@@ -110,7 +115,7 @@ class Reaper:
     def _lock(self, scope: str, seconds: float) -> bool:
         """One pass per interval; never released, it expires, so a crash holds up nobody."""
         return bool(
-            self.client.set(self.keys.lock(scope), 1, nx=True, px=max(1, int(seconds * 1000)))
+            self.scripts.run("lock", [self.keys.lock(scope)], [max(1, int(seconds * 1000))])
         )
 
     # -- reaping one owner

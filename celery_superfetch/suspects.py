@@ -10,6 +10,7 @@ from redis import Redis
 
 from .config import Config
 from .keys import Keys
+from .scripts import Scripts
 
 
 class Suspects:
@@ -23,6 +24,7 @@ class Suspects:
     def __init__(self, client: Redis, keys: Keys, config: Config) -> None:
         self.client = client
         self.keys = keys
+        self.scripts = Scripts(client)
         self.most = 2 * config.reap_interval
         self.latest = config.heartbeat_interval
 
@@ -52,13 +54,8 @@ class Suspects:
         return {owner: row.silent + min(row.gap, self.latest) for owner, row in seen.items()}
 
     def _write(self, seen: Mapping[str, _Seen], gone: set[str]) -> None:
-        with self.client.pipeline(transaction=False) as pipe:
-            if gone:
-                pipe.hdel(self.keys.suspects, *gone)
-            if seen:
-                rows = {owner: json.dumps(row) for owner, row in seen.items()}
-                pipe.hset(self.keys.suspects, mapping=rows)  # type: ignore[arg-type]
-            pipe.execute()
+        rows = [part for owner, row in seen.items() for part in (owner, json.dumps(row))]
+        self.scripts.run("suspect", [self.keys.suspects], [len(gone), *gone, *rows])
 
 
 class _Seen(NamedTuple):

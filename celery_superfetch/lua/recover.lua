@@ -14,7 +14,7 @@ local marked, window, expires = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV
 local owner, reason = ARGV[4], ARGV[5]
 local kind = redis.call('TYPE', queue).ok
 if kind ~= 'list' and kind ~= 'none' then
-  return redis.error_reply('WRONGTYPE queue key ' .. queue .. ' holds a ' .. kind)
+  return redis.error_reply("WRONGTYPE '" .. queue .. "' is no queue, it holds a " .. kind)
 end
 local unmarked = marked and redis.call('HGET', facts, 'state') ~= 'reaped'
 local now = tonumber(redis.call('TIME')[1])

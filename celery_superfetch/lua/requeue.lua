@@ -10,7 +10,7 @@ local push = ARGV[1] == 'front' and 'RPUSH' or 'LPUSH'
 local window, expires = tonumber(ARGV[2]), tonumber(ARGV[3])
 local kind = redis.call('TYPE', queue).ok
 if kind ~= 'list' and kind ~= 'none' then
-  return redis.error_reply('WRONGTYPE queue key ' .. queue .. ' holds a ' .. kind)
+  return redis.error_reply("WRONGTYPE '" .. queue .. "' is no queue, it holds a " .. kind)
 end
 local moved, total = {}, 0
 for i = 1, #KEYS - 4 do

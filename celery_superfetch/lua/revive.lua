@@ -8,7 +8,7 @@ local dead, jobs, junk, unannounced, queue, counters, stats =
 local id, payload = ARGV[1], ARGV[2]
 local kind = redis.call('TYPE', queue).ok
 if kind ~= 'list' and kind ~= 'none' then
-  return redis.error_reply('WRONGTYPE queue key ' .. queue .. ' holds a ' .. kind)
+  return redis.error_reply("WRONGTYPE '" .. queue .. "' is no queue, it holds a " .. kind)
 end
 if redis.call('HDEL', jobs, id) == 0 then return 0 end
 redis.call('ZREM', dead, id)

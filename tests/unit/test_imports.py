@@ -43,6 +43,8 @@ MODULES = {
     "leaf": {"signals"},
     "level3": {
         "cli",
+        "cli_status",
+        "cli_tables",
         "connection",
         "fetch",
         "installation",

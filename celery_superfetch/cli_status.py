@@ -1,0 +1,113 @@
+"""What ``superfetch status`` finds out, as plain values; it reads and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from typing import Any
+
+from celery import Celery
+from redis.exceptions import ResponseError
+
+from .facts import Facts
+from .reaper import Reaper
+from .verdict import MISSED_HEARTBEATS, Reason, Verdict
+
+
+def status_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
+    """Owners, tombstones, queues, dead set and counters of the app's database.
+
+    Raises:
+        redis.exceptions.RedisError: the server could not be asked.
+    """
+    verdicts = reaper.jury.judge_all(keep=False)
+    owners = [facts for facts, _, _ in verdicts]
+    now = reaper.registry.server_time()
+    in_flight = _in_flight(reaper, owners)
+    reaped = reaper.registry.facts(reaper.registry.tombstones()).values()
+    return {
+        "server_time": utc(now / 1000),
+        "owners": [
+            {
+                "owner": facts.owner,
+                "host": facts.process.host,
+                "pid": facts.process.pid,
+                "app": facts.app,
+                "state": facts.state,
+                "heartbeat_age": max(0, now - score) / 1000,
+                "in_flight": in_flight.get(facts.owner, 0),
+                "verdict": _word(verdict),
+                "reason": _reason(facts, (now - score) / 1000, verdict),
+            }
+            for facts, score, verdict in verdicts
+        ],
+        # Jobs here landed late or could not be moved; the next pass drains them.
+        "tombstones": {
+            "owners": len(reaped),
+            "in_flight": sum(_in_flight(reaper, reaped).values()),
+        },
+        "queues": _queues(app, reaper, [*owners, *reaped]),
+        "dead_set": {
+            "size": reaper.dead_set.size(),
+            "unannounced": int(reaper.client.scard(reaper.keys.unannounced)),
+        },
+        "counters": _counters(reaper),
+    }
+
+
+def utc(seconds: float) -> str:
+    """A time of the server's clock in ISO 8601."""
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _word(verdict: Verdict) -> str:
+    if verdict.dead:
+        return "dead"
+    return "reaped" if verdict.reason is Reason.REAPED else "alive"
+
+
+def _reason(facts: Facts, age: float, verdict: Verdict) -> str:
+    """Workers keep their watch to themselves: here the age has to speak for a silent owner."""
+    if verdict.reason is Reason.HEARD and age >= MISSED_HEARTBEATS * facts.heartbeat_interval:
+        return f"no heartbeat for {age:.0f} s; alive until a reaper has watched that itself"
+    return verdict.reason.value
+
+
+def _in_flight(reaper: Reaper, owners: Iterable[Facts]) -> dict[str, int]:
+    return reaper.lists.sizes([(facts.owner, facts.lists) for facts in owners])
+
+
+def _queues(app: Celery, reaper: Reaper, owners: Iterable[Facts]) -> list[dict[str, Any]]:
+    """Every queue list of the app and of the owners (a worker's ``-Q`` is not in the app)."""
+    # Broadcast queues are made for each consumer and hold nothing between two.
+    names = {
+        queue.name
+        for queue in app.amqp.queues.values()
+        if getattr(queue.exchange, "type", None) != "fanout"
+    }
+    with app.connection_for_read() as connection:
+        channel = connection.channel()
+        separator, steps = channel.sep, channel.priority_steps
+        names |= {name.partition(separator)[0] for facts in owners for name in facts.lists}
+        rows = [
+            {"queue": name, "priority": step, "list": channel._q_for_pri(name, step)}
+            for name in sorted(names)
+            for step in steps
+        ]
+    with reaper.client.pipeline(transaction=False) as pipe:
+        for row in rows:
+            pipe.llen(reaper.keys.queue(row["list"]))
+        lengths = pipe.execute(raise_on_error=False)
+    for row, length in zip(rows, lengths, strict=True):
+        if isinstance(length, ResponseError):  # something else lives under the queue's name
+            row.update(length=None, error=str(length))
+        elif isinstance(length, Exception):
+            raise length
+        else:
+            row["length"] = int(length)
+    return rows
+
+
+def _counters(reaper: Reaper) -> dict[str, int]:
+    raw: Any = reaper.client.hgetall(reaper.keys.stats)
+    return {name.decode(): int(number) for name, number in sorted(raw.items())}

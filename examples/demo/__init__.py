@@ -1,0 +1,1 @@
+"""The demo: two workers, a SIGKILL, a poison pill, and the books balanced at the end."""

@@ -1,0 +1,11 @@
+"""The shop without its workers' maintenance thread: nobody reaps but the task that beat sends."""
+
+from __future__ import annotations
+
+import os
+
+from apps.build import build_app
+from celery_superfetch.worker import Maintenance
+
+app = build_app(os.environ)
+app.steps["worker"].discard(Maintenance)

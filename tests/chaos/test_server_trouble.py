@@ -1,0 +1,243 @@
+"""A server that forgets, is full, or refuses: said clearly in the log, and no job is lost."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+
+from harness.database import Database
+from harness.ledger import Ledger
+from harness.server import Server
+from harness.waiting import always, eventually
+
+QUICK = {"heartbeat_interval": 1, "owner_ttl": 3, "reap_interval": 1}
+
+
+def ran(ledger: Ledger) -> dict[str, int]:
+    """Job -> how often it was started."""
+    return {job: len(times) for job, times in ledger.starts().items()}
+
+
+def test_deleting_the_registry_under_load_runs_nothing_twice(
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
+) -> None:
+    for _ in range(2):
+        worker(concurrency=2, options=QUICK)
+    before = set(db.owners())
+    names = [f"job-{n}" for n in range(200)]
+    for name in names:
+        shop.hold.delay(name, 0.05)
+    for part in (20, 70, 120, 170):
+        eventually(lambda at=part: len(ledger.starts()) >= at)
+        db.client.delete("superfetch:owners")
+    eventually(lambda: len(ledger.finishes()) == len(names))
+    assert ran(ledger) == dict.fromkeys(names, 1)
+    eventually(lambda: set(db.owners()) == before, message="both have registered again")
+    eventually(lambda: not db.private_lists())
+    assert db.stat("owners_reaped") == 0
+
+
+def test_deleting_the_registry_of_a_dead_owner_loses_nothing(
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
+) -> None:
+    """Nobody registers it again: the full sweep finds its private lists."""
+    victim = worker(concurrency=1, options=QUICK)
+    shop.hold.delay("running")
+    eventually(lambda: ledger.starts())
+    victim.kill9_all()
+    for key in ("owners", *(key.removeprefix("superfetch:") for key in db.keys("superfetch:ow*"))):
+        db.client.delete(f"superfetch:{key}")
+    worker(concurrency=1, options={**QUICK, "full_sweep_interval": 2})
+    eventually(lambda: ran(ledger)["running"] == 2, message="it runs again")
+    ledger.release()
+    eventually(lambda: ledger.finishes())
+    assert ran(ledger) == {"running": 2}
+
+
+def test_a_full_server_is_drained_and_nobody_is_judged_by_silence(
+    worker: Any, make_app: Any, ledger: Ledger, url: str, fresh_server: Any
+) -> None:
+    own: Server = fresh_server()
+    there = Database(own.client())
+    place = {"url": own.url(), "result_url": url, "options": QUICK}
+    both = [worker(concurrency=1, **place) for _ in range(2)]
+    owners = set(there.owners())
+    hold = make_app(superfetch=False, url=own.url()).tasks["shop.hold"]
+    names = [f"job-{n}" for n in range(120)]
+    for name in names:
+        hold.delay(name, 0.1)
+    own.client().config_set("maxmemory", "1mb")
+    with pytest.raises(redis.exceptions.OutOfMemoryError):
+        own.client().set("full", "x")
+    eventually(lambda: len(ledger.finishes()) == len(names), 60, message="it is drained")
+    always(
+        lambda: set(there.owners()) == owners and there.stat("owners_reaped") == 0,
+        during=QUICK["owner_ttl"] + 1,
+        message="everybody is heard",
+    )
+    assert ran(ledger) == dict.fromkeys(names, 1)
+    eventually(lambda: not there.private_lists())
+    assert not any("cannot be claimed from" in one.log() for one in both), "nothing is wrong there"
+
+    own.client().config_set("maxmemory", "0")
+    hold.delay("after", 0)
+    eventually(lambda: ledger.finishes().get("after"), message="idle workers are woken again")
+
+
+def test_a_full_server_does_not_stop_the_reaper(
+    worker: Any, make_app: Any, ledger: Ledger, url: str, fresh_server: Any
+) -> None:
+    own: Server = fresh_server()
+    there = Database(own.client())
+    place = {"url": own.url(), "result_url": url, "options": QUICK, "concurrency": 1}
+    victim = worker(**place)
+    make_app(superfetch=False, url=own.url()).tasks["shop.hold"].delay("running")
+    eventually(lambda: ledger.starts())
+    worker(**place)
+    own.client().config_set("maxmemory", "1mb")
+    victim.kill9_all()
+    eventually(lambda: ran(ledger)["running"] == 2, message="it runs again")
+    ledger.release()
+    eventually(lambda: ledger.finishes())
+    eventually(lambda: not there.private_lists(), message="its ack is accepted")
+
+
+def test_a_server_that_may_evict_keys_is_warned_of(worker: Any, fresh_server: Any) -> None:
+    own: Server = fresh_server(maxmemory_policy="allkeys-lru")
+    one = worker(url=own.url(), concurrency=1)
+    log = one.log()
+    assert "maxmemory-policy is allkeys-lru" in log
+    assert "noeviction" in log
+
+
+def test_a_wrong_password_is_said_and_the_queue_is_left_alone(
+    worker: Any, make_app: Any, ledger: Ledger, fresh_server: Any
+) -> None:
+    own: Server = fresh_server(requirepass="right")
+    make_app(superfetch=False, url=own.url()).tasks["shop.note"].delay("job")
+    url = own.url().replace(":right@", ":wrong@")
+    one = worker(url=url, result_url=own.url(1), concurrency=1, ready=False)
+    eventually(lambda: "invalid username-password pair" in one.log(), message="the log says it")
+    assert Database(own.client()).waiting() == ["job"]
+    worker(url=own.url(), result_url=own.url(1), concurrency=1)
+    eventually(lambda: ledger.finishes() and ran(ledger) == {"job": 1})
+
+
+def test_a_read_only_replica_is_refused_by_name_until_it_is_promoted(
+    worker: Any, make_app: Any, ledger: Ledger, url: str, fresh_server: Any
+) -> None:
+    primary: Server = fresh_server()
+    replica: Server = fresh_server(replicaof=["127.0.0.1", str(primary.port)])
+    make_app(superfetch=False, url=primary.url()).tasks["shop.note"].delay("job")
+    there = Database(replica.client())
+    eventually(lambda: there.length() == 1, message="the replica has it")
+    one = worker(url=replica.url(), result_url=url, concurrency=1, ready=False)
+    one.wait_log(f"read-only replica of 127.0.0.1:{primary.port}")
+    assert there.waiting() == ["job"]
+    assert one.alive()
+    replica.client().execute_command("REPLICAOF", "NO", "ONE")
+    eventually(lambda: ledger.finishes(), 60, message="a failover mends it")
+    assert ran(ledger) == {"job": 1}
+
+
+def test_a_queue_key_of_another_type_is_named_and_the_other_queues_go_on(
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
+) -> None:
+    one = worker(concurrency=1, queues=["broken", "celery"])
+    db.client.set("broken", "precious")
+    for name in ("a", "b"):
+        shop.note.delay(name)
+        eventually(lambda name=name: ledger.finishes().get(name))
+    one.wait_log("Queue list broken cannot be claimed from: WRONGTYPE")
+    assert db.client.get("broken") == b"precious"
+    assert one.log().count("Queue list broken cannot be claimed from") == 1, "said, not repeated"
+    db.client.delete("broken")
+    shop.note.apply_async(("mended",), queue="broken")
+    eventually(lambda: ledger.finishes().get("mended"), message="it is served once it is mended")
+    assert ran(ledger) == {"a": 1, "b": 1, "mended": 1}
+
+
+def test_a_worker_that_finds_a_queue_key_of_another_type_at_its_start_names_it(
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
+) -> None:
+    """kombu itself asks for the queue's length; what matters is that nothing is overwritten."""
+    db.client.set("broken", "precious")
+    shop.note.delay("job")
+    one = worker(concurrency=1, queues=["broken", "celery"], ready=False)
+    one.wait_log("WRONGTYPE")
+    assert "broken" in next(line for line in one.log().splitlines() if "WRONGTYPE" in line)
+    assert db.client.get("broken") == b"precious"
+    one.wait_exit()
+    worker(concurrency=1)
+    eventually(lambda: ledger.finishes())
+    assert ran(ledger) == {"job": 1}
+
+
+def test_an_acl_user_without_scripts_is_refused_by_name(
+    worker: Any, make_app: Any, ledger: Ledger, fresh_server: Any
+) -> None:
+    own: Server = fresh_server()
+    rules = ["on", ">pw", "~*", "&*", "+@all", "-@scripting"]
+    own.client().execute_command("ACL", "SETUSER", "shop", *rules)
+    make_app(superfetch=False, url=own.url()).tasks["shop.note"].delay("job")
+    place = {
+        "url": f"redis://shop:pw@127.0.0.1:{own.port}/0",
+        "result_url": own.url(1),
+        "concurrency": 1,
+    }
+    one = worker(ready=False, **place)
+    one.wait_log("the broker's ACL forbids this user to run scripts")
+    one.wait_log("grant +@scripting")
+    there = Database(own.client())
+    assert there.waiting() == ["job"]
+    own.client().execute_command("ACL", "SETUSER", "shop", "+@scripting")
+    one.wait_exit()
+    worker(**place)
+    eventually(lambda: ledger.finishes())
+    assert ran(ledger) == {"job": 1}
+
+
+def test_a_server_that_is_killed_and_comes_back_costs_no_job(
+    worker: Any, make_app: Any, ledger: Ledger, url: str, fresh_server: Any
+) -> None:
+    own: Server = fresh_server(appendonly=True, appendfsync="always")
+    place = {"url": own.url(), "result_url": url, "options": QUICK}
+    for _ in range(2):
+        worker(concurrency=1, **place)
+    hold = make_app(superfetch=False, url=own.url()).tasks["shop.hold"]
+    names = [f"job-{n}" for n in range(60)]
+    for name in names:
+        hold.delay(name, 0.1)
+    for part in (10, 30):
+        eventually(lambda at=part: len(ledger.starts()) >= at)
+        own.kill()
+        own.restart()
+    eventually(lambda: len(ledger.finishes()) == len(names), 60)
+    assert ran(ledger) == dict.fromkeys(names, 1), "its owners lived: nothing was to be recovered"
+    there = Database(own.client())
+    eventually(lambda: not there.private_lists() and not there.length())
+    assert there.stat("owners_reaped") == 0
+
+
+def test_a_server_that_refuses_writes_for_a_while_loses_and_doubles_nothing(
+    worker: Any, make_app: Any, ledger: Ledger, url: str, fresh_server: Any
+) -> None:
+    """As workers see a planned failover, or a disk that is full: an error to each write."""
+    own: Server = fresh_server()
+    one = worker(url=own.url(), result_url=url, concurrency=1, options=QUICK)
+    hold = make_app(superfetch=False, url=own.url()).tasks["shop.hold"]
+    names = [f"job-{n}" for n in range(30)]
+    for name in names:
+        hold.delay(name, 0.1)
+    eventually(lambda: len(ledger.starts()) > 5)
+    own.client().config_set("min-replicas-to-write", "1")
+    with pytest.raises(redis.exceptions.ResponseError, match="NOREPLICAS"):
+        own.client().set("x", "y")
+    always(one.alive, during=2, message="it waits")
+    own.client().config_set("min-replicas-to-write", "0")
+    eventually(lambda: set(ledger.finishes()) == set(names))
+    assert ran(ledger) == dict.fromkeys(names, 1)
+    eventually(lambda: not Database(own.client()).private_lists())

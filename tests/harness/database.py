@@ -1,0 +1,96 @@
+"""What an operator sees of the jobs in a database, with keys spelled by hand: the eyes of tests."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any, cast
+
+import redis
+
+OWN = "superfetch:"
+
+
+def name_of(payload: bytes) -> str:
+    """The first argument of a job: the name by which the ledger knows it."""
+    body = json.loads(base64.b64decode(json.loads(payload)["body"]))
+    return str(body[0][0])
+
+
+class Database:
+    """One broker database: its queues, its owners, and what each holds."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+
+    # -- queues
+
+    def waiting(self, queue: str = "celery") -> list[str]:
+        """Names of the jobs on a queue, next to be claimed first."""
+        return [name_of(raw) for raw in reversed(self._list(queue))]
+
+    def length(self, queue: str = "celery") -> int:
+        """Jobs on a queue."""
+        return cast("int", self.client.llen(queue))
+
+    # -- owners
+
+    def owners(self) -> list[str]:
+        """Registered owners, longest silent first."""
+        rows = cast("list[bytes]", self.client.zrange(f"{OWN}owners", 0, -1))
+        return [row.decode() for row in rows]
+
+    def owner_of(self, job: str) -> str:
+        """Who holds the job `job`; empty when nobody does."""
+        for owner, jobs in self.held().items():
+            if job in jobs:
+                return owner
+        return ""
+
+    def heard(self, owner: str) -> int:
+        """An owner's last heartbeat, in ms of the server; 0 when it is not registered."""
+        return int(cast("float | None", self.client.zscore(f"{OWN}owners", owner)) or 0)
+
+    def fact(self, owner: str, name: str) -> str:
+        """One of the facts of an owner, reaped or not."""
+        raw = cast("bytes | None", self.client.hget(f"{OWN}owner:{owner}", name))
+        return (raw or b"").decode()
+
+    def held(self) -> dict[str, list[str]]:
+        """Owner -> names of the jobs in its private lists, oldest claim first."""
+        held: dict[str, list[str]] = {}
+        for key in self.private_lists():
+            owner = key.removeprefix(f"{OWN}private:").partition(":")[0]
+            held.setdefault(owner, []).extend(name_of(raw) for raw in reversed(self._list(key)))
+        return held
+
+    def private_lists(self) -> list[str]:
+        """The keys of all private lists that are not empty."""
+        return self.keys(f"{OWN}private:*")
+
+    def keys(self, pattern: str) -> list[str]:
+        """Names of keys."""
+        return sorted(key.decode() for key in self.client.scan_iter(match=pattern, count=1000))
+
+    # -- recoveries and the dead set
+
+    def counters(self) -> list[dict[str, Any]]:
+        """The counters of all jobs that have some."""
+        return [
+            {field.decode(): value.decode() for field, value in self._hash(key).items()}
+            for key in self.keys(f"{OWN}recoveries:*")
+        ]
+
+    def dead(self) -> list[dict[str, Any]]:
+        """Records of the dead set."""
+        return [json.loads(record) for record in self._hash(f"{OWN}dead:jobs").values()]
+
+    def stat(self, counter: str) -> int:
+        """One of the counters for `status`."""
+        return int(self._hash(f"{OWN}stats").get(counter.encode(), 0))
+
+    def _list(self, key: str) -> list[bytes]:
+        return cast("list[bytes]", self.client.lrange(key, 0, -1))
+
+    def _hash(self, key: str) -> dict[bytes, bytes]:
+        return cast("dict[bytes, bytes]", self.client.hgetall(key))

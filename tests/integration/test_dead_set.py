@@ -1,0 +1,237 @@
+"""The dead set: killing keeps the job whole, and a person can put it back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from redis.exceptions import ResponseError
+
+from celery_superfetch.dead_set import JUNK_LIMIT, DeadJob, dead_job
+from celery_superfetch.errors import JobNotFound
+from celery_superfetch.facts import Facts
+from celery_superfetch.job import Job, digest
+from celery_superfetch.recovery import Counters, Recovery
+from parts.bench import Bench, payload
+
+JOB = payload("id-1")
+
+
+@pytest.fixture
+def owner(bench: Bench) -> Facts:
+    """An owner that is marked reaped and holds nothing yet."""
+    facts = bench.dead_owner()
+    score = bench.registry.owners()[facts.owner]
+    assert bench.registry.mark(facts.owner, facts.process.host, score, 60, "gone")
+    return facts
+
+
+def kill(
+    bench: Bench,
+    owner: Facts,
+    raw: bytes,
+    counters: Counters | None = None,
+    marked: bool = True,
+    held: bool = True,
+) -> tuple[bytes, Recovery]:
+    if held:
+        bench.give(owner.owner, "mail", [raw])
+    recovery = bench.recovery(Job(owner.owner, "mail", raw), counters)
+    reply: bytes = bench.run(bench.dead_set.kill(recovery, "struck out", marked=marked))
+    return reply, recovery
+
+
+def killed(bench: Bench, owner: Facts, raw: bytes) -> DeadJob:
+    assert kill(bench, owner, raw)[0] == b"ok"
+    return bench.dead_set.get(digest(raw))
+
+
+def test_a_killed_job_is_kept_whole(bench: Bench, owner: Facts) -> None:
+    counters = bench.keys.recoveries(digest(JOB))
+    history = [{"owner": "earlier", "reason": "gone", "strike": 1, "at": 7}]
+    bench.client.hset(
+        counters, mapping={"strikes": 1, "recoveries": 2, "history": json.dumps(history)}
+    )
+    reply, recovery = kill(bench, owner, JOB)
+    assert reply == b"ok"
+    [job] = bench.dead_set.page()
+    assert job == dead_job(recovery, "struck out").__class__(
+        **{**vars(dead_job(recovery, "struck out")), "died_at": job.died_at}
+    )
+    assert (job.payload, job.queue_list, job.id) == (JOB, "mail", digest(JOB))
+    assert (job.task, job.task_id, job.app_name) == ("shop.note", "id-1", "shop")
+    assert (job.strikes, job.recoveries, job.reason) == (2, 3, "struck out")
+    assert [entry["owner"] for entry in job.history] == ["earlier", owner.owner]
+    assert abs(job.died_at - bench.registry.server_time()) < 5000
+    assert bench.private(owner) == bench.queue() == []
+    assert not bench.client.exists(counters)
+    assert bench.stat("killed") == 1
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"\xff\xfe\x00", b"", "schön".encode(), "\ud800".encode("utf-8", "surrogatepass"), b"\0"],
+    ids=repr,
+)
+def test_any_payload_comes_back_byte_for_byte(bench: Bench, owner: Facts, raw: bytes) -> None:
+    job = killed(bench, owner, raw)
+    assert job.payload == raw
+    assert json.loads(json.dumps(job.as_dict()))["id"] == digest(raw)
+    assert bench.dead_set.retry(job)
+    assert bench.queue() == [raw]
+
+
+def test_nothing_is_killed_while_the_owner_is_not_marked(bench: Bench) -> None:
+    owner = bench.dead_owner()
+    assert kill(bench, owner, JOB)[0] == b"unmarked"
+    assert bench.private(owner) == [JOB]
+    assert bench.dead_set.size() == 0
+    assert kill(bench, owner, JOB, marked=False, held=False)[0] == b"ok", "it asks for its own"
+
+
+def test_what_somebody_else_moved_is_not_killed(bench: Bench, owner: Facts) -> None:
+    assert kill(bench, owner, JOB, held=False)[0] == b"moved"
+    assert bench.dead_set.size() == 0
+    assert bench.stat("killed") == 0
+
+
+def test_a_decision_on_old_counters_does_not_hold(bench: Bench, owner: Facts) -> None:
+    bench.client.hset(bench.keys.recoveries(digest(JOB)), "recoveries", 2)
+    assert kill(bench, owner, JOB, Counters())[0] == b"recounted"
+    assert bench.private(owner) == [JOB]
+    assert bench.dead_set.size() == 0
+
+
+def test_a_killed_job_waits_to_be_announced_and_junk_does_not(bench: Bench, owner: Facts) -> None:
+    job = killed(bench, owner, JOB)
+    killed(bench, owner, b"junk")
+    assert bench.dead_set.unannounced() == [job]
+    bench.dead_set.announced(job.id)
+    assert bench.dead_set.unannounced() == []
+    assert bench.dead_set.size() == 2
+
+
+def test_an_announcement_of_a_job_that_is_gone_is_dropped(bench: Bench) -> None:
+    bench.client.sadd(bench.keys.unannounced, "0" * 40)
+    assert bench.dead_set.unannounced() == []
+    assert not bench.client.exists(bench.keys.unannounced)
+
+
+def test_pages_begin_with_the_newest(bench: Bench, owner: Facts) -> None:
+    for n in range(7):
+        raw = payload(n)
+        kill(bench, owner, raw)
+        bench.client.zadd(bench.keys.dead, {digest(raw): 1000 + n})
+    ids = [job.task_id for job in bench.dead_set.page(0, 3)]
+    ids += [job.task_id for job in bench.dead_set.page(3, 3)]
+    assert ids == ["6", "5", "4", "3", "2", "1"]
+    assert [job.task_id for job in bench.dead_set] == ["6", "5", "4", "3", "2", "1", "0"]
+    assert bench.dead_set.page(7, 3) == []
+    assert bench.dead_set.size() == 7
+
+
+def test_a_job_is_found_by_id_by_its_start_and_by_task_id(bench: Bench, owner: Facts) -> None:
+    job = killed(bench, owner, JOB)
+    killed(bench, owner, payload("id-2"))
+    assert bench.dead_set.get(job.id) == job
+    assert bench.dead_set.get(job.id[:12]) == job
+    assert bench.dead_set.get("id-1") == job
+
+
+def test_an_id_that_fits_several_is_refused_and_names_them(bench: Bench, owner: Facts) -> None:
+    one, other = (payload("same", queue=queue) for queue in ("mail", "slow"))
+    killed(bench, owner, one)
+    killed(bench, owner, other)
+    with pytest.raises(JobNotFound) as caught:
+        bench.dead_set.get("same")
+    assert "fits 2 jobs" in str(caught.value)
+    assert digest(one) in str(caught.value)
+    assert digest(other) in str(caught.value)
+
+
+@pytest.mark.parametrize("id", ["nobody", "", "0" * 40])
+def test_an_id_that_is_not_there_is_refused(bench: Bench, owner: Facts, id: str) -> None:
+    killed(bench, owner, JOB)
+    with pytest.raises(JobNotFound, match="superfetch dead list"):
+        bench.dead_set.get(id)
+
+
+def test_a_retried_job_is_as_new(bench: Bench, owner: Facts) -> None:
+    job = killed(bench, owner, JOB)
+    bench.client.hset(bench.keys.recoveries(job.id), "strikes", 2)
+    bench.push("mail", b"backlog")
+    assert bench.dead_set.retry(job)
+    assert bench.queue() == [b"backlog", JOB]
+    assert bench.counters(JOB) == Counters()
+    assert bench.dead_set.size() == 0
+    assert bench.dead_set.unannounced() == []
+    assert bench.stat("retried") == 1
+
+
+def test_a_job_is_retried_once(bench: Bench, owner: Facts) -> None:
+    job = killed(bench, owner, JOB)
+    assert [bench.dead_set.retry(job) for _ in range(3)] == [True, False, False]
+    assert bench.queue() == [JOB]
+
+
+def test_a_job_can_be_retried_on_another_queue(bench: Bench, owner: Facts) -> None:
+    assert bench.dead_set.retry(killed(bench, owner, JOB), "slow")
+    assert bench.queue("slow") == [JOB]
+    assert bench.queue() == []
+
+
+def test_a_job_cannot_be_retried_on_a_key_of_another_type(bench: Bench, owner: Facts) -> None:
+    job = killed(bench, owner, JOB)
+    bench.client.set("mail", "a text")
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        bench.dead_set.retry(job)
+    assert bench.dead_set.get(job.id) == job
+
+
+def test_deleting_and_purging_count_what_was_there(bench: Bench, owner: Facts) -> None:
+    jobs = [killed(bench, owner, payload(n)) for n in range(250)]
+    assert bench.dead_set.delete(jobs[0].id, "nobody", jobs[1].id) == 2
+    assert bench.dead_set.delete() == 0
+    assert bench.dead_set.purge() == 248
+    assert bench.stat("dead_deleted") == 250
+    left = {name for name in bench.key_names() if name.startswith(bench.keys.dead)}
+    assert left == set()
+
+
+def test_trimming_drops_what_is_too_old_and_counts_it(
+    make_bench: Callable[..., Bench], bench: Bench, owner: Facts
+) -> None:
+    old, new = killed(bench, owner, payload("old")), killed(bench, owner, payload("new"))
+    assert bench.dead_set.trim() == 0
+    short = make_bench(dead_ttl=100).dead_set
+    bench.client.zadd(bench.keys.dead, {old.id: old.died_at - 101_000})
+    assert short.trim() == 1
+    assert [job.id for job in bench.dead_set] == [new.id]
+    assert [job.id for job in bench.dead_set.unannounced()] == [new.id]
+    assert bench.stat("dead_dropped") == 1
+
+
+def test_the_cap_drops_the_oldest_and_counts_it(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(dead_limit=3)
+    owner = bench.dead_owner()
+    for n in range(5):
+        raw = payload(n)
+        assert kill(bench, owner, raw, marked=False)[0] == b"ok"
+        bench.client.zadd(bench.keys.dead, {digest(raw): 1000 + n})
+    assert [job.task_id for job in bench.dead_set] == ["4", "3", "2"]
+    assert bench.stat("dead_dropped") == 2
+    assert bench.client.hlen(bench.keys.dead_jobs) == 3
+    assert {job.task_id for job in bench.dead_set.unannounced()} == {"2", "3", "4"}
+
+
+def test_junk_has_a_cap_of_its_own(bench: Bench, owner: Facts) -> None:
+    """It must not push out what can be retried."""
+    job = killed(bench, owner, JOB)
+    bench.client.zadd(bench.keys.dead, {job.id: 1})  # the oldest of all
+    for n in range(JUNK_LIMIT + 5):
+        kill(bench, owner, b"junk %d" % n, Counters())
+    assert bench.client.zcard(bench.keys.dead_junk) == JUNK_LIMIT
+    assert bench.dead_set.size() == JUNK_LIMIT + 1
+    assert bench.dead_set.get(job.id).payload == JOB
+    assert bench.stat("dead_dropped") == 5

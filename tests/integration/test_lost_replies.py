@@ -1,0 +1,190 @@
+"""A server that stands still for longer than a client waits: it does what nobody hears of."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from time import monotonic
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from celery_superfetch.facts import Facts
+from celery_superfetch.job import Job
+from celery_superfetch.membership import Membership
+from celery_superfetch.signals import ownership_lost
+from harness.server import Server
+from harness.waiting import eventually
+from parts.bench import Bench, payload
+
+TIMEOUT = 0.3
+
+
+@pytest.fixture
+def server(fresh_server: Callable[..., Server]) -> Server:
+    return fresh_server(appendonly=True, appendfsync="always")
+
+
+@pytest.fixture
+def hasty(server: Server) -> Bench:
+    """A process that gives up on a reply after 0.3 s."""
+    own = redis.ConnectionPool(host="127.0.0.1", port=server.port, socket_timeout=TIMEOUT)
+    return Bench(redis.Redis(connection_pool=own))
+
+
+@pytest.fixture
+def owner(hasty: Bench) -> Facts:
+    facts = hasty.owner()
+    # From here on the server knows the scripts, and we its version.
+    hasty.in_flight.claim(facts.owner, ["mail"], 1, 1, [])
+    hasty.in_flight.scripts.run_all([hasty.lists.ack([])])
+    return facts
+
+
+@pytest.fixture
+def lost() -> Iterator[list[Job]]:
+    jobs: list[Job] = []
+
+    def receiver(job: Job, **_: object) -> None:
+        jobs.append(job)
+
+    ownership_lost.connect(receiver)
+    yield jobs
+    ownership_lost.disconnect(receiver)
+
+
+def unheard(server: Server, call: Callable[[], Any]) -> None:
+    """Make a call whose reply does not come in time; the server carries it out later."""
+    server.pause()
+    with pytest.raises(RedisTimeoutError):
+        call()
+    server.resume()
+
+
+def test_a_claim_whose_reply_was_lost_is_given_back(
+    server: Server, hasty: Bench, owner: Facts
+) -> None:
+    raws = [payload(n) for n in range(5)]
+    hasty.push("mail", *raws)
+    held = hasty.in_flight
+    unheard(server, lambda: held.claim(owner.owner, ["mail"], 3, 1, []))
+    assert held.doubt
+    assert len(held) == 0
+    eventually(lambda: len(hasty.private(owner)) == 3, message="the control: claimed all the same")
+    assert held.reconcile(owner.owner, ["mail"]) == 3
+    assert not held.doubt
+    assert hasty.queue() == raws, "in the old order"
+    assert hasty.private(owner) == []
+    assert len(held) == 0
+
+
+def test_what_is_held_is_not_given_back_with_it(server: Server, hasty: Bench, owner: Facts) -> None:
+    """Of two equal payloads one is held, one came with the lost reply."""
+    held = hasty.in_flight
+    hasty.push("mail", payload("same"))
+    [known] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    hasty.push("mail", payload("same"), payload("other"))
+    unheard(server, lambda: held.claim(owner.owner, ["mail"], 2, 1, []))
+    eventually(lambda: len(hasty.private(owner)) == 3)
+    assert held.reconcile(owner.owner, ["mail"]) == 2
+    assert hasty.private(owner) == [payload("same")]
+    assert sorted(hasty.queue()) == sorted([payload("same"), payload("other")])
+    assert held.holds(known.job)
+
+
+def test_an_ack_whose_reply_was_lost_is_sent_again_without_an_alarm(
+    server: Server, hasty: Bench, owner: Facts, lost: list[Job]
+) -> None:
+    held = hasty.in_flight
+    hasty.push("mail", payload(1))
+    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    held.ack(claimed)
+    unheard(server, held.flush)
+    assert held.settlements["acks"] == 1
+    eventually(lambda: hasty.private(owner) == [], message="the control: acked all the same")
+    held.flush()
+    assert held.settlements["acks"] == 0
+    assert lost == [], "it found nothing, which proves nothing"
+    assert len(held) == 0
+
+
+def test_only_the_resent_ack_is_silent(
+    server: Server, hasty: Bench, owner: Facts, lost: list[Job]
+) -> None:
+    held = hasty.in_flight
+    hasty.push("mail", payload(1), payload(2))
+    one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
+    held.ack(one)
+    unheard(server, held.flush)
+    hasty.client.delete(hasty.keys.private(owner.owner, "mail"))
+    held.ack(two)
+    held.flush()
+    assert lost == [two.job]
+
+
+def test_an_ack_that_never_arrived_is_sent_again(
+    server: Server, hasty: Bench, owner: Facts, lost: list[Job]
+) -> None:
+    """The server died before it read it, and came back with its data."""
+    held = hasty.in_flight
+    hasty.push("mail", payload(1))
+    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    held.ack(claimed)
+    server.kill()
+    with pytest.raises(redis.ConnectionError):
+        held.flush()
+    server.restart()
+    assert hasty.private(owner) == [payload(1)]
+    held.flush()
+    assert hasty.private(owner) == []
+    assert lost == []
+
+
+def test_a_return_whose_reply_was_lost_goes_back_once(
+    server: Server, hasty: Bench, owner: Facts, lost: list[Job]
+) -> None:
+    held = hasty.in_flight
+    hasty.push("mail", payload(1))
+    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    server.pause()
+    held.requeue([claimed.job])  # does not raise: it is called at close and at exit
+    assert held.settlements["returns"] == 1
+    server.resume()
+    held.flush()
+    assert held.settlements["returns"] == 0
+    assert hasty.queue() == [payload(1)]
+    assert hasty.private(owner) == []
+    assert (len(held), lost) == (0, [])
+
+
+def test_redis_pys_own_retries_do_not_hide_a_lost_reply(server: Server) -> None:
+    """`retry_on_timeout` is an option of kombu's; a claim that redis-py repeats claims twice."""
+    bench = Bench(server.client())
+    params = {"host": "127.0.0.1", "port": server.port}
+    membership = Membership(
+        {**params, "socket_timeout": TIMEOUT, "retry_on_timeout": True}, bench.config
+    )
+    membership.join(1, {"mail": 0})
+    membership.claim(["mail"], 1, 1)
+    bench.push("mail", *(payload(n) for n in range(4)))
+    outcome: list[Any] = []
+
+    def claim() -> None:
+        try:
+            outcome.append(membership.claim(["mail"], 2, 1))
+        except redis.RedisError as exc:
+            outcome.append(exc)
+
+    server.pause()
+    thread, began = threading.Thread(target=claim), monotonic()
+    thread.start()
+    eventually(lambda: monotonic() - began > 1.3 * TIMEOUT)
+    server.resume()
+    thread.join()
+    eventually(lambda: bench.private(membership.owner))
+    unknown = len(bench.private(membership.owner)) - len(membership.in_flight)
+    assert unknown == 0 or membership.in_flight.doubt, f"{outcome} hides {unknown} jobs"
+    membership.in_flight.reconcile(membership.owner, ["mail"])
+    membership.leave_for_good()

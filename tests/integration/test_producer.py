@@ -1,0 +1,96 @@
+"""A pure producer: no owner, no thread, no key of ours, and none of the worker's modules."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+from harness.worker import process_env
+from parts.bench import Bench
+
+REPORT = """
+import json, sys, threading
+print(json.dumps({
+    "threads": [t.name for t in threading.enumerate()],
+    "modules": sorted(m for m in sys.modules if m.startswith("celery_superfetch")),
+}))
+"""
+
+
+def run(url: str, code: str) -> dict[str, Any]:
+    """What a fresh process says of itself after running this code."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code) + REPORT],
+        env=process_env({"URL": url}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return report
+
+
+def test_importing_the_package_costs_nothing() -> None:
+    report = run("", "import celery_superfetch")
+    assert report["modules"] == ["celery_superfetch"]
+    assert report["threads"] == ["MainThread"]
+
+
+def test_an_installed_app_that_publishes_is_nobodys_owner(url: str, bench: Bench) -> None:
+    report = run(
+        url,
+        """
+        import os
+        from celery import Celery
+        import celery_superfetch
+        app = celery_superfetch.install(Celery("shop", broker=os.environ["URL"]))
+        @app.task(name="shop.note")
+        def note(job): ...
+        for n in range(10):
+            note.delay(n)
+        note.apply_async(("later",), countdown=60, priority=3)
+        """,
+    )
+    assert report["threads"] == ["MainThread"]
+    assert len(bench.queue("celery")) == 10
+    assert len(bench.queue("celery\x06\x163")) == 1
+    assert not {name for name in bench.key_names() if "superfetch" in name}
+
+
+def test_with_the_named_transport_a_producer_needs_nothing_but_it(url: str, bench: Bench) -> None:
+    report = run(
+        url,
+        """
+        import os
+        from celery import Celery
+        app = Celery("shop", broker=os.environ["URL"])
+        app.conf.broker_transport = "celery_superfetch:Transport"
+        app.send_task("shop.note", ("a",))
+        """,
+    )
+    assert len(bench.queue("celery")) == 1
+    assert report["threads"] == ["MainThread"]
+    admin = {"reaper", "installation", "worker", "maintenance", "tasks", "cli", "request"}
+    loaded = {name.partition(".")[2] for name in report["modules"]}
+    assert not admin & loaded
+    assert not {name for name in bench.key_names() if "superfetch" in name}
+
+
+def test_what_is_published_is_what_stock_kombu_publishes(url: str, bench: Bench) -> None:
+    code = """
+        import os
+        import kombu
+        with kombu.Connection(os.environ["URL"], transport={transport!r}) as connection:
+            with connection.SimpleQueue("mail") as queue:
+                queue.put({{"a": [], "b": "ö"}}, serializer="json", headers={{"id": "1"}})
+    """
+    run(url, code.format(transport=None))
+    run(url, code.format(transport="celery_superfetch:Transport"))
+    stock, ours = (json.loads(raw) for raw in bench.queue())
+    for message in (stock, ours):
+        assert message["properties"].pop("delivery_tag")
+    assert ours == stock

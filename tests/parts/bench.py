@@ -1,0 +1,181 @@
+"""One database with all structures on it, and owners of any fate to put into its registry."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import redis
+
+from celery_superfetch.config import Config
+from celery_superfetch.dead_set import DeadSet
+from celery_superfetch.facts import Facts
+from celery_superfetch.in_flight import InFlight
+from celery_superfetch.job import Claimed, Job, digest, parse
+from celery_superfetch.keys import Keys
+from celery_superfetch.owner import ProcessImage, mint_owner, start_time
+from celery_superfetch.private_list import Claims, PrivateLists
+from celery_superfetch.reaper import Reaper
+from celery_superfetch.recoveries import Recoveries
+from celery_superfetch.recovery import Counters, Recovery
+from celery_superfetch.registry import Registry
+from celery_superfetch.scripts import Call, Scripts
+from celery_superfetch.suspects import Suspects
+
+
+def payload(name: object, queue: str = "mail", task: str = "shop.note", **headers: Any) -> bytes:
+    """A job as kombu writes it; `name` is its id."""
+    message = {
+        "body": "W1tdLCB7fSwge31d",
+        "content-encoding": "utf-8",
+        "content-type": "application/json",
+        "headers": {"task": task, "id": str(name), **headers},
+        "properties": {
+            "correlation_id": str(name),
+            "delivery_mode": 2,
+            "delivery_info": {"exchange": "", "routing_key": queue},
+            "priority": 0,
+            "body_encoding": "base64",
+            "delivery_tag": f"tag-{name}",
+        },
+    }
+    return json.dumps(message).encode()
+
+
+def ended_process() -> ProcessImage:
+    """A process of this host that was started, killed and waited for: its pid is gone."""
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    )
+    image = image_of(child.pid)
+    child.kill()
+    child.communicate()
+    return image
+
+
+def image_of(pid: int) -> ProcessImage:
+    """The process `pid` of this host, as it would have registered itself."""
+    return replace(
+        ProcessImage.current(), pid=pid, start_time=start_time(pid) or "", image=f"image-{pid}"
+    )
+
+
+def elsewhere(host: str = "elsewhere", pid: int = 1) -> ProcessImage:
+    """A process that nobody here can look at."""
+    return ProcessImage(host, pid, "4711", "another-boot", "another-namespace", f"image-{host}")
+
+
+class Bench:
+    """The structures of one database under one configuration."""
+
+    def __init__(self, client: redis.Redis, **options: Any) -> None:
+        self.client = client
+        self.config = Config(**{"app_name": "shop", **options})
+        self.keys = Keys(self.config.global_keyprefix)
+        shared = (client, self.keys, self.config)
+        self.registry = Registry(*shared)
+        self.lists = PrivateLists(*shared)
+        self.recoveries = Recoveries(*shared)
+        self.dead_set = DeadSet(*shared)
+        self.suspects = Suspects(*shared)
+        self.in_flight = InFlight(*shared)
+        self.scripts = Scripts(client)
+
+    def reaper(self, **options: Any) -> Reaper:
+        return Reaper(self.client, self.config, **options)
+
+    def run(self, call: Call) -> Any:
+        return self.scripts.run(*call)
+
+    # -- owners
+
+    def owner(
+        self,
+        process: ProcessImage | None = None,
+        lists: Mapping[str, int] | Iterable[str] = ("mail",),
+        register: bool = True,
+        **facts: Any,
+    ) -> Facts:
+        """An owner, registered unless told otherwise: of this very process if no other is given."""
+        image = process or ProcessImage.current()
+        queue_lists = dict(lists) if isinstance(lists, Mapping) else dict.fromkeys(lists, 0)
+        made = Facts.mine(mint_owner(image), image, self.config).with_(lists=queue_lists, **facts)
+        if register:
+            assert self.registry.register(made) is not None
+        return made
+
+    def dead_owner(self, jobs: Sequence[bytes] = (), queue: str = "mail", **facts: Any) -> Facts:
+        """An owner of this host whose process is gone, with jobs it has claimed, oldest first."""
+        owner = self.owner(facts.pop("process", None) or ended_process(), **facts)
+        self.give(owner.owner, queue, jobs)
+        return owner
+
+    def give(self, owner: str, queue: str, jobs: Sequence[bytes]) -> None:
+        """Jobs that `owner` has claimed from `queue`, oldest first."""
+        if jobs:
+            self.client.lpush(self.keys.private(owner, queue), *jobs)
+
+    def age(self, facts: Facts, ms: int) -> int:
+        """Set an owner's last heartbeat back by `ms`; its new score."""
+        score = self.registry.owners()[facts.owner] - ms
+        self.client.zadd(self.keys.owners, {facts.owner: score})
+        return score
+
+    # -- queues
+
+    def push(self, queue: str, *payloads: bytes) -> None:
+        """Publish, as a stock producer does."""
+        if payloads:
+            self.client.lpush(self.keys.queue(queue), *payloads)
+
+    def queue(self, queue: str = "mail") -> list[bytes]:
+        """What waits, in the order in which it is going to be claimed."""
+        return self._list(self.keys.queue(queue))[::-1]
+
+    def private(self, owner: str | Facts, queue: str = "mail") -> list[bytes]:
+        """What an owner holds from `queue`, newest claim first."""
+        name = owner if isinstance(owner, str) else owner.owner
+        return self._list(self.keys.private(name, queue))
+
+    def _list(self, key: str) -> list[bytes]:
+        return cast("list[bytes]", self.client.lrange(key, 0, -1))
+
+    def claim(
+        self,
+        owner: str | Facts,
+        lists: Sequence[str] = ("mail",),
+        most: int = 10,
+        turn: int = 1,
+        confirm: Sequence[Job] = (),
+    ) -> Claims:
+        name = owner if isinstance(owner, str) else owner.owner
+        reply = self.run(self.lists.claim(name, lists, most, turn, confirm))
+        return self.lists.claims(name, lists, reply)
+
+    def claimed(self, owner: Facts, *payloads: bytes, queue: str = "mail") -> list[Claimed]:
+        """Publish and claim jobs."""
+        self.push(queue, *payloads)
+        claims = self.claim(owner, [queue], most=len(payloads))
+        assert [claimed.job.payload for claimed in claims.jobs] == list(payloads)
+        return list(claims.jobs)
+
+    # -- jobs
+
+    def recovery(self, job: Job, counters: Counters | None = None, **changes: Any) -> Recovery:
+        """The recovery of a job as a reaper would build it."""
+        details: dict[str, Any] = {"reason": "gone", "app_name": "shop", "strike": True, **changes}
+        return Recovery.of(job, parse(job.payload), counters or self.counters(job), **details)
+
+    def counters(self, job: Job | bytes) -> Counters:
+        raw = job if isinstance(job, bytes) else job.payload
+        return self.recoveries.counters([digest(raw)])[0]
+
+    def stat(self, name: str) -> int:
+        return int(cast("bytes", self.client.hget(self.keys.stats, name)) or 0)
+
+    def key_names(self) -> set[str]:
+        return {key.decode() for key in cast("list[bytes]", self.client.keys("*"))}
