@@ -72,6 +72,20 @@ def test_an_acl_user_without_dangerous_commands(
     assert process.wait_exit() == 0
 
 
+def test_an_acl_user_who_may_touch_only_its_own_keys(
+    worker: Any, make_app: Any, fresh_server: Any
+) -> None:
+    own = fresh_server()
+    patterns = ["~celery*", "~_kombu*", "~superfetch:*", "~*.pidbox*"]
+    own.client().execute_command("ACL", "SETUSER", "shop", "on", ">pw", *patterns, "&*", "+@all")
+    process = served(
+        worker, make_app, own, f"redis://shop:pw@127.0.0.1:{own.port}/0", ledger_url=own.url(9)
+    )
+    process.term()
+    assert process.wait_exit() == 0
+    assert not own.client().exists("superfetch:owners")
+
+
 def test_a_failover_list_keeps_the_transport_after_a_switch(
     worker: Any, make_app: Any, fresh_server: Any
 ) -> None:
