@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.group(name="superfetch")
 @click.pass_context
 @handle_preload_options
-def superfetch(ctx: click.Context) -> None:
+def superfetch(ctx: click.Context, **_: Any) -> None:
     """Reliable fetch: owners, reaper and dead set."""
 
 
@@ -83,20 +83,26 @@ def _session(ctx: click.Context, as_json: bool) -> Iterator[Session]:
     app = ctx.obj.app
     try:
         client = client_of(app)
-        try:
-            yield Session(app, reaper_of(app, client), Tables(ctx.obj.no_color), as_json)
-        finally:
-            client.close()
     except SuperfetchError as exc:
         raise click.ClickException(f"{exc}{_which_app(app)}") from exc
     except KeyError as exc:  # kombu's "No such transport"
         raise click.ClickException(f"broker_url is of no use: {exc.args[0]}") from exc
     except (RedisError, OSError) as exc:
-        uri = app.connection_for_read().as_uri()
-        served = "" if uri.startswith("redis") else " is not served by celery_superfetch and"
-        raise click.ClickException(
-            f"the broker ({uri}){served} cannot be asked: {exc}{_which_app(app)}"
-        ) from exc
+        raise click.ClickException(_unreachable(app, exc)) from exc
+    try:
+        yield Session(app, reaper_of(app, client), Tables(ctx.obj.no_color), as_json)
+    except SuperfetchError as exc:
+        raise click.ClickException(str(exc)) from exc
+    except RedisError as exc:
+        raise click.ClickException(_unreachable(app, exc)) from exc
+    finally:
+        client.close()
+
+
+def _unreachable(app: Celery, exc: Exception) -> str:
+    uri = app.connection_for_read().as_uri()
+    served = "" if uri.startswith("redis") else " is not served by celery_superfetch and"
+    return f"the broker ({uri}){served} cannot be asked: {exc}{_which_app(app)}"
 
 
 def _which_app(app: Celery) -> str:
@@ -118,6 +124,7 @@ def status(session: Session) -> None:
 @click.option("--dry-run", is_flag=True, help="Judge and count; change nothing.")
 def reap(session: Session, full: bool, dry_run: bool) -> None:
     """One pass now, whoever else may be reaping."""
+    _know_tasks(session.app)
     report = session.reaper.reap(full=full, dry_run=dry_run)
     dead = {owner: reason.value for owner, reason in report.dead.items()}
     session.say({**vars(report), "dead": dead}, lambda: session.tables.line(str(report)))
@@ -150,11 +157,13 @@ def dead_show(session: Session, id: str) -> None:
 @click.option("--queue", help="Put them on this queue instead of their own.")
 def dead_retry(session: Session, ids: tuple[str, ...], queue: str | None) -> None:
     """Put killed jobs back on their queues, as if they were new."""
+    _know_tasks(session.app)
     if queue and queue not in session.app.amqp.queues:
         _warn(f"the app has no queue {queue!r}; a worker has to be started with -Q {queue}")
 
     def retry(job: DeadJob) -> dict[str, Any] | None:
         target = queue or job.queue_list
+        session.dead_set.check_queue(target)
         # Before the job can run again, or its new result would be the one that is forgotten.
         _forget_result(session.app, job)
         if not session.dead_set.retry(job, target):
@@ -204,7 +213,7 @@ def _each(
     """Do something to each job; one that is not there does not hold up the others."""
     from redis.exceptions import ResponseError
 
-    from .errors import JobNotFound
+    from .errors import JobNotFound, WrongType
 
     rows: list[Any] = []
     errors: list[dict[str, str]] = []
@@ -214,13 +223,18 @@ def _each(
             if row is None:
                 raise JobNotFound(f"no job {id!r} in the dead set: somebody else was quicker")
             rows.append(row)
-        except (JobNotFound, ResponseError) as exc:
+        except (JobNotFound, WrongType, ResponseError) as exc:
             errors.append({"id": id, "error": str(exc)})
     session.say({done: rows, "errors": errors}, lambda: _lines(map(text, rows)))
     for error in errors:
         click.echo(f"Error: {error['id']}: {error['error']}", err=True)
     if errors:
         raise click.exceptions.Exit(1)
+
+
+def _know_tasks(app: Celery) -> None:
+    """Load the app's task modules as a worker does: the guard spares what it does not know."""
+    app.loader.import_default_modules()
 
 
 def _lines(texts: Iterable[str]) -> None:
@@ -238,8 +252,12 @@ def _forget_result(app: Celery, job: DeadJob) -> None:
     """The caller's result says FAILURE; the job is pending again."""
     if job.task_id is None:
         return
+    from celery import states
+
     try:
-        app.AsyncResult(job.task_id).forget()
+        result = (app.tasks.get(job.task) or app).AsyncResult(job.task_id)
+        if result.state == states.FAILURE:
+            result.forget()
     except Exception as exc:  # no backend, or one that cannot be asked: the job runs all the same
         _warn(f"the result of {job.task_id} stays FAILURE until the job has run ({exc!r})")
 

@@ -11,7 +11,7 @@ from typing import Any
 from redis import Redis
 
 from .config import Config
-from .errors import JobNotFound
+from .errors import JobNotFound, WrongType
 from .keys import Keys
 from .recovery import Recovery
 from .scripts import Call, Scripts
@@ -137,6 +137,16 @@ class DeadSet:
             f"no job {id!r} in the dead set: it was retried, deleted or dropped by the cap, "
             "or never killed; `superfetch dead list` shows what is there"
         )
+
+    def check_queue(self, queue_list: str) -> None:
+        """Refuse a queue that could not take a job.
+
+        Raises:
+            WrongType: its key holds something else.
+        """
+        kind: Any = self.client.type(self.keys.queue(queue_list))
+        if kind not in (b"list", b"none"):
+            raise WrongType(f"{queue_list!r} is no queue, it holds a {kind.decode()}")
 
     def retry(self, job: DeadJob, queue_list: str | None = None) -> bool:
         """Put a job back at the end of its queue, counters cleared; False if it was gone.

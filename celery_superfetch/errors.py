@@ -19,6 +19,10 @@ class JobNotFound(SuperfetchError, LookupError):
     """No job with that id is in the dead set."""
 
 
+class WrongType(SuperfetchError):
+    """A Redis key that should hold a queue holds something else; nothing was moved."""
+
+
 class PoisonPill(SuperfetchError):
     """A job was killed: it used up its recoveries and now waits in the dead set.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kombu.log import get_logger
 from kombu.utils.scheduling import round_robin_cycle
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 
 from .blocking import BlockingRead, unblock
 from .job import Claimed, Job
@@ -51,6 +51,7 @@ class Fetch:
         self._dry = False
         self._look_at = 0.0
         self._silenced: dict[str, float] = {}
+        self._refused_until = 0.0
         self._unblockable: dict[str, float] = {}
         self._joined: dict[str, int] = {}
         self._answered = True
@@ -68,6 +69,27 @@ class Fetch:
         Raises:
             redis.exceptions.RedisError: the broker cannot be asked; the consumer reconnects.
         """
+        now = monotonic()
+        if now < self._refused_until:
+            return
+        try:
+            self._turn()
+        except ResponseError as exc:
+            # A failover under way, a full disk, too few replicas: that passes, and a worker
+            # that ended would help nobody.
+            self._refused_until = now + POLL_INTERVAL
+            if isinstance(exc, ReadOnlyError):
+                self.membership.client.connection_pool.disconnect()
+            if now >= self._silenced.get("", 0.0):
+                self._silenced[""] = now + COMPLAINT_INTERVAL
+                logger.error(
+                    "The broker refuses to serve claims and acks: %s. Nothing was lost, running "
+                    "jobs go on; it is asked again every %g s.",
+                    exc,
+                    POLL_INTERVAL,
+                )
+
+    def _turn(self) -> None:
         lists = self.channel.queue_lists()
         if not lists:
             self.flush()
@@ -191,7 +213,10 @@ class Fetch:
     @property
     def must_look(self) -> bool:
         """True while some lists have to be looked at once a second."""
-        return bool(self._joined) and self._cannot_block(list(self._joined), monotonic())
+        now = monotonic()
+        if now < self._refused_until:
+            return True
+        return bool(self._joined) and self._cannot_block(list(self._joined), now)
 
     def _block(self, lists: list[str], now: float) -> None:
         for name in lists[:MOST_BLOCKS]:
@@ -224,7 +249,7 @@ class Fetch:
             # looks at the list instead, once a second.
             now = monotonic()
             self._unblockable[read.queue_list] = now + 2 * POLL_INTERVAL
-            if not str(exc).startswith("OOM"):
+            if not isinstance(exc, OutOfMemoryError):
                 self._complain(read.queue_list, str(exc), now)
             return False
         except (RedisError, OSError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery import Celery
-from celery.exceptions import Reject
+from celery.exceptions import Reject, TimeLimitExceeded
 from celery.utils.log import get_logger
 from celery.worker import state
 from kombu.utils.imports import symbol_by_name
@@ -30,7 +30,13 @@ class CountedRequest:
         # A task's own Reject is on purpose; anything else that ends in a requeue is a child
         # that was lost (WorkerLostError, or the exit that billiard reports before it).
         exc = getattr(exc_info.exception, "exc", exc_info.exception)
-        self._cut_short = "" if isinstance(exc, Reject) else f"pool child lost ({exc})"
+        self._cut_short = (
+            ""
+            if isinstance(exc, Reject)
+            else f"hard time limit ({exc.args[0]} s)"
+            if isinstance(exc, TimeLimitExceeded)
+            else f"pool child lost ({exc})"
+        )
         try:
             return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
         finally:
@@ -83,7 +89,11 @@ class CountedRequest:
 
 def _stopping() -> bool:
     """A child lost while the worker stops is the deploy's doing (systemd signals the group)."""
-    return state.should_stop not in (None, False) or state.should_terminate not in (None, False)
+    # An exit code of 0 says stop as well.
+    return any(
+        flag is not None and flag is not False
+        for flag in (state.should_stop, state.should_terminate)
+    )
 
 
 def use_our_request(app: Celery) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import signal
@@ -71,7 +72,7 @@ class Demo:
         return {name: int(number) for name, number in rows}
 
     def close(self) -> None:
-        for process in [*self.processes()]:
+        for process in self.processes():
             try:
                 process.kill()
             except psutil.NoSuchProcess:
@@ -101,6 +102,36 @@ def embedded(demo: Callable[..., Demo]) -> Callable[..., Demo]:
     except NoServerBinary as exc:
         pytest.skip(str(exc))
     return demo
+
+
+@pytest.mark.parametrize(
+    ("runs", "problem"),
+    [
+        ([("a", 2, 1, 2), ("b", 1, 99, None), ("b", 2, 102, 103)], ""),
+        ([("a", 1, 98, 99.9), ("a", 2, 102, 103), ("b", 2, 1, 2)], ""),  # died before its ack
+        ([("a", 2, 1, 2)], "did not finish: b"),
+        ([("a", 2, 1, 2), ("b", 1, 99, None)], "did not finish: b"),
+        ([("a", 2, 1, 2), ("b", 2, 1, 2), ("b", 3, 3, 4)], "finished more than once: b"),
+        ([("a", 1, 90, 91), ("a", 2, 102, 103), ("b", 2, 1, 2)], "finished more than once: a"),
+        ([("a", 2, 1, None), ("a", 3, 2, 3), ("b", 2, 1, 2)], "ran again although"),
+        ([("a", 1, 1, None), ("b", 1, 1, None), ("a", 2, 2, 3), ("b", 2, 2, 3)], "more than 1"),
+    ],
+)
+def test_the_books_balance_only_when_the_promise_was_kept(
+    monkeypatch: pytest.MonkeyPatch, runs: list[tuple[str, int, float, float | None]], problem: str
+) -> None:
+    """Worker 1 is killed at 100 s; runs are job, worker, start, end."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    books = importlib.import_module("examples.demo.books")
+    ledger = importlib.import_module("examples.demo.ledger")
+    kill = books.Kill(worker=1, at=100.0, concurrency=1)
+    lines = [
+        ledger.Run(job, worker, 9, started, 1.0, finished)
+        for job, worker, started, finished in runs
+    ]
+    problems = books.Balance.of(("a", "b"), lines, kill).problems(kill)
+    assert bool(problems) == bool(problem)
+    assert problem in "; ".join(problems)
 
 
 def check_the_story(run: Demo) -> None:

@@ -174,8 +174,10 @@ def test_a_queue_that_expires_goes_on_expiring(url: str, bench: Bench) -> None:
     queue = kombu.Queue(
         "temporary", kombu.Exchange("temporary"), routing_key="temporary", expires=60
     )
+    publish(url, queue, "one")
+    if bench.client.pttl("temporary") < 0:
+        pytest.skip("this kombu lets no queue on Redis expire")
     with Inbox(url, queue) as inbox:
-        publish(url, queue, "one")
         inbox.receive(1)
         [owner] = bench.registry.owners()
         assert bench.registry.facts([owner])[owner].lists["temporary"] == 60_000
