@@ -25,6 +25,8 @@ class CountedRequest:
 
     #: Why the run was cut short, while Celery settles it.
     _cut_short = ""
+    #: The job is in the dead set.
+    _killed = False
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         # A task's own Reject is on purpose; anything else that ends in a requeue is a child
@@ -43,6 +45,10 @@ class CountedRequest:
             self._cut_short = ""
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
+        if not soft and self._killed:
+            # The pool says the failure first, the timeout that it was second; Celery would
+            # put the timeout over the result that tells of the job's death.
+            return None
         self._cut_short = "" if soft else f"hard time limit ({timeout} s)"
         try:
             return super().on_timeout(soft, timeout)  # type: ignore[misc]
@@ -70,6 +76,7 @@ class CountedRequest:
         self.acknowledged = True
         if dead is None:
             return None
+        self._killed = True
         logger.error(
             "Job %s[%s] was killed after %d strikes (%s). It is whole in the dead set as %s: "
             "look with `celery superfetch dead show`, put it back with `retry`.",
