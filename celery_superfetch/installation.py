@@ -14,9 +14,12 @@ from .poison_pill import guard_of
 from .signals import job_recovering
 from .tasks import REAP_ENTRY, add_reap_task, reap_entry
 
-#: Settings that are on unless the user set them: without them Celery acks a job before it
-#: runs, and drops it when its pool process is lost.
-DEFAULTS = {"task_acks_late": True, "task_reject_on_worker_lost": True}
+#: Settings that are on unless the user set them, each with its old name: without them Celery
+#: acks a job before it runs, and drops it when its pool process is lost.
+DEFAULTS = {
+    "task_acks_late": ("CELERY_ACKS_LATE", True),
+    "task_reject_on_worker_lost": ("CELERY_REJECT_ON_WORKER_LOST", True),
+}
 
 
 def install(app: Celery, **options: Any) -> Celery:
@@ -80,18 +83,30 @@ class _Installation:
     def configure(self, **_: Any) -> None:
         """Merge options, defaults and the beat entry into the app's configuration."""
         conf = self.app.conf
-        conf.broker_transport_options = {
-            **(conf.broker_transport_options or {}),
-            **self.options,
-            "app_name": self.app.main or "",
-        }
+        self._set(
+            "broker_transport_options",
+            {
+                **(conf.broker_transport_options or {}),
+                **self.options,
+                "app_name": self.app.main or "",
+            },
+        )
         # The last map holds Celery's own defaults for this app: whatever the user set, in
         # whichever way and however late, is found before it.
-        conf.maps[-1].update(DEFAULTS)
+        defaults = conf.maps[-1]
+        for name, (old, value) in DEFAULTS.items():
+            defaults[old if old in defaults else name] = value
         try:
             interval = config_of(self.app).reap_interval
         except ConfigError:
             return  # a receiver's error would be swallowed; the worker's start refuses it
         schedule = dict(conf.beat_schedule or {})
         schedule.setdefault(REAP_ENTRY, reap_entry(interval))
-        conf.beat_schedule = schedule
+        self._set("beat_schedule", schedule)
+
+    def _set(self, name: str, value: Any) -> None:
+        """Set a setting where it is found first: with a namespace, Celery before 5.7 reads the
+        prefixed name before the plain one, whichever map has it."""
+        conf = self.app.conf
+        for key in (conf._to_keys(name)[0], name):
+            conf.maps[0][key] = value

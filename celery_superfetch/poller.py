@@ -86,6 +86,11 @@ class Poller(MultiChannelPoller):
 
     def on_poll_start(self) -> None:
         super().on_poll_start()
+        # ``get`` has done it: before 5.7 kombu's does not come by here.
+        if not self._in_protected_read:
+            self._turn()
+
+    def _turn(self) -> None:
         for channel in list(self._channels):
             channel.fetch_turn()
 
@@ -104,6 +109,7 @@ class Poller(MultiChannelPoller):
     def get(self, callback: Any, timeout: float | None = None) -> Any:
         if any(channel.must_look for channel in self._channels):
             timeout = POLL_INTERVAL if timeout is None else min(timeout, POLL_INTERVAL)
+        self._turn()
         return super().get(callback, timeout)
 
     def close(self) -> None:
