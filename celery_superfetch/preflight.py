@@ -40,17 +40,10 @@ def check_server(client: Redis) -> None:
 
     Raises:
         UnsupportedBroker: the server is too old, a Sentinel, or its ACL forbids scripts.
-        ReadOnlyServer: it is a read-only replica.
     """
     check_platform()
     info = _info(client)
     _check_version(info)
-    if info.get("role") == "slave" and str(info.get("slave_read_only", "1")) == "1":
-        raise ReadOnlyServer(
-            "the broker is a read-only replica of "
-            f"{info.get('master_host')}:{info.get('master_port')}: no job can be claimed from "
-            "it. Nothing was lost; point broker_url at the primary."
-        )
     policy = str(info.get("maxmemory_policy", "noeviction"))
     if policy != "noeviction":
         logger.warning(
@@ -62,9 +55,24 @@ def check_server(client: Redis) -> None:
     _check_scripts(client)
 
 
-def _info(client: Redis) -> dict[str, Any]:
+def check_writable(client: Redis) -> None:
+    """Refuse a read-only replica.
+
+    Raises:
+        ReadOnlyServer: it is one; a consumer connects again until a failover has mended it.
+    """
+    info = _info(client, "replication")
+    if info.get("role") == "slave" and str(info.get("slave_read_only", "1")) == "1":
+        raise ReadOnlyServer(
+            "the broker is a read-only replica of "
+            f"{info.get('master_host')}:{info.get('master_port')}: no job can be claimed from "
+            "it or sent to it. Nothing was lost; point broker_url at the primary."
+        )
+
+
+def _info(client: Redis, section: str = "default") -> dict[str, Any]:
     try:
-        info: Any = client.info()
+        info: Any = client.info(section)
     except (NoPermissionError, ResponseError):
         logger.debug("INFO is forbidden to this user; the server was not checked")
         return {}

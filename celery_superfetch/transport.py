@@ -11,6 +11,7 @@ from kombu.transport import redis
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 from kombu.utils.scheduling import cycle_by_name
+from redis import Redis
 
 from .config import Config
 from .cut_short import CutShort
@@ -18,6 +19,7 @@ from .fetch import Fetch, is_round_robin
 from .job import Claimed, Job
 from .membership import Membership, membership_for
 from .poller import Poller
+from .preflight import ReadOnlyServer, check_writable
 from .qos import Delivered, QoS
 
 if TYPE_CHECKING:
@@ -274,6 +276,16 @@ class Transport(redis.Transport):
         #: Whether a delivered message is being worked on; Celery's worker sets it.
         self.is_running: Callable[[Any], bool] = lambda message: False
         _keep_transport(client)
+
+    def establish_connection(self) -> Any:
+        """Connect; a read-only replica is refused here, where kombu tries again with a pause."""
+        connection = super().establish_connection()
+        try:
+            check_writable(Redis(connection_pool=self._avail_channels[-1].pool))
+        except ReadOnlyServer:
+            self.close_connection(connection)
+            raise
+        return connection
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         super().register_with_event_loop(connection, loop)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,15 +14,12 @@ from .errors import SuperfetchError
 from .maintenance import MaintenanceThread
 from .membership import Membership, memberships
 from .owner import start_time
-from .preflight import ReadOnlyServer, check_platform
+from .preflight import check_platform
 from .request import use_our_request
 from .tasks import reaper_of
 from .transport import Transport
 
 logger = get_logger(__name__)
-
-#: Seconds between two tries to consume from a read-only replica: about what a failover takes.
-READ_ONLY_WAIT = 2.0
 
 
 class Maintenance(bootsteps.StartStopStep):
@@ -67,14 +63,8 @@ class Guarded(bootsteps.StartStopStep):
         membership.pool = _PoolPids(consumer.pool)
         if not membership.on_joined:
             membership.on_joined.append(lambda: _first_pass(consumer.app, membership))
-        try:
-            # Before "ready", so that the first job waits for none of it.
-            fetch.join([])
-        except ReadOnlyServer as exc:
-            # Celery reconnects at once, and says only the error's name.
-            logger.error("%s Looking again in %g s.", exc, READ_ONLY_WAIT)
-            time.sleep(READ_ONLY_WAIT)
-            raise
+        # Before "ready", so that the first job waits for none of it.
+        fetch.join([])
 
 
 def _is_running(message: Any) -> bool:
