@@ -8,13 +8,14 @@ from typing import Any
 from celery import bootsteps, signals
 from celery.utils.log import get_logger
 from celery.worker import state
+from redis.exceptions import RedisError
 
-from .connection import config_of
+from .connection import client_of, config_of
 from .errors import SuperfetchError
 from .maintenance import MaintenanceThread
 from .membership import Membership, memberships
 from .owner import start_time
-from .preflight import check_platform
+from .preflight import check_platform, check_server
 from .request import use_our_request
 from .tasks import reaper_of
 from .transport import Transport
@@ -37,6 +38,7 @@ class Maintenance(bootsteps.StartStopStep):
             raise SystemExit(f"celery_superfetch: {exc}") from exc
 
     def start(self, worker: Any) -> None:
+        _check_broker(worker.app)
         use_our_request(worker.app)
         self.thread = MaintenanceThread(worker.app)
         self.thread.start()
@@ -45,6 +47,26 @@ class Maintenance(bootsteps.StartStopStep):
         if self.thread is not None:
             self.thread.stop()
             self.thread = None
+
+
+def _check_broker(app: Any) -> None:
+    """Refuse a broker that cannot carry the guarantee, before the consumer's steps use it.
+
+    The order of those steps differs from start to start, and the error of whichever came first
+    would say less. A broker that cannot be reached is the consumer's to wait for.
+    """
+    if not issubclass(app.connection_for_read().get_transport_cls(), Transport):
+        return  # another broker has been warned of
+    try:
+        client = client_of(app)
+    except (RedisError, OSError):
+        return
+    try:
+        check_server(client)
+    except RedisError:
+        pass
+    finally:
+        client.close()
 
 
 class Guarded(bootsteps.StartStopStep):
