@@ -141,8 +141,10 @@ class Membership:
             now = self._heart_registry.register(self._facts)
             if now is not None:
                 self._written = self._facts.dump()
+                # The first look: it saw nobody, and from here on it sees who is not heard.
                 self.watch.interrupt()
-                self._last_ms = 0
+                self.watch.look({}, monotonic())
+                self._last_ms = now
                 return
             mint = True
 
