@@ -101,8 +101,8 @@ class CutShort:
             call = self.recoveries.recover([recovery], expires, marked=False)
         reply = self.in_flight.scripts.run(call.name, call.keys, call.args)
         outcome = reply[0] if isinstance(reply, list) else reply
-        if outcome in (b"ok", b"moved"):
+        if outcome == b"ok":
             self.in_flight.drop(job)
-        if outcome == b"moved":
-            self.in_flight.lost(job)
+        elif outcome == b"moved":
+            self.in_flight.let_go(job)
         return bool(outcome == b"ok")

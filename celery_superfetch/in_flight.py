@@ -70,7 +70,7 @@ class InFlight:
             self._held[job] += 1
 
     def let_go(self, job: Job) -> None:
-        """Forget a job that was taken away before it was delivered."""
+        """Forget a job that was taken away, and say so."""
         self.drop(job)
         self.lost(job)
 
@@ -107,8 +107,7 @@ class InFlight:
                 self._held[claimed.job] += 1
             for job, mark in zip(confirm, claims.confirmed, strict=False):
                 if mark is None:
-                    self.drop(job)
-                    self.lost(job)
+                    self.let_go(job)
             return claims
 
     def ack(self, claimed: Claimed) -> None:
