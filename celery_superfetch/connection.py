@@ -61,8 +61,11 @@ def config_of(app: Celery) -> Config:
     return Config.from_options(app.conf.broker_transport_options or {}, known_options())
 
 
-def client_of(app: Celery) -> Redis:
+def client_of(app: Celery, timeout: float | None = None) -> Redis:
     """A plain client for the database the app's workers consume from.
+
+    Arguments:
+        timeout: seconds to wait for a connection or a reply; None: as the broker's own.
 
     Raises:
         UnsupportedBroker: the app's broker is not Redis.
@@ -75,4 +78,9 @@ def client_of(app: Celery) -> Redis:
                 f"the app's broker ({connection.as_uri()}) is not served by celery_superfetch: "
                 "call celery_superfetch.install(app), and use a redis:// broker_url"
             )
-        return Redis(connection_pool=ConnectionPool(**channel._connparams()))
+        params = channel._connparams()
+        if timeout is not None:
+            params["socket_timeout"] = timeout
+            if "path" not in params:
+                params["socket_connect_timeout"] = timeout
+        return Redis(connection_pool=ConnectionPool(**params))

@@ -76,8 +76,8 @@ class CutShort:
 
     def _settle_otherwise(self, job: Job) -> None:
         """No decision held. The job was taken away, or somebody counts it without end."""
-        if self.in_flight.holds(job):
-            self.in_flight.requeue([job])
+        self.in_flight.ended(job)
+        self.in_flight.requeue([job])
 
     def _recovery(self, job: Job, reason: str, *, strike: bool) -> Recovery:
         return Recovery.of(

@@ -79,6 +79,7 @@ class DeadSet:
                 keys.dead_junk,
                 keys.unannounced,
                 keys.stats,
+                keys.running(job.owner),
             ],
             [
                 job.payload,
@@ -89,6 +90,7 @@ class DeadSet:
                 self.config.dead_limit,
                 int(not recovery.parsed),
                 JUNK_LIMIT,
+                job.claim_id,
             ],
         )
 

@@ -141,7 +141,7 @@ class Fetch:
 
     def _claim(self, lists: list[str], credit: int, now: float) -> None:
         order, turn = self.channel.claim_order()
-        confirm, self.unconfirmed = self.unconfirmed, []
+        confirm, self.unconfirmed = self._still_ours(self.unconfirmed), []
         try:
             claims = self.membership.claim(order, credit, turn, confirm)
         except RedisError:
@@ -160,6 +160,13 @@ class Fetch:
         self._look_at = now + POLL_INTERVAL
         for claimed in claims.jobs:
             self.channel.claimed_from(claimed.job.queue_list)
+
+    def _still_ours(self, jobs: list[Job]) -> list[Job]:
+        """Without those of an owner that we were before we were taken for dead."""
+        for job in jobs:
+            if job.owner != self.membership.owner:
+                self.in_flight.drop(job)
+        return [job for job in jobs if job.owner == self.membership.owner]
 
     def claim_one(self, lists: list[str]) -> Claimed | None:
         """Claim one job from ``lists`` now (``basic_get``)."""
@@ -200,8 +207,9 @@ class Fetch:
         if self.ready:
             self.poller.ring()
         if claimed.job.owner != self.membership.owner:
-            # We were taken for dead since the claim; the job was given to somebody else.
-            self.in_flight.let_go(claimed.job)
+            # We were taken for dead since the claim; the job was given to somebody else, and
+            # nobody here has started it.
+            self.in_flight.drop(claimed.job)
             return False
         return self.channel.deliver(claimed)
 
@@ -257,7 +265,7 @@ class Fetch:
             self._close_read(read.queue_list)
             raise
         if payload is not None:
-            self._accept(Job(read.owner, read.queue_list, payload))
+            self._accept(self.in_flight.lists.job(read.owner, read.queue_list, payload))
         return False
 
     def _accept(self, job: Job) -> None:

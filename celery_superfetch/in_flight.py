@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 #: Jobs given back by one script at most; bounds what it costs the server.
 BATCH = 100
 
+#: What ``requeue.lua`` answers for a job that its pool has started.
+STARTED = 2
+
 #: Seconds until jobs whose return the server refused are tried again.
 REFUSED_INTERVAL = 5.0
 
@@ -45,29 +48,47 @@ class InFlight:
         self.expires: dict[str, int] = {}
         #: A reply was lost: the private lists may hold jobs that nobody here knows.
         self.doubt = False
-        self._held: Counter[Job] = Counter()
+        #: The jobs whose task is running now; a worker sets it.
+        self.running: Callable[[], Collection[Job]] = tuple
+        #: Jobs claimed and not settled -> handed to a pool, which may start it at any moment.
+        self._held: dict[Job, bool] = {}
         self._acks: list[Claimed] = []
         #: Acks whose reply was lost: finding nothing when they are sent again proves nothing.
         self._resent: set[Job] = set()
-        self._returns: list[tuple[Job, str]] = []
+        #: Jobs whose loss was announced while they ran.
+        self._announced: set[Job] = set()
+        #: Jobs on their way back -> to which end of their queue.
+        self._returns: dict[Job, str] = {}
         #: Returns that the server refused, and when they are tried again (monotonic s).
-        self._refused: list[tuple[Job, str]] = []
+        self._refused: dict[Job, str] = {}
         self._refused_until = 0.0
         self._lock = threading.RLock()
 
     # -- what is held
 
     def __len__(self) -> int:
-        return self._held.total()
+        return len(self._held)
 
     def holds(self, job: Job) -> bool:
         """True while ``job`` is claimed here and not settled."""
-        return self._held[job] > 0
+        return job in self._held
 
     def take(self, job: Job) -> None:
         """Note a job that a blocking read brought."""
         with self._lock:
-            self._held[job] += 1
+            self._held[job] = False
+
+    def hand_over(self, job: Job) -> None:
+        """Note that a pool has the job: from here on it may start without our knowledge."""
+        with self._lock:
+            if job in self._held:
+                self._held[job] = True
+
+    def ended(self, job: Job) -> None:
+        """Note that the pool is done with the job, or never had it."""
+        with self._lock:
+            if job in self._held:
+                self._held[job] = False
 
     def let_go(self, job: Job) -> None:
         """Forget a job that was taken away, and say so."""
@@ -75,11 +96,11 @@ class InFlight:
         self.lost(job)
 
     def drop(self, job: Job) -> None:
-        """Note that a job has left the private list."""
+        """Note that a job has left the private list, or was never started."""
         with self._lock:
-            self._held[job] -= 1
-            if self._held[job] <= 0:
-                del self._held[job]
+            self._held.pop(job, None)
+            self._returns.pop(job, None)
+            self._refused.pop(job, None)
 
     # -- claims and settlements
 
@@ -104,16 +125,19 @@ class InFlight:
                 raise replies[-1]
             claims = self.lists.claims(owner, lists, replies[-1])
             for claimed in claims.jobs:
-                self._held[claimed.job] += 1
+                self._held[claimed.job] = False
             for job, mark in zip(confirm, claims.confirmed, strict=False):
                 if mark is None:
                     self.let_go(job)
             return claims
 
     def ack(self, claimed: Claimed) -> None:
-        """Settle a job with the next ``claim`` or ``flush``."""
+        """Settle a job with the next ``claim`` or ``flush``; one given back is not ours."""
         with self._lock:
-            self._acks.append(claimed)
+            if claimed.job in self._held:
+                self._returns.pop(claimed.job, None)
+                self._refused.pop(claimed.job, None)
+                self._acks.append(claimed)
 
     def flush(self) -> None:
         """Send what waits to be settled now.
@@ -142,9 +166,10 @@ class InFlight:
             raise reply
         for (job, _), removed in zip(acks, reply, strict=True):
             self.drop(job)
-            if not removed and job not in self._resent:
+            if not removed and job not in self._resent | self._announced:
                 self.lost(job)
             self._resent.discard(job)
+            self._announced.discard(job)
 
     def lost(self, job: Job) -> None:
         """Say that a job was taken away; it is not held any more."""
@@ -160,13 +185,20 @@ class InFlight:
         )
         ownership_lost.send(sender=None, job=job)
 
-    def forget(self, owner: str) -> None:
-        """Forget the settlements that wait for an owner that was reaped, save the acks."""
+    def taken_away(self, owner: str) -> None:
+        """An owner of ours was reaped: announce what runs, forget what was to be given back.
+
+        Its acks are still sent, each for its old private list: one that comes before the
+        reaper saves a second run, and one that comes later removes nothing of anybody else's.
+        """
         with self._lock:
-            for waiting in (self._returns, self._refused):
-                for job, where in [row for row in waiting if row[0].owner == owner]:
-                    waiting.remove((job, where))
-                    self.drop(job)
+            for waiting in (*self._returns, *self._refused):
+                if waiting.owner == owner:
+                    self.drop(waiting)
+            for job in self.running():
+                if job.owner == owner and job in self._held:
+                    self._announced.add(job)
+                    self.lost(job)
 
     # -- requeue
 
@@ -176,7 +208,12 @@ class InFlight:
         What cannot be given back now is, as soon as the server can be asked again.
         """
         with self._lock:
-            self._returns += [(job, where) for job in jobs]
+            acked = {job for job, _ in self._acks}
+            self._returns.update(
+                (job, where)
+                for job in jobs
+                if job in self._held and job not in acked and job not in self._refused
+            )
             try:
                 self._send_returns()
             except RedisError as exc:
@@ -195,29 +232,27 @@ class InFlight:
                 key of another type) is only logged: it must not stop claims and acks.
         """
         if self._refused and monotonic() >= self._refused_until:
-            self._returns, self._refused = self._refused + self._returns, []
+            self._returns, self._refused = {**self._refused, **self._returns}, {}
         if not self._returns:
             return
-        # An ack that still waits goes first: what was settled must not be given back.
-        settled = {job for job, _ in self._acks}
         groups: dict[tuple[str, str, str], list[Job]] = {}
-        for job, where in self._returns:
-            if job not in settled:
-                groups.setdefault((job.owner, job.queue_list, where), []).append(job)
+        for job, where in self._returns.items():
+            groups.setdefault((job.owner, job.queue_list, where), []).append(job)
+        in_pool = {job for job in self._returns if self._held[job]}
         batches = [
             (where, jobs[at : at + BATCH])
             for (_, _, where), jobs in groups.items()
             for at in range(0, len(jobs), BATCH)
         ]
         calls = [
-            self.lists.requeue(jobs, where, self.expires.get(jobs[0].queue_list, 0))
+            self.lists.requeue(jobs, where, self.expires.get(jobs[0].queue_list, 0), in_pool)
             for where, jobs in batches
         ]
-        replies = self.scripts.run_all(calls, errors=True) if calls else []
-        self._returns = []
+        replies = self.scripts.run_all(calls, errors=True)
+        self._returns = {}
         for (where, jobs), reply in zip(batches, replies, strict=True):
             if isinstance(reply, Exception):
-                self._refused += [(job, where) for job in jobs]
+                self._refused.update((job, where) for job in jobs)
                 self._refused_until = monotonic() + REFUSED_INTERVAL
                 logger.error(
                     "%d jobs could not be given back to queue list %s: %s. They are safe in the "
@@ -228,8 +263,9 @@ class InFlight:
                     REFUSED_INTERVAL,
                 )
             else:
-                for job in jobs:
-                    self.drop(job)
+                for job, moved in zip(jobs, reply, strict=True):
+                    if moved != STARTED:
+                        self.drop(job)
 
     def reconcile(self, owner: str, lists: Iterable[str]) -> int:
         """Give back what the private lists hold and nobody here does; the number of jobs.
@@ -240,14 +276,14 @@ class InFlight:
             self.flush()
             unknown: list[Job] = []
             for name in lists:
-                held = Counter(self._held)
-                for job in self.lists.in_flight(owner, name):
-                    if held[job] > 0:
-                        held[job] -= 1
+                held = Counter(job.payload for job in self._held if job[:2] == (owner, name))
+                for payload in (job.payload for job in self.lists.in_flight(owner, name)):
+                    if held[payload] > 0:
+                        held[payload] -= 1
                     else:
-                        unknown.append(job)
+                        unknown.append(self.lists.job(owner, name, payload))
             for job in unknown:
-                self._held[job] += 1
+                self.take(job)
             self.requeue(unknown)
             self.doubt = False
             return len(unknown)
@@ -255,10 +291,9 @@ class InFlight:
     def give_all_back(self) -> None:
         """Give back whatever is still held, newest claims first (the process ends)."""
         with self._lock:
-            left = Counter(self._held)
-            left.subtract(job for job, _ in (*self._returns, *self._refused, *self._acks))
-            held = list(left.elements())
-        self.requeue(reversed(held))
+            # Nothing is about to start any more: the pool has ended.
+            self._held = dict.fromkeys(self._held, False)
+            self.requeue(reversed(list(self._held)))
 
     @property
     def settlements(self) -> Mapping[str, int]:

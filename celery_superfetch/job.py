@@ -9,11 +9,16 @@ from typing import Any, NamedTuple
 
 
 class Job(NamedTuple):
-    """One job in flight: whose it is, the list it came from and its exact bytes."""
+    """One job in flight: whose it is, the list it came from and its exact bytes.
+
+    ``claim_id`` tells the claims of one owner apart, also two of the same bytes; it is empty
+    for a job that was read from somebody else's private list.
+    """
 
     owner: str
     queue_list: str
     payload: bytes
+    claim_id: str = ""
 
 
 class Claimed(NamedTuple):

@@ -51,6 +51,13 @@ class Keys:
         """HASH of what an owner registered; a tombstone (state ``reaped``) has a TTL."""
         return f"{self._own}owner:{owner}"
 
+    def running(self, owner: str) -> str:
+        """HASH claim id -> digest of a job its process runs, or ``-`` for one called off.
+
+        Gone with its owner; that of a reaped owner has a TTL.
+        """
+        return f"{self._own}running:{owner}"
+
     def host(self, host: str) -> str:
         """SET of the owners registered by one host name; a row leaves with its owner."""
         return f"{self._own}host:{host}"

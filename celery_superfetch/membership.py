@@ -31,6 +31,11 @@ logger = logging.getLogger(__name__)
 #: A claim finds its owner unregistered at most this often in a row before it gives up.
 REGISTRATIONS = 3
 
+#: Seconds to wait for the server where the user set no ``socket_timeout``. A firewall that
+#: dropped a connection would stop the consumer's loop for a quarter of an hour (the kernel's
+#: retransmissions); a server that stands still for 10 s must not be taken for gone.
+REPLY_TIMEOUT = 15.0
+
 #: Seconds a blocking claim may take; a claim of a dead process can land until then.
 BLOCK_TIMEOUT = 20
 
@@ -50,7 +55,7 @@ class Membership:
         # A claim that redis-py repeats by itself claims twice, and nobody learns of the first.
         params = {k: v for k, v in params.items() if k not in ("retry", "retry_on_error")}
         params["retry_on_timeout"] = False
-        self.client = Redis(connection_pool=ConnectionPool(**params))
+        self.client = Redis(connection_pool=ConnectionPool(**patient(params)))
         self.in_flight = InFlight(self.client, self.keys, config)
         self.registry = Registry(self.client, self.keys, config)
         #: Who is silent, as this process saw it by its own heartbeats.
@@ -151,15 +156,19 @@ class Membership:
     def _renew(self) -> None:
         """This owner was reaped: go on as a new one; old claims stay bound to the old lists."""
         old = self.owner
-        self.in_flight.forget(old)
+        self._was_reaped()
         self._register(mint=True)
+        logger.warning("Owner %s goes on as owner %s.", old, self.owner)
+
+    def _was_reaped(self) -> None:
+        """Say that this owner was taken for dead, and which running jobs that concerns."""
         logger.warning(
             "This process was taken for dead as owner %s: it had not been heard for longer than "
-            "its limits allow (frozen, or cut off from the server). Its jobs were given back and "
-            "may run twice; it goes on as owner %s.",
-            old,
+            "its limits allow (frozen, or cut off from the server). Its jobs were given back: "
+            "those that run may run twice, the others are dropped here without being started.",
             self.owner,
         )
+        self.in_flight.taken_away(self.owner)
 
     # -- heartbeat
 
@@ -270,6 +279,8 @@ class Membership:
             return
         with self._lock:
             try:
+                if self.in_flight.doubt:
+                    self.in_flight.reconcile(self.owner, self._facts.lists)
                 self.in_flight.flush()
                 self.in_flight.give_all_back()
                 self._users.clear()
@@ -284,7 +295,9 @@ class Membership:
 
     def _end(self, answered: bool) -> None:
         left = self.registry.leave(self._facts, 0 if answered else BLOCK_TIMEOUT)
-        if left:
+        if left < 0:
+            self._was_reaped()
+        elif left:
             logger.warning("Owner %s still has %d jobs and stays registered.", self.owner, left)
             return
         if self._heartbeats is not None:
@@ -292,6 +305,15 @@ class Membership:
         self._heartbeats, self._joined = None, False
         self._facts = self._facts.with_(owner="", lists={}, state="running")
         self._stopping, self.neighbours = False, ()
+
+
+def patient(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a connection that waits, but not for ever, where the user set no limit."""
+    own = dict(params)
+    own["socket_timeout"] = own.get("socket_timeout") or REPLY_TIMEOUT
+    if "path" not in own:
+        own["socket_connect_timeout"] = own.get("socket_connect_timeout") or REPLY_TIMEOUT
+    return own
 
 
 _memberships: dict[object, Membership] = {}

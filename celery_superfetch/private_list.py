@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from redis import Redis
@@ -38,6 +39,11 @@ class PrivateLists:
         self.client = client
         self.keys = keys
         self.config = config
+        self._claim_ids = count(1)
+
+    def job(self, owner: str, queue_list: str, payload: bytes) -> Job:
+        """A job that this process has just claimed."""
+        return Job(owner, queue_list, payload, f"{next(self._claim_ids):x}")
 
     def claim(
         self, owner: str, lists: Sequence[str], most: int, turn: int, confirm: Sequence[Job] = ()
@@ -58,8 +64,7 @@ class PrivateLists:
             args += [lists.index(job.queue_list) + 1, job.payload]
         return Call("claim", [keys.owners, keys.recovered, *pairs], args)
 
-    @staticmethod
-    def claims(owner: str, lists: Sequence[str], reply: Any) -> Claims:
+    def claims(self, owner: str, lists: Sequence[str], reply: Any) -> Claims:
         """Read the reply to ``claim``."""
         if reply[0] != b"ok":
             return Claims(registered=False)
@@ -67,7 +72,7 @@ class PrivateLists:
         return Claims(
             registered=True,
             jobs=tuple(
-                Claimed(Job(owner, lists[int(rows[i]) - 1], rows[i + 1]), bool(rows[i + 2]))
+                Claimed(self.job(owner, lists[int(rows[i]) - 1], rows[i + 1]), bool(rows[i + 2]))
                 for i in range(0, len(rows), 3)
             ),
             confirmed=tuple(None if mark < 0 else bool(mark) for mark in marks),
@@ -84,19 +89,26 @@ class PrivateLists:
         for job, counted in jobs:
             private = self.keys.private(job.owner, job.queue_list)
             # Without counters any key that the user may touch holds the place.
-            keys += [private, self.keys.recoveries(digest(job.payload)) if counted else private]
-            args += [job.payload, int(counted)]
+            counters = self.keys.recoveries(digest(job.payload)) if counted else private
+            keys += [private, counters, self.keys.running(job.owner)]
+            args += [job.payload, int(counted), job.claim_id]
         return Call("ack", keys, args)
 
-    def requeue(self, jobs: Sequence[Job], where: str, expires: int) -> Call:
-        """The call that gives jobs of one private list back; each reply 0 if it was not there.
+    def requeue(
+        self, jobs: Sequence[Job], where: str, expires: int, in_pool: Container[Job] = ()
+    ) -> Call:
+        """The call that gives jobs of one private list back; see ``requeue.lua`` for its reply.
 
         Arguments:
             jobs: of one owner and one queue list; for the front the newest claim first.
             where: ``front`` (claimed next) or ``back``.
             expires: ms of the queue's x-expires; 0 for none.
+            in_pool: those that were handed to a pool and may start at this moment.
         """
         keys, first = self.keys, jobs[0]
+        args: list[Any] = [where, int(self.config.strike_window), expires]
+        for job in jobs:
+            args += [job.payload, job.claim_id, int(job in in_pool)]
         return Call(
             "requeue",
             [
@@ -104,9 +116,10 @@ class PrivateLists:
                 keys.queue(first.queue_list),
                 keys.recovered,
                 keys.stats,
+                keys.running(first.owner),
                 *(keys.recoveries(digest(job.payload)) for job in jobs),
             ],
-            [where, int(self.config.strike_window), expires, *(job.payload for job in jobs)],
+            args,
         )
 
     def in_flight(self, owner: str, queue_list: str, count: int = 0) -> list[Job]:

@@ -62,26 +62,43 @@ class QoS(virtual.QoS):
     def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
         if not requeue:
             return self.ack(delivery_tag)
+        self.give_back(delivery_tag, "back")
+
+    def give_back(self, delivery_tag: Any, where: str) -> None:
+        """Requeue a delivery that does not run (any more)."""
         claimed = self.claimed(delivery_tag)
         self._quick_ack(delivery_tag)
         if claimed is not None:
-            self.channel.requeue([claimed.job], "back")
+            self.channel.fetch.in_flight.ended(claimed.job)
+            self.channel.requeue([claimed.job], where)
+
+    def never_started(self, delivery_tag: Any) -> None:
+        """A delivery was dropped unstarted: it had been taken away, or given back."""
+        claimed = self.claimed(delivery_tag)
+        self._quick_ack(delivery_tag)
+        if claimed is not None:
+            self.channel.fetch.in_flight.drop(claimed.job)
 
     def restore_unacked(self, client: Any = None) -> list[Any]:
         """Give back what was delivered and does not run, in its old order."""
         self._flush()
-        is_running = self.channel._transport.is_running
-        back: list[Job] = []
+        back: dict[Job, Any] = {}
         for tag, message in reversed(list(self._delivered.items())):
-            if is_running(message):
-                continue  # its ack comes later, by way of the process, not of this channel
-            del self._delivered[tag]
             claimed = getattr(message._raw, "claimed", None)
             if claimed is not None:
-                back.append(claimed.job)
-        if back:
-            logger.info("Giving %d jobs back to their queues.", len(back))
-            self.channel.requeue(back, "front")
+                back[claimed.job] = tag
+        if not back:
+            return []
+        in_flight = self.channel.fetch.in_flight
+        # What runs stays ours; its ack comes later, by way of the process, not of this channel.
+        for job in in_flight.running():
+            back.pop(job, None)
+        logger.info("Giving %d jobs back to their queues.", len(back))
+        self.channel.requeue(back, "front")
+        for job, tag in back.items():
+            # One that a pool started at this very moment is acked under its tag as well.
+            if not in_flight.holds(job):
+                del self._delivered[tag]
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:

@@ -42,7 +42,7 @@ class Recoveries:
             marked: the owner must be marked reaped (False: it lives and asks for itself).
         """
         keys, first = self.keys, recoveries[0]
-        owner, queue_list, _ = first.job
+        owner, queue_list = first.job.owner, first.job.queue_list
         args: list[Any] = [
             int(marked),
             int(self.config.strike_window),
@@ -51,7 +51,8 @@ class Recoveries:
             first.reason,
         ]
         for recovery in recoveries:
-            args += [recovery.job.payload, recovery.recoveries - 1, int(recovery.strike)]
+            job = recovery.job
+            args += [job.payload, recovery.recoveries - 1, int(recovery.strike), job.claim_id]
         return Call(
             "recover",
             [
@@ -60,6 +61,7 @@ class Recoveries:
                 keys.queue(queue_list),
                 keys.recovered,
                 keys.stats,
+                keys.running(owner),
                 *(keys.recoveries(recovery.digest) for recovery in recoveries),
             ],
             args,

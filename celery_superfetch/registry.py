@@ -79,7 +79,7 @@ class Registry:
         return Heartbeat(status, int(reply[1]), quiet, tuple(o.decode() for o in reply[3]))
 
     def leave(self, facts: Facts, tombstone: float) -> int:
-        """End in order; the number of jobs that are left, and unless 0 nothing was done.
+        """End in order; unless 0 nothing was done: the number of jobs left, or -1 when reaped.
 
         Arguments:
             tombstone: seconds during which a claim of ours may still land; 0 for none.
@@ -94,6 +94,7 @@ class Registry:
                     keys.facts(facts.owner),
                     keys.host(facts.process.host),
                     keys.reaped,
+                    keys.running(facts.owner),
                     *private,
                 ],
                 [facts.owner, int(tombstone * 1000)],
@@ -140,6 +141,7 @@ class Registry:
                     keys.reaped,
                     keys.suspects,
                     keys.stats,
+                    keys.running(owner),
                 ],
                 [owner, score, int(tombstone * 1000), TOMBSTONE_FACTS * 1000, reason],
             )

@@ -11,6 +11,7 @@ from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 
 from .poison_pill import announce
+from .start import NotStarted
 from .transport import Channel
 
 logger = get_logger(__name__)
@@ -32,6 +33,8 @@ class CountedRequest:
         # A task's own Reject is on purpose; anything else that ends in a requeue is a child
         # that was lost (WorkerLostError, or the exit that billiard reports before it).
         exc = getattr(exc_info.exception, "exc", exc_info.exception)
+        if isinstance(exc, NotStarted):
+            return self._drop(exc)
         self._cut_short = (
             ""
             if isinstance(exc, Reject)
@@ -43,6 +46,35 @@ class CountedRequest:
             return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
         finally:
             self._cut_short = ""
+            if self._already_cancelled and not self.acknowledged:  # type: ignore[attr-defined]
+                # Celery cancelled it and leaves it to the broker to notice. Its child has
+                # ended now, and not before, so it cannot run beside itself.
+                self._give_back()
+
+    def _give_back(self) -> None:
+        """Requeue a job that Celery cancelled; it is not the job's fault."""
+        message = self.message  # type: ignore[attr-defined]
+        if not isinstance(message.channel, Channel):
+            return
+        if _stopping():  # it goes back with the others, in their order, when the channel closes
+            message.channel.ended(message.delivery_tag)
+        else:
+            self.acknowledged = True
+            message.channel.give_back(message.delivery_tag)
+
+    def _drop(self, exc: NotStarted) -> None:
+        """The job was given to somebody else before it was started here."""
+        state.task_ready(self)
+        self.acknowledged = True
+        message = self.message  # type: ignore[attr-defined]
+        message.channel.never_started(message.delivery_tag)
+        logger.info(
+            "Job %s[%s] was dropped before its start (%s): it is not ours any more, and runs "
+            "elsewhere.",
+            self.task.name,  # type: ignore[attr-defined]
+            self.id,  # type: ignore[attr-defined]
+            exc,
+        )
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         if not soft and self._killed:
@@ -56,10 +88,12 @@ class CountedRequest:
             self._cut_short = ""
 
     def reject(self, requeue: bool = False) -> Any:
+        if requeue and self._already_cancelled:  # type: ignore[attr-defined]
+            return None  # ``on_failure`` gives it back
         if not (requeue and self._cut_short) or _stopping():
             return super().reject(requeue=requeue)  # type: ignore[misc]
         message, task = self.message, self.task  # type: ignore[attr-defined]
-        if self.acknowledged or not isinstance(message.channel, Channel):  # type: ignore[has-type]
+        if self.acknowledged or not isinstance(message.channel, Channel):
             return super().reject(requeue=requeue)  # type: ignore[misc]
         app = self._app  # type: ignore[attr-defined]
         try:

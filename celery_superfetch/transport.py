@@ -81,9 +81,7 @@ class Channel(redis.Channel):
         self._fetch: Fetch | None = None
         super().__init__(*args, **kwargs)
         self.QoS = QoS  # ack_emulation=False would bring one that forgets at once
-        # The transport outlives ``self.connection``, which kombu clears at close.
-        self._transport: Transport = self.connection
-        self.config: Config = self._transport.config
+        self.config: Config = self.connection.config
         self._claim_cycle = cycle_by_name(self.queue_order_strategy)()
         self._queue_of: dict[str, str] = {}
         self._lists: list[str] = []
@@ -251,6 +249,20 @@ class Channel(redis.Channel):
         self.qos._quick_ack(delivery_tag)
         return dead
 
+    def give_back(self, delivery_tag: str) -> None:
+        """A delivery whose run was called off goes back to the front of its queue."""
+        self.qos.give_back(delivery_tag, "front")
+
+    def ended(self, delivery_tag: str) -> None:
+        """A delivery runs no more, and is to go back with those that never ran."""
+        claimed = self.qos.claimed(delivery_tag)
+        if claimed is not None:
+            self.fetch.in_flight.ended(claimed.job)
+
+    def never_started(self, delivery_tag: str) -> None:
+        """A delivery was dropped unstarted: it is not ours to run, and not ours to settle."""
+        self.qos.never_started(delivery_tag)
+
     def _restore(self, message: Any, leftmost: bool = False) -> None:
         claimed = getattr(message._raw, "claimed", None)
         if claimed is not None:
@@ -273,8 +285,6 @@ class Transport(redis.Transport):
         self.config = Config.from_options(client.transport_options or {}, known_options())
         super().__init__(client, **kwargs)
         self.cycle = Poller()
-        #: Whether a delivered message is being worked on; Celery's worker sets it.
-        self.is_running: Callable[[Any], bool] = lambda message: False
         _keep_transport(client)
 
     def establish_connection(self) -> Any:

@@ -12,11 +12,14 @@ from redis.exceptions import RedisError
 
 from .connection import client_of, config_of
 from .errors import SuperfetchError
+from .job import Job
 from .maintenance import MaintenanceThread
 from .membership import Membership, memberships
 from .owner import start_time
 from .preflight import check_platform, check_server
+from .qos import Delivered
 from .request import use_our_request
+from .start import guard_starts
 from .tasks import reaper_of
 from .transport import Transport
 
@@ -40,6 +43,7 @@ class Maintenance(bootsteps.StartStopStep):
     def start(self, worker: Any) -> None:
         _check_broker(worker.app)
         use_our_request(worker.app)
+        guard_starts(worker.pool)
         self.thread = MaintenanceThread(worker.app)
         self.thread.start()
 
@@ -78,22 +82,21 @@ class Guarded(bootsteps.StartStopStep):
         transport = consumer.connection.transport
         if not isinstance(transport, Transport):
             return
-        transport.is_running = _is_running
         transport.cycle.solo = _is_solo(consumer.pool)
         fetch = consumer.connection.default_channel.fetch
         membership = fetch.membership
         membership.pool = _PoolPids(consumer.pool)
+        membership.in_flight.running = _running
         if not membership.on_joined:
             membership.on_joined.append(lambda: _first_pass(consumer.app, membership))
         # Before "ready", so that the first job waits for none of it.
         fetch.join([])
 
 
-def _is_running(message: Any) -> bool:
-    """Whether a pool has accepted this delivery; its ack is still to come then."""
-    return any(
-        getattr(request, "message", None) is message for request in list(state.active_requests)
-    )
+def _running() -> list[Job]:
+    """The jobs that a pool has accepted; their acks are still to come."""
+    raws = [request.message._raw for request in list(state.active_requests)]
+    return [raw.claimed.job for raw in raws if isinstance(raw, Delivered)]
 
 
 def _is_solo(pool: Any) -> bool:

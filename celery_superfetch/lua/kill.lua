@@ -1,17 +1,18 @@
 -- Moves one job from a private list to the dead set, whole.
 -- KEYS: the owner's facts, private list, the job's counters, dead set, dead jobs, junk,
---       unannounced, stats
+--       unannounced, stats, the owner's running jobs
 -- ARGV: payload, 1 when the owner must be marked reaped, recoveries the decision saw, job id,
---       record (JSON), most jobs in the dead set, 1 for junk, most junk
+--       record (JSON), most jobs in the dead set, 1 for junk, most junk, claim id
 -- Returns: "ok"; "unmarked", "moved" or "recounted" when the decision no longer holds
 -- Crash: the job is in the dead set, unannounced; a later pass announces it.
-local facts, private, counters, dead, jobs, junk, unannounced, stats =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local facts, private, counters, dead, jobs, junk, unannounced, stats, running =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local payload, marked, expected, id, record = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local most, is_junk, most_junk = tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARGV[8])
 if marked == '1' and redis.call('HGET', facts, 'state') ~= 'reaped' then return 'unmarked' end
 if (redis.call('HGET', counters, 'recoveries') or '0') ~= expected then return 'recounted' end
 if redis.call('LREM', private, 1, payload) == 0 then return 'moved' end
+redis.call('HDEL', running, ARGV[9])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('DEL', counters)

@@ -1,11 +1,12 @@
 -- Marks an owner reaped, if it has not been heard since the verdict was built.
--- KEYS: owners, the owner's facts, its host's owners, tombstones, suspects, stats
--- ARGV: owner, the score the verdict saw, ms the tombstone stays listed, ms its facts stay,
---       reason
+-- KEYS: owners, the owner's facts, its host's owners, tombstones, suspects, stats, its running
+--       jobs
+-- ARGV: owner, the score the verdict saw, ms the tombstone stays listed, ms its facts and its
+--       running jobs stay known, reason
 -- Returns: 1 when this call marked it, else 0
 -- Crash: the owner is marked and listed as a tombstone; the next pass drains its lists.
-local owners, facts, host, reaped, suspects, stats =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local owners, facts, host, reaped, suspects, stats, running =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local owner, seen = ARGV[1], tonumber(ARGV[2])
 local listed, kept, reason = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local score = redis.call('ZSCORE', owners, owner)
@@ -17,6 +18,7 @@ local state = redis.call('HGET', facts, 'state') or 'running'
 redis.call('ZREM', owners, owner)
 redis.call('HSET', facts, 'state', 'reaped', 'was', state, 'reaped_at', now, 'reason', reason)
 redis.call('PEXPIRE', facts, kept)
+redis.call('PEXPIRE', running, kept)
 redis.call('ZADD', reaped, now + listed, owner)
 redis.call('SREM', host, owner)
 redis.call('HDEL', suspects, owner)

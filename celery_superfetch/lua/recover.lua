@@ -1,15 +1,16 @@
 -- Gives orphans back to the front of the queue they came from, and counts that.
--- KEYS: the owner's facts, private list, public queue list, flag, stats, then each job's
---       counters
+-- KEYS: the owner's facts, private list, public queue list, flag, stats, the owner's running
+--       jobs, then each job's counters
 -- ARGV: 1 when the owner must be marked reaped (0: a live owner asks for a job of its own
 --       whose pool child was lost), window in s, ms of the queue's x-expires (0: none), owner,
 --       reason, then for each job, newest first: payload, recoveries the decision saw, 1 for
---       a strike
+--       a strike, claim id
 -- Returns: for each job "ok", or "unmarked", "moved", "recounted" when its decision no longer
 --       holds
 -- Crash: each job is in exactly one list and counted if it moved. All move at once, so that a
 --       consumer that waits gets the oldest and not the first that was moved.
-local facts, private, queue, flag, stats = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local facts, private, queue, flag, stats, running =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local marked, window, expires = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3])
 local owner, reason = ARGV[4], ARGV[5]
 local kind = redis.call('TYPE', queue).ok
@@ -31,9 +32,9 @@ local function count(counters, strike)
 end
 
 local outcomes, total = {}, 0
-for i = 1, #KEYS - 5 do
-  local counters = KEYS[5 + i]
-  local payload, expected, strike = ARGV[3 + 3 * i], ARGV[4 + 3 * i], tonumber(ARGV[5 + 3 * i])
+for i = 1, #KEYS - 6 do
+  local counters, at = KEYS[6 + i], 2 + 4 * i
+  local payload, expected, strike = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
   if unmarked then
     outcomes[i] = 'unmarked'
   elseif (redis.call('HGET', counters, 'recoveries') or '0') ~= expected then
@@ -42,6 +43,7 @@ for i = 1, #KEYS - 5 do
     outcomes[i] = 'moved'
   else
     redis.call('RPUSH', queue, payload)
+    redis.call('HDEL', running, ARGV[at + 3])
     count(counters, strike)
     outcomes[i], total = 'ok', total + 1
   end

@@ -1,27 +1,45 @@
 -- Gives jobs back to their queue on purpose; never counted against them.
--- KEYS: private list, public queue list, flag, stats, then each job's counters
+-- KEYS: private list, public queue list, flag, stats, running jobs, then each job's counters
 -- ARGV: "front" (next to be claimed) or "back", seconds to remember that they were delivered,
---       ms of the queue's x-expires (0: none), then each payload; for the front newest first
--- Returns: for each job 1, or 0 when it was no longer in the private list
+--       ms of the queue's x-expires (0: none), then for each job its payload, its claim id, and
+--       1 when it was handed to a pool that may start it at this moment; for the front newest
+--       first
+-- Returns: for each job 1; 0 when it was no longer in the private list; 2 when the pool had
+--       started it, and it was left where it is
 -- Crash: each job is in exactly one of the two lists. All move at once, so that a consumer
---       that waits gets the oldest and not the first that was moved.
-local private, queue, flag, stats = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+--       that waits gets the oldest and not the first that was moved. One that a pool has is
+--       either recorded as running or called off, never both: `start` looks at the same field.
+local private, queue, flag, stats, running = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local push = ARGV[1] == 'front' and 'RPUSH' or 'LPUSH'
 local window, expires = tonumber(ARGV[2]), tonumber(ARGV[3])
 local kind = redis.call('TYPE', queue).ok
 if kind ~= 'list' and kind ~= 'none' then
   return redis.error_reply("WRONGTYPE '" .. queue .. "' is no queue, it holds a " .. kind)
 end
+local function started(id, handed_over)
+  if not handed_over then
+    redis.call('HDEL', running, id)
+    return false
+  end
+  local known = redis.call('HGET', running, id)
+  if known and known ~= '-' then return true end
+  redis.call('HSET', running, id, '-')
+  return false
+end
 local moved, total = {}, 0
-for i = 1, #KEYS - 4 do
-  local payload, counters = ARGV[3 + i], KEYS[4 + i]
-  -- From the left: what is given back is mostly what was claimed last.
-  moved[i] = redis.call('LREM', private, 1, payload)
-  if moved[i] > 0 then
-    redis.call(push, queue, payload)
-    redis.call('HINCRBY', counters, 'requeues', 1)
-    if redis.call('TTL', counters) < 0 then redis.call('EXPIRE', counters, window) end
-    total = total + 1
+for i = 1, #KEYS - 5 do
+  local payload, id, counters = ARGV[1 + 3 * i], ARGV[2 + 3 * i], KEYS[5 + i]
+  if started(id, ARGV[3 + 3 * i] == '1') then
+    moved[i] = 2
+  else
+    -- From the left: what is given back is mostly what was claimed last.
+    moved[i] = redis.call('LREM', private, 1, payload)
+    if moved[i] > 0 then
+      redis.call(push, queue, payload)
+      redis.call('HINCRBY', counters, 'requeues', 1)
+      if redis.call('TTL', counters) < 0 then redis.call('EXPIRE', counters, window) end
+      total = total + 1
+    end
   end
 end
 if total > 0 then

@@ -64,11 +64,12 @@ def test_acks_travel_with_the_next_claim(bench: Bench, owner: Facts) -> None:
 
 
 def test_two_equal_payloads_are_two_jobs(bench: Bench, owner: Facts) -> None:
-    same, _ = claim(bench, owner, payload(1), payload(1))
+    same, other = claim(bench, owner, payload(1), payload(1))
     assert len(bench.in_flight) == 2
     bench.in_flight.ack(same)
     bench.in_flight.flush()
-    assert bench.in_flight.holds(same.job)
+    assert not bench.in_flight.holds(same.job)
+    assert bench.in_flight.holds(other.job)
     assert bench.private(owner) == [payload(1)]
 
 
@@ -87,7 +88,7 @@ def test_an_ack_that_finds_nothing_is_announced(
 def test_a_confirmed_job_that_is_gone_is_announced(
     bench: Bench, owner: Facts, lost: list[Job]
 ) -> None:
-    job = Job(owner.owner, "mail", payload(1))
+    job = bench.lists.job(owner.owner, "mail", payload(1))
     bench.in_flight.take(job)
     claims = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, [job])
     assert claims.confirmed == (None,)
@@ -179,7 +180,7 @@ def test_returns_of_a_reaped_owner_are_forgotten_and_its_acks_are_not(
     bench.in_flight.requeue([returned.job])
     bench.client.delete("mail")
     assert bench.in_flight.settlements == {"acks": 1, "returns": 1}
-    bench.in_flight.forget(owner.owner)
+    bench.in_flight.taken_away(owner.owner)
     assert bench.in_flight.settlements == {"acks": 1, "returns": 0}
     assert not bench.in_flight.holds(returned.job), "or the process could never leave"
 

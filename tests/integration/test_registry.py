@@ -159,7 +159,7 @@ def test_leaving_with_a_claim_on_its_way_leaves_a_tombstone(bench: Bench) -> Non
 def test_leaving_after_it_was_reaped_changes_nothing(bench: Bench) -> None:
     facts = bench.owner()
     bench.registry.mark(facts.owner, HERE, bench.registry.owners()[facts.owner], 60, "gone")
-    assert bench.registry.leave(facts, 0) == 0
+    assert bench.registry.leave(facts, 0) == -1, "and says so"
     assert set(bench.registry.tombstones()) == {facts.owner}
 
 

@@ -79,7 +79,8 @@ def test_an_ack_after_the_channel_is_closed_finds_its_way(url: str, bench: Bench
     inbox = Inbox(url)
     inbox.receive(2)
     running = inbox.messages[0]
-    inbox.connection.transport.is_running = lambda message: message is running
+    in_flight = inbox.channel.fetch.in_flight
+    in_flight.running = lambda: [running._raw.claimed.job]
     [owner] = bench.registry.owners()
     inbox.channel.close()
     assert bench.queue() == [payload("waiting")]

@@ -53,6 +53,7 @@ MODULES = {
         "poller",
         "qos",
         "request",
+        "start",
         "tasks",
         "transport",
         "worker",

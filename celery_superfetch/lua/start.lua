@@ -1,0 +1,18 @@
+-- Starts a job in the process that will run it, unless it is no longer its owner's to run.
+-- KEYS: the owner's facts, its running jobs, stats
+-- ARGV: claim id, digest, 1 to record the job as running (0: it may be settled already),
+--       starts that could not be recorded since this process last asked
+-- Returns: "ok"; "reaped" when the owner was taken for dead, "called off" when the owner gave
+--       the job back before it was started
+-- Crash: the job is recorded as running and its process may not have begun. Asking again with
+--       the same claim id is harmless.
+local facts, running, stats = KEYS[1], KEYS[2], KEYS[3]
+local id, digest, record, unrecorded = ARGV[1], ARGV[2], ARGV[3] == '1', tonumber(ARGV[4])
+if unrecorded > 0 then redis.call('HINCRBY', stats, 'unrecorded', unrecorded) end
+if redis.call('HGET', facts, 'state') == 'reaped' then return 'reaped' end
+if redis.call('HGET', running, id) == '-' then
+  redis.call('HDEL', running, id)
+  return 'called off'
+end
+if record then redis.call('HSET', running, id, digest) end
+return 'ok'
