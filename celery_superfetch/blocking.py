@@ -11,8 +11,9 @@ from redis.exceptions import RedisError, ResponseError
 
 from .membership import BLOCK_TIMEOUT, Membership
 
-#: Seconds a reply may be overdue before the connection counts as half-open.
-OVERDUE = 25.0
+#: Seconds a reply may be overdue before the connection counts as half-open; a server that
+#: stands still for 10 s keeps its connections.
+OVERDUE = 12.0
 
 
 class BlockingRead:

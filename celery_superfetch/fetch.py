@@ -55,6 +55,7 @@ class Fetch:
         self._unblockable: dict[str, float] = {}
         self._joined: dict[str, int] = {}
         self._answered = True
+        self._outages = membership.outages
 
     @property
     def waiting(self) -> int:
@@ -129,6 +130,9 @@ class Fetch:
     def _mind_connections(self) -> None:
         if any(read.overdue for read in self._reads.values()):
             logger.warning("A blocking read got no reply in time; its connection is replaced.")
+            self.in_flight.doubt = True
+        if self._outages != self.membership.outages:
+            self._outages = self.membership.outages
             self.in_flight.doubt = True
         if self.in_flight.doubt:
             # With no claim on its way, what the private lists hold beyond what we do is what

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import Counter
@@ -52,6 +53,9 @@ class InFlight:
         self.running: Callable[[], Collection[Job]] = tuple
         #: Jobs claimed and not settled -> handed to a pool, which may start it at any moment.
         self._held: dict[Job, bool] = {}
+        #: Jobs that run on although the channel that delivered them is closed: they count
+        #: against the prefetch of the next, or it would reserve jobs behind them.
+        self.outlived: set[Job] = set()
         self._acks: list[Claimed] = []
         #: Acks whose reply was lost: finding nothing when they are sent again proves nothing.
         self._resent: set[Job] = set()
@@ -99,6 +103,7 @@ class InFlight:
         """Note that a job has left the private list, or was never started."""
         with self._lock:
             self._held.pop(job, None)
+            self.outlived.discard(job)
             self._returns.pop(job, None)
             self._refused.pop(job, None)
 
@@ -172,7 +177,7 @@ class InFlight:
             self._announced.discard(job)
 
     def lost(self, job: Job) -> None:
-        """Say that a job was taken away; it is not held any more."""
+        """Say that a job was taken away."""
         envelope = parse(job.payload)
         logger.warning(
             "Job %s[%s] from queue %s is no longer ours (owner %s was taken for dead, or the "
@@ -183,6 +188,8 @@ class InFlight:
             job.queue_list,
             job.owner,
         )
+        with contextlib.suppress(RedisError):  # counting is not worth a failure
+            self.lists.client.hincrby(self.lists.keys.stats, "ownership_lost", 1)
         ownership_lost.send(sender=None, job=job)
 
     def taken_away(self, owner: str) -> None:
@@ -195,10 +202,10 @@ class InFlight:
             for waiting in (*self._returns, *self._refused):
                 if waiting.owner == owner:
                     self.drop(waiting)
-            for job in self.running():
-                if job.owner == owner and job in self._held:
-                    self._announced.add(job)
-                    self.lost(job)
+            lost = {job for job in self.running() if job.owner == owner and job in self._held}
+            self._announced |= lost
+        for job in lost:
+            self.lost(job)
 
     # -- requeue
 
@@ -264,7 +271,9 @@ class InFlight:
                 )
             else:
                 for job, moved in zip(jobs, reply, strict=True):
-                    if moved != STARTED:
+                    if moved == STARTED:
+                        self.outlived.add(job)
+                    else:
                         self.drop(job)
 
     def reconcile(self, owner: str, lists: Iterable[str]) -> int:

@@ -60,6 +60,8 @@ class Membership:
         self.registry = Registry(self.client, self.keys, config)
         #: Who is silent, as this process saw it by its own heartbeats.
         self.watch = Watch(longest_gap=2 * config.heartbeat_interval + RETRY_INTERVAL)
+        #: How often the heart lost its connection and found the server again.
+        self.outages = 0
         #: Owners registered on this host at the last heartbeat.
         self.neighbours: tuple[str, ...] = ()
         #: Called with no argument after registration and before the first claim.
@@ -73,6 +75,7 @@ class Membership:
         self._connections: set[int] = set()
         self._heart_id = 0
         self._last_ms = 0
+        self._unheard = False
         self._joined = False
         self._users: set[int] = set()
         self._lock = threading.RLock()
@@ -192,7 +195,11 @@ class Membership:
             except RedisError:
                 self.watch.interrupt()
                 self._last_ms = 0
+                self._unheard = True
                 raise
+            if self._unheard:
+                self._unheard = False
+                self._distrust_connections()
             if beat.status == "missing":
                 # Somebody deleted the row, or the whole database: the tombstone of a reaped
                 # owner stays for a day, so with no facts at all we cannot know, and mint anew.
@@ -207,6 +214,15 @@ class Membership:
             self.watch.look(beat.quiet, monotonic())
             self.neighbours = beat.neighbours
             return beat
+
+    def _distrust_connections(self) -> None:
+        """The heart lost its connection: what idles may be as dead without showing it.
+
+        A firewall that forgets a connection says nothing; a blocking read would wait on it for
+        a reply that cannot come.
+        """
+        self.client.connection_pool.disconnect(inuse_connections=False)
+        self.outages += 1
 
     def _note_connection(self) -> None:
         """Learn the id of the heart's connection, once for each time it was opened."""

@@ -10,6 +10,9 @@ from kombu.transport.redis import MultiChannelPoller
 
 from .fetch import POLL_INTERVAL
 
+#: Seconds a consumer without an event loop waits at most before it looks around.
+LONGEST_WAIT = 5.0
+
 
 class Poller(MultiChannelPoller):
     """Serves BRPOP (``no_ack`` queues) and LISTEN (fanout) as kombu does, and fetches jobs.
@@ -110,6 +113,8 @@ class Poller(MultiChannelPoller):
         if any(channel.must_look for channel in self._channels):
             timeout = POLL_INTERVAL if timeout is None else min(timeout, POLL_INTERVAL)
         self._turn()
+        # A wait without end would never find out that a silent connection is dead.
+        timeout = LONGEST_WAIT if timeout is None else min(timeout, LONGEST_WAIT)
         return super().get(callback, timeout)
 
     def close(self) -> None:

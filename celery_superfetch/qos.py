@@ -24,7 +24,8 @@ class QoS(virtual.QoS):
 
     def in_use(self) -> int:
         """Jobs that count against the prefetch."""
-        return len(self._delivered) - len(self._dirty) + self.channel.waiting
+        channel = self.channel
+        return len(self._delivered) - len(self._dirty) + channel.waiting + channel.outlived
 
     def can_consume(self) -> bool:
         return not self.prefetch_count or self.in_use() < self.prefetch_count
@@ -92,7 +93,8 @@ class QoS(virtual.QoS):
         in_flight = self.channel.fetch.in_flight
         # What runs stays ours; its ack comes later, by way of the process, not of this channel.
         for job in in_flight.running():
-            back.pop(job, None)
+            if back.pop(job, None) is not None:
+                in_flight.outlived.add(job)
         logger.info("Giving %d jobs back to their queues.", len(back))
         self.channel.requeue(back, "front")
         for job, tag in back.items():

@@ -142,6 +142,11 @@ class Channel(redis.Channel):
         return self._fetch.waiting if self._fetch is not None else 0
 
     @property
+    def outlived(self) -> int:
+        """Jobs that run on although their channel is closed."""
+        return len(self._fetch.in_flight.outlived) if self._fetch is not None else 0
+
+    @property
     def must_look(self) -> bool:
         """True while some lists have to be looked at once a second."""
         return self._fetch is not None and self._fetch.must_look

@@ -12,13 +12,14 @@ from redis.exceptions import RedisError
 
 from .connection import client_of, config_of
 from .errors import SuperfetchError
-from .job import Job
+from .job import Job, parse
 from .maintenance import MaintenanceThread
 from .membership import Membership, memberships
 from .owner import start_time
 from .preflight import check_platform, check_server
 from .qos import Delivered
 from .request import use_our_request
+from .signals import ownership_lost
 from .start import guard_starts
 from .tasks import reaper_of
 from .transport import Transport
@@ -34,6 +35,7 @@ class Maintenance(bootsteps.StartStopStep):
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         self.thread: MaintenanceThread | None = None
+        self.worker = worker
         try:
             check_platform()
             config_of(worker.app)
@@ -44,13 +46,24 @@ class Maintenance(bootsteps.StartStopStep):
         _check_broker(worker.app)
         use_our_request(worker.app)
         guard_starts(worker.pool)
+        ownership_lost.connect(self._send_event, weak=False)
         self.thread = MaintenanceThread(worker.app)
         self.thread.start()
 
     def stop(self, worker: Any) -> None:
+        ownership_lost.disconnect(self._send_event)
         if self.thread is not None:
             self.thread.stop()
             self.thread = None
+
+    def _send_event(self, job: Job, **_: Any) -> None:
+        """Tell monitors of a job that was taken away; on a connection of its own, for this may
+        be the heart's thread."""
+        events = getattr(self.worker.consumer, "event_dispatcher", None)
+        envelope = parse(job.payload)
+        if events is not None and events.enabled and envelope.task_id:
+            with self.worker.app.events.default_dispatcher(hostname=events.hostname) as own:
+                own.send("task-ownership-lost", uuid=envelope.task_id, owner=job.owner)
 
 
 def _check_broker(app: Any) -> None:

@@ -1,0 +1,109 @@
+"""A worker that is frozen beyond its limits comes back to jobs that went elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from harness.database import Database
+from harness.hosts import Host
+from harness.ledger import Ledger
+from harness.waiting import eventually
+
+pytestmark = pytest.mark.netns
+
+#: The verdicts of the defaults, sooner.
+QUICK = {"heartbeat_interval": 1, "owner_ttl": 3, "reap_interval": 1}
+RESERVED = [f"n{n}" for n in range(3)]
+
+
+def ran(ledger: Ledger) -> dict[str, int]:
+    """Job -> how often it was started."""
+    return {job: len(times) for job, times in ledger.starts().items()}
+
+
+@pytest.fixture
+def events(app: Celery) -> Iterator[list[dict[str, Any]]]:
+    """The `task-ownership-lost` events that are sent meanwhile."""
+    seen: list[dict[str, Any]] = []
+    with app.connection_for_read() as connection:
+        receiver = app.events.Receiver(connection, handlers={"task-ownership-lost": seen.append})
+        thread = threading.Thread(target=receiver.capture, kwargs={"limit": None, "wakeup": False})
+        thread.start()
+        yield seen
+        receiver.should_stop = True
+        thread.join()
+
+
+def freeze_with_jobs_in_the_pool(
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, pool: str, app: str
+) -> Any:
+    """A worker that runs one job, has handed three to its pool, and sleeps until all of them
+    are somebody else's; returns it thawed."""
+    running = shop.hold.delay("running")
+    for name in RESERVED:
+        shop.note.delay(name)
+    sleeper = worker(
+        app=app,
+        host=Host("here"),
+        options=QUICK,
+        concurrency=1,
+        pool=pool,
+        args=["--prefetch-multiplier=4", "-E"],
+    )
+    eventually(lambda: ledger.starts())
+    owner = db.owner_of("running")
+    eventually(lambda: db.held()[owner] == ["running", *RESERVED], message="all is claimed")
+    with sleeper.frozen():
+        worker(host=Host("there"), options=QUICK, concurrency=1, args=["--prefetch-multiplier=4"])
+        eventually(lambda: ran(ledger).get("running") == 2, message="it runs again elsewhere")
+    sleeper.wait_log(f"Owner {owner} goes on as owner")
+    ledger.release()
+    eventually(lambda: set(ledger.finishes()) == {"running", *RESERVED})
+    eventually(lambda: len(ledger.finishes()["running"]) == 2, message="both runs end")
+    eventually(lambda: not db.private_lists(), message="all is settled")
+    return SimpleNamespace(worker=sleeper, owner=owner, running=running)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_thawed_worker_drops_what_it_had_not_started(
+    worker: Any,
+    shop: SimpleNamespace,
+    ledger: Ledger,
+    db: Database,
+    events: list[dict[str, Any]],
+    pool: str,
+) -> None:
+    done = freeze_with_jobs_in_the_pool(worker, shop, ledger, db, pool, "apps.shop")
+    thawed, owner = done.worker, done.owner
+    assert "is no longer ours" in thawed.log(), "the running one is reported"
+    assert db.stat("ownership_lost") == 1
+    eventually(lambda: len(events) == 1)
+    assert (events[0]["uuid"], events[0]["owner"]) == (done.running.id, owner)
+
+    # It works on under its new name; what it had before the freeze it does not run.
+    names = [f"m{n}" for n in range(20)]
+    for name in names:
+        shop.note.delay(name)
+    eventually(lambda: set(names) <= set(ledger.finishes()))
+    eventually(
+        lambda: {line["host"] for line in ledger.lines("finished")} == {"here", "there"},
+        message="both work",
+    )
+    assert ran(ledger) == {"running": 2, **dict.fromkeys([*RESERVED, *names], 1)}
+    thawed.term()
+    thawed.wait_exit()
+    assert [name for name in db.owners() if name.startswith("here")] == []
+
+
+def test_the_control_runs_twice_what_it_had_not_started(
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
+) -> None:
+    """Without asking at the start; one that had not started is enough to show it."""
+    freeze_with_jobs_in_the_pool(worker, shop, ledger, db, "threads", "apps.unguarded")
+    eventually(lambda: max(ran(ledger)[name] for name in RESERVED) == 2)
