@@ -14,10 +14,11 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from billiard.einfo import ExceptionInfo
-from celery import Celery, current_app
+from celery import current_app
 from celery.exceptions import Ignore
 from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
+from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from .connection import client_of
@@ -93,10 +94,15 @@ def start(ticket: Ticket, target: Callable[..., Any], *args: Any, **kwargs: Any)
         return 1, ExceptionInfo(internal=True), 0.0
 
 
-class _Starts:
-    """Asks the server; one for each process, whatever threads run its jobs."""
+class Starts:
+    """Asks the server; one for each process, whatever threads run its jobs.
 
-    def __init__(self) -> None:
+    Arguments:
+        connect: makes a client; called again after an error, and in a forked child.
+    """
+
+    def __init__(self, connect: Callable[[], Redis]) -> None:
+        self._connect = connect
         self._pid = 0
         self._scripts: Scripts | None = None
         self._lock = threading.Lock()
@@ -140,9 +146,12 @@ class _Starts:
             if self._pid != os.getpid():  # a connection of the parent must not be shared
                 self._pid, self._scripts = os.getpid(), None
             if self._scripts is None:
-                app: Celery = current_app._get_current_object()
-                self._scripts = Scripts(client_of(app, timeout=START_WAIT / 2))
+                self._scripts = Scripts(self._connect())
             return self._scripts
 
 
-_starts = _Starts()
+def _client() -> Redis:
+    return client_of(current_app._get_current_object(), timeout=START_WAIT / 2)
+
+
+_starts = Starts(_client)

@@ -91,6 +91,26 @@ def test_an_ack_after_the_channel_is_closed_finds_its_way(url: str, bench: Bench
     inbox.close()
 
 
+def test_what_outlives_its_channel_counts_against_the_prefetch_of_the_next(
+    url: str, bench: Bench
+) -> None:
+    """Else each lost connection would reserve more jobs behind those that run."""
+    bench.push("mail", *(payload(n) for n in range(4)))
+    first = Inbox(url, prefetch=2)
+    first.receive(2)
+    in_flight = first.channel.fetch.in_flight
+    in_flight.running = lambda: [first.messages[0]._raw.claimed.job]
+    first.channel.close()
+    assert bench.queue() == [payload(n) for n in (1, 2, 3)]
+    with Inbox(url, prefetch=2) as second:
+        second.receive(1)
+        second.settle_in()
+        assert len(second.messages) == 1, "the other place is taken"
+        first.messages[0].ack()
+        second.receive(2)
+    first.close()
+
+
 def test_what_comes_back_is_marked_and_its_bytes_are_not_changed(url: str, bench: Bench) -> None:
     publish(url, "mail", "one")
     [raw] = bench.queue()

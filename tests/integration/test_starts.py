@@ -1,0 +1,143 @@
+"""Started or called off: one field decides, whoever comes first."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from celery_superfetch.facts import Facts
+from celery_superfetch.job import Claimed, digest
+from celery_superfetch.start import Starts, Ticket
+from parts.bench import Bench, payload
+
+
+@pytest.fixture
+def owner(bench: Bench) -> Facts:
+    return bench.owner()
+
+
+@pytest.fixture
+def claimed(bench: Bench, owner: Facts) -> Claimed:
+    """A job that its owner has handed to a pool."""
+    bench.push("mail", payload(1))
+    [claimed] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    bench.in_flight.hand_over(claimed.job)
+    return claimed
+
+
+def ticket(claimed: Claimed, record: bool = True) -> Ticket:
+    job = claimed.job
+    return Ticket(job.owner, job.claim_id, digest(job.payload), record, "")
+
+
+def running(bench: Bench, owner: Facts) -> dict[bytes, bytes]:
+    found = bench.client.hgetall(bench.keys.running(owner.owner))
+    assert isinstance(found, dict)
+    return found
+
+
+def starts(bench: Bench) -> Starts:
+    return Starts(lambda: bench.client)
+
+
+def test_a_job_that_has_started_is_not_given_back(
+    bench: Bench, owner: Facts, claimed: Claimed
+) -> None:
+    assert starts(bench).ask(ticket(claimed)) == ""
+    assert running(bench, owner) == {b"1": digest(payload(1)).encode()}
+    bench.in_flight.requeue([claimed.job])
+    assert bench.private(owner) == [payload(1)]
+    assert bench.queue() == []
+    assert bench.in_flight.outlived == {claimed.job}, "it counts against the prefetch"
+
+    bench.in_flight.ack(claimed)
+    bench.in_flight.flush()
+    assert bench.private(owner) == []
+    assert running(bench, owner) == {}
+    assert bench.in_flight.outlived == set()
+
+
+def test_a_job_that_was_given_back_does_not_start(
+    bench: Bench, owner: Facts, claimed: Claimed
+) -> None:
+    bench.in_flight.requeue([claimed.job])
+    assert bench.queue() == [payload(1)]
+    # Claimed again by the same owner: the first delivery is still the wrong one to run.
+    [again] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    assert starts(bench).ask(ticket(claimed)) == "called off"
+    assert starts(bench).ask(ticket(again)) == ""
+    assert len(running(bench, owner)) == 1
+
+
+def test_the_control_gives_back_a_running_job_that_no_pool_was_said_to_have(
+    bench: Bench, claimed: Claimed
+) -> None:
+    starts(bench).ask(ticket(claimed))
+    bench.in_flight.ended(claimed.job)
+    bench.in_flight.requeue([claimed.job])
+    assert bench.queue() == [payload(1)]
+
+
+def test_asking_again_after_a_lost_reply_is_no_second_start(bench: Bench, claimed: Claimed) -> None:
+    own = starts(bench)
+    assert (own.ask(ticket(claimed)), own.ask(ticket(claimed))) == ("", "")
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_nothing_starts_for_an_owner_that_was_reaped(
+    bench: Bench, owner: Facts, claimed: Claimed, record: bool
+) -> None:
+    score = bench.registry.owners()[owner.owner]
+    assert bench.registry.mark(owner.owner, owner.process.host, score, 60, "gone")
+    assert starts(bench).ask(ticket(claimed, record)) == "reaped"
+    assert running(bench, owner) == {}
+
+
+def test_a_task_with_early_ack_leaves_no_record(
+    bench: Bench, owner: Facts, claimed: Claimed
+) -> None:
+    """Its ack may have gone out before; nothing would ever remove the record."""
+    assert starts(bench).ask(ticket(claimed, record=False)) == ""
+    assert running(bench, owner) == {}
+
+
+def test_an_owner_whose_row_is_missing_may_run_its_jobs(
+    bench: Bench, owner: Facts, claimed: Claimed
+) -> None:
+    """A replica that was promoted may not have heard of it yet; the next heartbeat mends that."""
+    bench.client.delete(bench.keys.facts(owner.owner))
+    assert starts(bench).ask(ticket(claimed)) == ""
+
+
+def test_a_server_that_refuses_to_record_holds_up_nobody_and_is_told_later(
+    bench: Bench, url: str, owner: Facts, claimed: Claimed
+) -> None:
+    bench.client.execute_command(
+        "ACL", "SETUSER", "reader", "on", "nopass", "~*", "+@all", "-hset", "-eval", "-evalsha"
+    )
+    try:
+        at = redis.Redis.from_url(url).connection_pool.connection_kwargs
+        forbidden = redis.Redis(
+            host=at["host"], port=at["port"], db=at["db"], username="reader", password="x"
+        )
+        clients = iter([forbidden, bench.client])
+        own = Starts(lambda: next(clients))
+        assert own.ask(ticket(claimed)) == ""
+        assert running(bench, owner) == {}
+        own._scripts = None
+        assert own.ask(ticket(claimed)) == ""
+        assert len(running(bench, owner)) == 1
+        assert bench.stat("unrecorded") == 1
+    finally:
+        bench.client.execute_command("ACL", "DELUSER", "reader")
+
+
+def test_an_owner_that_leaves_takes_its_record_along(
+    bench: Bench, owner: Facts, claimed: Claimed
+) -> None:
+    starts(bench).ask(ticket(claimed))
+    bench.in_flight.ack(claimed)
+    bench.in_flight.flush()
+    bench.client.hset(bench.keys.running(owner.owner), "left", "-")
+    assert bench.registry.leave(owner, 0) == 0
+    assert bench.key_names() == {bench.keys.stats} & bench.key_names()
