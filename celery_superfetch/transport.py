@@ -86,6 +86,7 @@ class Channel(redis.Channel):
         self._queue_of: dict[str, str] = {}
         self._lists: list[str] = []
 
+        self._callbacks: dict[str, Callable[[Any], Any]] = {}
     # -- which queues are fetched how
 
     @property
@@ -165,7 +166,13 @@ class Channel(redis.Channel):
         message = self._decode(claimed)
         if message is None:
             return False
-        self.connection._deliver(message, self._queue_of[claimed.job.queue_list])
+        queue = self._queue_of[claimed.job.queue_list]
+        # kombu knows one callback for each queue of a connection; two channels are two consumers.
+        callback = self._callbacks.get(queue)
+        if callback is not None:
+            callback(message)
+        else:
+            self.connection._deliver(message, queue)
         return True
 
     def _decode(self, claimed: Claimed) -> Any:
@@ -200,7 +207,7 @@ class Channel(redis.Channel):
                 self.qos.append(message, message.delivery_tag)
                 return callback(message)
 
-            self.connection._callbacks[queue] = deliver
+            self.connection._callbacks[queue] = self._callbacks[queue] = deliver
         return result
 
     def _basic_cancel(self, consumer_tag: str) -> Any:
@@ -208,6 +215,7 @@ class Channel(redis.Channel):
         result = super()._basic_cancel(consumer_tag)
         if queue in self._reliable and queue not in self._active_queues:
             self._reliable.discard(queue)
+            self._callbacks.pop(queue, None)
             self.fetch.cancel({self._q_for_pri(queue, pri) for pri in self.priority_steps})
             self._update_queue_cycle()
         return result
