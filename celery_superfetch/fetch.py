@@ -173,15 +173,36 @@ class Fetch:
         return [job for job in jobs if job.owner == self.membership.owner]
 
     def claim_one(self, lists: list[str]) -> Claimed | None:
-        """Claim one job from ``lists`` now (``basic_get``)."""
+        """One job from ``lists`` now (``basic_get``); one that was claimed ahead comes first."""
         known = dict(self._joined)
         known.update({name: self.channel.expires_of(name) for name in lists})
         self.membership.join(id(self), known)
         self._joined = known
+        self._mind_connections()
+        ahead = self._take_ahead(lists)
+        if ahead is not None:
+            return ahead
         claims = self.membership.claim(lists, 1, 1)
         for name, text in claims.errors:
             raise ResponseError(f"queue list {name}: {text}")
         return claims.jobs[0] if claims.jobs else None
+
+    def _take_ahead(self, lists: list[str]) -> Claimed | None:
+        self._disarm([r for name, r in self._reads.items() if name in lists and r.armed])
+        if any(job.queue_list in lists for job in self.unconfirmed):
+            self._claim(self.channel.queue_lists(), 0, monotonic())
+        for claimed in [c for c in self.ready if c.job.queue_list in lists]:
+            self.ready.remove(claimed)
+            if claimed.job.owner == self.membership.owner:
+                return claimed
+            self.in_flight.let_go(claimed.job)
+        return None
+
+    def ahead(self, lists: Iterable[str]) -> int:
+        """Jobs from ``lists`` that were claimed and that no consumer has seen."""
+        names = set(lists)
+        jobs = [*(claimed.job for claimed in self.ready), *self.unconfirmed]
+        return sum(job.queue_list in names for job in jobs)
 
     def _complain(self, name: str, text: str, now: float) -> None:
         if now >= self._silenced.get(name, 0.0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
+from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 from kombu.log import get_logger
@@ -16,7 +17,8 @@ from redis import Redis
 from .config import Config
 from .cut_short import CutShort
 from .fetch import Fetch, is_round_robin
-from .job import Claimed, Job
+from .job import Claimed, Job, digest
+from .keys import Keys
 from .membership import Membership, membership_for
 from .poller import Poller
 from .preflight import ReadOnlyServer, check_writable
@@ -84,9 +86,9 @@ class Channel(redis.Channel):
         self.config: Config = self.connection.config
         self._claim_cycle = cycle_by_name(self.queue_order_strategy)()
         self._queue_of: dict[str, str] = {}
+        self._callbacks: dict[str, Callable[[Any], Any]] = {}
         self._lists: list[str] = []
 
-        self._callbacks: dict[str, Callable[[Any], Any]] = {}
     # -- which queues are fetched how
 
     @property
@@ -216,14 +218,14 @@ class Channel(redis.Channel):
         if queue in self._reliable and queue not in self._active_queues:
             self._reliable.discard(queue)
             self._callbacks.pop(queue, None)
-            self.fetch.cancel({self._q_for_pri(queue, pri) for pri in self.priority_steps})
+            self.fetch.cancel(set(self._lists_of(queue)))
             self._update_queue_cycle()
         return result
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         if no_ack:
             return super().basic_get(queue, no_ack, **kwargs)
-        claimed = self.fetch.claim_one([self._q_for_pri(queue, p) for p in self.priority_steps])
+        claimed = self.fetch.claim_one(self._lists_of(queue))
         if claimed is None:
             return None
         message = self._decode(claimed)
@@ -231,6 +233,35 @@ class Channel(redis.Channel):
             return self.basic_get(queue, no_ack, **kwargs)
         self.qos.append(message, message.delivery_tag)
         return message
+
+    def _lists_of(self, queue: str) -> list[str]:
+        return [self._q_for_pri(queue, pri) for pri in self.priority_steps]
+
+    # To kombu a queue holds what no consumer has seen, and what was claimed ahead is among it.
+
+    def _ahead(self, queue: str) -> int:
+        return self._fetch.ahead(self._lists_of(queue)) if self._fetch is not None else 0
+
+    def _size(self, queue: str) -> int:
+        return int(super()._size(queue)) + self._ahead(queue)
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        return self._ahead(queue) > 0 or bool(super()._has_queue(queue, **kwargs))
+
+    def _get(self, queue: str) -> Any:
+        """For ``no_ack`` alone. Says as stock does whether the message was delivered before:
+        there the bytes that went back tell, here its counters."""
+        renew = getattr(self, "_maybe_update_queues_expire", None)  # came with kombu 5.7
+        with self.conn_or_acquire() as client:
+            payload = next(filter(None, map(client.rpop, self._lists_of(queue))), None)
+            if renew is not None:
+                renew(client, queue)
+            if payload is None:
+                raise Empty
+            message = loads(bytes_to_str(payload))
+            if client.exists(Keys(self.config.global_keyprefix).recoveries(digest(payload))):
+                message["headers"]["redelivered"] = True
+            return message
 
     # -- settling
 
