@@ -348,17 +348,25 @@ class Fetch:
 
     def leave(self) -> None:
         """The channel is closed and gave back what it could; never raises."""
-        try:
-            self.in_flight.flush()
-            if self.in_flight.doubt:
-                self.in_flight.reconcile(self.membership.owner, self.membership.facts.lists)
-            self.membership.leave(id(self), answered=self._answered)
-        except (RedisError, OSError) as exc:
-            logger.warning(
-                "Could not settle at the channel's close: %s. What is left stays in the private "
-                "lists; it is settled when the server answers, or recovered.",
-                exc,
-            )
+        for last in (False, True):
+            try:
+                try:
+                    self.in_flight.flush()
+                    if self.in_flight.doubt:
+                        self.in_flight.reconcile(self.membership.owner, self.membership.facts.lists)
+                finally:  # whatever waits still, this channel is no reason to stay registered
+                    self.membership.leave(id(self), answered=self._answered)
+                return
+            except (RedisError, OSError) as exc:
+                # The first try may only have learned that the idle connections are lost, and
+                # where no channel comes after this one, nobody else would send the rest.
+                self.membership.client.connection_pool.disconnect(inuse_connections=False)
+                if last:
+                    logger.warning(
+                        "Could not settle at the channel's close: %s. What is left stays in the "
+                        "private lists; it is settled when the server answers, or recovered.",
+                        exc,
+                    )
 
 
 def is_round_robin(cycle: object) -> bool:
