@@ -15,6 +15,11 @@ from .membership import BLOCK_TIMEOUT, Membership
 #: stands still for 10 s keeps its connections.
 OVERDUE = 12.0
 
+#: Seconds between two tries to call off a read that the server does not know as blocked, and
+#: until that is given up.
+UNBLOCK_PAUSE = 0.005
+UNBLOCK_LIMIT = 1.0
+
 
 class BlockingRead:
     """Waits on one queue list; a job that arrives there wakes exactly one waiting worker.
@@ -33,7 +38,8 @@ class BlockingRead:
         self.armed = False
         #: Whose private list the pending claim leads to.
         self.owner = ""
-        self._armed_at = 0.0
+        #: When the pending claim was sent (monotonic s).
+        self.armed_at = 0.0
         self._id = 0
 
     def connect(self) -> int:
@@ -60,11 +66,12 @@ class BlockingRead:
     @property
     def overdue(self) -> bool:
         """True when the server should have answered long ago."""
-        return self.armed and monotonic() - self._armed_at > BLOCK_TIMEOUT + OVERDUE
+        return self.armed and monotonic() - self.armed_at > BLOCK_TIMEOUT + OVERDUE
 
     def arm(self) -> None:
         """Send the blocking claim; its reply is read when the socket is readable."""
         self.owner = self.membership.owner
+        self.armed_at = monotonic()
         keys = self.membership.keys
         self.connection.send_command(
             "BLMOVE",
@@ -75,7 +82,7 @@ class BlockingRead:
             BLOCK_TIMEOUT,
             check_health=False,
         )
-        self.armed, self._armed_at = True, monotonic()
+        self.armed = True
 
     def read(self) -> bytes | None:
         """The reply: a payload, or None when none came in time or it was unblocked.
@@ -104,14 +111,27 @@ def unblock(client: Redis, reads: list[BlockingRead]) -> bool:
     """CLIENT UNBLOCK some armed reads, so that their replies are there to be read.
 
     Returns:
-        False where that is forbidden; the replies then come when they come.
+        False where that is forbidden, or has no effect in time; the replies then come when
+        they come.
     """
     if not reads:
         return True
     if any(not read._id for read in reads):
         return False
-    with client.pipeline(transaction=False) as pipe:
-        for read in reads:
-            pipe.execute_command("CLIENT", "UNBLOCK", read._id)
-        replies = pipe.execute(raise_on_error=False)
-    return not any(isinstance(reply, ResponseError) for reply in replies)
+    deadline = monotonic() + UNBLOCK_LIMIT
+    pending = list(reads)
+    while pending:
+        with client.pipeline(transaction=False) as pipe:
+            for read in pending:
+                pipe.execute_command("CLIENT", "UNBLOCK", read._id)
+            replies = pipe.execute(raise_on_error=False)
+        if monotonic() > deadline or any(isinstance(r, ResponseError) for r in replies):
+            return False
+        # 0: it was answered already, or the server has not come to read it yet, which asks for
+        # another try: to wait for its reply would be to wait until its block ends.
+        pending = [
+            read
+            for read, reply in zip(pending, replies, strict=True)
+            if reply != 1 and not read.connection.can_read(timeout=UNBLOCK_PAUSE)
+        ]
+    return True
