@@ -290,11 +290,13 @@ class Fetch:
             self._close_read(read.queue_list)
             raise
         if payload is not None:
-            self._accept(self.in_flight.lists.job(read.owner, read.queue_list, payload))
+            job = self.in_flight.lists.job(read.owner, read.queue_list, payload)
+            self._accept(job, read.armed_at)
         return False
 
-    def _accept(self, job: Job) -> None:
-        self.in_flight.take(job)
+    def _accept(self, job: Job, asked: float) -> None:
+        if not self.in_flight.take(job, asked):
+            return
         if self.channel.qos.credit():
             self.unconfirmed.append(job)
             self._dry = False  # more may have come with it

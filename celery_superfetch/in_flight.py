@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -32,6 +33,9 @@ STARTED = 2
 
 #: Seconds until jobs whose return the server refused are tried again.
 REFUSED_INTERVAL = 5.0
+
+#: Seconds after which no blocking read can wait any more (its block and what it may be overdue).
+LONGEST_READ = 60.0
 
 
 class InFlight:
@@ -66,6 +70,8 @@ class InFlight:
         #: Returns that the server refused, and when they are tried again (monotonic s).
         self._refused: dict[Job, str] = {}
         self._refused_until = 0.0
+        #: What ``reconcile`` found and gave back, and when (monotonic s).
+        self._given_back: dict[tuple[str, str, bytes], float] = {}
         self._lock = threading.RLock()
 
     # -- what is held
@@ -77,10 +83,21 @@ class InFlight:
         """True while ``job`` is claimed here and not settled."""
         return job in self._held
 
-    def take(self, job: Job) -> None:
-        """Note a job that a blocking read brought."""
+    def take(self, job: Job, asked: float = math.inf) -> bool:
+        """Note a job that a blocking read brought; False when it may be another's by now.
+
+        Arguments:
+            asked: when the read began to wait (monotonic s).
+        """
         with self._lock:
+            if self._given_back.get(job[:3], -math.inf) >= asked:
+                # Another channel of this process, in another thread, found it in the private
+                # list and gave it back before this reply was read. Where it is now, and how
+                # many copies there are, only the private list can tell.
+                self.doubt = True
+                return False
             self._held[job] = False
+            return True
 
     def hand_over(self, job: Job) -> None:
         """Note that a pool has the job: from here on it may start without our knowledge."""
@@ -279,23 +296,37 @@ class InFlight:
     def reconcile(self, owner: str, lists: Iterable[str]) -> int:
         """Give back what the private lists hold and nobody here does; the number of jobs.
 
-        These are claims whose reply was lost. Only while no other reply is on its way.
+        These are claims whose reply was lost, or is on its way to another thread's channel.
         """
         with self._lock:
             self.flush()
-            unknown: list[Job] = []
-            for name in lists:
-                held = Counter(job.payload for job in self._held if job[:2] == (owner, name))
-                for payload in (job.payload for job in self.lists.in_flight(owner, name)):
-                    if held[payload] > 0:
-                        held[payload] -= 1
-                    else:
-                        unknown.append(self.lists.job(owner, name, payload))
+            # A doubt that comes up from here on asks for another look.
+            self.doubt = False
+            try:
+                unknown = self._unknown(owner, lists)
+            except RedisError:
+                self.doubt = True
+                raise
+            now = monotonic()
+            self._given_back = {
+                copies: at for copies, at in self._given_back.items() if now - at < LONGEST_READ
+            }
             for job in unknown:
                 self.take(job)
+                self._given_back[job[:3]] = now
             self.requeue(unknown)
-            self.doubt = False
             return len(unknown)
+
+    def _unknown(self, owner: str, lists: Iterable[str]) -> list[Job]:
+        unknown: list[Job] = []
+        for name in lists:
+            held = Counter(job.payload for job in self._held if job[:2] == (owner, name))
+            for payload in (job.payload for job in self.lists.in_flight(owner, name)):
+                if held[payload] > 0:
+                    held[payload] -= 1
+                else:
+                    unknown.append(self.lists.job(owner, name, payload))
+        return unknown
 
     def give_all_back(self) -> None:
         """Give back whatever is still held, newest claims first (the process ends)."""
