@@ -37,17 +37,30 @@ class Owner(Protocol):
         """Whether there is something to say before the next heartbeat is due."""
 
 
+class Pulse(Protocol):
+    """What goes on where this thread is a greenlet and its hub is blocked."""
+
+    def tend(self) -> None:
+        """Mend it if it broke."""
+
+    def stop(self) -> None:
+        """End it."""
+
+
 class Heartbeats(threading.Thread):
     """Sends heartbeats until it is stopped, whatever else the process is busy with."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Owner, pulse: Pulse | None = None) -> None:
         super().__init__(name="superfetch-heartbeat", daemon=True)
         self.owner = owner
+        self.pulse = pulse
         self._stopped = threading.Event()
 
     def stop(self) -> None:
         """Send no more; does not wait for one that is under way."""
         self._stopped.set()
+        if self.pulse is not None:
+            self.pulse.stop()
 
     def run(self) -> None:
         config = self.owner.config
@@ -59,6 +72,8 @@ class Heartbeats(threading.Thread):
             due = monotonic() + config.heartbeat_interval
             try:
                 self.owner.heartbeat()
+                if self.pulse is not None:
+                    self.pulse.tend()
             except Exception as exc:  # whatever it is, an owner without a heart is dead
                 if not failing:
                     logger.warning(

@@ -23,6 +23,7 @@ from .keys import Keys
 from .owner import ProcessImage, mint_owner
 from .preflight import check_server
 from .private_list import Claims
+from .pulse import Pulse, threads_are_greenlets
 from .registry import Heartbeat, Registry, connection_id, run_id
 from .watch import Watch
 
@@ -82,9 +83,13 @@ class Membership:
         self._heartbeats: Heartbeats | None = None
         self._stopping = False
 
+    def heart(self) -> Redis:
+        """A client with a connection that nobody else uses."""
+        return heart_client(self._params, self.config.heartbeat_interval)
+
     @cached_property
     def _heart(self) -> Redis:
-        return heart_client(self._params, self.config.heartbeat_interval)
+        return self.heart()
 
     @cached_property
     def _heart_registry(self) -> Registry:
@@ -131,7 +136,9 @@ class Membership:
             self._register(mint=not self.owner)
             self._joined = True
             if self._heartbeats is None:
-                self._heartbeats = Heartbeats(self)
+                interval, native = self.config.heartbeat_interval, threads_are_greenlets()
+                pulse = Pulse(self, self.heart(), interval) if native else None
+                self._heartbeats = Heartbeats(self, pulse)
                 self._heartbeats.start()
         if first:
             for hook in list(self.on_joined):
@@ -257,6 +264,10 @@ class Membership:
             return False
         self._facts = self._facts.with_(state="stopping")
         return True
+
+    def pulse(self) -> Sequence[Any]:
+        """The command that says no more than that this owner lives, or that it stops."""
+        return self._heart_registry.pulse(self._facts, "stopping" if self._stopping else "")
 
     # -- claims
 

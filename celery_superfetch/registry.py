@@ -13,7 +13,7 @@ from redis.exceptions import RedisError, ResponseError
 from .config import Config
 from .facts import Facts
 from .keys import Keys
-from .scripts import Scripts
+from .scripts import Call, Scripts
 
 #: Rows one heartbeat returns at most; whoever is beyond that is looked at by the next one.
 HEARTBEAT_ROWS = 128
@@ -77,6 +77,13 @@ class Registry:
         rows = reply[2]
         quiet = {rows[i].decode(): int(float(rows[i + 1])) for i in range(0, len(rows), 2)}
         return Heartbeat(status, int(reply[1]), quiet, tuple(o.decode() for o in reply[3]))
+
+    def pulse(self, facts: Facts, state: str) -> list[Any]:
+        """A heartbeat as a bare command: it asks for nobody, and tells of nothing but ``state``."""
+        keys = self.keys
+        names = [keys.owners, keys.facts(facts.owner), keys.host(facts.process.host)]
+        changed = ["state", state] if state else []
+        return self.scripts.bare(Call("heartbeat", names, [facts.owner, 0, 0, *changed]))
 
     def leave(self, facts: Facts, tombstone: float) -> int:
         """End in order; unless 0 nothing was done: the number of jobs left, or -1 when reaped.

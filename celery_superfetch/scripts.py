@@ -59,6 +59,10 @@ class Scripts:
                     raise reply
         return replies
 
+    def bare(self, call: Call) -> list[Any]:
+        """One run as a command with the whole script, which no server can have forgotten."""
+        return ["EVAL", self._source(call.name), len(call.keys), *call.keys, *call.args]
+
     def _send(self, calls: Sequence[Call]) -> list[Any]:
         if len(calls) == 1:
             try:

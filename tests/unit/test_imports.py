@@ -29,6 +29,7 @@ MODULES = {
         "suspects",
         "heartbeats",
         "preflight",
+        "pulse",
         "watch",
     },
     "level2": {
