@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 from celery import Celery
@@ -25,7 +24,7 @@ def add_features(app: Celery, ledger_url: str) -> None:
 
     @app.task(name="features.burn", shared=False)
     def burn(job: str, until: str) -> str:
-        """Compute without a pause, and without a look at anything patched, until a file is there."""
+        """Compute without a pause, and without anything that gevent patches, until a file is."""
         book = ledger()
         book.started(job)
         end = Path(until)

@@ -1,13 +1,21 @@
-"""The bench: the package's structures on the test's database."""
+"""The bench: the package's structures on the test's database; a server behind TLS."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
+from harness.server import Server
 from parts.bench import Bench
 
 
@@ -24,3 +32,56 @@ def make_bench(client: redis.Redis) -> Callable[..., Bench]:
 @pytest.fixture
 def bench(make_bench: Callable[..., Bench]) -> Bench:
     return make_bench()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl on this machine to make a certificate with")
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    request = [
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+        "-keyout",
+    ]
+    subprocess.run([openssl, *request, key, "-out", cert], check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.fixture
+def tls_port(certificate: tuple[Path, Path], fresh_server: Any) -> Iterator[tuple[Server, int]]:
+    """A server behind TLS. The wheels' servers speak none, so this end of it is Python's."""
+    own = fresh_server()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*map(str, certificate))
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                plain, _ = listener.accept()
+                with contextlib.suppress(OSError):
+                    client = context.wrap_socket(plain, server_side=True)
+                    server = socket.create_connection(("127.0.0.1", own.port))
+                    for ends in ((client, server), (server, client)):
+                        threading.Thread(target=pump, args=ends, daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield own, listener.getsockname()[1]
+    listener.close()
