@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +31,9 @@ class Poller(MultiChannelPoller):
         self._watched: dict[int, Callable[[], bool]] = {}
         self._doorbell: tuple[int, int] | None = None
         self._rung = False
+        #: Held where the doorbell is rung from elsewhere, and where it is taken down.
+        self._door = threading.Lock()
+        self._loop = threading.get_ident()
 
     @property
     def inline(self) -> bool:
@@ -74,15 +79,29 @@ class Poller(MultiChannelPoller):
         """Make the loop come back at once."""
         if self._doorbell is None:
             self._doorbell = os.pipe()
+            os.set_blocking(self._doorbell[0], False)
             self.watch(self._doorbell[0], self._answer)
         if not self._rung:
             self._rung = True
             os.write(self._doorbell[1], b"!")
 
+    def wake(self) -> None:
+        """A settlement from another thread, or greenlet, than the loop's: it may free the prefetch.
+
+        A loop that sleeps over a full prefetch waits for nothing else, and Celery's sleeps for
+        seconds: under gevent always, with threads before 5.7.
+        """
+        if threading.get_ident() != self._loop:
+            with self._door:
+                if self._doorbell is not None:
+                    self.ring()
+
     def _answer(self) -> bool:
-        if self._doorbell is not None and self._rung:
+        if self._doorbell is not None:
+            # Two threads may have rung: all of it is read, else the loop would never sleep again.
             self._rung = False
-            os.read(self._doorbell[0], 1)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._doorbell[0], 16)
         return any(channel.deliver_one() for channel in list(self._channels))
 
     # -- kombu's interface
@@ -94,6 +113,7 @@ class Poller(MultiChannelPoller):
             self._turn()
 
     def _turn(self) -> None:
+        self._loop = threading.get_ident()
         for channel in list(self._channels):
             channel.fetch_turn()
 
@@ -120,11 +140,12 @@ class Poller(MultiChannelPoller):
     def close(self) -> None:
         for fd in list(self._watched):
             self.unwatch(fd)
-        if self._doorbell is not None:
-            for fd in self._doorbell:
-                os.close(fd)
-            self._doorbell = None
-            self._rung = False
+        with self._door:
+            if self._doorbell is not None:
+                for fd in self._doorbell:
+                    os.close(fd)
+                self._doorbell = None
+                self._rung = False
         super().close()
 
 

@@ -87,6 +87,14 @@ class CountedRequest:
         finally:
             self._cut_short = ""
 
+    def acknowledge(self) -> Any:
+        result = super().acknowledge()  # type: ignore[misc]
+        channel = self.message.channel  # type: ignore[attr-defined]
+        if isinstance(channel, Channel):
+            # Before 5.7 Celery lets its loop sleep over what a pool's thread has given it to do.
+            channel._transport.cycle.wake()
+        return result
+
     def reject(self, requeue: bool = False) -> Any:
         if requeue and self._already_cancelled:  # type: ignore[attr-defined]
             return None  # ``on_failure`` gives it back

@@ -274,10 +274,12 @@ class Channel(redis.Channel):
                 in_flight.flush()
             except (*self.connection_errors, self.ResponseError) as exc:
                 logger.warning("An ack could not be sent yet (%s); it is kept and sent again.", exc)
+        self.fetch.poller.wake()
 
     def requeue(self, jobs: Iterable[Job], where: str) -> None:
         """Give jobs back to their queues; what fails now is tried again."""
         self.fetch.in_flight.requeue(jobs, where)
+        self.fetch.poller.wake()
 
     @cached_property
     def cut_short(self) -> CutShort:
