@@ -1,12 +1,18 @@
-"""Celery's features as tasks of the shop: retries, rejects, time limits, rates, batches."""
+"""The shop with Celery's features: retries, rejects, time limits, rates, early acks, batches."""
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import celery.app.task
 from celery import Celery
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
+from apps.batches import Batches
 from apps.build import build_app
 from harness.ledger import Ledger
 
@@ -15,23 +21,113 @@ if os.environ.get("FEATURES_WITHOUT_PULSE"):  # the control: what gevent does to
 
     membership.threads_are_greenlets = lambda: False
 
+# Celery 5.7 has one setting for failures and one for timeouts, where there was one for both.
+ON_TIMEOUT = (
+    "acks_on_timeout"
+    if hasattr(celery.app.task.Task, "acks_on_timeout")
+    else "acks_on_failure_or_timeout"
+)
+
 
 def add_features(app: Celery, ledger_url: str) -> None:
-    """Register the tasks as `features.<name>`."""
+    """Register the tasks as `features.<name>`; each notes its starts."""
 
-    def ledger() -> Ledger:
-        return Ledger(ledger_url)
+    def started(job: str) -> Ledger:
+        book = Ledger(ledger_url)
+        book.started(job)
+        return book
 
-    @app.task(name="features.burn", shared=False)
+    def task(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+        def make(run: Callable[..., Any]) -> Any:
+            return app.task(name=f"features.{run.__name__}", shared=False, **options)(run)
+
+        return make
+
+    @task()
     def burn(job: str, until: str) -> str:
         """Compute without a pause, and without anything that gevent patches, until a file is."""
-        book = ledger()
-        book.started(job)
+        book = started(job)
         end = Path(until)
         while not end.exists():
             sum(range(1000))
         book.finished(job)
         return job
+
+    @task()
+    def total(numbers: list[int], job: str) -> int:
+        started(job)
+        return sum(numbers)
+
+    @task()
+    def told(parent_id: str) -> None:
+        """An errback."""
+        started(f"told {parent_id}")
+
+    @task(bind=True)
+    def reject(self: Any, job: str, requeue: bool) -> str:
+        """Reject; what comes back is done."""
+        started(job)
+        if requeue and self.request.delivery_info["redelivered"]:
+            return job
+        raise Reject("on purpose", requeue=requeue)
+
+    @task()
+    def ignore(job: str) -> None:
+        started(job)
+        raise Ignore
+
+    @task(bind=True)
+    def retry(self: Any, job: str) -> str:
+        started(job)
+        if self.request.retries < 2:
+            raise self.retry(countdown=0.1)
+        return job
+
+    @task(bind=True, autoretry_for=(ConnectionError,), retry_kwargs={"countdown": 0})
+    def autoretry(self: Any, job: str) -> str:
+        started(job)
+        if self.request.retries < 2:
+            raise ConnectionError
+        return job
+
+    @task(acks_late=False)
+    def early(job: str) -> str:
+        started(job)
+        return job
+
+    @task(rate_limit="10/s")
+    def rated(job: str) -> str:
+        started(job)
+        return job
+
+    @task(acks_on_failure_or_timeout=False)
+    def dropped(job: str) -> None:
+        started(job)
+        raise ValueError("neither acked nor requeued by Celery's rules: it is rejected")
+
+    @task(soft_time_limit=0.3)
+    def soft(job: str) -> str:
+        started(job)
+        try:
+            time.sleep(60)
+        except SoftTimeLimitExceeded:
+            return "soft"
+        return "not limited"
+
+    @task(time_limit=0.3)
+    def hard(job: str) -> None:
+        started(job)
+        time.sleep(60)
+
+    @task(time_limit=0.3, **{ON_TIMEOUT: False})
+    def hard_again(job: str) -> None:
+        started(job)
+        time.sleep(60)
+
+    @task(base=Batches)
+    def batch(jobs: Sequence[str]) -> None:
+        for job in jobs:
+            started(job)
 
 
 app = build_app(os.environ)
