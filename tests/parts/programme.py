@@ -138,6 +138,11 @@ class Programme:
 
     # -- features of some pools
 
+    def revoke(self, task_id: str, **how: Any) -> None:
+        """By the worker's answer it is revoked, be it waiting, reserved or running."""
+        self.app.control.revoke(task_id, reply=True, timeout=10, limit=1, **how)
+        self.is_revoked(task_id)
+
     def soft_limit(self) -> None:
         self.returns(self.send("soft", "soft"), "soft")
 
