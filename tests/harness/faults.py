@@ -1,0 +1,51 @@
+"""What goes wrong between workers and their server, by name, and how it is done."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import redis
+
+from harness.proxy import Words
+from harness.server import Server
+
+
+def kill_connections(client: redis.Redis) -> int:
+    """CLIENT KILL every connection but the one that says so; how many there were."""
+    killed = 0
+    for kind in ("normal", "pubsub"):
+        killed += cast(
+            "int", client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+        )
+    return killed
+
+
+def killed_and_restarted(server: Server) -> None:
+    """SIGKILL and a new start: a power failure. What it had confirmed is there again only with
+    `appendonly=True, appendfsync="always"`.
+    """
+    server.kill()
+    server.start()
+
+
+@contextlib.contextmanager
+def standstill(server: Server) -> Iterator[None]:
+    """SIGSTOP: the server answers nobody, and closes nothing."""
+    server.pause()
+    try:
+        yield
+    finally:
+        server.resume()
+
+
+def command(name: str) -> Callable[[Words], bool]:
+    """For `FaultProxy.cut_at`: a command by its name."""
+    return lambda words: words[0].upper() == name.encode()
+
+
+def script(*digests: str) -> Callable[[Words], bool]:
+    """For `FaultProxy.cut_at`: a script by the digests it may have."""
+    known = {digest.encode() for digest in digests}
+    return lambda words: words[0].upper() == b"EVALSHA" and words[1] in known
