@@ -28,6 +28,8 @@ class Poller(MultiChannelPoller):
         self.hub: Any = None
         #: Celery's solo pool: jobs run in the thread of the hub.
         self.solo = False
+        self._ticks: set[Callable[[], object]] = set()
+        self._turn_timer: Any = None
         self._watched: dict[int, Callable[[], bool]] = {}
         self._doorbell: tuple[int, int] | None = None
         self._rung = False
@@ -40,14 +42,19 @@ class Poller(MultiChannelPoller):
         """True where a job may run in the consumer's own thread."""
         return self.hub is None or self.solo
 
-    def attach(self, hub: Any) -> None:
-        """Use Celery's event loop from here on."""
+    def attach(self, hub: Any, ticks: set[Callable[[], object]]) -> None:
+        """Use Celery's event loop from here on.
+
+        Arguments:
+            ticks: what kombu asked the loop to call at each turn. It never takes that back: each
+                reconnect would leave a transport behind that the loop goes on calling.
+        """
         self.hub = hub
+        self._ticks |= ticks
         for fd in self._watched:
             hub.add_reader(fd, self.on_readable, fd)
-        previous = getattr(self, "_turn_timer", None)
-        if previous is not None:
-            previous.cancel()
+        if self._turn_timer is not None:
+            self._turn_timer.cancel()
         # Lists that cannot be blocked on are looked at in on_poll_start; this wakes the loop.
         self._turn_timer = hub.call_repeatedly(POLL_INTERVAL, _nothing)
 
@@ -146,6 +153,10 @@ class Poller(MultiChannelPoller):
                     os.close(fd)
                 self._doorbell = None
                 self._rung = False
+        if self.hub is not None:
+            self.hub.on_tick -= self._ticks
+        if self._turn_timer is not None:
+            self._turn_timer.cancel()
         super().close()
 
 

@@ -92,7 +92,7 @@ class CountedRequest:
         channel = self.message.channel  # type: ignore[attr-defined]
         if isinstance(channel, Channel):
             # Before 5.7 Celery lets its loop sleep over what a pool's thread has given it to do.
-            channel._transport.cycle.wake()
+            channel.fetch.poller.wake()
         return result
 
     def reject(self, requeue: bool = False) -> Any:

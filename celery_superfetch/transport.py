@@ -344,8 +344,9 @@ class Transport(redis.Transport):
         return connection
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        before = set(loop.on_tick)
         super().register_with_event_loop(connection, loop)
-        self.cycle.attach(loop)
+        self.cycle.attach(loop, loop.on_tick - before)
 
     def _reject_inbound_message(self, raw_message: Any) -> None:
         claimed = getattr(getattr(raw_message, "_raw", None), "claimed", None)
