@@ -19,8 +19,7 @@ from harness.ledger import LEDGER_DB, Ledger
 from harness.process import Process
 from harness.server import ExternalServer, NoServerBinary, NotOurServer, Server
 from harness.worker import Beat, Worker, app_env
-
-STARTED = pytest.StashKey[list[Process]]()
+from parts.shown import STARTED
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

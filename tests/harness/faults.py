@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from hashlib import sha1
 from typing import cast
 
 import redis
@@ -45,7 +46,8 @@ def command(name: str) -> Callable[[Words], bool]:
     return lambda words: words[0].upper() == name.encode()
 
 
-def script(*digests: str) -> Callable[[Words], bool]:
-    """For `FaultProxy.cut_at`: a script by the digests it may have."""
-    known = {digest.encode() for digest in digests}
+def script(*sources: str) -> Callable[[Words], bool]:
+    """For `FaultProxy.cut_at`: a script by its text, with any `#!lua` line before it."""
+    headers = ("", "#!lua flags=allow-oom\n")
+    known = {sha1((h + text).encode()).hexdigest().encode() for h in headers for text in sources}
     return lambda words: words[0].upper() == b"EVALSHA" and words[1] in known

@@ -163,8 +163,8 @@ class FaultProxy:
             await self._flowing.wait()
             source, line.server = await asyncio.open_connection(*self.upstream)
             await asyncio.gather(self._commands(line, reader), self._replies(line, source))
-        except OSError:
-            pass  # the server is down, or somebody closed: the other side learns it
+        except (OSError, asyncio.CancelledError):
+            pass  # the server is down, somebody closed, or it is all over
         finally:
             self._lines.discard(line)
             line.reset()

@@ -76,8 +76,9 @@ def test_a_cut_after_a_command_means_it_was_carried_out(
     proxy: FaultProxy, far: Callable[..., redis.Redis], direct: redis.Redis
 ) -> None:
     client = far()
-    digest = client.script_load("return redis.call('INCR', KEYS[1])")
-    done = proxy.cut_at(script(digest), reply_lost=True)
+    text = "return redis.call('INCR', KEYS[1])"
+    digest = client.script_load(text)
+    done = proxy.cut_at(script(text), reply_lost=True)
     with pytest.raises(redis.ConnectionError):
         client.evalsha(digest, 1, "count")
     assert done.is_set()
@@ -158,8 +159,7 @@ def test_every_connection_is_reset_at_once(
     assert proxy.cut() == 3
     for client in clients:
         with pytest.raises(redis.ConnectionError):
-            client.connection.send_command("PING")
-            client.connection.read_response()
+            client.ping()
     listener = direct.pubsub()
     listener.subscribe("news")
     assert kill_connections(direct) >= 1

@@ -1,0 +1,124 @@
+"""Losing the connection again and again costs nothing that is not given back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.faults import kill_connections
+from harness.ledger import LEDGER_DB, Ledger
+from harness.server import ExternalServer, Server
+from harness.waiting import eventually
+from parts.fleet import Fleet
+from parts.shown import STARTED
+
+pytest.importorskip("gevent")
+
+#: One with an event loop, one without. (Threads and solo run the first one's code.)
+POOLS = {"prefork": 1, "gevent": 2}
+
+LOSSES = 50
+
+#: So many of the first count as "the first": by then whatever is kept has been made.
+FIRST = 5
+
+#: What one worker may have more of by chance: a pool of connections opens one more when two
+#: threads want one at the same time, gevent's own pool of threads likewise. A leak would be 45.
+CHANCE = {"threads": 1, "files": 3, "timers": 0, "objects": 0}
+
+Resources = dict[str, dict[str, int]]
+
+
+@pytest.fixture
+def books(server: Server | ExternalServer) -> Iterator[Ledger]:
+    ledger = Ledger(server.url(LEDGER_DB))
+    ledger.clear()
+    yield ledger
+    ledger.close()
+
+
+def lose_connections(fleet: Fleet, times: int) -> None:
+    """Each time, every worker must have worked again before the next."""
+    note = fleet.app.tasks["shop.note"]
+    eyes = fleet.server.client()
+    for _ in range(times):
+        kill_connections(eyes)
+        fleet.ledger.clear()
+        for pool in fleet.pools:
+            note.apply_async((pool,), queue=pool)
+        eventually(lambda: set(fleet.ledger.finishes()) == set(fleet.pools), every=0.01)
+
+
+def resources(fleet: Fleet) -> Resources:
+    """What each worker has of everything; all of them answer."""
+    names = {f"{pool}@": pool for pool in fleet.pools}
+
+    def ask() -> Resources | None:
+        replies = fleet.app.control.broadcast("resources", reply=True, limit=len(names))
+        rows = {name: row for reply in replies or () for name, row in reply.items()}
+        found = {names[name.partition("@")[0] + "@"]: row for name, row in rows.items()}
+        return found if set(found) == set(fleet.pools) else None
+
+    return eventually(ask, message="every worker says what it has")
+
+
+def most(rows: list[Resources]) -> Resources:
+    """The most there was of everything."""
+    return {
+        pool: {what: max(row[pool][what] for row in rows) for what in rows[0][pool]}
+        for pool in rows[0]
+    }
+
+
+def grown(before: Resources, now: Resources) -> dict[str, dict[str, str]]:
+    """What there is more of than before."""
+    return {
+        pool: {
+            what: f"{before[pool][what]} -> {count}"
+            for what, count in row.items()
+            if count > before[pool][what] + CHANCE[what]
+        }
+        for pool, row in now.items()
+    }
+
+
+@pytest.mark.slow
+def test_fifty_reconnects_leave_nothing_behind(
+    request: pytest.FixtureRequest, server: Server, books: Ledger, tmp_path: Path
+) -> None:
+    with Fleet(server.url(), books, tmp_path, pools=POOLS, app="apps.watched") as fleet:
+        request.node.stash[STARTED] = list(fleet.workers.values())
+        rows = []
+        for _ in range(FIRST):
+            lose_connections(fleet, 1)
+            rows.append(resources(fleet))
+        lose_connections(fleet, LOSSES - FIRST - 1)
+        resources(fleet)  # drops cancelled timers, but for the consumer's own notes of them ...
+        lose_connections(fleet, 1)  # ... which it makes anew
+
+        def at_rest() -> bool:  # a blocking read that is just being opened is no leak
+            more = grown(most(rows), resources(fleet))
+            assert not any(more.values()), more
+            return True
+
+        eventually(at_rest, 15)
+
+
+def test_the_control_a_leak_of_each_kind_is_seen(
+    request: pytest.FixtureRequest, server: Server, books: Ledger, tmp_path: Path
+) -> None:
+    leaky = {"app": "apps.watched", "env": {"LEAK": "1"}}
+    with Fleet(server.url(), books, tmp_path, pools=POOLS, **leaky) as fleet:
+        request.node.stash[STARTED] = list(fleet.workers.values())
+        lose_connections(fleet, 1)
+        first = resources(fleet)
+        lose_connections(fleet, CHANCE["files"] + 1)
+
+        def seen() -> bool:
+            more = grown(first, resources(fleet))
+            assert all(set(row) == set(CHANCE) for row in more.values()), more
+            return True
+
+        eventually(seen, 15)

@@ -1,0 +1,118 @@
+"""A worker of every pool on a server of their own, behind a network that fails on demand."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from apps.build import build_app
+from harness.database import Database
+from harness.ledger import Ledger
+from harness.proxy import FaultProxy
+from harness.server import Server
+from harness.waiting import eventually
+from harness.worker import Worker, app_env
+from parts.load import Load
+
+#: Pool -> its size. Each worker serves the queue of its pool's name.
+POOLS = {"prefork": 2, "threads": 2, "solo": 1, "gevent": 4}
+
+OPTIONS = {"heartbeat_interval": 1, "owner_ttl": 10, "reap_interval": 1}
+
+#: Seconds after which a connection that does not answer is given up.
+SOCKET_TIMEOUT = 3.0
+
+
+class Fleet:
+    """Use as a context manager. Publishers reach the server directly, workers by the proxy.
+
+    Arguments:
+        books: URL of the server for results (database 0), and the ledger.
+        conf: Celery settings of the workers.
+    """
+
+    def __init__(
+        self,
+        books: str,
+        ledger: Ledger,
+        directory: Path,
+        *,
+        pools: Mapping[str, int] = POOLS,
+        conf: Mapping[str, Any] | None = None,
+        superfetch: bool = True,
+        app: str = "apps.shop",
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.ledger = ledger
+        self.pools = pools
+        self.workers: dict[str, Worker] = {}
+        self._books = books
+        self._directory = directory
+        self._conf = {
+            "broker_transport_options": {"socket_timeout": SOCKET_TIMEOUT},
+            **(conf or {}),
+        }
+        self._superfetch = superfetch
+        self._app = app
+        self._env = env or {}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Fleet:
+        with contextlib.ExitStack() as stack:
+            self.server = stack.enter_context(Server(appendonly=True, appendfsync="always"))
+            self.proxy = stack.enter_context(FaultProxy(self.server.port))
+            self.db = Database(self.server.client())
+            common = {"ledger_url": self.ledger.url, "result_url": self._books}
+            self.app = build_app(app_env(self.server.url(), superfetch=False, **common))
+            env = app_env(
+                self.proxy.url(),
+                superfetch=self._superfetch,
+                options=OPTIONS if self._superfetch else {},
+                conf=self._conf,
+                **common,
+            )
+            for pool, size in self.pools.items():
+                self.workers[pool] = stack.enter_context(
+                    Worker(
+                        {**env, **self._env},
+                        app=self._app,
+                        pool=pool,
+                        concurrency=size,
+                        name=pool,
+                        queues=[pool],
+                        directory=self._directory,
+                    )
+                )
+            for one in self.workers.values():
+                one.wait_ready()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self.app.close()
+
+    def load(self, name: str, seed: int = 1, every: float = 0.03) -> Load:
+        """Jobs for all pools; in each that can do more than one thing, one runs throughout."""
+        load = Load(self.app, self.ledger, list(self.pools), name=name, seed=seed, every=every)
+        for pool in self.pools:
+            if pool != "solo":
+                load.hold(pool)
+        return load
+
+    def at_rest(self) -> bool:
+        """Nothing waits, and nothing is in flight."""
+        queues = [self.db.length(pool) for pool in self.pools]
+        mine = ("private", "held", "running")
+        return not any(queues) and not any(self.db.keys(f"superfetch:{own}:*") for own in mine)
+
+    def check(self, load: Load, within: float = 60.0) -> None:
+        """Every job has run once, nothing is left, and nobody was restarted or robbed."""
+        account = load.settle(within)
+        assert account.clean, account
+        eventually(self.at_rest, message=f"nothing is left of {account}")
+        assert self.db.stat("owners_reaped") == 0
+        assert len(self.db.owners()) == len(self.workers)
+        assert all(one.alive() for one in self.workers.values())
