@@ -21,6 +21,33 @@ from harness.server import ExternalServer, NoServerBinary, NotOurServer, Server
 from harness.worker import Beat, Worker, app_env
 from parts.shown import STARTED
 
+# Each process of xdist starts a server of its own; a server named by URL is one for all, and the
+# tests empty its databases.
+EXTERNAL = os.environ.get("SUPERFETCH_TEST_URL")
+ONE_AT_A_TIME = "SUPERFETCH_TEST_URL names one server for all tests: they run one at a time"
+
+
+@pytest.hookimpl(optionalhook=True)  # xdist's, which need not be installed
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """`-n auto`. The tests wait more than they compute: two processes per core, four at most."""
+    if EXTERNAL:
+        return 0
+    if config.option.dist == "no":
+        # Neighbours take alike long: xdist's default would deal one process all the slow ones.
+        config.option.dist = "worksteal"
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None  # xdist reads it
+    return min(4, 2 * (os.cpu_count() or 1))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if EXTERNAL and config.getoption("numprocesses", None):
+        raise pytest.UsageError(f"{ONE_AT_A_TIME}; leave out -n, or say -n auto")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return f"superfetch: {ONE_AT_A_TIME}" if EXTERNAL else None
+
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("netns"):
@@ -49,13 +76,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server | ExternalServer]:
     """The run's server. Tests that kill, restart or configure one take `fresh_server`."""
-    external = os.environ.get("SUPERFETCH_TEST_URL")
     try:
-        chosen = ExternalServer(external) if external else Server().start()
+        chosen = ExternalServer(EXTERNAL) if EXTERNAL else Server().start()
     except NoServerBinary as exc:
         pytest.skip(str(exc))
     yield chosen
-    if external:
+    if EXTERNAL:
         chosen.ready_for_test((0, LEDGER_DB))  # leave nothing behind in somebody's server
     chosen.close()
 

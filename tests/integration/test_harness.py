@@ -220,3 +220,25 @@ def test_a_killed_pytest_takes_its_processes_along(fresh_server, tmp_path):
         assert is_alive(server)
         fake.kill()
     eventually(lambda: not is_alive(server), within=5)
+
+
+# -- several processes of pytest -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "url", "said"),
+    [
+        ("auto", "", "1 worker [1 item]"),
+        ("auto", "redis://127.0.0.1:1/0", "they run one at a time\n"),
+        ("2", "redis://127.0.0.1:1/0", "leave out -n, or say -n auto"),
+    ],
+)
+def test_processes_share_no_server(number, url, said):
+    pytest.importorskip("xdist")
+    argv = [sys.executable, "-m", "pytest", "-n", number, "-p", "no:cacheprovider"]
+    test = f"{Path(__file__).parents[1]}/unit/test_imports.py::test_no_module_stands_in_two_places"
+    env = {**os.environ, "SUPERFETCH_TEST_URL": url, "PYTEST_XDIST_AUTO_NUM_WORKERS": "1"}
+    done = subprocess.run([*argv, test], env=env, capture_output=True, text=True, check=False)
+    assert said in done.stdout + done.stderr
+    assert ("1 worker [" in done.stdout) == (not url)
+    assert done.returncode == (0 if number == "auto" else pytest.ExitCode.USAGE_ERROR)
