@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from .installation import install
     from .recovery import Decision
+    from .sentinel import SentinelTransport
     from .signals import job_killed, job_recovered, job_recovering, owner_reaped, ownership_lost
     from .transport import Transport
 
@@ -31,6 +32,7 @@ _HOMES = {
     "Decision": "recovery",
     "JobNotFound": "errors",
     "PoisonPill": "errors",
+    "SentinelTransport": "sentinel",
     "SuperfetchError": "errors",
     "Transport": "transport",
     "UnsupportedBroker": "errors",
@@ -47,6 +49,7 @@ __all__ = [
     "Decision",
     "JobNotFound",
     "PoisonPill",
+    "SentinelTransport",
     "SuperfetchError",
     "Transport",
     "UnsupportedBroker",

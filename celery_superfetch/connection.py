@@ -12,16 +12,17 @@ from redis import ConnectionPool, Redis
 
 from .config import Config
 from .errors import UnsupportedBroker
+from .sentinel import SentinelTransport
 from .transport import Transport, known_options
 
 logger = get_logger(__name__)
 
-#: URL schemes that our transport serves, as kombu names them.
-SCHEMES = frozenset({"redis", "rediss"})
+#: URL schemes that we serve, as kombu names them.
+SCHEMES = {"redis": Transport, "rediss": Transport, "sentinel": SentinelTransport}
 
 
 class Connection(kombu.Connection):
-    """A kombu connection whose ``redis://`` and ``rediss://`` mean our transport.
+    """A kombu connection whose ``redis://``, ``rediss://`` and ``sentinel://`` mean ours.
 
     The URL keeps its scheme. So a switch to the next URL of a failover list keeps our
     transport, ``rediss://`` its TLS defaults, and Flower its broker page.
@@ -30,12 +31,7 @@ class Connection(kombu.Connection):
     def get_transport_cls(self) -> Any:
         name = self.transport_cls
         if name in SCHEMES:
-            return Transport
-        if name == "sentinel":
-            raise UnsupportedBroker(
-                "celery_superfetch does not support sentinel:// yet. Point broker_url at the "
-                "primary (redis://...), or remove celery_superfetch.install() from the app."
-            )
+            return SCHEMES[name]
         cls = super().get_transport_cls()
         if not issubclass(cls, Transport):
             logger.warning(
@@ -76,9 +72,9 @@ def client_of(app: Celery, timeout: float | None = None) -> Redis:
         if not isinstance(channel, Transport.Channel):
             raise UnsupportedBroker(
                 f"the app's broker ({connection.as_uri()}) is not served by celery_superfetch: "
-                "call celery_superfetch.install(app), and use a redis:// broker_url"
+                "call celery_superfetch.install(app), and use a redis:// or sentinel:// broker_url"
             )
-        params = channel._connparams()
+        params = dict(channel.here())
         if timeout is not None:
             params["socket_timeout"] = timeout
             if "path" not in params:

@@ -12,7 +12,7 @@ class ConfigError(SuperfetchError, ValueError):
 
 
 class UnsupportedBroker(SuperfetchError):
-    """The broker cannot carry the guarantee (Sentinel, Windows, an old or read-only server)."""
+    """The broker cannot carry the guarantee (Windows, an old or read-only server)."""
 
 
 class JobNotFound(SuperfetchError, LookupError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kombu.log import get_logger
 from kombu.utils.scheduling import round_robin_cycle
-from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from .blocking import BlockingRead, unblock
 from .job import Claimed, Job
@@ -76,11 +76,9 @@ class Fetch:
         try:
             self._turn()
         except ResponseError as exc:
-            # A failover under way, a full disk, too few replicas: that passes, and a worker
-            # that ended would help nobody.
+            # A full disk, too few replicas: that passes, and a worker that ended would help
+            # nobody.
             self._refused_until = now + POLL_INTERVAL
-            if isinstance(exc, ReadOnlyError):
-                self.membership.client.connection_pool.disconnect()
             if now >= self._silenced.get("", 0.0):
                 self._silenced[""] = now + COMPLAINT_INTERVAL
                 logger.error(
@@ -264,7 +262,7 @@ class Fetch:
 
     def _open(self, name: str) -> BlockingRead:
         self._close_read(name)
-        read = BlockingRead(self.membership, name, self.channel._connparams())
+        read = BlockingRead(self.membership, name, dict(self.membership.params))
         self._fds[name] = read.connect()
         self._reads[name] = read
         self.poller.watch(self._fds[name], lambda: self._on_reply(read))

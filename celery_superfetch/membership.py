@@ -16,11 +16,13 @@ from redis.exceptions import RedisError
 
 from .config import Config
 from .facts import Facts
+from .failover import knows, promoted
 from .heartbeats import RETRY_INTERVAL, Heartbeats, heart_client
 from .in_flight import InFlight
 from .job import Job
 from .keys import Keys
 from .owner import ProcessImage, mint_owner
+from .places import Params, place_of
 from .preflight import check_server
 from .private_list import Claims
 from .pulse import Pulse, threads_are_greenlets
@@ -47,16 +49,16 @@ class Membership:
     Arguments:
         params: arguments of ``redis.ConnectionPool`` for the broker's database.
         config: options of whoever came first; the others of the process share them.
+        elsewhere: the same for servers that may take its place.
     """
 
-    def __init__(self, params: Mapping[str, Any], config: Config) -> None:
+    def __init__(self, params: Params, config: Config, elsewhere: Sequence[Params] = ()) -> None:
         self.config = config
         self.keys = Keys(config.global_keyprefix)
         self.pid = os.getpid()
-        # A claim that redis-py repeats by itself claims twice, and nobody learns of the first.
-        params = {k: v for k, v in params.items() if k not in ("retry", "retry_on_error")}
-        params["retry_on_timeout"] = False
-        self.client = Redis(connection_pool=ConnectionPool(**patient(params)))
+        self.params: Params = _without_retries(params)
+        self.elsewhere = [_without_retries(other) for other in elsewhere]
+        self.client = Redis(connection_pool=ConnectionPool(**patient(self.params)))
         self.in_flight = InFlight(self.client, self.keys, config)
         self.registry = Registry(self.client, self.keys, config)
         #: Who is silent, as this process saw it by its own heartbeats.
@@ -69,7 +71,6 @@ class Membership:
         self.on_joined: list[Callable[[], object]] = []
         #: Asked at each heartbeat for the pool processes as ``(pid, start time)``.
         self.pool: Callable[[], Sequence[tuple[int, str]]] = tuple
-        self._params = params
         self._heart_socket: object = None
         self._facts = Facts.mine("", ProcessImage.current(), config)
         self._written: dict[str, str] = {}
@@ -77,6 +78,8 @@ class Membership:
         self._heart_id = 0
         self._last_ms = 0
         self._unheard = False
+        #: Our last two heartbeats: whoever knows one is our server, or its replica.
+        self._heard: tuple[int, ...] = ()
         self._joined = False
         self._users: set[int] = set()
         self._lock = threading.RLock()
@@ -85,7 +88,7 @@ class Membership:
 
     def heart(self) -> Redis:
         """A client with a connection that nobody else uses."""
-        return heart_client(self._params, self.config.heartbeat_interval)
+        return heart_client(self.params, self.config.heartbeat_interval)
 
     @cached_property
     def _heart(self) -> Redis:
@@ -137,7 +140,7 @@ class Membership:
             self._joined = True
             if self._heartbeats is None:
                 interval, native = self.config.heartbeat_interval, threads_are_greenlets()
-                pulse = Pulse(self, self.heart(), interval) if native else None
+                pulse = Pulse(self, self.heart, interval) if native else None
                 self._heartbeats = Heartbeats(self, pulse)
                 self._heartbeats.start()
         if first:
@@ -160,6 +163,7 @@ class Membership:
                 self.watch.interrupt()
                 self.watch.look({}, monotonic())
                 self._last_ms = now
+                self._heard = (now,)
                 return
             mint = True
 
@@ -203,6 +207,7 @@ class Membership:
                 self.watch.interrupt()
                 self._last_ms = 0
                 self._unheard = True
+                self._look_elsewhere()
                 raise
             if self._unheard:
                 self._unheard = False
@@ -218,6 +223,7 @@ class Membership:
                 return beat
             self._written = fields
             self._last_ms = beat.now
+            self._heard = (*self._heard[-1:], beat.now)
             self.watch.look(beat.quiet, monotonic())
             self.neighbours = beat.neighbours
             return beat
@@ -237,9 +243,44 @@ class Membership:
         socket = getattr(connection, "_sock", None)
         if socket is not None and socket is self._heart_socket:
             return
+        if self._heart_socket is not None:
+            # A restart or a failover may have undone what we were told was done.
+            self.in_flight.doubt = True
         self._heart_id = connection_id(self._heart)
         self._facts = self._facts.with_(run_id=run_id(self._heart) if self._heart_id else "")
         self._heart_socket = getattr(self._heart.connection, "_sock", None)
+
+    def _look_elsewhere(self) -> None:
+        """Go on at the server that took ours' place, if there is one."""
+        place = place_of(self.params)
+        others = [params for params in self.elsewhere if place_of(params) != place]
+        found = promoted(others, self.config, self.keys, self._facts, self._heard)
+        if found is not None:
+            self._move(found)
+
+    def follow(self, params: Params) -> bool:
+        """Go on at the server our consumer went to; False if it is none of ours.
+
+        Raises:
+            redis.exceptions.RedisError: it cannot be asked.
+        """
+        with self._lock:
+            if place_of(params) == place_of(self.params):
+                return True
+            if self.owner and not knows(params, self.keys, self.owner):
+                return False
+            self._move(_without_retries(params))
+            return True
+
+    def _move(self, params: Params) -> None:
+        logger.warning("Owner %s goes on at the server that took its server's place.", self.owner)
+        old, self.params = self.client.connection_pool, params
+        # Everybody has this client; what is under way fails by itself.
+        self.client.connection_pool = ConnectionPool(**patient(params))
+        old.disconnect(inuse_connections=False)
+        for name in ("_heart", "_heart_registry"):
+            self.__dict__.pop(name, None)
+        self.in_flight.doubt = True
 
     def _all_connections(self) -> tuple[int, ...]:
         if not self._heart_id:
@@ -334,6 +375,12 @@ class Membership:
         self._stopping, self.neighbours = False, ()
 
 
+def _without_retries(params: Params) -> dict[str, Any]:
+    """A claim that redis-py repeats by itself claims twice, and nobody learns of the first."""
+    kept = {k: v for k, v in params.items() if k not in ("retry", "retry_on_error")}
+    return {**kept, "retry_on_timeout": False}
+
+
 def patient(params: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a connection that waits, but not for ever, where the user set no limit."""
     own = dict(params)
@@ -347,16 +394,27 @@ _memberships: dict[object, Membership] = {}
 _memberships_lock = threading.Lock()
 
 
-def membership_for(params: Mapping[str, Any], config: Config) -> Membership:
-    """The membership of this process in the database that ``params`` lead to."""
-    where = tuple(str(params.get(part)) for part in ("host", "port", "path", "db", "username"))
+def membership_for(params: Params, config: Config, elsewhere: Sequence[Params] = ()) -> Membership:
+    """The membership of this process in the database that ``params`` lead to.
+
+    Arguments:
+        elsewhere: where else it may be found: the servers of a failover list.
+    """
+    place = place_of(params)
     # Two apps with other settings, or another name, are owners of their own.
-    key = (*where, config)
-    with _memberships_lock:
-        found = _memberships.get(key)
-        if found is None:
-            found = _memberships[key] = Membership(params, config)
+    group = (frozenset([place, *map(place_of, elsewhere)]), config)
+    found = _make_once(group, lambda: Membership(params, config, elsewhere))
+    if found.follow(params):
         return found
+    # Servers of a list need not be replicas of each other.
+    return _make_once((frozenset([place]), config), lambda: Membership(params, config))
+
+
+def _make_once(key: object, make: Callable[[], Membership]) -> Membership:
+    with _memberships_lock:
+        if key not in _memberships:
+            _memberships[key] = make()
+        return _memberships[key]
 
 
 def memberships() -> list[Membership]:

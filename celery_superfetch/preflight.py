@@ -39,7 +39,8 @@ def check_server(client: Redis) -> None:
     """Refuse a server that cannot carry the guarantee; warn of one that may break it.
 
     Raises:
-        UnsupportedBroker: the server is too old, a Sentinel, or its ACL forbids scripts.
+        UnsupportedBroker: the server is too old, or its ACL forbids scripts, or it is a
+            Sentinel whose URL does not say so.
     """
     check_platform()
     info = _info(client)
@@ -66,7 +67,8 @@ def check_writable(client: Redis) -> None:
         raise ReadOnlyServer(
             "the broker is a read-only replica of "
             f"{info.get('master_host')}:{info.get('master_port')}: no job can be claimed from "
-            "it or sent to it. Nothing was lost; point broker_url at the primary."
+            "it or sent to it. Nothing was lost; it is asked again until a failover is over. If "
+            "there is none, point broker_url at the primary"
         )
 
 
@@ -82,8 +84,9 @@ def _info(client: Redis, section: str = "default") -> dict[str, Any]:
 def _check_version(info: dict[str, Any]) -> None:
     if info.get("redis_mode") == "sentinel":
         raise UnsupportedBroker(
-            "the broker is a Sentinel, which celery_superfetch does not support yet; point "
-            "broker_url at the primary (redis://...)"
+            "the broker is a Sentinel: it keeps no jobs, it knows who does. Name it in "
+            "broker_url as sentinel://..., and the primary in broker_transport_options as "
+            "'master_name'"
         )
     version = str(info.get("redis_version", ""))
     try:

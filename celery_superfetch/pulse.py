@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 #: Seconds between two looks for a connection, or for the end.
 LOOK_INTERVAL = 1.0
 
-#: Bytes read of a reply, which nobody looks at: errors are the heart's to meet and to report.
+#: Bytes read of a reply; what an error says is the heart's to meet and to report.
 REPLY_SIZE = 65536
 
 
@@ -42,13 +42,14 @@ class Pulse:
     """Says at each interval that ``owner`` lives, whatever the greenlets do.
 
     Arguments:
-        client: with one connection, which nobody else uses.
+        connect: makes a client with one connection, which nobody else uses; it leads to where
+            the owner's server is now.
     """
 
-    def __init__(self, owner: Owner, client: Redis, interval: float) -> None:
+    def __init__(self, owner: Owner, connect: Callable[[], Redis], interval: float) -> None:
         original = sys.modules["gevent.monkey"].get_original
         self._owner = owner
-        self._client = client
+        self._connect = connect
         self._interval = interval
         self._wire: _Wire | None = None
         self._stopped = False
@@ -64,9 +65,9 @@ class Pulse:
             redis.exceptions.RedisError: not now.
         """
         if self._wire is None:
-            self._client.connection_pool.disconnect()
-            self._client.ping()
-            self._wire = _Wire(self._client.connection)
+            client = self._connect()
+            client.ping()
+            self._wire = _Wire(client.connection)
 
     def stop(self) -> None:
         """Say no more."""
@@ -105,10 +106,12 @@ class _Wire:
         """Send a command and wait for its reply.
 
         Raises:
-            OSError: the connection is gone, or the reply late.
+            OSError: the connection is gone, the reply is late, or it says no (a server that was
+                made a replica).
         """
         self._write(packed(command))
-        if not self._read(REPLY_SIZE):
+        reply = self._read(REPLY_SIZE)
+        if not reply or reply.startswith(b"-"):
             raise ConnectionResetError
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import copy
 from functools import cached_property
 from queue import Empty
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from kombu.log import get_logger
@@ -20,6 +22,7 @@ from .fetch import Fetch, is_round_robin
 from .job import Claimed, Job, digest
 from .keys import Keys
 from .membership import Membership, membership_for
+from .places import Params, leaving_replicas
 from .poller import Poller
 from .preflight import ReadOnlyServer, check_writable
 from .qos import Delivered, QoS
@@ -51,7 +54,7 @@ KOMBU_OPTIONS = frozenset(
 
 def known_options() -> frozenset[str]:
     """Transport options that are not ours and pass unread."""
-    return KOMBU_OPTIONS | set(redis.Channel.from_transport_options)
+    return KOMBU_OPTIONS | set(redis.SentinelChannel.from_transport_options)
 
 
 def _keep_transport(client: Any) -> None:
@@ -88,6 +91,30 @@ class Channel(redis.Channel):
         self._queue_of: dict[str, str] = {}
         self._callbacks: dict[str, Callable[[Any], Any]] = {}
         self._lists: list[str] = []
+
+    # -- where the database is
+
+    def here(self) -> Params:
+        """Where connections of our own find the database."""
+        return self._connparams()
+
+    def elsewhere(self) -> list[Params]:
+        """The same for the other servers of a failover list."""
+        client = self.connection.client
+        found: list[Params] = []
+        for url in dict.fromkeys(client.alt):
+            other, channel = client.clone(), copy(self)
+            other.switch(url)
+            channel.connection = SimpleNamespace(
+                client=other, default_port=self.connection.default_port
+            )
+            found.append(channel._connparams())
+        return found
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        params: dict[str, Any] = super()._connparams(asynchronous)
+        params["connection_class"] = leaving_replicas(params["connection_class"])
+        return params
 
     # -- which queues are fetched how
 
@@ -136,7 +163,8 @@ class Channel(redis.Channel):
     def fetch(self) -> Fetch:
         """Made on the first consume: a producer needs none of it."""
         if self._fetch is None:
-            self._fetch = Fetch(self, membership_for(self._connparams(), self.config))
+            membership = membership_for(self.here(), self.config, self.elsewhere())
+            self._fetch = Fetch(self, membership)
         return self._fetch
 
     @property

@@ -13,9 +13,10 @@ from celery import Celery
 from kombu.transport import memory, redis
 
 import celery_superfetch
-from celery_superfetch.errors import UnsupportedBroker
+from celery_superfetch.errors import ConfigError
 
 FIRST, SECOND = "redis://first:6399/0", "redis://second:6399/3"
+SENTINELS = "sentinel://one:26379;sentinel://two:26379"
 Make = Callable[..., Celery]
 
 
@@ -165,18 +166,45 @@ def test_a_switch_to_a_tls_url_is_as_in_stock(make: Make) -> None:
         assert new.hostname == stock.hostname
 
 
-def test_a_sentinel_is_refused_by_name(make: Make) -> None:
-    connection = make("sentinel://localhost:26379").connection()
-    with pytest.raises(UnsupportedBroker, match="sentinel://"):
+def test_sentinels_are_served_whichever_is_current(make: Make) -> None:
+    app = make(SENTINELS, broker_transport_options={"master_name": "shop"})
+    for connect in (app.connection, app.connection_for_read, app.connection_for_write):
+        with connect() as connection:
+            assert isinstance(connection.transport, celery_superfetch.SentinelTransport)
+            connection.maybe_switch_next()
+            assert isinstance(connection.transport, celery_superfetch.SentinelTransport)
+            with connection.clone() as clone:
+                assert isinstance(clone.transport, celery_superfetch.SentinelTransport)
+
+
+def test_sentinels_stay_stock_in_a_stock_app(make: Make) -> None:
+    with make(SENTINELS, install=False).connection() as connection:
+        assert type(connection.transport) is redis.SentinelTransport
+
+
+def test_sentinels_without_the_name_of_a_primary_are_refused_by_name(make: Make) -> None:
+    connection = make(SENTINELS).connection()
+    with pytest.raises(ConfigError, match="master_name"):
         connection.transport  # noqa: B018
 
 
-def test_a_failover_list_that_leads_to_a_sentinel_is_refused(make: Make) -> None:
-    with make(f"{FIRST};sentinel://localhost:26379").connection() as connection:
+def test_an_unknown_option_for_sentinels_is_refused_with_the_nearest(make: Make) -> None:
+    app = make(SENTINELS, broker_transport_options={"mastername": "shop"})
+    with pytest.raises(ConfigError, match="did you mean 'master_name'"):
+        app.connection().transport  # noqa: B018
+
+
+def test_a_sentinel_transport_that_is_named_needs_no_install(make: Make) -> None:
+    app = make(
+        SENTINELS,
+        install=False,
+        broker_transport="celery_superfetch:SentinelTransport",
+        broker_transport_options={"master_name": "shop"},
+    )
+    with app.connection() as connection:
         assert ours(connection)
         connection.maybe_switch_next()
-        with pytest.raises(UnsupportedBroker, match="sentinel://"):
-            connection.transport  # noqa: B018
+        assert ours(connection)
 
 
 def test_another_broker_works_as_ever_and_is_warned_of(

@@ -1,0 +1,120 @@
+"""Where a database is: connections that follow its primary, and what tells two databases apart."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ReadOnlyError, ResponseError
+from redis.sentinel import Sentinel, SentinelConnectionPool
+
+#: Arguments of ``redis.ConnectionPool`` that lead to one database.
+Params = Mapping[str, Any]
+
+#: Seconds a Sentinel has to answer where ``sentinel_kwargs`` set no limit. It answers from
+#: memory; one that hangs must not keep a heartbeat from asking the next.
+SENTINEL_TIMEOUT = 2.0
+
+#: How a reply begins that ends a blocking read because the server was made a replica.
+FORCED_UNBLOCK = "UNBLOCKED force unblock"
+
+
+def leaving_replicas(connection_class: Any) -> Any:
+    """``connection_class``, but it leaves a server that was made a replica.
+
+    To redis-py, READONLY is a reply like any other, and it goes on talking to that server. As a
+    connection error it makes consumers and producers connect again, and so find the primary.
+    Nothing was executed, so nothing can be executed twice.
+    """
+
+    class LeavingReplicas(connection_class):
+        def read_response(self, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return super().read_response(*args, **kwargs)
+            except ResponseError as exc:
+                if not isinstance(exc, ReadOnlyError) and not str(exc).startswith(FORCED_UNBLOCK):
+                    raise
+                self.disconnect()
+                raise RedisConnectionError(
+                    "the server is a read-only replica now, after a failover: it did nothing of "
+                    f"what was asked ({exc}); looking for the primary"
+                ) from exc
+
+    return LeavingReplicas
+
+
+@dataclass(frozen=True)
+class Sentinels:
+    """The Sentinels that know where the primary is.
+
+    Stands where redis-py's Sentinel connections expect their pool, which they ask at each
+    connect. It asks by connections of the moment: heartbeats, acks and claims connect from
+    threads of their own, and redis-py's ``Sentinel`` is made for one.
+    """
+
+    service_name: str
+    addresses: tuple[tuple[str, int], ...]
+    min_other_sentinels: int = 0
+    options: Params = field(default_factory=dict, compare=False, repr=False)
+
+    #: What redis-py's connections ask of their pool beside the address.
+    is_master = True
+    check_connection = False
+
+    def get_master_address(self) -> tuple[str, int]:
+        """Host and port of the primary.
+
+        Raises:
+            redis.exceptions.ConnectionError: no Sentinel that answers knows one.
+        """
+        with _asking(self) as sentinel:
+            host, port = sentinel.discover_master(self.service_name)
+            return str(host), int(port)
+
+    @property
+    def group(self) -> Hashable:
+        """What tells one group from another, in whatever order its Sentinels are named."""
+        return self.service_name, frozenset(self.addresses)
+
+
+@contextlib.contextmanager
+def _asking(group: Sentinels) -> Iterator[Sentinel]:
+    limits = {"socket_timeout": SENTINEL_TIMEOUT, "socket_connect_timeout": SENTINEL_TIMEOUT}
+    given = {name: value for name, value in group.options.items() if value is not None}
+    sentinel = Sentinel(
+        list(group.addresses),
+        min_other_sentinels=group.min_other_sentinels,
+        sentinel_kwargs={**limits, **given},
+    )
+    try:
+        yield sentinel
+    finally:
+        for client in sentinel.sentinels:
+            client.close()
+
+
+def sentinel_params(pool: SentinelConnectionPool) -> dict[str, Any]:
+    """Params for connections of our own to the primary that kombu's ``pool`` leads to."""
+    manager = pool.sentinel_manager
+    known = (client.connection_pool.connection_kwargs for client in manager.sentinels)
+    return {
+        **pool.connection_kwargs,
+        "connection_class": pool.connection_class,
+        "max_connections": pool.max_connections,
+        "connection_pool": Sentinels(
+            pool.service_name,
+            tuple((at["host"], int(at["port"])) for at in known),
+            manager.min_other_sentinels,
+            dict(manager.sentinel_kwargs),
+        ),
+    }
+
+
+def place_of(params: Params) -> Hashable:
+    """What tells one database from another."""
+    sentinels = params.get("connection_pool")
+    parts = tuple(str(params.get(part)) for part in ("host", "port", "path", "db", "username"))
+    return (*parts, sentinels.group) if isinstance(sentinels, Sentinels) else parts
