@@ -108,12 +108,20 @@ class Server:
     def _launch(self, port: int) -> None:
         self._port_now = port
         self.log_path.write_text("")
-        argv = [self.binary, "--port", str(port), "--dir", str(self.dir)]
+        self._process = Process(
+            [self.binary, *self.arguments(port)],
+            log=self.log_path,
+            env=os.environ,
+            cwd=self.dir,
+            title="server",
+        )
+
+    def arguments(self, port: int) -> list[str]:
+        """The command line, from the options as they are now."""
+        argv = ["--port", str(port), "--dir", str(self.dir)]
         for name, value in self.options.items():
             argv += [f"--{name}", *_words(value)]
-        self._process = Process(
-            argv, log=self.log_path, env=os.environ, cwd=self.dir, title="server"
-        )
+        return argv
 
     def _answers(self) -> bool:
         """Any reply but LOADING: one that refuses us (NOAUTH, NOPERM) is up as well."""
