@@ -14,6 +14,7 @@ from celery import Celery
 from kombu import pools
 
 from apps.build import build_app
+from harness.cli import Result, run_superfetch
 from harness.hosts import namespaces_available
 from harness.ledger import LEDGER_DB, Ledger
 from harness.process import Process
@@ -172,6 +173,26 @@ def beat(
     request: pytest.FixtureRequest, env: Callable[..., dict[str, str]], tmp_path: Path
 ) -> Iterator[Callable[..., Beat]]:
     yield from _starter(Beat, request, env, tmp_path)
+
+
+@pytest.fixture
+def cli(env: Callable[..., dict[str, str]], tmp_path: Path) -> Callable[..., Result]:
+    """`cli("dead", "list", code=0, options={...})`: run it and check its exit code."""
+
+    def run(
+        *args: str,
+        code: int = 0,
+        app: str | None = "apps.shop",
+        answer: str = "",
+        environ: dict[str, str] | None = None,
+        **settings: Any,
+    ) -> Result:
+        configured = {**env(**settings), **(environ or {})}
+        return run_superfetch(
+            *args, env=configured, directory=tmp_path, code=code, app=app, answer=answer
+        )
+
+    return run
 
 
 @pytest.fixture
