@@ -23,6 +23,10 @@ class WrongType(SuperfetchError):
     """A Redis key that should hold a queue holds something else; nothing was moved."""
 
 
+class StillInUse(SuperfetchError):
+    """Somebody alive may hold the jobs; nothing was moved. The text names who, and what to do."""
+
+
 class PoisonPill(SuperfetchError):
     """A job was killed: it used up its recoveries and now waits in the dead set.
 

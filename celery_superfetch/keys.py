@@ -36,12 +36,18 @@ class Keys:
         self.unannounced = f"{own}dead:unannounced"
         #: HASH counter -> number, for ``status`` and metrics. Never expires.
         self.stats = f"{own}stats"
+        #: SCAN pattern of everything that is ours, for leaving.
+        self.own_pattern = f"{_escape(own)}*"
         #: SCAN pattern of all private lists, for the full sweep alone.
         self.private_pattern = f"{_escape(own)}private:*"
 
     def queue(self, queue_list: str) -> str:
         """LIST, kombu's own: the public queue list (one for each priority step)."""
         return f"{self.prefix}{queue_list}"
+
+    def stock(self, name: str) -> str:
+        """Stock kombu's own: the HASH of unacked messages and the ZSET that indexes it."""
+        return f"{self.prefix}{name}"
 
     def private(self, owner: str, queue_list: str) -> str:
         """LIST of raw payloads that ``owner`` claimed from ``queue_list``; newest first."""
@@ -74,6 +80,14 @@ class Keys:
     def lock(self, scope: str) -> str:
         """STRING with a TTL: one pass per interval and scope. Never released, it expires."""
         return f"{self._own}lock:{scope}"
+
+    def is_private(self, key: bytes) -> bool:
+        """Whether a key that ``own_pattern`` found is a private list."""
+        return key.startswith(f"{self._own}private:".encode())
+
+    def is_dead_set(self, key: bytes) -> bool:
+        """Whether a key that ``own_pattern`` found belongs to the dead set."""
+        return key == self.dead.encode() or key.startswith(f"{self.dead}:".encode())
 
     def parse_private(self, key: str) -> tuple[str, str]:
         """``(owner, queue list)`` of a private list's key; for the full sweep alone.

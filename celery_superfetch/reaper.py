@@ -91,10 +91,7 @@ class Reaper:
             report.ran = False
             return report
         if full:
-            try:
-                self._sweep(report)
-            except RedisError as exc:  # SCAN may be forbidden; the rest of the pass is not
-                failed(report, "the full sweep", exc)
+            self.sweep(report)
         verdicts = self.jury.judge_all(only, keep=not dry_run)
         report.owners = len(verdicts)
         for facts, score, verdict in verdicts:
@@ -169,8 +166,14 @@ class Reaper:
         if dropped:
             logger.warning("%d jobs older than dead_ttl were dropped from the dead set.", dropped)
 
-    def _sweep(self, report: Report) -> None:
+    def sweep(self, report: Report) -> None:
         """Register the owners of private lists that nobody knows; never drains them."""
+        try:
+            self._sweep(report)
+        except RedisError as exc:  # SCAN may be forbidden; the rest of the pass is not
+            failed(report, "the full sweep", exc)
+
+    def _sweep(self, report: Report) -> None:
         for key in self.client.scan_iter(match=self.keys.private_pattern, count=SCAN_COUNT):
             try:
                 owner, queue_list = self.keys.parse_private(key.decode())

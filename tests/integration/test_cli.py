@@ -177,7 +177,7 @@ def test_celery_does_not_pay_for_the_plugin():
         check=True,
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
     )
-    assert done.stdout.strip() == "['cli', 'cli_dead', 'cli_session']"
+    assert done.stdout.strip() == "['cli', 'cli_dead', 'cli_migrate', 'cli_session']"
 
 
 def _dump(client: redis.Redis) -> dict[bytes, Any]:

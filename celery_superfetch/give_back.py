@@ -1,0 +1,238 @@
+"""Gives everything in flight back to the public queues, so that stock kombu can go on."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from .drain import BATCH, failed
+from .drain import Report as Pass
+from .errors import StillInUse
+from .facts import Facts
+from .reaper import SCAN_COUNT, TOMBSTONE, Reaper
+from .registry import run_id
+from .verdict import Reason, Verdict
+
+logger = logging.getLogger(__name__)
+
+#: What the registry keeps as the reason where an operator overrules the verdict.
+FORCED = "drained by an operator"
+
+#: Tries to mark an owner that goes on writing heartbeats: each must hit the gap between two.
+TRIES = 10
+
+
+@dataclass
+class Alive:
+    """An owner that is not dead, or not yet known to be."""
+
+    owner: str
+    host: str
+    pid: int
+    in_flight: int
+    #: Seconds since its last heartbeat, by the server's clock.
+    heartbeat_age: float
+    reason: str
+
+
+@dataclass
+class GivenBack:
+    """What one drain found and did."""
+
+    #: Owners that were marked reaped -> why.
+    owners: dict[str, str] = field(default_factory=dict)
+    #: Owners that live: with ``force`` they were drained all the same.
+    alive: list[Alive] = field(default_factory=list)
+    given_back: int = 0
+    #: Queue list -> jobs that went there.
+    queues: Counter[str] = field(default_factory=Counter)
+    #: Jobs that are still in private lists.
+    in_flight: int = 0
+    #: Jobs of the dead set: they stay there.
+    dead_set: int = 0
+    #: Other keys of ours that are left, and those that were deleted.
+    keys: int = 0
+    deleted: int = 0
+    errors: int = 0
+    dry_run: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+class GiveBack:
+    """One drain of the whole database; holds no loop and no thread.
+
+    What it gives back is requeued: in order, to the front of the queue it came from, and not
+    counted against the job.
+    """
+
+    def __init__(self, reaper: Reaper) -> None:
+        self.reaper = reaper
+        self.client = reaper.client
+        self.keys = reaper.keys
+        self.registry = reaper.registry
+        self.lists = reaper.lists
+
+    def run(self, *, force: bool = False, dry_run: bool = False) -> GivenBack:
+        """Give back what dead owners hold, if no owner lives.
+
+        Arguments:
+            force: mark the living reaped, too. They learn it by their next heartbeat.
+            dry_run: count, change nothing.
+
+        Raises:
+            StillInUse: an owner lives and ``force`` is not set.
+            redis.exceptions.RedisError: the registry could not be read.
+        """
+        report, errors = GivenBack(dry_run=dry_run), Pass(dry_run=dry_run)
+        self.reaper.sweep(errors)
+        judged = self.reaper.jury.judge_all(keep=not dry_run)
+        report.alive = self._alive(judged)
+        if report.alive and not force and not dry_run:
+            raise StillInUse(_refusal(report.alive))
+        for facts, score, verdict in judged:
+            if verdict.dead or force:
+                self._mark(facts, score, verdict, report)
+        for facts in self._drained(report):
+            for queue_list, expires in facts.lists.items():
+                try:
+                    self._empty(facts.owner, queue_list, expires, report)
+                except RedisError as exc:
+                    failed(errors, f"private list of {facts.owner} for {queue_list}", exc)
+        report.errors += errors.errors
+        self._look_around(report)
+        return report
+
+    def _alive(self, judged: list[tuple[Facts, int, Verdict]]) -> list[Alive]:
+        living = [(f, score, v) for f, score, v in judged if not v.dead]
+        sizes = self.lists.sizes([(facts.owner, facts.lists) for facts, _, _ in living])
+        now = self.registry.server_time()
+        return [
+            Alive(
+                owner=facts.owner,
+                host=facts.process.host,
+                pid=facts.process.pid,
+                in_flight=sizes.get(facts.owner, 0),
+                heartbeat_age=max(0, now - score) / 1000,
+                reason=verdict.reason.value,
+            )
+            for facts, score, verdict in living
+        ]
+
+    def _mark(self, facts: Facts, score: int, verdict: Verdict, report: GivenBack) -> None:
+        owner, host = facts.owner, facts.process.host
+        reason = verdict.reason.value if verdict.dead else FORCED
+        if not report.dry_run:
+            for _ in range(TRIES):
+                if self.registry.mark(owner, host, score, TOMBSTONE, reason):
+                    break
+                # Heard since: what was dead is not, and what is forced is asked again.
+                now = self.registry.owners().get(owner)
+                if verdict.dead or now is None:
+                    return
+                score = now
+            else:
+                report.errors += 1
+                logger.error("drain: %s is heard too often to be marked reaped: stop it.", owner)
+                return
+            self.registry.cut(facts, run_id(self.client))
+        report.owners[owner] = reason
+
+    def _drained(self, report: GivenBack) -> list[Facts]:
+        """Every owner that is marked reaped: now, or before."""
+        names = dict.fromkeys([*report.owners, *self.registry.tombstones()])
+        return list(self.registry.facts(names).values())
+
+    def _empty(self, owner: str, queue_list: str, expires: int, report: GivenBack) -> None:
+        """Newest first, each to the front of the queue: the old order is the new one."""
+        if report.dry_run:
+            size = self.lists.sizes([(owner, [queue_list])])[owner]
+            report.given_back += size
+            report.queues.update({queue_list: size} if size else {})
+            return
+        while jobs := self.lists.in_flight(owner, queue_list, BATCH):
+            call = self.lists.requeue(jobs, "front", expires)
+            moved = sum(self.reaper.scripts.run_all([call])[0])
+            report.given_back += moved
+            report.queues[queue_list] += moved
+
+    # -- what is left
+
+    def _own_keys(self) -> Iterator[bytes]:
+        yield from self.client.scan_iter(match=self.keys.own_pattern, count=SCAN_COUNT)
+
+    def _look_around(self, report: GivenBack) -> None:
+        report.keys = 0
+        report.dead_set = self.reaper.dead_set.size()
+        private: list[bytes] = []
+        for key in self._own_keys():
+            if self.keys.is_private(key):
+                private.append(key)
+            elif not self.keys.is_dead_set(key):
+                report.keys += 1
+        with self.client.pipeline(transaction=False) as pipe:
+            for key in private:
+                pipe.llen(key)
+            report.in_flight = sum(n for n in pipe.execute(raise_on_error=False) if n)
+
+    def forget(self, report: GivenBack) -> None:
+        """Delete our bookkeeping; never a private list, and never the dead set.
+
+        Raises:
+            StillInUse: jobs are in flight, or a claim could still land; nothing was deleted.
+        """
+        self._look_around(report)
+        self._check_over(report)
+        doomed = [
+            key
+            for key in self._own_keys()
+            if not self.keys.is_private(key) and not self.keys.is_dead_set(key)
+        ]
+        for at in range(0, len(doomed), SCAN_COUNT):
+            report.deleted += int(self.client.delete(*doomed[at : at + SCAN_COUNT]))
+        report.keys = 0
+
+    def _check_over(self, report: GivenBack) -> None:
+        if report.in_flight:
+            raise StillInUse(
+                f"nothing was forgotten: {report.in_flight} jobs are still in private lists"
+            )
+        if owners := self.registry.owners():
+            raise StillInUse(f"nothing was forgotten: {', '.join(owners)} is registered; stop it")
+        tombstones = self.registry.tombstones()
+        now, run = self.registry.server_time(), run_id(self.client)
+        for owner, facts in self.registry.facts(tombstones).items():
+            seconds = (tombstones[owner] - now) / 1000
+            # Its blocking read may still claim, unless the server has none of its connections.
+            if seconds > 0 and self.registry.connected(facts, run) is not False:
+                raise StillInUse(
+                    f"nothing was forgotten: a claim of {owner} may still land. Drain again in "
+                    f"{seconds:.0f} s"
+                )
+
+
+def _refusal(alive: list[Alive]) -> str:
+    rows = "".join(
+        f"\n  {one.owner}: {one.in_flight} jobs in flight, last heartbeat "
+        f"{one.heartbeat_age:.0f} s ago; {_advice(one)}"
+        for one in alive
+    )
+    return (
+        f"nothing was moved. Owners that are alive, or not yet known to be dead:{rows}\n"
+        "Stop these workers by TERM, wait until they have ended (--wait SECONDS waits for it), "
+        "and drain again. --force takes their jobs all the same; what a living worker runs then "
+        "runs twice, and it claims again until it is stopped"
+    )
+
+
+def _advice(one: Alive) -> str:
+    if one.reason in (Reason.RUNNING.value, Reason.RUNNING_SILENT.value):
+        return f"{one.reason}: kill -TERM {one.pid}"
+    return f"pid {one.pid} on {one.host}; if it is gone, drain again until its silence is known"
