@@ -45,10 +45,6 @@ class Keys:
         """LIST, kombu's own: the public queue list (one for each priority step)."""
         return f"{self.prefix}{queue_list}"
 
-    def stock(self, name: str) -> str:
-        """Stock kombu's own: the HASH of unacked messages and the ZSET that indexes it."""
-        return f"{self.prefix}{name}"
-
     def private(self, owner: str, queue_list: str) -> str:
         """LIST of raw payloads that ``owner`` claimed from ``queue_list``; newest first."""
         return f"{self._own}private:{owner}:{queue_list}"

@@ -11,7 +11,8 @@ from redis import Redis
 
 from .errors import StillInUse
 from .scripts import Scripts
-from .stock import Delivery, StockConsumer, StockJob, Unacked, stock_consumers
+from .stock import Delivery, StockJob, Unacked
+from .stock_consumers import StockConsumer, stock_consumers
 
 #: Jobs read and moved in one round trip.
 BATCH = 100
@@ -164,10 +165,11 @@ def _refusal(consumers: list[StockConsumer] | None, jobs: int) -> str:
         )
     rows = "".join(f"\n  {consumer}" for consumer in consumers)
     return (
-        f"nothing was moved. {jobs} jobs are unacked, and stock consumers that may hold them are "
-        f"connected to this database:{rows}\n"
-        "Stop these workers by TERM and wait until they have ended (--wait SECONDS waits for "
-        "it). A connection of a machine that is gone for good: CLIENT KILL it. Should they be no "
-        "consumers of these queues, or should no job run as long as N seconds: --force, with "
-        "--older-than N. What a living worker holds then runs twice"
+        f"nothing was moved. {jobs} jobs are unacked, and connections that consume as stock "
+        f"workers do are open on this database. Their workers may hold these jobs:{rows}\n"
+        "Stop the stock workers by TERM and wait until they have ended (--wait SECONDS waits for "
+        "it). A machine that is gone for good leaves its connection for a while: CLIENT KILL ID. "
+        "Flower, and whatever else asks `inspect`, looks the same: stop it for the moment. Or, if "
+        "no job runs as long as N seconds: --force --older-than N. A job that its worker still "
+        "holds then runs twice"
     )

@@ -1,4 +1,4 @@
-"""What stock kombu leaves in Redis: jobs its workers have not acked, and who still consumes."""
+"""What stock kombu leaves in Redis: the jobs that its workers have not acked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from hashlib import sha1
 from typing import Any, NamedTuple
 
 from redis import Redis
-from redis.exceptions import ResponseError
 
 from .config import Config
 from .job import digest
@@ -72,8 +71,9 @@ class Unacked:
         self.client = client
         self.keys = keys
         self.config = config
-        self.name = keys.stock(name)
-        self.index = keys.stock(index)
+        # kombu's own keys: the prefix is all that is put before them.
+        self.name = keys.queue(name)
+        self.index = keys.queue(index)
 
     def deliveries(self) -> list[Delivery]:
         """All entries, the newest first; those that the index does not know last."""
@@ -119,43 +119,3 @@ class Unacked:
             ],
             args,
         )
-
-
-@dataclass(frozen=True)
-class StockConsumer:
-    """A connection on which somebody consumes as stock kombu does."""
-
-    id: int
-    address: str
-    name: str
-    #: Seconds since it connected, and since it last sent a command.
-    age: int
-    idle: int
-
-    def __str__(self) -> str:
-        name = f" ({self.name})" if self.name else ""
-        return f"{self.address}{name}, connected for {self.age} s, idle for {self.idle} s"
-
-
-def stock_consumers(client: Redis) -> list[StockConsumer] | None:
-    """Connections to this database whose latest command is BRPOP; None where we may not ask.
-
-    A stock consumer keeps one connection for nothing but BRPOP, from its first wait for jobs to
-    its end: also while its prefetch is full, and in a warm shutdown until the last job is done.
-    """
-    try:
-        rows: Any = client.client_list()
-    except ResponseError:  # forbidden by ACL
-        return None
-    db = str(client.connection_pool.connection_kwargs.get("db") or 0)
-    return [
-        StockConsumer(
-            int(row["id"]),
-            row.get("addr", ""),
-            row.get("name", ""),
-            int(row.get("age", 0)),
-            int(row.get("idle", 0)),
-        )
-        for row in rows
-        if row.get("cmd") == "brpop" and row.get("db") == db
-    ]

@@ -16,11 +16,13 @@ from kombu.utils.json import loads
 from kombu.utils.scheduling import cycle_by_name
 from redis import Redis
 
+from . import __version__
 from .config import Config
 from .cut_short import CutShort
 from .fetch import Fetch, is_round_robin
 from .job import Claimed, Job, digest
 from .keys import Keys
+from .lib_name import named
 from .membership import Membership, membership_for
 from .places import Params, leaving_replicas
 from .poller import Poller
@@ -114,7 +116,7 @@ class Channel(redis.Channel):
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         params: dict[str, Any] = super()._connparams(asynchronous)
         params["connection_class"] = leaving_replicas(params["connection_class"])
-        return params
+        return named(params, __version__)
 
     # -- which queues are fetched how
 

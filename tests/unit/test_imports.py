@@ -29,6 +29,7 @@ MODULES = {
         "suspects",
         "heartbeats",
         "places",
+        "lib_name",
         "preflight",
         "pulse",
         "stock",
@@ -45,6 +46,7 @@ MODULES = {
         "membership",
         "migration",
         "reaper",
+        "stock_consumers",
     },
     "leaf": {"signals"},
     "level3": {

@@ -16,7 +16,7 @@ def every_key(keys: Keys) -> dict[str, str]:
     """All names an instance can make: plain attributes, properties and methods."""
     made: dict[str, str] = {}
     for name in dir(keys):
-        if name.startswith("_") or name in {"prefix", "parse_private"}:
+        if name.startswith("_") or name in {"prefix", "parse_private", "is_private", "is_dead_set"}:
             continue
         value = getattr(keys, name)
         if callable(value):
@@ -34,7 +34,7 @@ def test_there_are_keys_to_check() -> None:
 def test_every_key_begins_with_the_prefix(prefix: str) -> None:
     plain, prefixed = every_key(Keys()), every_key(Keys(prefix))
     for name, key in prefixed.items():
-        if name == "private_pattern":
+        if name in {"private_pattern", "own_pattern"}:
             continue
         assert key == prefix + plain[name], name
 
@@ -63,6 +63,20 @@ def test_the_scan_pattern_finds_private_lists(prefix: str) -> None:
     pattern = _as_fnmatch(keys.private_pattern)
     assert fnmatch.fnmatchcase(keys.private("h|1|n", "mail"), pattern)
     assert not fnmatch.fnmatchcase(keys.facts("h|1|n"), pattern)
+
+
+@pytest.mark.parametrize("prefix", ["", "shop:", "a*b", "[ab]", "superfetch:dead:"])
+def test_all_of_our_keys_are_found_and_told_apart(prefix: str) -> None:
+    keys = Keys(prefix)
+    pattern = _as_fnmatch(keys.own_pattern)
+    assert not fnmatch.fnmatchcase(keys.queue("mail"), pattern)
+    ours = {name: key for name, key in every_key(keys).items() if not name.endswith("pattern")}
+    del ours["queue"]
+    for name, key in ours.items():
+        assert fnmatch.fnmatchcase(key, pattern) or name == "recoveries_prefix", name
+        assert keys.is_private(key.encode()) is (name == "private"), name
+        of_the_dead = name in {"dead", "dead_jobs", "dead_junk", "unannounced"}
+        assert keys.is_dead_set(key.encode()) is of_the_dead, name
 
 
 @pytest.mark.parametrize(("prefix", "other"), [("a*", "abc"), ("a?", "ab"), ("[ab]", "a")])
