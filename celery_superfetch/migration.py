@@ -135,7 +135,7 @@ class Migration:
         for (job, lists), outcome in zip(jobs, outcomes, strict=True):
             if outcome == b"ok":
                 report.taken += 1
-                report.queues.update(lists)
+                report.queues.update(list(lists))
                 report.copied += len(lists) > 1
             elif outcome == b"gone":
                 report.gone += 1

@@ -24,7 +24,8 @@ class StockConsumer:
 
     def __str__(self) -> str:
         name = f" ({self.name})" if self.name else ""
-        return f"id {self.id}: {self.address}{name}, connected for {self.age} s, idle for {self.idle} s"
+        times = f"connected for {self.age} s, idle for {self.idle} s"
+        return f"id {self.id}: {self.address}{name}, {times}"
 
 
 def stock_consumers(client: Redis) -> list[StockConsumer] | None:

@@ -77,6 +77,13 @@ class Inbox:
             if not message.acknowledged:
                 message.ack()
 
+    def crash(self) -> None:
+        """End as a killed process does: what is not acked stays wherever it is."""
+        qos = self.channel.qos
+        qos._on_collect.cancel()
+        qos._delivered.clear()
+        self.close()
+
     def close(self) -> None:
         self.connection.close()
 
