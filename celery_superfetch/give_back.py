@@ -63,7 +63,7 @@ class GivenBack:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self)
+        return {**asdict(self), "queues": dict(self.queues)}
 
 
 class GiveBack:

@@ -55,7 +55,7 @@ class Migrated:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self)
+        return {**asdict(self), "queues": dict(self.queues)}
 
 
 class Migration:

@@ -1,0 +1,136 @@
+"""`celery superfetch migrate`: who is in the way, what it says, and a kill in the middle of it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from celery_superfetch.config import Config
+from celery_superfetch.errors import StillInUse
+from celery_superfetch.keys import Keys
+from celery_superfetch.migration import Migration
+from celery_superfetch.stock import Unacked
+from celery_superfetch.stock_consumers import stock_consumers
+from harness.cli import Result, superfetch_command
+from harness.process import Process
+from harness.server import Server
+from harness.waiting import eventually
+from harness.worker import process_env
+from parts.bench import payload
+from parts.inbox import Inbox, publish
+
+MANY = 10_000
+
+
+def migration(client: redis.Redis) -> Migration:
+    """A pass that knows no exchange."""
+    unacked = Unacked(client, Keys(), Config(), "unacked", "unacked_index")
+    return Migration(client, unacked, lambda message, exchange, routing_key: {routing_key: 0})
+
+
+def stock(url: str, *queues: str, **how: Any) -> Inbox:
+    return Inbox(url, *queues, transport=None, **how)
+
+
+def test_whoever_consumes_as_stock_does_is_in_the_way(url: str, client: redis.Redis) -> None:
+    publish(url, "mail", 1, 2)
+    with ExitStack() as stack:
+        # Not in the way: our own consumers (that of a queue without ack consumes just as stock
+        # does, but under our name), producers, and those of another database.
+        stack.enter_context(Inbox(url, "other")).settle_in()
+        stack.enter_context(Inbox(url, "reply", no_ack=True)).settle_in()
+        stack.enter_context(stock(url.removesuffix("0") + "7", "mail")).settle_in()
+        assert stock_consumers(client) == []
+
+        full = stock(url, "mail", prefetch=2)
+        full.receive(2)
+        full.turn()  # it waits for nothing: its prefetch is full
+        idle = stack.enter_context(stock(url, "mail")).settle_in()
+        assert client.hlen("unacked") == 2
+        with pytest.raises(StillInUse, match="2 jobs are unacked") as refused:
+            migration(client).run()
+        consumers = stock_consumers(client) or []
+        assert len(consumers) == 2
+        assert all(f"id {one.id}: {one.address}" in str(refused.value) for one in consumers)
+        dry = migration(client).run(dry_run=True)
+        assert (dry.taken, dry.consumers and len(dry.consumers)) == (2, 2)
+        assert client.hlen("unacked") == 2
+
+        idle.close()
+        with pytest.raises(StillInUse):
+            migration(client).run()
+        full.crash()
+        assert migration(client).run().taken == 2
+
+
+def test_who_holds_them_cannot_be_known_without_client_list(
+    fresh_server: Callable[..., Server],
+) -> None:
+    own = fresh_server()
+    admin = own.client()
+    publish(own.url(), "mail", 1)
+    inbox = stock(own.url(), "mail")
+    inbox.receive(1)
+    inbox.crash()
+    admin.execute_command("ACL", "SETUSER", "shop", "on", ">pw", "~*", "+@all", "-client|list")
+    with redis.Redis.from_url(own.url().replace("//", "//shop:pw@")) as shop:
+        with pytest.raises(StillInUse, match=r"CLIENT LIST is forbidden"):
+            migration(shop).run()
+        admin.execute_command("ACL", "SETUSER", "shop", "+client|list")
+        assert migration(shop).run().taken == 1
+
+
+def test_the_command_refuses_waits_and_reports(
+    url: str, client: redis.Redis, cli: Callable[..., Result]
+) -> None:
+    publish(url, "celery", 1, 2, 3)
+    inbox = stock(url, "celery")
+    inbox.receive(3)
+    refused = cli("migrate", "--json", code=1)
+    assert "nothing was moved. 3 jobs are unacked" in refused.err
+    assert refused.out == ""
+    assert client.hlen("unacked") == 3
+
+    dry = cli("migrate", "--dry-run")
+    assert "Would take over 3 of 3 unacked jobs: celery 3." in dry.out
+    assert "a stock consumer is connected: id " in dry.err
+    client.hset("unacked", "strange", json.dumps([json.loads(payload("s")), "nowhere", "x"]))
+    forced = cli("migrate", "--force", "--older-than", "3600", code=1)
+    assert "Took over 0 of 4" in forced.out
+    assert "3 were delivered later than --older-than asks for" in forced.out
+    assert "shop.note[s], exchange 'nowhere', routing key 'x': no queue is bound" in forced.out
+    assert client.hlen("unacked") == 4
+
+    inbox.crash()
+    done = cli("migrate", "--queue", "aside", "--json").json()
+    assert (done["taken"], done["queues"]) == (4, {"aside": 1, "celery": 3})
+
+
+def test_a_kill_in_the_middle_loses_nothing_doubles_nothing_and_keeps_the_order(
+    url: str, client: redis.Redis, env: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    jobs = [payload(n, "celery") for n in range(MANY)]
+    with client.pipeline(transaction=False) as pipe:
+        for n, raw in enumerate(jobs):
+            pipe.hset("unacked", f"t{n}", json.dumps([json.loads(raw), "", "celery"]))
+            pipe.zadd("unacked_index", {f"t{n}": n})
+        pipe.execute()
+    command = superfetch_command("migrate")
+    with Process(command, log=tmp_path / "log", env=process_env(env()), cwd=tmp_path) as running:
+        eventually(lambda: client.llen("celery") > 0, every=0.001)
+        running.signal(signal.SIGKILL)
+        running.wait_exit()
+    moved = client.llen("celery")
+    assert 0 < moved < MANY
+    assert client.hlen("unacked") == client.zcard("unacked_index") == MANY - moved
+    assert client.lrange("celery", 0, -1) == jobs[: -moved - 1 : -1]
+
+    assert migration(client).run().taken == MANY - moved
+    assert client.lrange("celery", 0, -1) == jobs[::-1]

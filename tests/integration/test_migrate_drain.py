@@ -1,0 +1,133 @@
+"""`celery superfetch drain`: everything goes back as it came, and stock kombu goes on with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from celery_superfetch.errors import StillInUse
+from celery_superfetch.give_back import GiveBack
+from celery_superfetch.registry import run_id
+from harness.cli import Result
+from harness.waiting import eventually
+from parts.bench import Bench, elsewhere, payload
+from parts.inbox import Inbox, publish
+
+
+def jobs(*names: object, queue: str = "mail") -> list[bytes]:
+    return [payload(name, queue) for name in names]
+
+
+def dump(client: redis.Redis) -> dict[bytes, Any]:
+    return {key: client.dump(key) for key in client.scan_iter()}
+
+
+def drain(bench: Bench) -> GiveBack:
+    return GiveBack(bench.reaper())
+
+
+@pytest.mark.parametrize("prefix", ["", "shop-a:"])
+def test_all_comes_back_in_order_uncounted_and_stock_runs_it(
+    url: str, client: redis.Redis, make_bench: Callable[..., Bench], prefix: str
+) -> None:
+    bench = make_bench(global_keyprefix=prefix)
+    step = "mail\x06\x163"
+    many = jobs(*range(150))
+    one = bench.dead_owner(many, lists=["mail", step])
+    bench.give(one.owner, step, jobs("p1", "p2"))
+    gone = bench.dead_owner(jobs("t1", "t2", queue="aside"), "aside", lists=["aside"])
+    bench.push("mail", *jobs("waiting"))
+    # Reaped before, and its jobs landed late.
+    assert bench.registry.mark(gone.owner, gone.process.host, bench.age(gone, 0), 60, "gone")
+    # Its bookkeeping is lost; only the private list is left.
+    bench.give("lost|1|abc", "mail", jobs("x"))
+
+    # An owner that nobody knows could live: it is only registered.
+    with pytest.raises(StillInUse, match=r"lost\|1\|abc"):
+        drain(bench).run()
+    assert len(bench.private(one)) == 150
+    report = drain(bench).run(force=True)
+    assert (report.given_back, report.errors, report.in_flight) == (155, 0, 0)
+    assert report.queues == {"mail": 151, step: 2, "aside": 2}
+    assert set(report.owners) == {one.owner, "lost|1|abc"}
+    back = bench.queue("mail")
+    assert [raw for raw in back if raw != payload("x", "mail")] == [*many, *jobs("waiting")]
+    assert bench.queue(step) == jobs("p1", "p2")
+    assert bench.queue("aside") == jobs("t1", "t2", queue="aside")
+    assert bench.counters(many[0]).recoveries == 0
+    assert bench.stat("recovered") == 0
+    assert bench.stat("requeued") == 155
+
+    with Inbox(
+        url, "mail", "aside", transport=None, accept=["json"], global_keyprefix=prefix
+    ) as stock:
+        eventually(lambda: stock.turn() or len(stock.messages) == 156, every=0.0)
+        stock.ack_all()
+    assert not client.exists(f"{prefix}unacked")
+
+
+def test_a_living_owner_is_in_the_way_and_a_forced_one_claims_no_more(bench: Bench) -> None:
+    alive = bench.owner()
+    far = bench.owner(elsewhere("web7"))
+    bench.give(alive.owner, "mail", jobs("a", "b"))
+    dead = bench.dead_owner(jobs("c"))
+    before = dump(bench.client)
+    with pytest.raises(StillInUse) as refused:
+        drain(bench).run()
+    assert f"{alive.owner}: 2 jobs in flight" in str(refused.value)
+    assert f"kill -TERM {alive.process.pid}" in str(refused.value)
+    assert "pid 1 on web7; if it is gone" in str(refused.value)
+    assert dead.owner not in str(refused.value)
+    dry = drain(bench).run(dry_run=True)
+    assert (dry.given_back, dry.in_flight, len(dry.alive)) == (1, 3, 2)
+    after = dump(bench.client)
+    after.pop(bench.keys.suspects.encode())  # the look of the first was taken down
+    assert after == before
+
+    report = drain(bench).run(force=True)
+    assert (report.given_back, {one.owner for one in report.alive}) == (3, {alive.owner, far.owner})
+    assert bench.private(alive) == []
+    assert bench.claim(alive).registered is False
+    with pytest.raises(StillInUse, match="may still land"):
+        drain(bench).forget(report)
+
+
+def test_a_list_that_cannot_be_given_back_keeps_its_jobs(bench: Bench) -> None:
+    bench.client.set("taken", "by something else")
+    owner = bench.dead_owner(jobs("a", "b"), "taken", lists=["taken", "mail"])
+    bench.give(owner.owner, "mail", jobs("c"))
+    report = drain(bench).run()
+    assert (report.given_back, report.errors, report.in_flight) == (1, 1, 2)
+    with pytest.raises(StillInUse, match="2 jobs are still in private lists"):
+        drain(bench).forget(report)
+    assert len(bench.private(owner, "taken")) == 2
+    bench.client.delete("taken")
+    assert drain(bench).run().given_back == 2
+
+
+def test_the_command_waits_for_a_worker_and_forgets_all_but_the_dead(
+    url: str, client: redis.Redis, bench: Bench, cli: Callable[..., Result]
+) -> None:
+    publish(url, "celery", "first", "second")
+    before = client.lrange("celery", 0, -1)
+    inbox = Inbox(url, "celery")
+    inbox.receive(2)
+    # The server has none of its connections any more: nothing of it can still land.
+    killed = bench.dead_owner(jobs("poison"), run_id=run_id(client), connections=(10**9,))
+    (job,) = bench.lists.in_flight(killed.owner, "mail")
+    assert bench.run(bench.dead_set.kill(bench.recovery(job), "poison", marked=False)) == b"ok"
+
+    refused = cli("drain", "--json", code=1)
+    assert "2 jobs in flight" in refused.err
+    inbox.close()
+    done = cli("drain", "--forget")
+    assert "Gave back 0 jobs." in done.out
+    assert "The dead set keeps its 1 jobs" in done.out
+    assert client.lrange("celery", 0, -1) == before
+    own = {key for key in bench.key_names() if key.startswith("superfetch")}
+    assert own == {"superfetch:dead", "superfetch:dead:jobs", "superfetch:dead:unannounced"}
+    again = cli("drain", "--json").json()
+    assert (again["given_back"], again["dead_set"], again["keys"]) == (0, 1, 0)
