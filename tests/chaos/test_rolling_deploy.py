@@ -1,0 +1,171 @@
+"""Stock workers and ours on the same queues: there, side by side, and back again."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from kombu.transport.redis import Channel
+
+from harness.cli import Result
+from harness.database import Database, name_of
+from harness.ledger import Ledger
+from harness.waiting import always, eventually
+
+RESTORES_AT_ONCE = {
+    "visibility_timeout": 1,
+    "unacked_restore_interval": 1,
+    "unacked_restore_throttle": 1,
+}
+
+
+def ran(ledger: Ledger) -> dict[str, int]:
+    """Job -> how often it was started."""
+    return {job: len(times) for job, times in ledger.starts().items()}
+
+
+def unacked(client: redis.Redis) -> set[str]:
+    """Names of the jobs that stock workers have not acked."""
+    values: Any = client.hvals("unacked")
+    return {name_of(json.dumps(json.loads(value)[0]).encode()) for value in values}
+
+
+@contextmanager
+def load(*producers: Celery) -> Iterator[list[str]]:
+    """Publish all the time, by each producer in turn; the names of what was published."""
+    sent: list[str] = []
+    over = threading.Event()
+
+    def publish() -> None:
+        while not over.wait(0.01):
+            name = f"n{len(sent)}"
+            producers[len(sent) % len(producers)].tasks["shop.note"].delay(name)
+            sent.append(name)
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        yield sent
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_fleet_is_rolled_from_stock_and_what_a_killed_worker_held_is_taken_over(
+    worker: Any,
+    make_app: Callable[..., Celery],
+    ledger: Ledger,
+    client: redis.Redis,
+    cli: Callable[..., Result],
+) -> None:
+    stock, ours = make_app(superfetch=False), make_app()
+    first = worker(superfetch=False, pool="threads")
+    doomed = worker(superfetch=False, queues=["old"], args=["--prefetch-multiplier=4"])
+    kept = ["h0", "h1", *(f"reserved{n}" for n in range(6))]
+    for name in kept:
+        task = "shop.hold" if name.startswith("h") else "shop.note"
+        stock.send_task(task, (name,), queue="old")
+    eventually(lambda: set(kept) == unacked(client) and {"h0", "h1"} <= set(ledger.starts()))
+
+    with load(stock, ours) as sent:
+        eventually(lambda: len(ledger.finishes()) > 20)
+        new = worker(queues=["celery", "old"], pool="threads")
+        beside = len(sent)
+        eventually(lambda: len(ledger.finishes()) > beside + 20, message="both kinds run")
+        first.term()
+        assert first.wait_exit() == 0
+        alone = len(sent)
+        eventually(lambda: len(ledger.finishes()) > alone + 20)
+    eventually(lambda: set(sent) <= set(ledger.finishes()))
+    assert {name: ran(ledger)[name] for name in sent} == dict.fromkeys(sent, 1)
+
+    # A stock worker holds jobs: its connection shows it, although its prefetch is full.
+    refused = cli("migrate", code=1)
+    assert "nothing was moved. 8 jobs are unacked" in refused.err
+    assert unacked(client) == set(kept)
+    doomed.kill9_all()
+    doomed.wait_gone()
+    # The control: for an hour nobody would look at them.
+    always(lambda: unacked(client) == set(kept), during=1.0)
+    ledger.release()
+    done = cli("migrate", "--json").json()
+    assert (done["taken"], done["queues"], done["left"]) == (8, {"old": 8}, [])
+    eventually(lambda: set(kept) <= set(ledger.finishes()))
+    # What had been running, as after every kill; nothing else runs again.
+    assert {job for job, runs in ran(ledger).items() if runs > 1} == {"h0", "h1"}
+    assert max(ran(ledger).values()) == 2
+    new.term()
+    assert new.wait_exit() == 0
+    assert not client.exists("unacked", "unacked_index", "celery", "old")
+
+
+def test_back_to_stock_after_a_kill(
+    worker: Any,
+    shop: SimpleNamespace,
+    ledger: Ledger,
+    db: Database,
+    client: redis.Redis,
+    cli: Callable[..., Result],
+) -> None:
+    jobs = ["running", "n0", "n1", "eta"]
+    one = worker(concurrency=1, args=["--prefetch-multiplier=10"])
+    shop.hold.delay("running")
+    eventually(lambda: ledger.starts())
+    shop.note.delay("n0")
+    shop.note.delay("n1")
+    shop.note.apply_async(("eta",), countdown=3600)
+    eventually(lambda: list(db.held().values()) == [jobs])
+    refused = cli("drain", code=1)
+    assert "4 jobs in flight" in refused.err
+    assert f"kill -TERM {one.pid}" in refused.err
+
+    one.kill9_all()
+    one.wait_gone()
+    worker(superfetch=False, pool="threads", concurrency=1)
+    # The control: stock knows nothing of private lists.
+    always(lambda: ran(ledger) == {"running": 1}, during=1.0)
+    ledger.release()
+    done = cli("drain", "--forget", "--json").json()
+    assert (done["given_back"], done["queues"], done["keys"]) == (4, {"celery": 4}, 0)
+    eventually(lambda: set(ledger.finishes()) == {"running", "n0", "n1"})
+    eventually(lambda: unacked(client) == {"eta"})
+    assert list(ledger.starts()) == ["running", "n0", "n1"]
+    assert ran(ledger) == {"running": 2, "n0": 1, "n1": 1}
+    assert db.keys("superfetch*") == []
+
+
+@pytest.mark.skipif(
+    "unacked_restore_interval" not in Channel.from_transport_options,
+    reason="this kombu restores every 100 s only",
+)
+def test_side_by_side_stock_restores_its_own_long_jobs_and_never_ours(
+    worker: Any, app: Celery, ledger: Ledger, db: Database, client: redis.Redis
+) -> None:
+    restoring = {"broker_transport_options": RESTORES_AT_ONCE}
+    worker(
+        superfetch=False,
+        conf=restoring,
+        queues=["old", "both"],
+        pool="threads",
+        concurrency=1,
+        args=["--prefetch-multiplier=1"],
+    )
+    app.send_task("shop.hold", ("stock's",), queue="old")
+    eventually(lambda: unacked(client) == {"stock's"})
+    worker(queues=["new"], pool="threads", concurrency=1)
+    app.send_task("shop.hold", ("ours",), queue="new")
+    eventually(lambda: db.owner_of("ours"))
+    # The control: the stock job passes its visibility timeout, and is on its queue again.
+    eventually(lambda: "stock's" in db.waiting("old"))
+    assert db.owner_of("ours")
+    assert db.length("new") == 0
+    worker(queues=["old"], pool="threads", concurrency=1)
+    eventually(lambda: ran(ledger) == {"stock's": 2, "ours": 1})
+    always(lambda: ran(ledger) == {"stock's": 2, "ours": 1}, during=1.0)
