@@ -47,6 +47,8 @@ def status_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
             "in_flight": sum(_in_flight(reaper, reaped).values()),
         },
         "queues": _queues(app, reaper, [*owners, *reaped]),
+        # Of stock workers: what they work on, and what the killed ones left.
+        "unacked": _unacked(app, reaper),
         "dead_set": {
             "size": reaper.dead_set.size(),
             "unannounced": int(reaper.client.scard(reaper.keys.unannounced)),
@@ -106,6 +108,11 @@ def _queues(app: Celery, reaper: Reaper, owners: Iterable[Facts]) -> list[dict[s
         else:
             row["length"] = int(length)
     return rows
+
+
+def _unacked(app: Celery, reaper: Reaper) -> int:
+    with app.connection_for_read() as connection:
+        return int(reaper.client.hlen(reaper.keys.queue(connection.channel().unacked_key)))
 
 
 def _counters(reaper: Reaper) -> dict[str, int]:

@@ -43,6 +43,8 @@ class Tables:
         tombs = found["tombstones"]
         self.line(f"Tombstones: {tombs['owners']}, with {tombs['in_flight']} jobs in flight\n")
         self._queues(found["queues"])
+        if found["unacked"]:
+            self.line(f"Unacked by stock workers: {found['unacked']} jobs\n")
         dead = found["dead_set"]
         self.line(f"Dead set: {dead['size']} jobs, {dead['unannounced']} unannounced\n")
         counters = _table("Counter", "Number")

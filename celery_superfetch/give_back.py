@@ -106,8 +106,11 @@ class GiveBack:
                     self._empty(facts.owner, queue_list, expires, report)
                 except RedisError as exc:
                     failed(errors, f"private list of {facts.owner} for {queue_list}", exc)
+        try:
+            self._look_around(report)
+        except RedisError as exc:  # SCAN may be forbidden; what went back went back
+            failed(errors, "what is left", exc)
         report.errors += errors.errors
-        self._look_around(report)
         return report
 
     def _alive(self, judged: list[tuple[Facts, int, Verdict]]) -> list[Alive]:

@@ -94,6 +94,7 @@ def test_a_fleet_is_rolled_from_stock_and_what_a_killed_worker_held_is_taken_ove
     doomed.wait_gone()
     # The control: for an hour nobody would look at them.
     always(lambda: unacked(client) == set(kept), during=1.0)
+    assert "Unacked by stock workers: 8 jobs" in cli("status").out
     ledger.release()
     done = cli("migrate", "--json").json()
     assert (done["taken"], done["queues"], done["left"]) == (8, {"old": 8}, [])

@@ -30,6 +30,7 @@ def test_status_of_an_empty_database(cli):
     assert found["owners"] == []
     assert found["tombstones"] == {"owners": 0, "in_flight": 0}
     assert found["dead_set"] == {"size": 0, "unannounced": 0}
+    assert found["unacked"] == 0
     assert [row["list"] for row in found["queues"]] == [
         "celery",
         "celery\x06\x163",
