@@ -10,6 +10,7 @@ import kombu
 import pytest
 import redis
 from celery import Celery
+from kombu.transport.redis import Channel
 
 from celery_superfetch.config import Config
 from celery_superfetch.keys import Keys
@@ -139,7 +140,8 @@ def test_each_job_goes_where_stock_would_restore_it(url, client, migrate):
     }
     assert ours == payloads, "the same bytes, in the same order"
     assert by_stock["mail"] != payloads["mail"]
-    assert 0 < client.pttl("short-lived") <= 60_000
+    if hasattr(Channel, "_get_queue_expire"):  # an older kombu knows no x-expires
+        assert 0 < client.pttl("short-lived") <= 60_000
     assert client.pttl("mail") == -1
 
 
