@@ -86,7 +86,10 @@ def test_a_fleet_is_rolled_from_stock_and_what_a_killed_worker_held_is_taken_ove
     eventually(lambda: set(sent) <= set(ledger.finishes()))
     assert {name: ran(ledger)[name] for name in sent} == dict.fromkeys(sent, 1)
 
-    # A stock worker holds jobs: its connection shows it, although its prefetch is full.
+    # A stock worker holds jobs. Its connection shows it, although its prefetch is full and it
+    # is in a warm shutdown.
+    doomed.term()
+    doomed.wait_log("Warm shutdown")
     refused = cli("migrate", code=1)
     assert "nothing was moved. 8 jobs are unacked" in refused.err
     assert unacked(client) == set(kept)
