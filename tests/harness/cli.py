@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.process import Process
+from harness.waiting import eventually
 from harness.worker import process_env
 
 
@@ -30,6 +33,28 @@ def superfetch_command(*args: str, app: str | None = "apps.shop") -> list[str]:
     """The command line of one command."""
     chosen = ["-A", app] if app else []
     return [sys.executable, "-m", "celery", *chosen, "superfetch", *args]
+
+
+def kill_in_the_middle(
+    *args: str,
+    env: Mapping[str, str],
+    directory: Path,
+    prepare: Callable[[], object],
+    begun: Callable[[], object],
+    ended: Callable[[], object],
+) -> None:
+    """SIGKILL a command that has begun and not ended; prepared anew when it was too quick."""
+    for attempt in range(5):
+        prepare()
+        log = directory / f"killed-{attempt}.log"
+        command = superfetch_command(*args)
+        with Process(command, log=log, env=process_env(env), cwd=directory) as running:
+            eventually(begun, every=0.001)
+            running.signal(signal.SIGKILL)
+            running.wait_exit()
+        if not ended():
+            return
+    raise AssertionError("it was always too quick")
 
 
 def run_superfetch(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -15,10 +14,11 @@ import redis
 from celery_superfetch.config import Config
 from celery_superfetch.errors import StillInUse
 from celery_superfetch.keys import Keys
+from celery_superfetch.lib_name import is_ours
 from celery_superfetch.migration import Migration
 from celery_superfetch.stock import Unacked
 from celery_superfetch.stock_consumers import stock_consumers
-from harness.cli import Result, superfetch_command
+from harness.cli import Result, kill_in_the_middle, superfetch_command
 from harness.process import Process
 from harness.server import Server
 from harness.waiting import eventually
@@ -33,6 +33,10 @@ def migration(client: redis.Redis) -> Migration:
     """A pass that knows no exchange."""
     unacked = Unacked(client, Keys(), Config(), "unacked", "unacked_index")
     return Migration(client, unacked, lambda message, exchange, routing_key: {routing_key: 0})
+
+
+def connections(client: redis.Redis) -> list[dict[str, Any]]:
+    return cast("list[dict[str, Any]]", client.client_list())
 
 
 def stock(url: str, *queues: str, **how: Any) -> Inbox:
@@ -92,7 +96,11 @@ def test_who_holds_them_cannot_be_known_without_client_list(
 
 
 def test_the_command_refuses_waits_and_reports(
-    url: str, client: redis.Redis, cli: Callable[..., Result]
+    url: str,
+    client: redis.Redis,
+    cli: Callable[..., Result],
+    env: Callable[..., dict[str, str]],
+    tmp_path: Path,
 ) -> None:
     publish(url, "celery", 1, 2, 3)
     inbox = stock(url, "celery")
@@ -112,8 +120,15 @@ def test_the_command_refuses_waits_and_reports(
     assert "shop.note[s], exchange 'nowhere', routing key 'x': no queue is bound" in forced.out
     assert client.hlen("unacked") == 4
 
-    inbox.crash()
-    done = cli("migrate", "--queue", "aside", "--json").json()
+    command = superfetch_command("migrate", "--wait", "60", "--queue", "aside", "--json")
+    with Process(command, log=tmp_path / "log", env=process_env(env()), cwd=tmp_path) as waiting:
+        eventually(
+            lambda: any(is_ours(c) and c["cmd"] == "client|list" for c in connections(client))
+        )
+        assert client.hlen("unacked") == 4
+        inbox.crash()
+        assert waiting.wait_exit() == 0
+        done = json.loads(waiting.log())
     assert (done["taken"], done["queues"]) == (4, {"aside": 1, "celery": 3})
 
 
@@ -121,16 +136,23 @@ def test_a_kill_in_the_middle_loses_nothing_doubles_nothing_and_keeps_the_order(
     url: str, client: redis.Redis, env: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:
     jobs = [payload(n, "celery") for n in range(MANY)]
-    with client.pipeline(transaction=False) as pipe:
-        for n, raw in enumerate(jobs):
-            pipe.hset("unacked", f"t{n}", json.dumps([json.loads(raw), "", "celery"]))
-            pipe.zadd("unacked_index", {f"t{n}": n})
-        pipe.execute()
-    command = superfetch_command("migrate")
-    with Process(command, log=tmp_path / "log", env=process_env(env()), cwd=tmp_path) as running:
-        eventually(lambda: client.llen("celery") > 0, every=0.001)
-        running.signal(signal.SIGKILL)
-        running.wait_exit()
+
+    def hold() -> None:
+        client.flushdb()
+        with client.pipeline(transaction=False) as pipe:
+            for n, raw in enumerate(jobs):
+                pipe.hset("unacked", f"t{n}", json.dumps([json.loads(raw), "", "celery"]))
+                pipe.zadd("unacked_index", {f"t{n}": n})
+            pipe.execute()
+
+    kill_in_the_middle(
+        "migrate",
+        env=env(),
+        directory=tmp_path,
+        prepare=hold,
+        begun=lambda: client.llen("celery"),
+        ended=lambda: not client.hlen("unacked"),
+    )
     moved = client.llen("celery")
     assert 0 < moved < MANY
     assert client.hlen("unacked") == client.zcard("unacked_index") == MANY - moved

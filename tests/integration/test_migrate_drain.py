@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import redis
 from celery_superfetch.errors import StillInUse
 from celery_superfetch.give_back import GiveBack
 from celery_superfetch.registry import run_id
-from harness.cli import Result
+from harness.cli import Result, kill_in_the_middle
 from harness.waiting import eventually
 from parts.bench import Bench, elsewhere, payload
 from parts.inbox import Inbox, publish
@@ -108,7 +109,46 @@ def test_a_list_that_cannot_be_given_back_keeps_its_jobs(bench: Bench) -> None:
     assert drain(bench).run().given_back == 2
 
 
-def test_the_command_waits_for_a_worker_and_forgets_all_but_the_dead(
+def test_an_owner_elsewhere_is_drained_once_its_silence_is_known(
+    make_bench: Callable[..., Bench],
+) -> None:
+    bench = make_bench(heartbeat_interval=0.2, owner_ttl=0.4)
+    far = bench.owner(elsewhere("web7"))
+    bench.give(far.owner, "mail", jobs("a"))
+    with pytest.raises(StillInUse, match="1 jobs in flight"):
+        drain(bench).run()
+    report = eventually(lambda: drain(bench).run(), every=0.1)
+    assert report.owners == {far.owner: "no heartbeat for its owner_ttl"}
+    assert bench.queue() == jobs("a")
+
+
+def test_a_kill_in_the_middle_loses_nothing_and_keeps_the_order(
+    bench: Bench, env: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    many = jobs(*range(10_000))
+    owner = bench.dead_owner()
+
+    def hold() -> None:
+        bench.client.delete("mail")
+        bench.give(owner.owner, "mail", many)
+
+    kill_in_the_middle(
+        "drain",
+        env=env(),
+        directory=tmp_path,
+        prepare=hold,
+        begun=lambda: bench.client.llen("mail"),
+        ended=lambda: not bench.private(owner),
+    )
+    back = bench.queue()
+    assert 0 < len(back) < len(many)
+    assert bench.private(owner)[::-1] + back == many
+
+    assert drain(bench).run().given_back == len(many) - len(back)
+    assert bench.queue() == many
+
+
+def test_the_command_refuses_and_forgets_all_but_the_dead(
     url: str, client: redis.Redis, bench: Bench, cli: Callable[..., Result]
 ) -> None:
     publish(url, "celery", "first", "second")
