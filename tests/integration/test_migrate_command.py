@@ -19,6 +19,7 @@ from celery_superfetch.migration import Migration
 from celery_superfetch.stock import Unacked
 from celery_superfetch.stock_consumers import stock_consumers
 from harness.cli import Result, kill_in_the_middle, superfetch_command
+from harness.ledger import LEDGER_DB
 from harness.process import Process
 from harness.server import Server
 from harness.waiting import eventually
@@ -50,7 +51,7 @@ def test_whoever_consumes_as_stock_does_is_in_the_way(url: str, client: redis.Re
         # does, but under our name), producers, and those of another database.
         stack.enter_context(Inbox(url, "other")).settle_in()
         stack.enter_context(Inbox(url, "reply", no_ack=True)).settle_in()
-        stack.enter_context(stock(url.removesuffix("0") + "7", "mail")).settle_in()
+        stack.enter_context(stock(url.removesuffix("0") + str(LEDGER_DB), "mail")).settle_in()
         assert stock_consumers(client) == []
 
         full = stock(url, "mail", prefetch=2)
