@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import celery.app.amqp
-import kombu
+import kombu.connection
 from celery import Celery
 from kombu.log import get_logger
+from kombu.utils.collections import HashedSeq
 from redis import ConnectionPool, Redis
 
 from .config import Config
@@ -40,6 +41,22 @@ class Connection(kombu.Connection):
                 name,
             )
         return cls
+
+    def Pool(self, limit: int | None = None, **kwargs: Any) -> Any:
+        return _Pool(self, limit, **kwargs)
+
+    def __eqhash__(self) -> HashedSeq:
+        """kombu keeps one pool for equal connections, and a stock one is not equal to ours."""
+        return HashedSeq(Connection, super().__eqhash__())
+
+
+class _PooledConnection(Connection, kombu.connection.PooledConnection):
+    """One of the pool; what the app takes from there consumes as reliably as any other."""
+
+
+class _Pool(kombu.connection.ConnectionPool):
+    def new(self) -> _PooledConnection:
+        return _PooledConnection(self, **dict(self.connection._info(resolve=False)))
 
 
 class AMQP(celery.app.amqp.AMQP):

@@ -72,6 +72,19 @@ def test_an_app_whose_amqp_was_used_before_install_is_served(make: Make) -> None
         assert ours(connection)
 
 
+def test_connections_of_the_apps_pool_are_ours_whoever_came_first(make: Make) -> None:
+    """A consumer on one of them would hide jobs in stock's hash."""
+    for first in (True, False):
+        apps = {installed: make(FIRST, install=installed) for installed in (first, not first)}
+        for installed, app in apps.items():
+            with app.pool.acquire() as connection:
+                assert ours(connection) is installed
+            with app.producer_pool.acquire() as producer:
+                assert ours(producer.connection) is installed
+        assert apps[True].pool is not apps[False].pool
+        assert make(FIRST).pool is apps[True].pool, "equal ones still share a pool"
+
+
 def test_an_apps_own_amqp_class_is_kept(make: Make) -> None:
     from celery.app.amqp import AMQP
 
