@@ -101,7 +101,7 @@ def test_a_frozen_owner_keeps_its_jobs_for_owner_ttl_and_goes_on_under_a_new_nam
         eventually(lambda: ran(ledger)["running"] == 2, message="it runs again")
         assert db.fact(owner, "reason") == "no heartbeat for its owner_ttl"
         assert int(db.fact(owner, "reaped_at")) - last >= QUICK["owner_ttl"] * 1000
-    sleeper.wait_log("it goes on as owner")
+    sleeper.wait_log("goes on as owner")
     ledger.release()
     eventually(lambda: len(ledger.finishes()["running"]) == 2)
     sleeper.wait_log("is no longer ours")
