@@ -103,10 +103,13 @@ class Fleet:
         return load
 
     def at_rest(self) -> bool:
-        """Nothing waits, and nothing is in flight."""
-        queues = [self.db.length(pool) for pool in self.pools]
-        mine = ("private", "held", "running")
-        return not any(queues) and not any(self.db.keys(f"superfetch:{own}:*") for own in mine)
+        """Nothing waits, and nothing is in flight; else it fails and names what there is."""
+        waiting = {pool: self.db.length(pool) for pool in self.pools if self.db.length(pool)}
+        assert not waiting, waiting
+        assert not self.db.held(), self.db.held()
+        records = [*self.db.keys("superfetch:held:*"), *self.db.keys("superfetch:running:*")]
+        assert not records, {key: self.db.client.hgetall(key) for key in records}
+        return True
 
     def check(self, load: Load, within: float = 60.0) -> None:
         """Every job has run once, nothing is left, and nobody was restarted or robbed."""
