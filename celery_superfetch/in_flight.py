@@ -84,20 +84,35 @@ class InFlight:
         return job in self._held
 
     def take(self, job: Job, asked: float = math.inf) -> bool:
-        """Note a job that a blocking read brought; False when it may be another's by now.
+        """Note a job that a blocking read brought; False when it is another's by now.
 
         Arguments:
             asked: when the read began to wait (monotonic s).
+
+        Raises:
+            redis.exceptions.RedisError: that had to be looked up, and could not be.
         """
         with self._lock:
-            if self._given_back.get(job[:3], -math.inf) >= asked:
-                # Another channel of this process, in another thread, found it in the private
-                # list and gave it back before this reply was read. Where it is now, and how
-                # many copies there are, only the private list can tell.
-                self.doubt = True
+            if self._given_back.get(job[:3], -math.inf) >= asked and not self._is_there(job):
                 return False
             self._held[job] = False
             return True
+
+    def _is_there(self, job: Job) -> bool:
+        """Whether the private list has one copy more of a job than is held.
+
+        Another channel of this process, in another thread, found the job there and gave it back
+        before this reply was read. By now a third one may have claimed it again, and its reply
+        may wait to be read: that one has to look as well.
+        """
+        self._given_back[job[:3]] = monotonic()
+        held = sum(job[:3] == other[:3] for other in self._held)
+        try:
+            copies = [j.payload for j in self.lists.in_flight(job.owner, job.queue_list)]
+        except RedisError:
+            self.doubt = True
+            raise
+        return copies.count(job.payload) > held
 
     def hand_over(self, job: Job) -> None:
         """Note that a pool has the job: from here on it may start without our knowledge."""

@@ -8,6 +8,7 @@ from time import monotonic
 import pytest
 
 from celery_superfetch.blocking import BlockingRead, unblock
+from celery_superfetch.job import Claimed, Job
 from celery_superfetch.membership import BLOCK_TIMEOUT
 from parts.bench import Bench, payload
 from parts.inbox import Inbox
@@ -55,3 +56,32 @@ def test_what_cannot_be_called_off_in_time_is_left_to_wait(inbox: Inbox) -> None
         read = opened(inbox)  # never armed: the server knows it, and it never blocks
         assert not unblock(inbox.channel.membership.client, [read])
         read.close()
+
+
+def test_a_reply_that_another_thread_overtook_is_not_believed(bench: Bench) -> None:
+    """One owner, three channels: what a reply brings may have been given back and claimed again
+    before it is read. However it goes, one of them has the job, and one alone."""
+    mine, raw = bench.owner(), payload(1)
+    held = bench.in_flight
+
+    def blmove() -> tuple[Job, float]:
+        asked = monotonic()
+        assert bench.client.lmove("mail", bench.keys.private(mine.owner, "mail"), "RIGHT", "LEFT")
+        return held.lists.job(mine.owner, "mail", raw), asked
+
+    bench.push("mail", raw)
+    first, first_asked = blmove()
+    assert held.reconcile(mine.owner, ["mail"]) == 1, "another channel's look, by a lost reply"
+    assert bench.queue() == [raw]
+    assert not held.take(first, first_asked), "it is in the queue again"
+
+    second, second_asked = blmove()
+    assert held.take(first, first_asked), "there, and nobody's: whose claim it was is all the same"
+    assert not held.take(second, second_asked), "there once, and had by now"
+    assert bench.private(mine) == [raw]
+
+    held.ack(Claimed(first, False))
+    held.flush()
+    bench.push("mail", raw)
+    third, asked = blmove()
+    assert held.take(third, asked), "a reply to what was asked later is believed as it is"
