@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         UnsupportedBroker,
     )
     from .installation import install
+    from .plain import reap, working_on
     from .recovery import Decision
     from .sentinel import SentinelTransport
     from .signals import job_killed, job_recovered, job_recovering, owner_reaped, ownership_lost
@@ -42,6 +43,8 @@ _HOMES = {
     "job_recovering": "signals",
     "owner_reaped": "signals",
     "ownership_lost": "signals",
+    "reap": "plain",
+    "working_on": "plain",
 }
 
 __all__ = [
@@ -60,6 +63,8 @@ __all__ = [
     "job_recovering",
     "owner_reaped",
     "ownership_lost",
+    "reap",
+    "working_on",
 ]
 
 

@@ -60,6 +60,7 @@ MODULES = {
         "fetch",
         "installation",
         "maintenance",
+        "plain",
         "poison_pill",
         "poller",
         "qos",
