@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .errors import (
         ConfigError,
+        ForkedConnection,
         JobNotFound,
         PoisonPill,
         SuperfetchError,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ConfigError": "errors",
     "Decision": "recovery",
+    "ForkedConnection": "errors",
     "JobNotFound": "errors",
     "PoisonPill": "errors",
     "SentinelTransport": "sentinel",
@@ -50,6 +52,7 @@ _HOMES = {
 __all__ = [
     "ConfigError",
     "Decision",
+    "ForkedConnection",
     "JobNotFound",
     "PoisonPill",
     "SentinelTransport",

@@ -15,6 +15,10 @@ class UnsupportedBroker(SuperfetchError):
     """The broker cannot carry the guarantee (Windows, an old or read-only server)."""
 
 
+class ForkedConnection(SuperfetchError):
+    """A child consumes over a connection that its parent made; nothing was claimed."""
+
+
 class JobNotFound(SuperfetchError, LookupError):
     """No job with that id is in the dead set."""
 

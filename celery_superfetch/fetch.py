@@ -70,6 +70,7 @@ class Fetch:
         Raises:
             redis.exceptions.RedisError: the broker cannot be asked; the consumer reconnects.
         """
+        self.membership.check_process()
         now = monotonic()
         if now < self._refused_until:
             return
@@ -172,6 +173,7 @@ class Fetch:
 
     def claim_one(self, lists: list[str]) -> Claimed | None:
         """One job from ``lists`` now (``basic_get``); one that was claimed ahead comes first."""
+        self.membership.check_process()
         known = dict(self._joined)
         known.update({name: self.channel.expires_of(name) for name in lists})
         self.membership.join(id(self), known)

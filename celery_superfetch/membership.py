@@ -15,6 +15,7 @@ from redis import ConnectionPool, Redis
 from redis.exceptions import RedisError
 
 from .config import Config
+from .errors import ForkedConnection
 from .facts import Facts
 from .failover import knows, promoted
 from .heartbeats import RETRY_INTERVAL, Heartbeats, heart_client
@@ -97,6 +98,18 @@ class Membership:
     @cached_property
     def _heart_registry(self) -> Registry:
         return Registry(self._heart, self.keys, self.config)
+
+    def check_process(self) -> None:
+        """Refuse to claim in a child that inherited this; its claims would be its parent's.
+
+        Raises:
+            ForkedConnection: this membership was made before the fork.
+        """
+        if self.pid != os.getpid():
+            raise ForkedConnection(
+                f"this connection was made by process {self.pid}, before process {os.getpid()} was "
+                "forked: open a new one in the child"
+            )
 
     # -- identity and registration
 

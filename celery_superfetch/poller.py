@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kombu.transport.redis import MultiChannelPoller
+from kombu.utils.eventio import poll
 
 from .fetch import POLL_INTERVAL
 
@@ -25,6 +26,7 @@ class Poller(MultiChannelPoller):
 
     def __init__(self) -> None:
         super().__init__()
+        self._pid = os.getpid()
         self.hub: Any = None
         #: Celery's solo pool: jobs run in the thread of the hub.
         self.solo = False
@@ -145,6 +147,9 @@ class Poller(MultiChannelPoller):
         return super().get(callback, timeout)
 
     def close(self) -> None:
+        if self._pid != os.getpid():
+            # The kernel's list of sockets is shared with the parent, who goes on listening.
+            self.poller, self.hub = poll(), None
         for fd in list(self._watched):
             self.unwatch(fd)
         with self._door:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from copy import copy
 from functools import cached_property
@@ -84,6 +85,7 @@ class Channel(redis.Channel):
     QoS = QoS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._pid = os.getpid()
         self._reliable: set[str] = set()
         self._fetch: Fetch | None = None
         super().__init__(*args, **kwargs)
@@ -345,6 +347,11 @@ class Channel(redis.Channel):
             self.requeue([claimed.job], "back" if leftmost else "front")
 
     def close(self) -> None:
+        if self._pid != os.getpid():
+            # A forked child closes what it has inherited (kombu's pools do it unasked). The jobs
+            # are its parent's, and so is the other end of each socket.
+            self.closed = True
+            return
         if self._fetch is not None and not self.closed:
             self._fetch.close()
         super().close()
