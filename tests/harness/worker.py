@@ -72,6 +72,7 @@ class Worker(Process):
         loglevel: str = "INFO",
         host: Host | None = None,
         directory: Path | None = None,
+        celery: Sequence[str] = (sys.executable, "-m", "celery"),
     ) -> None:
         self.name = name or f"w{next(_numbers)}"
         self.pool = pool
@@ -80,7 +81,7 @@ class Worker(Process):
         self._children = concurrency if pool == "prefork" and not autoscaled else 0
         directory = directory or Path(tempfile.mkdtemp(prefix="superfetch-worker-"))
         # -P and -A stand apart from their values: celery scans sys.argv for them to patch gevent.
-        argv = [sys.executable, "-m", "celery", "-A", app, "worker", "-P", pool]
+        argv = [*celery, "-A", app, "worker", "-P", pool]
         argv += ["-c", str(concurrency), "-n", f"{self.name}@%h", "-l", loglevel]
         if queues:
             argv += ["-Q", ",".join(queues)]
