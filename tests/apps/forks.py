@@ -162,6 +162,13 @@ def executed() -> None:
         )
 
 
+def hold() -> None:
+    """A plain consumer with two messages in its hands."""
+    consumer = Consumer(connect(), prefetch=2)
+    say(who="holder", ran=consumer.receive(2), owner=consumer.owner)
+    threading.Event().wait()
+
+
 def two_settings() -> None:
     """Two apps of one process on one database, each with its own idea of who is dead when."""
     settings = {"hasty": (0.4, 1.2), "patient": (0.4, 600.0)}
@@ -181,6 +188,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "serve": serve,
     "execute_anew": execute_anew,
     "executed": executed,
+    "hold": hold,
     "two_settings": two_settings,
 }
 

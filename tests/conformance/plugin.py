@@ -18,6 +18,7 @@ from stock_only import rows_for
 OURS = os.environ["CONFORMANCE_TRANSPORT"] == "ours"
 if OURS:
     TRANSPORT_ALIASES.update(dict.fromkeys(("redis", "rediss"), "celery_superfetch:Transport"))
+    TRANSPORT_ALIASES["sentinel"] = "celery_superfetch:SentinelTransport"
 
 
 def pytest_configure(config: pytest.Config) -> None:

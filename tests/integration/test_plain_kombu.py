@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import kombu
 import pytest
 
+from celery_superfetch import UnsupportedBroker, reap, working_on
+from harness.process import Process
 from harness.server import Server
 from harness.waiting import eventually
+from harness.worker import process_env
 from parts.bench import Bench, payload
 from parts.inbox import TRANSPORT, Inbox, publish
 
@@ -147,6 +153,96 @@ def test_consumers_in_threads_run_each_message_once(url: str, bench: Bench) -> N
     assert sorted(ran, key=int) == [str(n) for n in range(JOBS)], "none lost, none twice"
     assert bench.queue() == []
     assert left_over(bench) == set()
+
+
+def test_a_pass_gives_back_what_a_killed_consumer_held(
+    url: str, bench: Bench, tmp_path: Path
+) -> None:
+    """Plain consumers alone: nobody looks before somebody calls `reap`."""
+    bench.push("mail", payload(1), payload(2))
+    argv = [sys.executable, "-m", "apps.forks", "hold"]
+    env = process_env({"URL": url})
+    with (
+        Process(argv, log=tmp_path / "log", env=env, cwd=tmp_path) as holder,
+        kombu.Connection(url, transport=TRANSPORT) as connection,
+    ):
+        holder.wait_log('"holder"')
+        [owner] = bench.registry.owners()
+        assert not reap(connection).dead, "it lives"
+        holder.signal(signal.SIGKILL)
+        holder.wait_exit()
+        assert bench.queue() == [], "the control: it does not come by itself"
+        report = reap(connection, dry_run=True)
+        assert (list(report.dead), report.recovered, bench.queue()) == ([owner], 2, [])
+        assert reap(connection).recovered == 2
+        assert bench.queue() == [payload(1), payload(2)]
+        queue = kombu.Queue("mail")(connection.channel())
+        for expected in ("1", "2"):
+            message = queue.get()
+            assert message.headers["id"] == expected
+            assert message.headers["redelivered"] is True
+            message.ack()
+        with (
+            kombu.Connection(url) as stock,
+            pytest.raises(UnsupportedBroker, match="celery_superfetch:Transport"),
+        ):
+            reap(stock)
+    assert bench.registry.owners() == {}
+    assert not [name for name in left_over(bench) if ":private:" in name]
+
+
+def test_working_on_what_was_given_back_before_says_so(url: str, bench: Bench) -> None:
+    """Whoever comes too late must not start: it runs elsewhere."""
+    bench.push("mail", payload(1))
+    with Inbox(url) as inbox:
+        inbox.receive(1)
+    with working_on(inbox.messages[0]) as ours:
+        assert not ours
+    assert bench.queue() == [payload(1)]
+
+
+def test_working_on_what_was_taken_away_says_so(url: str, bench: Bench) -> None:
+    """Frozen, and taken for dead meanwhile: only the server knows."""
+    bench.push("mail", payload(1))
+    with Inbox(url) as inbox:
+        inbox.receive(1)
+        [(owner, score)] = bench.registry.owners().items()
+        assert bench.registry.mark(owner, owner.partition("|")[0], score, 60, "test")
+        with working_on(inbox.messages[0]) as ours:
+            assert not ours
+        assert len(bench.private(owner)) == 1, "the reaper's to give back"
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_work_that_fails_gives_the_message_back(url: str, bench: Bench, closed: bool) -> None:
+    bench.push("mail", payload(1))
+    with Inbox(url) as inbox:
+        inbox.receive(1)
+
+        def fail() -> None:
+            with working_on(inbox.messages[0]) as ours:
+                assert ours
+                if closed:
+                    inbox.channel.close()
+                    assert bench.queue() == [], "not while it is worked on"
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        assert bench.queue() == ([payload(1)] if closed else [])
+    assert bench.queue() == [payload(1)]
+
+
+def test_work_that_ends_after_its_channel_is_acked(url: str, bench: Bench) -> None:
+    bench.push("mail", payload(1))
+    with Inbox(url) as inbox:
+        inbox.receive(1)
+        with working_on(inbox.messages[0]) as ours:
+            assert ours
+            inbox.close()
+            inbox.messages[0].ack()
+    assert bench.queue() == []
+    assert {name for name in left_over(bench) if ":private:" in name} == set()
 
 
 def test_no_prefetch_means_as_many_as_claim_limit_and_one_means_one(url: str, bench: Bench) -> None:
