@@ -82,7 +82,7 @@ def _info(client: Redis, section: str = "default") -> dict[str, Any]:
 
 
 def _check_version(info: dict[str, Any]) -> None:
-    if info.get("redis_mode") == "sentinel":
+    if "sentinel" in (info.get("redis_mode"), info.get("server_mode")):  # Redis, Valkey
         raise UnsupportedBroker(
             "the broker is a Sentinel: it keeps no jobs, it knows who does. Name it in "
             "broker_url as sentinel://..., and the primary in broker_transport_options as "
