@@ -7,16 +7,23 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, ResponseError
+from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 #: Arguments of ``redis.ConnectionPool`` that lead to one database.
 Params = Mapping[str, Any]
 
-#: Seconds a Sentinel has to answer where ``sentinel_kwargs`` set no limit. It answers from
-#: memory; one that hangs must not keep a heartbeat from asking the next.
-SENTINEL_TIMEOUT = 2.0
+#: How a Sentinel is asked where ``sentinel_kwargs`` say nothing else. It answers from memory,
+#: and there are others: one that is gone must not cost seconds each time. Left to itself,
+#: redis-py tries it again and again, with pauses.
+ASKED_ONCE: Params = {
+    "socket_timeout": 2.0,
+    "socket_connect_timeout": 2.0,
+    "retry": Retry(NoBackoff(), 0),
+}
 
 #: How a reply begins that ends a blocking read because the server was made a replica.
 FORCED_UNBLOCK = "UNBLOCKED force unblock"
@@ -31,6 +38,12 @@ def leaving_replicas(connection_class: Any) -> Any:
     """
 
     class LeavingReplicas(connection_class):
+        def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+            # redis-py would connect to where it was last, and ask no Sentinel.
+            if self._sock is None:
+                self.connect()
+            super().send_packed_command(*args, **kwargs)
+
         def read_response(self, *args: Any, **kwargs: Any) -> Any:
             try:
                 return super().read_response(*args, **kwargs)
@@ -58,7 +71,7 @@ class Sentinels:
     service_name: str
     addresses: tuple[tuple[str, int], ...]
     min_other_sentinels: int = 0
-    options: Params = field(default_factory=dict, compare=False, repr=False)
+    options: Params = field(default_factory=lambda: ASKED_ONCE, compare=False, repr=False)
 
     #: What redis-py's connections ask of their pool beside the address.
     is_master = True
@@ -82,12 +95,10 @@ class Sentinels:
 
 @contextlib.contextmanager
 def _asking(group: Sentinels) -> Iterator[Sentinel]:
-    limits = {"socket_timeout": SENTINEL_TIMEOUT, "socket_connect_timeout": SENTINEL_TIMEOUT}
-    given = {name: value for name, value in group.options.items() if value is not None}
     sentinel = Sentinel(
         list(group.addresses),
         min_other_sentinels=group.min_other_sentinels,
-        sentinel_kwargs={**limits, **given},
+        sentinel_kwargs=group.options,
     )
     try:
         yield sentinel

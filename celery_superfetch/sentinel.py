@@ -7,12 +7,17 @@ from typing import Any
 from kombu.transport import redis
 
 from .errors import ConfigError
-from .places import Params, sentinel_params
+from .places import ASKED_ONCE, Params, sentinel_params
 from .transport import Channel, Transport
 
 
 class SentinelChannel(Channel, redis.SentinelChannel):
     """kombu's Sentinel channel; jobs that want an ack are fetched reliably."""
+
+    def _sentinel_managed_pool(self, asynchronous: bool = False) -> Any:
+        given = getattr(self, "sentinel_kwargs", None)
+        self.sentinel_kwargs = {**ASKED_ONCE, **(given or {})}
+        return super()._sentinel_managed_pool(asynchronous)
 
     def here(self) -> Params:
         # kombu's pool knows the Sentinels, credentials and TLS, each as that version has it.
