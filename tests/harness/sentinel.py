@@ -140,9 +140,18 @@ class SentinelGroup(Replicated):
     def sentinel_url(self, db: int = 0) -> str:
         return ";".join(f"sentinel://127.0.0.1:{one.port}/{db}" for one in self.sentinels)
 
-    def failover(self, *how: str) -> Server:
-        """Planned, by SENTINEL FAILOVER; `how` may be COORDINATED where the server knows it."""
-        self.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", NAME, *how)
+    def failover(self, *, coordinated: bool = True) -> Server:
+        """Planned, by SENTINEL FAILOVER; the new primary.
+
+        Not coordinated, the old primary takes writes for ten seconds more, and loses them.
+        """
+        command = ["SENTINEL", "FAILOVER", NAME]
+        try:
+            self.sentinels[0].client().execute_command(*command, *["COORDINATED"] * coordinated)
+        except redis.ResponseError:  # Valkey 9 was the first to know the word
+            self.primary.client().execute_command("CLIENT", "PAUSE", "30000", "WRITE")
+            self.wait_in_step()
+            self.sentinels[0].client().execute_command(*command)
         return self.wait_switch()
 
     def kill_primary(self) -> None:

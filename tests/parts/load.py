@@ -45,7 +45,8 @@ class Load:
     """Publishes to `queues` in turn, from a thread of its own. Use as a context manager.
 
     The server may refuse or vanish meanwhile. A job whose publishing failed is in doubt (it may
-    have arrived): nobody tries it again, so it may run once or not at all.
+    have arrived): nobody tries it again, so it may run once or not at all. With `retry` Celery's
+    own policy tries again, and only then is it in doubt.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Load:
         every: float = 0.03,
         name: str = "job",
         seed: int = 1,
+        retry: bool = False,
     ) -> None:
         self.ledger = ledger
         self.published: list[str] = []
@@ -64,6 +66,7 @@ class Load:
         self._hold: Any = app.tasks["shop.hold"]
         self._queues = queues
         self._every = every
+        self._retry = retry
         self._name = name
         self._dice = random.Random(seed)
         self._stopped = threading.Event()
@@ -99,7 +102,7 @@ class Load:
             name = f"{self._name}-{queue}-{kind}-{number}"
             countdown = {"countdown": self._dice.uniform(0.2, due)} if due else {}
             try:
-                self._hold.apply_async((name, seconds), queue=queue, retry=False, **countdown)
+                self._hold.apply_async((name, seconds), queue=queue, retry=self._retry, **countdown)
             except Exception:  # whatever broke: it may have arrived all the same
                 self.in_doubt.add(name)
             else:
