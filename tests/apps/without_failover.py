@@ -1,0 +1,19 @@
+"""The shop without one of the things that bring an owner through a failover: for controls."""
+
+from __future__ import annotations
+
+import os
+
+from apps.build import build_app
+from celery_superfetch import transport
+from celery_superfetch.membership import Membership
+
+app = build_app(os.environ)
+
+if os.environ["WITHOUT"] == "following":
+    # As if the servers of a failover list had nothing to do with each other.
+    Membership.follow = lambda self, params: params["port"] == self.params["port"]
+    Membership._look_elsewhere = lambda self: None
+elif os.environ["WITHOUT"] == "leaving":
+    # READONLY is a reply like any other, as in stock redis-py.
+    transport.leaving_replicas = lambda connection_class: connection_class

@@ -1,0 +1,209 @@
+"""The primary changes under load: handed over, promoted by Sentinels, or killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from harness.database import Database
+from harness.hosts import Host, namespaces_available
+from harness.ledger import Ledger
+from harness.proxy import FaultProxy
+from harness.sentinel import NAME, Replicated, SentinelGroup
+from harness.server import NoServerBinary
+from harness.waiting import always, eventually
+from harness.worker import Worker
+from parts.load import Load
+
+#: Any outage here is longer than `owner_ttl`: nobody is to be taken for dead by it.
+OPTIONS = {"heartbeat_interval": 0.5, "owner_ttl": 2, "reap_interval": 1}
+
+#: Pool -> its size. Each worker serves the queue of its pool's name; solo is busy throughout.
+POOLS = {"prefork": 3, "threads": 3, "solo": 1}
+BUSY = ["prefork", "threads"]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[Replicated], Replicated]]:
+    """`start(Replicated())`"""
+    started: list[Replicated] = []
+
+    def up(group: Replicated) -> Replicated:
+        started.append(group)
+        return group.start()
+
+    try:
+        yield up
+    except NoServerBinary as exc:
+        pytest.skip(str(exc))
+    finally:
+        for group in started:
+            group.close()
+
+
+def place_of(group: Replicated, url: str, **settings: Any) -> dict[str, Any]:
+    """Where apps find their broker, and the results that no failover concerns."""
+    conf: dict[str, Any] = {"broker_transport_options": {"socket_timeout": 5}}
+    if isinstance(group, SentinelGroup):
+        conf["broker_transport_options"]["master_name"] = NAME
+        return {"url": group.sentinel_url(), "result_url": url, "conf": conf, **settings}
+    return {"url": group.url(), "result_url": url, "conf": conf, **settings}
+
+
+def fleet(worker: Callable[..., Worker], place: dict[str, Any]) -> dict[str, Worker]:
+    """A worker of each pool. One is elsewhere, where only its heartbeats tell that it lives."""
+    hosts = {"threads": Host("elsewhere")} if namespaces_available()[0] else {}
+    started = {
+        pool: worker(
+            pool=pool,
+            concurrency=size,
+            name=pool,
+            queues=[pool],
+            host=hosts.get(pool),
+            options=OPTIONS,
+            ready=False,
+            **place,
+        )
+        for pool, size in POOLS.items()
+    }
+    for one in started.values():
+        one.wait_ready()
+    return started
+
+
+def processes(owners: Iterable[str]) -> set[str]:
+    """Owners without their nonces: an idle one that reconnects is another."""
+    return {owner.rpartition("|")[0] for owner in owners}
+
+
+def heard_again(there: Database, owners: set[str]) -> None:
+    """Every owner is heard at this server, and none other is."""
+    before = {owner: there.heard(owner) for owner in owners}
+    eventually(
+        lambda: all(there.heard(owner) > before[owner] for owner in owners),
+        message=f"all of {owners} are heard, {there.owners()} are registered",
+    )
+    assert set(there.owners()) == owners
+
+
+@pytest.mark.parametrize("kind", [Replicated, SentinelGroup], ids=["list", "sentinel"])
+@pytest.mark.slow
+def test_a_planned_and_an_unplanned_failover_lose_and_double_nothing(
+    worker: Any, make_app: Any, ledger: Ledger, url: str, start: Any, kind: type[Replicated]
+) -> None:
+    group = start(kind())
+    place = place_of(group, url)
+    workers = fleet(worker, place)
+    app = make_app(**place)
+    owners = set(Database(group.primary.client()).owners())
+    assert len(owners) == len(POOLS)
+
+    with Load(app, ledger, BUSY, name="planned", every=0.05, retry=True) as planned:
+        held = [planned.hold(pool) for pool in POOLS]
+        planned.wait_progress()
+        there = Database(group.failover().client())
+        heard_again(there, owners)
+        planned.wait_progress(5)
+    eventually(
+        lambda: sorted(job for jobs in there.held().values() for job in jobs) == sorted(held),
+        message="all but what is held is settled",
+    )
+
+    # What the primary has said is what the replica knows: now nothing hangs on the lag.
+    group.wait_in_step()
+    group.kill_primary()
+    there = Database(group.promote().client())
+    with Load(app, ledger, BUSY, name="killed", every=0.05, retry=True) as killed:
+        heard_again(there, owners)
+        killed.wait_progress(5)
+        assert not set(held) & set(ledger.finishes()), "they ran all the time"
+        second = killed.settle()
+    first = planned.settle()
+    assert first.clean, first
+    assert second.clean, second
+    eventually(lambda: not there.private_lists(), message="the acks arrived")
+    assert there.stat("owners_reaped") == 0
+    assert processes(there.owners()) == processes(owners)
+    for one in workers.values():
+        one.term()
+    assert [one.wait_exit() for one in workers.values()] == [0] * len(workers)
+    assert there.owners() == []
+
+
+def test_stock_takes_no_job_after_its_primary_handed_over(
+    worker: Any, make_app: Any, ledger: Ledger, url: str, start: Any
+) -> None:
+    """The control: it stays with the replica, or its process ends, though nobody told it to."""
+    group = start(Replicated())
+    place = place_of(group, url, superfetch=False)
+    worker(concurrency=2, **place)
+    make_app(**place).tasks["shop.hold"].delay("before", 1)
+    eventually(ledger.starts)
+    after = group.failover()
+    make_app(superfetch=False, url=after.url(), result_url=url).tasks["shop.note"].delay("after")
+    always(lambda: "after" not in ledger.starts(), during=3, message="nobody takes it")
+    assert Database(after.client()).waiting() == ["after"]
+
+
+def test_an_owner_that_does_not_follow_never_settles_its_job(
+    worker: Any, make_app: Any, ledger: Ledger, url: str, start: Any
+) -> None:
+    """The control: what becomes of a running job when the servers of a list are strangers."""
+    group = start(Replicated())
+    place = place_of(group, url)
+    worker(**one_busy(without="following"), **place)
+    make_app(**place).tasks["shop.hold"].delay("held")
+    eventually(ledger.starts)
+    there = Database(group.failover().client())
+    ledger.release()
+    eventually(ledger.finishes)
+    always(there.held, during=3, message="it stays in the private list")
+
+
+@pytest.mark.parametrize("without", ["", "leaving"])
+def test_an_address_that_leads_elsewhere_is_asked_again(
+    worker: Any, make_app: Any, ledger: Ledger, url: str, start: Any, without: str
+) -> None:
+    """A virtual IP or a name: the old connections live, and lead to a replica."""
+    group = start(Replicated())
+    with FaultProxy(group.primary.port) as address:
+        place = {"url": address.url(), "result_url": url}
+        worker(**one_busy(without), **place)
+        make_app(**place).tasks["shop.hold"].delay("held")
+        eventually(ledger.starts)
+        after = group.failover()
+        address.upstream = ("127.0.0.1", after.port)
+        there = Database(after.client())
+        make_app(superfetch=False, **place).tasks["shop.note"].delay("after")
+        ledger.release()
+        eventually(ledger.finishes)
+        if without:
+            always(there.held, during=3, message="it stays in the private list")
+            assert there.waiting() == ["after"]
+        else:
+            eventually(lambda: not there.held(), message="it is acked")
+            eventually(lambda: "after" in ledger.finishes())
+
+
+def one_busy(without: str) -> dict[str, Any]:
+    """A worker with one thread, without something unless that is empty."""
+    settings = {"pool": "threads", "concurrency": 1, "options": OPTIONS}
+    if not without:
+        return settings
+    return {**settings, "app": "apps.without_failover", "env": {"WITHOUT": without}}
+
+
+def test_a_sentinel_that_does_not_coordinate_loses_what_the_old_primary_still_takes(
+    make_app: Any, ledger: Ledger, url: str, start: Any
+) -> None:
+    """What is not promised, and why the documentation asks for `COORDINATED`."""
+    group = start(SentinelGroup())
+    before = group.primary
+    note = make_app(**place_of(group, url)).tasks["shop.note"]
+    note.delay("warm")
+    after = group.failover(coordinated=False)
+    note.delay("lost")
+    assert Database(before.client()).waiting() == ["warm", "lost"]
+    assert Database(after.client()).waiting() == ["warm"]
