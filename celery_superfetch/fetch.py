@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -96,6 +97,10 @@ class Fetch:
             return
         self.join(lists)
         self._mind_connections()
+        if self.channel.stopping:
+            self.channel.give_back_waiting()
+            self.flush()
+            return
         credit = self.channel.qos.credit()
         now = monotonic()
         if self._dry and now >= self._look_at and self._cannot_block(lists, now):
@@ -221,14 +226,18 @@ class Fetch:
 
         One for each turn of the loop, so that remote control and timers are served between.
         """
-        if not self.ready:
+        if not self.ready or self.channel.stopping:
             return False
         left = self.channel.qos.credit()
         armed = [read for read in self._reads.values() if read.armed]
         if armed and (not left or self.poller.inline):
-            # A callback that runs the job here would keep a surplus claim waiting for it.
-            self._disarm(armed[left:])
-        claimed = self.ready.popleft()
+            # A callback that runs the job here would keep a surplus claim waiting for it. Where
+            # it is sure to, nobody could even give back what comes meanwhile.
+            self._disarm(armed[0 if self.poller.blocks() else left :])
+        try:
+            claimed = self.ready.popleft()
+        except IndexError:  # given back a moment ago: the process is stopping
+            return False
         if self.ready:
             self.poller.ring()
         if claimed.job.owner != self.membership.owner:
@@ -323,6 +332,17 @@ class Fetch:
         self.ready = deque(c for c in self.ready if c.job.queue_list not in lists)
         self.unconfirmed = [job for job in self.unconfirmed if job.queue_list not in lists]
         self.in_flight.requeue(reversed(back))
+
+    def take_back_waiting(self) -> list[Job]:
+        """What the consumer has not seen, newest first; any thread may take it."""
+        back: list[Job] = []
+        with suppress(IndexError):
+            while True:
+                back.append(self.unconfirmed.pop())
+        with suppress(IndexError):
+            while True:
+                back.append(self.ready.pop().job)
+        return back
 
     # -- end
 

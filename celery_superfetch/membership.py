@@ -312,6 +312,11 @@ class Membership:
         """The process was told to stop; the heart says so. Safe in a signal handler."""
         self._stopping = True
 
+    @property
+    def is_stopping(self) -> bool:
+        """True once the process was told to stop: it claims and starts nothing more."""
+        return self._stopping
+
     def said_to_stop(self) -> bool:
         """Whether there is something to say before the next heartbeat is due."""
         if not self._stopping or self._facts.state == "stopping":

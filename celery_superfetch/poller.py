@@ -32,6 +32,8 @@ class Poller(MultiChannelPoller):
         self.solo = False
         self._ticks: set[Callable[[], object]] = set()
         self._turn_timer: Any = None
+        #: Whether the next delivery may keep the loop from turning until some job ends.
+        self.blocks: Callable[[], bool] = lambda: False
         self._watched: dict[int, Callable[[], bool]] = {}
         self._doorbell: tuple[int, int] | None = None
         self._rung = False

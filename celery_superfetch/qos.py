@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import RLock
 from typing import Any
 
 from kombu.log import get_logger
@@ -13,10 +14,32 @@ from .job import Claimed, Job
 logger = get_logger(__name__)
 
 
+#: Held while a delivery is started or given back: whoever comes first has it.
+_deciding = RLock()
+
+
 class Delivered(dict[str, Any]):
     """A decoded message that remembers its claim; kombu keeps it as ``message._raw``."""
 
     claimed: Claimed
+    #: Whether it may be given back behind its consumer's back: "" nobody said so, "waits" its
+    #: consumer asks ``start`` before it runs it, then "started" or "back".
+    stage = ""
+
+    def start(self) -> bool:
+        """Ask before the job runs; False when it was given back meanwhile."""
+        with _deciding:
+            if self.stage == "waits":
+                self.stage = "started"
+            return self.stage != "back"
+
+    def take_back(self) -> bool:
+        """Ask before the job is given back; False when it may run."""
+        with _deciding:
+            if self.stage == "waits":
+                self.stage = "back"
+                return True
+            return False
 
 
 class QoS(virtual.QoS):
@@ -32,6 +55,8 @@ class QoS(virtual.QoS):
 
     def credit(self) -> int:
         """How many more jobs may be claimed now."""
+        if self.channel.stopping:
+            return 0
         limit = self.channel.config.claim_limit
         if "can_consume" in self.__dict__:
             # Celery's worker_disable_prefetch counts free pool slots in its own way, which
@@ -102,6 +127,19 @@ class QoS(virtual.QoS):
             if not in_flight.holds(job):
                 del self._delivered[tag]
         return []
+
+    def take_back_waiting(self) -> list[Job]:
+        """Deliveries whose consumer has not started them, and now cannot; newest first.
+
+        Any thread may call it: the consumer's may be busy with a job.
+        """
+        back: list[Job] = []
+        for tag, message in reversed(list(self._delivered.items())):
+            raw = message._raw
+            if tag not in self._dirty and isinstance(raw, Delivered) and raw.take_back():
+                self._delivered.pop(tag, None)
+                back.append(raw.claimed.job)
+        return back
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
         """kombu calls this at each close and at exit; it must not raise, nor mind twice."""

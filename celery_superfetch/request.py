@@ -12,6 +12,7 @@ from kombu.utils.imports import symbol_by_name
 
 from .poison_pill import announce
 from .start import NotStarted
+from .stopping import Returnable, request_attributes, told_to_stop
 from .transport import Channel
 
 logger = get_logger(__name__)
@@ -56,7 +57,7 @@ class CountedRequest:
         message = self.message  # type: ignore[attr-defined]
         if not isinstance(message.channel, Channel):
             return
-        if _stopping():  # it goes back with the others, in their order, when the channel closes
+        if told_to_stop():  # it goes back with the others, in their order, when the channel closes
             message.channel.ended(message.delivery_tag)
         else:
             self.acknowledged = True
@@ -98,7 +99,7 @@ class CountedRequest:
     def reject(self, requeue: bool = False) -> Any:
         if requeue and self._already_cancelled:  # type: ignore[attr-defined]
             return None  # ``on_failure`` gives it back
-        if not (requeue and self._cut_short) or _stopping():
+        if not (requeue and self._cut_short) or told_to_stop():
             return super().reject(requeue=requeue)  # type: ignore[misc]
         message, task = self.message, self.task  # type: ignore[attr-defined]
         if self.acknowledged or not isinstance(message.channel, Channel):
@@ -136,16 +137,7 @@ class CountedRequest:
         return None
 
 
-def _stopping() -> bool:
-    """A child lost while the worker stops is the deploy's doing (systemd signals the group)."""
-    # An exit code of 0 says stop as well.
-    return any(
-        flag is not None and flag is not False
-        for flag in (state.should_stop, state.should_terminate)
-    )
-
-
-def use_our_request(app: Celery) -> None:
+def use_our_request(app: Celery, pool: Any) -> None:
     """Give every task of ``app`` a counted request class, above the one it has."""
     made: dict[Any, Any] = {}
     for task in app.tasks.values():
@@ -153,5 +145,6 @@ def use_our_request(app: Celery) -> None:
         if issubclass(base, CountedRequest):
             continue
         if base not in made:
-            made[base] = type(base.__name__, (CountedRequest, base), {})
+            bases = (CountedRequest, Returnable, base)
+            made[base] = type(base.__name__, bases, request_attributes(pool))
         task.Request = made[base]

@@ -182,6 +182,20 @@ class Channel(redis.Channel):
         return len(self._fetch.in_flight.outlived) if self._fetch is not None else 0
 
     @property
+    def stopping(self) -> bool:
+        """True once the process was told to stop."""
+        return self._fetch is not None and self._fetch.membership.is_stopping
+
+    def give_back_waiting(self) -> int:
+        """Give back at once, and in order, what is claimed and not started; any thread may."""
+        if self._fetch is None:
+            return 0
+        jobs = [*self._fetch.take_back_waiting(), *self.qos.take_back_waiting()]
+        if jobs:
+            self.requeue(jobs, "front")
+        return len(jobs)
+
+    @property
     def must_look(self) -> bool:
         """True while some lists have to be looked at once a second."""
         return self._fetch is not None and self._fetch.must_look

@@ -14,13 +14,20 @@ from .connection import client_of, config_of
 from .errors import SuperfetchError
 from .job import Job, parse
 from .maintenance import MaintenanceThread
-from .membership import Membership, memberships
+from .membership import Membership
 from .owner import start_time
 from .preflight import check_platform, check_server
 from .qos import Delivered
 from .request import use_our_request
 from .signals import ownership_lost
 from .start import guard_starts
+from .stopping import (
+    Stopper,
+    blocks_consumer,
+    is_solo,
+    say_so,
+    settle_hand_over,
+)
 from .tasks import reaper_of
 from .transport import Transport
 
@@ -36,6 +43,7 @@ class Maintenance(bootsteps.StartStopStep):
         super().__init__(worker, **kwargs)
         self.thread: MaintenanceThread | None = None
         self.worker = worker
+        self.stopper = Stopper(worker)
         try:
             check_platform()
             config_of(worker.app)
@@ -44,13 +52,22 @@ class Maintenance(bootsteps.StartStopStep):
 
     def start(self, worker: Any) -> None:
         _check_broker(worker.app)
-        use_our_request(worker.app)
+        use_our_request(worker.app, worker.pool)
         guard_starts(worker.pool)
         ownership_lost.connect(self._send_event, weak=False)
         self.thread = MaintenanceThread(worker.app)
         self.thread.start()
+        self.stopper.start()
+
+    def close(self, worker: Any) -> None:
+        """The first thing of a shutdown, whatever asked for it, while the pool knows its jobs."""
+        say_so()
+        settle_hand_over(worker)
 
     def stop(self, worker: Any) -> None:
+        """The consumer has stopped and the pool has not: it waits for its jobs after this."""
+        self.stopper.stop()
+        self.stopper.give_back()
         ownership_lost.disconnect(self._send_event)
         if self.thread is not None:
             self.thread.stop()
@@ -95,7 +112,8 @@ class Guarded(bootsteps.StartStopStep):
         transport = consumer.connection.transport
         if not isinstance(transport, Transport):
             return
-        transport.cycle.solo = _is_solo(consumer.pool)
+        transport.cycle.solo = is_solo(consumer.pool)
+        transport.cycle.blocks = blocks_consumer(consumer.pool)
         fetch = consumer.connection.default_channel.fetch
         membership = fetch.membership
         membership.pool = _PoolPids(consumer.pool)
@@ -110,10 +128,6 @@ def _running() -> list[Job]:
     """The jobs that a pool has accepted; their acks are still to come."""
     raws = [request.message._raw for request in list(state.active_requests)]
     return [raw.claimed.job for raw in raws if isinstance(raw, Delivered)]
-
-
-def _is_solo(pool: Any) -> bool:
-    return type(pool).__module__ == "celery.concurrency.solo"
 
 
 def _first_pass(app: Any, membership: Membership) -> None:
@@ -141,5 +155,4 @@ class _PoolPids:
 @signals.worker_shutting_down.connect(weak=False)
 def _on_shutting_down(**_: Any) -> None:
     """Runs in the signal handler: sets flags, nothing else."""
-    for membership in memberships():
-        membership.stopping()
+    say_so()

@@ -68,6 +68,7 @@ MODULES = {
         "sentinel",
         "routes",
         "start",
+        "stopping",
         "tasks",
         "transport",
         "worker",
