@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import Any
 
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import TaskRevokedError, WorkerTerminate
+from celery.platforms import EX_FAILURE, EX_OK
 from celery.utils.log import get_logger
 from celery.worker import state
 
@@ -75,6 +79,27 @@ class Returnable:
         if not self._start():
             raise self._refusal(self.id)  # type: ignore[attr-defined]
         super().on_accepted(pid, time_accepted)  # type: ignore[misc]
+
+    def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
+        """A cold shutdown ends what runs; it goes back to its queue when the channel closes."""
+        try:
+            super().cancel(pool, *args, **kwargs)  # type: ignore[misc]
+        except NotImplementedError:
+            if not is_solo(pool):
+                logger.warning(
+                    "Job %s[%s] cannot be ended: it runs in a thread. The worker waits for it.",
+                    self.name,  # type: ignore[attr-defined]
+                    self.id,  # type: ignore[attr-defined]
+                )
+                return
+            # We are in a signal handler on top of the job itself: end it from here. A job that
+            # Celery's own error ended would count as failed, and be gone.
+            told = {name: kwargs[name] for name in ("emit_retry",) if name in kwargs}
+            self._announce_cancelled(**told)  # type: ignore[attr-defined]
+            raise WorkerTerminate(EX_FAILURE) from None
+        if pool.is_green:
+            # Celery takes the end of a killed greenlet for success, and would ack it.
+            self.acknowledged = True
 
 
 def request_attributes(pool: Any) -> dict[str, Any]:
@@ -160,3 +185,42 @@ def settle_hand_over(worker: Any) -> None:
             next(loop)
     except Exception as exc:  # a lost connection: the shutdown goes on without
         logger.warning("Jobs on their way to the pool may run and be given back as well: %r", exc)
+
+
+# -- signals
+
+
+def wrap_handlers(worker: Any) -> None:
+    """Be asked before Celery's handlers of a cold shutdown, which report last and block first."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        handler: Any = signal.getsignal(number)
+        if getattr(handler, "__name__", "") == "worker_Cold":
+            signal.signal(number, partial(_on_cold, worker, handler))
+
+
+def _on_cold(worker: Any, handler: Callable[..., Any], number: int, frame: Any) -> None:
+    say_so()
+    pool = worker.pool
+    if pool is not None and pool.is_green:
+        # The handler waits and joins, which no code may that runs in the hub.
+        pool.spawn_n(handler, number, frame)
+    elif pool is not None and is_solo(pool) and _waits_softly(worker):
+        # To sleep in the handler would be to sleep on top of the very job that is to finish.
+        wait = worker.app.conf.worker_soft_shutdown_timeout
+        logger.warning("Initiating Soft Shutdown, terminating in %s seconds", wait)
+        worker.wait_for_soft_shutdown = lambda: None
+        signal.signal(number, handler)
+        state.should_stop = EX_OK
+        timer = threading.Timer(wait, os.kill, (os.getpid(), number))
+        timer.daemon = True
+        timer.start()
+    else:
+        handler(number, frame)
+
+
+def _waits_softly(worker: Any) -> bool:
+    conf = worker.app.conf
+    busy = conf.worker_enable_soft_shutdown_on_idle or bool(state.active_requests)
+    return conf.worker_soft_shutdown_timeout > 0 and bool(busy)

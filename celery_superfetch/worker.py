@@ -27,6 +27,7 @@ from .stopping import (
     is_solo,
     say_so,
     settle_hand_over,
+    wrap_handlers,
 )
 from .tasks import reaper_of
 from .transport import Transport
@@ -58,6 +59,11 @@ class Maintenance(bootsteps.StartStopStep):
         self.thread = MaintenanceThread(worker.app)
         self.thread.start()
         self.stopper.start()
+        wrap_handlers(worker)
+        # The first SIGINT puts Celery's handler of the next one in place.
+        signals.worker_shutting_down.connect(
+            lambda **_: wrap_handlers(worker), sender=worker.hostname, weak=False
+        )
 
     def close(self, worker: Any) -> None:
         """The first thing of a shutdown, whatever asked for it, while the pool knows its jobs."""
