@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -192,12 +193,11 @@ def settle_hand_over(worker: Any) -> None:
 
 def wrap_handlers(worker: Any) -> None:
     """Be asked before Celery's handlers of a cold shutdown, which report last and block first."""
-    if threading.current_thread() is not threading.main_thread():
-        return
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         handler: Any = signal.getsignal(number)
         if getattr(handler, "__name__", "") == "worker_Cold":
-            signal.signal(number, partial(_on_cold, worker, handler))
+            with suppress(ValueError):  # embedded in a thread, where nobody handles signals
+                signal.signal(number, partial(_on_cold, worker, handler))
 
 
 def _on_cold(worker: Any, handler: Callable[..., Any], number: int, frame: Any) -> None:

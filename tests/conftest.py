@@ -136,6 +136,12 @@ def env(url: str, ledger: Ledger) -> Callable[..., dict[str, str]]:
     return make
 
 
+@pytest.fixture
+def remember(request: pytest.FixtureRequest) -> Callable[[Process], None]:
+    """`remember(process)`: its log is shown when the test fails."""
+    return request.node.stash.setdefault(STARTED, []).append
+
+
 APP_SETTINGS = ("superfetch", "options", "conf", "url", "ledger_url", "result_url")
 
 

@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 import redis
 
 from harness.database import Database
+from harness.process import Process
+from harness.server import Server
+from parts.scene import Scene
 
 
 @pytest.fixture
 def db(client: redis.Redis) -> Database:
     """The broker's database as an operator sees it."""
     return Database(client)
+
+
+@pytest.fixture
+def scenes(
+    fresh_server: Callable[..., Server], remember: Callable[[Process], None], tmp_path: Path
+) -> Iterator[Callable[..., list[Scene]]]:
+    """`scenes("prefork", "solo", conf={...}, ...)`: a scene for each pool, all at once."""
+    staged: list[Scene] = []
+
+    def stage(*pools: str, **settings: Any) -> list[Scene]:
+        new = [Scene(fresh_server(), pool, tmp_path, **settings) for pool in pools]
+        staged.extend(new)
+        for scene in new:
+            remember(scene.worker)
+        return new
+
+    yield stage
+    for scene in staged:
+        scene.close()

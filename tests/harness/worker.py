@@ -17,6 +17,8 @@ from harness.process import Process
 from harness.waiting import eventually
 
 TESTS = Path(__file__).resolve().parent.parent
+#: The installed command; Celery cannot execute ``python -m celery`` again.
+SCRIPT = str(Path(sys.executable).with_name("celery"))
 _numbers = itertools.count(1)
 
 
@@ -72,7 +74,7 @@ class Worker(Process):
         loglevel: str = "INFO",
         host: Host | None = None,
         directory: Path | None = None,
-        celery: Sequence[str] = (sys.executable, "-m", "celery"),
+        program: Sequence[str] = ("-m", "celery"),
     ) -> None:
         self.name = name or f"w{next(_numbers)}"
         self.pool = pool
@@ -81,7 +83,7 @@ class Worker(Process):
         self._children = concurrency if pool == "prefork" and not autoscaled else 0
         directory = directory or Path(tempfile.mkdtemp(prefix="superfetch-worker-"))
         # -P and -A stand apart from their values: celery scans sys.argv for them to patch gevent.
-        argv = [*celery, "-A", app, "worker", "-P", pool]
+        argv = [sys.executable, *program, "-A", app, "worker", "-P", pool]
         argv += ["-c", str(concurrency), "-n", f"{self.name}@%h", "-l", loglevel]
         if queues:
             argv += ["-Q", ",".join(queues)]
@@ -115,7 +117,7 @@ class Worker(Process):
         self.signal(signal.SIGQUIT)
 
     def hup(self) -> None:
-        """SIGHUP: it executes itself again under the same pid."""
+        """SIGHUP: it executes itself again under the same pid (with ``program=[SCRIPT]``)."""
         self.signal(signal.SIGHUP)
 
     def kill9_main(self) -> None:

@@ -149,9 +149,7 @@ def test_hup_restarts_a_worker_and_loses_nothing(
     worker: Callable[..., Worker], shop: Any, ledger: Ledger, client: Any
 ) -> None:
     database = Database(client)
-    # Celery executes its own file anew, which `-m celery` does not bear.
-    script = [sys.executable, str(Path(sys.executable).with_name("celery"))]
-    process = worker(concurrency=1, args=["--prefetch-multiplier=4"], celery=script)
+    process = worker(concurrency=1, args=["--prefetch-multiplier=4"], program=[SCRIPT])
     running = shop.hold.delay("running")
     for number in range(6):
         shop.note.delay(f"n{number}")

@@ -1,0 +1,42 @@
+"""The rows of docs/shutdown.md, and the mark that says which test checks which."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "shutdown.md"
+TESTS = ROOT / "tests" / "chaos"
+
+Test = TypeVar("Test", bound=Callable[..., object])
+
+
+def row(*names: str) -> Callable[[Test], Test]:
+    """Say which rows of the page a test checks, by the text of their first column."""
+
+    def mark(test: Test) -> Test:
+        return test
+
+    return mark
+
+
+def documented() -> list[str]:
+    """The first column of the page's tables, without its markup."""
+    lines = PAGE.read_text().splitlines()
+    cells = [line.split("|")[1] for line in lines if line.startswith("|")]
+    # A table's second line is all dashes, and the one before it its head.
+    rules = [n for n, cell in enumerate(cells) if set(cell.strip()) <= set(":-")]
+    head = {n for rule in rules for n in (rule - 1, rule)}
+    return [cell.replace("`", "").strip() for n, cell in enumerate(cells) if n not in head]
+
+
+def checked() -> list[str]:
+    """The rows that the tests say they check; read from the source, so nothing has to run."""
+    names: list[str] = []
+    for path in sorted(TESTS.glob("test_shutdown_*.py")):
+        for marks in re.findall(r"^@row\((.*?)\)$", path.read_text(), re.MULTILINE | re.DOTALL):
+            names += re.findall(r'"([^"]+)"', marks)
+    return names
