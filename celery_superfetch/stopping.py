@@ -26,7 +26,7 @@ LOOK_INTERVAL = 0.5
 
 #: Seconds that jobs on their way to a pool process have to arrive there before the pool forgets
 #: them. Usually milliseconds; without it a job runs there and is given back as well.
-HAND_OVER = 1.0
+HAND_OVER = 3.0
 
 #: The only strategy that is known to ask a request before it runs it. Others (batches) keep
 #: messages of their own, and settle those themselves.

@@ -103,8 +103,13 @@ class Scene:
         self.says(lambda: "running" in self.ledger.starts(), "the job runs")
         self.note("late")
         self.note("p3", priority=PRIORITY)
-        self.says(lambda: sum(map(len, self.db.held().values())) >= PREFETCH, "jobs are reserved")
+        self.says(lambda: self.claimed() >= PREFETCH, "jobs are reserved")
         self.owner = self.db.owner_of("running")
+
+    def claimed(self) -> int:
+        """How many jobs the workers hold; stock keeps them in a hash."""
+        held = sum(map(len, self.db.held().values()))
+        return held + int(self.db.client.hlen("unacked"))  # type: ignore[arg-type]
 
     def tell(self, how: int | str) -> None:
         """Ask the worker to stop."""
