@@ -83,6 +83,9 @@ class Returnable:
 
     def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
         """A cold shutdown ends what runs; it goes back to its queue when the channel closes."""
+        if pool.is_green:
+            # Celery takes the end of a killed greenlet for success, and would ack it.
+            self.acknowledged = True
         try:
             super().cancel(pool, *args, **kwargs)  # type: ignore[misc]
         except NotImplementedError:
@@ -98,9 +101,6 @@ class Returnable:
             told = {name: kwargs[name] for name in ("emit_retry",) if name in kwargs}
             self._announce_cancelled(**told)  # type: ignore[attr-defined]
             raise WorkerTerminate(EX_FAILURE) from None
-        if pool.is_green:
-            # Celery takes the end of a killed greenlet for success, and would ack it.
-            self.acknowledged = True
 
 
 def request_attributes(pool: Any) -> dict[str, Any]:

@@ -111,6 +111,11 @@ class Scene:
         held = sum(map(len, self.db.held().values()))
         return held + int(self.db.client.hlen("unacked"))  # type: ignore[arg-type]
 
+    def claims(self, job: str) -> bool:
+        """Whether a worker holds a job."""
+        stock = self.db.client.hvals("unacked")
+        return bool(self.db.owner_of(job)) or any(f"('{job}',)" in str(raw) for raw in stock)  # type: ignore[union-attr]
+
     def tell(self, how: int | str) -> None:
         """Ask the worker to stop."""
         if how == SHUTDOWN:
@@ -188,7 +193,15 @@ class Scene:
         rest = {"running", *REST[URGENT], *REST[LATER]} - {"eta0", "eta1"}
         with self.start("solo", concurrency=1) as heir:
             heir.wait_ready()
-            self.says(lambda: set(self.ledger.finishes()) >= rest, "the rest runs elsewhere")
+
+            def all_ran() -> bool:
+                missing = rest - set(self.ledger.finishes())
+                if missing:
+                    where = f"{self.db.waiting(URGENT)}, {self.db.waiting(LATER)}"
+                    raise AssertionError(f"{missing} of {where}, {self.db.held()}\n{heir.tail()}")
+                return True
+
+            self.says(all_ran, "the rest runs elsewhere")
             heir.signal(signal.SIGTERM)
             heir.wait_exit()
         assert self.db.waiting(URGENT) == ["eta0", "eta1"], self.pool
