@@ -11,6 +11,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
+from celery.bootsteps import IGNORE_ERRORS
 from celery.exceptions import TaskRevokedError, WorkerTerminate
 from celery.platforms import EX_FAILURE, EX_OK
 from celery.utils.log import get_logger
@@ -107,9 +108,7 @@ def request_attributes(pool: Any) -> dict[str, Any]:
     """What the requests of a worker have to know of its pool."""
     attributes: dict[str, Any] = {"_pool_of_processes": bool(pool.uses_semaphore)}
     if pool.is_green:
-        from greenlet import GreenletExit  # type: ignore[import-untyped]
-
-        attributes["_refusal"] = GreenletExit  # the one that ends a greenlet without a word
+        (attributes["_refusal"],) = IGNORE_ERRORS  # GreenletExit: ends a greenlet without a word
     return attributes
 
 

@@ -55,6 +55,27 @@ def test_another_worker_runs_meanwhile_what_a_stopping_one_gave_back(scenes: Sta
     assert set(scene.runs().values()) == {1}, scene.runs()
 
 
+@row("TERM")
+def test_a_busy_worker_that_is_told_to_stop_loses_and_doubles_nothing(scenes: Stage) -> None:
+    """Many short jobs: some are between the queue, the worker, its pool and their ack."""
+    jobs = {f"job{n}" for n in range(300)}
+    busy = scenes("prefork", "threads", "gevent", jobs=False, concurrency=4)
+    for scene in busy:
+        scene.worker.wait_ready()
+        scene.note(*sorted(jobs))
+    for scene in busy:
+        scene.says(lambda s=scene: len(s.ledger.lines("finished")) > 30, "it is busy")
+        scene.tell(signal.SIGTERM)
+    for scene in busy:
+        assert scene.worker.wait_exit() == 0
+        assert not scene.db.keys("superfetch:private:*"), scene.pool
+        ran, left = list(scene.runs()), scene.db.waiting()
+        assert sorted([*ran, *left]) == sorted(jobs), scene.pool
+        assert set(scene.runs().values()) == {1}, scene.pool
+        assert sorted(scene.ledger.finishes()) == sorted(ran), scene.pool
+    assert any(scene.db.length() for scene in busy), "all had ended by themselves"
+
+
 @row("TERM twice")
 def test_a_second_term_changes_nothing(scenes: Stage) -> None:
     play(scenes("prefork", "gevent"), signal.SIGTERM, again=True)

@@ -232,3 +232,28 @@ def test_a_connection_without_a_server_raises_what_kombu_can_mend(url: str) -> N
     connection = kombu.Connection("redis://127.0.0.1:1/0", transport=TRANSPORT)
     with pytest.raises(connection.connection_errors):
         kombu.Queue("mail")(connection.channel()).get()
+
+
+def test_what_its_consumer_lets_go_goes_back_at_once_and_cannot_start(
+    url: str, bench: Bench
+) -> None:
+    """A worker that is told to stop: the channel stays open for the jobs that run."""
+    raws = [payload(n) for n in range(8)]
+    bench.push("mail", *raws)
+    with Inbox(url, prefetch=6) as inbox:
+        inbox.receive(4)
+        running, kept, *waiting = inbox.messages
+        for message in (running, *waiting):
+            message._raw.stage = "waits"
+        assert running._raw.start()
+        inbox.channel.membership.stopping()
+        assert inbox.channel.give_back_waiting() == 4, "two are not even delivered"
+        assert bench.queue() == raws[2:]
+        assert not any(message._raw.start() for message in waiting)
+        inbox.settle_in()
+        assert bench.queue() == raws[2:], "it claims nothing more"
+        for message in inbox.messages:
+            message.ack()  # that of what went back removes nothing
+        assert bench.queue() == raws[2:]
+        [owner] = bench.registry.owners()
+        assert bench.private(owner) == []

@@ -24,13 +24,13 @@ def row(*names: str) -> Callable[[Test], Test]:
 
 
 def documented() -> list[str]:
-    """The first column of the page's tables, without its markup."""
-    lines = PAGE.read_text().splitlines()
-    cells = [line.split("|")[1] for line in lines if line.startswith("|")]
-    # A table's second line is all dashes, and the one before it its head.
-    rules = [n for n, cell in enumerate(cells) if set(cell.strip()) <= set(":-")]
-    head = {n for rule in rules for n in (rule - 1, rule)}
-    return [cell.replace("`", "").strip() for n, cell in enumerate(cells) if n not in head]
+    """The first column of the page's tables of ways ("how"), without its markup."""
+    names: list[str] = []
+    for table in re.findall(
+        r"^\| how \|.*\n\|[-|]+\n((?:\|.*\n)+)", PAGE.read_text(), re.MULTILINE
+    ):
+        names += [line.split("|")[1].replace("`", "").strip() for line in table.splitlines()]
+    return names
 
 
 def checked() -> list[str]:
