@@ -56,6 +56,8 @@ class Returnable:
     _pool_of_processes = False
     #: Raised where the pool is about to run it, in the pool's own thread or greenlet.
     _refusal: type[BaseException] = TaskRevokedError
+    #: Its greenlet is being killed.
+    _greenlet_killed = False
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)  # type: ignore[call-arg]
@@ -83,10 +85,8 @@ class Returnable:
         super().on_accepted(pid, time_accepted)  # type: ignore[misc]
 
     def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
-        """A cold shutdown ends what runs; it goes back to its queue when the channel closes."""
-        if pool.is_green:
-            # Celery takes the end of a killed greenlet for success, and would ack it.
-            self.acknowledged = True
+        """A cold shutdown, or a lost connection, ends what runs; it goes back to its queue."""
+        self._greenlet_killed = pool.is_green
         try:
             super().cancel(pool, *args, **kwargs)  # type: ignore[misc]
         except NotImplementedError:
@@ -101,7 +101,15 @@ class Returnable:
             # Celery's own error ended would count as failed, and be gone.
             told = {name: kwargs[name] for name in ("emit_retry",) if name in kwargs}
             self._announce_cancelled(**told)  # type: ignore[attr-defined]
+            if not self.acknowledged:  # type: ignore[attr-defined]
+                self._give_back()  # type: ignore[attr-defined]
             raise WorkerTerminate(EX_FAILURE) from None
+
+    def acknowledge(self) -> Any:
+        """Celery takes the end of a killed greenlet for success; its ack would lose the job."""
+        if self._greenlet_killed and not self.acknowledged:  # type: ignore[attr-defined]
+            return self._give_back()  # type: ignore[attr-defined]
+        return super().acknowledge()  # type: ignore[misc]
 
 
 def request_attributes(pool: Any) -> dict[str, Any]:

@@ -242,7 +242,7 @@ def test_what_its_consumer_lets_go_goes_back_at_once_and_cannot_start(
     bench.push("mail", *raws)
     with Inbox(url, prefetch=6) as inbox:
         inbox.receive(4)
-        running, kept, *waiting = inbox.messages
+        running, _unasked, *waiting = inbox.messages
         for message in (running, *waiting):
             message._raw.stage = "waits"
         assert running._raw.start()
