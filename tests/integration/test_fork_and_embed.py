@@ -22,7 +22,7 @@ from harness.ledger import Ledger
 from harness.process import Process
 from harness.server import Server
 from harness.waiting import always, eventually
-from harness.worker import Worker, process_env
+from harness.worker import SCRIPT, Worker, process_env
 from parts.bench import Bench, payload
 
 
