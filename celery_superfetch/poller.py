@@ -37,6 +37,7 @@ class Poller(MultiChannelPoller):
         self._watched: dict[int, Callable[[], bool]] = {}
         self._doorbell: tuple[int, int] | None = None
         self._rung = False
+        self._end_round = False
         #: Held where the doorbell is rung from elsewhere, and where it is taken down.
         self._door = threading.Lock()
         self._loop = threading.get_ident()
@@ -96,24 +97,30 @@ class Poller(MultiChannelPoller):
             self._rung = True
             os.write(self._doorbell[1], b"!")
 
-    def wake(self) -> None:
+    def wake(self, *, end_round: bool = False) -> None:
         """A settlement from another thread, or greenlet, than the loop's: it may free the prefetch.
 
         A loop that sleeps over a full prefetch waits for nothing else, and Celery's sleeps for
         seconds: under gevent always, with threads before 5.7.
+
+        Arguments:
+            end_round: let ``drain_events`` return, as for a message.
         """
         if threading.get_ident() != self._loop:
             with self._door:
                 if self._doorbell is not None:
+                    self._end_round |= end_round
                     self.ring()
 
     def _answer(self) -> bool:
         if self._doorbell is not None:
-            # Two threads may have rung: all of it is read, else the loop would never sleep again.
-            self._rung = False
+            # All of it, since two threads may have rung at once; and first, so that none who
+            # rings from here on is drowned. One who rang in between finds the loop awake.
             with contextlib.suppress(BlockingIOError):
                 os.read(self._doorbell[0], 16)
-        return any(channel.deliver_one() for channel in list(self._channels))
+            self._rung = False
+        end_round, self._end_round = self._end_round, False
+        return any(channel.deliver_one() for channel in list(self._channels)) or end_round
 
     # -- kombu's interface
 
@@ -136,7 +143,7 @@ class Poller(MultiChannelPoller):
 
     def handle_event(self, fileno: int, event: int) -> Any:
         if fileno in self._watched:
-            # Truthy ends the round: only a delivered message is an event to drain_events.
+            # Truthy ends the round, and drain_events returns: as a rule for a delivered message.
             return self.on_readable(fileno) or None
         return super().handle_event(fileno, event)
 

@@ -92,8 +92,9 @@ class CountedRequest:
         result = super().acknowledge()  # type: ignore[misc]
         channel = self.message.channel  # type: ignore[attr-defined]
         if isinstance(channel, Channel):
-            # Before 5.7 Celery lets its loop sleep over what a pool's thread has given it to do.
-            channel.fetch.poller.wake()
+            # Before 5.7 Celery lets its loop sleep over what a pool's thread, or greenlet, has
+            # given it to do: here the ack itself.
+            channel.fetch.poller.wake(end_round=True)
         return result
 
     def reject(self, requeue: bool = False) -> Any:
