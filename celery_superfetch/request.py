@@ -84,7 +84,11 @@ class CountedRequest:
             return None
         self._cut_short = "" if soft else f"hard time limit ({timeout} s)"
         try:
-            return super().on_timeout(soft, timeout)  # type: ignore[misc]
+            result = super().on_timeout(soft, timeout)  # type: ignore[misc]
+            if not soft and not self.acknowledged:
+                # Before 5.7 Celery leaves this to the loss of the child, and greenlets have none.
+                self.reject(requeue=True)
+            return result
         finally:
             self._cut_short = ""
 
