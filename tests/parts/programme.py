@@ -33,10 +33,17 @@ class Programme:
         checks, self._checks = self._checks, []
         for then in checks:
             then()
-        eventually(lambda: self.started() == self.runs, message="each ran as often as it should")
+        eventually(self._all_ran)
 
-    def started(self) -> Counter[str]:
-        return Counter({job: len(times) for job, times in self.ledger.starts().items()})
+    def _all_ran(self) -> bool:
+        started = {job: len(times) for job, times in self.ledger.starts().items()}
+        wrong = {job: started.get(job, 0) for job in {*started, *self.runs}}
+        wrong = {job: runs for job, runs in wrong.items() if runs != self.runs[job]}
+        if wrong:
+            raise AssertionError(
+                f"started {wrong}, not { ({job: self.runs[job] for job in wrong}) }"
+            )
+        return True
 
     def send(self, task: str, job: str, *args: Any, runs: int = 1, **options: Any) -> str:
         """One job, and its task id; `runs` is 0 for one that must not run."""
@@ -59,7 +66,7 @@ class Programme:
 
     def _ends(self, task_id: str, state: str, is_right: Callable[[Any], bool]) -> None:
         def then() -> None:
-            meta = eventually(lambda: self._ended(task_id), message=f"{task_id} ends")
+            meta = eventually(lambda: self._ended(task_id), message=f"{state} {task_id}")
             assert meta["status"] == state, meta
             assert is_right(meta["result"]), meta
 
