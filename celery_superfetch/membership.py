@@ -391,6 +391,9 @@ class Membership:
         self._heartbeats, self._joined = None, False
         self._facts = self._facts.with_(owner="", lists={}, state="running")
         self._stopping, self.neighbours = False, ()
+        if self._heart.connection is not None:
+            # Nobody uses it from here on; the server may close it before the next join does.
+            self._heart.connection.disconnect()
 
 
 def _without_retries(params: Params) -> dict[str, Any]:

@@ -236,6 +236,18 @@ def test_autoretry_goes_on_with_gets_after_restarts(
     assert nothing_left(bench)
 
 
+def test_a_process_that_left_and_was_cut_comes_back_without_an_error(
+    url: str, bench: Bench
+) -> None:
+    """Idle connections are closed by servers and firewalls, the heart's among them."""
+    for _ in range(2):
+        bench.push("mail", payload(1))
+        with kombu.Connection(url, transport=TRANSPORT, transport_options=OPTIONS) as connection:
+            kombu.Queue("mail")(connection.channel()).get().ack()
+        assert nothing_left(bench)
+        cut_all(bench)
+
+
 def test_a_get_whose_reply_was_lost_is_found_by_the_next(
     fresh_server: Callable[..., Server],
 ) -> None:
