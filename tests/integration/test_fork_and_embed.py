@@ -267,7 +267,7 @@ def test_celery_multi_starts_and_stops_workers(
     assert waiting[2:] == ["waits"]
     assert database.private_lists() == []
     multi("start", *start, *quiet)
-    eventually(lambda: len(ledger.finishes()) == 5)
+    eventually(lambda: len(ledger.finishes()) == 5 and len(database.owners()) == 2)
     assert {len(times) for times in ledger.starts().values()} == {1}
     multi("stopwait", "one", "two")  # it waits for the pid files to go, a little too short
     eventually(lambda: database.owners() == [], message="the workers are gone")
