@@ -130,7 +130,7 @@ class SentinelGroup(Replicated):
 
     def _all_know_all(self) -> bool:
         for sentinel in self.sentinels:
-            state = sentinel.client().sentinel_master(NAME)
+            state = sentinel.client().sentinel_masters()[NAME]
             if state["num-other-sentinels"] < len(self.sentinels) - 1:
                 return False
             if state["num-slaves"] < len(self.replicas):
@@ -166,14 +166,16 @@ class SentinelGroup(Replicated):
 
     def _be(self, down_after: int) -> None:
         for one in self.sentinels:
-            one.client().sentinel_set(NAME, "down-after-milliseconds", down_after)
+            one.client().execute_command(
+                "SENTINEL", "SET", NAME, "down-after-milliseconds", down_after
+            )
 
     def wait_switch(self) -> Server:
         """Until every Sentinel names another primary than before, and it is one."""
         before = self.primary
 
         def switched() -> Server | None:
-            named = {int(one.client().sentinel_master(NAME)["port"]) for one in self.sentinels}
+            named = {int(one.client().sentinel_masters()[NAME]["port"]) for one in self.sentinels}
             found = next(s for s in self.servers if s.port in named)
             return found if len(named) == 1 and found is not before else None
 
