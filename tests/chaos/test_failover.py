@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import celery
 import pytest
 
 from harness.database import Database
@@ -22,7 +23,14 @@ OPTIONS = {"heartbeat_interval": 0.5, "owner_ttl": 2, "reap_interval": 1}
 
 #: Pool -> its size. Each worker serves the queue of its pool's name; solo is busy throughout.
 POOLS = {"prefork": 3, "threads": 3, "solo": 1}
-BUSY = ["prefork", "threads"]
+if celery.VERSION < (5, 6):
+    # At a reconnect its AsynPool.flush forgets the jobs that run, and with them their acks.
+    del POOLS["prefork"]
+BUSY = [pool for pool in POOLS if pool != "solo"]
+
+#: Where a job runs throughout. Before 5.7 Celery forgets at a reconnect which of its processes
+#: are at work, and lets other jobs wait behind what they run, for as long as it runs.
+HOLDING = [pool for pool in POOLS if pool != "prefork" or celery.VERSION >= (5, 7)]
 
 
 @pytest.fixture
@@ -101,7 +109,7 @@ def test_a_planned_and_an_unplanned_failover_lose_and_double_nothing(
     assert len(owners) == len(POOLS)
 
     with Load(app, ledger, BUSY, name="planned", every=0.05, retry=True) as planned:
-        held = [planned.hold(pool) for pool in POOLS]
+        held = [planned.hold(pool) for pool in HOLDING]
         planned.wait_progress()
         there = Database(group.failover().client())
         heard_again(there, owners)
