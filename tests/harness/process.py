@@ -122,7 +122,12 @@ class Process:
 
     def wait_gone(self, timeout: float = 10.0) -> None:
         """Wait until nothing of it is left, its pool children included."""
-        eventually(lambda: not self.survivors(), timeout, message=f"{self.title} is gone")
+        # Reaped as well: it may have become a zombie after `survivors` has looked for one.
+        eventually(
+            lambda: not self.survivors() and not self.alive(),
+            timeout,
+            message=f"{self.title} is gone",
+        )
 
     # -- signals -----------------------------------------------------------------------------
 
