@@ -12,9 +12,7 @@ from time import monotonic
 from typing import Any
 
 from redis import Redis
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .config import Config
 from .job import Claimed, Job, digest, parse
@@ -191,7 +189,7 @@ class InFlight:
     def _run(self, calls: Sequence[Any], acks: list[Claimed]) -> list[Any]:
         try:
             return self.scripts.run_all(calls, errors=True)
-        except (RedisConnectionError, RedisTimeoutError):
+        except BaseException:  # a greenlet that is killed, a signal's: no reply is no reply
             self.doubt = True
             self._resent.update(job for job, _ in acks)
             self._acks = acks + self._acks
