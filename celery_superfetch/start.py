@@ -23,7 +23,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from .connection import client_of
 from .errors import SuperfetchError
-from .job import digest
+from .job import Claimed, digest
 from .keys import Keys
 from .scripts import Scripts
 from .transport import Channel
@@ -65,17 +65,49 @@ def guard_starts(pool: Any) -> None:
         return apply_async(target, args, kwargs or {}, **options)
 
     pool.apply_async = guarded
+    flush = pool.flush
+    if flush is not None:
+        pool.flush = lambda: _flush(pool, flush)
+
+
+def _flush(pool: Any, flush: Callable[[], object]) -> None:
+    """Let the pool forget what no child has accepted, but for what a child can read already.
+
+    Celery does that when its connection is lost. Such a child is still going to ask, and may
+    have been told to start: nobody would wait for its result, and its job would never be acked.
+    """
+    cache = getattr(getattr(pool, "_pool", None), "_cache", {})  # prefork alone has one
+    written = [
+        job
+        for job in list(cache.values())
+        if not job._accepted
+        and job._write_to is not None
+        and _claimed(getattr(job._accept_callback, "__self__", None))
+    ]
+    for job in written:
+        job._accepted = True
+    try:
+        flush()
+    finally:
+        for job in written:
+            job._accepted = job._time_accepted is not None
+
+
+def _claimed(request: Any) -> Claimed | None:
+    """The claim that a request stands for; None for what is not fetched reliably."""
+    message: Any = getattr(request, "message", None)
+    claimed: Claimed | None = getattr(getattr(message, "_raw", None), "claimed", None)
+    return claimed if claimed is not None and isinstance(message.channel, Channel) else None
 
 
 def _hand_over(request: Any) -> Ticket | None:
     """The ticket of a request that stands for a claim; notes that the pool has it."""
-    message: Any = getattr(request, "message", None)
-    claimed = getattr(getattr(message, "_raw", None), "claimed", None)
-    if claimed is None or not isinstance(message.channel, Channel):
+    claimed = _claimed(request)
+    if claimed is None:
         return None
-    job = claimed.job
-    message.channel.fetch.in_flight.hand_over(job)
-    prefix = message.channel.config.global_keyprefix
+    job, channel = claimed.job, request.message.channel
+    channel.fetch.in_flight.hand_over(job)
+    prefix = channel.config.global_keyprefix
     return Ticket(job.owner, job.claim_id, digest(job.payload), request.task.acks_late, prefix)
 
 
