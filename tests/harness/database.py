@@ -72,6 +72,11 @@ class Database:
         """Names of keys."""
         return sorted(key.decode() for key in self.client.scan_iter(match=pattern, count=1000))
 
+    def contents(self, key: str) -> list[Any]:
+        """What a list or a hash holds."""
+        kind = cast("bytes", self.client.type(key))
+        return self._list(key) if kind == b"list" else list(self._hash(key).items())
+
     # -- recoveries and the dead set
 
     def counters(self) -> list[dict[str, Any]]:

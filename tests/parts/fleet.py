@@ -24,6 +24,9 @@ OPTIONS = {"heartbeat_interval": 1, "owner_ttl": 10, "reap_interval": 1}
 #: Seconds after which a connection that does not answer is given up.
 SOCKET_TIMEOUT = 3.0
 
+#: Kinds of keys that hold jobs in flight.
+FLYING = ("private", "held", "running")
+
 
 class Fleet:
     """Use as a context manager. Publishers reach the server directly, workers by the proxy.
@@ -102,20 +105,37 @@ class Fleet:
                 load.hold(pool)
         return load
 
+    def left(self) -> dict[str, str]:
+        """What waits or is in flight, key by key."""
+        keys = [*self.pools, *(k for own in FLYING for k in self.db.keys(f"superfetch:{own}:*"))]
+        rows = {key: self.db.contents(key) for key in keys}
+        # What was called off before its start is not running.
+        rows = {key: [row for row in held if row[1:] != (b"-",)] for key, held in rows.items()}
+        return {key: str(held)[:300] for key, held in rows.items() if held}
+
     def at_rest(self) -> bool:
         """Nothing waits, and nothing is in flight; else it fails and names what there is."""
-        waiting = {pool: self.db.length(pool) for pool in self.pools if self.db.length(pool)}
-        assert not waiting, waiting
-        assert not self.db.held(), self.db.held()
-        records = [*self.db.keys("superfetch:held:*"), *self.db.keys("superfetch:running:*")]
-        assert not records, {key: self.db.client.hgetall(key) for key in records}
+        assert not self.left(), self.left()
         return True
 
-    def check(self, load: Load, within: float = 60.0) -> None:
-        """Every job has run once, nothing is left, and nobody was restarted or robbed."""
+    def check(self, load: Load, within: float = 60.0, *, answers: bool = True) -> None:
+        """Every job has run once, nothing is left, and nobody was restarted or robbed.
+
+        Arguments:
+            answers: whether remote control must work by now.
+        """
         account = load.settle(within)
         assert account.clean, account
         eventually(self.at_rest, message=f"nothing is left of {account}")
         assert self.db.stat("owners_reaped") == 0
         assert len(self.db.owners()) == len(self.workers)
         assert all(one.alive() for one in self.workers.values())
+        if answers:
+            eventually(self.everybody_answers, message="remote control reaches everybody")
+
+    def everybody_answers(self) -> bool:
+        """Whether each worker's remote control works: it has connections of its own."""
+        replies = self.app.control.ping(timeout=5, limit=len(self.workers))
+        silent = set(self.workers) - {name.partition("@")[0] for row in replies for name in row}
+        assert not silent, f"no answer from {silent}"
+        return True

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery
+from celery.utils import uuid
 
 from harness.ledger import Ledger
 from harness.waiting import eventually
@@ -63,6 +64,8 @@ class Load:
         self.ledger = ledger
         self.published: list[str] = []
         self.in_doubt: set[str] = set()
+        #: Celery's id -> the job.
+        self.ids: dict[str, str] = {}
         self._hold: Any = app.tasks["shop.hold"]
         self._queues = queues
         self._every = every
@@ -88,7 +91,7 @@ class Load:
     def hold(self, queue: str, seconds: float = 600.0) -> str:
         """Publish a job that runs until the account is asked for; its name."""
         name = f"{self._name}-{queue}-held"
-        self._hold.apply_async((name, seconds), queue=queue)
+        self.ids[self._hold.apply_async((name, seconds), queue=queue).id] = name
         self.published.append(name)
         return name
 
@@ -101,8 +104,10 @@ class Load:
             queue = self._queues[number % len(self._queues)]
             name = f"{self._name}-{queue}-{kind}-{number}"
             countdown = {"countdown": self._dice.uniform(0.2, due)} if due else {}
+            options = {"task_id": uuid(), "queue": queue, "retry": self._retry, **countdown}
+            self.ids[options["task_id"]] = name
             try:
-                self._hold.apply_async((name, seconds), queue=queue, retry=self._retry, **countdown)
+                self._hold.apply_async((name, seconds), **options)
             except Exception:  # whatever broke: it may have arrived all the same
                 self.in_doubt.add(name)
             else:
