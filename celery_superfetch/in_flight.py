@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
@@ -31,6 +31,15 @@ STARTED = 2
 
 #: Seconds until jobs whose return the server refused are tried again.
 REFUSED_INTERVAL = 5.0
+
+#: Seconds for which a job that was called off is remembered as such: a pool's process that has it
+#: asks within ``start.START_WAIT`` (10 s) and two waits for a reply (5 s each).
+CALLED_OFF = 30.0
+
+#: Seconds, and number of jobs, for which settled jobs are remembered. A replica that is promoted
+#: lags by seconds.
+SETTLED = 120.0
+SETTLED_MOST = 10_000
 
 #: Seconds after which no blocking read can wait any more (its block and what it may be overdue).
 LONGEST_READ = 60.0
@@ -70,6 +79,12 @@ class InFlight:
         self._refused_until = 0.0
         #: What ``reconcile`` found and gave back, and when (monotonic s).
         self._given_back: dict[tuple[str, str, bytes], float] = {}
+        #: Claims that a pool of this process has and may start: owner and claim id.
+        self.in_pool: set[tuple[str, str]] = set()
+        #: Jobs given back although a pool had them, and when (monotonic s).
+        self._called_off: deque[tuple[float, Job]] = deque()
+        #: Jobs settled lately (monotonic s; owner, queue list, hash of the payload).
+        self._lately: deque[tuple[float, tuple[str, str, int]]] = deque(maxlen=SETTLED_MOST)
         self._lock = threading.RLock()
 
     # -- what is held
@@ -117,6 +132,7 @@ class InFlight:
         with self._lock:
             if job in self._held:
                 self._held[job] = True
+                self.in_pool.add((job.owner, job.claim_id))
 
     def ended(self, job: Job) -> None:
         """Note that the pool is done with the job, or never had it."""
@@ -133,6 +149,7 @@ class InFlight:
         """Note that a job has left the private list, or was never started."""
         with self._lock:
             self._held.pop(job, None)
+            self.in_pool.discard((job.owner, job.claim_id))
             self.outlived.discard(job)
             self._returns.pop(job, None)
             self._refused.pop(job, None)
@@ -199,8 +216,10 @@ class InFlight:
         if isinstance(reply, Exception):
             self._acks = acks + self._acks
             raise reply
+        now = monotonic()
         for (job, _), removed in zip(acks, reply, strict=True):
             self.drop(job)
+            self._lately.append((now, _trace(job)))
             if not removed and job not in self._resent | self._announced:
                 self.lost(job)
             self._resent.discard(job)
@@ -303,13 +322,24 @@ class InFlight:
                 for job, moved in zip(jobs, reply, strict=True):
                     if moved == STARTED:
                         self.outlived.add(job)
-                    else:
-                        self.drop(job)
+                        continue
+                    if job in in_pool:
+                        self._called_off.append((monotonic(), job))
+                    self.drop(job)
+
+    def long_called_off(self) -> list[Job]:
+        """Jobs that nobody can ask about any more, once; their marks may go."""
+        with self._lock:
+            found = []
+            while self._called_off and monotonic() - self._called_off[0][0] > CALLED_OFF:
+                found.append(self._called_off.popleft()[1])
+            return found
 
     def reconcile(self, owner: str, lists: Iterable[str]) -> int:
         """Give back what the private lists hold and nobody here does; the number of jobs.
 
-        These are claims whose reply was lost, or is on its way to another thread's channel.
+        These are claims whose reply was lost, or is on its way to another thread's channel. What
+        was settled here lately is settled again: a replica that was promoted had not seen it.
         """
         with self._lock:
             self.flush()
@@ -324,11 +354,19 @@ class InFlight:
             self._given_back = {
                 copies: at for copies, at in self._given_back.items() if now - at < LONGEST_READ
             }
+            lately = Counter(trace for at, trace in self._lately if now - at < SETTLED)
+            back = []
             for job in unknown:
-                self.take(job)
-                self._given_back[job[:3]] = now
-            self.requeue(unknown)
-            return len(unknown)
+                self._held[job] = False
+                if lately[_trace(job)] > 0:
+                    lately[_trace(job)] -= 1
+                    self._acks.append(Claimed(job, redelivered=True))
+                else:
+                    back.append(job)
+                    self._given_back[job[:3]] = now
+            self.requeue(back)
+            self.flush()
+            return len(back)
 
     def _unknown(self, owner: str, lists: Iterable[str]) -> list[Job]:
         unknown: list[Job] = []
@@ -352,3 +390,8 @@ class InFlight:
     def settlements(self) -> Mapping[str, int]:
         """How much waits to be sent: acks and returns (for tests and ``status``)."""
         return {"acks": len(self._acks), "returns": len(self._returns) + len(self._refused)}
+
+
+def _trace(job: Job) -> tuple[str, str, int]:
+    """What is remembered of a settled job, whose payload may be large."""
+    return job.owner, job.queue_list, hash(job.payload)

@@ -234,6 +234,8 @@ class Membership:
             if beat.status == "reaped":
                 self._renew()
                 return beat
+            for job in self.in_flight.long_called_off():
+                self._heart.hdel(self.keys.running(job.owner), job.claim_id)
             self._written = fields
             self._last_ms = beat.now
             self._heard = (*self._heard[-1:], beat.now)

@@ -42,6 +42,12 @@ class Delivered(dict[str, Any]):
             return False
 
 
+def claim_of(request: Any) -> Claimed | None:
+    """The claim that a Celery request stands for; None for what is not fetched reliably."""
+    raw = getattr(getattr(request, "message", None), "_raw", None)
+    return raw.claimed if isinstance(raw, Delivered) else None
+
+
 class QoS(virtual.QoS):
     """What a channel has delivered. Redis knows the same from the private lists."""
 

@@ -23,10 +23,12 @@ from redis.exceptions import RedisError, ResponseError
 
 from .connection import client_of
 from .errors import SuperfetchError
-from .job import Claimed, digest
+from .job import digest
 from .keys import Keys
+from .membership import memberships
+from .pool_flush import keep_what_runs
+from .qos import claim_of
 from .scripts import Scripts
-from .transport import Channel
 
 logger = get_logger(__name__)
 
@@ -65,44 +67,12 @@ def guard_starts(pool: Any) -> None:
         return apply_async(target, args, kwargs or {}, **options)
 
     pool.apply_async = guarded
-    flush = pool.flush
-    if flush is not None:
-        pool.flush = lambda: _flush(pool, flush)
-
-
-def _flush(pool: Any, flush: Callable[[], object]) -> None:
-    """Let the pool forget what no child has accepted, but for what a child can read already.
-
-    Celery does that when its connection is lost. Such a child is still going to ask, and may
-    have been told to start: nobody would wait for its result, and its job would never be acked.
-    """
-    cache = getattr(getattr(pool, "_pool", None), "_cache", {})  # prefork alone has one
-    written = [
-        job
-        for job in list(cache.values())
-        if not job._accepted
-        and job._write_to is not None
-        and _claimed(getattr(job._accept_callback, "__self__", None))
-    ]
-    for job in written:
-        job._accepted = True
-    try:
-        flush()
-    finally:
-        for job in written:
-            job._accepted = job._time_accepted is not None
-
-
-def _claimed(request: Any) -> Claimed | None:
-    """The claim that a request stands for; None for what is not fetched reliably."""
-    message: Any = getattr(request, "message", None)
-    claimed: Claimed | None = getattr(getattr(message, "_raw", None), "claimed", None)
-    return claimed if claimed is not None and isinstance(message.channel, Channel) else None
+    keep_what_runs(pool)
 
 
 def _hand_over(request: Any) -> Ticket | None:
     """The ticket of a request that stands for a claim; notes that the pool has it."""
-    claimed = _claimed(request)
+    claimed = claim_of(request)
     if claimed is None:
         return None
     job, channel = claimed.job, request.message.channel
@@ -117,13 +87,24 @@ def start(ticket: Ticket, target: Callable[..., Any], *args: Any, **kwargs: Any)
     Returns:
         what ``target`` returns: Celery's triple of failed, value and seconds.
     """
-    refused = _starts.ask(ticket)
+    refused = "called off" if _given_back_here(ticket) else _starts.ask(ticket)
     if not refused:
         return target(*args, **kwargs)
     try:
         raise NotStarted(refused)
     except NotStarted:
         return 1, ExceptionInfo(internal=True), 0.0
+
+
+def _given_back_here(ticket: Ticket) -> bool:
+    """Whether this process, which is the owner itself, has given the job back.
+
+    A thread may come to it hours after that, when the server's mark of it is gone.
+    """
+    if not ticket.record or f"|{os.getpid()}|" not in ticket.owner:
+        return False
+    claim = (ticket.owner, ticket.claim_id)
+    return not any(claim in membership.in_flight.in_pool for membership in memberships())
 
 
 class Starts:

@@ -17,7 +17,7 @@ from .maintenance import MaintenanceThread
 from .membership import Membership
 from .owner import start_time
 from .preflight import check_platform, check_server
-from .qos import Delivered
+from .qos import claim_of
 from .request import use_our_request
 from .signals import ownership_lost
 from .start import guard_starts
@@ -132,8 +132,8 @@ class Guarded(bootsteps.StartStopStep):
 
 def _running() -> list[Job]:
     """The jobs that a pool has accepted; their acks are still to come."""
-    raws = [request.message._raw for request in list(state.active_requests)]
-    return [raw.claimed.job for raw in raws if isinstance(raw, Delivered)]
+    claims = [claim_of(request) for request in list(state.active_requests)]
+    return [claimed.job for claimed in claims if claimed is not None]
 
 
 def _first_pass(app: Any, membership: Membership) -> None:

@@ -63,6 +63,7 @@ MODULES = {
         "plain",
         "poison_pill",
         "poller",
+        "pool_flush",
         "qos",
         "request",
         "sentinel",

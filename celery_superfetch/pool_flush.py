@@ -1,0 +1,50 @@
+"""What a pool of processes may forget when its worker loses the connection, and what not.
+
+Celery lets it forget all that no child has accepted: the broker is going to deliver that again.
+With us a running job stays its owner's, so somebody has to wait for its result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .qos import claim_of
+
+
+def keep_what_runs(pool: Any) -> None:
+    """Let ``pool`` remember, when it is flushed, what its children run or are about to."""
+    flush = pool.flush
+    if flush is None:  # a pool of threads or greenlets forgets nothing
+        return
+
+    def flush_the_rest() -> None:
+        processes = pool._pool
+        reading = [job for job in list(processes._cache.values()) if _can_be_read(job)]
+        for job in reading:
+            job._accepted = True
+        kept = {id: job for id, job in processes._cache.items() if job._accepted}
+        try:
+            flush()
+        finally:
+            for job in reading:
+                job._accepted = job._time_accepted is not None
+            _remember(processes, kept)
+
+    pool.flush = flush_the_rest
+
+
+def _can_be_read(job: Any) -> bool:
+    """Whether a child may read this job already, ask, and be told to start."""
+    request = getattr(job._accept_callback, "__self__", None)
+    return not job._accepted and job._write_to is not None and claim_of(request) is not None
+
+
+def _remember(processes: Any, kept: dict[Any, Any]) -> None:
+    """Celery 5.5 forgets running jobs, 5.6 that their children are busy: neither is so in 5.7."""
+    for id, job in kept.items():
+        if job.ready():
+            continue
+        processes._cache.setdefault(id, job)
+        child = job._write_to or job._scheduled_for
+        if child is not None and child._is_alive():
+            processes._busy_workers.add(child.inqW_fd)
