@@ -85,6 +85,13 @@ def client_of(app: Celery, timeout: float | None = None) -> Redis:
         redis.exceptions.RedisError: it cannot be reached.
     """
     with app.connection_for_read() as connection:
+        # kombu alone tries two servers of a failover list, however many there are.
+        connection.ensure_connection(
+            max_retries=max(1, len(connection.alt)),
+            interval_start=0,
+            interval_step=0,
+            reraise_as_library_errors=False,
+        )
         channel = connection.channel()
         if not isinstance(channel, Transport.Channel):
             raise UnsupportedBroker(

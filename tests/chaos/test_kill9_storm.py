@@ -85,11 +85,12 @@ def test_stock_strands_jobs_in_the_same_storm(
     worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> None:
     """The control: without the package, the storm of the test above costs jobs."""
-    names = [f"job-{n}" for n in range(200)]
+    names = [f"job-{n}" for n in range(150)]
 
     def publish() -> None:
         for name in names:
-            shop.hold.delay(name, 0.05)
+            # Long enough for a kill to find one at work, however slow the machine is beside.
+            shop.hold.delay(name, 0.3)
 
     def start(ready: bool = False) -> Worker:
         return worker(concurrency=CONCURRENCY, ready=ready, superfetch=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from celery_superfetch.connection import client_of
 from harness.server import Server, free_port
 from harness.waiting import eventually
 from harness.worker import Worker
@@ -92,6 +93,13 @@ def test_a_failover_list_keeps_the_transport_after_a_switch(
     eventually(lambda: own.client().zcard("superfetch:owners") == 1, within=10)
     process.term()
     assert process.wait_exit() == 0
+
+
+def test_the_last_of_a_long_failover_list_is_found(make_app: Any, fresh_server: Any) -> None:
+    """By what makes clients of its own, as kombu's consumers do: they try all of them."""
+    own = fresh_server()
+    gone = [f"redis://127.0.0.1:{free_port()}/0" for _ in range(3)]
+    assert client_of(make_app(url=";".join([*gone, own.url()]))).ping()
 
 
 def test_rediss_has_stock_kombus_tls_defaults(
