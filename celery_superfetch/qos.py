@@ -116,9 +116,10 @@ class QoS(virtual.QoS):
         self._flush()
         back: dict[Job, Any] = {}
         for tag, message in reversed(list(self._delivered.items())):
-            claimed = getattr(message._raw, "claimed", None)
-            if claimed is not None:
-                back[claimed.job] = tag
+            raw = message._raw
+            if isinstance(raw, Delivered):
+                raw.take_back()  # where timers have greenlets, one may be about to start it
+                back[raw.claimed.job] = tag
         if not back:
             return []
         in_flight = self.channel.fetch.in_flight
