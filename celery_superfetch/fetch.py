@@ -17,7 +17,7 @@ from .job import Claimed, Job
 from .membership import Membership
 
 if TYPE_CHECKING:
-    from .transport import Channel
+    from .channel import Channel
 
 logger = get_logger(__name__)
 

@@ -11,7 +11,8 @@ from redis.exceptions import RedisError
 
 from .evidence import local_evidence
 from .facts import Facts
-from .membership import Membership, memberships
+from .membership import Membership
+from .memberships import memberships
 from .owner import ProcessImage
 from .reaper import Reaper
 from .tasks import reaper_of, scheduled_pass

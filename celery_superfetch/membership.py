@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
@@ -23,7 +22,7 @@ from .in_flight import InFlight
 from .job import Job
 from .keys import Keys
 from .owner import ProcessImage, mint_owner
-from .places import Params, place_of
+from .places import Params, patient, place_of, without_retries
 from .preflight import check_server
 from .private_list import Claims
 from .pulse import Pulse, threads_are_greenlets
@@ -34,11 +33,6 @@ logger = logging.getLogger(__name__)
 
 #: A claim finds its owner unregistered at most this often in a row before it gives up.
 REGISTRATIONS = 3
-
-#: Seconds to wait for the server where the user set no ``socket_timeout``. A firewall that
-#: dropped a connection would stop the consumer's loop for a quarter of an hour (the kernel's
-#: retransmissions); a server that stands still for 10 s must not be taken for gone.
-REPLY_TIMEOUT = 15.0
 
 #: Seconds a blocking claim may take; a claim of a dead process can land until then.
 BLOCK_TIMEOUT = 20
@@ -57,8 +51,8 @@ class Membership:
         self.config = config
         self.keys = Keys(config.global_keyprefix)
         self.pid = os.getpid()
-        self.params: Params = _without_retries(params)
-        self.elsewhere = [_without_retries(other) for other in elsewhere]
+        self.params: Params = without_retries(params)
+        self.elsewhere = [without_retries(other) for other in elsewhere]
         self.client = Redis(connection_pool=ConnectionPool(**patient(self.params)))
         self.in_flight = InFlight(self.client, self.keys, config)
         self.registry = Registry(self.client, self.keys, config)
@@ -284,7 +278,7 @@ class Membership:
                 return True
             if self.owner and not knows(params, self.keys, self.owner):
                 return False
-            self._move(_without_retries(params))
+            self._move(without_retries(params))
             return True
 
     def _move(self, params: Params) -> None:
@@ -396,68 +390,3 @@ class Membership:
         if self._heart.connection is not None:
             # Nobody uses it from here on; the server may close it before the next join does.
             self._heart.connection.disconnect()
-
-
-def _without_retries(params: Params) -> dict[str, Any]:
-    """A claim that redis-py repeats by itself claims twice, and nobody learns of the first."""
-    kept = {k: v for k, v in params.items() if k not in ("retry", "retry_on_error")}
-    return {**kept, "retry_on_timeout": False}
-
-
-def patient(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a connection that waits, but not for ever, where the user set no limit."""
-    own = dict(params)
-    own["socket_timeout"] = own.get("socket_timeout") or REPLY_TIMEOUT
-    if "path" not in own:
-        own["socket_connect_timeout"] = own.get("socket_connect_timeout") or REPLY_TIMEOUT
-    return own
-
-
-_memberships: dict[object, Membership] = {}
-_memberships_lock = threading.Lock()
-
-
-def membership_for(params: Params, config: Config, elsewhere: Sequence[Params] = ()) -> Membership:
-    """The membership of this process in the database that ``params`` lead to.
-
-    Arguments:
-        elsewhere: where else it may be found: the servers of a failover list.
-    """
-    place = place_of(params)
-    # Two apps with other settings, or another name, are owners of their own.
-    group = (frozenset([place, *map(place_of, elsewhere)]), config)
-    found = _make_once(group, lambda: Membership(params, config, elsewhere))
-    if found.follow(params):
-        return found
-    # Servers of a list need not be replicas of each other.
-    return _make_once((frozenset([place]), config), lambda: Membership(params, config))
-
-
-def _make_once(key: object, make: Callable[[], Membership]) -> Membership:
-    with _memberships_lock:
-        if key not in _memberships:
-            _memberships[key] = make()
-        return _memberships[key]
-
-
-def memberships() -> list[Membership]:
-    """All memberships of this process."""
-    with _memberships_lock:
-        return list(_memberships.values())
-
-
-def _after_fork() -> None:
-    """A child never is the parent's owner; it registers itself if it ever claims."""
-    global _memberships_lock
-    _memberships_lock = threading.Lock()
-    _memberships.clear()
-
-
-@atexit.register
-def _at_exit() -> None:
-    for membership in memberships():
-        membership.leave_for_good()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

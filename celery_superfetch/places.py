@@ -25,6 +25,11 @@ ASKED_ONCE: Params = {
     "retry": Retry(NoBackoff(), 0),
 }
 
+#: Seconds to wait for the server where the user set no ``socket_timeout``. A firewall that
+#: dropped a connection would stop the consumer's loop for a quarter of an hour (the kernel's
+#: retransmissions); a server that stands still for 10 s must not be taken for gone.
+REPLY_TIMEOUT = 15.0
+
 #: How a reply begins that ends a blocking read because the server was made a replica.
 FORCED_UNBLOCK = "UNBLOCKED force unblock"
 
@@ -129,3 +134,18 @@ def place_of(params: Params) -> Hashable:
     sentinels = params.get("connection_pool")
     parts = tuple(str(params.get(part)) for part in ("host", "port", "path", "db", "username"))
     return (*parts, sentinels.group) if isinstance(sentinels, Sentinels) else parts
+
+
+def without_retries(params: Params) -> dict[str, Any]:
+    """A claim that redis-py repeats by itself claims twice, and nobody learns of the first."""
+    kept = {k: v for k, v in params.items() if k not in ("retry", "retry_on_error")}
+    return {**kept, "retry_on_timeout": False}
+
+
+def patient(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a connection that waits, but not for ever, where the user set no limit."""
+    own = dict(params)
+    own["socket_timeout"] = own.get("socket_timeout") or REPLY_TIMEOUT
+    if "path" not in own:
+        own["socket_connect_timeout"] = own.get("socket_connect_timeout") or REPLY_TIMEOUT
+    return own

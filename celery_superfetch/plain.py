@@ -8,12 +8,12 @@ from typing import Any
 
 import kombu
 
+from .channel import Channel
 from .drain import Report
 from .errors import UnsupportedBroker
 from .job import digest
 from .keys import Keys
 from .reaper import Reaper
-from .transport import Channel
 
 
 @contextmanager

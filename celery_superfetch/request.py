@@ -10,10 +10,10 @@ from celery.utils.log import get_logger
 from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 
+from .channel import Channel
 from .poison_pill import announce
 from .start import NotStarted
 from .stopping import Returnable, request_attributes, told_to_stop
-from .transport import Channel
 
 logger = get_logger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from celery import Celery
 
-from .transport import Channel
+from .channel import Channel
 
 
 class Routes:

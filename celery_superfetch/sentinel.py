@@ -6,9 +6,10 @@ from typing import Any
 
 from kombu.transport import redis
 
+from .channel import Channel
 from .errors import ConfigError
 from .places import ASKED_ONCE, Params, sentinel_params
-from .transport import Channel, Transport
+from .transport import Transport
 
 
 class SentinelChannel(Channel, redis.SentinelChannel):

@@ -25,7 +25,7 @@ from .connection import client_of
 from .errors import SuperfetchError
 from .job import digest
 from .keys import Keys
-from .membership import memberships
+from .memberships import memberships
 from .pool_flush import keep_what_runs
 from .qos import claim_of
 from .scripts import Scripts

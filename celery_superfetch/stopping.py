@@ -17,7 +17,7 @@ from celery.platforms import EX_FAILURE, EX_OK
 from celery.utils.log import get_logger
 from celery.worker import state
 
-from .membership import memberships
+from .memberships import memberships
 from .qos import Delivered
 
 logger = get_logger(__name__)

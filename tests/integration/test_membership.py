@@ -12,7 +12,8 @@ import redis
 from redis.connection import parse_url
 
 from celery_superfetch.heartbeats import Heartbeats
-from celery_superfetch.membership import Membership, membership_for, memberships
+from celery_superfetch.membership import Membership
+from celery_superfetch.memberships import membership_for, memberships
 from harness.waiting import eventually
 from parts.bench import Bench, payload
 

@@ -1,0 +1,328 @@
+"""A channel: translates kombu's calls to claims, acks and requeues."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from copy import copy
+from functools import cached_property
+from queue import Empty
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from kombu.log import get_logger
+from kombu.transport import redis
+from kombu.utils.encoding import bytes_to_str
+from kombu.utils.json import loads
+from kombu.utils.scheduling import cycle_by_name
+
+from . import __version__
+from .config import Config
+from .cut_short import CutShort
+from .fetch import Fetch, is_round_robin
+from .job import Claimed, Job, digest
+from .keys import Keys
+from .lib_name import named
+from .membership import Membership
+from .memberships import membership_for
+from .places import Params, leaving_replicas
+from .qos import Delivered, QoS
+
+if TYPE_CHECKING:
+    from .dead_set import DeadJob
+
+logger = get_logger(__name__)
+
+
+class Channel(redis.Channel):
+    """kombu's Redis channel; jobs that want an ack are fetched reliably."""
+
+    QoS = QoS
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._pid = os.getpid()
+        self._reliable: set[str] = set()
+        self._fetch: Fetch | None = None
+        super().__init__(*args, **kwargs)
+        self.QoS = QoS  # ack_emulation=False would bring one that forgets at once
+        self.config: Config = self.connection.config
+        self._claim_cycle = cycle_by_name(self.queue_order_strategy)()
+        self._queue_of: dict[str, str] = {}
+        self._callbacks: dict[str, Callable[[Any], Any]] = {}
+        self._lists: list[str] = []
+
+    # -- where the database is
+
+    def here(self) -> Params:
+        """Where connections of our own find the database."""
+        return self._connparams()
+
+    def elsewhere(self) -> list[Params]:
+        """The same for the other servers of a failover list."""
+        client = self.connection.client
+        found: list[Params] = []
+        for url in dict.fromkeys(client.alt):
+            other, channel = client.clone(), copy(self)
+            other.switch(url)
+            channel.connection = SimpleNamespace(
+                client=other, default_port=self.connection.default_port
+            )
+            found.append(channel._connparams())
+        return found
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        params: dict[str, Any] = super()._connparams(asynchronous)
+        params["connection_class"] = leaving_replicas(params["connection_class"])
+        return named(params, __version__)
+
+    # -- which queues are fetched how
+
+    @property
+    def active_queues(self) -> list[str]:
+        """What kombu's BRPOP serves: queues without ack, which have nothing to protect."""
+        return [queue for queue in super().active_queues if queue not in self._reliable]
+
+    def queue_lists(self) -> list[str]:
+        """Queue lists of the reliable queues, priorities first."""
+        return self._lists
+
+    def claim_order(self) -> tuple[list[str], int]:
+        """The lists in the order of claiming, and how many neighbours are equals."""
+        queues = self._claim_cycle.consume(len(self._reliable_queues()))
+        turn = len(queues) if is_round_robin(self._claim_cycle) else 1
+        return [self._q_for_pri(q, pri) for pri in self.priority_steps for q in queues], turn
+
+    def claimed_from(self, queue_list: str) -> None:
+        """Let the next claim begin with another queue."""
+        self._claim_cycle.rotate(self._queue_of[queue_list])
+
+    def expires_of(self, queue_list: str) -> int:
+        """ms of the queue's x-expires; 0 for none."""
+        expires = getattr(self, "_expires", {})  # came with kombu 5.6
+        return int(expires.get(self._queue_of.get(queue_list, queue_list)) or 0)
+
+    def _reliable_queues(self) -> list[str]:
+        return [q for q in dict.fromkeys(self._active_queues) if q in self._reliable]
+
+    def _update_queue_cycle(self) -> None:
+        super()._update_queue_cycle()
+        queues = self._reliable_queues()
+        self._claim_cycle.update(queues)
+        self._lists = [self._q_for_pri(q, pri) for pri in self.priority_steps for q in queues]
+        self._queue_of = {self._q_for_pri(q, pri): q for q in queues for pri in self.priority_steps}
+
+    # -- fetching
+
+    @property
+    def membership(self) -> Membership:
+        """This process as an owner in the broker's database."""
+        return self.fetch.membership
+
+    @property
+    def fetch(self) -> Fetch:
+        """Made on the first consume: a producer needs none of it."""
+        if self._fetch is None:
+            membership = membership_for(self.here(), self.config, self.elsewhere())
+            self._fetch = Fetch(self, membership)
+        return self._fetch
+
+    @property
+    def waiting(self) -> int:
+        """Claimed jobs that the consumer has not seen yet."""
+        return self._fetch.waiting if self._fetch is not None else 0
+
+    @property
+    def outlived(self) -> int:
+        """Jobs that run on although their channel is closed."""
+        return len(self._fetch.in_flight.outlived) if self._fetch is not None else 0
+
+    @property
+    def stopping(self) -> bool:
+        """True once the process was told to stop."""
+        return self._fetch is not None and self._fetch.membership.is_stopping
+
+    def give_back_waiting(self) -> int:
+        """Give back at once, and in order, what is claimed and not started; any thread may."""
+        if self._fetch is None:
+            return 0
+        jobs = [*self._fetch.take_back_waiting(), *self.qos.take_back_waiting()]
+        if jobs:
+            self.requeue(jobs, "front")
+        return len(jobs)
+
+    @property
+    def must_look(self) -> bool:
+        """True while some lists have to be looked at once a second."""
+        return self._fetch is not None and self._fetch.must_look
+
+    def fetch_turn(self) -> None:
+        """One turn of the loop."""
+        if self._fetch is not None and not self.closed:
+            self._fetch.turn()
+
+    def deliver_one(self) -> bool:
+        """Deliver one claimed job to its consumer; False when there is none."""
+        return self._fetch is not None and self._fetch.deliver()
+
+    def deliver(self, claimed: Claimed) -> bool:
+        """Hand a claimed job to its consumer."""
+        message = self._decode(claimed)
+        if message is None:
+            return False
+        queue = self._queue_of[claimed.job.queue_list]
+        # kombu knows one callback for each queue of a connection; two channels are two consumers.
+        callback = self._callbacks.get(queue)
+        if callback is not None:
+            callback(message)
+        else:
+            self.connection._deliver(message, queue)
+        return True
+
+    def _decode(self, claimed: Claimed) -> Any:
+        """The message in a payload; None when it is none and was put into quarantine."""
+        try:
+            raw = Delivered(loads(bytes_to_str(claimed.job.payload)))
+            raw.claimed = claimed
+            raw["properties"]["delivery_info"]["redelivered"] = claimed.redelivered
+            if claimed.redelivered:
+                raw["headers"]["redelivered"] = True
+            return self.Message(raw, channel=self)
+        except Exception:  # whatever a payload can do to a parser must not end the worker
+            self.cut_short.quarantine(claimed.job)
+            return None
+
+    def basic_consume(
+        self,
+        queue: str,
+        no_ack: bool,
+        callback: Callable[[Any], Any],
+        consumer_tag: str,
+        **kwargs: Any,
+    ) -> Any:
+        reliable = not no_ack and queue not in self._fanout_queues
+        if reliable:
+            self._reliable.add(queue)
+            self.fetch  # noqa: B018 - made here, where the connection's parameters are known
+        result = super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
+        if reliable:
+            # kombu's own callback would decode the message a second time.
+            def deliver(message: Any) -> Any:
+                self.qos.append(message, message.delivery_tag)
+                return callback(message)
+
+            self.connection._callbacks[queue] = self._callbacks[queue] = deliver
+        return result
+
+    def _basic_cancel(self, consumer_tag: str) -> Any:
+        queue = self._tag_to_queue.get(consumer_tag)
+        result = super()._basic_cancel(consumer_tag)
+        if queue in self._reliable and queue not in self._active_queues:
+            self._reliable.discard(queue)
+            self._callbacks.pop(queue, None)
+            self.fetch.cancel(set(self._lists_of(queue)))
+            self._update_queue_cycle()
+        return result
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
+        if no_ack:
+            return super().basic_get(queue, no_ack, **kwargs)
+        claimed = self.fetch.claim_one(self._lists_of(queue))
+        if claimed is None:
+            return None
+        message = self._decode(claimed)
+        if message is None:
+            return self.basic_get(queue, no_ack, **kwargs)
+        self.qos.append(message, message.delivery_tag)
+        return message
+
+    def _lists_of(self, queue: str) -> list[str]:
+        return [self._q_for_pri(queue, pri) for pri in self.priority_steps]
+
+    # To kombu a queue holds what no consumer has seen, and what was claimed ahead is among it.
+
+    def _ahead(self, queue: str) -> int:
+        return self._fetch.ahead(self._lists_of(queue)) if self._fetch is not None else 0
+
+    def _size(self, queue: str) -> int:
+        return int(super()._size(queue)) + self._ahead(queue)
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        return self._ahead(queue) > 0 or bool(super()._has_queue(queue, **kwargs))
+
+    def _get(self, queue: str) -> Any:
+        """For ``no_ack`` alone. Says as stock does whether the message was delivered before:
+        there the bytes that went back tell, here its counters."""
+        renew = getattr(self, "_maybe_update_queues_expire", None)  # came with kombu 5.7
+        with self.conn_or_acquire() as client:
+            payload = next(filter(None, map(client.rpop, self._lists_of(queue))), None)
+            if renew is not None:
+                renew(client, queue)
+            if payload is None:
+                raise Empty
+            message = loads(bytes_to_str(payload))
+            if client.exists(Keys(self.config.global_keyprefix).recoveries(digest(payload))):
+                message["headers"]["redelivered"] = True
+            return message
+
+    # -- settling
+
+    def settle(self, claimed: Claimed) -> None:
+        """Ack: with the loop's next turn where there is one, else at once."""
+        in_flight = self.fetch.in_flight
+        in_flight.ack(claimed)
+        if self.closed or self.fetch.poller.hub is None or not self._lists:
+            try:
+                in_flight.flush()
+            except (*self.connection_errors, self.ResponseError) as exc:
+                logger.warning("An ack could not be sent yet (%s); it is kept and sent again.", exc)
+        self.fetch.poller.wake()
+
+    def requeue(self, jobs: Iterable[Job], where: str) -> None:
+        """Give jobs back to their queues; what fails now is tried again."""
+        self.fetch.in_flight.requeue(jobs, where)
+        self.fetch.poller.wake()
+
+    @cached_property
+    def cut_short(self) -> CutShort:
+        """For jobs that end otherwise than by ack or requeue."""
+        return CutShort(self.fetch.in_flight)
+
+    def recover_or_kill(self, delivery_tag: Any, reason: str, sender: Any) -> DeadJob | None:
+        """A delivery whose run was cut short is recovered, or killed and returned."""
+        claimed = self.qos.claimed(delivery_tag)
+        if claimed is None:
+            return None
+        dead = self.cut_short.recover_or_kill(claimed.job, reason, sender)
+        self.qos._quick_ack(delivery_tag)
+        return dead
+
+    def give_back(self, delivery_tag: str) -> None:
+        """A delivery whose run was called off goes back to the front of its queue."""
+        self.qos.give_back(delivery_tag, "front")
+
+    def ended(self, delivery_tag: str) -> None:
+        """A delivery runs no more, and is to go back with those that never ran."""
+        claimed = self.qos.claimed(delivery_tag)
+        if claimed is not None:
+            self.fetch.in_flight.ended(claimed.job)
+
+    def never_started(self, delivery_tag: str) -> None:
+        """A delivery was dropped unstarted: it is not ours to run, and not ours to settle."""
+        self.qos.never_started(delivery_tag)
+
+    def _restore(self, message: Any, leftmost: bool = False) -> None:
+        claimed = getattr(message._raw, "claimed", None)
+        if claimed is not None:
+            self.requeue([claimed.job], "back" if leftmost else "front")
+
+    def close(self) -> None:
+        if self._pid != os.getpid():
+            # A forked child closes what it has inherited (kombu's pools do it unasked). The jobs
+            # are its parent's, and so is the other end of each socket.
+            self.closed = True
+            return
+        if self._fetch is not None and not self.closed:
+            self._fetch.close()
+        super().close()
+        if self._fetch is not None:
+            self._fetch.leave()

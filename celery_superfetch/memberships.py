@@ -1,0 +1,61 @@
+"""The memberships of this process: one for each database and configuration."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable, Sequence
+
+from .config import Config
+from .membership import Membership
+from .places import Params, place_of
+
+_memberships: dict[object, Membership] = {}
+_memberships_lock = threading.Lock()
+
+
+def membership_for(params: Params, config: Config, elsewhere: Sequence[Params] = ()) -> Membership:
+    """The membership of this process in the database that ``params`` lead to.
+
+    Arguments:
+        elsewhere: where else it may be found: the servers of a failover list.
+    """
+    place = place_of(params)
+    # Two apps with other settings, or another name, are owners of their own.
+    group = (frozenset([place, *map(place_of, elsewhere)]), config)
+    found = _make_once(group, lambda: Membership(params, config, elsewhere))
+    if found.follow(params):
+        return found
+    # Servers of a list need not be replicas of each other.
+    return _make_once((frozenset([place]), config), lambda: Membership(params, config))
+
+
+def _make_once(key: object, make: Callable[[], Membership]) -> Membership:
+    with _memberships_lock:
+        if key not in _memberships:
+            _memberships[key] = make()
+        return _memberships[key]
+
+
+def memberships() -> list[Membership]:
+    """All memberships of this process."""
+    with _memberships_lock:
+        return list(_memberships.values())
+
+
+def _after_fork() -> None:
+    """A child never is the parent's owner; it registers itself if it ever claims."""
+    global _memberships_lock
+    _memberships_lock = threading.Lock()
+    _memberships.clear()
+
+
+@atexit.register
+def _at_exit() -> None:
+    for membership in memberships():
+        membership.leave_for_good()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
