@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from kombu.log import get_logger
 from kombu.utils.scheduling import round_robin_cycle
-from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 
-from .blocking import BlockingRead, unblock
+from .blocking_reads import BlockingReads
 from .job import Claimed, Job
 from .membership import Membership
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from .channel import Channel
 
 logger = get_logger(__name__)
-
-#: Blocking connections of one channel at most; lists beyond that are looked at once a second.
-MOST_BLOCKS = 16
 
 #: Seconds between two looks at lists that cannot be blocked on.
 POLL_INTERVAL = 1.0
@@ -47,15 +44,12 @@ class Fetch:
         self.ready: deque[Claimed] = deque()
         #: Brought by a blocking read; the next claim confirms them.
         self.unconfirmed: list[Job] = []
-        self._reads: dict[str, BlockingRead] = {}
-        self._fds: dict[str, int] = {}
+        self.reads = BlockingReads(membership, self.poller, self._accept, self._complain)
         self._dry = False
         self._look_at = 0.0
         self._silenced: dict[str, float] = {}
         self._refused_until = 0.0
-        self._unblockable: dict[str, float] = {}
         self._joined: dict[str, int] = {}
-        self._answered = True
         self._outages = membership.outages
 
     @property
@@ -103,14 +97,14 @@ class Fetch:
             return
         credit = self.channel.qos.credit()
         now = monotonic()
-        if self._dry and now >= self._look_at and self._cannot_block(lists, now):
+        if self._dry and now >= self._look_at and not self.reads.can_cover(lists):
             self._dry = False
         if self.unconfirmed or (credit and not self._dry):
             self._claim(lists, credit, now)
         else:
             self.flush()
         if self._dry and self.channel.qos.credit():
-            self._block(lists, now)
+            self.reads.wait_on(lists)
         if self.ready:
             self.poller.ring()
 
@@ -132,7 +126,7 @@ class Fetch:
             self._joined = expires
 
     def _mind_connections(self) -> None:
-        if any(read.overdue for read in self._reads.values()):
+        if self.reads.overdue:
             logger.warning("A blocking read got no reply in time; its connection is replaced.")
             self.in_flight.doubt = True
         if self._outages != self.membership.outages:
@@ -141,7 +135,7 @@ class Fetch:
         if self.in_flight.doubt:
             # With no claim on its way, what the private lists hold beyond what we do is what
             # lost replies spoke of.
-            self.close_reads()
+            self.reads.close()
             found = self.in_flight.reconcile(self.membership.owner, self.membership.facts.lists)
             if found:
                 logger.warning("%d claims whose reply was lost were given back.", found)
@@ -163,7 +157,7 @@ class Fetch:
                 self.ready.append(Claimed(job, mark))
         self.ready.extend(claims.jobs)
         for name, text in claims.errors:
-            self._complain(name, text, now)
+            self._complain(name, text)
         self._dry = len(claims.jobs) < credit
         self._look_at = now + POLL_INTERVAL
         for claimed in claims.jobs:
@@ -193,7 +187,7 @@ class Fetch:
         return claims.jobs[0] if claims.jobs else None
 
     def _take_ahead(self, lists: list[str]) -> Claimed | None:
-        self._disarm([r for name, r in self._reads.items() if name in lists and r.armed])
+        self.reads.call_off([read for read in self.reads.armed if read.queue_list in lists])
         if any(job.queue_list in lists for job in self.unconfirmed):
             self._claim(self.channel.queue_lists(), 0, monotonic())
         for claimed in [c for c in self.ready if c.job.queue_list in lists]:
@@ -209,7 +203,8 @@ class Fetch:
         jobs = [*(claimed.job for claimed in self.ready), *self.unconfirmed]
         return sum(job.queue_list in names for job in jobs)
 
-    def _complain(self, name: str, text: str, now: float) -> None:
+    def _complain(self, name: str, text: str) -> None:
+        now = monotonic()
         if now >= self._silenced.get(name, 0.0):
             self._silenced[name] = now + COMPLAINT_INTERVAL
             logger.error(
@@ -229,11 +224,11 @@ class Fetch:
         if not self.ready or self.channel.stopping:
             return False
         left = self.channel.qos.credit()
-        armed = [read for read in self._reads.values() if read.armed]
+        armed = self.reads.armed
         if armed and (not left or self.poller.inline):
             # A callback that runs the job here would keep a surplus claim waiting for it. Where
             # it is sure to, nobody could even give back what comes meanwhile.
-            self._disarm(armed[0 if self.poller.blocks() else left :])
+            self.reads.call_off(armed[0 if self.poller.blocks() else left :])
         try:
             claimed = self.ready.popleft()
         except IndexError:  # given back a moment ago: the process is stopping
@@ -247,61 +242,12 @@ class Fetch:
             return False
         return self.channel.deliver(claimed)
 
-    # -- blocking
-
-    def _cannot_block(self, lists: list[str], now: float) -> bool:
-        return len(lists) > MOST_BLOCKS or any(t > now for t in self._unblockable.values())
-
     @property
     def must_look(self) -> bool:
         """True while some lists have to be looked at once a second."""
-        now = monotonic()
-        if now < self._refused_until:
+        if monotonic() < self._refused_until:
             return True
-        return bool(self._joined) and self._cannot_block(list(self._joined), now)
-
-    def _block(self, lists: list[str], now: float) -> None:
-        for name in lists[:MOST_BLOCKS]:
-            read = self._reads.get(name)
-            if (read is not None and read.armed) or self._unblockable.get(name, 0.0) > now:
-                continue
-            if read is None or not read.connected:
-                read = self._open(name)
-            read.arm()
-        for name in set(self._reads) - set(lists):
-            self._close_read(name)
-
-    def _open(self, name: str) -> BlockingRead:
-        self._close_read(name)
-        read = BlockingRead(self.membership, name, dict(self.membership.params))
-        self._fds[name] = read.connect()
-        self._reads[name] = read
-        self.poller.watch(self._fds[name], lambda: self._on_reply(read))
-        return read
-
-    def _on_reply(self, read: BlockingRead) -> bool:
-        """A blocking read answered, or its connection broke. Nothing is delivered here."""
-        if not read.armed:  # the server closed an idle connection
-            self._close_read(read.queue_list)
-            return False
-        try:
-            payload = read.read()
-        except ResponseError as exc:
-            # OOM (Redis refuses the block), WRONGTYPE, a lost permission: the claim script
-            # looks at the list instead, once a second.
-            now = monotonic()
-            self._unblockable[read.queue_list] = now + 2 * POLL_INTERVAL
-            if not isinstance(exc, OutOfMemoryError):
-                self._complain(read.queue_list, str(exc), now)
-            return False
-        except (RedisError, OSError):
-            self.in_flight.doubt = True
-            self._close_read(read.queue_list)
-            raise
-        if payload is not None:
-            job = self.in_flight.lists.job(read.owner, read.queue_list, payload)
-            self._accept(job, read.armed_at)
-        return False
+        return bool(self._joined) and not self.reads.can_cover(self._joined)
 
     def _accept(self, job: Job, asked: float) -> None:
         if not self.in_flight.take(job, asked):
@@ -312,21 +258,13 @@ class Fetch:
         else:
             self.in_flight.requeue([job])
 
-    def _disarm(self, reads: list[BlockingRead]) -> None:
-        """Call off blocking reads; what they had claimed already is accepted or given back."""
-        if not unblock(self.membership.client, reads):
-            return
-        for read in reads:
-            self._on_reply(read)
-
     def cancel(self, lists: set[str]) -> None:
         """Stop fetching from some lists; what was claimed from them goes back."""
         try:
-            self._disarm([r for name, r in self._reads.items() if name in lists and r.armed])
+            self.reads.call_off([read for read in self.reads.armed if read.queue_list in lists])
         except RedisError:
             self.in_flight.doubt = True
-        for name in lists & set(self._reads):
-            self._close_read(name)
+        self.reads.close(lists)
         back = [claimed.job for claimed in self.ready if claimed.job.queue_list in lists]
         back += [job for job in self.unconfirmed if job.queue_list in lists]
         self.ready = deque(c for c in self.ready if c.job.queue_list not in lists)
@@ -346,27 +284,14 @@ class Fetch:
 
     # -- end
 
-    def _close_read(self, name: str) -> None:
-        read = self._reads.pop(name, None)
-        if read is not None:
-            self.poller.unwatch(self._fds.pop(name))
-            if read.armed and not read._id:
-                self._answered = False
-            read.close()
-
-    def close_reads(self) -> None:
-        """Close all blocking connections."""
-        for name in list(self._reads):
-            self._close_read(name)
-
     def close(self) -> None:
         """The channel closes: nothing is claimed from here on; never raises."""
         try:
-            self.cancel(set(self._reads) | {c.job.queue_list for c in self.ready})
+            self.cancel(self.reads.lists | {c.job.queue_list for c in self.ready})
         except (RedisError, OSError) as exc:
             logger.warning("Blocking reads could not be called off: %s", exc)
             self.in_flight.doubt = True
-        self.close_reads()
+        self.reads.close()
 
     def leave(self) -> None:
         """The channel is closed and gave back what it could; never raises."""
@@ -377,7 +302,7 @@ class Fetch:
                     if self.in_flight.doubt:
                         self.in_flight.reconcile(self.membership.owner, self.membership.facts.lists)
                 finally:  # whatever waits still, this channel is no reason to stay registered
-                    self.membership.leave(id(self), answered=self._answered)
+                    self.membership.leave(id(self), answered=self.reads.answered)
                 return
             except (RedisError, OSError) as exc:
                 # The first try may only have learned that the idle connections are lost, and

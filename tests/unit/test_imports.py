@@ -37,6 +37,7 @@ MODULES = {
     },
     "level2": {
         "blocking",
+        "blocking_reads",
         "cut_short",
         "drain",
         "evidence",
