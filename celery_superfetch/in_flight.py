@@ -18,19 +18,11 @@ from .config import Config
 from .job import Claimed, Job, digest, parse
 from .keys import Keys
 from .private_list import Claims, PrivateLists
+from .returns import STARTED, Returns
 from .scripts import Scripts
 from .signals import ownership_lost
 
 logger = logging.getLogger(__name__)
-
-#: Jobs given back by one script at most; bounds what it costs the server.
-BATCH = 100
-
-#: What ``requeue.lua`` answers for a job that its pool has started.
-STARTED = 2
-
-#: Seconds until jobs whose return the server refused are tried again.
-REFUSED_INTERVAL = 5.0
 
 #: Seconds for which a job that was called off is remembered as such: a pool's process that has it
 #: asks within ``start.START_WAIT`` (10 s) and two waits for a reply (5 s each).
@@ -72,11 +64,7 @@ class InFlight:
         self._resent: set[Job] = set()
         #: Jobs whose loss was announced while they ran.
         self._announced: set[Job] = set()
-        #: Jobs on their way back -> to which end of their queue.
-        self._returns: dict[Job, str] = {}
-        #: Returns that the server refused, and when they are tried again (monotonic s).
-        self._refused: dict[Job, str] = {}
-        self._refused_until = 0.0
+        self._returns = Returns(self.lists, self.scripts, self.expires)
         #: What ``reconcile`` found and gave back, and when (monotonic s).
         self._given_back: dict[tuple[str, str, bytes], float] = {}
         #: Claims that a pool of this process has and may start: owner and claim id.
@@ -151,8 +139,7 @@ class InFlight:
             self._held.pop(job, None)
             self.in_pool.discard((job.owner, job.claim_id))
             self.outlived.discard(job)
-            self._returns.pop(job, None)
-            self._refused.pop(job, None)
+            self._returns.forget(job)
 
     # -- claims and settlements
 
@@ -187,8 +174,7 @@ class InFlight:
         """Settle a job with the next ``claim`` or ``flush``; one given back is not ours."""
         with self._lock:
             if claimed.job in self._held:
-                self._returns.pop(claimed.job, None)
-                self._refused.pop(claimed.job, None)
+                self._returns.forget(claimed.job)
                 self._acks.append(claimed)
 
     def flush(self) -> None:
@@ -248,9 +234,8 @@ class InFlight:
         reaper saves a second run, and one that comes later removes nothing of anybody else's.
         """
         with self._lock:
-            for waiting in (*self._returns, *self._refused):
-                if waiting.owner == owner:
-                    self.drop(waiting)
+            for waiting in self._returns.of(owner):
+                self.drop(waiting)
             lost = {job for job in self.running() if job.owner == owner and job in self._held}
             self._announced |= lost
         for job in lost:
@@ -265,67 +250,28 @@ class InFlight:
         """
         with self._lock:
             acked = {job for job, _ in self._acks}
-            self._returns.update(
-                (job, where)
-                for job in jobs
-                if job in self._held and job not in acked and job not in self._refused
-            )
+            self._returns.add((j for j in jobs if j in self._held and j not in acked), where)
             try:
                 self._send_returns()
             except RedisError as exc:
-                logger.warning(
-                    "%d jobs could not be given back to their queues yet (%s). They are safe in "
-                    "the private lists and go back when the server answers, or by the reaper.",
-                    len(self._returns),
-                    exc,
-                )
+                self._returns.warn(exc)
 
     def _send_returns(self) -> None:
         """Send the requeues that wait.
 
         Raises:
-            redis.exceptions.RedisError: the server cannot be asked. What it refused (a queue
-                key of another type) is only logged: it must not stop claims and acks.
+            redis.exceptions.RedisError: the server cannot be asked.
         """
-        if self._refused and monotonic() >= self._refused_until:
-            self._returns, self._refused = {**self._refused, **self._returns}, {}
         if not self._returns:
             return
-        groups: dict[tuple[str, str, str], list[Job]] = {}
-        for job, where in self._returns.items():
-            groups.setdefault((job.owner, job.queue_list, where), []).append(job)
-        in_pool = {job for job in self._returns if self._held[job]}
-        batches = [
-            (where, jobs[at : at + BATCH])
-            for (_, _, where), jobs in groups.items()
-            for at in range(0, len(jobs), BATCH)
-        ]
-        calls = [
-            self.lists.requeue(jobs, where, self.expires.get(jobs[0].queue_list, 0), in_pool)
-            for where, jobs in batches
-        ]
-        replies = self.scripts.run_all(calls, errors=True)
-        self._returns = {}
-        for (where, jobs), reply in zip(batches, replies, strict=True):
-            if isinstance(reply, Exception):
-                self._refused.update((job, where) for job in jobs)
-                self._refused_until = monotonic() + REFUSED_INTERVAL
-                logger.error(
-                    "%d jobs could not be given back to queue list %s: %s. They are safe in the "
-                    "private list; it is tried again in %g s, and by the reaper.",
-                    len(jobs),
-                    jobs[0].queue_list,
-                    reply,
-                    REFUSED_INTERVAL,
-                )
-            else:
-                for job, moved in zip(jobs, reply, strict=True):
-                    if moved == STARTED:
-                        self.outlived.add(job)
-                        continue
-                    if job in in_pool:
-                        self._called_off.append((monotonic(), job))
-                    self.drop(job)
+        in_pool = {job for job, handed_over in self._held.items() if handed_over}
+        for job, outcome in self._returns.send(in_pool).items():
+            if outcome == STARTED:
+                self.outlived.add(job)
+                continue
+            if job in in_pool:
+                self._called_off.append((monotonic(), job))
+            self.drop(job)
 
     def long_called_off(self) -> list[Job]:
         """Jobs that nobody can ask about any more, once; their marks may go."""
@@ -389,7 +335,7 @@ class InFlight:
     @property
     def settlements(self) -> Mapping[str, int]:
         """How much waits to be sent: acks and returns (for tests and ``status``)."""
-        return {"acks": len(self._acks), "returns": len(self._returns) + len(self._refused)}
+        return {"acks": len(self._acks), "returns": len(self._returns)}
 
 
 def _trace(job: Job) -> tuple[str, str, int]:

@@ -48,6 +48,7 @@ MODULES = {
         "memberships",
         "migration",
         "reaper",
+        "returns",
         "stock_consumers",
     },
     "leaf": {"signals"},
