@@ -50,6 +50,13 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return f"superfetch: {ONE_AT_A_TIME}" if EXTERNAL else None
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    chance = parser.getgroup("tests that throw dice")
+    chance.addoption("--seed", type=int, help="begin with this seed, to see a run again")
+    chance.addoption("--runs", type=int, default=1, help="runs of the campaign of troubles")
+    chance.addoption("--minutes", type=float, default=1.5, help="how long the soak lasts")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("netns"):
         available, reason = namespaces_available()
