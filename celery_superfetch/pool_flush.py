@@ -14,7 +14,7 @@ from .qos import claim_of
 def keep_what_runs(pool: Any) -> None:
     """Let ``pool`` remember, when it is flushed, what its children run or are about to."""
     flush = pool.flush
-    if flush is None:  # a pool of threads or greenlets forgets nothing
+    if not pool.uses_semaphore:  # a pool of threads or greenlets forgets nothing
         return
 
     def flush_the_rest() -> None:
