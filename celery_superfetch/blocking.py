@@ -55,7 +55,7 @@ class BlockingRead:
         except ResponseError:  # forbidden: it can be neither unblocked nor cut, only awaited
             self._id = 0
         if self._id:
-            self.membership.connection_opened(self._id)
+            self.membership.heart.blocking.add(self._id)
         return int(self.connection._sock.fileno())
 
     @property
@@ -99,7 +99,7 @@ class BlockingRead:
         """Close the connection, on the server too: a claim must not land afterwards."""
         was_armed, self.armed = self.armed, False
         if self._id:
-            self.membership.connection_closed(self._id)
+            self.membership.heart.blocking.discard(self._id)
             if was_armed:
                 # Best effort: it is gone already, killing is forbidden, or the server is gone.
                 with contextlib.suppress(RedisError):

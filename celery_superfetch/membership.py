@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from time import monotonic
 from typing import Any
 
@@ -17,6 +16,7 @@ from .config import Config
 from .errors import ForkedConnection
 from .facts import Facts
 from .failover import knows, promoted
+from .heart import Heart
 from .heartbeats import RETRY_INTERVAL, Heartbeats, heart_client
 from .in_flight import InFlight
 from .job import Job
@@ -26,7 +26,7 @@ from .places import Params, patient, place_of, without_retries
 from .preflight import check_server
 from .private_list import Claims
 from .pulse import Pulse, threads_are_greenlets
-from .registry import Heartbeat, Registry, connection_id, run_id
+from .registry import Heartbeat, Registry
 from .watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -66,11 +66,9 @@ class Membership:
         self.on_joined: list[Callable[[], object]] = []
         #: Asked at each heartbeat for the pool processes as ``(pid, start time)``.
         self.pool: Callable[[], Sequence[tuple[int, str]]] = tuple
-        self._heart_socket: object = None
+        self.heart = Heart(self.connect, self.keys, config)
         self._facts = Facts.mine("", ProcessImage.current(), config)
         self._written: dict[str, str] = {}
-        self._connections: set[int] = set()
-        self._heart_id = 0
         self._last_ms = 0
         self._unheard = False
         #: Our last two heartbeats: whoever knows one is our server, or its replica.
@@ -81,17 +79,9 @@ class Membership:
         self._heartbeats: Heartbeats | None = None
         self._stopping = False
 
-    def heart(self) -> Redis:
-        """A client with a connection that nobody else uses."""
+    def connect(self) -> Redis:
+        """A client with a connection that nobody else uses, to where the server is now."""
         return heart_client(self.params, self.config.heartbeat_interval)
-
-    @cached_property
-    def _heart(self) -> Redis:
-        return self.heart()
-
-    @cached_property
-    def _heart_registry(self) -> Registry:
-        return Registry(self._heart, self.keys, self.config)
 
     def check_process(self) -> None:
         """Refuse to claim in a child that inherited this; its claims would be its parent's.
@@ -147,7 +137,7 @@ class Membership:
             self._joined = True
             if self._heartbeats is None:
                 interval, native = self.config.heartbeat_interval, threads_are_greenlets()
-                pulse = Pulse(self, self.heart, interval) if native else None
+                pulse = Pulse(self, self.connect, interval) if native else None
                 self._heartbeats = Heartbeats(self, pulse)
                 self._heartbeats.start()
         if first:
@@ -159,11 +149,8 @@ class Membership:
         for _ in range(REGISTRATIONS):
             if mint:
                 self._facts = self._facts.with_(owner=mint_owner(self._facts.process))
-            self._note_connection()
-            self._facts = self._facts.with_(
-                connections=self._all_connections(), pool=tuple(self.pool())
-            )
-            now = self._heart_registry.register(self._facts)
+            self._note_what_changes()
+            now = self.heart.registry.register(self._facts)
             if now is not None:
                 self._written = self._facts.dump()
                 # The first look: it saw nobody, and from here on it sees who is not heard.
@@ -203,13 +190,10 @@ class Membership:
             if not self._joined:  # it left while this heartbeat waited for its turn
                 return Heartbeat("left")
             try:
-                self._note_connection()
-                self._facts = self._facts.with_(
-                    connections=self._all_connections(), pool=tuple(self.pool())
-                )
+                self._note_what_changes()
                 fields = self._facts.dump()
                 changed = {k: v for k, v in fields.items() if self._written.get(k) != v}
-                beat = self._heart_registry.heartbeat(self._facts, self._last_ms, changed)
+                beat = self.heart.registry.heartbeat(self._facts, self._last_ms, changed)
             except RedisError:
                 self.watch.interrupt()
                 self._last_ms = 0
@@ -229,7 +213,7 @@ class Membership:
                 self._renew()
                 return beat
             for job in self.in_flight.long_called_off():
-                self._heart.hdel(self.keys.running(job.owner), job.claim_id)
+                self.heart.client.hdel(self.keys.running(job.owner), job.claim_id)
             self._written = fields
             self._last_ms = beat.now
             self._heard = (*self._heard[-1:], beat.now)
@@ -246,18 +230,13 @@ class Membership:
         self.client.connection_pool.disconnect(inuse_connections=False)
         self.outages += 1
 
-    def _note_connection(self) -> None:
-        """Learn the id of the heart's connection, once for each time it was opened."""
-        connection = self._heart.connection
-        socket = getattr(connection, "_sock", None)
-        if socket is not None and socket is self._heart_socket:
-            return
-        if self._heart_socket is not None:
-            # A restart or a failover may have undone what we were told was done.
+    def _note_what_changes(self) -> None:
+        """Bring up to date those facts that change while the owner lives."""
+        if self.heart.look():
             self.in_flight.doubt = True
-        self._heart_id = connection_id(self._heart)
-        self._facts = self._facts.with_(run_id=run_id(self._heart) if self._heart_id else "")
-        self._heart_socket = getattr(self._heart.connection, "_sock", None)
+        self._facts = self._facts.with_(
+            run_id=self.heart.run_id, connections=self.heart.connections, pool=tuple(self.pool())
+        )
 
     def _look_elsewhere(self) -> None:
         """Go on at the server that took ours' place, if there is one."""
@@ -287,22 +266,8 @@ class Membership:
         # Everybody has this client; what is under way fails by itself.
         self.client.connection_pool = ConnectionPool(**patient(params))
         old.disconnect(inuse_connections=False)
-        for name in ("_heart", "_heart_registry"):
-            self.__dict__.pop(name, None)
+        self.heart.move()
         self.in_flight.doubt = True
-
-    def _all_connections(self) -> tuple[int, ...]:
-        if not self._heart_id:
-            return ()
-        return tuple(sorted({self._heart_id, *self._connections}))
-
-    def connection_opened(self, id: int) -> None:
-        """Note a blocking connection: it is cut when this owner is reaped."""
-        self._connections.add(id)
-
-    def connection_closed(self, id: int) -> None:
-        """Note that a blocking connection is gone."""
-        self._connections.discard(id)
 
     def stopping(self) -> None:
         """The process was told to stop; the heart says so. Safe in a signal handler."""
@@ -322,7 +287,7 @@ class Membership:
 
     def pulse(self) -> Sequence[Any]:
         """The command that says no more than that this owner lives, or that it stops."""
-        return self._heart_registry.pulse(self._facts, "stopping" if self._stopping else "")
+        return self.heart.registry.pulse(self._facts, "stopping" if self._stopping else "")
 
     # -- claims
 
@@ -387,6 +352,6 @@ class Membership:
         self._heartbeats, self._joined = None, False
         self._facts = self._facts.with_(owner="", lists={}, state="running")
         self._stopping, self.neighbours = False, ()
-        if self._heart.connection is not None:
+        if self.heart.client.connection is not None:
             # Nobody uses it from here on; the server may close it before the next join does.
-            self._heart.connection.disconnect()
+            self.heart.client.connection.disconnect()

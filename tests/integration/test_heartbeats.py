@@ -73,9 +73,9 @@ def test_its_connections_are_registered_and_named_anew_when_they_change(
     bench.client.client_kill_filter(_id=first.connections[0])
     eventually(lambda: facts().connections != first.connections, 10)
     assert bench.registry.connected(facts(), run) is True
-    membership.connection_opened(4711)
+    membership.heart.blocking.add(4711)
     eventually(lambda: 4711 in facts().connections, 5)
-    membership.connection_closed(4711)
+    membership.heart.blocking.discard(4711)
     eventually(lambda: 4711 not in facts().connections, 5)
 
 

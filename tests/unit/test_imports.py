@@ -43,6 +43,7 @@ MODULES = {
         "evidence",
         "failover",
         "give_back",
+        "heart",
         "in_flight",
         "membership",
         "memberships",
