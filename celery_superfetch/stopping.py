@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from time import monotonic
 from typing import Any
 
 from celery.bootsteps import IGNORE_ERRORS
@@ -24,10 +23,6 @@ logger = get_logger(__name__)
 
 #: Seconds between two looks for an order to stop. The signal handler itself may only set flags.
 LOOK_INTERVAL = 0.5
-
-#: Seconds that jobs on their way to a pool process have to arrive there before the pool forgets
-#: them. Usually milliseconds; without it a job runs there and is given back as well.
-HAND_OVER = 3.0
 
 #: The only strategy that is known to ask a request before it runs it. Others (batches) keep
 #: messages of their own, and settle those themselves.
@@ -171,28 +166,6 @@ class Stopper(threading.Thread):
         else:
             if count:
                 logger.info("Told to stop: %d jobs went back to their queues.", count)
-
-
-def settle_hand_over(worker: Any) -> None:
-    """Let jobs that are on their way to a pool process arrive; the pool forgets them next."""
-    if worker.hub is None or not worker.pool.uses_semaphore:
-        return
-
-    def on_their_way() -> bool:
-        return any(
-            getattr(getattr(request.message, "_raw", None), "stage", "") == "started"
-            and not request.acknowledged
-            for request in list(state.reserved_requests)
-            if request not in state.active_requests
-        )
-
-    until = monotonic() + HAND_OVER
-    try:
-        loop = worker.hub.create_loop()
-        while on_their_way() and monotonic() < until:
-            next(loop)
-    except Exception as exc:  # a lost connection: the shutdown goes on without
-        logger.warning("Jobs on their way to the pool may run and be given back as well: %r", exc)
 
 
 # -- signals

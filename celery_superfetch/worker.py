@@ -26,7 +26,6 @@ from .stopping import (
     blocks_consumer,
     is_solo,
     say_so,
-    settle_hand_over,
     wrap_handlers,
 )
 from .tasks import reaper_of
@@ -68,7 +67,6 @@ class Maintenance(bootsteps.StartStopStep):
     def close(self, worker: Any) -> None:
         """The first thing of a shutdown, whatever asked for it, while the pool knows its jobs."""
         say_so()
-        settle_hand_over(worker)
 
     def stop(self, worker: Any) -> None:
         """The consumer has stopped and the pool has not: it waits for its jobs after this."""

@@ -8,6 +8,6 @@ from apps.build import build_app
 from celery_superfetch import worker
 
 worker.Stopper.give_back = lambda self: None  # type: ignore[method-assign]
-worker.settle_hand_over = lambda _: None
+worker.guard_starts = lambda pool: None
 
 app = build_app(os.environ)
