@@ -6,7 +6,8 @@ import contextlib
 from time import monotonic
 from typing import Any
 
-from redis import Redis
+from redis import Connection, Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from .membership import BLOCK_TIMEOUT, Membership
@@ -34,7 +35,7 @@ class BlockingRead:
         self.queue_list = queue_list
         params = dict(params)
         params.pop("max_connections", None)
-        self.connection = params.pop("connection_class")(**params)
+        self.connection = params.pop("connection_class", Connection)(**params)
         self.armed = False
         #: Whose private list the pending claim leads to.
         self.owner = ""
@@ -113,11 +114,16 @@ def unblock(client: Redis, reads: list[BlockingRead]) -> bool:
     Returns:
         False where that is forbidden, or has no effect in time; the replies then come when
         they come.
+
+    Raises:
+        redis.exceptions.RedisError: the server cannot be reached, or one of the reads broke.
     """
     if not reads:
         return True
     if any(not read._id for read in reads):
         return False
+    if not all(read.connected for read in reads):  # to ask redis-py would be to connect anew
+        raise RedisConnectionError("a blocking connection broke")
     deadline = monotonic() + UNBLOCK_LIMIT
     pending = list(reads)
     while pending:

@@ -137,6 +137,8 @@ class BlockingReads:
         for name in self.lists if lists is None else self.lists & set(lists):
             read = self._reads.pop(name)
             self.loop.unwatch(self._fds.pop(name))
-            if read.armed and not read._id:
-                self.answered = False
+            if read.armed:
+                # What it has claimed by now, nobody reads any more.
+                self.membership.in_flight.doubt = True
+                self.answered = self.answered and bool(read._id)
             read.close()

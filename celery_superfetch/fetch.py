@@ -287,7 +287,8 @@ class Fetch:
     def close(self) -> None:
         """The channel closes: nothing is claimed from here on; never raises."""
         try:
-            self.cancel(self.reads.lists | {c.job.queue_list for c in self.ready})
+            jobs = [*(claimed.job for claimed in self.ready), *self.unconfirmed]
+            self.cancel(self.reads.lists | {job.queue_list for job in jobs})
         except (RedisError, OSError) as exc:
             logger.warning("Blocking reads could not be called off: %s", exc)
             self.in_flight.doubt = True

@@ -333,6 +333,8 @@ class Membership:
                 self._users.clear()
                 self._end(answered=True)
             except RedisError as exc:
+                if self._heartbeats is not None:
+                    self._heartbeats.stop()  # to live on would keep its jobs from everybody else
                 logger.warning(
                     "Owner %s could not leave in order (%s); its jobs are recovered by another "
                     "worker's reaper.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -131,6 +132,17 @@ def fresh_server() -> Iterator[Callable[..., Server]]:
     yield start
     for own in started:
         own.close()
+
+
+@pytest.fixture(autouse=True)
+def nobodys_owner() -> Iterator[None]:
+    """What a test leaves registered by this process is not the next one's."""
+    yield
+    memberships = sys.modules.get("celery_superfetch.memberships")
+    if memberships is not None:
+        for membership in memberships.memberships():
+            membership.leave_for_good()
+        memberships._memberships.clear()
 
 
 @pytest.fixture

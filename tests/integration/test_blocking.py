@@ -6,10 +6,14 @@ import threading
 from time import monotonic
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from celery_superfetch.blocking import BlockingRead, unblock
 from celery_superfetch.job import Claimed, Job
 from celery_superfetch.membership import BLOCK_TIMEOUT
+from harness.proxy import FaultProxy
+from harness.server import Server
+from harness.waiting import eventually
 from parts.bench import Bench, payload
 from parts.inbox import Inbox
 
@@ -85,3 +89,37 @@ def test_a_reply_that_another_thread_overtook_is_not_believed(bench: Bench) -> N
     bench.push("mail", raw)
     third, asked = blmove()
     assert held.take(third, asked), "a reply to what was asked later is believed as it is"
+
+
+def test_a_read_that_broke_with_a_job_leaves_none_behind(
+    server: Server, url: str, bench: Bench
+) -> None:
+    """The server has moved the job, its reply is lost, and the first to notice calls it off."""
+    with FaultProxy(server.port) as proxy, Inbox(proxy.url()) as inbox:
+        done = proxy.cut_at(lambda words: words[:2] == [b"BLMOVE", b"mail"], reply_lost=True)
+        inbox.settle_in()
+        reads = inbox.channel.fetch.reads
+        [read] = [read for read in reads.armed if read.queue_list == "mail"]
+        bench.push("mail", payload(1))
+        eventually(done.is_set)
+        with pytest.raises(RedisConnectionError):
+            reads.call_off([read])
+        inbox.channel.close()
+        assert bench.queue() == [payload(1)]
+    assert bench.registry.owners() == {}
+
+
+def test_what_no_claim_has_confirmed_goes_back_when_its_connection_is_gone(
+    url: str, bench: Bench
+) -> None:
+    with Inbox(url, prefetch=1) as inbox:
+        inbox.settle_in()
+        fetch = inbox.channel.fetch
+        [read] = [read for read in fetch.reads.armed if read.queue_list == "mail"]
+        bench.push("mail", payload(1))
+        eventually(lambda: bench.queue() == [])
+        fetch.reads.call_off([read])
+        assert len(fetch.unconfirmed) == 1
+        fetch.reads.close()
+    assert bench.queue() == [payload(1)]
+    assert bench.registry.owners() == {}
