@@ -14,11 +14,16 @@ LEDGER_DB = 9
 
 
 class Ledger:
-    """An append-only list of "started" and "finished" lines in a database of its own."""
+    """An append-only list of "started" and "finished" lines in a database of its own.
 
-    def __init__(self, url: str, key: str = "ledger") -> None:
+    Arguments:
+        notes: written into each line, beside who wrote it.
+    """
+
+    def __init__(self, url: str, key: str = "ledger", **notes: str) -> None:
         self.url = url
         self.key = key
+        self.notes = notes
         self._redis = redis.Redis.from_url(url, decode_responses=True)
 
     # -- written by tasks --------------------------------------------------------------------
@@ -28,6 +33,14 @@ class Ledger:
 
     def finished(self, job: str) -> None:
         self._write("finished", job)
+
+    def gave_up(self, job: str, why: str) -> None:
+        """The run ended on purpose, and the job is not done: "rejected", "retried"."""
+        self._write(why, job)
+
+    def first(self, what: str) -> bool:
+        """True for the first who asks."""
+        return bool(self._redis.set(f"first:{what}", 1, nx=True))
 
     def released(self, job: str) -> bool:
         """Whether the test has told a held job to go on."""
@@ -40,6 +53,7 @@ class Ledger:
             "at": time.time(),
             "pid": os.getpid(),
             "host": socket.gethostname(),
+            **self.notes,
         }
         self._redis.rpush(self.key, json.dumps(line))
 
