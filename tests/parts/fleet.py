@@ -68,7 +68,8 @@ class Fleet:
             self.proxy = stack.enter_context(FaultProxy(self.server.port))
             self.db = Database(self.server.client())
             common = {"ledger_url": self.ledger.url, "result_url": self._books}
-            self.app = build_app(app_env(self.server.url(), superfetch=False, **common))
+            publisher = app_env(self.server.url(), superfetch=False, **common)
+            self.app = build_app({**publisher, "RESULT_URL": ""})  # it waits for no results
             env = app_env(
                 self.proxy.url(),
                 superfetch=self._superfetch,
