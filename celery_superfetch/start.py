@@ -36,6 +36,9 @@ logger = get_logger(__name__)
 #: to be noticed, far shorter than the silence after which an owner is taken for dead.
 START_WAIT = 10.0
 
+#: Seconds to wait for a connection, or for a reply, before the next try.
+REPLY_WAIT = START_WAIT / 2
+
 #: Seconds between two tries while the server cannot be reached.
 RETRY_INTERVAL = 0.5
 
@@ -128,15 +131,19 @@ class Starts:
         names = [keys.facts(ticket.owner), keys.running(ticket.owner), keys.stats]
         unrecorded = self._unrecorded
         args = [ticket.claim_id, ticket.digest, int(ticket.record), unrecorded]
-        deadline = monotonic() + START_WAIT
+        waited = 0.0
         while True:
+            began = monotonic()
             try:
                 answer = self._connected().run("start", names, args).decode()
             except ResponseError as exc:  # out of memory, forbidden: it will not change soon
                 return self._go_unrecorded(ticket, exc)
             except (RedisError, OSError, OperationalError, SuperfetchError) as exc:
                 self._scripts = None
-                if monotonic() >= deadline:
+                # One try counts for a reply's time at most: a process that was frozen during it
+                # has waited for nobody yet, and is the very one that must ask.
+                waited += min(monotonic() - began, REPLY_WAIT) + RETRY_INTERVAL
+                if waited >= START_WAIT:
                     return self._go_unrecorded(ticket, exc)
                 # Not a busy loop, and nothing to wait for but time.
                 threading.Event().wait(RETRY_INTERVAL)
@@ -164,7 +171,7 @@ class Starts:
 
 
 def _client() -> Redis:
-    return client_of(current_app._get_current_object(), timeout=START_WAIT / 2)
+    return client_of(current_app._get_current_object(), timeout=REPLY_WAIT)
 
 
 _starts = Starts(_client)
