@@ -213,8 +213,8 @@ class Soak:
     def child_killed(self) -> None:
         """What the kernel does that is out of memory."""
         place = self._place("prefork")
-        children = [c for c in self.workers[place].children() if is_alive(c)]
-        victim = self.dice.choice(children)
+        worker = self.workers[place].wait_ready()
+        victim = self.dice.choice([child for child in worker.children() if is_alive(child)])
         with self._harm("kill -9 of a pool child", place, pid=pid_inside(victim)):
             victim.send_signal(signal.SIGKILL)
 
@@ -230,7 +230,7 @@ class Soak:
         """SIGTERM, as at each deploy: nothing runs twice."""
         place = self._place()
         self.workers[place].term()
-        self.workers[place].wait_exit(60)
+        self._exits(place)
         self._again(place)
 
     def told_to_quit(self) -> None:
@@ -238,8 +238,16 @@ class Soak:
         place = self._place()
         with self._harm("QUIT", place):
             self.workers[place].quit()
-            self.workers[place].wait_exit(60)
+            self._exits(place)
         self._again(place)
+
+    def _exits(self, place: str) -> None:
+        try:
+            self.workers[place].wait_exit(60)
+        except AssertionError:
+            self.workers[place].signal(signal.SIGABRT)  # into its log: where it hangs
+            self.workers[place].wait_exit()
+            raise
 
     def _place(self, pool: str = "") -> str:
         return self.dice.choice([p for p, (_, kind, _) in PLACES.items() if pool in ("", kind)])

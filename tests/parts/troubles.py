@@ -18,8 +18,9 @@ from parts.fleet import SOCKET_TIMEOUT, Fleet
 
 Trouble = Callable[[Fleet, random.Random], None]
 
-#: Scripts and commands whose arrival, or whose reply, is lost.
-LOSABLE = ("claim", "ack", "start", "requeue", "heartbeat", "BLMOVE")
+#: Scripts and commands whose arrival, or whose reply, is lost; the last two are sent only now
+#: and then: when something is given back, and when somebody is idle.
+LOSABLE = ("claim", "ack", "start", "heartbeat", "requeue", "BLMOVE")
 
 
 def lasts(fleet: Fleet, seconds: float) -> None:
@@ -70,7 +71,7 @@ def one_thing_lost(fleet: Fleet, dice: random.Random) -> None:
     what = dice.choice(LOSABLE)
     matches = command(what) if what.isupper() else script(source(what))
     cut = fleet.proxy.cut_at(matches, dice.randint(1, 5), reply_lost=dice.random() < 0.6)
-    if what != "requeue":  # that one waits for a reason of its own
+    if what in LOSABLE[:-2]:
         eventually(cut.is_set, message=f"a {what} is lost")
 
 
