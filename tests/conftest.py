@@ -142,6 +142,8 @@ def nobodys_owner() -> Iterator[None]:
     if memberships is not None:
         for membership in memberships.memberships():
             membership.leave_for_good()
+            if membership._heartbeats is not None:  # a test left it with jobs
+                membership._heartbeats.stop()
         memberships._memberships.clear()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from apps.build import build_app
-from celery_superfetch import transport
+from celery_superfetch import channel
 from celery_superfetch.membership import Membership
 
 app = build_app(os.environ)
@@ -16,4 +16,4 @@ if os.environ["WITHOUT"] == "following":
     Membership._look_elsewhere = lambda self: None
 elif os.environ["WITHOUT"] == "leaving":
     # READONLY is a reply like any other, as in stock redis-py.
-    transport.leaving_replicas = lambda connection_class: connection_class
+    channel.leaving_replicas = lambda connection_class: connection_class

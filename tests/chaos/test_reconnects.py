@@ -60,7 +60,10 @@ def resources(fleet: Fleet) -> Resources:
         replies = fleet.app.control.broadcast("resources", reply=True, limit=len(names))
         rows = {name: row for reply in replies or () for name, row in reply.items()}
         found = {names[name.partition("@")[0] + "@"]: row for name, row in rows.items()}
-        return found if set(found) == set(fleet.pools) else None
+        if set(found) == set(fleet.pools):
+            return found
+        fleet.wake_remote_control()
+        return None
 
     return eventually(ask, message="every worker says what it has")
 

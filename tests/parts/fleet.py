@@ -9,6 +9,7 @@ from typing import Any
 
 from apps.build import build_app
 from harness.database import Database
+from harness.faults import kill_connections
 from harness.ledger import Ledger
 from harness.proxy import FaultProxy
 from harness.server import Server
@@ -134,9 +135,17 @@ class Fleet:
         if answers:
             eventually(self.everybody_answers, message="remote control reaches everybody")
 
+    def wake_remote_control(self) -> None:
+        """Celery's remote control of greenlets ends when its own connection breaks and the
+        consumer's does not (it was just connecting); it begins anew with the consumer's next.
+        """
+        kill_connections(self.server.client())
+
     def everybody_answers(self) -> bool:
         """Whether each worker's remote control works: it has connections of its own."""
         replies = self.app.control.ping(timeout=5, limit=len(self.workers))
         silent = set(self.workers) - {name.partition("@")[0] for row in replies for name in row}
+        if silent:
+            self.wake_remote_control()
         assert not silent, f"no answer from {silent}"
         return True
