@@ -40,11 +40,8 @@ def _can_be_read(job: Any) -> bool:
 
 
 def _remember(processes: Any, kept: dict[Any, Any]) -> None:
-    """Celery 5.5 forgets running jobs, 5.6 that their children are busy: neither is so in 5.7."""
+    """Celery 5.5 forgets running jobs, too."""
     for id, job in kept.items():
-        if job.ready():
-            continue
-        processes._cache.setdefault(id, job)
-        child = job._write_to or job._scheduled_for
-        if child is not None and child._is_alive():
-            processes._busy_workers.add(child.inqW_fd)
+        child = job._write_to
+        if not job.ready() and child is not None and child._is_alive():
+            processes._cache.setdefault(id, job)

@@ -23,9 +23,6 @@ OPTIONS = {"heartbeat_interval": 0.5, "owner_ttl": 2, "reap_interval": 1}
 
 #: Pool -> its size. Each worker serves the queue of its pool's name; solo is busy throughout.
 POOLS = {"prefork": 3, "threads": 3, "solo": 1}
-if celery.VERSION < (5, 6):
-    # At a reconnect its AsynPool.flush forgets the jobs that run, and with them their acks.
-    del POOLS["prefork"]
 BUSY = [pool for pool in POOLS if pool != "solo"]
 
 #: Where a job runs throughout. Before 5.7 Celery forgets at a reconnect which of its processes
