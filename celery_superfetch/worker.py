@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from celery import bootsteps, signals
 from celery.utils.log import get_logger
 from celery.worker import state
+from kombu.utils import functional
 from redis.exceptions import RedisError
 
 from .connection import client_of, config_of
@@ -17,6 +19,7 @@ from .maintenance import MaintenanceThread
 from .membership import Membership
 from .owner import start_time
 from .preflight import check_platform, check_server
+from .pulse import threads_are_greenlets
 from .qos import claim_of
 from .request import use_our_request
 from .signals import ownership_lost
@@ -51,6 +54,7 @@ class Maintenance(bootsteps.StartStopStep):
             raise SystemExit(f"celery_superfetch: {exc}") from exc
 
     def start(self, worker: Any) -> None:
+        _let_pauses_yield()
         _check_broker(worker.app)
         use_our_request(worker.app, worker.pool)
         guard_starts(worker.pool)
@@ -85,6 +89,16 @@ class Maintenance(bootsteps.StartStopStep):
         if events is not None and events.enabled and envelope.task_id:
             with self.worker.app.events.default_dispatcher(hostname=events.hostname) as own:
                 own.send("task-ownership-lost", uuid=envelope.task_id, owner=job.owner)
+
+
+def _let_pauses_yield() -> None:
+    """Let kombu's pauses between two tries to connect yield to other greenlets.
+
+    Celery's start imports kombu in the midst of gevent's patching, which misses its ``sleep``:
+    each pause would stop the jobs of the worker, and its heart, for up to half a minute.
+    """
+    if threads_are_greenlets():
+        functional.sleep = time.sleep
 
 
 def _check_broker(app: Any) -> None:

@@ -182,6 +182,24 @@ def test_what_celery_cancels_at_a_connection_loss_is_requeued_once(
     eventually(lambda: not fleet.left())
 
 
+def test_greenlets_go_on_while_their_worker_waits_for_the_next_try(
+    small: Callable[..., Fleet],
+) -> None:
+    fleet = small(pools={"gevent": 2})
+    fleet.app.tasks["shop.hold"].apply_async(("job",), queue="gevent")
+    eventually(lambda: fleet.ledger.starts().get("job"))
+    fleet.proxy.refuse()
+    fleet.proxy.cut()
+    worker = fleet.workers["gevent"]
+    worker.wait_log("Trying again in 4.00 seconds")
+    fleet.ledger.release("job")
+    eventually(lambda: fleet.ledger.finishes().get("job"))
+    assert "Trying again in 6.00 seconds" not in worker.log(), "it stood still in between"
+    fleet.proxy.heal()
+    eventually(lambda: not fleet.left(), message="it is acked")
+    assert len(fleet.ledger.starts()["job"]) == 1
+
+
 # -- the controls
 
 
