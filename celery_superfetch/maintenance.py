@@ -48,8 +48,9 @@ class MaintenanceThread(threading.Thread):
                     reaper = reaper_of(self.app, membership.client, membership.watch)
                     rounds = self._rounds[id(membership)] = Rounds(membership, reaper)
                 try:
+                    membership.catch_up()
                     rounds.go(monotonic())
-                except RedisError as exc:
+                except (RedisError, OSError) as exc:
                     logger.warning("Maintenance could not ask the broker: %s", exc)
                 except Exception:  # a thread that ended would take nobody's jobs back
                     logger.exception("Maintenance failed; it goes on.")

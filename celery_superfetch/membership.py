@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any
@@ -64,6 +65,8 @@ class Membership:
         self.neighbours: tuple[str, ...] = ()
         #: Called with no argument after registration and before the first claim.
         self.on_joined: list[Callable[[], object]] = []
+        #: What could not be done while the server was away; ``catch_up`` does it.
+        self.overdue: deque[Callable[[], object]] = deque()
         #: Asked at each heartbeat for the pool processes as ``(pid, start time)``.
         self.pool: Callable[[], Sequence[tuple[int, str]]] = tuple
         self.heart = Heart(self.connect, self.keys, config)
@@ -305,6 +308,20 @@ class Membership:
                 break
             self.heartbeat()
         return claims
+
+    def catch_up(self) -> None:
+        """Do what is overdue.
+
+        Raises:
+            redis.exceptions.RedisError: the server is still away; what is left waits on.
+        """
+        for _ in range(len(self.overdue)):
+            act = self.overdue.popleft()
+            try:
+                act()
+            except (RedisError, OSError):
+                self.overdue.append(act)
+                raise
 
     # -- end
 

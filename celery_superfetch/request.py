@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -9,6 +10,7 @@ from celery.exceptions import Reject, TimeLimitExceeded
 from celery.utils.log import get_logger
 from celery.worker import state
 from kombu.utils.imports import symbol_by_name
+from redis.exceptions import RedisError
 
 from .channel import Channel
 from .poison_pill import announce
@@ -109,9 +111,20 @@ class CountedRequest:
         message, task = self.message, self.task  # type: ignore[attr-defined]
         if self.acknowledged or not isinstance(message.channel, Channel):
             return super().reject(requeue=requeue)  # type: ignore[misc]
-        app = self._app  # type: ignore[attr-defined]
+        self.acknowledged = True
         try:
-            dead = message.channel.recover_or_kill(message.delivery_tag, self._cut_short, app)
+            self._recover_or_kill(self._cut_short)
+        except (RedisError, OSError) as exc:
+            logger.warning(
+                "Job %s[%s] lost its run (%s) and cannot be given back yet (%s): it is safe in "
+                "this worker's private list, and given back when the server answers.",
+                task.name,
+                self.id,  # type: ignore[attr-defined]
+                self._cut_short,
+                exc,
+            )
+            again = partial(self._recover_or_kill, self._cut_short)
+            message.channel.membership.overdue.append(again)
         except Exception:
             logger.exception(
                 "Job %s[%s] lost its run (%s) and could not be given back: it stays in this "
@@ -120,18 +133,26 @@ class CountedRequest:
                 self.id,  # type: ignore[attr-defined]
                 self._cut_short,
             )
-            return None
-        self.acknowledged = True
+        return None
+
+    def _recover_or_kill(self, reason: str) -> None:
+        """Settle a run that was cut short.
+
+        Raises:
+            redis.exceptions.RedisError: the server cannot be asked now.
+        """
+        message, app = self.message, self._app  # type: ignore[attr-defined]
+        dead = message.channel.recover_or_kill(message.delivery_tag, reason, app)
         if dead is None:
-            return None
+            return
         self._killed = True
         logger.error(
             "Job %s[%s] was killed after %d strikes (%s). It is whole in the dead set as %s: "
             "look with `celery superfetch dead show`, put it back with `retry`.",
-            task.name,
+            self.task.name,  # type: ignore[attr-defined]
             self.id,  # type: ignore[attr-defined]
             dead.strikes,
-            self._cut_short,
+            reason,
             dead.id,
         )
         try:
@@ -139,7 +160,6 @@ class CountedRequest:
                 message.channel.cut_short.dead_set.announced(dead.id)
         except Exception:  # a later pass of the reaper announces it
             logger.exception("The caller of killed job %s could not be told yet.", dead.id)
-        return None
 
 
 def use_our_request(app: Celery, pool: Any) -> None:

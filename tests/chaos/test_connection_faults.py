@@ -200,6 +200,24 @@ def test_greenlets_go_on_while_their_worker_waits_for_the_next_try(
     assert len(fleet.ledger.starts()["job"]) == 1
 
 
+def test_a_child_that_is_lost_while_the_server_is_away_costs_its_job_no_more_than_that(
+    small: Callable[..., Fleet],
+) -> None:
+    fleet = small(pools={"prefork": 1})
+    fleet.app.tasks["shop.hold"].apply_async(("job",), queue="prefork")
+    eventually(lambda: fleet.ledger.starts().get("job"))
+    fleet.proxy.refuse()
+    fleet.proxy.cut()
+    fleet.workers["prefork"].kill9_child()
+    fleet.workers["prefork"].wait_log("cannot be given back yet")
+    fleet.proxy.heal()
+    eventually(lambda: len(fleet.ledger.starts()["job"]) == 2, message="it is given back, and runs")
+    fleet.ledger.release()
+    eventually(lambda: not fleet.left())
+    assert len(fleet.ledger.starts()["job"]) == 2
+    assert fleet.db.stat("recovered") == 1
+
+
 # -- the controls
 
 
