@@ -207,7 +207,7 @@ class Soak:
         place = self._place()
         with self._harm("kill -9 of the MainProcess", place):
             self.workers[place].kill9_main()
-            self.workers[place].wait_exit()
+            self._exits(place)
         self._again(place)
 
     def child_killed(self) -> None:
@@ -242,11 +242,17 @@ class Soak:
         self._again(place)
 
     def _exits(self, place: str) -> None:
+        worker = self.workers[place]
+
+        def ended() -> bool:
+            # nsenter stops itself when it learns, too late, that its command had been stopped.
+            worker.thaw()
+            return not worker.alive()
+
         try:
-            self.workers[place].wait_exit(60)
+            eventually(ended, 60, 0.2, message=f"{worker.name} ends")
         except AssertionError:
-            self.workers[place].signal(signal.SIGABRT)  # into its log: where it hangs
-            self.workers[place].wait_exit()
+            worker.signal(signal.SIGABRT)  # into its log: where it hangs
             raise
 
     def _place(self, pool: str = "") -> str:
