@@ -24,9 +24,10 @@ from .signals import ownership_lost
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for which a job that was called off is remembered as such: a pool's process that has it
-#: asks within ``start.START_WAIT`` (10 s) and two waits for a reply (5 s each).
-CALLED_OFF = 30.0
+#: Seconds for which a claim that was given back is remembered as such. A pool's process that has
+#: the job asks within ``start.START_WAIT`` (10 s) and two waits for a reply (5 s each); a network
+#: that stood still brings the same call again within the time that TCP tries, some minutes.
+CALLED_OFF = 300.0
 
 #: Seconds, and number of jobs, for which settled jobs are remembered. A replica that is promoted
 #: lags by seconds.
@@ -69,7 +70,7 @@ class InFlight:
         self._given_back: dict[tuple[str, str, bytes], float] = {}
         #: Claims that a pool of this process has and may start: owner and claim id.
         self.in_pool: set[tuple[str, str]] = set()
-        #: Jobs given back although a pool had them, and when (monotonic s).
+        #: Jobs given back, and when (monotonic s).
         self._called_off: deque[tuple[float, Job]] = deque()
         #: Jobs settled lately (monotonic s; owner, queue list, hash of the payload).
         self._lately: deque[tuple[float, tuple[str, str, int]]] = deque(maxlen=SETTLED_MOST)
@@ -269,8 +270,7 @@ class InFlight:
             if outcome == STARTED:
                 self.outlived.add(job)
                 continue
-            if job in in_pool:
-                self._called_off.append((monotonic(), job))
+            self._called_off.append((monotonic(), job))
             self.drop(job)
 
     def long_called_off(self) -> list[Job]:

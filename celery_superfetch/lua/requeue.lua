@@ -4,8 +4,8 @@
 --       ms of the queue's x-expires (0: none), then for each job its payload, its claim id, and
 --       1 when it was handed to a pool that may start it at this moment; for the front newest
 --       first
--- Returns: for each job 1; 0 when it was no longer in the private list; 2 when the pool had
---       started it, and it was left where it is
+-- Returns: for each job 1; 0 when it was no longer in the private list, or this very claim was
+--       given back before; 2 when the pool had started it, and it was left where it is
 -- Crash: each job is in exactly one of the two lists. All move at once, so that a consumer
 --       that waits gets the oldest and not the first that was moved. One that a pool has is
 --       either recorded as running or called off, never both: `start` looks at the same field.
@@ -16,22 +16,21 @@ local kind = redis.call('TYPE', queue).ok
 if kind ~= 'list' and kind ~= 'none' then
   return redis.error_reply("WRONGTYPE '" .. queue .. "' is no queue, it holds a " .. kind)
 end
-local function started(id, handed_over)
-  if not handed_over then
-    redis.call('HDEL', running, id)
-    return false
-  end
+-- Whether a claim can be given back: nil; else what to answer. A network that stood still may
+-- bring the same call a second time, when its owner has claimed the job anew and runs it.
+local function refused(id, handed_over)
+  if id == '' then return nil end
   local known = redis.call('HGET', running, id)
-  if known and known ~= '-' then return true end
+  if known == '-' then return 0 end
+  if known and handed_over then return 2 end
   redis.call('HSET', running, id, '-')
-  return false
+  return nil
 end
 local moved, total = {}, 0
 for i = 1, #KEYS - 5 do
   local payload, id, counters = ARGV[1 + 3 * i], ARGV[2 + 3 * i], KEYS[5 + i]
-  if started(id, ARGV[3 + 3 * i] == '1') then
-    moved[i] = 2
-  else
+  moved[i] = refused(id, ARGV[3 + 3 * i] == '1')
+  if not moved[i] then
     -- From the left: what is given back is mostly what was claimed last.
     moved[i] = redis.call('LREM', private, 1, payload)
     if moved[i] > 0 then

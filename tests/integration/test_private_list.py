@@ -224,7 +224,7 @@ def test_a_requeue_is_never_counted_against_the_job(bench: Bench) -> None:
 def test_what_is_no_longer_there_is_not_requeued(bench: Bench) -> None:
     owner = bench.owner()
     [claimed] = bench.claimed(owner, b"1")
-    gone = claimed.job._replace(payload=b"gone")
+    gone = claimed.job._replace(payload=b"gone", claim_id="gone")
     assert bench.run(bench.lists.requeue([gone, claimed.job], "front", 0)) == [0, 1]
     assert bench.run(bench.lists.requeue([claimed.job], "front", 0)) == [0]
     assert bench.queue() == [b"1"]

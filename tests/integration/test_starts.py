@@ -141,3 +141,17 @@ def test_an_owner_that_leaves_takes_its_record_along(
     bench.client.hset(bench.keys.running(owner.owner), "left", "-")
     assert bench.registry.leave(owner, 0) == 0
     assert bench.key_names() == {bench.keys.stats} & bench.key_names()
+
+
+@pytest.mark.parametrize("in_pool", [True, False])
+def test_a_return_that_comes_a_second_time_leaves_the_new_claim_alone(
+    bench: Bench, owner: Facts, claimed: Claimed, in_pool: bool
+) -> None:
+    """A network that stood still: the call was repeated, served, and then the first one arrives."""
+    late = bench.lists.requeue([claimed.job], "front", 0, [claimed.job] if in_pool else [])
+    assert bench.run(late) == [1]
+    [again] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    assert starts(bench).ask(ticket(again)) == ""
+    assert bench.run(late) == [0]
+    assert bench.private(owner) == [payload(1)], "it runs"
+    assert bench.queue() == []
