@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -206,10 +207,14 @@ def test_a_child_that_is_lost_while_the_server_is_away_costs_its_job_no_more_tha
     fleet = small(pools={"prefork": 1})
     fleet.app.tasks["shop.hold"].apply_async(("job",), queue="prefork")
     eventually(lambda: fleet.ledger.starts().get("job"))
+    worker = fleet.workers["prefork"]
+    # Asleep, it learns of both at once: before it connects again it looks after its pool.
+    worker.signal(signal.SIGSTOP)
     fleet.proxy.refuse()
     fleet.proxy.cut()
-    fleet.workers["prefork"].kill9_child()
-    fleet.workers["prefork"].wait_log("cannot be given back yet")
+    worker.kill9_child()
+    worker.signal(signal.SIGCONT)
+    worker.wait_log("cannot be given back yet")
     fleet.proxy.heal()
     eventually(lambda: len(fleet.ledger.starts()["job"]) == 2, message="it is given back, and runs")
     fleet.ledger.release()
