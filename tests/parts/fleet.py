@@ -143,7 +143,8 @@ class Fleet:
 
     def everybody_answers(self) -> bool:
         """Whether each worker's remote control works: it has connections of its own."""
-        replies = self.app.control.ping(timeout=5, limit=len(self.workers))
+        with self.app.connection_for_write() as fresh:  # a reply queue expires, unnoticed by kombu
+            replies = self.app.control.ping(timeout=5, limit=len(self.workers), connection=fresh)
         silent = set(self.workers) - {name.partition("@")[0] for row in replies for name in row}
         if silent:
             self.wake_remote_control()
