@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from harness.hosts import Host
+from harness.machines import Machine, pid_inside
 from harness.process import Process, is_alive
 from harness.waiting import always, eventually
 
@@ -178,6 +179,26 @@ def test_a_host_runs_one_command(worker):
     worker(superfetch=False, host=host, pool="solo").kill9_all()
     with pytest.raises(RuntimeError, match="new Host"):
         host.attach(subprocess.Popen(["true"]))
+
+
+@pytest.mark.netns
+def test_commands_come_and_go_on_a_machine(tmp_path):
+    program = "import os, socket, time; print(os.getpid(), socket.gethostname()); time.sleep(60)"
+    argv = [sys.executable, "-u", "-c", program]
+
+    def start(name):
+        place = {"log": tmp_path / name, "env": os.environ, "cwd": tmp_path}
+        return Process(argv, host=machine.seat(), **place)
+
+    with Machine("box", tmp_path) as machine, start("one") as one, start("two") as two:
+        for process in (one, two):
+            eventually(lambda process=process: process.log())
+            inside = pid_inside(psutil.Process(process.pid))
+            assert process.log().split() == [str(inside), "box"]
+        one.host.kill()
+        one.wait_gone()
+        assert two.alive()
+    assert not two.survivors()
 
 
 # -- nothing outlives the tests ------------------------------------------------------------------
