@@ -6,6 +6,8 @@ With us a running job stays its owner's, so somebody has to wait for its result.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Generator
 from typing import Any
 
 from .qos import claim_of
@@ -13,9 +15,10 @@ from .qos import claim_of
 
 def keep_what_runs(pool: Any) -> None:
     """Let ``pool`` remember, when it is flushed, what its children run or are about to."""
-    flush = pool.flush
     if not pool.uses_semaphore:  # a pool of threads or greenlets forgets nothing
         return
+    _read_on(pool._pool._result_handler)
+    flush = pool.flush
 
     def flush_the_rest() -> None:
         processes = pool._pool
@@ -45,3 +48,28 @@ def _remember(processes: Any, kept: dict[Any, Any]) -> None:
         child = job._write_to
         if not job.ready() and child is not None and child._is_alive():
             processes._cache.setdefault(id, job)
+
+
+def _read_on(results: Any) -> None:
+    """Let a result that was read in part be read on after the loop was made anew.
+
+    A large one comes in pieces. Celery keeps its reader only in the event loop, which forgets
+    it at a lost connection, and takes the next piece for the start of a message: the worker
+    ends with an unpickling error, or waits for ever for the gigabytes that were announced.
+    """
+    begin: Callable[..., Generator[None, None, None]] = results._recv_message
+    reading: dict[int, tuple[Any, Generator[None, None, None]]] = {}
+
+    def begin_or_go_on(add_reader: Any, fd: int, callback: Any) -> Generator[None, None, None]:
+        child = results.fileno_to_outq[fd]
+        whose, message = reading.get(fd, (None, None))
+        if (
+            message is None
+            or whose is not child
+            or inspect.getgeneratorstate(message) == "GEN_CLOSED"
+        ):
+            message = begin(add_reader, fd, callback)
+            reading[fd] = child, message
+        return message
+
+    results._recv_message = begin_or_go_on

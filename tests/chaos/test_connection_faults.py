@@ -223,7 +223,35 @@ def test_a_child_that_is_lost_while_the_server_is_away_costs_its_job_no_more_tha
     assert fleet.db.stat("recovered") == 1
 
 
+def half_a_result(small: Callable[..., Fleet], **env: str) -> Fleet:
+    """A worker that lost its connection while it read a result, and is to read the rest."""
+    fleet = small(pools={"prefork": 1}, app="apps.slow_results", env=env)
+    fleet.app.tasks["shop.fail"].apply_async(("x" * 20_000,), queue="prefork")
+    eventually(lambda: fleet.ledger.starts().get("result"), message="a part of it is sent")
+    kill_connections(fleet.server.client())
+    connected = re.compile(r"Connected to")
+    worker = fleet.workers["prefork"]
+    eventually(lambda: len(connected.findall(worker.log())) == 2, message="it is back")
+    fleet.app.tasks["shop.note"].apply_async(("next",), queue="prefork")
+    fleet.ledger.release("result")
+    return fleet
+
+
+def test_a_result_that_was_read_in_part_is_read_on(small: Callable[..., Fleet]) -> None:
+    fleet = half_a_result(small)
+    eventually(lambda: fleet.ledger.finishes().get("next"))
+    eventually(lambda: not fleet.left())
+    assert len(fleet.ledger.starts()["x" * 20_000]) == 1
+
+
 # -- the controls
+
+
+def test_a_result_whose_beginning_is_forgotten_is_never_acked(
+    small: Callable[..., Fleet],
+) -> None:
+    fleet = half_a_result(small, FORGETFUL="1")
+    always(fleet.left, during=2)
 
 
 def test_stock_runs_a_job_twice_when_its_connection_is_cut(small: Callable[..., Fleet]) -> None:
