@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
+import psutil
 import pytest
 import redis
 
 from celery_superfetch.facts import Facts
 from celery_superfetch.job import Claimed, digest
 from celery_superfetch.start import Starts, Ticket
+from harness.waiting import always, eventually
 from parts.bench import Bench, payload
 
 
@@ -91,6 +96,45 @@ def test_nothing_starts_for_an_owner_that_was_reaped(
     assert bench.registry.mark(owner.owner, owner.process.host, score, 60, "gone")
     assert starts(bench).ask(ticket(claimed, record)) == "reaped"
     assert running(bench, owner) == {}
+
+
+#: Is frozen when it has its answer and has not looked at it.
+FROZEN = """
+import os, signal, sys
+import redis
+from celery_superfetch import start
+
+start.START_WAIT = float(sys.argv[1])
+run, frozen = start.Scripts.run, []
+
+def run_and_freeze(*args):
+    answer = run(*args)
+    if not frozen:
+        frozen.append(True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return answer
+
+start.Scripts.run = run_and_freeze
+owner, claim_id, digest = sys.argv[3:]
+ticket = start.Ticket(owner, claim_id, digest, True, "")
+print(start.Starts(lambda: redis.Redis.from_url(sys.argv[2])).ask(ticket) or "may start")
+"""
+
+
+@pytest.mark.parametrize(("wait", "answer"), [(0.3, "reaped"), (60.0, "may start")])
+def test_an_answer_that_is_older_than_a_freeze_is_asked_for_again(
+    bench: Bench, url: str, owner: Facts, claimed: Claimed, wait: float, answer: str
+) -> None:
+    """With a longer wait, the control, it starts what was given to somebody else."""
+    argv = [sys.executable, "-c", FROZEN, str(wait), url, *ticket(claimed)[:3]]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as frozen:
+        eventually(lambda: psutil.Process(frozen.pid).status() == psutil.STATUS_STOPPED)
+        score = bench.registry.owners()[owner.owner]
+        assert bench.registry.mark(owner.owner, owner.process.host, score, 60, "gone")
+        always(lambda: frozen.poll() is None, during=0.5)
+        psutil.Process(frozen.pid).resume()
+        out, _ = frozen.communicate(timeout=30)
+    assert out.strip() == answer
 
 
 def test_a_task_with_early_ack_leaves_no_record(
