@@ -132,7 +132,7 @@ class Fetch:
         if self._outages != self.membership.outages:
             self._outages = self.membership.outages
             self.in_flight.doubt = True
-        if self.in_flight.doubt:
+        if self.in_flight.in_doubt():
             # With no claim on its way, what the private lists hold beyond what we do is what
             # lost replies spoke of.
             self.reads.close()

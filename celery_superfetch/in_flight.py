@@ -37,6 +37,10 @@ SETTLED_MOST = 10_000
 #: Seconds after which no blocking read can wait any more (its block and what it may be overdue).
 LONGEST_READ = 60.0
 
+#: Seconds after a doubt was cleared at which it is looked into once more: a network that stood
+#: still may have brought another claim to the server since, whose reply nobody waits for.
+LATE_CLAIM = 60.0
+
 
 class InFlight:
     """The jobs in flight of one process, for all its channels on one database.
@@ -53,6 +57,8 @@ class InFlight:
         self.expires: dict[str, int] = {}
         #: A reply was lost: the private lists may hold jobs that nobody here knows.
         self.doubt = False
+        #: When it is looked into once more (monotonic s).
+        self._second_look = math.inf
         #: The jobs whose task is running now; a worker sets it.
         self.running: Callable[[], Collection[Job]] = tuple
         #: Jobs claimed and not settled -> handed to a pool, which may start it at any moment.
@@ -281,6 +287,10 @@ class InFlight:
                 found.append(self._called_off.popleft()[1])
             return found
 
+    def in_doubt(self) -> bool:
+        """Whether ``reconcile`` has to look at the private lists."""
+        return self.doubt or monotonic() >= self._second_look
+
     def reconcile(self, owner: str, lists: Iterable[str]) -> int:
         """Give back what the private lists hold and nobody here does; the number of jobs.
 
@@ -310,6 +320,7 @@ class InFlight:
                 else:
                     back.append(job)
                     self._given_back[job[:3]] = now
+            self._second_look = math.inf if now >= self._second_look else now + LATE_CLAIM
             self.requeue(back)
             self.flush()
             return len(back)

@@ -11,12 +11,13 @@ import pytest
 import redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from celery_superfetch import in_flight
 from celery_superfetch.facts import Facts
 from celery_superfetch.job import Job
 from celery_superfetch.membership import Membership
 from celery_superfetch.signals import ownership_lost
 from harness.server import Server
-from harness.waiting import eventually
+from harness.waiting import always, eventually
 from parts.bench import Bench, payload
 
 TIMEOUT = 0.3
@@ -92,6 +93,23 @@ def test_what_is_held_is_not_given_back_with_it(server: Server, hasty: Bench, ow
     assert hasty.private(owner) == [payload("same")]
     assert sorted(hasty.queue()) == sorted([payload("same"), payload("other")])
     assert held.holds(known.job)
+
+
+def test_a_claim_that_arrives_after_the_look_is_found_by_the_second_one(
+    hasty: Bench, owner: Facts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_flight, "LATE_CLAIM", 0.2)
+    held = hasty.in_flight
+    hasty.push("mail", payload(1))
+    on_its_way = held.lists.claim(owner.owner, ["mail"], 1, 1, [])
+    held.doubt = True
+    assert held.reconcile(owner.owner, ["mail"]) == 0
+    hasty.run(on_its_way)
+    assert hasty.private(owner) == [payload(1)]
+    eventually(held.in_doubt)
+    assert held.reconcile(owner.owner, ["mail"]) == 1
+    assert hasty.queue() == [payload(1)]
+    always(lambda: not held.in_doubt(), during=0.5)
 
 
 def test_an_ack_whose_reply_was_lost_is_sent_again_without_an_alarm(
