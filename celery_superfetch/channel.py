@@ -15,6 +15,7 @@ from kombu.transport import redis
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 from kombu.utils.scheduling import cycle_by_name
+from redis.exceptions import ConnectionError
 
 from . import __version__
 from .config import Config
@@ -263,6 +264,16 @@ class Channel(redis.Channel):
             if client.exists(Keys(self.config.global_keyprefix).recoveries(digest(payload))):
                 message["headers"]["redelivered"] = True
             return message
+
+    def basic_publish(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().basic_publish(*args, **kwargs)
+        except AttributeError as exc:
+            if self.connection is not None:
+                raise
+            # Another thread closed it, whose connection was lost. By its true name, kombu tries
+            # again on a new channel; else a task's retry, sent at that moment, would be lost.
+            raise ConnectionError("the channel was closed while it published") from exc
 
     # -- settling
 

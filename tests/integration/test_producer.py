@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import textwrap
 from typing import Any
+
+import kombu
+import pytest
 
 from harness.worker import process_env
 from parts.bench import Bench
@@ -94,3 +98,20 @@ def test_what_is_published_is_what_stock_kombu_publishes(url: str, bench: Bench)
     for message in (stock, ours):
         assert message["properties"].pop("delivery_tag")
     assert ours == stock
+
+
+@pytest.mark.parametrize(
+    ("transport", "published"), [("celery_superfetch:Transport", 1), ("redis", 0)]
+)
+def test_a_producer_goes_on_when_another_thread_closes_its_channel(
+    url: str, bench: Bench, transport: str, published: int
+) -> None:
+    """As when a worker's connections are closed while a task sends its own retry."""
+    with kombu.Connection(url, transport=transport) as connection:
+        producer = connection.Producer(routing_key="mail")
+        producer.channel.close()
+        with contextlib.ExitStack() as stack:
+            if not published:  # the control: stock kombu does not know the error
+                stack.enter_context(pytest.raises(AttributeError))
+            producer.publish({"n": 1}, retry=True, retry_policy={"max_retries": 2})
+    assert len(bench.queue("mail")) == published

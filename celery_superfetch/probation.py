@@ -1,0 +1,99 @@
+"""Suspects run alone: when a channel gives up other jobs to let one of them have its turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from kombu.log import get_logger
+
+from .job import Claimed
+
+if TYPE_CHECKING:
+    from .fetch import Fetch
+
+logger = get_logger(__name__)
+
+#: Seconds after which one more owner stops claiming for the sake of the same suspects. Whoever
+#: is idle serves them without; a busy one has to come to rest first, for as long as its longest
+#: job runs, and the others are to go on meanwhile.
+REST_INTERVAL = 60.0
+
+#: Seconds between two tries to be the one that comes to rest.
+TRY_INTERVAL = 1.0
+
+
+class Probation:
+    """Decides in each turn of one channel whether a suspect has its process for itself.
+
+    An owner that runs nothing takes the next suspect at once. One that is busy stops claiming if
+    it gets the lock of that queue list, and takes it when what runs has ended. Between two
+    suspects it claims other jobs once: neither starves.
+    """
+
+    def __init__(self, fetch: Fetch) -> None:
+        self.fetch = fetch
+        self.in_flight = fetch.in_flight
+        self._others_first = False
+        self._resting = False
+        self._next_try = 0.0
+
+    def has_the_floor(self, lists: Sequence[str]) -> bool:
+        """True when nothing else may be claimed in this turn.
+
+        Raises:
+            redis.exceptions.RedisError: the server could not be asked.
+        """
+        if self.in_flight.alone is not None:
+            return True
+        waiting = [name for name in lists if name in self.in_flight.probation]
+        if not waiting or self._others_first:
+            self._others_first = self._resting = False
+            return False
+        if not self._busy():
+            self._put_aside()
+            for name in waiting:
+                if self._take(name):
+                    return True
+                if name in self.in_flight.probation:
+                    return self._rests(name)  # to the server we are busy
+            return False
+        return self._rests(waiting[0])
+
+    def _busy(self) -> bool:
+        return self.in_flight.busy or bool(self.fetch.waiting)
+
+    def _put_aside(self) -> None:
+        """Give back what is claimed and was not delivered, and wait for no more."""
+        reads = self.fetch.reads
+        reads.call_off(reads.armed)
+        self.in_flight.requeue(self.fetch.take_back_waiting())
+
+    def _take(self, queue_list: str) -> bool:
+        membership = self.fetch.membership
+        job = self.in_flight.claim_alone(membership.owner, queue_list)
+        if job is None:
+            return False
+        self._others_first = True
+        self.fetch.ready.append(Claimed(job, redelivered=True))
+        logger.warning(
+            "Job %s is on probation: it runs alone in this process now, since it may be the one "
+            "that killed others. Other jobs wait until it has ended.",
+            job.title,
+        )
+        return True
+
+    def _rests(self, queue_list: str) -> bool:
+        """Whether this owner is one of those that come to rest."""
+        now = monotonic()
+        if not self._resting and now >= self._next_try:
+            self._next_try = now + TRY_INTERVAL
+            keys = self.in_flight.lists.keys
+            lock = keys.lock(f"probation:{queue_list}")
+            self._resting = bool(
+                self.in_flight.scripts.run("lock", [lock], [int(REST_INTERVAL * 1000)])
+            )
+        if self._resting:
+            self._put_aside()
+        return self._resting
