@@ -31,6 +31,7 @@ from .qos import Delivered, QoS
 
 if TYPE_CHECKING:
     from .dead_set import DeadJob
+    from .recovery import Limits
 
 logger = get_logger(__name__)
 
@@ -298,12 +299,14 @@ class Channel(redis.Channel):
         """For jobs that end otherwise than by ack or requeue."""
         return CutShort(self.fetch.in_flight)
 
-    def recover_or_kill(self, delivery_tag: Any, reason: str, sender: Any) -> DeadJob | None:
+    def recover_or_kill(
+        self, delivery_tag: Any, reason: str, sender: Any, limits: Limits
+    ) -> DeadJob | None:
         """A delivery whose run was cut short is recovered, or killed and returned."""
         claimed = self.qos.claimed(delivery_tag)
         if claimed is None:
             return None
-        dead = self.cut_short.recover_or_kill(claimed.job, reason, sender)
+        dead = self.cut_short.recover_or_kill(claimed.job, reason, sender, limits)
         self.qos._quick_ack(delivery_tag)
         return dead
 

@@ -9,7 +9,7 @@ from .dead_set import DeadJob, DeadSet, dead_job
 from .in_flight import InFlight
 from .job import Job, digest, parse
 from .recoveries import Recoveries
-from .recovery import Decision, Recovery
+from .recovery import Blame, Decision, Limits, Recovery
 from .signals import ask, job_killed, job_recovered
 
 logger = logging.getLogger(__name__)
@@ -28,21 +28,26 @@ class CutShort:
         self.recoveries = Recoveries(lists.client, lists.keys, lists.config)
         self.dead_set = DeadSet(lists.client, lists.keys, lists.config)
 
-    def recover_or_kill(self, job: Job, reason: str, sender: Any) -> DeadJob | None:
+    def recover_or_kill(
+        self, job: Job, reason: str, sender: Any, limits: Limits | None = None
+    ) -> DeadJob | None:
         """Recover a job whose pool child was lost, or kill it; the dead job if it was killed.
 
         Arguments:
             sender: the Celery app, for the receivers of ``job_recovering``.
+            limits: when a job is killed; None for the options' alone.
 
         Raises:
             redis.exceptions.RedisError: the job stays in its private list, still held.
         """
         for _ in range(DECISIONS):
-            recovery = self._recovery(job, reason, strike=True)
+            recovery = self._recovery(job, reason, Blame.EXACT, limits)
             kill = ask(recovery, sender) is Decision.KILL
             if not self._carry_out(recovery, kill):
                 continue
             if not kill:
+                if recovery.probation:
+                    self.in_flight.probation |= {job.queue_list}
                 job_recovered.send(sender=sender, recovery=recovery)
                 return None
             dead = dead_job(recovery, reason)
@@ -58,7 +63,7 @@ class CutShort:
             redis.exceptions.RedisError: it stays in its private list.
         """
         for _ in range(DECISIONS):
-            recovery = self._recovery(job, "unparseable payload", strike=False)
+            recovery = self._recovery(job, "unparseable payload", Blame.NONE)
             if self._carry_out(recovery, kill=True):
                 break
         else:
@@ -79,14 +84,17 @@ class CutShort:
         self.in_flight.ended(job)
         self.in_flight.requeue([job])
 
-    def _recovery(self, job: Job, reason: str, *, strike: bool) -> Recovery:
+    def _recovery(
+        self, job: Job, reason: str, blame: Blame, limits: Limits | None = None
+    ) -> Recovery:
         return Recovery.of(
             job,
             parse(job.payload),
             self.recoveries.counters([digest(job.payload)])[0],
             reason=reason,
             app_name=self.config.app_name,
-            strike=strike,
+            blame=blame,
+            limits=limits or Limits.of(self.config),
         )
 
     def _carry_out(self, recovery: Recovery, kill: bool) -> bool:

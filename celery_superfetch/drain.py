@@ -17,7 +17,7 @@ from .job import Job, digest, parse
 from .keys import Keys
 from .private_list import PrivateLists
 from .recoveries import Recoveries
-from .recovery import Decision, Recovery
+from .recovery import Decision, Limits, Recovery, blame
 from .scripts import Scripts
 from .signals import ask, job_killed, job_recovered
 from .verdict import Reason
@@ -39,6 +39,8 @@ class Report:
     #: Dead owners -> why.
     dead: dict[str, Reason] = field(default_factory=dict)
     recovered: int = 0
+    #: Queue lists whose suspects went on probation.
+    probation: set[str] = field(default_factory=set)
     killed: int = 0
     #: Owners or lists that nobody had registered and the full sweep found.
     adopted: int = 0
@@ -54,6 +56,8 @@ class Report:
         return bool(self.dead or self.recovered or self.killed or self.adopted or self.errors)
 
     def __str__(self) -> str:
+        if not self.ran:
+            return "another pass had its turn"
         verb = "would recover" if self.dry_run else "recovered"
         reasons = "; ".join(f"{owner}: {reason.value}" for owner, reason in self.dead.items())
         return (
@@ -69,6 +73,7 @@ class Drain:
     Arguments:
         sender: the Celery app, for receivers of signals.
         announce: tells the caller of a killed job; True when that is done.
+        limits: when a job is killed; None for the options' alone.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class Drain:
         config: Config,
         sender: Any,
         announce: Callable[[DeadJob], bool] | None,
+        limits: Limits | None,
     ) -> None:
         self.lists = PrivateLists(client, keys, config)
         self.recoveries = Recoveries(client, keys, config)
@@ -85,6 +91,7 @@ class Drain:
         self.scripts = Scripts(client)
         self.sender = sender
         self.announce = announce
+        self.limits = limits or Limits.of(config)
 
     def drain(self, facts: Facts, reason: str, report: Report) -> None:
         """Empty the private lists of one owner that is marked reaped.
@@ -113,18 +120,18 @@ class Drain:
         self, facts: Facts, jobs: Sequence[Job], expires: int, reason: str, report: Report
     ) -> bool:
         """Recover or kill some jobs; False when none of them left the list."""
-        counters = self.recoveries.counters([digest(job.payload) for job in jobs])
-        # A deploy or an eviction is not the jobs' fault.
-        strike = facts.was != "stopping"
+        running = self.lists.running(facts.owner, stopping=facts.was == "stopping")
+        digests = [digest(job.payload) for job in jobs]
         decided = []
-        for job, known in zip(jobs, counters, strict=True):
+        for job, name, known in zip(jobs, digests, self.recoveries.counters(digests), strict=True):
             recovery = Recovery.of(
                 job,
                 parse(job.payload),
                 known,
                 reason=reason,
                 app_name=facts.app,
-                strike=strike,
+                blame=blame(name, running, known, self.limits),
+                limits=self.limits,
             )
             decided.append((recovery, ask(recovery, self.sender) is Decision.KILL))
         spared = [recovery for recovery, kill in decided if not kill]
@@ -161,6 +168,8 @@ class Drain:
     def _done(self, recovery: Recovery, kill: bool, report: Report) -> None:
         if not kill:
             report.recovered += 1
+            if recovery.probation:
+                report.probation.add(recovery.job.queue_list)
             job_recovered.send(sender=self.sender, recovery=recovery)
             return
         report.killed += 1

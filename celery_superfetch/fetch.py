@@ -15,6 +15,7 @@ from redis.exceptions import RedisError, ResponseError
 from .blocking_reads import BlockingReads
 from .job import Claimed, Job
 from .membership import Membership
+from .probation import Probation
 
 if TYPE_CHECKING:
     from .channel import Channel
@@ -45,6 +46,7 @@ class Fetch:
         #: Brought by a blocking read; the next claim confirms them.
         self.unconfirmed: list[Job] = []
         self.reads = BlockingReads(membership, self.poller, self._accept, self._complain)
+        self.probation = Probation(self)
         self._dry = False
         self._look_at = 0.0
         self._silenced: dict[str, float] = {}
@@ -94,6 +96,12 @@ class Fetch:
         if self.channel.stopping:
             self.channel.give_back_waiting()
             self.flush()
+            return
+        if self.probation.has_the_floor(lists):
+            self._dry = False
+            self.flush()
+            if self.ready:
+                self.poller.ring()
             return
         credit = self.channel.qos.credit()
         now = monotonic()
@@ -178,8 +186,9 @@ class Fetch:
         self.membership.join(id(self), known)
         self._joined = known
         self._mind_connections()
+        alone = self.probation.has_the_floor(lists)
         ahead = self._take_ahead(lists)
-        if ahead is not None:
+        if ahead is not None or alone:
             return ahead
         claims = self.membership.claim(lists, 1, 1)
         for name, text in claims.errors:

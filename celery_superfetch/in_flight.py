@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from .config import Config
 from .job import Claimed, Job, digest, parse
 from .keys import Keys
-from .private_list import Claims, PrivateLists
+from .private_list import ALONE, Claims, PrivateLists
 from .returns import STARTED, Returns
 from .scripts import Scripts
 from .signals import ownership_lost
@@ -61,6 +61,11 @@ class InFlight:
         self._second_look = math.inf
         #: The jobs whose task is running now; a worker sets it.
         self.running: Callable[[], Collection[Job]] = tuple
+        #: Queue lists with suspects on probation, as far as this process has heard.
+        self.probation: frozenset[str] = frozenset()
+        self._alone: Job | None = None
+        #: A suspect that was claimed, with no reply to say so: its owner and claim id.
+        self._perhaps_alone: tuple[str, str] | None = None
         #: Jobs claimed and not settled -> handed to a pool, which may start it at any moment.
         self._held: dict[Job, bool] = {}
         #: Jobs that run on although the channel that delivered them is closed: they count
@@ -176,6 +181,39 @@ class InFlight:
                 if mark is None:
                     self.let_go(job)
             return claims
+
+    @property
+    def busy(self) -> bool:
+        """Whether something runs here; outside a worker, whatever is held may."""
+        return bool(self._held if self.running is tuple else self.running())
+
+    @property
+    def alone(self) -> Job | None:
+        """The job on probation that has this process for itself."""
+        return self._alone if self._alone in self._held else None
+
+    def claim_alone(self, owner: str, queue_list: str) -> Job | None:
+        """Claim the next suspect of a queue list, if nothing runs here; None if there is none.
+
+        Raises:
+            redis.exceptions.RedisError: the server could not be asked; what it may have claimed
+                is found by ``reconcile``.
+        """
+        with self._lock:
+            self.flush()
+            call = self.lists.claim_alone(owner, queue_list)
+            try:
+                reply = self.scripts.run(*call)
+            except BaseException:
+                self.doubt, self._perhaps_alone = True, (owner, call.args[-1])
+                raise
+            if reply[0] == b"none":
+                self.probation -= {queue_list}
+            if reply[0] != b"ok":
+                return None
+            self._alone = Job(owner, queue_list, reply[1], call.args[-1])
+            self._held[self._alone] = False
+            return self._alone
 
     def ack(self, claimed: Claimed) -> None:
         """Settle a job with the next ``claim`` or ``flush``; one given back is not ours."""
@@ -323,6 +361,11 @@ class InFlight:
             self._second_look = math.inf if now >= self._second_look else now + LATE_CLAIM
             self.requeue(back)
             self.flush()
+            if self._perhaps_alone is not None:
+                # It was among them, under a new claim id, and has gone back.
+                taken_by, claim_id = self._perhaps_alone
+                self.lists.client.hdel(self.lists.keys.running(taken_by), ALONE, claim_id)
+                self._perhaps_alone = None
             return len(back)
 
     def _unknown(self, owner: str, lists: Iterable[str]) -> list[Job]:

@@ -20,6 +20,14 @@ class Job(NamedTuple):
     payload: bytes
     claim_id: str = ""
 
+    @property
+    def title(self) -> str:
+        """The job as logs name it."""
+        envelope = parse(self.payload)
+        known = envelope.message is not None
+        name = envelope.task or ("unknown task" if known else "unparseable payload")
+        return f"{name}[{envelope.task_id or digest(self.payload)}]"
+
 
 class Claimed(NamedTuple):
     """A claimed job and whether it was delivered before."""

@@ -26,6 +26,8 @@ class Keys:
         self.suspects = f"{own}suspects"
         #: STRING, TTL = strike window: some job has counters, so claims must look for them.
         self.recovered = f"{own}recovered"
+        #: SET of the queue lists with suspects on probation.
+        self.on_probation = f"{own}probation"
         #: ZSET job id -> time of death (ms, server time); capped by number and age.
         self.dead = f"{own}dead"
         #: HASH job id -> JSON record of the killed job; same members as ``dead``.
@@ -56,9 +58,14 @@ class Keys:
     def running(self, owner: str) -> str:
         """HASH claim id -> digest of a job its process runs, or ``-`` for one called off.
 
-        Gone with its owner; that of a reaped owner has a TTL.
+        ``alone`` -> the claim that has the process for itself. Gone with its owner; that of a
+        reaped owner has a TTL.
         """
         return f"{self._own}running:{owner}"
+
+    def probation(self, queue_list: str) -> str:
+        """LIST of raw payloads: suspects from ``queue_list`` waiting for their turn."""
+        return f"{self._own}probation:{queue_list}"
 
     def host(self, host: str) -> str:
         """SET of the owners registered by one host name; a row leaves with its owner."""

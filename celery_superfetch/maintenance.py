@@ -9,6 +9,7 @@ from celery import Celery
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
+from .drain import Report
 from .evidence import local_evidence
 from .facts import Facts
 from .membership import Membership
@@ -81,13 +82,17 @@ class Rounds:
         dead = self._dead_neighbours(now)
         if dead:
             scope = LOCK_LOCAL.format(host=ProcessImage.current().host)
-            self.reaper.reap(dead, lock=scope, lock_for=LOOK_INTERVAL / 2)
+            self._note(self.reaper.reap(dead, lock=scope, lock_for=LOOK_INTERVAL / 2))
         suspects = self._due_suspects(now)
         if suspects:
-            self.reaper.reap(suspects, lock=LOCK_REMOTE, lock_for=LOOK_INTERVAL / 2)
+            self._note(self.reaper.reap(suspects, lock=LOCK_REMOTE, lock_for=LOOK_INTERVAL / 2))
         if now >= self._next_pass:
             self._next_pass = now + interval
-            scheduled_pass(self.reaper)
+            self._note(scheduled_pass(self.reaper))
+
+    def _note(self, report: Report) -> None:
+        """Know of suspects before the next heartbeat tells."""
+        self.membership.in_flight.probation |= report.probation
 
     def _dead_neighbours(self, now: float) -> list[str]:
         """Owners of this host whose process is gone; costs a command only for a new face."""

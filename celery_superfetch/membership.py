@@ -222,6 +222,7 @@ class Membership:
             self._heard = (*self._heard[-1:], beat.now)
             self.watch.look(beat.quiet, monotonic())
             self.neighbours = beat.neighbours
+            self.in_flight.probation = beat.probation
             return beat
 
     def _distrust_connections(self) -> None:

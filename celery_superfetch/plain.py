@@ -14,6 +14,7 @@ from .errors import UnsupportedBroker
 from .job import digest
 from .keys import Keys
 from .reaper import Reaper
+from .start import STILL_OURS
 
 
 @contextmanager
@@ -51,11 +52,11 @@ def working_on(message: Any) -> Iterator[bool]:
             return
         keys = Keys(channel.config.global_keyprefix)
         names = [keys.facts(job.owner), keys.running(job.owner), keys.stats]
-        if (
-            in_flight.scripts.run("start", names, [job.claim_id, digest(job.payload), 1, 0])
-            != b"ok"
-        ):
-            channel.never_started(message.delivery_tag)
+        args = [job.claim_id, digest(job.payload), 1, 0]
+        answer = in_flight.scripts.run("start", names, args).decode()
+        if answer != "ok":
+            settle = channel.give_back if answer in STILL_OURS else channel.never_started
+            settle(message.delivery_tag)
             yield False
             return
         yield True

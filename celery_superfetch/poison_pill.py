@@ -16,7 +16,7 @@ from kombu.utils.json import loads
 from .connection import config_of
 from .dead_set import DeadJob
 from .errors import PoisonPill
-from .recovery import Decision, Recovery, decide
+from .recovery import Decision, Limits, Recovery, decide
 
 logger = get_logger(__name__)
 
@@ -25,16 +25,25 @@ def guard_of(app: Celery) -> Callable[..., Decision]:
     """The receiver of ``job_recovering`` that ships, for one app."""
 
     def guard(recovery: Recovery, **_: Any) -> Decision:
-        config = config_of(app)
-        decision = decide(
-            recovery.strikes, recovery.recoveries, config.strike_limit, config.recovery_limit
-        )
+        decision = decide(recovery)
         if decision is Decision.KILL and recovery.parsed:
-            return _spare_strangers(app, config.app_name, recovery)
+            return _spare_strangers(app, config_of(app).app_name, recovery)
         return decision
 
     guard.shipped = True  # type: ignore[attr-defined]
     return guard
+
+
+def limits_of(app: Celery) -> Limits:
+    """When jobs of ``app`` are killed: its options, and what its tasks say of themselves."""
+    config = config_of(app)
+
+    def strikes(name: str | None) -> int | None:
+        task = app.tasks.get(name)
+        limit: int | None = getattr(task, "superfetch_strike_limit", config.strike_limit)
+        return limit
+
+    return Limits(strikes, config.recovery_limit)
 
 
 def _spare_strangers(app: Celery, app_name: str, recovery: Recovery) -> Decision:

@@ -12,11 +12,17 @@ from redis import Redis
 from .config import Config
 from .job import Claimed, Job, digest
 from .keys import Keys
+from .recovery import Running
 from .scripts import Call
 
 #: Bytes one claim takes at most, but for the job that passes the mark. It bounds the reply,
 #: and so the time the server and the consumer's loop spend on one claim.
 CLAIM_BYTES = 4 * 1024 * 1024
+
+
+#: Field of the running jobs that names the claim which has its process for itself, and the
+#: value of a claim that was given back.
+ALONE, CALLED_OFF = "alone", "-"
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,21 @@ class PrivateLists:
             ),
         )
 
+    def claim_alone(self, owner: str, queue_list: str) -> Call:
+        """The call that claims the next job on probation; its last argument is the claim id."""
+        keys = self.keys
+        return Call(
+            "probation",
+            [
+                keys.owners,
+                keys.on_probation,
+                keys.running(owner),
+                keys.probation(queue_list),
+                keys.private(owner, queue_list),
+            ],
+            [owner, queue_list, f"{next(self._claim_ids):x}"],
+        )
+
     def ack(self, jobs: Sequence[Claimed]) -> Call:
         """The call that settles jobs, and clears the counters of those delivered before."""
         keys: list[str] = []
@@ -106,7 +127,7 @@ class PrivateLists:
             in_pool: those that were handed to a pool and may start at this moment.
         """
         keys, first = self.keys, jobs[0]
-        args: list[Any] = [where, int(self.config.strike_window), expires]
+        args: list[Any] = [first.queue_list, where, int(self.config.strike_window), expires]
         for job in jobs:
             args += [job.payload, job.claim_id, int(job in in_pool)]
         return Call(
@@ -117,6 +138,8 @@ class PrivateLists:
                 keys.recovered,
                 keys.stats,
                 keys.running(first.owner),
+                keys.probation(first.queue_list),
+                keys.on_probation,
                 *(keys.recoveries(digest(job.payload)) for job in jobs),
             ],
             args,
@@ -126,6 +149,18 @@ class PrivateLists:
         """Jobs in one private list, newest claim first; all, or the first ``count``."""
         found: Any = self.client.lrange(self.keys.private(owner, queue_list), 0, count - 1)
         return [Job(owner, queue_list, payload) for payload in found]
+
+    def running(self, owner: str, *, stopping: bool = False) -> Running:
+        """What an owner had recorded as running.
+
+        Arguments:
+            stopping: it had been told to stop.
+        """
+        record: Any = self.client.hgetall(self.keys.running(owner))
+        claims = {id.decode(): digest.decode() for id, digest in record.items()}
+        alone = claims.pop(ALONE, "")
+        digests = tuple(name for name in claims.values() if name != CALLED_OFF)
+        return Running(digests, claims.get(alone, "").replace(CALLED_OFF, ""), stopping)
 
     def sizes(self, owners: Iterable[tuple[str, Iterable[str]]]) -> dict[str, int]:
         """Jobs in flight of some owners, each given with its lists, in one round trip."""

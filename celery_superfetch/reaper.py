@@ -17,6 +17,7 @@ from .evidence import Jury
 from .facts import Facts
 from .keys import Keys
 from .private_list import PrivateLists
+from .recovery import Limits
 from .registry import Registry, run_id
 from .scripts import Scripts
 from .signals import owner_reaped
@@ -42,6 +43,7 @@ class Reaper:
             up over passes in Redis.
         sender: the Celery app, for receivers of signals.
         announce: tells the caller of a killed job; True when that is done.
+        limits: when a job is killed; None for the options' alone.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Reaper:
         watch: Watch | None = None,
         sender: Any = None,
         announce: Callable[[DeadJob], bool] | None = None,
+        limits: Limits | None = None,
     ) -> None:
         keys = Keys(config.global_keyprefix)
         self.client = client
@@ -62,7 +65,7 @@ class Reaper:
         self.scripts = Scripts(client)
         self.dead_set = DeadSet(client, keys, config)
         self.jury = Jury(client, keys, config, watch)
-        self.drain = Drain(client, keys, config, sender, announce)
+        self.drain = Drain(client, keys, config, sender, announce, limits)
         self.sender = sender
 
     def reap(

@@ -13,6 +13,8 @@ from .keys import Keys
 from .recovery import Counters, Recovery
 from .scripts import Call
 
+FIELDS = ("strikes", "recoveries", "history", "probation")
+
 
 class Recoveries:
     """Strikes and recoveries (``superfetch:recoveries:<digest>``)."""
@@ -26,15 +28,20 @@ class Recoveries:
         """The counters of some jobs, in one round trip."""
         with self.client.pipeline(transaction=False) as pipe:
             for digest in digests:
-                pipe.hmget(self.keys.recoveries(digest), "strikes", "recoveries", "history")
+                pipe.hmget(self.keys.recoveries(digest), *FIELDS)
             rows = pipe.execute()
         return [
-            Counters(int(strikes or 0), int(count or 0), tuple(json.loads(history or b"[]")))
-            for strikes, count, history in rows
+            Counters(
+                int(strikes or 0),
+                int(count or 0),
+                tuple(json.loads(history or b"[]")),
+                bool(probation),
+            )
+            for strikes, count, history, probation in rows
         ]
 
     def recover(self, recoveries: Sequence[Recovery], expires: int, *, marked: bool) -> Call:
-        """The call that gives jobs back to the front of their queue and counts each.
+        """The call that counts jobs and gives each back, to the front of its queue or on probation.
 
         Arguments:
             recoveries: of one owner, one queue list and for one reason; newest claim first.
@@ -47,12 +54,20 @@ class Recoveries:
             int(marked),
             int(self.config.strike_window),
             expires,
+            queue_list,
             owner,
             first.reason,
         ]
         for recovery in recoveries:
             job = recovery.job
-            args += [job.payload, recovery.recoveries - 1, int(recovery.strike), job.claim_id]
+            args += [
+                job.payload,
+                recovery.recoveries - 1,
+                recovery.strikes,
+                recovery.blame.value,
+                int(recovery.probation),
+                job.claim_id,
+            ]
         return Call(
             "recover",
             [
@@ -62,6 +77,8 @@ class Recoveries:
                 keys.recovered,
                 keys.stats,
                 keys.running(owner),
+                keys.probation(queue_list),
+                keys.on_probation,
                 *(keys.recoveries(recovery.digest) for recovery in recoveries),
             ],
             args,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from .config import Config
 from .job import Envelope, Job, digest
 
 
@@ -17,14 +18,56 @@ class Decision(Enum):
     KILL = "kill"
 
 
+class Blame(Enum):
+    """Whether a recovery counts against its job."""
+
+    #: It did not run, or its worker had been told to stop.
+    NONE = ""
+    #: It ran when its owner died, and so did others: one of them may have done it.
+    SUSPECT = "suspect"
+    #: It ran with nothing beside it, or its own pool child was lost.
+    EXACT = "exact"
+
+
 @dataclass(frozen=True)
 class Counters:
     """What is remembered of one job within the strike window."""
 
     strikes: int = 0
     recoveries: int = 0
-    #: Earlier recoveries, oldest first: owner, reason, strike, time (server s).
+    #: Earlier recoveries, oldest first: owner, reason, strike ("exact", "suspect" or ""), at
+    #: (server s).
     history: tuple[Mapping[str, Any], ...] = ()
+    #: It is on probation until it is settled: it runs with nothing beside it.
+    probation: bool = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a job is killed, and when it goes on probation before."""
+
+    #: Name of a task -> its strike limit; None for never killed.
+    strikes: Callable[[str | None], int | None]
+    #: Recoveries, strikes or not, after which a job goes on probation.
+    recoveries: int
+
+    @classmethod
+    def of(cls, config: Config) -> Limits:
+        """The same for every task."""
+        return cls(lambda _: config.strike_limit, config.recovery_limit)
+
+
+@dataclass(frozen=True)
+class Running:
+    """What a process was running, as it had recorded by its end."""
+
+    #: Digests of the jobs that ran.
+    digests: tuple[str, ...] = ()
+    #: The one that was on probation and had the process for itself; it may have died before it
+    #: began, by whoever decoded it.
+    alone: str = ""
+    #: The process had been told to stop.
+    stopping: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,11 +79,15 @@ class Recovery:
     reason: str
     #: Name of the owner's Celery app; empty outside Celery.
     app_name: str
-    #: Whether this recovery counts as a strike.
-    strike: bool
+    #: Whether this recovery counts against the job.
+    blame: Blame
     strikes: int
     recoveries: int
     history: tuple[Mapping[str, Any], ...] = ()
+    #: Strikes at which it is killed; None for never.
+    limit: int | None = None
+    #: It goes on probation, or stays there, if it is recovered.
+    probation: bool = False
     #: Celery's names for it; None where the payload does not say.
     task: str | None = None
     task_id: str | None = None
@@ -56,17 +103,28 @@ class Recovery:
         *,
         reason: str,
         app_name: str,
-        strike: bool,
+        blame: Blame,
+        limits: Limits,
     ) -> Recovery:
         """The recovery of ``job`` after ``counters``."""
+        limit = limits.strikes(envelope.task)
+        strikes = _strikes(counters.strikes, blame, limit)
+        recoveries = counters.recoveries + 1
         return cls(
             job=job,
             reason=reason,
             app_name=app_name,
-            strike=strike,
-            strikes=counters.strikes + int(strike),
-            recoveries=counters.recoveries + 1,
+            blame=blame,
+            strikes=strikes,
+            recoveries=recoveries,
             history=counters.history,
+            limit=limit,
+            probation=limit is not None
+            and (
+                counters.probation
+                or (blame is not Blame.NONE and strikes >= limit - 1)
+                or recoveries >= limits.recoveries
+            ),
             task=envelope.task,
             task_id=envelope.task_id,
             parsed=envelope.message is not None,
@@ -80,12 +138,33 @@ class Recovery:
     @property
     def title(self) -> str:
         """The job as logs name it."""
-        name = self.task or ("unknown task" if self.parsed else "unparseable payload")
-        return f"{name}[{self.task_id or self.digest}]"
+        return self.job.title
 
 
-def decide(strikes: int, recoveries: int, strike_limit: int, recovery_limit: int) -> Decision:
-    """RECOVER until a limit is reached; both counts include the recovery under way."""
-    if strikes >= strike_limit or recoveries >= recovery_limit:
-        return Decision.KILL
-    return Decision.RECOVER
+def _strikes(before: int, blame: Blame, limit: int | None) -> int:
+    """Strikes after a recovery. A suspect one is never the last: it may be a neighbour's fault."""
+    if blame is Blame.NONE:
+        return before
+    if blame is Blame.SUSPECT and limit is not None:
+        return max(before, min(before + 1, limit - 1))
+    return before + 1
+
+
+def blame(digest: str, running: Running, counters: Counters, limits: Limits) -> Blame:
+    """How the death of an owner counts against a job it had in flight."""
+    if running.stopping:
+        # A deploy is not its fault. But a loop that begins with TERM must end, too: past the
+        # limit of recoveries, what had the process for itself has to answer for its end.
+        looping = digest == running.alone and counters.recoveries >= limits.recoveries
+        return Blame.EXACT if looping else Blame.NONE
+    if digest == running.alone:
+        return Blame.EXACT
+    if digest not in running.digests:
+        return Blame.NONE
+    return Blame.EXACT if len(running.digests) == 1 else Blame.SUSPECT
+
+
+def decide(recovery: Recovery) -> Decision:
+    """KILL for a strike that is certainly the job's own and the last it has, else RECOVER."""
+    last = recovery.limit is not None and recovery.strikes >= recovery.limit
+    return Decision.KILL if last and recovery.blame is Blame.EXACT else Decision.RECOVER

@@ -36,6 +36,8 @@ class Heartbeat:
     quiet: Mapping[str, int] = ()  # type: ignore[assignment]
     #: Owners registered on the caller's host.
     neighbours: tuple[str, ...] = ()
+    #: Queue lists with suspects that wait on probation.
+    probation: frozenset[str] = frozenset()
 
 
 class Registry:
@@ -65,10 +67,9 @@ class Registry:
             since: ``now`` of the caller's last one; 0 when it has none to compare with.
             changed: facts that changed since then, as ``Facts.dump`` has them.
         """
-        keys = self.keys
         reply = self.scripts.run(
             "heartbeat",
-            [keys.owners, keys.facts(facts.owner), keys.host(facts.process.host)],
+            self._heard_in(facts),
             [facts.owner, since, HEARTBEAT_ROWS, *(p for pair in changed.items() for p in pair)],
         )
         status = reply[0].decode()
@@ -76,14 +77,21 @@ class Registry:
             return Heartbeat(status)
         rows = reply[2]
         quiet = {rows[i].decode(): int(float(rows[i + 1])) for i in range(0, len(rows), 2)}
-        return Heartbeat(status, int(reply[1]), quiet, tuple(o.decode() for o in reply[3]))
+        neighbours = tuple(owner.decode() for owner in reply[3])
+        probation = frozenset(name.decode() for name in reply[4])
+        return Heartbeat(status, int(reply[1]), quiet, neighbours, probation)
+
+    def _heard_in(self, facts: Facts) -> list[str]:
+        keys = self.keys
+        host = keys.host(facts.process.host)
+        return [keys.owners, keys.facts(facts.owner), host, keys.on_probation]
 
     def pulse(self, facts: Facts, state: str) -> list[Any]:
         """A heartbeat as a bare command: it asks for nobody, and tells of nothing but ``state``."""
-        keys = self.keys
-        names = [keys.owners, keys.facts(facts.owner), keys.host(facts.process.host)]
         changed = ["state", state] if state else []
-        return self.scripts.bare(Call("heartbeat", names, [facts.owner, 0, 0, *changed]))
+        return self.scripts.bare(
+            Call("heartbeat", self._heard_in(facts), [facts.owner, 0, 0, *changed])
+        )
 
     def leave(self, facts: Facts, tombstone: float) -> int:
         """End in order; unless 0 nothing was done: the number of jobs left, or -1 when reaped.

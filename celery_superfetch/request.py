@@ -13,8 +13,8 @@ from kombu.utils.imports import symbol_by_name
 from redis.exceptions import RedisError
 
 from .channel import Channel
-from .poison_pill import announce
-from .start import NotStarted
+from .poison_pill import announce, limits_of
+from .start import STILL_OURS, NotStarted
 from .stopping import Returnable, request_attributes, told_to_stop
 
 logger = get_logger(__name__)
@@ -70,13 +70,18 @@ class CountedRequest:
         state.task_ready(self)
         self.acknowledged = True
         message = self.message  # type: ignore[attr-defined]
-        message.channel.never_started(message.delivery_tag)
+        if str(exc) in STILL_OURS:
+            message.channel.give_back(message.delivery_tag)
+            what = "it went back to its queue, and runs when the one on probation has ended"
+        else:
+            message.channel.never_started(message.delivery_tag)
+            what = "it is not ours any more, and runs elsewhere"
         logger.info(
-            "Job %s[%s] was dropped before its start (%s): it is not ours any more, and runs "
-            "elsewhere.",
+            "Job %s[%s] was dropped before its start (%s): %s.",
             self.task.name,  # type: ignore[attr-defined]
             self.id,  # type: ignore[attr-defined]
             exc,
+            what,
         )
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
@@ -142,7 +147,8 @@ class CountedRequest:
             redis.exceptions.RedisError: the server cannot be asked now.
         """
         message, app = self.message, self._app  # type: ignore[attr-defined]
-        dead = message.channel.recover_or_kill(message.delivery_tag, reason, app)
+        limits = limits_of(app)
+        dead = message.channel.recover_or_kill(message.delivery_tag, reason, app, limits)
         if dead is None:
             return
         self._killed = True

@@ -36,6 +36,10 @@ logger = get_logger(__name__)
 #: to be noticed, far shorter than the silence after which an owner is taken for dead.
 START_WAIT = 10.0
 
+#: Answers that leave a job ours to give back: it must not run beside one on probation, or is
+#: itself on probation and something else runs.
+STILL_OURS = frozenset({"not alone", "beside probation"})
+
 #: Seconds to wait for a connection, or for a reply, before the next try.
 REPLY_WAIT = START_WAIT / 2
 

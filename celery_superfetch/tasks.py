@@ -10,7 +10,8 @@ from celery.utils.log import get_logger
 from redis import Redis
 
 from .connection import client_of, config_of
-from .poison_pill import announce
+from .drain import Report
+from .poison_pill import announce, limits_of
 from .reaper import Reaper
 from .watch import Watch
 
@@ -33,17 +34,17 @@ def reaper_of(app: Celery, client: Redis, watch: Watch | None = None) -> Reaper:
         watch=watch,
         sender=app,
         announce=functools.partial(announce, app),
+        limits=limits_of(app),
     )
 
 
-def scheduled_pass(reaper: Reaper) -> str:
-    """One pass unless another had its turn in this interval; the report as text."""
+def scheduled_pass(reaper: Reaper) -> Report:
+    """One pass unless another had its turn in this interval."""
     config = reaper.config
     full = reaper.reap(full=True, lock=LOCK_FULL, lock_for=config.full_sweep_interval)
     if full.ran:
-        return str(full)
-    report = reaper.reap(lock=LOCK_ALL, lock_for=config.reap_interval)
-    return str(report) if report.ran else "another pass had its turn"
+        return full
+    return reaper.reap(lock=LOCK_ALL, lock_for=config.reap_interval)
 
 
 def add_reap_task(app: Celery) -> None:
@@ -61,7 +62,7 @@ def add_reap_task(app: Celery) -> None:
     def reap() -> str:
         client = client_of(app)
         try:
-            return scheduled_pass(reaper_of(app, client))
+            return str(scheduled_pass(reaper_of(app, client)))
         finally:
             client.close()
 

@@ -151,7 +151,8 @@ def _running() -> list[Job]:
 def _first_pass(app: Any, membership: Membership) -> None:
     """A successor takes back what its predecessor held before it claims anything."""
     try:
-        reaper_of(app, membership.client, membership.watch).reap()
+        report = reaper_of(app, membership.client, membership.watch).reap()
+        membership.in_flight.probation |= report.probation
     except Exception:  # the worker can work without; the next pass tries again
         logger.exception("The pass at the worker's start failed; the next one tries again.")
 

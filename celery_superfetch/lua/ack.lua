@@ -8,7 +8,13 @@ for i = 1, #KEYS / 3 do
   local private, counters, running = KEYS[3 * i - 2], KEYS[3 * i - 1], KEYS[3 * i]
   -- From the right, where the oldest claims are.
   removed[i] = redis.call('LREM', private, -1, ARGV[3 * i - 2])
-  if removed[i] > 0 and ARGV[3 * i - 1] == '1' then redis.call('DEL', counters) end
+  if ARGV[3 * i - 1] == '1' then
+    if removed[i] > 0 then redis.call('DEL', counters) end
+    -- Only what has counters can be on probation.
+    if redis.call('HGET', running, 'alone') == ARGV[3 * i] then
+      redis.call('HDEL', running, 'alone')
+    end
+  end
   redis.call('HDEL', running, ARGV[3 * i])
 end
 return removed

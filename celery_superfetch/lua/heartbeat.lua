@@ -1,9 +1,10 @@
 -- Says that an owner lives and returns whom it should keep an eye on.
--- KEYS: owners, the owner's facts, its host's owners
+-- KEYS: owners, the owner's facts, its host's owners, lists with probation
 -- ARGV: owner, server ms of the caller's last heartbeat (0: none), most rows to return,
 --       then field and value of each fact that changed
--- Returns: {"ok", ms, {quiet owner, score, ...}, {owner of this host, ...}}, where a quiet
---       owner has not written since the caller's last heartbeat; or {"missing"}, {"reaped"}
+-- Returns: {"ok", ms, {quiet owner, score, ...}, {owner of this host, ...}, {list with
+--       probation, ...}}, where a quiet owner has not written since the caller's last
+--       heartbeat; or {"missing"}, {"reaped"}
 -- Crash: nothing half done.
 local owners, facts, host = KEYS[1], KEYS[2], KEYS[3]
 local owner, since, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -24,4 +25,4 @@ if since > 0 then
   local future = redis.call('ZRANGEBYSCORE', owners, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
   for _, value in ipairs(future) do quiet[#quiet + 1] = value end
 end
-return {'ok', now, quiet, redis.call('SMEMBERS', host)}
+return {'ok', now, quiet, redis.call('SMEMBERS', host), redis.call('SMEMBERS', KEYS[4])}

@@ -13,6 +13,7 @@ if marked == '1' and redis.call('HGET', facts, 'state') ~= 'reaped' then return 
 if (redis.call('HGET', counters, 'recoveries') or '0') ~= expected then return 'recounted' end
 if redis.call('LREM', private, 1, payload) == 0 then return 'moved' end
 redis.call('HDEL', running, ARGV[9])
+if redis.call('HGET', running, 'alone') == ARGV[9] then redis.call('HDEL', running, 'alone') end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('DEL', counters)

@@ -1,6 +1,7 @@
--- Gives jobs back to their queue on purpose; never counted against them.
--- KEYS: private list, public queue list, flag, stats, running jobs, then each job's counters
--- ARGV: "front" (next to be claimed) or "back", seconds to remember that they were delivered,
+-- Gives jobs back to their queue, or on probation, on purpose; never counted against them.
+-- KEYS: private list, public queue list, flag, stats, running jobs, probation list, lists with
+--       probation, then each job's counters
+-- ARGV: queue list, "front" (next to be claimed) or "back", seconds to remember that they were delivered,
 --       ms of the queue's x-expires (0: none), then for each job its payload, its claim id, and
 --       1 when it was handed to a pool that may start it at this moment; for the front newest
 --       first
@@ -9,9 +10,10 @@
 -- Crash: each job is in exactly one of the two lists. All move at once, so that a consumer
 --       that waits gets the oldest and not the first that was moved. One that a pool has is
 --       either recorded as running or called off, never both: `start` looks at the same field.
-local private, queue, flag, stats, running = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local push = ARGV[1] == 'front' and 'RPUSH' or 'LPUSH'
-local window, expires = tonumber(ARGV[2]), tonumber(ARGV[3])
+local private, queue, flag, stats, running, probation, on_probation =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local queue_list, push = ARGV[1], ARGV[2] == 'front' and 'RPUSH' or 'LPUSH'
+local window, expires = tonumber(ARGV[3]), tonumber(ARGV[4])
 local kind = redis.call('TYPE', queue).ok
 if kind ~= 'list' and kind ~= 'none' then
   return redis.error_reply("WRONGTYPE '" .. queue .. "' is no queue, it holds a " .. kind)
@@ -20,21 +22,28 @@ end
 -- bring the same call a second time, when its owner has claimed the job anew and runs it.
 local function refused(id, handed_over)
   if id == '' then return nil end
-  local known = redis.call('HGET', running, id)
-  if known == '-' then return 0 end
-  if known and handed_over then return 2 end
+  local known = redis.call('HMGET', running, id, 'alone')
+  if known[1] == '-' then return 0 end
+  if known[1] and handed_over then return 2 end
   redis.call('HSET', running, id, '-')
+  if known[2] == id then redis.call('HDEL', running, 'alone') end
   return nil
 end
-local moved, total = {}, 0
-for i = 1, #KEYS - 5 do
-  local payload, id, counters = ARGV[1 + 3 * i], ARGV[2 + 3 * i], KEYS[5 + i]
-  moved[i] = refused(id, ARGV[3 + 3 * i] == '1')
+local moved, total, to_queue = {}, 0, 0
+for i = 1, #KEYS - 7 do
+  local payload, id, counters = ARGV[2 + 3 * i], ARGV[3 + 3 * i], KEYS[7 + i]
+  moved[i] = refused(id, ARGV[4 + 3 * i] == '1')
   if not moved[i] then
     -- From the left: what is given back is mostly what was claimed last.
     moved[i] = redis.call('LREM', private, 1, payload)
     if moved[i] > 0 then
-      redis.call(push, queue, payload)
+      if redis.call('HEXISTS', counters, 'probation') == 1 then
+        redis.call(push, probation, payload)
+        redis.call('SADD', on_probation, queue_list)
+      else
+        redis.call(push, queue, payload)
+        to_queue = to_queue + 1
+      end
       redis.call('HINCRBY', counters, 'requeues', 1)
       if redis.call('TTL', counters) < 0 then redis.call('EXPIRE', counters, window) end
       total = total + 1
@@ -42,7 +51,7 @@ for i = 1, #KEYS - 5 do
   end
 end
 if total > 0 then
-  if expires > 0 then redis.call('PEXPIRE', queue, expires) end
+  if expires > 0 and to_queue > 0 then redis.call('PEXPIRE', queue, expires) end
   redis.call('SET', flag, 1, 'EX', window)
   redis.call('HINCRBY', stats, 'requeued', total)
 end

@@ -3,16 +3,29 @@
 -- ARGV: claim id, digest, 1 to record the job as running (0: it may be settled already),
 --       starts that could not be recorded since this process last asked
 -- Returns: "ok"; "reaped" when the owner was taken for dead, "called off" when the owner gave
---       the job back before it was started
+--       the job back before it was started, "not alone" when it is on probation and another
+--       runs, "beside probation" when one on probation does
 -- Crash: the job is recorded as running and its process may not have begun. Asking again with
 --       the same claim id is harmless.
 local facts, running, stats = KEYS[1], KEYS[2], KEYS[3]
 local id, digest, record, unrecorded = ARGV[1], ARGV[2], ARGV[3] == '1', tonumber(ARGV[4])
 if unrecorded > 0 then redis.call('HINCRBY', stats, 'unrecorded', unrecorded) end
 if redis.call('HGET', facts, 'state') == 'reaped' then return 'reaped' end
-if redis.call('HGET', running, id) == '-' then
+local known = redis.call('HMGET', running, id, 'alone')
+local state, alone = known[1], known[2]
+if state == '-' then
   redis.call('HDEL', running, id)
   return 'called off'
 end
+if alone == id then
+  -- It counts as running since it was claimed; so does whatever got in between.
+  local others = 0
+  for _, value in ipairs(redis.call('HVALS', running)) do
+    if value ~= '-' and value ~= id then others = others + 1 end
+  end
+  return others > 1 and 'not alone' or 'ok'
+end
+-- A task with early ack may be settled already, and could not be given back.
+if alone and record then return 'beside probation' end
 if record then redis.call('HSET', running, id, digest) end
 return 'ok'

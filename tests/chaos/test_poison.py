@@ -144,7 +144,7 @@ def test_another_app_recovers_a_job_but_does_not_kill_it(
     shop.kill_owner.delay("pill")
     for death in (1, 2):
         worker(pool="solo", concurrency=1, options=limits, ready=False).wait_exit()
-        eventually(lambda: db.waiting() == ["pill"], message=f"recovered after death {death}")
+        eventually(lambda: db.on_probation() == ["pill"], message=f"recovered: death {death}")
     assert "belongs to app 'shop'" in stranger.log()
     assert not db.dead()
     always(lambda: runs(ledger, "pill") == 2, during=0.5, message="a stranger never runs it")

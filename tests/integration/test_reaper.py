@@ -10,7 +10,8 @@ from celery.utils.dispatch import Signal
 
 from celery_superfetch.job import Job, digest
 from celery_superfetch.owner import ProcessImage
-from celery_superfetch.recovery import Counters
+from celery_superfetch.private_list import CALLED_OFF
+from celery_superfetch.recovery import Blame, Counters
 from celery_superfetch.signals import job_recovered, owner_reaped
 from celery_superfetch.verdict import Reason
 from harness.waiting import eventually
@@ -39,7 +40,7 @@ def test_a_dead_owners_jobs_go_back_in_their_old_order_before_the_backlog(bench:
     assert (report.owners, report.recovered, report.killed, report.errors) == (1, 250, 0, 0)
     assert report.seconds > 0
     assert bench.registry.owners() == {}
-    assert {bench.counters(raw).strikes for raw in orphans} == {1}
+    assert {bench.counters(raw).strikes for raw in orphans} == {0}, "nothing says that they ran"
 
 
 def test_every_list_of_the_owner_is_emptied_into_its_own_queue(bench: Bench) -> None:
@@ -169,7 +170,7 @@ def test_what_a_crashed_reaper_left_is_finished_by_the_next(bench: Bench) -> Non
     owner = bench.dead_owner(orphans, state="stopping")
     score = bench.registry.owners()[owner.owner]
     bench.registry.mark(owner.owner, owner.process.host, score, 60, "gone")
-    newest = bench.recovery(Job(owner.owner, "mail", orphans[-1]), strike=False)
+    newest = bench.recovery(Job(owner.owner, "mail", orphans[-1]), blame=Blame.NONE)
     bench.run(bench.recoveries.recover([newest], 0, marked=True))
     report = bench.reaper().reap()
     assert report.recovered == 3
@@ -178,13 +179,43 @@ def test_what_a_crashed_reaper_left_is_finished_by_the_next(bench: Bench) -> Non
 
 
 def test_a_stopping_owner_gives_no_strike(bench: Bench) -> None:
-    bench.dead_owner([payload("deploy")], state="stopping")
-    bench.dead_owner([payload("crash")], state="running")
+    deploy, crash = payload("deploy"), payload("crash")
+    bench.dead_owner([deploy], running=[deploy], state="stopping")
+    bench.dead_owner([crash], running=[crash], state="running")
     assert bench.reaper().reap().recovered == 2
-    assert bench.counters(payload("deploy")) == Counters(
-        0, 1, bench.counters(payload("deploy")).history
-    )
-    assert bench.counters(payload("crash")).strikes == 1
+    assert bench.counters(deploy) == Counters(0, 1, bench.counters(deploy).history)
+    assert bench.counters(crash).strikes == 1
+
+
+def test_who_ran_when_the_owner_died_is_blamed_and_who_only_waited_is_not(bench: Bench) -> None:
+    two, three, reserved = payload(2), payload(3), payload("reserved")
+    bench.dead_owner([two, three, reserved], running=[two, three])
+    one = payload(1)
+    bench.dead_owner([one, payload("eta")], running=[one])
+    assert bench.reaper().reap().recovered == 5
+    blamed = {raw: bench.counters(raw) for raw in (one, two, three, reserved, payload("eta"))}
+    assert [counters.strikes for counters in blamed.values()] == [1, 1, 1, 0, 0]
+    strikes = [counters.history[0]["strike"] for counters in blamed.values()]
+    assert strikes == ["exact", "suspect", "suspect", "", ""]
+
+
+def test_a_claim_that_was_called_off_did_not_run(bench: Bench) -> None:
+    """Its mark stays for some minutes; the one that ran was alone."""
+    owner = bench.dead_owner([payload(1)], running=[payload(1)])
+    bench.client.hset(bench.keys.running(owner.owner), "other", CALLED_OFF)
+    bench.reaper().reap()
+    assert bench.counters(payload(1)).history[0]["strike"] == "exact"
+
+
+def test_a_suspect_is_never_killed_for_it(bench: Bench) -> None:
+    """Whoever ran beside it: two strikes of three, and there it stays."""
+    one, two = payload(1), payload(2)
+    for _ in range(6):
+        bench.client.delete("mail", bench.keys.probation("mail"))
+        bench.dead_owner([one, two], running=[one, two])
+        assert bench.reaper().reap().recovered == 2
+    assert [bench.counters(raw).strikes for raw in (one, two)] == [2, 2]
+    assert bench.on_probation() == [one, two]
 
 
 def test_a_queue_key_of_another_type_holds_its_own_jobs_up_only(bench: Bench) -> None:
@@ -268,6 +299,7 @@ def test_the_digest_of_a_job_is_its_name_for_ever(bench: Bench) -> None:
     for _ in range(2):
         owner = bench.dead_owner()
         bench.client.lmove("mail", bench.keys.private(owner.owner, "mail"), "RIGHT", "LEFT")
+        bench.client.hset(bench.keys.running(owner.owner), "1", digest(raw))
         assert bench.reaper().reap().recovered == 1
     counters = bench.counters(raw)
     assert (counters.strikes, counters.recoveries, len(counters.history)) == (2, 2, 2)

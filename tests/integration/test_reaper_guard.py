@@ -10,7 +10,7 @@ from celery import Celery
 
 from celery_superfetch.dead_set import DeadJob
 from celery_superfetch.poison_pill import guard_of
-from celery_superfetch.recovery import Decision, Recovery
+from celery_superfetch.recovery import Blame, Decision, Recovery
 from celery_superfetch.signals import job_killed, job_recovering
 from parts.bench import Bench, payload
 
@@ -35,9 +35,10 @@ def asked(sender: object, answer: Answer) -> list[Recovery]:
 
 
 def die(bench: Bench, sender: object, *raws: bytes, **facts: Any) -> Any:
-    """An owner that holds these jobs dies, and a pass is made."""
-    bench.client.delete("mail")
-    bench.dead_owner(raws or (JOB,), **facts)
+    """An owner that holds these jobs, and runs the first one only, dies, and a pass is made."""
+    bench.client.delete("mail", bench.keys.probation("mail"))
+    jobs = raws or (JOB,)
+    bench.dead_owner(jobs, running=jobs[:1], **facts)
     return bench.reaper(sender=sender).reap()
 
 
@@ -67,8 +68,8 @@ def test_a_receiver_sees_the_job_its_owner_and_its_counts(bench: Bench) -> None:
     one, two = questions
     assert (one.task, one.task_id, one.app_name) == ("shop.note", "1", "shop")
     assert one.job.payload == JOB
-    assert (one.strikes, one.recoveries, one.strike) == (1, 1, True)
-    assert (two.strikes, two.recoveries, two.strike) == (1, 2, False)
+    assert (one.strikes, one.recoveries, one.blame) == (1, 1, Blame.EXACT)
+    assert (two.strikes, two.recoveries, two.blame) == (1, 2, Blame.NONE)
     assert "gone" in one.reason
 
 
@@ -142,8 +143,34 @@ def test_another_receiver_overrules_the_shipped_guard(bench: Bench) -> None:
 
 def test_deploys_do_not_strike_a_job_out(bench: Bench) -> None:
     app = shop(bench)
-    assert all(die(bench, app, state="stopping").recovered == 1 for _ in range(19))
-    assert die(bench, app, state="stopping").killed == 1, "but their number has a limit, too"
+    for _ in range(19):
+        assert die(bench, app, state="stopping").recovered == 1
+        assert bench.queue() == [JOB]
+    assert die(bench, app, state="stopping").recovered == 1
+    assert bench.on_probation() == [JOB], "but their number has a limit, too"
+
+
+def test_a_loop_of_deploys_that_ends_each_worker_it_has_for_itself_ends(
+    make_bench: Callable[..., Bench],
+) -> None:
+    bench = make_bench(recovery_limit=5)
+    app = shop(bench)
+    assert all(die(bench, app, state="stopping").recovered == 1 for _ in range(5))
+    outcomes = [die(bench, app, state="stopping", alone=True).killed for _ in range(3)]
+    assert outcomes == [0, 0, 1]
+
+
+def test_what_kills_whoever_decodes_it_ends(make_bench: Callable[..., Bench]) -> None:
+    """It never runs, so nothing strikes it until it is alone."""
+    bench = make_bench(recovery_limit=5)
+    app = shop(bench)
+    for n in range(5):
+        bystander = payload(f"bystander {n}")
+        bench.dead_owner([bystander, JOB], running=[bystander])
+        assert bench.reaper(sender=app).reap().recovered == 2
+    assert bench.on_probation() == [JOB]
+    assert bench.counters(JOB).strikes == 0
+    assert [die(bench, app, alone=True).killed for _ in range(3)] == [0, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from celery_superfetch.facts import Facts
-from celery_superfetch.job import Job, digest
-from celery_superfetch.recovery import Counters
+from celery_superfetch.job import Claimed, Job, digest
+from celery_superfetch.recovery import Blame, Counters
 from harness.waiting import eventually
 from parts.bench import Bench, payload
 
@@ -47,13 +47,13 @@ def test_an_orphan_goes_back_to_the_front_and_is_counted(bench: Bench) -> None:
     counters = bench.counters(JOB)
     assert (counters.strikes, counters.recoveries) == (1, 1)
     [entry] = counters.history
-    assert (entry["owner"], entry["reason"], entry["strike"]) == (owner.owner, "gone", 1)
+    assert (entry["owner"], entry["reason"], entry["strike"]) == (owner.owner, "gone", "exact")
     assert abs(entry["at"] * 1000 - bench.registry.server_time()) < 5000
     assert bench.stat("recovered") == 1
 
 
 def test_without_a_strike_only_the_recovery_is_counted(bench: Bench) -> None:
-    recover(bench, reaped(bench, JOB), [JOB], strike=False)
+    recover(bench, reaped(bench, JOB), [JOB], blame=Blame.NONE)
     assert (bench.counters(JOB).strikes, bench.counters(JOB).recoveries) == (0, 1)
 
 
@@ -113,9 +113,9 @@ def test_the_old_order_is_the_new_one_for_any_number_of_jobs(bench: Bench) -> No
 def test_equal_payloads_are_recovered_one_by_one(bench: Bench) -> None:
     """By their bytes they are one job that was recovered twice."""
     owner = reaped(bench, JOB, JOB)
-    assert recover(bench, owner, [JOB]) == [b"ok"]
+    assert recover(bench, owner, [JOB], blame=Blame.NONE) == [b"ok"]
     assert bench.private(owner) == [JOB]
-    assert recover(bench, owner, [JOB]) == [b"ok"]
+    assert recover(bench, owner, [JOB], blame=Blame.NONE) == [b"ok"]
     assert bench.queue() == [JOB, JOB]
 
 
@@ -181,3 +181,44 @@ def test_a_queue_key_of_another_type_moves_nothing_and_counts_nothing(bench: Ben
     assert bench.private(owner) == [JOB]
     assert bench.counters(JOB) == Counters()
     assert bench.stat("recovered") == 0
+
+
+# -- probation
+
+
+def test_a_suspect_waits_behind_those_that_wait_already(bench: Bench) -> None:
+    """Two strikes of three: it runs alone from here on."""
+    first, second, third = payload(1), payload(2), payload(3)
+    bench.client.lpush(bench.keys.probation("mail"), first)
+    owner = reaped(bench, second, third)
+    once = Counters(strikes=1, recoveries=0)
+    assert set(recover(bench, owner, [third, second], once, blame=Blame.SUSPECT)) == {b"ok"}
+    assert bench.on_probation() == [first, second, third]
+    assert bench.client.smembers(bench.keys.on_probation) == {b"mail"}
+    assert bench.queue() == []
+    assert bench.counters(second).probation
+
+
+def test_probation_lasts_until_the_job_is_settled(bench: Bench) -> None:
+    owner = reaped(bench, JOB)
+    recover(bench, owner, [JOB], Counters(strikes=1, recoveries=0), blame=Blame.SUSPECT)
+    bench.client.delete(bench.keys.probation("mail"))
+    # A deploy interrupts it: no strike, and it is still a suspect.
+    bench.give(owner.owner, "mail", [JOB])
+    assert recover(bench, owner, [JOB], blame=Blame.NONE) == [b"ok"]
+    assert bench.on_probation() == [JOB]
+    bench.client.delete(bench.keys.probation("mail"))
+    # Its worker gives it back on purpose.
+    bench.give(owner.owner, "mail", [JOB])
+    bench.run(bench.lists.requeue([Job(owner.owner, "mail", JOB, "1")], "front", 0))
+    assert bench.on_probation() == [JOB]
+    # It ends well.
+    me = bench.owner()
+    assert bench.in_flight.claim_alone(me.owner, "mail")
+    job = bench.in_flight.alone
+    assert job is not None
+    bench.in_flight.ack(Claimed(job, redelivered=True))
+    bench.in_flight.flush()
+    assert bench.in_flight.alone is None
+    assert bench.counters(JOB) == Counters()
+    assert not bench.client.exists(bench.keys.running(me.owner))

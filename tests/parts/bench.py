@@ -18,10 +18,10 @@ from celery_superfetch.in_flight import InFlight
 from celery_superfetch.job import Claimed, Job, digest, parse
 from celery_superfetch.keys import Keys
 from celery_superfetch.owner import ProcessImage, mint_owner, start_time
-from celery_superfetch.private_list import Claims, PrivateLists
+from celery_superfetch.private_list import ALONE, Claims, PrivateLists
 from celery_superfetch.reaper import Reaper
 from celery_superfetch.recoveries import Recoveries
-from celery_superfetch.recovery import Counters, Recovery
+from celery_superfetch.recovery import Blame, Counters, Limits, Recovery
 from celery_superfetch.registry import Registry
 from celery_superfetch.scripts import Call, Scripts
 from celery_superfetch.suspects import Suspects
@@ -108,11 +108,31 @@ class Bench:
             assert self.registry.register(made) is not None
         return made
 
-    def dead_owner(self, jobs: Sequence[bytes] = (), queue: str = "mail", **facts: Any) -> Facts:
-        """An owner of this host whose process is gone, with jobs it has claimed, oldest first."""
+    def dead_owner(
+        self,
+        jobs: Sequence[bytes] = (),
+        queue: str = "mail",
+        running: Sequence[bytes] = (),
+        alone: bool = False,
+        **facts: Any,
+    ) -> Facts:
+        """An owner of this host whose process is gone, with jobs it has claimed, oldest first.
+
+        Arguments:
+            running: those among them that it had started.
+            alone: the first of these was on probation.
+        """
         owner = self.owner(facts.pop("process", None) or ended_process(), **facts)
         self.give(owner.owner, queue, jobs)
+        for number, job in enumerate(running):
+            self.client.hset(self.keys.running(owner.owner), str(number), digest(job))
+        if alone:
+            self.client.hset(self.keys.running(owner.owner), ALONE, "0")
         return owner
+
+    def on_probation(self, queue: str = "mail") -> list[bytes]:
+        """What waits on probation, in the order of its turns."""
+        return self._list(self.keys.probation(queue))[::-1]
 
     def give(self, owner: str, queue: str, jobs: Sequence[bytes]) -> None:
         """Jobs that `owner` has claimed from `queue`, oldest first."""
@@ -167,7 +187,9 @@ class Bench:
 
     def recovery(self, job: Job, counters: Counters | None = None, **changes: Any) -> Recovery:
         """The recovery of a job as a reaper would build it."""
-        details: dict[str, Any] = {"reason": "gone", "app_name": "shop", "strike": True, **changes}
+        details: dict[str, Any] = {"reason": "gone", "app_name": "shop", **changes}
+        details.setdefault("blame", Blame.EXACT)
+        details.setdefault("limits", Limits.of(self.config))
         return Recovery.of(job, parse(job.payload), counters or self.counters(job), **details)
 
     def counters(self, job: Job | bytes) -> Counters:

@@ -69,6 +69,7 @@ MODULES = {
         "poison_pill",
         "poller",
         "pool_flush",
+        "probation",
         "qos",
         "request",
         "sentinel",

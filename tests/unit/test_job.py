@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_superfetch.job import Envelope, digest, parse
+from celery_superfetch.job import Envelope, Job, digest, parse
 
 
 def message(**changes: Any) -> dict[str, Any]:
@@ -88,3 +88,22 @@ def test_a_digest_is_of_the_exact_bytes() -> None:
     same_to_json = raw.replace(b": ", b":")
     assert json.loads(same_to_json) == json.loads(raw)
     assert digest(same_to_json) != digest(raw)
+
+
+@pytest.mark.parametrize(
+    ("payload", "title"),
+    [
+        (b"junk", f"unparseable payload[{digest(b'junk')}]"),
+        (
+            json.dumps(
+                {
+                    "headers": {"task": "shop.add", "id": "id-1"},
+                    "properties": {"delivery_tag": "", "delivery_info": {"routing_key": ""}},
+                }
+            ).encode(),
+            "shop.add[id-1]",
+        ),
+    ],
+)
+def test_titles_say_what_is_known(payload: bytes, title: str) -> None:
+    assert Job("web-1|7|abc", "mail", payload).title == title

@@ -1,53 +1,117 @@
-"""The decision on a recovery, and the value it is taken on."""
+"""Who is to blame, the decision on a recovery, and the value it is taken on."""
 
 from __future__ import annotations
 
 import pytest
 
 from celery_superfetch.job import Envelope, Job, digest
-from celery_superfetch.recovery import Counters, Decision, Recovery, decide
+from celery_superfetch.recovery import (
+    Blame,
+    Counters,
+    Decision,
+    Limits,
+    Recovery,
+    Running,
+    blame,
+    decide,
+)
 
 JOB = Job("web-1|7|abc", "mail", b"payload")
+MINE, OTHER = digest(b"payload"), digest(b"other")
 KNOWN = Envelope({"body": ""}, "shop.add", "id-1")
 
 
+def limits(strikes: int | None = 3, recoveries: int = 20) -> Limits:
+    return Limits(lambda task: strikes, recoveries)
+
+
+DEFAULT = limits()
+
+
 def recovery(
-    envelope: Envelope = KNOWN, counters: Counters | None = None, strike: bool = True
+    envelope: Envelope = KNOWN,
+    counters: Counters | None = None,
+    blame: Blame = Blame.EXACT,
+    limits: Limits = DEFAULT,
 ) -> Recovery:
     return Recovery.of(
-        JOB, envelope, counters or Counters(), reason="gone", app_name="shop", strike=strike
+        JOB,
+        envelope,
+        counters or Counters(),
+        reason="gone",
+        app_name="shop",
+        blame=blame,
+        limits=limits,
     )
 
 
+def crashes(times: int, how: Blame, limits: Limits = DEFAULT) -> Recovery:
+    """The last of so many recoveries in a row."""
+    counters = Counters()
+    for _ in range(times):
+        last = recovery(counters=counters, blame=how, limits=limits)
+        counters = Counters(last.strikes, last.recoveries, probation=last.probation)
+    return last
+
+
 @pytest.mark.parametrize(
-    ("strikes", "recoveries", "decision"),
+    ("running", "counters", "expected"),
     [
-        (0, 1, Decision.RECOVER),
-        (1, 1, Decision.RECOVER),
-        (2, 2, Decision.RECOVER),
-        (3, 3, Decision.KILL),
-        (4, 4, Decision.KILL),
-        (0, 19, Decision.RECOVER),
-        (2, 19, Decision.RECOVER),
-        (0, 20, Decision.KILL),
-        (0, 21, Decision.KILL),
+        (Running((MINE,)), Counters(), Blame.EXACT),
+        (Running((OTHER, MINE)), Counters(), Blame.SUSPECT),
+        (Running((MINE, MINE)), Counters(), Blame.SUSPECT),
+        (Running((OTHER,)), Counters(), Blame.NONE),
+        (Running(), Counters(), Blame.NONE),
+        (Running((MINE,), alone=MINE), Counters(), Blame.EXACT),
+        (Running((MINE, OTHER), alone=MINE), Counters(), Blame.EXACT),
+        (Running((OTHER,), alone=OTHER), Counters(), Blame.NONE),
+        (Running((MINE,), stopping=True), Counters(), Blame.NONE),
+        (Running((MINE,), alone=MINE, stopping=True), Counters(), Blame.NONE),
+        (Running((MINE,), alone=MINE, stopping=True), Counters(0, 20), Blame.EXACT),
+        (Running((MINE,), stopping=True), Counters(0, 20), Blame.NONE),
     ],
 )
-def test_a_job_is_killed_at_its_limit_and_not_before(
-    strikes: int, recoveries: int, decision: Decision
+def test_the_death_of_an_owner_is_blamed_on_what_it_ran(
+    running: Running, counters: Counters, expected: Blame
 ) -> None:
-    assert decide(strikes, recoveries, strike_limit=3, recovery_limit=20) is decision
+    assert blame(MINE, running, counters, limits()) is expected
 
 
-def test_a_job_that_always_crashes_runs_exactly_strike_limit_times() -> None:
-    counters, runs = Counters(), 0
-    while True:
-        runs += 1
-        crashed = recovery(counters=counters)
-        if decide(crashed.strikes, crashed.recoveries, 3, 20) is Decision.KILL:
-            break
-        counters = Counters(crashed.strikes, crashed.recoveries)
-    assert runs == 3
+@pytest.mark.parametrize("limit", [1, 2, 3, 10])
+def test_a_job_that_always_crashes_runs_exactly_strike_limit_times(limit: int) -> None:
+    own = limits(limit)
+    for runs in range(1, limit):
+        assert decide(crashes(runs, Blame.EXACT, own)) is Decision.RECOVER
+    assert decide(crashes(limit, Blame.EXACT, own)) is Decision.KILL
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 10])
+def test_a_suspect_strike_is_never_the_last(limit: int) -> None:
+    last = crashes(50, Blame.SUSPECT, limits(limit, 1000))
+    assert last.strikes == limit - 1
+    assert decide(last) is Decision.RECOVER
+    assert last.probation
+
+
+def test_one_short_of_its_limit_a_job_goes_on_probation_and_stays() -> None:
+    assert not crashes(1, Blame.SUSPECT).probation
+    assert crashes(2, Blame.SUSPECT).probation
+    assert crashes(2, Blame.EXACT).probation
+    deploy = recovery(counters=Counters(2, 2, probation=True), blame=Blame.NONE)
+    assert (deploy.strikes, deploy.probation) == (2, True)
+    assert decide(deploy) is Decision.RECOVER
+
+
+def test_recoveries_alone_lead_to_probation_and_no_further() -> None:
+    assert not crashes(19, Blame.NONE).probation
+    assert crashes(20, Blame.NONE).probation
+    assert decide(crashes(100, Blame.NONE)) is Decision.RECOVER
+
+
+def test_a_task_without_a_limit_is_never_killed_and_never_held_back() -> None:
+    last = crashes(100, Blame.EXACT, limits(None))
+    assert (last.strikes, last.probation) == (100, False)
+    assert decide(last) is Decision.RECOVER
 
 
 def test_the_counts_include_this_time() -> None:
@@ -57,21 +121,14 @@ def test_the_counts_include_this_time() -> None:
     assert (later.strikes, later.recoveries, later.history) == (2, 5, ({"at": 1},))
 
 
-def test_a_recovery_that_is_nobodys_fault_adds_no_strike() -> None:
-    deploy = recovery(counters=Counters(strikes=2, recoveries=2), strike=False)
-    assert (deploy.strikes, deploy.recoveries) == (2, 3)
-    assert decide(deploy.strikes, deploy.recoveries, 3, 20) is Decision.RECOVER
+def test_a_lower_limit_takes_no_strike_back() -> None:
+    known = recovery(counters=Counters(strikes=7), blame=Blame.SUSPECT)
+    assert known.strikes == 7
+    assert decide(known) is Decision.RECOVER, "it was a suspect again, and no more"
 
 
 def test_a_recovery_knows_its_job_by_name_and_by_digest() -> None:
     named = recovery()
     assert (named.task, named.task_id, named.parsed) == ("shop.add", "id-1", True)
     assert named.digest == digest(b"payload")
-    assert named.title == "shop.add[id-1]"
-
-
-def test_titles_of_nameless_jobs_say_what_is_known() -> None:
-    assert recovery(Envelope({"body": ""})).title == f"unknown task[{digest(b'payload')}]"
-    junk = recovery(Envelope())
-    assert not junk.parsed
-    assert junk.title == f"unparseable payload[{digest(b'payload')}]"
+    assert not recovery(Envelope()).parsed
