@@ -125,7 +125,9 @@ class Drain:
         decided = []
         for job, name, known in zip(jobs, digests, self.recoveries.counters(digests), strict=True):
             recovery = Recovery.of(
-                job,
+                # Whatever is claimed again by a connection that died a moment later than its
+                # process did not run: the strike goes with the claim that did.
+                job._replace(claim_id=running.claim_ids.get(name, "")),
                 parse(job.payload),
                 known,
                 reason=reason,

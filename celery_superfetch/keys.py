@@ -56,7 +56,8 @@ class Keys:
         return f"{self._own}owner:{owner}"
 
     def running(self, owner: str) -> str:
-        """HASH claim id -> digest of a job its process runs, or ``-`` for one called off.
+        """HASH claim id -> digest of a job its process runs, or ``-`` for one called off, or
+        ``struck`` for one that ran when its owner died and was recovered since.
 
         ``alone`` -> the claim that has the process for itself. Gone with its owner; that of a
         reaped owner has a TTL.

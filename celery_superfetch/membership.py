@@ -311,11 +311,13 @@ class Membership:
         return claims
 
     def catch_up(self) -> None:
-        """Do what is overdue.
+        """Do what is overdue: acks, too, while their consumer waits for its next try to connect.
 
         Raises:
             redis.exceptions.RedisError: the server is still away; what is left waits on.
         """
+        if any(self.in_flight.settlements.values()):
+            self.in_flight.flush()
         for _ in range(len(self.overdue)):
             act = self.overdue.popleft()
             try:

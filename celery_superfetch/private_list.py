@@ -159,8 +159,13 @@ class PrivateLists:
         record: Any = self.client.hgetall(self.keys.running(owner))
         claims = {id.decode(): digest.decode() for id, digest in record.items()}
         alone = claims.pop(ALONE, "")
-        digests = tuple(name for name in claims.values() if name != CALLED_OFF)
-        return Running(digests, claims.get(alone, "").replace(CALLED_OFF, ""), stopping)
+        ran = {id: name for id, name in claims.items() if name != CALLED_OFF}
+        return Running(
+            tuple(ran.values()),
+            {name: id for id, name in ran.items()},
+            alone=ran.get(alone, ""),
+            stopping=stopping,
+        )
 
     def sizes(self, owners: Iterable[tuple[str, Iterable[str]]]) -> dict[str, int]:
         """Jobs in flight of some owners, each given with its lists, in one round trip."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -61,8 +61,10 @@ class Limits:
 class Running:
     """What a process was running, as it had recorded by its end."""
 
-    #: Digests of the jobs that ran.
+    #: Digests of the jobs that ran; one that has had its strike counts, without its name.
     digests: tuple[str, ...] = ()
+    #: Digest -> claim id.
+    claim_ids: Mapping[str, str] = field(default_factory=dict)
     #: The one that was on probation and had the process for itself; it may have died before it
     #: began, by whoever decoded it.
     alone: str = ""

@@ -12,8 +12,13 @@ local most, is_junk, most_junk = tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARG
 if marked == '1' and redis.call('HGET', facts, 'state') ~= 'reaped' then return 'unmarked' end
 if (redis.call('HGET', counters, 'recoveries') or '0') ~= expected then return 'recounted' end
 if redis.call('LREM', private, 1, payload) == 0 then return 'moved' end
-redis.call('HDEL', running, ARGV[9])
-if redis.call('HGET', running, 'alone') == ARGV[9] then redis.call('HDEL', running, 'alone') end
+if marked ~= '1' then
+  redis.call('HDEL', running, ARGV[9])
+  if redis.call('HGET', running, 'alone') == ARGV[9] then redis.call('HDEL', running, 'alone') end
+elseif ARGV[9] ~= '' then
+  -- Of those that ran at its owner's death it stays one.
+  redis.call('HSET', running, ARGV[9], 'struck')
+end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('DEL', counters)

@@ -32,6 +32,11 @@ local function count(counters, strikes, blame)
 end
 local function forget(id)
   if id == '' then return end
+  if marked then
+    -- Of those that ran at its owner's death it stays one.
+    redis.call('HSET', running, id, 'struck')
+    return
+  end
   redis.call('HDEL', running, id)
   if redis.call('HGET', running, 'alone') == id then redis.call('HDEL', running, 'alone') end
 end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from typing import Any, cast
 
@@ -32,6 +33,10 @@ class Database:
     def length(self, queue: str = "celery") -> int:
         """Jobs on a queue."""
         return cast("int", self.client.llen(queue))
+
+    def on_probation(self, queue: str = "celery") -> list[str]:
+        """Names of the jobs that wait on probation, next to run alone first."""
+        return [name_of(raw) for raw in reversed(self._list(f"{OWN}probation:{queue}"))]
 
     # -- owners
 
@@ -78,6 +83,17 @@ class Database:
         return self._list(key) if kind == b"list" else list(self._hash(key).items())
 
     # -- recoveries and the dead set
+
+    def strikes(self) -> dict[str, tuple[int, str]]:
+        """Name of each job in the queue, or on probation -> its strikes, and what the last was."""
+        found = {}
+        for raw in (*self._list("celery"), *self._list(f"{OWN}probation:celery")):
+            row = self._hash(f"{OWN}recoveries:{hashlib.sha1(raw).hexdigest()}")
+            history = json.loads(row.get(b"history", b"[]"))
+            # A connection that dies a moment after its process may claim, and lose, it once more.
+            strikes = [entry["strike"] for entry in history if entry["strike"]]
+            found[name_of(raw)] = (int(row.get(b"strikes", 0)), "".join(strikes[-1:]))
+        return found
 
     def counters(self) -> list[dict[str, Any]]:
         """The counters of all jobs that have some."""

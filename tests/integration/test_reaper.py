@@ -199,6 +199,18 @@ def test_who_ran_when_the_owner_died_is_blamed_and_who_only_waited_is_not(bench:
     assert strikes == ["exact", "suspect", "suspect", "", ""]
 
 
+def test_what_a_dying_connection_claims_again_is_not_struck_again(bench: Bench) -> None:
+    """Its process is gone; its blocking read is served all the same, a moment later."""
+    one, two = payload(1), payload(2)
+    owner = bench.dead_owner([one, two], running=[one, two])
+    bench.reaper().reap()
+    bench.client.lmove("mail", bench.keys.private(owner.owner, "mail"), "RIGHT", "LEFT")
+    bench.reaper().reap()
+    assert bench.queue() == [one, two]
+    assert [bench.counters(raw).strikes for raw in (one, two)] == [1, 1]
+    assert bench.counters(one).recoveries == 2
+
+
 def test_a_claim_that_was_called_off_did_not_run(bench: Bench) -> None:
     """Its mark stays for some minutes; the one that ran was alone."""
     owner = bench.dead_owner([payload(1)], running=[payload(1)])

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 #: Seconds between a job's last line and its ack: killed in between, it runs again. (The worker may
-#: just be reconnecting, and then waits for a reply as long as it waits for any.)
-UNSETTLED = 6.0
+#: just be reconnecting: it waits for a reply as long as it waits for any, and 2 and 4 s between
+#: its tries. A pool's results are read only then.)
+UNSETTLED = 15.0
 
 
 @dataclass

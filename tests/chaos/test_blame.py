@@ -1,0 +1,127 @@
+"""Who is blamed when a worker dies: one row of the table after the other, for each pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_superfetch.tasks import reaper_of
+from harness.database import Database
+from harness.ledger import Ledger
+from harness.waiting import eventually
+from harness.worker import Worker
+
+SLOTS = {"prefork": 2, "threads": 2, "solo": 1}
+
+#: Of this file alone: nobody else reaps while a test looks.
+OPTIONS = {"reap_interval": 600}
+
+Busy = Callable[..., Worker]
+
+
+@pytest.fixture
+def busy(worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database) -> Busy:
+    """`busy("prefork", "a", "b")`: a worker that runs these, and holds two that only wait."""
+
+    def start(pool: str, *running: str) -> Worker:
+        one: Worker = worker(
+            pool=pool,
+            concurrency=SLOTS[pool],
+            options=OPTIONS,
+            conf={"worker_prefetch_multiplier": 4},
+        )
+        for name in running:
+            shop.hold.delay(name)
+        eventually(lambda: set(ledger.starts()) == set(running))
+        shop.hold.apply_async(("eta",), countdown=3600)
+        waits = ["eta"]
+        if len(running) == SLOTS[pool]:
+            shop.hold.delay("reserved")
+            waits.append("reserved")
+        if pool != "solo":  # whose consumer claims nothing while it works
+            everything = {*running, *waits}
+            eventually(lambda: {job for jobs in db.held().values() for job in jobs} == everything)
+        return one
+
+    return start
+
+
+def reap(app: Celery, db: Database) -> None:
+    """One pass; the dead process was of this host."""
+
+    def found() -> bool:
+        return bool(reaper_of(app, db.client).reap().dead)
+
+    eventually(found)
+
+
+def waiting(pool: str, running: int) -> dict[str, tuple[int, str]]:
+    names = ["eta"] + ["reserved"] * (running == SLOTS[pool])
+    return dict.fromkeys(names, (0, ""))
+
+
+@pytest.mark.parametrize("pool", SLOTS)
+def test_what_ran_alone_is_blamed_for_its_workers_end(
+    busy: Busy, app: Celery, db: Database, pool: str
+) -> None:
+    busy(pool, "one").kill9_all()
+    reap(app, db)
+    assert db.strikes() == {"one": (1, "exact"), **waiting(pool, 1)}
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_what_ran_beside_others_is_a_suspect(
+    busy: Busy, app: Celery, db: Database, pool: str
+) -> None:
+    busy(pool, "one", "two").kill9_all()
+    reap(app, db)
+    suspects = {"one": (1, "suspect"), "two": (1, "suspect")}
+    assert db.strikes() == {**suspects, **waiting(pool, 2)}
+
+
+@pytest.mark.parametrize("pool", SLOTS)
+def test_ten_deploys_in_a_row_strike_nothing(
+    worker: Any,
+    app: Celery,
+    shop: SimpleNamespace,
+    ledger: Ledger,
+    db: Database,
+    pool: str,
+) -> None:
+    """TERM, and KILL when the grace period is over: the job takes longer than that."""
+    shop.hold.delay("long")
+    deploys = 10 if pool == "prefork" else 3
+    for deploy in range(1, deploys + 1):
+        one = worker(pool=pool, concurrency=SLOTS[pool], options=OPTIONS, ready=False)
+        eventually(lambda deploy=deploy: len(ledger.starts().get("long", [])) == deploy)
+        owner = db.owner_of("long")
+        one.term()
+        eventually(lambda owner=owner: db.fact(owner, "state") == "stopping")
+        one.kill9_all()
+        reap(app, db)
+        assert db.strikes() == {"long": (0, "")}
+        assert db.waiting() == ["long"]
+    assert [int(row["recoveries"]) for row in db.counters()] == [deploys]
+    ledger.release()
+    worker(pool=pool, concurrency=SLOTS[pool], options=OPTIONS)
+    eventually(lambda: ledger.finishes().get("long"))
+    assert not db.dead()
+
+
+def test_a_pool_child_that_is_lost_while_its_worker_stops_strikes_nothing(
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
+) -> None:
+    """systemd signals the whole group."""
+    one = worker(concurrency=1, options=OPTIONS)
+    shop.hold.delay("job")
+    eventually(lambda: ledger.starts().get("job"))
+    one.term()
+    eventually(lambda: db.fact(db.owner_of("job"), "state") == "stopping")
+    one.kill9_child()
+    one.wait_exit()
+    assert db.strikes() == {"job": (0, "")}
+    assert db.stat("recovered") == 0
