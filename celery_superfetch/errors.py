@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
 
 class SuperfetchError(Exception):
     """Base class of everything this package raises on purpose."""
@@ -34,6 +38,59 @@ class StillInUse(SuperfetchError):
 class PoisonPill(SuperfetchError):
     """A job was killed: it used up its recoveries and now waits in the dead set.
 
-    Stored as the job's result. Built from one string, so that every result serializer of
-    Celery can give it back to the caller unchanged.
+    Stored as the job's result. Its arguments are a sentence and a mapping of plain values, so
+    that every result serializer of Celery gives it back whole; a caller that does not have this
+    package is shown both.
     """
+
+    def __init__(self, text: str = "", facts: Mapping[str, Any] | None = None) -> None:
+        super().__init__(text, dict(facts or {}))
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    @property
+    def reason(self) -> str:
+        """Why its last owner lost it."""
+        return str(self._facts.get("reason", ""))
+
+    @property
+    def strikes(self) -> int:
+        """Recoveries that may have been the job's own fault."""
+        return int(self._facts.get("strikes", 0))
+
+    @property
+    def recoveries(self) -> int:
+        """How often its run was cut short, its death included."""
+        return int(self._facts.get("recoveries", 0))
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """Who lost it each time, oldest first: ``host|pid|nonce``."""
+        return tuple(self._facts.get("owners", ()))
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts of ``owners``, one for each."""
+        return tuple(owner.partition("|")[0] for owner in self.owners)
+
+    @property
+    def times(self) -> tuple[datetime | None, ...]:
+        """When (server time, UTC), one for each of ``owners``; None where nobody noted it."""
+        return tuple(
+            None if at is None else datetime.fromtimestamp(at, timezone.utc)
+            for at in self._facts.get("times", ())
+        )
+
+    @property
+    def dead_id(self) -> str:
+        """Its id in the dead set."""
+        return str(self._facts.get("dead_id", ""))
+
+    @property
+    def _facts(self) -> Mapping[str, Any]:
+        facts: Mapping[str, Any] = self.args[1]
+        return facts
