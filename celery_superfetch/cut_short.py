@@ -33,6 +33,8 @@ class CutShort:
     ) -> DeadJob | None:
         """Recover a job whose pool child was lost, or kill it; the dead job if it was killed.
 
+        Whoever asked announces it (``job_killed`` included).
+
         Arguments:
             sender: the Celery app, for the receivers of ``job_recovering``.
             limits: when a job is killed; None for the options' alone.
@@ -50,9 +52,7 @@ class CutShort:
                     self.in_flight.probation |= {job.queue_list}
                 job_recovered.send(sender=sender, recovery=recovery)
                 return None
-            dead = dead_job(recovery, reason)
-            job_killed.send(sender=sender, job=dead)
-            return dead
+            return dead_job(recovery, reason)
         self._settle_otherwise(job)
         return None
 

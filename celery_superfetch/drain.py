@@ -185,9 +185,10 @@ class Drain:
             recovery.reason,
             job.id,
         )
-        job_killed.send(sender=self.sender, job=job)
         if self.announce is not None:
-            self.tell(job)
+            self.tell(job)  # the signal is part of it, and repeated by whoever takes over
+        else:
+            job_killed.send(sender=self.sender, job=job)
 
     def tell(self, job: DeadJob) -> None:
         """Announce a killed job; what fails is tried again by a later pass."""

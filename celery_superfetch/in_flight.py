@@ -20,7 +20,7 @@ from .keys import Keys
 from .private_list import ALONE, Claims, PrivateLists
 from .returns import STARTED, Returns
 from .scripts import Scripts
-from .signals import ownership_lost
+from .signals import LostJob, ownership_lost
 
 logger = logging.getLogger(__name__)
 
@@ -270,7 +270,7 @@ class InFlight:
         )
         with contextlib.suppress(RedisError):  # counting is not worth a failure
             self.lists.client.hincrby(self.lists.keys.stats, "ownership_lost", 1)
-        ownership_lost.send(sender=None, job=job)
+        ownership_lost.send(sender=None, lost=LostJob.of(job, envelope))
 
     def taken_away(self, owner: str) -> None:
         """An owner of ours was reaped: announce what runs, forget what was to be given back.

@@ -10,8 +10,9 @@ from kombu.utils.imports import symbol_by_name
 from .config import check
 from .connection import AMQP, Connection, config_of
 from .errors import ConfigError
+from .events import report_kills, report_recoveries
 from .poison_pill import guard_of
-from .signals import job_recovering
+from .signals import job_killed, job_recovered, job_recovering
 from .tasks import REAP_ENTRY, add_reap_task, reap_entry
 
 #: Settings that are on unless the user set them, each with its old name: without them Celery
@@ -69,6 +70,8 @@ class _Installation:
         add_reap_task(app)
         self._guard = guard_of(app)
         job_recovering.connect(self._guard, sender=app, weak=False)
+        job_recovered.connect(report_recoveries(app), sender=app, weak=False)
+        job_killed.connect(report_kills(app), sender=app, weak=False)
         # Configuration may come later, and again; what a module sets after it was read is
         # seen when the app is finalized.
         app.on_after_configure.connect(self.configure, weak=False)

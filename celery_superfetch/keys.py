@@ -81,6 +81,10 @@ class Keys:
         """What scripts put before a digest they computed themselves."""
         return f"{self._own}recoveries:"
 
+    def announcement(self, id: str) -> str:
+        """HASH of how far the announcement of a killed job has come; gone when it is done."""
+        return f"{self._own}announcement:{id}"
+
     def lock(self, scope: str) -> str:
         """STRING with a TTL: one pass per interval and scope. Never released, it expires."""
         return f"{self._own}lock:{scope}"

@@ -20,7 +20,7 @@ from .private_list import PrivateLists
 from .recovery import Limits
 from .registry import Registry, run_id
 from .scripts import Scripts
-from .signals import owner_reaped
+from .signals import ReapedOwner, owner_reaped
 from .verdict import Reason
 from .watch import Watch
 
@@ -131,13 +131,22 @@ class Reaper:
             return
         report.dead[owner] = reason
         self.registry.cut(facts, run_id(self.client))
-        before = report.recovered + report.killed
+        before = report.recovered, report.killed
         self.drain.drain(facts.with_(was=facts.state), reason.value, report)
-        jobs = report.recovered + report.killed - before
+        reaped = ReapedOwner(
+            owner=owner,
+            host=facts.process.host,
+            pid=facts.process.pid,
+            app_name=facts.app,
+            reason=reason.value,
+            recovered=report.recovered - before[0],
+            killed=report.killed - before[1],
+        )
+        jobs = reaped.recovered + reaped.killed
         logger.warning(
             "Owner %s is dead: %s. %d of its jobs were taken back.", owner, reason.value, jobs
         )
-        owner_reaped.send(sender=self.sender, owner=owner, reason=reason.value, jobs=jobs)
+        owner_reaped.send(sender=self.sender, reaped=reaped)
 
     def _again(self, report: Report) -> None:
         """Drain tombstones again: what landed late, and what a crashed reaper left."""

@@ -12,8 +12,9 @@ from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 from redis.exceptions import RedisError
 
+from .announcing import Announcer
 from .channel import Channel
-from .poison_pill import announce, limits_of
+from .poison_pill import limits_of
 from .start import STILL_OURS, NotStarted
 from .stopping import Returnable, request_attributes, told_to_stop
 
@@ -162,8 +163,7 @@ class CountedRequest:
             dead.id,
         )
         try:
-            if announce(app, dead):
-                message.channel.cut_short.dead_set.announced(dead.id)
+            Announcer(app, message.channel.cut_short.dead_set.client)(dead)
         except Exception:  # a later pass of the reaper announces it
             logger.exception("The caller of killed job %s could not be told yet.", dead.id)
 

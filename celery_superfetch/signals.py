@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from celery.utils.dispatch import Signal
 from celery.utils.log import get_logger
 
+from .job import Envelope, Job
 from .recovery import Decision, Recovery
 
 logger = get_logger(__name__)
@@ -17,10 +19,43 @@ job_recovering = Signal(name="job_recovering", providing_args={"recovery"})
 job_recovered = Signal(name="job_recovered", providing_args={"recovery"})
 #: A job is in the dead set. ``job=DeadJob``.
 job_killed = Signal(name="job_killed", providing_args={"job"})
-#: A dead owner's private lists were given back. ``owner=str, reason=str, jobs=int``.
-owner_reaped = Signal(name="owner_reaped", providing_args={"owner", "reason", "jobs"})
-#: An ack found its job gone: it was taken away and may run twice. ``job=Job``.
-ownership_lost = Signal(name="ownership_lost", providing_args={"job"})
+#: A dead owner's private lists were given back. ``reaped=ReapedOwner``.
+owner_reaped = Signal(name="owner_reaped", providing_args={"reaped"})
+#: A job was taken away from us and may run twice. ``lost=LostJob``.
+ownership_lost = Signal(name="ownership_lost", providing_args={"lost"})
+
+
+@dataclass(frozen=True)
+class ReapedOwner:
+    """What ``owner_reaped`` tells: an owner was dead, and its jobs were taken back."""
+
+    owner: str
+    host: str
+    pid: int
+    #: Name of its Celery app; empty outside Celery.
+    app_name: str
+    #: Why it was taken for dead.
+    reason: str
+    recovered: int
+    killed: int
+
+
+@dataclass(frozen=True)
+class LostJob:
+    """What ``ownership_lost`` tells: a job that was claimed here is another's by now."""
+
+    #: Who had claimed it.
+    owner: str
+    queue_list: str
+    payload: bytes
+    #: Celery's names for it; None where the payload does not say.
+    task: str | None
+    task_id: str | None
+
+    @classmethod
+    def of(cls, job: Job, envelope: Envelope) -> LostJob:
+        """The loss of ``job``."""
+        return cls(job.owner, job.queue_list, job.payload, envelope.task, envelope.task_id)
 
 
 def ask(recovery: Recovery, sender: Any) -> Decision:

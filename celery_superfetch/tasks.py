@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from celery import Celery
 from celery.utils.log import get_logger
 from redis import Redis
 
+from .announcing import Announcer
 from .connection import client_of, config_of
 from .drain import Report
-from .poison_pill import announce, limits_of
+from .poison_pill import limits_of
 from .reaper import Reaper
 from .watch import Watch
 
@@ -33,7 +33,7 @@ def reaper_of(app: Celery, client: Redis, watch: Watch | None = None) -> Reaper:
         config_of(app),
         watch=watch,
         sender=app,
-        announce=functools.partial(announce, app),
+        announce=Announcer(app, client),
         limits=limits_of(app),
     )
 

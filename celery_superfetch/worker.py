@@ -14,7 +14,8 @@ from redis.exceptions import RedisError
 
 from .connection import client_of, config_of
 from .errors import SuperfetchError
-from .job import Job, parse
+from .events import monitors_of, report_losses
+from .job import Job
 from .maintenance import MaintenanceThread
 from .membership import Membership
 from .owner import start_time
@@ -45,8 +46,8 @@ class Maintenance(bootsteps.StartStopStep):
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         self.thread: MaintenanceThread | None = None
-        self.worker = worker
         self.stopper = Stopper(worker)
+        self.report_losses = report_losses(worker.app)
         try:
             check_platform()
             config_of(worker.app)
@@ -58,7 +59,8 @@ class Maintenance(bootsteps.StartStopStep):
         _check_broker(worker.app)
         use_our_request(worker.app, worker.pool)
         guard_starts(worker.pool)
-        ownership_lost.connect(self._send_event, weak=False)
+        monitors_of(worker.app).worker = worker
+        ownership_lost.connect(self.report_losses)
         self.thread = MaintenanceThread(worker.app)
         self.thread.start()
         self.stopper.start()
@@ -76,19 +78,10 @@ class Maintenance(bootsteps.StartStopStep):
         """The consumer has stopped and the pool has not: it waits for its jobs after this."""
         self.stopper.stop()
         self.stopper.give_back()
-        ownership_lost.disconnect(self._send_event)
+        ownership_lost.disconnect(self.report_losses)
         if self.thread is not None:
             self.thread.stop()
             self.thread = None
-
-    def _send_event(self, job: Job, **_: Any) -> None:
-        """Tell monitors of a job that was taken away; on a connection of its own, for this may
-        be the heart's thread."""
-        events = getattr(self.worker.consumer, "event_dispatcher", None)
-        envelope = parse(job.payload)
-        if events is not None and events.enabled and envelope.task_id:
-            with self.worker.app.events.default_dispatcher(hostname=events.hostname) as own:
-                own.send("task-ownership-lost", uuid=envelope.task_id, owner=job.owner)
 
 
 def _let_pauses_yield() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from celery_superfetch.cut_short import CutShort
 from celery_superfetch.facts import Facts
-from celery_superfetch.job import Claimed, Job
+from celery_superfetch.job import Claimed, parse
 from celery_superfetch.recovery import Counters, Decision, Recovery
-from celery_superfetch.signals import job_killed, job_recovering, ownership_lost
+from celery_superfetch.signals import LostJob, job_recovering, ownership_lost
 from parts.bench import Bench, payload
 
 
@@ -25,12 +25,12 @@ def cut_short(bench: Bench) -> CutShort:
 
 
 @pytest.fixture
-def lost() -> Iterator[list[Job]]:
+def lost() -> Iterator[list[LostJob]]:
     """Jobs whose loss was announced."""
-    jobs: list[Job] = []
+    jobs: list[LostJob] = []
 
-    def receiver(job: Job, **_: object) -> None:
-        jobs.append(job)
+    def receiver(lost: LostJob, **_: object) -> None:
+        jobs.append(lost)
 
     ownership_lost.connect(receiver)
     yield jobs
@@ -59,33 +59,28 @@ def test_a_job_that_lost_its_child_is_recovered_and_counted(
 def test_a_job_that_lost_its_child_is_killed_when_a_receiver_says_so(
     bench: Bench, owner: Facts, cut_short: CutShort
 ) -> None:
-    sender, killed = object(), []
+    sender = object()
 
     def kill(recovery: Recovery, **_: object) -> Decision:
         return Decision.KILL
 
-    def note(job: object, **_: object) -> None:
-        killed.append(job)
-
     job_recovering.connect(kill, sender=sender)
-    job_killed.connect(note, sender=sender)
     [claimed] = claim(bench, owner, payload(1))
     dead = cut_short.recover_or_kill(claimed.job, "pool child lost", sender)
     assert dead is not None
     assert (dead.payload, dead.reason, dead.strikes) == (payload(1), "pool child lost", 1)
-    assert killed == [dead]
     assert [job.id for job in bench.dead_set] == [dead.id]
     assert bench.queue() == bench.private(owner) == []
     assert len(bench.in_flight) == 0
 
 
 def test_a_job_that_lost_its_child_and_was_taken_away_is_announced(
-    bench: Bench, owner: Facts, cut_short: CutShort, lost: list[Job]
+    bench: Bench, owner: Facts, cut_short: CutShort, lost: list[LostJob]
 ) -> None:
     [claimed] = claim(bench, owner, payload(1))
     bench.client.delete(bench.keys.private(owner.owner, "mail"))
     assert cut_short.recover_or_kill(claimed.job, "pool child lost", object()) is None
-    assert lost == [claimed.job]
+    assert lost == [LostJob.of(claimed.job, parse(claimed.job.payload))]
     assert bench.queue() == []
     assert bench.counters(payload(1)) == Counters()
 

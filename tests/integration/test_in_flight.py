@@ -9,8 +9,8 @@ import pytest
 
 from celery_superfetch.facts import Facts
 from celery_superfetch.in_flight import InFlight
-from celery_superfetch.job import Claimed, Job
-from celery_superfetch.signals import ownership_lost
+from celery_superfetch.job import Claimed, parse
+from celery_superfetch.signals import LostJob, ownership_lost
 from harness.waiting import eventually
 from parts.bench import Bench, payload
 
@@ -21,12 +21,12 @@ def owner(bench: Bench) -> Facts:
 
 
 @pytest.fixture
-def lost() -> Iterator[list[Job]]:
+def lost() -> Iterator[list[LostJob]]:
     """Jobs whose loss was announced."""
-    jobs: list[Job] = []
+    jobs: list[LostJob] = []
 
-    def receiver(job: Job, **_: object) -> None:
-        jobs.append(job)
+    def receiver(lost: LostJob, **_: object) -> None:
+        jobs.append(lost)
 
     ownership_lost.connect(receiver)
     yield jobs
@@ -74,25 +74,25 @@ def test_two_equal_payloads_are_two_jobs(bench: Bench, owner: Facts) -> None:
 
 
 def test_an_ack_that_finds_nothing_is_announced(
-    bench: Bench, owner: Facts, lost: list[Job]
+    bench: Bench, owner: Facts, lost: list[LostJob]
 ) -> None:
     taken, kept = claim(bench, owner, payload("taken"), payload("kept"))
     bench.client.lrem(bench.keys.private(owner.owner, "mail"), 1, payload("taken"))
     for claimed in (taken, kept):
         bench.in_flight.ack(claimed)
     bench.in_flight.flush()
-    assert lost == [taken.job]
+    assert lost == [LostJob.of(taken.job, parse(taken.job.payload))]
     assert len(bench.in_flight) == 0
 
 
 def test_a_confirmed_job_that_is_gone_is_announced(
-    bench: Bench, owner: Facts, lost: list[Job]
+    bench: Bench, owner: Facts, lost: list[LostJob]
 ) -> None:
     job = bench.lists.job(owner.owner, "mail", payload(1))
     bench.in_flight.take(job)
     claims = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, [job])
     assert claims.confirmed == (None,)
-    assert lost == [job]
+    assert lost == [LostJob.of(job, parse(job.payload))]
     assert not bench.in_flight.holds(job)
 
 
@@ -116,7 +116,7 @@ def test_giving_all_back_keeps_the_order_for_any_number(bench: Bench, owner: Fac
 
 
 def test_what_waits_to_be_acked_is_not_given_back(
-    bench: Bench, owner: Facts, lost: list[Job]
+    bench: Bench, owner: Facts, lost: list[LostJob]
 ) -> None:
     done, open_ = claim(bench, owner, payload("done"), payload("open"))
     bench.in_flight.ack(done)
@@ -186,7 +186,7 @@ def test_returns_of_a_reaped_owner_are_forgotten_and_its_acks_are_not(
 
 
 def test_settling_from_many_threads_loses_nothing(
-    bench: Bench, owner: Facts, lost: list[Job]
+    bench: Bench, owner: Facts, lost: list[LostJob]
 ) -> None:
     jobs = claim(bench, owner, *(payload(n) for n in range(100)))
 

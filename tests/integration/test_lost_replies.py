@@ -13,9 +13,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_superfetch import in_flight
 from celery_superfetch.facts import Facts
-from celery_superfetch.job import Job
+from celery_superfetch.job import parse
 from celery_superfetch.membership import Membership
-from celery_superfetch.signals import ownership_lost
+from celery_superfetch.signals import LostJob, ownership_lost
 from harness.server import Server
 from harness.waiting import always, eventually
 from parts.bench import Bench, payload
@@ -45,11 +45,11 @@ def owner(hasty: Bench) -> Facts:
 
 
 @pytest.fixture
-def lost() -> Iterator[list[Job]]:
-    jobs: list[Job] = []
+def lost() -> Iterator[list[LostJob]]:
+    jobs: list[LostJob] = []
 
-    def receiver(job: Job, **_: object) -> None:
-        jobs.append(job)
+    def receiver(lost: LostJob, **_: object) -> None:
+        jobs.append(lost)
 
     ownership_lost.connect(receiver)
     yield jobs
@@ -113,7 +113,7 @@ def test_a_claim_that_arrives_after_the_look_is_found_by_the_second_one(
 
 
 def test_an_ack_whose_reply_was_lost_is_sent_again_without_an_alarm(
-    server: Server, hasty: Bench, owner: Facts, lost: list[Job]
+    server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
 ) -> None:
     held = hasty.in_flight
     hasty.push("mail", payload(1))
@@ -129,7 +129,7 @@ def test_an_ack_whose_reply_was_lost_is_sent_again_without_an_alarm(
 
 
 def test_only_the_resent_ack_is_silent(
-    server: Server, hasty: Bench, owner: Facts, lost: list[Job]
+    server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
 ) -> None:
     held = hasty.in_flight
     hasty.push("mail", payload(1), payload(2))
@@ -139,11 +139,11 @@ def test_only_the_resent_ack_is_silent(
     hasty.client.delete(hasty.keys.private(owner.owner, "mail"))
     held.ack(two)
     held.flush()
-    assert lost == [two.job]
+    assert lost == [LostJob.of(two.job, parse(two.job.payload))]
 
 
 def test_an_ack_that_never_arrived_is_sent_again(
-    server: Server, hasty: Bench, owner: Facts, lost: list[Job]
+    server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
 ) -> None:
     """The server died before it read it, and came back with its data."""
     held = hasty.in_flight
@@ -161,7 +161,7 @@ def test_an_ack_that_never_arrived_is_sent_again(
 
 
 def test_a_return_whose_reply_was_lost_goes_back_once(
-    server: Server, hasty: Bench, owner: Facts, lost: list[Job]
+    server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
 ) -> None:
     held = hasty.in_flight
     hasty.push("mail", payload(1))
@@ -210,7 +210,7 @@ def test_redis_pys_own_retries_do_not_hide_a_lost_reply(server: Server) -> None:
 
 @pytest.mark.parametrize("remembered", [True, False])
 def test_what_a_promoted_replica_had_not_seen_acked_is_acked_again(
-    hasty: Bench, owner: Facts, lost: list[Job], remembered: bool
+    hasty: Bench, owner: Facts, lost: list[LostJob], remembered: bool
 ) -> None:
     """The control: without the memory of what was settled it goes back, and runs again."""
     held = hasty.in_flight

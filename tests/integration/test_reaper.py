@@ -12,7 +12,7 @@ from celery_superfetch.job import Job, digest
 from celery_superfetch.owner import ProcessImage
 from celery_superfetch.private_list import CALLED_OFF
 from celery_superfetch.recovery import Blame, Counters
-from celery_superfetch.signals import job_recovered, owner_reaped
+from celery_superfetch.signals import ReapedOwner, job_recovered, owner_reaped
 from celery_superfetch.verdict import Reason
 from harness.waiting import eventually
 from parts.bench import Bench, ended_process, payload
@@ -279,8 +279,16 @@ def test_signals_tell_what_was_done(bench: Bench) -> None:
     owner = bench.dead_owner(jobs(2))
     bench.reaper(sender=sender).reap()
     [call] = reaped
-    assert (call["owner"], call["jobs"]) == (owner.owner, 2)
-    assert call["reason"] == Reason.PROCESS_GONE.value
+    assert call["reaped"] == ReapedOwner(
+        owner=owner.owner,
+        host=owner.process.host,
+        pid=owner.process.pid,
+        app_name="shop",
+        reason=Reason.PROCESS_GONE.value,
+        recovered=2,
+        killed=0,
+    )
+    assert {call["recovery"].task_id for call in recovered} == {"job-0", "job-1"}
     assert len(recovered) == 2
 
 

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2] / PACKAGE
 MODULES = {
     "level0": {"errors", "keys", "config", "facts", "job", "owner", "recovery", "verdict"},
     "level1": {
+        "announcement",
         "scripts",
         "registry",
         "private_list",
@@ -54,6 +55,7 @@ MODULES = {
     },
     "leaf": {"signals"},
     "level3": {
+        "announcing",
         "channel",
         "cli",
         "cli_dead",
@@ -62,8 +64,10 @@ MODULES = {
         "cli_status",
         "cli_tables",
         "connection",
+        "events",
         "fetch",
         "installation",
+        "killed_request",
         "maintenance",
         "plain",
         "poison_pill",

@@ -1,0 +1,287 @@
+"""Tells everybody of a killed job: its caller, its callbacks, its monitors.
+
+A crash may come between any two steps; a later pass then goes on. Their order, and what is noted
+of them in between (``announcement``), make these promises:
+
+1. ``job_killed`` and ``task-killed`` first, so that people hear of it while the result backend is
+   away; then noted. A crash before the note repeats them.
+2. The result. Looked up before it is stored, so that it is stored once.
+3. Chord and chain: noted before and after. A crash in between leaves open whether the chord has
+   counted the job; a second count could call its body with a result missing. So it is not counted
+   again: the chord is failed by name, unless it has failed already.
+4. Errbacks, ``on_poisoned``, ``task_failure`` and ``task-failed``. A crash among them repeats them.
+5. Done, in one step with leaving the unannounced.
+
+One process announces at a time. What ends its process ``TRIES`` times is not done again: an
+errback, a receiver or a payload can kill as well as a task can.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import celery.app.task
+from billiard.einfo import ExceptionInfo
+from celery import Celery, signals, states
+from celery.app.task import Context
+from celery.backends.base import DisabledBackend
+from celery.canvas import maybe_signature
+from celery.exceptions import ChordError
+from celery.utils.log import get_logger
+from kombu.exceptions import OperationalError
+from kombu.utils.encoding import safe_repr
+from redis import Redis
+from redis.exceptions import RedisError
+
+from .announcement import Announcement, TakenOver
+from .connection import config_of
+from .dead_set import DeadJob
+from .errors import PoisonPill
+from .events import monitors_of
+from .keys import Keys
+from .killed_request import request_of
+from .signals import job_killed
+
+logger = get_logger(__name__)
+
+#: Announcements of one job that may end with their process.
+TRIES = 3
+
+
+class Announcer:
+    """Announces the killed jobs of one app.
+
+    Arguments:
+        client: a plain client for the broker's database.
+    """
+
+    def __init__(self, app: Celery, client: Redis) -> None:
+        self.app = app
+        self.client = client
+
+    def __call__(self, job: DeadJob) -> bool:
+        """Announce a killed job.
+
+        Returns:
+            True when that is done, or there is nobody to tell; False when it is not ours to
+            tell, or another process is at it.
+
+        Raises:
+            Exception: whatever the result backend or the broker raises; a later pass goes on.
+        """
+        if job.task is None or job.task_id is None:
+            job_killed.send(sender=self.app, job=job)
+            return True
+        config = config_of(self.app)
+        if job.app_name != config.app_name or job.task not in self.app.tasks:
+            return False
+        announcement = Announcement(self.client, Keys(config.global_keyprefix), job.id)
+        if not announcement.begin():
+            return False
+        try:
+            job = self._dated(job)
+            _Telling(self.app, job, announcement).go()
+            announcement.done()
+        except TakenOver:
+            return False
+        except Exception:
+            with suppress(RedisError):
+                announcement.give_back()
+            raise
+        return True
+
+    def _dated(self, job: DeadJob) -> DeadJob:
+        """Whoever killed a job does not know the server's time of that."""
+        if job.died_at:
+            return job
+        keys = Keys(config_of(self.app).global_keyprefix)
+        score: Any = self.client.zscore(keys.dead, job.id)
+        return replace(job, died_at=int(score or 0))
+
+
+class _Telling:
+    """The steps, for one job."""
+
+    def __init__(self, app: Celery, job: DeadJob, announcement: Announcement) -> None:
+        self.app = app
+        self.job = job
+        self.announcement = announcement
+        self.task = app.tasks[job.task]
+        self.backend = self.task.backend
+        self.exc = pill_of(job)
+        self.careful = announcement.tries > TRIES
+        self.request = request_of(app, job, with_body=not self.careful)
+        self.stores = self._stores()
+
+    def go(self) -> None:
+        if not self.announcement.told:
+            job_killed.send(sender=self.app, job=self.job)
+            self.announcement.note(told="1")
+        state = self._state()
+        if state == states.SUCCESS:
+            return  # it had finished; only its ack never came through
+        if self.stores and state is None:
+            self.backend.store_result(
+                self.job.task_id, self.exc, states.FAILURE, traceback=None, request=self.request
+            )
+        if self.careful:
+            logger.error(
+                "Announcing killed job %s[%s] has ended %d processes: its caller is told, but "
+                "errbacks, chord, chain and receivers are left out. One of them, or reading its "
+                "body, kills whoever does it.",
+                self.job.task,
+                self.job.task_id,
+                TRIES,
+            )
+            return
+        self._chord_and_chain()
+        self.announcement.note()
+        self._callbacks()
+
+    # -- result
+
+    def _stores(self) -> bool:
+        """Whether the failure is stored: as Celery's own request decides."""
+        actual = getattr(celery.app.task, "get_actual_ignore_result", None)  # came with 5.7
+        ignored = (
+            actual(self.task, self.request)
+            if actual is not None
+            else self.request.ignore_result or self.task.ignore_result
+        )
+        return not ignored or bool(self.task.store_errors_even_if_ignored)
+
+    def _state(self) -> str | None:
+        """SUCCESS, or FAILURE if that is ours; None for anything that is to be overwritten."""
+        if not self._can_look_up():
+            return None
+        meta = self.backend.get_task_meta(self.job.task_id, cache=False)
+        state, result = meta["status"], meta["result"]
+        ours = state == states.FAILURE and isinstance(result, PoisonPill)
+        return state if ours or state == states.SUCCESS else None
+
+    def _can_look_up(self) -> bool:
+        """Whether the backend keeps this job's result, and where others can read it."""
+        return (
+            self.stores
+            and not isinstance(self.backend, DisabledBackend)
+            and self.backend.as_uri() != "rpc://"
+        )
+
+    # -- chord and chain
+
+    def _chord_and_chain(self) -> None:
+        request = self.request
+        if not (request.chord or request.chain) or self.announcement.chord == "done":
+            return
+        if not self.announcement.chord:
+            self.announcement.note(chord="begun")
+            self._fail(request, bool(request.chain))
+        else:
+            chain = [dict(step, options=dict(step["options"])) for step in request.chain or ()]
+            chords = [request.chord, *(step["options"].pop("chord", None) for step in chain)]
+            for chord in filter(None, chords):
+                self._fail_chord(chord)
+            self._fail(Context({"chain": chain}), True)
+        self.announcement.note(chord="done")
+
+    def _fail(self, request: Context, chain: bool) -> None:
+        """Count the job in the chord of ``request``, and fail what follows it in its chain."""
+        self.backend.mark_as_failure(
+            self.job.task_id,
+            self.exc,
+            request=request,
+            store_result=chain and self.stores,
+            call_errbacks=False,
+        )
+
+    def _fail_chord(self, body: Any) -> None:
+        """Fail a chord by its body, whatever its header has counted."""
+        callback = maybe_signature(body, app=self.app)
+        if callback.id and self.backend.get_state(callback.id) in states.READY_STATES:
+            return
+        error = ChordError(f"Dependency {self.job.task_id} raised {self.exc!r}")
+        self.backend.chord_error_from_stack(callback, error)
+
+    # -- callbacks
+
+    def _callbacks(self) -> None:
+        task, request, exc = self.task, self.request, self.exc
+        if request.errbacks:
+            self._errbacks()
+        einfo = _einfo(exc)
+        task.request_stack.push(request)  # receivers find it there, as in Celery's own request
+        try:
+            self._on_poisoned()
+            signals.task_failure.send(
+                sender=task,
+                task_id=request.id,
+                exception=exc,
+                args=request.args,
+                kwargs=request.kwargs,
+                traceback=einfo.traceback,
+                einfo=einfo,
+            )
+        finally:
+            task.request_stack.pop()
+        monitors = monitors_of(self.app)
+        if task.send_events:
+            monitors.send(
+                "task-failed",
+                uuid=request.id,
+                name=task.name,
+                exception=safe_repr(exc),
+                traceback=einfo.traceback,
+            )
+        monitors.flush()
+
+    def _errbacks(self) -> None:
+        try:
+            self.backend._call_task_errbacks(self.request, self.exc, None)
+        except (OperationalError, RedisError, OSError):
+            raise  # they could not be sent; a later pass can
+        except Exception:  # before 5.7 Celery lets through what an errback raises
+            logger.exception(
+                "An errback of killed job %s[%s] failed.", self.task.name, self.request.id
+            )
+
+    def _on_poisoned(self) -> None:
+        hook = getattr(self.task, "on_poisoned", None)
+        if hook is None:
+            return
+        request = self.request
+        try:
+            hook(self.exc, request.id, request.args, request.kwargs)
+        except Exception:
+            logger.exception("on_poisoned of %s failed for job %s.", self.task.name, request.id)
+
+
+def pill_of(job: DeadJob) -> PoisonPill:
+    """What the caller of a killed job gets."""
+    text = (
+        f"Job {job.task}[{job.task_id}] was killed after {job.strikes} strikes and "
+        f"{job.recoveries} recoveries (last: {job.reason}; owner {job.owner}). It is in the dead "
+        f"set as {job.id}."
+    )
+    died_at = job.died_at / 1000 if job.died_at else None
+    return PoisonPill(
+        text,
+        {
+            "reason": job.reason,
+            "strikes": job.strikes,
+            "recoveries": job.recoveries,
+            "owners": [str(entry["owner"]) for entry in job.history],
+            # The last entry is its death.
+            "times": [entry.get("at") for entry in job.history[:-1]]
+            + [entry.get("at", died_at) for entry in job.history[-1:]],
+            "dead_id": job.id,
+        },
+    )
+
+
+def _einfo(exc: PoisonPill) -> ExceptionInfo:
+    try:
+        raise exc from None
+    except PoisonPill:
+        return ExceptionInfo()
