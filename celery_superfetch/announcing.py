@@ -177,22 +177,24 @@ class _Telling:
             return
         if not self.announcement.chord:
             self.announcement.note(chord="begun")
-            self._fail(request, bool(request.chain))
+            self._fail(request)
         else:
             chain = [dict(step, options=dict(step["options"])) for step in request.chain or ()]
             chords = [request.chord, *(step["options"].pop("chord", None) for step in chain)]
             for chord in filter(None, chords):
                 self._fail_chord(chord)
-            self._fail(Context({"chain": chain}), True)
+            if chain:
+                self._fail(Context({"chain": chain}))
         self.announcement.note(chord="done")
 
-    def _fail(self, request: Context, chain: bool) -> None:
+    def _fail(self, request: Context) -> None:
         """Count the job in the chord of ``request``, and fail what follows it in its chain."""
         self.backend.mark_as_failure(
             self.job.task_id,
             self.exc,
             request=request,
-            store_result=chain and self.stores,
+            # It is stored already; but the same word decides on those that follow.
+            store_result=bool(request.chain) and self.stores,
             call_errbacks=False,
         )
 
@@ -201,8 +203,10 @@ class _Telling:
         callback = maybe_signature(body, app=self.app)
         if callback.id and self.backend.get_state(callback.id) in states.READY_STATES:
             return
-        error = ChordError(f"Dependency {self.job.task_id} raised {self.exc!r}")
-        self.backend.chord_error_from_stack(callback, error)
+        try:
+            raise ChordError(f"Dependency {self.job.task_id} raised {self.exc!r}") from self.exc
+        except ChordError as exc:  # "from stack": it has to be under way
+            self.backend.chord_error_from_stack(callback, exc)
 
     # -- callbacks
 

@@ -1,7 +1,8 @@
 """The shop, with poison pills of every kind and everybody who can be told of their death.
 
-HALF_WAY names a step at which the first process to announce a pill is ended: "result", "count",
-"counted", "hook"; NOT_NOTED=1 is the control, in which nobody reads what was noted before.
+KILL=1 kills each job that is to be recovered. HALF_WAY names a step at which the first process to
+announce a pill is ended ("result", "count", "counted", "hook"), or every one ("always").
+NOT_NOTED=1 is the control: nobody reads what was noted of a chord.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from celery.backends.redis import RedisBackend
 from celery.signals import task_failure
 
 from apps.build import build_app
-from celery_superfetch import announcement, job_killed
+from celery_superfetch import Decision, announcement, job_killed, job_recovering
 from harness.ledger import Ledger
 
 HALF_WAY = os.environ.get("HALF_WAY")
 # Whoever takes over from the dead need not wait so long here.
-announcement.TIME_LIMIT = 1.0
+announcement.TIME_LIMIT = 0.3
 
 app: Celery = build_app(os.environ)
 
@@ -31,7 +32,7 @@ def ledger() -> Ledger:
 
 def crossing(step: str) -> None:
     """End the process that is first to come here, if it is here that it has to end."""
-    if step == HALF_WAY and ledger().first(step):
+    if (step, HALF_WAY) == ("hook", "always") or (step == HALF_WAY and ledger().first(step)):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -82,6 +83,11 @@ def failed(sender: Any, task_id: str, args: Any, exception: Exception, **_: Any)
 @job_killed.connect(weak=False)
 def killed(job: Any, **_: Any) -> None:
     ledger().gave_up(job.task_id, "job_killed")
+
+
+@job_recovering.connect(weak=False)
+def kill(**_: Any) -> Decision | None:
+    return Decision.KILL if os.environ.get("KILL") == "1" else None
 
 
 _store, _count = RedisBackend.store_result, RedisBackend.on_chord_part_return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +22,14 @@ from harness.waiting import eventually
 from harness.worker import process_env
 
 ONE_STRIKE = {"strike_limit": 1, "reap_interval": 1}
+
+
+@pytest.fixture(autouse=True)
+def no_results_left() -> Iterator[None]:
+    """Results of chords are known to each other, and talk to their backend when they go: that
+    should be before it goes."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture

@@ -30,6 +30,8 @@ def asked(sender: object, answer: Answer) -> list[Recovery]:
         questions.append(recovery)
         return answer(recovery)
 
+    # Receivers are known by their sender's id, which nobody else must get while they are there.
+    receiver.sender = sender  # type: ignore[attr-defined]
     job_recovering.connect(receiver, sender=sender, weak=False)
     return questions
 

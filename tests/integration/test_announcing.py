@@ -1,0 +1,171 @@
+"""An announcement that its process does not survive, and one whose helpers are of no help."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery, chord
+
+from celery_superfetch import PoisonPill
+from celery_superfetch.announcing import TRIES
+from celery_superfetch.recovery import Decision
+from celery_superfetch.signals import job_recovering
+from celery_superfetch.tasks import reaper_of
+from harness.cli import superfetch_command
+from harness.ledger import Ledger
+from harness.waiting import eventually
+from harness.worker import process_env
+from parts.bench import Bench
+
+KILLED = -9
+
+
+@pytest.fixture(autouse=True)
+def no_results_left() -> Iterator[None]:
+    """Results of chords are known to each other, and talk to their backend when they go: that
+    should be before it goes."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def reap(env: Callable[..., dict[str, str]], tmp_path: Path) -> Callable[..., None]:
+    """`reap("hook", code=KILLED)`: a pass of `apps.told` that kills what a dead owner held."""
+
+    def run(half_way: str, code: int = 0, **environ: str) -> None:
+        environ = {**env(), "KILL": "1", "HALF_WAY": half_way, **environ}
+        done = subprocess.run(
+            superfetch_command("reap", app="apps.told"),
+            env=process_env(environ),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+
+    return run
+
+
+def orphaned(bench: Bench, queue: str = "celery") -> None:
+    """What waits on a queue was claimed by somebody who is dead."""
+    jobs = bench.queue(queue)
+    bench.client.delete(queue)
+    bench.dead_owner(jobs, queue, lists=[queue])
+
+
+def choir(app: Celery, bench: Bench) -> SimpleNamespace:
+    """A chord of two pills, both held by a dead owner."""
+    pills = [app.signature("told.pill", (name,)) for name in ("one", "two")]
+    body = app.signature("told.note", kwargs={"who": "never"})
+    body.link_error(app.signature("told.new"))
+    result = chord(pills, body, app=app)()
+    orphaned(bench)
+    return SimpleNamespace(body=result, pills=result.parent.results)
+
+
+def announced(bench: Bench) -> bool:
+    return not bench.client.exists(bench.keys.unannounced)
+
+
+def said(ledger: Ledger, what: str) -> list[str]:
+    return [line["job"] for line in ledger.lines(what)]
+
+
+@pytest.mark.parametrize("step", ["result", "count", "counted", "hook"])
+def test_a_pass_goes_on_with_an_announcement_whose_process_died(
+    app: Celery, bench: Bench, reap: Any, ledger: Ledger, step: str
+) -> None:
+    waiting = choir(app, bench)
+    reap(step, code=KILLED)
+    assert not announced(bench)
+
+    def completed() -> bool:
+        reap(step)
+        return announced(bench)
+
+    eventually(completed, message="as soon as the dead one's time is over")
+    for pill in waiting.pills:
+        assert isinstance(pill.result, PoisonPill)
+        assert said(ledger, "stored FAILURE").count(pill.id) == 1, "one result"
+        assert said(ledger, "counted").count(pill.id) <= 1, "and counted once"
+    assert waiting.body.state == "FAILURE"
+    with pytest.raises(Exception, match="was killed"):
+        waiting.body.get(timeout=5)
+    assert 1 <= len(said(ledger, "new errback: ChordError")) <= 2
+    for what in ("poisoned", "task_failure"):
+        assert sorted(said(ledger, what)) == ["one", "two"], what
+    assert sorted(said(ledger, "job_killed")) == sorted(pill.id for pill in waiting.pills)
+    assert not [key for key in bench.key_names() if "announcement" in key]
+    assert "never" not in ledger.starts()
+
+
+def test_the_control_counts_a_job_twice(
+    app: Celery, bench: Bench, reap: Any, ledger: Ledger
+) -> None:
+    choir(app, bench)
+    reap("counted", code=KILLED, NOT_NOTED="1")
+
+    def completed() -> bool:
+        reap("counted", NOT_NOTED="1")
+        return announced(bench)
+
+    eventually(completed)
+    counted = said(ledger, "counted")
+    assert max(counted.count(id) for id in counted) == 2
+
+
+def test_what_kills_each_announcer_is_left_out_in_the_end(
+    app: Celery, bench: Bench, reap: Any, ledger: Ledger
+) -> None:
+    pill = app.signature("told.pill", ("one",)).apply_async()
+    orphaned(bench)
+    for _ in range(TRIES):  # a command takes longer to start than the dead one's time
+        reap("always", code=KILLED)
+    assert not announced(bench)
+    reap("always")
+    assert announced(bench)
+    with pytest.raises(PoisonPill):
+        pill.get(timeout=5)
+    assert said(ledger, "task_failure") == []
+
+
+# -- in this process --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shop(make_app: Callable[..., Celery]) -> Callable[..., Celery]:
+    """`shop(conf={...})`: an app in this process that kills whatever a dead owner held."""
+
+    def make(**settings: Any) -> Celery:
+        app = make_app(**settings)
+        job_recovering.connect(lambda **_: Decision.KILL, sender=app, weak=False)
+        return app
+
+    return make
+
+
+def test_a_broker_that_takes_no_events_holds_nobody_up(
+    shop: Callable[..., Celery], bench: Bench, url: str
+) -> None:
+    """It accepts connections and says nothing; what is read from is another."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        port = mute.getsockname()[1]
+        app = shop(conf={"broker_read_url": url, "broker_write_url": f"redis://127.0.0.1:{port}/0"})
+        results = [f"id-{n}" for n in range(20)]
+        producer = shop(superfetch=False)
+        for id in results:
+            producer.tasks["shop.note"].apply_async(("a",), task_id=id)
+        orphaned(bench)
+        report = reaper_of(app, bench.client).reap()
+    assert (report.killed, report.errors) == (20, 0)
+    assert announced(bench)
+    assert report.seconds < 10, "one wait of two seconds, not one for each"
+    assert all(isinstance(app.AsyncResult(id).result, PoisonPill) for id in results)

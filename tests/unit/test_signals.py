@@ -1,0 +1,33 @@
+"""Signals bring one value each, frozen and typed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from celery.utils.dispatch import Signal
+
+from celery_superfetch import signals
+from celery_superfetch.dead_set import DeadJob
+from celery_superfetch.recovery import Recovery
+
+PAYLOADS = {
+    "job_recovering": ("recovery", Recovery),
+    "job_recovered": ("recovery", Recovery),
+    "job_killed": ("job", DeadJob),
+    "owner_reaped": ("reaped", signals.ReapedOwner),
+    "ownership_lost": ("lost", signals.LostJob),
+}
+
+
+def test_the_table_names_every_signal() -> None:
+    found = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
+    assert found == set(PAYLOADS)
+
+
+@pytest.mark.parametrize("name", PAYLOADS)
+def test_a_signal_brings_one_frozen_value(name: str) -> None:
+    argument, payload = PAYLOADS[name]
+    assert getattr(signals, name).providing_args == {argument}
+    assert dataclasses.is_dataclass(payload)
+    assert payload.__dataclass_params__.frozen  # type: ignore[attr-defined]
