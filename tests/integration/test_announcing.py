@@ -14,9 +14,10 @@ import pytest
 from celery import Celery, chord
 
 from celery_superfetch import PoisonPill
+from celery_superfetch.announcement import Announcement, TakenOver
 from celery_superfetch.announcing import TRIES
 from celery_superfetch.recovery import Decision
-from celery_superfetch.signals import job_recovering
+from celery_superfetch.signals import job_killed, job_recovering
 from celery_superfetch.tasks import reaper_of
 from harness.cli import superfetch_command
 from harness.ledger import Ledger
@@ -169,3 +170,45 @@ def test_a_broker_that_takes_no_events_holds_nobody_up(
     assert announced(bench)
     assert report.seconds < 10, "one wait of two seconds, not one for each"
     assert all(isinstance(app.AsyncResult(id).result, PoisonPill) for id in results)
+
+
+def test_an_announcement_that_failed_goes_on_with_the_next_pass(
+    shop: Callable[..., Celery], bench: Bench
+) -> None:
+    """The result backend is away; that people hear of the death does not wait for it."""
+    app, killed = shop(), []
+    job_killed.connect(lambda job, **_: killed.append(job.task_id), sender=app, weak=False)
+    note = app.tasks["shop.note"]
+    result = note.apply_async(("a",))
+    orphaned(bench)
+    whole = note.backend.store_result
+
+    def away(*args: Any, **kwargs: Any) -> None:
+        raise ConnectionError("the result backend is away")
+
+    note.backend.store_result = away
+    for _ in range(TRIES + 2):
+        reaper_of(app, bench.client).reap()
+        assert not announced(bench)
+    note.backend.store_result = whole
+    reaper_of(app, bench.client).reap()
+    assert announced(bench)
+    assert isinstance(result.result, PoisonPill)
+    assert killed == [result.id], "once"
+
+
+def test_one_process_announces_at_a_time(bench: Bench) -> None:
+    one, two = (Announcement(bench.client, bench.keys, "id") for _ in "12")
+    assert not one.begin(), "there is nothing to announce"
+    bench.client.sadd(bench.keys.unannounced, "id")
+    assert one.begin()
+    assert not two.begin()
+    one.note(chord="begun")
+    one.give_back()
+    assert two.begin()
+    assert (two.chord, two.tries) == ("begun", 1), "what was given back did not end its process"
+    with pytest.raises(TakenOver):
+        one.note(chord="done")
+    two.done()
+    assert not one.begin()
+    assert bench.key_names() == set()
