@@ -32,6 +32,8 @@ class Announcement:
         self.scripts = Scripts(client)
         self.id = id
         self.who = uuid4().hex
+        #: Time of death in server ms.
+        self.died_at = 0
         #: Tries that ended with their process, and this one.
         self.tries = 0
         #: What was noted of chord and chain: "" (not begun), "begun" or "done".
@@ -73,10 +75,11 @@ class Announcement:
         args: list[Any] = [self.id, self.who, int(time_limit * 1000), REMEMBERED, int(new)]
         for name, value in (notes or {}).items():
             args += [name, value]
-        keys = [self.keys.unannounced, self.keys.announcement(self.id)]
+        keys = [self.keys.unannounced, self.keys.announcement(self.id), self.keys.dead]
         reply: Any = self.scripts.run("announcing", keys, args)
         if reply is None:
             return False
-        tries, chord, told = reply
+        died_at, tries, chord, told = reply
+        self.died_at = int(died_at)
         self.tries, self.chord, self.told = int(tries), (chord or b"").decode(), bool(told)
         return True

@@ -81,7 +81,8 @@ class Announcer:
         if not announcement.begin():
             return False
         try:
-            job = self._dated(job)
+            # Whoever killed it does not know the server's time of that.
+            job = replace(job, died_at=announcement.died_at)
             _Telling(self.app, job, announcement).go()
             announcement.done()
         except TakenOver:
@@ -91,14 +92,6 @@ class Announcer:
                 announcement.give_back()
             raise
         return True
-
-    def _dated(self, job: DeadJob) -> DeadJob:
-        """Whoever killed a job does not know the server's time of that."""
-        if job.died_at:
-            return job
-        keys = Keys(config_of(self.app).global_keyprefix)
-        score: Any = self.client.zscore(keys.dead, job.id)
-        return replace(job, died_at=int(score or 0))
 
 
 class _Telling:

@@ -145,7 +145,12 @@ def test_everybody_hears_of_a_job_that_killed_its_pool_child(
 
 
 def test_without_a_result_backend_and_events_the_rest_is_told_all_the_same(
-    worker: Any, make_app: Any, ledger: Ledger, db: Database, events: list[dict[str, Any]]
+    worker: Any,
+    cli: Any,
+    make_app: Any,
+    ledger: Ledger,
+    db: Database,
+    events: list[dict[str, Any]],
 ) -> None:
     """A worker that dies whole: its successor tells. Two strikes: the first is a recovery."""
     app = make_app(superfetch=False, result_url="")
@@ -153,15 +158,16 @@ def test_without_a_result_backend_and_events_the_rest_is_told_all_the_same(
     old = app.signature("told.old", app=app)
     app.signature("told.pill", args=("pill",), app=app).apply_async(link_error=old)
     worker(**settings, result_url="", ready=False).wait_exit()
-    worker(**settings, result_url="", args=["-E"], ready=False).wait_exit()
+    cli("reap", app="apps.told", options=settings["options"], result_url="")
     eventually(lambda: "task-recovered" in {event["type"] for event in events})
     (event,) = (event for event in events if event["type"] == "task-recovered")
     assert (event["name"], event["recoveries"]) == ("told.pill", 1)
+    worker(**settings, result_url="", ready=False).wait_exit()
     heir = worker(**settings, result_url="")
     eventually(lambda: len(said(ledger, "old errback")) == 1)
+    eventually(lambda: not db.client.exists("superfetch:dead:unannounced"))
     for what in ("poisoned", "task_failure"):
         assert said(ledger, what) == ["pill"]
     assert len(said(ledger, "job_killed")) == 1
     assert "Traceback" not in heir.log()
-    eventually(lambda: not db.client.exists("superfetch:dead:unannounced"))
     assert "task-killed" not in {event["type"] for event in events}, "it has no -E"

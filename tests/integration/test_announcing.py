@@ -209,6 +209,10 @@ def test_one_process_announces_at_a_time(bench: Bench) -> None:
     assert (two.chord, two.tries) == ("begun", 1), "what was given back did not end its process"
     with pytest.raises(TakenOver):
         one.note(chord="done")
-    two.done()
-    assert not one.begin()
+    bench.client.zadd(bench.keys.dead, {"id": 1234})
+    assert one.begin(), "put back by hand and killed again: another death"
+    assert (one.chord, one.tries, one.died_at) == ("", 1, 1234)
+    bench.client.delete(bench.keys.dead)
+    one.done()
+    assert not two.begin()
     assert bench.key_names() == set()
