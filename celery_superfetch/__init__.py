@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .app_dead_set import DeadSet
+    from .dead_job import DeadJob
     from .errors import (
+        BadFilter,
         ConfigError,
         ForkedConnection,
         JobNotFound,
         PoisonPill,
         SuperfetchError,
         UnsupportedBroker,
+        WrongType,
     )
     from .installation import install
     from .plain import reap, working_on
@@ -30,7 +34,10 @@ if TYPE_CHECKING:
 #: Public name -> where it lives. Looked up when first asked for, so that a producer loads the
 #: transport and nothing else.
 _HOMES = {
+    "BadFilter": "errors",
     "ConfigError": "errors",
+    "DeadJob": "dead_job",
+    "DeadSet": "app_dead_set",
     "Decision": "recovery",
     "ForkedConnection": "errors",
     "JobNotFound": "errors",
@@ -39,6 +46,7 @@ _HOMES = {
     "SuperfetchError": "errors",
     "Transport": "transport",
     "UnsupportedBroker": "errors",
+    "WrongType": "errors",
     "install": "installation",
     "job_killed": "signals",
     "job_recovered": "signals",
@@ -50,7 +58,10 @@ _HOMES = {
 }
 
 __all__ = [
+    "BadFilter",
     "ConfigError",
+    "DeadJob",
+    "DeadSet",
     "Decision",
     "ForkedConnection",
     "JobNotFound",
@@ -59,6 +70,7 @@ __all__ = [
     "SuperfetchError",
     "Transport",
     "UnsupportedBroker",
+    "WrongType",
     "__version__",
     "install",
     "job_killed",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,29 +12,74 @@ import click
 from .cli_session import Session, command, know_tasks, superfetch, warn
 
 if TYPE_CHECKING:
-    from celery import Celery
+    from .app_dead_set import Retried
+    from .dead_job import DeadJob
 
-    from .dead_set import DeadJob
+#: Jobs after which a program that reads stderr hears of the progress; a person: each batch.
+PROGRESS = 1000
 
 
 @superfetch.group(name="dead")
 def dead() -> None:
-    """Jobs that were killed: list, show, retry, delete, purge.
+    """Jobs that were killed: list, show, retry, delete, purge, export, import.
 
     ID is a job's id, the start of it, or its Celery task id.
     """
 
 
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Age(click.ParamType):  # type: ignore[type-arg]
+    """A time that has passed, in seconds."""
+
+    name = "age"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", str(value))
+        if not found:
+            self.fail(f"{value!r} is no age: write 90, 90s, 15m, 36h or 7d", param, ctx)
+        return float(found[1]) * UNITS[found[2]]
+
+
+CONDITIONS = (
+    click.option("--task", help="Only this task; * stands for anything."),
+    click.option("--queue", help="Only those from this queue; * stands for anything."),
+    click.option("--reason", help="Only those with this in their reason."),
+    click.option("--older-than", type=Age(), help="Only those that died longer ago: 15m, 36h, 7d."),
+    click.option("--newer-than", type=Age(), help="Only those that died since then."),
+)
+
+
+def conditions(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that pick jobs; the names are those of ``DeadFilter``."""
+    for option in reversed(CONDITIONS):
+        function = option(function)
+    return function
+
+
+def given(conditions: dict[str, Any]) -> dict[str, Any]:
+    """The conditions that were given."""
+    return {name: value for name, value in conditions.items() if value is not None}
+
+
 @command(dead, "list")
+@conditions
 @click.option("--first", type=click.IntRange(0), default=0, help="Skip so many of the newest.")
 @click.option(
     "--count", type=click.IntRange(1), default=50, show_default=True, help="Show so many."
 )
-def dead_list(session: Session, first: int, count: int) -> None:
+def dead_list(session: Session, first: int, count: int, **conditions: Any) -> None:
     """Killed jobs, the newest first."""
-    size, jobs = session.dead_set.size(), session.dead_set.page(first, count)
-    document = {"size": size, "jobs": [_document(job) for job in jobs]}
-    session.say(document, lambda: session.tables.dead_jobs(size, first, jobs))
+    size = len(session.dead_set)
+    # One more than is shown tells whether there are more.
+    found = session.dead_set.page(first, count + 1, **conditions)
+    jobs, more = found[:count], len(found) > count
+    document = {"size": size, "more": more, "jobs": [_document(job) for job in jobs]}
+    session.say(
+        document,
+        lambda: session.tables.dead_jobs(size, first, jobs, more, bool(given(conditions))),
+    )
 
 
 @command(dead, "show")
@@ -44,105 +91,131 @@ def dead_show(session: Session, id: str) -> None:
 
 
 @command(dead, "retry")
-@click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@click.option("--queue", help="Put them on this queue instead of their own.")
-def dead_retry(session: Session, ids: tuple[str, ...], queue: str | None) -> None:
-    """Put killed jobs back on their queues, as if they were new."""
+@click.argument("ids", metavar="[ID...]", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All that are in the dead set.")
+@conditions
+@click.option("--to", metavar="QUEUE", help="Put them on this queue instead of their own.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def dead_retry(
+    session: Session,
+    ids: tuple[str, ...],
+    everything: bool,
+    to: str | None,
+    yes: bool,
+    **conditions: Any,
+) -> None:
+    """Put killed jobs back on their queues, as if they were new.
+
+    Either those that are named, or those that the conditions pick, or --all of them.
+    """
+    picked = given(conditions)
+    if ids and (picked or everything):
+        raise click.UsageError(
+            "name jobs by ID, or pick them with conditions; not both. (--queue picks those from "
+            "a queue; --to QUEUE says where they go.)"
+        )
+    if everything and picked:
+        raise click.UsageError("--all leaves no room for conditions: leave out one of the two")
+    if not (ids or picked or everything):
+        raise click.UsageError("which jobs? Name them by ID, give conditions, or say --all")
+    if to == "":
+        raise click.UsageError("--to needs the name of a queue")
     know_tasks(session.app)
-    if queue and queue not in session.app.amqp.queues:
-        warn(f"the app has no queue {queue!r}; a worker has to be started with -Q {queue}")
+    if to and to not in session.app.amqp.queues:
+        warn(f"the app has no queue {to!r}; a worker has to be started with -Q {to}")
+    jobs: Sequence[str] = tuple(dict.fromkeys(ids))
+    if not ids:
+        jobs = [job.id for job in session.dead_set.find(**picked)][::-1]
+        where = f" on {to!r}" if to else ""
+        if jobs and not yes:
+            click.confirm(f"Put {len(jobs)} jobs back{where}?", abort=True, err=True)
+    done = session.dead_set.retry_many(jobs, to, None if ids else _progress(len(jobs)))
+    _say_retried(session, done, each=bool(ids))
 
-    def retry(job: DeadJob) -> dict[str, Any] | None:
-        target = queue or job.queue_list
-        session.dead_set.check_queue(target)
-        # Before the job can run again, or its new result would be the one that is forgotten.
-        _forget_result(session.app, job)
-        if not session.dead_set.retry(job, target):
-            return None
-        return {"id": job.id, "task": job.task, "task_id": job.task_id, "queue": target}
 
-    _each(
-        session,
-        ids,
-        "retried",
-        retry,
-        lambda row: f"Put back on {row['queue']}: {row['task']}[{row['task_id'] or row['id']}]",
-    )
+def _progress(total: int) -> Callable[[int], None]:
+    """How far it is, on stderr."""
+
+    def progress(done: int) -> None:
+        text = f"{done} of {total} jobs"
+        if sys.stderr.isatty():
+            click.echo(f"\r{text}", nl=done >= total, err=True)
+        elif done % PROGRESS == 0 or done >= total:
+            click.echo(text, err=True)
+
+    return progress
+
+
+def _say_retried(session: Session, done: Sequence[Retried], each: bool) -> None:
+    rows = [one for one in done if one.error is None]
+    errors = [{"id": one.id, "error": one.error} for one in done if one.error is not None]
+    warnings = [one.warning for one in rows if one.warning]
+    for text in warnings if each else warnings[:1]:
+        warn(text)
+    if len(warnings) > 1 and not each:
+        warn(f"and so it is with {len(warnings) - 1} more results")
+
+    def lines() -> None:
+        for row in rows if each else ():
+            click.echo(f"Put back on {row.queue}: {row.task}[{row.task_id or row.id}]")
+        if not each:
+            click.echo(f"Put back {len(rows)} of {len(done)} jobs.")
+
+    retried = [
+        {"id": row.id, "task": row.task, "task_id": row.task_id, "queue": row.queue} for row in rows
+    ]
+    session.say({"retried": retried, "errors": errors}, lines)
+    _end(errors)
 
 
 @command(dead, "delete")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 def dead_delete(session: Session, ids: tuple[str, ...]) -> None:
     """Delete killed jobs for good."""
-    _each(
-        session,
-        ids,
-        "deleted",
-        lambda job: job.id if session.dead_set.delete(job.id) else None,
-        lambda id: f"Deleted {id}",
-    )
+    from .errors import JobNotFound
+
+    deleted: list[str] = []
+    errors: list[dict[str, Any]] = []
+    for id in dict.fromkeys(ids):
+        try:
+            job = session.dead_set.get(id)
+            if not session.dead_set.delete(job.id):
+                raise JobNotFound(f"no job {id!r} in the dead set: somebody else was quicker")
+            deleted.append(job.id)
+        except JobNotFound as exc:
+            errors.append({"id": id, "error": str(exc)})
+    session.say({"deleted": deleted, "errors": errors}, lambda: _lines("Deleted", deleted))
+    _end(errors)
 
 
 @command(dead, "purge")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def dead_purge(session: Session, yes: bool) -> None:
     """Delete everything in the dead set for good."""
-    size = session.dead_set.size()
+    size = len(session.dead_set)
     if size and not yes:
         click.confirm(f"Delete all {size} jobs of the dead set for good?", abort=True, err=True)
     deleted = session.dead_set.purge()
     session.say({"deleted": deleted}, lambda: click.echo(f"Deleted {deleted} jobs."))
 
 
-def _each(
-    session: Session,
-    ids: tuple[str, ...],
-    done: str,
-    do: Callable[[DeadJob], Any],
-    text: Callable[[Any], str],
-) -> None:
-    """Do something to each job; one that is not there does not hold up the others."""
-    from redis.exceptions import ResponseError
-
-    from .errors import JobNotFound, WrongType
-
-    rows: list[Any] = []
-    errors: list[dict[str, str]] = []
+def _lines(verb: str, ids: Sequence[str]) -> None:
     for id in ids:
-        try:
-            row = do(session.dead_set.get(id))
-            if row is None:
-                raise JobNotFound(f"no job {id!r} in the dead set: somebody else was quicker")
-            rows.append(row)
-        except (JobNotFound, WrongType, ResponseError) as exc:
-            errors.append({"id": id, "error": str(exc)})
-    session.say({done: rows, "errors": errors}, lambda: _lines(map(text, rows)))
+        click.echo(f"{verb} {id}")
+
+
+def _end(errors: Sequence[dict[str, Any]]) -> None:
+    """Say the errors on stderr; with one, the exit code is 1."""
     for error in errors:
         click.echo(f"Error: {error['id']}: {error['error']}", err=True)
     if errors:
         raise click.exceptions.Exit(1)
 
 
-def _lines(texts: Iterable[str]) -> None:
-    for text in texts:
-        click.echo(text)
-
-
 def _document(job: DeadJob) -> dict[str, Any]:
     from .cli_status import utc
 
-    return {**job.as_dict(), "time_of_death": utc(job.died_at / 1000)}
-
-
-def _forget_result(app: Celery, job: DeadJob) -> None:
-    """The caller's result says FAILURE; the job is pending again."""
-    if job.task_id is None:
-        return
-    from celery import states
-
-    try:
-        result = (app.tasks.get(job.task) or app).AsyncResult(job.task_id)
-        if result.state == states.FAILURE:
-            result.forget()
-    except Exception as exc:  # no backend, or one that cannot be asked: the job runs all the same
-        warn(f"the result of {job.task_id} stays FAILURE until the job has run ({exc!r})")
+    document = job.as_dict()
+    for entry in document["history"]:
+        entry["time"] = utc(entry["at"]) if entry["at"] is not None else None
+    return {**document, "time_of_death": utc(job.died_at / 1000)}

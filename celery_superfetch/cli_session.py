@@ -14,8 +14,8 @@ from celery.bin.base import CeleryCommand, handle_preload_options
 if TYPE_CHECKING:
     from celery import Celery
 
+    from .app_dead_set import DeadSet
     from .cli_tables import Tables
-    from .dead_set import DeadSet
     from .reaper import Reaper
 
 # The rest of the package is imported by the commands: `celery --help` pays for none of it, and
@@ -32,10 +32,12 @@ def superfetch(ctx: click.Context, **_: Any) -> None:
 class Session:
     """What a command works with."""
 
-    def __init__(self, app: Celery, reaper: Reaper, tables: Tables, as_json: bool) -> None:
+    def __init__(
+        self, app: Celery, reaper: Reaper, dead_set: DeadSet, tables: Tables, as_json: bool
+    ) -> None:
         self.app = app
         self.reaper = reaper
-        self.dead_set: DeadSet = reaper.dead_set
+        self.dead_set = dead_set
         self.tables = tables
         self.as_json = as_json
 
@@ -67,6 +69,7 @@ def command(group: click.Group, name: str) -> Callable[[Callable[..., Any]], Any
 def _session(ctx: click.Context, as_json: bool) -> Iterator[Session]:
     from redis.exceptions import RedisError
 
+    from .app_dead_set import DeadSet
     from .cli_tables import Tables
     from .connection import client_of
     from .errors import SuperfetchError
@@ -82,7 +85,13 @@ def _session(ctx: click.Context, as_json: bool) -> Iterator[Session]:
     except (RedisError, OSError) as exc:
         raise click.ClickException(_unreachable(app, exc)) from exc
     try:
-        yield Session(app, reaper_of(app, client), Tables(ctx.obj.no_color), as_json)
+        yield Session(
+            app,
+            reaper_of(app, client),
+            DeadSet(app, client),
+            Tables(ctx.obj.no_color),
+            as_json,
+        )
     except SuperfetchError as exc:
         raise click.ClickException(str(exc)) from exc
     except RedisError as exc:

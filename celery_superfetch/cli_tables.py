@@ -9,14 +9,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .arguments import arguments
 from .cli_status import utc
-from .dead_set import DeadJob
+from .dead_job import DeadJob
 
 #: Columns where stdout is no terminal: enough that a pipe gets every row uncut on one line.
 PIPE_WIDTH = 10_000
 
 #: Characters of a job's id on a terminal; a start is as good as the whole to every command.
 SHORT_ID = 12
+
+#: Characters of a job's arguments in a list; `dead show` has more of them.
+LIST_ARGS = 80
 
 
 class Tables:
@@ -85,13 +89,18 @@ class Tables:
             _row(table, name, *(lengths.get(step, "") for step in steps))
         self._print(table)
 
-    def dead_jobs(self, size: int, first: int, jobs: Sequence[DeadJob]) -> None:
+    def dead_jobs(
+        self, size: int, first: int, jobs: Sequence[DeadJob], more: bool, picked: bool
+    ) -> None:
         """One page of the dead set."""
-        table = _table("Id", "Died", "Task", "Task id", "Queue", "Strikes", "Recoveries", "Reason")
+        table = _table(
+            "Id", "Died", "Task", "Task id", "Queue", "Strikes", "Recoveries", "Reason", "Args"
+        )
         for job in jobs:
+            args = " ".join(filter(None, arguments(job.payload)))
             _row(
                 table,
-                job.id[:SHORT_ID] if self.console.is_terminal else job.id,
+                self._short(job.id),
                 utc(job.died_at / 1000),
                 job.task or "(unparseable)",
                 job.task_id,
@@ -99,12 +108,24 @@ class Tables:
                 job.strikes,
                 job.recoveries,
                 job.reason,
+                args if len(args) <= LIST_ARGS else f"{args[: LIST_ARGS - 3]}...",
             )
         if jobs:
             self._print(table)
-            self.line(f"{first + 1} to {first + len(jobs)} of {size} jobs, the newest first.")
+            last = first + len(jobs)
+            rest = f" More: --first {last}." if more else ""
+            end = (
+                f"{last} of those that meet the conditions" if picked else f"{last} of {size} jobs"
+            )
+            self.line(f"{first + 1} to {end}, the newest first.{rest}")
+        elif picked and size:
+            self.line(f"None of the {size} jobs from number {first + 1} on meets the conditions.")
         else:
             self.line("The dead set is empty." if not size else f"It has only {size} jobs.")
+
+    def _short(self, id: str) -> str:
+        """A second item of the same bytes is told apart by the end of its id alone."""
+        return id[:SHORT_ID] if self.console.is_terminal and "-" not in id else id
 
     def dead_job(self, job: dict[str, Any]) -> None:
         """One job of the dead set, field by field, and its payload as it is."""
@@ -119,18 +140,22 @@ class Tables:
             ("Owner", "owner"),
             ("Strikes", "strikes"),
             ("Recoveries", "recoveries"),
+            ("Args", "args"),
+            ("Kwargs", "kwargs"),
         ]
         for title, name in fields:
             value = job[name]
             self.line(f"{title + ':':<15}{'-' if value is None else value}")
         self.line("\nHistory, the oldest first:")
-        table = _table("Time", "Owner", "Strike", "Reason")
+        table = _table("Time", "Host", "Owner", "Strike", "Exit status", "Reason")
         for entry in job["history"]:
             _row(
                 table,
-                utc(entry["at"]) if "at" in entry else job["time_of_death"],
+                entry["time"],
+                entry["host"],
                 entry.get("owner"),
-                _yes_no(entry.get("strike")),
+                _strike(entry["strike"]),
+                entry["status"],
                 entry.get("reason"),
             )
         self._print(table)
@@ -166,5 +191,6 @@ def _text(value: object) -> Text:
     )
 
 
-def _yes_no(value: object) -> str:
-    return "" if value is None else "yes" if value else "no"
+def _strike(value: object) -> str:
+    """Exact, suspect or none; earlier versions wrote 1 or 0."""
+    return value if isinstance(value, str) else "yes" if value else ""

@@ -27,6 +27,10 @@ class JobNotFound(SuperfetchError, LookupError):
     """No job with that id is in the dead set."""
 
 
+class BadFilter(SuperfetchError, ValueError):
+    """The conditions on jobs of the dead set make no sense; nothing was looked for."""
+
+
 class WrongType(SuperfetchError):
     """A Redis key that should hold a queue holds something else; nothing was moved."""
 

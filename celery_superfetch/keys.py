@@ -36,6 +36,8 @@ class Keys:
         self.dead_junk = f"{own}dead:junk"
         #: SET of job ids in ``dead`` whose caller has not been told yet.
         self.unannounced = f"{own}dead:unannounced"
+        #: STRING, jobs that the cap by number dropped and no log has told of yet.
+        self.dead_overflow = f"{own}dead:overflow"
         #: HASH counter -> number, for ``status`` and metrics. Never expires.
         self.stats = f"{own}stats"
         #: SCAN pattern of everything that is ours, for leaving.

@@ -11,7 +11,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from .config import Config
-from .dead_set import DeadJob, DeadSet
+from .dead_set import JUNK_LIMIT, DeadJob, DeadSet
 from .drain import Drain, Report, failed
 from .evidence import Jury
 from .facts import Facts
@@ -175,8 +175,19 @@ class Reaper:
         except RedisError as exc:
             failed(report, "the dead set", exc)
             return
-        if dropped:
-            logger.warning("%d jobs older than dead_ttl were dropped from the dead set.", dropped)
+        if dropped.old:
+            logger.warning(
+                "%d jobs older than dead_ttl were dropped from the dead set.", dropped.old
+            )
+        if dropped.surplus:
+            logger.warning(
+                "The dead set is full: its %d oldest jobs were dropped for newer ones. Look what "
+                "is killed so often (`celery superfetch dead list`), keep what you need with "
+                "`dead export`, or raise dead_limit (%d; for unparseable items it is %d).",
+                dropped.surplus,
+                self.config.dead_limit,
+                JUNK_LIMIT,
+            )
 
     def sweep(self, report: Report) -> None:
         """Register the owners of private lists that nobody knows; never drains them."""

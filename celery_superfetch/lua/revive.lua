@@ -1,11 +1,13 @@
 -- Puts one job of the dead set back on a queue, as if it were new.
--- KEYS: dead set, dead jobs, junk, unannounced, public queue list, the job's counters, stats
--- ARGV: job id, payload
+-- KEYS: dead set, dead jobs, junk, unannounced, public queue list, the job's counters, stats,
+--       lock of those who retry it
+-- ARGV: job id, payload, ms of the queue's x-expires (0: none that we know of)
 -- Returns: 1, or 0 when the job is no longer in the dead set
 -- Crash: the job is in exactly one of the two.
-local dead, jobs, junk, unannounced, queue, counters, stats =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
-local id, payload = ARGV[1], ARGV[2]
+local dead, jobs, junk, unannounced, queue, counters, stats, lock =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local id, payload, expires = ARGV[1], ARGV[2], tonumber(ARGV[3])
+redis.call('DEL', lock)
 local kind = redis.call('TYPE', queue).ok
 if kind ~= 'list' and kind ~= 'none' then
   return redis.error_reply("WRONGTYPE '" .. queue .. "' is no queue, it holds a " .. kind)
@@ -16,5 +18,11 @@ redis.call('ZREM', junk, id)
 redis.call('SREM', unannounced, id)
 redis.call('DEL', counters)
 redis.call('LPUSH', queue, payload)
+if expires > 0 then
+  redis.call('PEXPIRE', queue, expires)
+elseif redis.call('PTTL', queue) > 0 then
+  -- Its x-expires is known to others only, and may be over in a moment. They will set it again.
+  redis.call('PERSIST', queue)
+end
 redis.call('HINCRBY', stats, 'retried', 1)
 return 1

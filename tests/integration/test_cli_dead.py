@@ -112,11 +112,11 @@ def test_retry_on_another_queue(cli, worker, kill, client):
     worker(options=ONE_STRIKE)
     job = kill("a")
     client.set("taken", "by something else")
-    failed = cli("dead", "retry", job["id"], "--queue", "taken", code=1)
+    failed = cli("dead", "retry", job["id"], "--to", "taken", code=1)
     assert "'taken' is no queue, it holds a string" in failed.err
     assert cli("dead", "show", job["id"], "--json").json() == job
 
-    done = cli("dead", "retry", job["id"][:12], "--queue", "aside")
+    done = cli("dead", "retry", job["id"][:12], "--to", "aside")
     assert f"Put back on aside: shop.kill_child[{job['task_id']}]" in done.out
     assert "no queue 'aside'" in done.err
     assert client.lrange("aside", 0, -1) == [job["payload"].encode()]
@@ -126,11 +126,11 @@ def test_a_broken_result_backend_does_not_hold_up_a_retry(cli, worker, kill):
     worker(options=ONE_STRIKE)
     first, second = kill("a"), kill("b")
     nowhere = f"redis://127.0.0.1:{free_port()}/0"
-    done = cli("dead", "retry", first["id"], "--queue", "aside", "--json", result_url=nowhere)
-    assert "stays FAILURE" in done.err
+    done = cli("dead", "retry", first["id"], "--to", "aside", "--json", result_url=nowhere)
+    assert "stays as it is until the job has run" in done.err
     assert [row["id"] for row in done.json()["retried"]] == [first["id"]]
-    done = cli("dead", "retry", second["id"], "--queue", "aside", "--json", result_url="")
-    assert "stays FAILURE" in done.err
+    done = cli("dead", "retry", second["id"], "--to", "aside", "--json", result_url="")
+    assert "result" not in done.err, "no backend, no result: nothing to warn of"
     assert [row["id"] for row in done.json()["retried"]] == [second["id"]]
 
 
@@ -145,7 +145,7 @@ def test_an_unknown_id_does_not_hold_up_the_others(cli, worker, kill):
     done = cli("dead", "delete", second["task_id"], "nope", "--json", code=1).json()
     assert done["deleted"] == [second["id"]]
     assert [error["id"] for error in done["errors"]] == ["nope"]
-    done = cli("dead", "retry", "nope", third["id"], "--queue", "aside", "--json", code=1).json()
+    done = cli("dead", "retry", "nope", third["id"], "--to", "aside", "--json", code=1).json()
     assert [row["id"] for row in done["retried"]] == [third["id"]]
     assert [error["id"] for error in done["errors"]] == ["nope"]
     found = cli("status", "--json").json()

@@ -19,7 +19,18 @@ ROOT = Path(__file__).resolve().parents[2] / PACKAGE
 
 # Where each module stands. A folder counts as one module (`demo/server.py` is `demo`).
 MODULES = {
-    "level0": {"errors", "keys", "config", "facts", "job", "owner", "recovery", "verdict"},
+    "level0": {
+        "arguments",
+        "config",
+        "dead_job",
+        "errors",
+        "facts",
+        "job",
+        "keys",
+        "owner",
+        "recovery",
+        "verdict",
+    },
     "level1": {
         "announcement",
         "scripts",
@@ -40,6 +51,7 @@ MODULES = {
         "blocking",
         "blocking_reads",
         "cut_short",
+        "dead_lines",
         "drain",
         "evidence",
         "failover",
@@ -56,9 +68,11 @@ MODULES = {
     "leaf": {"signals"},
     "level3": {
         "announcing",
+        "app_dead_set",
         "channel",
         "cli",
         "cli_dead",
+        "cli_dead_files",
         "cli_migrate",
         "cli_session",
         "cli_status",

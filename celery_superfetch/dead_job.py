@@ -1,0 +1,255 @@
+"""One job of the dead set: what is kept of it, what is shown of it, and which ones are meant."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from .arguments import arguments
+from .errors import BadFilter
+from .job import digest
+from .recovery import Recovery
+
+#: The digest of the payload; for a further item of the same bytes with a number behind it.
+FULL_ID = re.compile(r"[0-9a-f]{40}(-[0-9]{1,20})?")
+
+
+@dataclass(frozen=True)
+class DeadJob:
+    """One job of the dead set."""
+
+    id: str
+    payload: bytes
+    queue_list: str
+    reason: str
+    task: str | None
+    task_id: str | None
+    app_name: str
+    owner: str
+    strikes: int
+    recoveries: int
+    #: Its recoveries, oldest first, its death last: owner, reason, strike, at (server s) and,
+    #: where it is known, status (the exit status).
+    history: tuple[Mapping[str, Any], ...] = ()
+    #: Time of death in server ms.
+    died_at: int = 0
+
+    @property
+    def parsed(self) -> bool:
+        """False for junk: there is no task to run and no caller to tell."""
+        return self.task is not None
+
+    @property
+    def digest(self) -> str:
+        """The job's name in our other keys, which a second one of the same bytes shares."""
+        return digest(self.payload)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything there is to see, for people and for ``--json``.
+
+        The payload is text where it is UTF-8, else base64; the arguments are a view, cut.
+        """
+        args, kwargs = arguments(self.payload)
+        return {
+            **self.record(),
+            "id": self.id,
+            "died_at": self.died_at,
+            "args": args,
+            "kwargs": kwargs,
+            "history": [self._event(entry) for entry in self.history],
+        }
+
+    def _event(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """One line of the history; the one that killed it has the time of death."""
+        owner = str(entry.get("owner") or "")
+        at = entry.get("at", self.died_at / 1000 if self.died_at else None)
+        return {"status": None, "strike": None, **entry, "host": owner.partition("|")[0], "at": at}
+
+    def record(self) -> dict[str, Any]:
+        """What the dead set stores: all but the id and the time of death, which index it."""
+        try:
+            payload, encoding = self.payload.decode("utf-8"), "utf-8"
+        except UnicodeDecodeError:
+            payload, encoding = base64.b64encode(self.payload).decode(), "base64"
+        return {
+            "payload": payload,
+            "encoding": encoding,
+            "queue": self.queue_list,
+            "reason": self.reason,
+            "task": self.task,
+            "task_id": self.task_id,
+            "app": self.app_name,
+            "owner": self.owner,
+            "strikes": self.strikes,
+            "recoveries": self.recoveries,
+            "history": list(self.history),
+        }
+
+    @classmethod
+    def load(cls, id: str, record: Mapping[str, Any], died_at: int) -> DeadJob:
+        """Read a record back."""
+        text = record["payload"]
+        return cls(
+            id=id,
+            payload=base64.b64decode(text) if record["encoding"] == "base64" else text.encode(),
+            queue_list=record["queue"],
+            reason=record["reason"],
+            task=record["task"],
+            task_id=record["task_id"],
+            app_name=record["app"],
+            owner=record["owner"],
+            strikes=record["strikes"],
+            recoveries=record["recoveries"],
+            history=tuple(record["history"]),
+            died_at=died_at,
+        )
+
+
+def dead_job(recovery: Recovery, reason: str) -> DeadJob:
+    """What a killed job leaves in the dead set."""
+    return DeadJob(
+        id=recovery.digest,
+        payload=recovery.job.payload,
+        queue_list=recovery.job.queue_list,
+        reason=reason,
+        task=recovery.task,
+        task_id=recovery.task_id,
+        app_name=recovery.app_name,
+        owner=recovery.job.owner,
+        strikes=recovery.strikes,
+        recoveries=recovery.recoveries,
+        history=(*recovery.history, {"owner": recovery.job.owner, "reason": recovery.reason}),
+    )
+
+
+@dataclass(frozen=True)
+class DeadFilter:
+    """Which jobs of the dead set are meant; one without conditions means all of them.
+
+    Raises:
+        BadFilter: a condition is empty, or no job could meet them all.
+    """
+
+    #: The task's name; ``*`` stands for anything, ``?`` for one character.
+    task: str | None = None
+    #: The queue's name, for all of its priority steps; likewise.
+    queue: str | None = None
+    #: A part of the reason, in any case.
+    reason: str | None = None
+    #: Seconds since the time of death, at least ...
+    older_than: float | None = None
+    #: ... and at most.
+    newer_than: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("task", "queue", "reason"):
+            # A shell variable that is not set must not mean "all", nor silently nothing.
+            if getattr(self, name) == "":
+                raise BadFilter(f"the filter {name!r} is empty: leave it out, or say which")
+        older, newer = self.older_than, self.newer_than
+        for name, age in (("older_than", older), ("newer_than", newer)):
+            if age is not None and not 0 <= age < float("inf"):
+                raise BadFilter(f"the filter {name!r} must be seconds, 0 or more, it is {age!r}")
+        if older is not None and newer is not None and older >= newer:
+            raise BadFilter(
+                f"no job can have died more than {older:g} s ago and less than {newer:g} s ago"
+            )
+
+    @property
+    def by_age_alone(self) -> bool:
+        """True when no record has to be read to know what is meant."""
+        return self.task is None and self.queue is None and self.reason is None
+
+    def window(self, now: int) -> tuple[float, float]:
+        """The earliest and the latest time of death in server ms, both included.
+
+        Arguments:
+            now: server ms.
+        """
+        newer, older = self.newer_than, self.older_than
+        return (
+            float("-inf") if newer is None else now - newer * 1000,
+            float("inf") if older is None else now - older * 1000,
+        )
+
+    def takes(self, job: DeadJob, separator: str) -> bool:
+        """Whether a job of the right age is meant.
+
+        Arguments:
+            separator: what kombu puts between a queue's name and a priority step.
+        """
+        queue = job.queue_list.partition(separator)[0]
+        return (
+            (self.task is None or _like(job.task or "", self.task))
+            and (self.queue is None or _like(queue, self.queue))
+            and (self.reason is None or self.reason.casefold() in job.reason.casefold())
+        )
+
+
+def _like(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern.replace("[", "[[]"))
+
+
+# -- lines of an exported file
+
+
+def dump_line(job: DeadJob, announced: bool) -> str:
+    """A job as one line of JSON, whole."""
+    document = {"id": job.id, "died_at": job.died_at, "announced": announced, **job.record()}
+    return json.dumps(document) + "\n"
+
+
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "id": (str,),
+    "died_at": (int,),
+    "announced": (bool,),
+    "payload": (str,),
+    "encoding": (str,),
+    "queue": (str,),
+    "reason": (str,),
+    "task": (str, type(None)),
+    "task_id": (str, type(None)),
+    "app": (str,),
+    "owner": (str,),
+    "strikes": (int,),
+    "recoveries": (int,),
+    "history": (list,),
+}
+
+
+def load_line(line: str | bytes) -> tuple[DeadJob, bool]:
+    """A job and whether its caller was told, from a line that ``dump_line`` wrote.
+
+    Raises:
+        ValueError: the text says what is wrong with the line.
+    """
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError) as exc:
+        raise ValueError(f"no JSON ({exc})") from exc
+    if not isinstance(document, dict):
+        raise ValueError("no JSON object")
+    for name, kinds in _FIELDS.items():
+        if name not in document:
+            raise ValueError(f"has no {name!r}: it was not written by `dead export`")
+        value = document[name]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise ValueError(f"{name!r} cannot be {value!r}")
+    if document["encoding"] not in ("utf-8", "base64"):
+        raise ValueError(f"the encoding {document['encoding']!r} is unknown")
+    if not all(isinstance(entry, dict) for entry in document["history"]):
+        raise ValueError("'history' must hold objects")
+    if document["died_at"] <= 0 or not document["queue"]:
+        raise ValueError("a job needs a time of death and a queue to go back to")
+    try:
+        job = DeadJob.load(document["id"], document, document["died_at"])
+    except ValueError as exc:  # binascii's, or a lone surrogate
+        raise ValueError(f"the payload cannot be decoded ({exc})") from exc
+    if not FULL_ID.fullmatch(job.id) or job.id[:40] != job.digest:
+        raise ValueError("the id does not fit the payload: one of them was changed")
+    return job, document["announced"]
