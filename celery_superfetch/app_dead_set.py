@@ -132,6 +132,9 @@ class DeadSet:
     ) -> list[Retried]:
         """Put some jobs back; one that cannot be does not hold up the others.
 
+        Returns:
+            what became of each, in order.
+
         Arguments:
             to: another queue to put them on; they keep their priorities.
             progress: called after each batch with the number of jobs that are done with.
@@ -140,13 +143,10 @@ class DeadSet:
         done: list[Retried] = []
         queue = iter(jobs)
         while batch := list(islice(queue, BATCH)):
-            found: list[DeadJob] = []
-            for job in self._found(batch):
-                if isinstance(job, Retried):
-                    done.append(job)
-                else:
-                    found.append(job)
-            done += self._retry(found, to, results)
+            found = list(self._found(batch))
+            there = [job for job in found if isinstance(job, DeadJob)]
+            retried = iter(self._retry(there, to, results))
+            done += [job if isinstance(job, Retried) else next(retried) for job in found]
             if progress is not None:
                 progress(len(done))
         return done

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 from redis.exceptions import ResponseError
 
-from celery_superfetch.dead_set import JUNK_LIMIT, DeadJob, dead_job
+from celery_superfetch.dead_job import DeadFilter, DeadJob, dead_job
+from celery_superfetch.dead_set import BATCH, JUNK_LIMIT
 from celery_superfetch.errors import JobNotFound
 from celery_superfetch.facts import Facts
 from celery_superfetch.job import Job, digest
@@ -235,3 +236,127 @@ def test_junk_has_a_cap_of_its_own(bench: Bench, owner: Facts) -> None:
     assert bench.dead_set.size() == JUNK_LIMIT + 1
     assert bench.dead_set.get(job.id).payload == JOB
     assert bench.stat("dead_dropped") == 5
+
+
+def test_two_items_of_the_same_bytes_are_both_kept(bench: Bench) -> None:
+    """Killing is not losing: the second must not take the place of the first."""
+    [first] = bench.killed(JOB)
+    [second] = bench.killed(JOB, queue="slow", reason="again")
+    assert first.id == digest(JOB)
+    assert second.id.startswith(f"{digest(JOB)}-")
+    assert [job.id for job in bench.dead_set] == [second.id, first.id]
+    assert {job.id for job in bench.dead_set.unannounced()} == {first.id, second.id}
+    assert bench.dead_set.get(first.id) == first, "a whole id is no start of another"
+    with pytest.raises(JobNotFound, match="fits 2 jobs"):
+        bench.dead_set.get(first.id[:12])
+    assert bench.dead_set.retry(second)
+    assert (bench.queue(), bench.queue("slow")) == ([], [JOB])
+    assert bench.dead_set.retry(first)
+    assert bench.queue() == [JOB]
+
+
+def test_a_retry_clears_the_counters_of_a_second_item_of_the_same_bytes(bench: Bench) -> None:
+    _, second = bench.killed(JOB, JOB)
+    bench.client.hset(bench.keys.recoveries(digest(JOB)), "strikes", 2)
+    assert bench.dead_set.retry(second)
+    assert bench.counters(JOB) == Counters()
+
+
+def test_what_the_cap_drops_is_told_once(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(dead_limit=3)
+    bench.killed(*(payload(n) for n in range(5)))
+    assert bench.dead_set.trim() == (0, 2)
+    assert bench.dead_set.trim() == (0, 0)
+    assert bench.stat("dead_dropped") == 2
+    assert not bench.client.exists(bench.keys.dead_overflow)
+
+
+def test_a_lowered_limit_is_reached_a_batch_at_a_time(
+    make_bench: Callable[..., Bench], bench: Bench
+) -> None:
+    jobs = bench.killed(*(payload(n) for n in range(BATCH + 7)))
+    for at, job in enumerate(jobs):
+        bench.die_at(job, job.died_at - 1000 + at)
+    low = make_bench(dead_limit=2).dead_set
+    assert [low.trim() for _ in range(3)] == [(0, BATCH), (0, 5), (0, 0)]
+    assert [job.id for job in bench.dead_set] == [jobs[-1].id, jobs[-2].id]
+    assert bench.stat("dead_dropped") == BATCH + 5
+
+
+def test_a_pass_logs_what_the_caps_drop(
+    make_bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = make_bench(dead_limit=2, dead_ttl=100)
+    jobs = bench.killed(*(payload(n) for n in range(3)))
+    bench.die_at(jobs[1], jobs[1].died_at - 101_000)
+    bench.reaper().reap()
+    assert "1 jobs older than dead_ttl were dropped" in caplog.text
+    assert "The dead set is full: its 1 oldest jobs were dropped" in caplog.text
+    caplog.clear()
+    bench.reaper().reap()
+    assert "dropped" not in caplog.text
+
+
+def test_all_are_found_while_others_leave(bench: Bench) -> None:
+    """Page by page, each that leaves would hide another: the control."""
+    bench.killed(*(payload(n) for n in range(2 * BATCH + 10)))
+    seen = []
+    for job in bench.dead_set:
+        seen.append(job.task_id)
+        assert bench.dead_set.delete(job.id) == 1
+    assert len(set(seen)) == len(seen) == 2 * BATCH + 10
+    bench.killed(*(payload(n) for n in range(2 * BATCH + 10)))
+    paged, first = 0, 0
+    while page := bench.dead_set.page(first, BATCH):
+        paged += bench.dead_set.delete(*(job.id for job in page))
+        first += BATCH
+    assert paged < 2 * BATCH + 10
+
+
+def test_a_filter_picks_by_what_is_asked(bench: Bench) -> None:
+    now = bench.registry.server_time()
+    made = [
+        *bench.killed(payload("a"), reason="its process is gone"),
+        *bench.killed(payload("b", task="shop.add"), queue="slow"),
+        *bench.killed(payload("c"), queue="slow\x06\x163"),
+    ]
+    for days, job in enumerate(made):
+        bench.die_at(job, now - days * 86_400_000 - 5000)
+
+    def found(**conditions: object) -> str:
+        which = DeadFilter(**conditions)  # type: ignore[arg-type]
+        names = [job.task_id or "" for job in bench.dead_set.find(which)]
+        assert [job.task_id for job in bench.dead_set.page(0, 10, which)] == names
+        assert [job.task_id for job in bench.dead_set.page(1, 1, which)] == names[1:2]
+        return "".join(names)
+
+    assert found() == "abc"
+    assert found(task="shop.note") == "ac"
+    assert found(queue="slow") == "bc"
+    assert found(reason="process") == "a"
+    assert found(older_than=3600) == "bc"
+    assert found(newer_than=36 * 3600) == "ab"
+    assert found(older_than=3600, newer_than=36 * 3600) == "b"
+    assert found(task="shop.note", older_than=3600) == "c"
+    assert found(task="nobody's") == ""
+
+
+def test_the_unannounced_are_read_by_id_alone(bench: Bench) -> None:
+    """One that is gone must not cost a search through all the others."""
+    bench.killed(*(payload(n) for n in range(3)))
+    bench.client.sadd(bench.keys.unannounced, *(f"{n:040x}" for n in range(50)))
+    bench.client.config_resetstat()
+    assert len(bench.dead_set.unannounced()) == 3
+    assert bench.client.info("commandstats")["cmdstat_hmget"]["calls"] == 1
+    assert bench.client.scard(bench.keys.unannounced) == 3
+
+
+def test_a_queue_that_expires_is_renewed(bench: Bench) -> None:
+    known, unknown = bench.killed(payload("known"), payload("unknown"))
+    for name in ("mail", "slow"):
+        bench.push(name, b"backlog")
+        bench.client.pexpire(name, 5000)
+    assert bench.dead_set.retry(known, expires=60_000)
+    assert 5000 < bench.client.pttl("mail") <= 60_000
+    assert bench.dead_set.retry(unknown, "slow")
+    assert bench.client.pttl("slow") == -1, "better kept than gone in a moment, job and all"

@@ -12,6 +12,7 @@ from typing import Any, cast
 import redis
 
 from celery_superfetch.config import Config
+from celery_superfetch.dead_job import DeadJob
 from celery_superfetch.dead_set import DeadSet
 from celery_superfetch.facts import Facts
 from celery_superfetch.in_flight import InFlight
@@ -184,6 +185,23 @@ class Bench:
         return list(claims.jobs)
 
     # -- jobs
+
+    def killed(self, *payloads: bytes, queue: str = "mail", reason: str = "gone") -> list[DeadJob]:
+        """Jobs that died, one after the other, as their living owner would have it."""
+        owner = "elsewhere|1|nonce"
+        self.give(owner, queue, payloads)
+        jobs = []
+        for raw in payloads:
+            recovery = self.recovery(Job(owner, queue, raw), reason=reason)
+            before = self.client.zrange(self.keys.dead, 0, -1)
+            assert self.run(self.dead_set.kill(recovery, reason, marked=False)) == b"ok"
+            [id] = set(self.client.zrange(self.keys.dead, 0, -1)) - set(before)
+            jobs += self.dead_set.read([id.decode()])
+        return jobs
+
+    def die_at(self, job: DeadJob, ms: float) -> None:
+        """Give a dead job another time of death."""
+        self.client.zadd(self.keys.dead, {job.id: ms})
 
     def recovery(self, job: Job, counters: Counters | None = None, **changes: Any) -> Recovery:
         """The recovery of a job as a reaper would build it."""
