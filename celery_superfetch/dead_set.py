@@ -109,19 +109,22 @@ class DeadSet:
         if not which.by_age_alone:
             return list(islice(self.find(which), first, first + count))
         least, most = self._window(which)
-        rows: Any = self.client.zrange(
-            self.keys.dead,
-            most,
-            least,
-            desc=True,
-            byscore=True,
-            offset=first,
-            num=count,
-            withscores=True,
-        )
         jobs: list[DeadJob] = []
-        for at in range(0, len(rows), BATCH):
-            jobs += self._load(rows[at : at + BATCH])
+        for at in range(first, first + count, BATCH):
+            number = min(BATCH, first + count - at)
+            rows: Any = self.client.zrange(
+                self.keys.dead,
+                most,
+                least,
+                desc=True,
+                byscore=True,
+                offset=at,
+                num=number,
+                withscores=True,
+            )
+            jobs += self._load(rows)
+            if len(rows) < number:
+                break
         return jobs
 
     def ids(self, which: DeadFilter = ALL) -> list[tuple[bytes, float]]:

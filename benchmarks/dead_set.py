@@ -1,0 +1,161 @@
+"""What it takes to work with a dead set of ten thousand jobs.
+
+A server of its own, its dead set filled by the script that kills, then what an operator does:
+
+    python benchmarks/dead_set.py [--jobs 10000] [--bytes 1000] [--json]
+
+Times are those of this machine, client and server together. The blocks are the server's own figures
+(its slow log): how long one command or script kept everybody else waiting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from celery import states
+
+from apps.build import build_app
+from celery_superfetch import DeadSet, PoisonPill
+from celery_superfetch.job import Job
+from harness.server import Server
+from harness.worker import app_env
+from parts.bench import Bench, payload
+from parts.work import Work, noted
+
+OWNER = "bench|1|nonce"
+#: One job in ten is of the task that is retried by filter.
+PART = 10
+#: us from which on the server notes a command; to note them all would cost more than they do.
+NOTED = 20
+
+
+def fill(bench: Bench, jobs: int, size: int) -> None:
+    """Kill jobs, a hundred in a round trip, as a reaper does."""
+    padding = os.urandom(size // 2).hex()
+    for at in range(0, jobs, 100):
+        numbers = range(at, min(at + 100, jobs))
+        raws = [payload(f"id-{n}", task=_task(n), padding=padding) for n in numbers]
+        bench.give(OWNER, "mail", raws)
+        bench.scripts.run_all(
+            [
+                bench.dead_set.kill(
+                    bench.recovery(Job(OWNER, "mail", raw)), "its process is gone", marked=False
+                )
+                for raw in raws
+            ]
+        )
+
+
+def _task(number: int) -> str:
+    return "shop.add" if number % PART == 0 else "shop.note"
+
+
+def fail_all(app: Any, jobs: int) -> None:
+    """The result that a killed job leaves, for those that are going to be retried by filter."""
+    for number in range(0, jobs, PART):
+        app.backend.store_result(f"id-{number}", PoisonPill("was killed"), states.FAILURE)
+
+
+def steps(bench: Bench, dead: DeadSet, jobs: int, size: int, file: Path) -> Iterator[Any]:
+    """Name and function of each step, in order; a function returns how many jobs it was about."""
+    part = jobs // PART
+
+    def retry_part() -> int:
+        done = dead.retry_all(task="shop.add", to="slow")
+        assert all(one.error is None for one in done)
+        return len(done)
+
+    def export() -> int:
+        with file.open("w") as stream:
+            stream.writelines(dead.export_lines())
+        return len(dead)
+
+    def import_() -> int:
+        with file.open("rb") as stream:
+            return dead.import_lines(stream).imported
+
+    yield "kill", lambda: fill(bench, jobs, size) or jobs
+    yield "results of those to be retried", lambda: fail_all(dead.app, jobs) or part
+    yield "list the first page", lambda: len(dead.page())
+    yield "list the first page of a task", lambda: len(dead.page(task="shop.add"))
+    yield "list the last page", lambda: len(dead.page(jobs - 50))
+    yield "look through all", lambda: len(list(dead))
+    yield "find one by its task id", lambda: bool(dead.get("id-7")) + 0
+    yield "retry one by its id", lambda: bool(dead.retry(dead.page()[1].id)) + 0
+    yield "retry by filter", retry_part
+    yield "export", export
+    yield "delete 1000", lambda: dead.delete(*[job.id for job in dead.page(0, 1000)])
+    yield "purge", dead.purge
+    yield "import", import_
+
+
+def measure(name: str, do: Callable[[], int], bench: Bench) -> dict[str, Any]:
+    with noted(bench.client, NOTED) as work:
+        begun = time.perf_counter()
+        number = do()
+        seconds = time.perf_counter() - begun
+    return {
+        "step": name,
+        "jobs": number,
+        "seconds": round(seconds, 4),
+        "longest_block_us": {command.name: command.micros for command in _longest(work)},
+    }
+
+
+def _longest(work: Work) -> Sequence[Any]:
+    """The longest script and the longest command; what runs within a script is part of it."""
+    scripts = [c for c in work.longest(len(work.commands)) if c.name == "evalsha"][:1]
+    reads = ("zscan", "hmget", "zrange")
+    others = [c for c in work.longest(len(work.commands)) if c.name in reads][:1]
+    return [*scripts, *others]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--bytes", type=int, default=1000, help="of padding in each payload")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as directory:
+        server = Server().start()
+        try:
+            client = server.client()
+            bench = Bench(client, dead_limit=max(args.jobs, 1))
+            options = {"dead_limit": max(args.jobs, 1)}
+            app = build_app(app_env(server.url(), ledger_url="", options=options))
+            with DeadSet(app, client) as dead:
+                file = Path(directory) / "dead.jsonl"
+                rows = [
+                    measure(name, do, bench)
+                    for name, do in steps(bench, dead, args.jobs, args.bytes, file)
+                ]
+            version = client.info("server")
+        finally:
+            server.close()
+    if args.json:
+        print(json.dumps(rows, indent=2))
+        return
+    name = version.get("server_name", "redis")
+    number = version.get("valkey_version", version["redis_version"])
+    print(f"{name} {number}, {args.jobs} dead jobs")
+    print(f"{'step':32}{'jobs':>7}{'time':>11}   longest block (script; read)")
+    for row in rows:
+        blocks = "; ".join(f"{n} {us} us" for n, us in row["longest_block_us"].items())
+        print(
+            f"{row['step']:32}{row['jobs']:>7}{row['seconds'] * 1000:>8.1f} ms"
+            f"   {blocks or f'< {NOTED} us'}"
+        )
+
+
+if __name__ == "__main__":
+    main()
