@@ -158,7 +158,10 @@ class DeadSet:
         """Those of the given jobs (a batch at most) that are there, by their whole ids."""
         if not ids:
             return []
-        scores: Any = self.client.zmscore(self.keys.dead, ids)  # type: ignore[arg-type]
+        with self.client.pipeline(transaction=False) as pipe:
+            for id in ids:
+                pipe.zscore(self.keys.dead, id)
+            scores = pipe.execute()
         return self._load(
             [(id.encode(), score or 0) for id, score in zip(ids, scores, strict=True)]
         )

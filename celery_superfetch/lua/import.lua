@@ -7,7 +7,7 @@
 local dead, jobs, junk, unannounced, stats = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local id, record, died_at = ARGV[1], ARGV[2], ARGV[3]
 local most, is_junk, most_junk = tonumber(ARGV[4]), ARGV[5] == '1', tonumber(ARGV[6])
-if redis.call('HEXISTS', jobs, id) == 1 then return 'present' end
+if redis.call('ZSCORE', dead, id) then return 'present' end
 if redis.call('ZCARD', dead) >= most then return 'full' end
 if is_junk and redis.call('ZCARD', junk) >= most_junk then return 'full' end
 redis.call('ZADD', dead, died_at, id)

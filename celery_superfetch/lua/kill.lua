@@ -24,12 +24,11 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 -- Another item of the same bytes is there: both are kept, or killing one would lose the other.
 -- By microseconds, a free name is found at once however many there are.
 local name, number = id, time[1] * 1000000 + time[2]
-while redis.call('HEXISTS', jobs, name) == 1 do
+while redis.call('HSETNX', jobs, name, record) == 0 do
   name, number = string.format('%s-%.0f', id, number), number + 1
 end
 redis.call('DEL', counters)
 redis.call('ZADD', dead, now, name)
-redis.call('HSET', jobs, name, record)
 redis.call('HINCRBY', stats, 'killed', 1)
 if is_junk then
   redis.call('ZADD', junk, now, name)
@@ -43,7 +42,7 @@ local function drop(oldest)
   redis.call('HDEL', jobs, oldest)
   redis.call('SREM', unannounced, oldest)
   redis.call('HINCRBY', stats, 'dead_dropped', 1)
-  redis.call('INCR', overflow)
+  redis.call('SET', overflow, (redis.call('GET', overflow) or 0) + 1)
 end
 -- One came, so one has to go; a lowered limit is reached by `trim`.
 if redis.call('ZCARD', dead) > most then drop(redis.call('ZRANGE', dead, 0, 0)[1]) end

@@ -12,17 +12,16 @@ local kind = redis.call('TYPE', queue).ok
 if kind ~= 'list' and kind ~= 'none' then
   return redis.error_reply("WRONGTYPE '" .. queue .. "' is no queue, it holds a " .. kind)
 end
+if expires == 0 and redis.call('TTL', queue) >= 0 then
+  -- Its x-expires is known to others only, and may be over in a moment. They will set it again.
+  redis.call('PERSIST', queue)
+end
 if redis.call('HDEL', jobs, id) == 0 then return 0 end
 redis.call('ZREM', dead, id)
 redis.call('ZREM', junk, id)
 redis.call('SREM', unannounced, id)
 redis.call('DEL', counters)
 redis.call('LPUSH', queue, payload)
-if expires > 0 then
-  redis.call('PEXPIRE', queue, expires)
-elseif redis.call('PTTL', queue) > 0 then
-  -- Its x-expires is known to others only, and may be over in a moment. They will set it again.
-  redis.call('PERSIST', queue)
-end
+if expires > 0 then redis.call('PEXPIRE', queue, expires) end
 redis.call('HINCRBY', stats, 'retried', 1)
 return 1

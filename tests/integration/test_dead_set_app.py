@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery, states
 from kombu import Queue
 
@@ -313,3 +315,31 @@ def test_an_import_pushes_nobody_out(make_app: Callable[..., Celery], bench: Ben
         assert "here" in ids(dead)
         assert len(dead) == 3
     assert bench.stat("dead_dropped") == 0
+
+
+def test_the_permissions_that_the_docs_name_suffice(
+    fresh_server: Callable[..., Any], make_app: Callable[..., Celery]
+) -> None:
+    docs = (Path(__file__).resolve().parents[2] / "docs" / "configuration.md").read_text()
+    [worker] = re.findall(r"ACL SETUSER shop on >password (.*?)```", docs, re.DOTALL)
+    [more] = re.findall(r"on\s+\[the dead set\]\S+ `([^`]+)`", docs)
+    own = fresh_server()
+    root = own.client()
+    password = [">password", *worker.split()]
+    root.execute_command("ACL", "SETUSER", "shop", "reset", "on", *password)
+    user = redis.Redis(port=own.port, username="shop", password="password")
+    bench = Bench(user, dead_limit=2)
+    jobs = bench.killed(*(payload(n) for n in range(3)), JOB, JOB)
+    assert bench.dead_set.unannounced(), "a worker's part"
+    assert bench.dead_set.trim().surplus == 3
+    with DeadSet(make_app(result_url=""), bench.client) as dead:
+        assert dead.get(jobs[-1].id)
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            list(dead)
+        root.execute_command("ACL", "SETUSER", "shop", *more.split(), "+scard", "+hlen")
+        lines = list(dead.export_lines())
+        assert dead.purge() == 2
+        assert dead.import_lines(lines).imported == 2
+        root.lpush("mail", b"backlog")
+        root.pexpire("mail", 60_000)
+        assert all(one.error is None for one in dead.retry_all())
