@@ -123,7 +123,14 @@ def dead_job(recovery: Recovery, reason: str) -> DeadJob:
         owner=recovery.job.owner,
         strikes=recovery.strikes,
         recoveries=recovery.recoveries,
-        history=(*recovery.history, {"owner": recovery.job.owner, "reason": recovery.reason}),
+        history=(
+            *recovery.history,
+            {
+                "owner": recovery.job.owner,
+                "reason": recovery.reason,
+                "strike": recovery.blame.value,
+            },
+        ),
     )
 
 

@@ -64,6 +64,7 @@ def test_a_killed_job_is_kept_whole(bench: Bench, owner: Facts) -> None:
     assert (job.task, job.task_id, job.app_name) == ("shop.note", "id-1", "shop")
     assert (job.strikes, job.recoveries, job.reason) == (2, 3, "struck out")
     assert [entry["owner"] for entry in job.history] == ["earlier", owner.owner]
+    assert job.history[-1]["strike"] == recovery.blame.value == "exact"
     assert abs(job.died_at - bench.registry.server_time()) < 5000
     assert bench.private(owner) == bench.queue() == []
     assert not bench.client.exists(counters)
