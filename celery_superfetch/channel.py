@@ -186,8 +186,9 @@ class Channel(redis.Channel):
             raw = Delivered(loads(bytes_to_str(claimed.job.payload)))
             raw.claimed = claimed
             raw["properties"]["delivery_info"]["redelivered"] = claimed.redelivered
+            headers = raw["headers"] = raw.get("headers") or {}
             if claimed.redelivered:
-                raw["headers"]["redelivered"] = True
+                headers["redelivered"] = True
             return self.Message(raw, channel=self)
         except Exception:  # whatever a payload can do to a parser must not end the worker
             self.cut_short.quarantine(claimed.job)

@@ -142,6 +142,18 @@ def test_a_recovered_message_is_marked_too(url: str, bench: Bench) -> None:
         assert bench.counters(payload(1)).recoveries == 0, "settled, its counters are cleared"
 
 
+def test_a_message_without_headers_can_be_marked(url: str, bench: Bench) -> None:
+    raw = json.loads(payload(1))
+    del raw["headers"]
+    bench.dead_owner([json.dumps(raw).encode()])
+    bench.reaper().reap()
+    with Inbox(url) as inbox:
+        inbox.receive(1)
+        assert inbox.messages[0].headers["redelivered"] is True
+        inbox.ack_all()
+    assert not list(bench.dead_set)
+
+
 @pytest.mark.parametrize("body", [[], {}, {"a": []}, "ö\x00", None, 1.0, 12345678901234567890])
 def test_a_redelivery_says_what_was_published(url: str, body: Any) -> None:
     """Lua's cjson would make {} of [] and 1.0 of 1: no script may rewrite a message."""
