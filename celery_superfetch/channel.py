@@ -21,7 +21,7 @@ from . import __version__
 from .config import Config
 from .cut_short import CutShort
 from .fetch import Fetch, is_round_robin
-from .job import Claimed, Job, digest
+from .job import EARLIER, Claimed, Job, digest
 from .keys import Keys
 from .lib_name import named
 from .membership import Membership
@@ -187,8 +187,11 @@ class Channel(redis.Channel):
             raw.claimed = claimed
             raw["properties"]["delivery_info"]["redelivered"] = claimed.redelivered
             headers = raw["headers"] = raw.get("headers") or {}
+            headers.pop(EARLIER, None)  # what we say of a delivery, nobody else can say
             if claimed.redelivered:
                 headers["redelivered"] = True
+            if claimed.earlier is not None:
+                headers[EARLIER] = claimed.earlier._asdict()
             return self.Message(raw, channel=self)
         except Exception:  # whatever a payload can do to a parser must not end the worker
             self.cut_short.quarantine(claimed.job)

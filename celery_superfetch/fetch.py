@@ -160,9 +160,7 @@ class Fetch:
         if not claims.registered:  # somebody removes our row faster than we write it
             self.in_flight.requeue(reversed(confirm))
             return
-        for job, mark in zip(confirm, claims.confirmed, strict=True):
-            if mark is not None:
-                self.ready.append(Claimed(job, mark))
+        self.ready.extend(claimed for claimed in claims.confirmed if claimed is not None)
         self.ready.extend(claims.jobs)
         for name, text in claims.errors:
             self._complain(name, text)

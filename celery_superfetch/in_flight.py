@@ -15,9 +15,9 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from .config import Config
-from .job import Claimed, Job, digest, parse
+from .job import Claimed, Earlier, Job, digest, parse
 from .keys import Keys
-from .private_list import ALONE, Claims, PrivateLists
+from .private_list import ALONE, Claims, PrivateLists, earlier_of
 from .returns import STARTED, Returns
 from .scripts import Scripts
 from .signals import LostJob, ownership_lost
@@ -174,11 +174,11 @@ class InFlight:
                 self._settled(acks, replies[0])
             if isinstance(replies[-1], Exception):
                 raise replies[-1]
-            claims = self.lists.claims(owner, lists, replies[-1])
+            claims = self.lists.claims(owner, lists, replies[-1], confirm)
             for claimed in claims.jobs:
                 self._held[claimed.job] = False
-            for job, mark in zip(confirm, claims.confirmed, strict=False):
-                if mark is None:
+            for job, still_ours in zip(confirm, claims.confirmed, strict=False):
+                if still_ours is None:
                     self.let_go(job)
             return claims
 
@@ -192,7 +192,7 @@ class InFlight:
         """The job on probation that has this process for itself."""
         return self._alone if self._alone in self._held else None
 
-    def claim_alone(self, owner: str, queue_list: str) -> Job | None:
+    def claim_alone(self, owner: str, queue_list: str) -> Claimed | None:
         """Claim the next suspect of a queue list, if nothing runs here; None if there is none.
 
         Raises:
@@ -213,7 +213,7 @@ class InFlight:
                 return None
             self._alone = Job(owner, queue_list, reply[1], call.args[-1])
             self._held[self._alone] = False
-            return self._alone
+            return Claimed(self._alone, earlier_of(reply[2]))
 
     def ack(self, claimed: Claimed) -> None:
         """Settle a job with the next ``claim`` or ``flush``; one given back is not ours."""
@@ -354,7 +354,7 @@ class InFlight:
                 self._held[job] = False
                 if lately[_trace(job)] > 0:
                     lately[_trace(job)] -= 1
-                    self._acks.append(Claimed(job, redelivered=True))
+                    self._acks.append(Claimed(job, Earlier()))
                 else:
                     back.append(job)
                     self._given_back[job[:3]] = now

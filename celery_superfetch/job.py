@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from hashlib import sha1
 from typing import Any, NamedTuple
 
+#: Header of a delivery, and so a task's ``self.request.superfetch``: its ``Earlier`` as a dict.
+EARLIER = "superfetch"
+
 
 class Job(NamedTuple):
     """One job in flight: whose it is, the list it came from and its exact bytes.
@@ -29,11 +32,24 @@ class Job(NamedTuple):
         return f"{name}[{envelope.task_id or digest(self.payload)}]"
 
 
+class Earlier(NamedTuple):
+    """What ended the earlier deliveries of a job, as far as its counters remember."""
+
+    recoveries: int = 0
+    strikes: int = 0
+    requeues: int = 0
+
+
 class Claimed(NamedTuple):
-    """A claimed job and whether it was delivered before."""
+    """A claimed job and its earlier deliveries; None: nobody remembers any."""
 
     job: Job
-    redelivered: bool
+    earlier: Earlier | None = None
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether it was delivered before."""
+        return self.earlier is not None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 from redis import Redis
 
 from .config import Config
-from .job import Claimed, Job, digest
+from .job import Claimed, Earlier, Job, digest
 from .keys import Keys
 from .recovery import Running
 from .scripts import Call
@@ -18,6 +18,9 @@ from .scripts import Call
 #: Bytes one claim takes at most, but for the job that passes the mark. It bounds the reply,
 #: and so the time the server and the consumer's loop spend on one claim.
 CLAIM_BYTES = 4 * 1024 * 1024
+
+#: The mark of a job that is no longer the caller's.
+GONE = -1
 
 
 #: Field of the running jobs that names the claim which has its process for itself, and the
@@ -32,8 +35,8 @@ class Claims:
     #: False: the owner is not registered (any more); nothing was claimed.
     registered: bool
     jobs: tuple[Claimed, ...] = ()
-    #: For each job to confirm: delivered before or not, or None when it is ours no longer.
-    confirmed: tuple[bool | None, ...] = ()
+    #: For each job to confirm: the claim, or None when it is ours no longer.
+    confirmed: tuple[Claimed | None, ...] = ()
     #: Queue list -> error text, where a list could not be read.
     errors: tuple[tuple[str, str], ...] = ()
 
@@ -70,7 +73,9 @@ class PrivateLists:
             args += [lists.index(job.queue_list) + 1, job.payload]
         return Call("claim", [keys.owners, keys.recovered, *pairs], args)
 
-    def claims(self, owner: str, lists: Sequence[str], reply: Any) -> Claims:
+    def claims(
+        self, owner: str, lists: Sequence[str], reply: Any, confirm: Sequence[Job] = ()
+    ) -> Claims:
         """Read the reply to ``claim``."""
         if reply[0] != b"ok":
             return Claims(registered=False)
@@ -78,10 +83,15 @@ class PrivateLists:
         return Claims(
             registered=True,
             jobs=tuple(
-                Claimed(self.job(owner, lists[int(rows[i]) - 1], rows[i + 1]), bool(rows[i + 2]))
+                Claimed(
+                    self.job(owner, lists[int(rows[i]) - 1], rows[i + 1]), earlier_of(rows[i + 2])
+                )
                 for i in range(0, len(rows), 3)
             ),
-            confirmed=tuple(None if mark < 0 else bool(mark) for mark in marks),
+            confirmed=tuple(
+                None if mark == GONE else Claimed(job, earlier_of(mark))
+                for job, mark in zip(confirm, marks, strict=False)
+            ),
             errors=tuple(
                 (lists[int(errors[i]) - 1], errors[i + 1].decode(errors="replace"))
                 for i in range(0, len(errors), 2)
@@ -100,14 +110,15 @@ class PrivateLists:
                 keys.probation(queue_list),
                 keys.private(owner, queue_list),
             ],
-            [owner, queue_list, f"{next(self._claim_ids):x}"],
+            [owner, queue_list, keys.recoveries_prefix, f"{next(self._claim_ids):x}"],
         )
 
     def ack(self, jobs: Sequence[Claimed]) -> Call:
         """The call that settles jobs, and clears the counters of those delivered before."""
         keys: list[str] = []
         args: list[Any] = []
-        for job, counted in jobs:
+        for claimed in jobs:
+            job, counted = claimed.job, claimed.redelivered
             private = self.keys.private(job.owner, job.queue_list)
             # Without counters any key that the user may touch holds the place.
             counters = self.keys.recoveries(digest(job.payload)) if counted else private
@@ -177,3 +188,8 @@ class PrivateLists:
             for (owner, _), size in zip(rows, pipe.execute(), strict=True):
                 sizes[owner] = sizes.get(owner, 0) + int(size)
         return sizes
+
+
+def earlier_of(mark: Any) -> Earlier | None:
+    """Read the mark of a claimed job: 0, or its counts, each of which may be missing."""
+    return Earlier(*(int(count or 0) for count in mark)) if isinstance(mark, list) else None

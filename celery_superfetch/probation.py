@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 from kombu.log import get_logger
 
-from .job import Claimed
-
 if TYPE_CHECKING:
     from .fetch import Fetch
 
@@ -72,15 +70,15 @@ class Probation:
 
     def _take(self, queue_list: str) -> bool:
         membership = self.fetch.membership
-        job = self.in_flight.claim_alone(membership.owner, queue_list)
-        if job is None:
+        claimed = self.in_flight.claim_alone(membership.owner, queue_list)
+        if claimed is None:
             return False
         self._others_first = True
-        self.fetch.ready.append(Claimed(job, redelivered=True))
+        self.fetch.ready.append(claimed)
         logger.warning(
             "Job %s is on probation: it runs alone in this process now, since it may be the one "
             "that killed others. Other jobs wait until it has ended.",
-            job.title,
+            claimed.job.title,
         )
         return True
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from celery import Celery
+from celery.app.task import Context
 from celery.exceptions import Reject, TimeLimitExceeded
 from celery.utils.log import get_logger
 from celery.worker import state
@@ -14,11 +15,16 @@ from redis.exceptions import RedisError
 
 from .announcing import Announcer
 from .channel import Channel
+from .job import EARLIER
 from .poison_pill import limits_of
 from .start import STILL_OURS, NotStarted
 from .stopping import Returnable, request_attributes, told_to_stop
 
 logger = get_logger(__name__)
+
+
+#: Headers that say something of one delivery, and nothing of the job.
+OF_THE_DELIVERY = frozenset({EARLIER, "redelivered"})
 
 
 class CountedRequest:
@@ -32,6 +38,15 @@ class CountedRequest:
     _cut_short = ""
     #: The job is in the dead set.
     _killed = False
+
+    def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(message, *args, **kwargs)  # type: ignore[call-arg]
+        request = self._request_dict  # type: ignore[attr-defined]
+        if not OF_THE_DELIVERY.isdisjoint(request):
+            # Celery takes what it does not know for headers of the user's, and sends those on
+            # with the retries of the task, where they would tell of another job.
+            custom = Context(request).headers or {}
+            request["headers"] = {k: v for k, v in custom.items() if k not in OF_THE_DELIVERY}
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         # A task's own Reject is on purpose; anything else that ends in a requeue is a child

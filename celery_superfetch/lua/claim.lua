@@ -4,8 +4,8 @@
 -- ARGV: owner, most jobs, most bytes, prefix of counters, lists to take from in turn,
 --       number of jobs to confirm, then list number and payload of each of those
 -- Returns: {"unregistered"}; or {"ok", marks, jobs, errors} with marks[i] = -1 (no longer
---       the caller's), 0 (new) or 1 (delivered before), jobs = {list number, payload, mark,
---       ...} and errors = {list number, text, ...}
+--       the caller's), 0 (has no counters) or its {recoveries, strikes, requeues}, jobs =
+--       {list number, payload, mark, ...} and errors = {list number, text, ...}
 -- Crash: the jobs are in the private lists of a registered owner. A lost reply is found
 --       there by the caller, or by the reaper after its death.
 local owners, flag = KEYS[1], KEYS[2]
@@ -15,7 +15,9 @@ if not redis.call('ZSCORE', owners, owner) then return {'unregistered'} end
 local counted = redis.call('EXISTS', flag) == 1
 local function mark(payload)
   if not counted then return 0 end
-  return redis.call('EXISTS', counters .. redis.sha1hex(payload))
+  local key = counters .. redis.sha1hex(payload)
+  if redis.call('EXISTS', key) == 0 then return 0 end
+  return redis.call('HMGET', key, 'recoveries', 'strikes', 'requeues')
 end
 
 local marks = {}

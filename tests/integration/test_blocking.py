@@ -84,7 +84,7 @@ def test_a_reply_that_another_thread_overtook_is_not_believed(bench: Bench) -> N
     assert not held.take(second, second_asked), "there once, and had by now"
     assert bench.private(mine) == [raw]
 
-    held.ack(Claimed(first, False))
+    held.ack(Claimed(first))
     held.flush()
     bench.push("mail", raw)
     third, asked = blmove()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_superfetch.job import Claimed, Job, digest
+from celery_superfetch.job import Claimed, Earlier, Job, digest
 from celery_superfetch.private_list import CLAIM_BYTES, Claims
 from parts.bench import Bench, payload
 
@@ -110,7 +110,8 @@ def test_what_a_blocking_read_brought_is_confirmed_or_not(bench: Bench) -> None:
     brought = [Job(owner.owner, "mail", raw) for raw in (b"mine", b"taken away", b"counted")]
     bench.push("mail", b"next")
     claims = bench.claim(owner, most=1, confirm=brought)
-    assert claims.confirmed == (False, None, True)
+    counted = Claimed(brought[2], Earlier(recoveries=1))
+    assert claims.confirmed == (Claimed(brought[0]), None, counted)
     assert names(claims) == [b"next"]
 
 
@@ -121,8 +122,9 @@ def test_a_job_that_was_delivered_before_is_marked(bench: Bench) -> None:
     bench.run(bench.lists.requeue([first.job], "front", 0))
     bench.push("mail", b"2")
     again, other = bench.claim(owner).jobs
-    assert (again.job.payload, again.redelivered) == (b"1", True)
-    assert (other.job.payload, other.redelivered) == (b"2", False)
+    assert (again.job.payload, again.earlier) == (b"1", Earlier(requeues=1))
+    assert (other.job.payload, other.earlier) == (b"2", None)
+    assert (again.redelivered, other.redelivered) == (True, False)
 
 
 def test_a_key_of_another_type_is_reported_and_the_others_are_served(bench: Bench) -> None:
@@ -151,7 +153,7 @@ def test_payloads_are_bytes(bench: Bench) -> None:
 def test_an_ack_settles_one_job_and_says_how_many(bench: Bench) -> None:
     owner = bench.owner()
     one, two = bench.claimed(owner, b"1", b"2")
-    gone = Claimed(Job(owner.owner, "mail", b"never claimed"), False)
+    gone = Claimed(Job(owner.owner, "mail", b"never claimed"))
     assert bench.run(bench.lists.ack([two, gone, one])) == [1, 0, 1]
     assert bench.run(bench.lists.ack([one])) == [0]
 
@@ -178,7 +180,7 @@ def test_an_ack_that_finds_nothing_clears_no_counters(bench: Bench) -> None:
     """The job is somebody else's by now, and so is its history."""
     counters = bench.keys.recoveries(digest(b"1"))
     bench.client.hset(counters, "strikes", 2)
-    gone = Claimed(Job("h|1|n", "mail", b"1"), True)
+    gone = Claimed(Job("h|1|n", "mail", b"1"), Earlier(strikes=2))
     assert bench.run(bench.lists.ack([gone])) == [0]
     assert bench.client.hgetall(counters) == {b"strikes": b"2"}
 
@@ -188,7 +190,7 @@ def test_an_ack_acts_on_its_own_owners_list_alone(bench: Bench) -> None:
     late, owner = bench.owner(), bench.owner()
     bench.give(late.owner, "mail", [])
     [claimed] = bench.claimed(owner, payload(1))
-    copy = Claimed(claimed.job._replace(owner=late.owner), False)
+    copy = Claimed(claimed.job._replace(owner=late.owner))
     assert bench.run(bench.lists.ack([copy])) == [0]
     assert bench.private(owner) == [payload(1)]
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from celery_superfetch.facts import Facts
-from celery_superfetch.job import Claimed, Job, digest
+from celery_superfetch.job import Earlier, Job, digest
 from celery_superfetch.recovery import Blame, Counters
 from harness.waiting import eventually
 from parts.bench import Bench, payload
@@ -164,7 +164,7 @@ def test_a_recovered_job_is_delivered_as_a_redelivered_one(bench: Bench) -> None
     recover(bench, reaped(bench, JOB), [JOB])
     [claimed] = bench.claim(bench.owner()).jobs
     assert claimed.job.payload == JOB, "byte for byte"
-    assert claimed.redelivered
+    assert claimed.earlier == Earlier(recoveries=1, strikes=1)
 
 
 def test_the_expiry_of_the_queue_is_renewed(bench: Bench) -> None:
@@ -214,10 +214,12 @@ def test_probation_lasts_until_the_job_is_settled(bench: Bench) -> None:
     assert bench.on_probation() == [JOB]
     # It ends well.
     me = bench.owner()
-    assert bench.in_flight.claim_alone(me.owner, "mail")
-    job = bench.in_flight.alone
-    assert job is not None
-    bench.in_flight.ack(Claimed(job, redelivered=True))
+    claimed = bench.in_flight.claim_alone(me.owner, "mail")
+    assert claimed is not None
+    assert claimed.job == bench.in_flight.alone
+    assert claimed.earlier is not None
+    assert claimed.earlier.recoveries == bench.counters(JOB).recoveries > 0
+    bench.in_flight.ack(claimed)
     bench.in_flight.flush()
     assert bench.in_flight.alone is None
     assert bench.counters(JOB) == Counters()

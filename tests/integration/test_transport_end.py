@@ -138,6 +138,8 @@ def test_a_recovered_message_is_marked_too(url: str, bench: Bench) -> None:
     with Inbox(url) as inbox:
         inbox.receive(1)
         assert inbox.messages[0].delivery_info["redelivered"] is True
+        counts = {"recoveries": 1, "strikes": 0, "requeues": 0}
+        assert inbox.messages[0].headers["superfetch"] == counts
         inbox.ack_all()
         assert bench.counters(payload(1)).recoveries == 0, "settled, its counters are cleared"
 
@@ -152,6 +154,14 @@ def test_a_message_without_headers_can_be_marked(url: str, bench: Bench) -> None
         assert inbox.messages[0].headers["redelivered"] is True
         inbox.ack_all()
     assert not list(bench.dead_set)
+
+
+def test_what_a_message_says_of_its_deliveries_is_not_believed(url: str, bench: Bench) -> None:
+    bench.push("mail", payload(1, superfetch={"strikes": 7}))
+    with Inbox(url) as inbox:
+        inbox.receive(1)
+        assert "superfetch" not in inbox.messages[0].headers
+        inbox.ack_all()
 
 
 @pytest.mark.parametrize("body", [[], {}, {"a": []}, "ö\x00", None, 1.0, 12345678901234567890])

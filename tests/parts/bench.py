@@ -175,7 +175,7 @@ class Bench:
     ) -> Claims:
         name = owner if isinstance(owner, str) else owner.owner
         reply = self.run(self.lists.claim(name, lists, most, turn, confirm))
-        return self.lists.claims(name, lists, reply)
+        return self.lists.claims(name, lists, reply, confirm)
 
     def claimed(self, owner: Facts, *payloads: bytes, queue: str = "mail") -> list[Claimed]:
         """Publish and claim jobs."""
