@@ -21,7 +21,7 @@ from . import __version__
 from .config import Config
 from .cut_short import CutShort
 from .fetch import Fetch, is_round_robin
-from .job import EARLIER, Claimed, Job, digest
+from .job import EARLIER, Carried, Claimed, Earlier, Job, digest
 from .keys import Keys
 from .lib_name import named
 from .membership import Membership
@@ -188,10 +188,11 @@ class Channel(redis.Channel):
             raw["properties"]["delivery_info"]["redelivered"] = claimed.redelivered
             headers = raw["headers"] = raw.get("headers") or {}
             headers.pop(EARLIER, None)  # what we say of a delivery, nobody else can say
+            strikes = Carried.of(headers).strikes
             if claimed.redelivered:
                 headers["redelivered"] = True
-            if claimed.earlier is not None:
-                headers[EARLIER] = claimed.earlier._asdict()
+            if claimed.redelivered or strikes:
+                headers[EARLIER] = (claimed.earlier or Earlier()).told(strikes)
             return self.Message(raw, channel=self)
         except Exception:  # whatever a payload can do to a parser must not end the worker
             self.cut_short.quarantine(claimed.job)

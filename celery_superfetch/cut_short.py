@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from .dead_set import DeadJob, DeadSet, dead_job
 from .in_flight import InFlight
-from .job import Job, digest, parse
+from .job import Carried, Envelope, Job, digest, parse
 from .recoveries import Recoveries
 from .recovery import Blame, Decision, Limits, Recovery
 from .signals import ask, job_killed, job_recovered
@@ -56,6 +57,67 @@ class CutShort:
         self._settle_otherwise(job)
         return None
 
+    def sent_anew(
+        self,
+        job: Job,
+        reason: str,
+        sender: Any,
+        limits: Limits | None = None,
+        *,
+        blame: Blame,
+        settled: bool,
+    ) -> Carried | DeadJob | None:
+        """Judge a job whose pool child was lost, and that is about to be sent as a new message.
+
+        Whoever asked announces its death.
+
+        Arguments:
+            limits: as for ``recover_or_kill``.
+            blame: NONE when the loss is nobody's fault.
+            settled: it was acked before it ran, so there is nothing left to move.
+
+        Returns:
+            what the new message has to carry; the dead job, if this was its last strike; None
+            when it must not be sent: it was taken away, or it is settled and out of strikes.
+
+        Raises:
+            redis.exceptions.RedisError: the server cannot be asked; nothing has changed.
+        """
+        for _ in range(DECISIONS):
+            if not (settled or self._is_ours(job)):
+                return None
+            now = self._now()
+            envelope = parse(job.payload)
+            carried = envelope.carried.within(self.config.strike_window, now)
+            envelope = replace(envelope, carried=carried)
+            recovery = self._recovery(job, reason, blame, limits, envelope)
+            if blame is Blame.NONE or ask(recovery, sender) is not Decision.KILL:
+                break
+            if settled:
+                return None
+            if self._carry_out(recovery, kill=True):
+                return dead_job(recovery, reason)
+        history = recovery.history
+        if blame is not Blame.NONE:
+            owner = job.owner
+            history += ({"owner": owner, "reason": reason, "strike": blame.value, "at": now},)
+        since = carried.since or next((entry["at"] for entry in history if "at" in entry), now)
+        return Carried(recovery.strikes, since, history)
+
+    def _now(self) -> int:
+        return self.in_flight.lists.client.time()[0]
+
+    def _is_ours(self, job: Job) -> bool:
+        """Whether a job is still in its private list; announces one that was taken away."""
+        if not self.in_flight.holds(job):
+            return False
+        lists = self.in_flight.lists
+        private = lists.keys.private(job.owner, job.queue_list)
+        if lists.client.lpos(private, cast("str", job.payload)) is None:
+            self.in_flight.let_go(job)
+            return False
+        return True
+
     def quarantine(self, job: Job) -> None:
         """Move a payload that is no message to the dead set: delivering it would end us.
 
@@ -85,11 +147,16 @@ class CutShort:
         self.in_flight.requeue([job])
 
     def _recovery(
-        self, job: Job, reason: str, blame: Blame, limits: Limits | None = None
+        self,
+        job: Job,
+        reason: str,
+        blame: Blame,
+        limits: Limits | None = None,
+        envelope: Envelope | None = None,
     ) -> Recovery:
         return Recovery.of(
             job,
-            parse(job.payload),
+            envelope or parse(job.payload),
             self.recoveries.counters([digest(job.payload)])[0],
             reason=reason,
             app_name=self.config.app_name,

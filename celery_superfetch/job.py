@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from hashlib import sha1
 from typing import Any, NamedTuple
 
 #: Header of a delivery, and so a task's ``self.request.superfetch``: its ``Earlier`` as a dict.
 EARLIER = "superfetch"
+
+#: Header of a message that Celery sent because the last one's pool child was lost.
+CARRIED = "superfetch_strikes"
+
+#: The latest few are enough to tell the story; a header must not grow without bound.
+HISTORY = 20
 
 
 class Job(NamedTuple):
@@ -36,8 +43,14 @@ class Earlier(NamedTuple):
     """What ended the earlier deliveries of a job, as far as its counters remember."""
 
     recoveries: int = 0
-    strikes: int = 0
+    #: None: not recorded, so what the message carries counts.
+    strikes: int | None = None
     requeues: int = 0
+
+    def told(self, carried: int) -> dict[str, Any]:
+        """As a task sees it; ``carried`` are the strikes that its message brings."""
+        strikes = carried if self.strikes is None else self.strikes
+        return {**self._asdict(), "strikes": strikes}
 
 
 class Claimed(NamedTuple):
@@ -52,6 +65,37 @@ class Claimed(NamedTuple):
         return self.earlier is not None
 
 
+class Carried(NamedTuple):
+    """Strikes that a job brings from the message before: it has other bytes, so other counters."""
+
+    strikes: int = 0
+    #: Time of the first one (server s).
+    since: float = 0
+    #: As in ``Counters``.
+    history: tuple[Mapping[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, headers: Mapping[str, Any]) -> Carried:
+        """Read a message's headers; what makes no sense counts for nothing."""
+        raw = headers.get(CARRIED)
+        if not isinstance(raw, dict):
+            return cls()
+        strikes, since, history = (raw.get(name) for name in cls._fields)
+        if not isinstance(strikes, int) or not isinstance(since, (int, float)) or strikes < 1:
+            return cls()
+        entries = history if isinstance(history, list) else []
+        return cls(strikes, since, tuple(entry for entry in entries if isinstance(entry, dict)))
+
+    def within(self, window: float, now: float) -> Carried:
+        """The same, or nothing once the window is over."""
+        return self if now - self.since <= window else Carried()
+
+    def headers(self) -> dict[str, Any]:
+        """For the message that carries it on; none when there is nothing to carry."""
+        latest = list(self.history[-HISTORY:])
+        return {CARRIED: {**self._asdict(), "history": latest}} if self.strikes else {}
+
+
 @dataclass(frozen=True)
 class Envelope:
     """What a payload says of itself; ``message`` is None where it is not a kombu message."""
@@ -59,6 +103,7 @@ class Envelope:
     message: dict[str, Any] | None = None
     task: str | None = None
     task_id: str | None = None
+    carried: Carried = field(default_factory=Carried)
 
 
 def digest(payload: bytes) -> str:
@@ -75,10 +120,12 @@ def parse(payload: bytes) -> Envelope:
         properties["delivery_info"]["routing_key"]
         headers = message.get("headers") or {}
         task, task_id = headers.get("task"), headers.get("id")
+        carried = Carried.of(headers)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Envelope()
     return Envelope(
         message,
         task if isinstance(task, str) else None,
         task_id if isinstance(task_id, str) else properties.get("correlation_id"),
+        carried,
     )

@@ -192,4 +192,8 @@ class PrivateLists:
 
 def earlier_of(mark: Any) -> Earlier | None:
     """Read the mark of a claimed job: 0, or its counts, each of which may be missing."""
-    return Earlier(*(int(count or 0) for count in mark)) if isinstance(mark, list) else None
+    if not isinstance(mark, list):
+        return None
+    recoveries, strikes, requeues = mark
+    recorded = None if strikes is None else int(strikes)
+    return Earlier(int(recoveries or 0), recorded, int(requeues or 0))

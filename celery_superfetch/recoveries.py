@@ -36,6 +36,7 @@ class Recoveries:
                 int(count or 0),
                 tuple(json.loads(history or b"[]")),
                 bool(probation),
+                recorded=strikes is not None,
             )
             for strikes, count, history, probation in rows
         ]

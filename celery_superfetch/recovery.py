@@ -40,6 +40,12 @@ class Counters:
     history: tuple[Mapping[str, Any], ...] = ()
     #: It is on probation until it is settled: it runs with nothing beside it.
     probation: bool = False
+    #: Strikes were recorded: they began with those that the message carries.
+    recorded: bool = field(default=False, compare=False)
+
+    def strikes_after(self, carried: int) -> int:
+        """Strikes so far of a message that carries some."""
+        return self.strikes or (0 if self.recorded else carried)
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ class Recovery:
     ) -> Recovery:
         """The recovery of ``job`` after ``counters``."""
         limit = limits.strikes(envelope.task)
-        strikes = _strikes(counters.strikes, blame, limit)
+        strikes = _strikes(counters.strikes_after(envelope.carried.strikes), blame, limit)
         recoveries = counters.recoveries + 1
         return cls(
             job=job,
@@ -119,7 +125,7 @@ class Recovery:
             blame=blame,
             strikes=strikes,
             recoveries=recoveries,
-            history=counters.history,
+            history=(*envelope.carried.history, *counters.history),
             limit=limit,
             probation=limit is not None
             and (

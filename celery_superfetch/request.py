@@ -15,8 +15,11 @@ from redis.exceptions import RedisError
 
 from .announcing import Announcer
 from .channel import Channel
-from .job import EARLIER
+from .dead_set import DeadJob
+from .job import CARRIED, EARLIER, Carried
 from .poison_pill import limits_of
+from .qos import claim_of
+from .recovery import Blame
 from .start import STILL_OURS, NotStarted
 from .stopping import Returnable, request_attributes, told_to_stop
 
@@ -24,7 +27,7 @@ logger = get_logger(__name__)
 
 
 #: Headers that say something of one delivery, and nothing of the job.
-OF_THE_DELIVERY = frozenset({EARLIER, "redelivered"})
+OF_THE_DELIVERY = frozenset({EARLIER, CARRIED, "redelivered"})
 
 
 class CountedRequest:
@@ -165,8 +168,12 @@ class CountedRequest:
         message, app = self.message, self._app  # type: ignore[attr-defined]
         limits = limits_of(app)
         dead = message.channel.recover_or_kill(message.delivery_tag, reason, app, limits)
-        if dead is None:
-            return
+        if dead is not None:
+            self._bury(dead, reason)
+
+    def _bury(self, dead: DeadJob, reason: str) -> None:
+        """The job is in the dead set: say so, and tell its caller."""
+        message, app = self.message, self._app  # type: ignore[attr-defined]
         self._killed = True
         logger.error(
             "Job %s[%s] was killed after %d strikes (%s). It is whole in the dead set as %s: "
@@ -181,6 +188,57 @@ class CountedRequest:
             Announcer(app, message.channel.cut_short.dead_set.client)(dead)
         except Exception:  # a later pass of the reaper announces it
             logger.exception("The caller of killed job %s could not be told yet.", dead.id)
+
+    def _retry_worker_lost(self, exc: BaseException, exc_info: Any) -> bool:
+        """Celery 5.7 (``task_retry_on_worker_lost``) sends a job whose child was lost anew.
+
+        The new message has other bytes, so no counters: the strikes go with it in a header, and
+        at the last one the job is killed instead.
+
+        Returns:
+            False: it was not sent, and Celery goes on as without that setting.
+        """
+        claimed, late = claim_of(self), self.task.acks_late  # type: ignore[attr-defined]
+        if claimed is None:
+            return bool(super()._retry_worker_lost(exc, exc_info))  # type: ignore[misc]
+        message, app = self.message, self._app  # type: ignore[attr-defined]
+        context = self._context  # type: ignore[attr-defined]
+        innocent = told_to_stop() or self._already_cancelled  # type: ignore[attr-defined]
+        if innocent and late and self.task.reject_on_worker_lost:  # type: ignore[attr-defined]
+            return False  # it goes back as it is: no strike, and none of its retries either
+        try:
+            judged = message.channel.cut_short.sent_anew(
+                claimed.job,
+                self._cut_short,
+                app,
+                limits_of(app),
+                blame=Blame.NONE if innocent else Blame.EXACT,
+                settled=not late,
+            )
+        except (RedisError, OSError) as error:
+            # A job that goes back to its queue instead is counted when the server answers.
+            logger.warning("Job %s cannot be sent anew now: %s", self, error)
+            return False
+        if isinstance(judged, Carried):
+            own = context.headers
+            context.headers = {**(own or {}), **judged.headers()} or None
+            try:
+                return bool(super()._retry_worker_lost(exc, exc_info))  # type: ignore[misc]
+            finally:
+                context.headers = own
+        if not late:
+            logger.error(
+                "Job %s was not sent anew after its last strike (%s). It was acked before it "
+                "ran, so it is not in the dead set: it has failed.",
+                self,
+                self._cut_short,
+            )
+            return False
+        self.acknowledged = True
+        message.channel.qos._quick_ack(message.delivery_tag)
+        if judged is not None:
+            self._bury(judged, self._cut_short)
+        return True
 
 
 def use_our_request(app: Celery, pool: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_superfetch.job import Envelope, Job, digest, parse
+from celery_superfetch.job import Carried, Envelope, Job, digest, parse
 
 
 def message(**changes: Any) -> dict[str, Any]:
@@ -52,6 +52,48 @@ def test_names_that_are_no_text_are_not_names() -> None:
     assert envelope.message is not None
     assert envelope.task is None
     assert envelope.task_id == "id-1"
+
+
+def test_strikes_that_a_message_carries_are_read() -> None:
+    strikes = Carried(2, 1000, ({"owner": "h|1|n"}, {"owner": "h|2|n"}))
+    headers = {"task": "shop.add", **strikes.headers()}
+    assert parse(payload(headers=headers)).carried == strikes
+    assert Carried().headers() == {}, "none, none said"
+    assert strikes.within(10, now=1010) == strikes
+    assert strikes.within(10, now=1011) == Carried(), "the window is over"
+
+
+def test_only_the_latest_strikes_are_carried_whole() -> None:
+    strikes = Carried(25, 1, tuple({"at": n} for n in range(25)))
+    (told,) = strikes.headers().values()
+    assert told["strikes"] == 25
+    assert [entry["at"] for entry in told["history"]] == list(range(5, 25))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        7,
+        [],
+        {},
+        {"strikes": "2", "since": 1, "history": []},
+        {"strikes": -2, "since": 1, "history": []},
+        {"strikes": 2, "since": None, "history": []},
+    ],
+    ids=repr,
+)
+def test_strikes_that_make_no_sense_count_for_nothing(header: Any) -> None:
+    envelope = parse(payload(headers={"task": "shop.add", "superfetch_strikes": header}))
+    assert envelope.task == "shop.add", "and the message is a message"
+    assert envelope.carried == Carried()
+
+
+@pytest.mark.parametrize("history", [None, 7, [7, None]], ids=repr)
+def test_a_history_that_makes_no_sense_is_none(history: Any) -> None:
+    header = {"strikes": 2, "since": 1, "history": history}
+    envelope = parse(payload(headers={"superfetch_strikes": header}))
+    assert envelope.carried == Carried(2, 1, ())
 
 
 JUNK = {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from celery_superfetch.job import Envelope, Job, digest
+from celery_superfetch.job import Carried, Envelope, Job, digest
 from celery_superfetch.recovery import (
     Blame,
     Counters,
@@ -125,6 +127,19 @@ def test_a_lower_limit_takes_no_strike_back() -> None:
     known = recovery(counters=Counters(strikes=7), blame=Blame.SUSPECT)
     assert known.strikes == 7
     assert decide(known) is Decision.RECOVER, "it was a suspect again, and no more"
+
+
+def test_strikes_that_the_message_carries_count() -> None:
+    carried = Carried(strikes=2, since=1, history=({"at": 1},))
+    struck = replace(KNOWN, carried=carried)
+    first = recovery(struck, Counters(recoveries=4))
+    assert (first.strikes, first.recoveries) == (3, 5)
+    assert first.history == ({"at": 1},)
+    later = recovery(struck, Counters(3, 5, ({"at": 2},), recorded=True))
+    assert later.strikes == 4, "the counters began with what it carries"
+    assert later.history == ({"at": 1}, {"at": 2})
+    forgiven = recovery(struck, Counters(recorded=True))
+    assert forgiven.strikes == 1
 
 
 def test_a_recovery_knows_its_job_by_name_and_by_digest() -> None:
