@@ -14,7 +14,7 @@ from celery import Celery
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from apps.batches import Batches
-from apps.build import build_app
+from apps.build import OWNER_PID, build_app
 from harness.ledger import Ledger
 
 if os.environ.get("FEATURES_WITHOUT_PULSE"):  # the control: what gevent does to the heart
@@ -28,6 +28,13 @@ ON_TIMEOUT = (
     if hasattr(celery.app.task.Task, "acks_on_timeout")
     else "acks_on_failure_or_timeout"
 )
+
+
+class Unsent(celery.app.task.Task):
+    """A task that Celery cannot send anew."""
+
+    def signature_from_request(self, *args: Any, **kwargs: Any) -> Any:
+        raise ConnectionError("no way to send it")
 
 
 def add_features(app: Celery, ledger_url: str) -> None:
@@ -82,6 +89,30 @@ def add_features(app: Celery, ledger_url: str) -> None:
         self.apply_async((f"child of {job}",), queue="elsewhere")
         request = self.request
         return [request.get("superfetch"), request.delivery_info["redelivered"], request.headers]
+
+    def dies(self: Any, job: str, *ways: str) -> None:
+        """Each run sees its strikes, and ends in its own way; the last way is that of the rest."""
+        book = started(job)
+        book.gave_up(job, f"saw {(self.request.get('superfetch') or {}).get('strikes', 0)}")
+        run = len(book.starts()[job])
+        way = ways[min(run, len(ways)) - 1]
+        if way == "child":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif way == "owner":
+            os.kill(OWNER_PID, signal.SIGKILL)
+            time.sleep(30)
+        elif way == "retry":
+            raise self.retry()
+
+    # For Celery 5.7's `task_retry_on_worker_lost`.
+    dying = {"max_retries": None, "default_retry_delay": 0}
+    task(bind=True, **dying)(dies)
+    for name, options in {
+        "dies_once_more": {"max_retries": 1},
+        "dies_early": {"acks_late": False},
+        "dies_unsent": {"base": Unsent},
+    }.items():
+        app.task(name=f"features.{name}", shared=False, bind=True, **{**dying, **options})(dies)
 
     @task()
     def ignore(job: str) -> None:
