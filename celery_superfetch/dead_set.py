@@ -237,9 +237,14 @@ class DeadSet:
                 keys.recoveries(job.digest),
                 keys.stats,
                 keys.lock(f"retry:{job.id}"),
+                keys.recovered,
             ],
-            [job.id, job.payload, expires],
+            [job.id, job.payload, expires, self._forgiven(job)],
         )
+
+    def _forgiven(self, job: DeadJob) -> int:
+        """Seconds for which the strikes that a payload carries do not count; 0 if it has none."""
+        return int(self.config.strike_window) if parse(job.payload).carried.strikes else 0
 
     def delete(self, *ids: str) -> int:
         """Delete jobs for good; the number that were there."""

@@ -1,12 +1,14 @@
 -- Puts one job of the dead set back on a queue, as if it were new.
 -- KEYS: dead set, dead jobs, junk, unannounced, public queue list, the job's counters, stats,
---       lock of those who retry it
--- ARGV: job id, payload, ms of the queue's x-expires (0: none that we know of)
+--       lock of those who retry it, flag
+-- ARGV: job id, payload, ms of the queue's x-expires (0: none that we know of), seconds for
+--       which the strikes that the payload carries are forgiven (0: it carries none)
 -- Returns: 1, or 0 when the job is no longer in the dead set
 -- Crash: the job is in exactly one of the two.
-local dead, jobs, junk, unannounced, queue, counters, stats, lock =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local id, payload, expires = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local dead, jobs, junk, unannounced, queue, counters, stats, lock, flag =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local id, payload = ARGV[1], ARGV[2]
+local expires, forgiven = tonumber(ARGV[3]), tonumber(ARGV[4])
 redis.call('DEL', lock)
 local kind = redis.call('TYPE', queue).ok
 if kind ~= 'list' and kind ~= 'none' then
@@ -21,6 +23,12 @@ redis.call('ZREM', dead, id)
 redis.call('ZREM', junk, id)
 redis.call('SREM', unannounced, id)
 redis.call('DEL', counters)
+if forgiven > 0 then
+  -- What is recorded counts, and not what the payload says.
+  redis.call('HSET', counters, 'strikes', 0)
+  redis.call('EXPIRE', counters, forgiven)
+  redis.call('SET', flag, 1, 'EX', forgiven)
+end
 redis.call('LPUSH', queue, payload)
 if expires > 0 then redis.call('PEXPIRE', queue, expires) end
 redis.call('HINCRBY', stats, 'retried', 1)

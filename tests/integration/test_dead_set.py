@@ -12,7 +12,7 @@ from celery_superfetch.dead_job import DeadFilter, DeadJob, dead_job
 from celery_superfetch.dead_set import BATCH, JUNK_LIMIT
 from celery_superfetch.errors import JobNotFound
 from celery_superfetch.facts import Facts
-from celery_superfetch.job import Job, digest
+from celery_superfetch.job import Carried, Earlier, Job, digest
 from celery_superfetch.recovery import Counters, Recovery
 from parts.bench import Bench, payload
 
@@ -169,6 +169,20 @@ def test_a_retried_job_is_as_new(bench: Bench, owner: Facts) -> None:
     assert bench.dead_set.size() == 0
     assert bench.dead_set.unannounced() == []
     assert bench.stat("retried") == 1
+
+
+def test_strikes_that_a_retried_job_carries_are_forgiven(bench: Bench, owner: Facts) -> None:
+    raw = payload(1, **Carried(2, 1, ({"owner": "h|1|n"},)).headers())
+    kill(bench, owner, raw)
+    [job] = bench.dead_set
+    assert job.strikes == 3
+    assert bench.dead_set.retry(job)
+    [again] = bench.claim(bench.owner()).jobs
+    assert again.job.payload == raw, "byte for byte"
+    assert again.earlier == Earlier(strikes=0)
+    assert bench.recovery(again.job).strikes == 1, "not 3 again at once"
+    bench.run(bench.lists.ack([again]))
+    assert bench.counters(raw) == Counters()
 
 
 def test_a_job_is_retried_once(bench: Bench, owner: Facts) -> None:
