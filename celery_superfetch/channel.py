@@ -250,6 +250,14 @@ class Channel(redis.Channel):
     def _ahead(self, queue: str) -> int:
         return self._fetch.ahead(self._lists_of(queue)) if self._fetch is not None else 0
 
+    def _purge(self, queue: str) -> int:
+        keys = Keys()  # kombu's client puts the prefix before it
+        purged = int(super()._purge(queue))
+        with self.conn_or_acquire() as client, client.pipeline() as pipe:
+            for name in self._lists_of(queue):
+                pipe.llen(keys.probation(name)).delete(keys.probation(name))
+            return purged + sum(pipe.execute()[::2])
+
     def _size(self, queue: str) -> int:
         return int(super()._size(queue)) + self._ahead(queue)
 

@@ -27,6 +27,7 @@ def reap(session: Session, full: bool, dry_run: bool) -> None:
     know_tasks(session.app)
     report = session.reaper.reap(full=full, dry_run=dry_run)
     dead = {owner: reason.value for owner, reason in report.dead.items()}
-    session.say({**vars(report), "dead": dead}, lambda: session.tables.line(str(report)))
+    document = {**vars(report), "dead": dead, "probation": sorted(report.probation)}
+    session.say(document, lambda: session.tables.line(str(report)))
     if report.errors:
         raise click.exceptions.Exit(1)

@@ -99,8 +99,13 @@ def _queues(app: Celery, reaper: Reaper, owners: Iterable[Facts]) -> list[dict[s
     with reaper.client.pipeline(transaction=False) as pipe:
         for row in rows:
             pipe.llen(reaper.keys.queue(row["list"]))
+            pipe.llen(reaper.keys.probation(row["list"]))
         lengths = pipe.execute(raise_on_error=False)
-    for row, length in zip(rows, lengths, strict=True):
+    for row, length, probation in zip(rows, lengths[::2], lengths[1::2], strict=True):
+        if isinstance(probation, Exception):
+            raise probation
+        # Suspects that wait for their turn to run alone.
+        row["probation"] = int(probation)
         if isinstance(length, ResponseError):  # something else lives under the queue's name
             row.update(length=None, error=str(length))
         elif isinstance(length, Exception):

@@ -82,9 +82,13 @@ class Tables:
         queues: dict[str, dict[int, Any]] = {}
         for row in lists:
             length = row["length"]
-            queues.setdefault(row["queue"], {})[row["priority"]] = (
-                length if length is not None else Text(row["error"], style="bold red")
-            )
+            if length is None:
+                cell: object = Text(row["error"], style="bold red")
+            elif row["probation"]:
+                cell = Text(f"{length} (+{row['probation']} on probation)", style="yellow")
+            else:
+                cell = length
+            queues.setdefault(row["queue"], {})[row["priority"]] = cell
         for name, lengths in queues.items():
             _row(table, name, *(lengths.get(step, "") for step in steps))
         self._print(table)

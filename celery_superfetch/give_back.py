@@ -107,6 +107,10 @@ class GiveBack:
                 except RedisError as exc:
                     failed(errors, f"private list of {facts.owner} for {queue_list}", exc)
         try:
+            self._end_probation(report)
+        except RedisError as exc:
+            failed(errors, "the jobs on probation", exc)
+        try:
             self._look_around(report)
         except RedisError as exc:  # SCAN may be forbidden; what went back went back
             failed(errors, "what is left", exc)
@@ -165,6 +169,23 @@ class GiveBack:
             moved = sum(self.reaper.scripts.run_all([call])[0])
             report.given_back += moved
             report.queues[queue_list] += moved
+
+    def _end_probation(self, report: GivenBack) -> None:
+        """Suspects go to the front of their queue; nothing runs alone without us."""
+        names: Any = self.client.smembers(self.keys.on_probation)
+        for queue_list in sorted(name.decode() for name in names):
+            probation = self.keys.probation(queue_list)
+            size: Any = self.client.llen(probation)
+            report.given_back += size
+            report.queues[queue_list] += size
+            if report.dry_run:
+                continue
+            # From the newest to the oldest, each in front of the one before.
+            for at in range(0, size, BATCH):
+                with self.client.pipeline(transaction=False) as pipe:
+                    for _ in range(min(BATCH, size - at)):
+                        pipe.lmove(probation, self.keys.queue(queue_list), "LEFT", "RIGHT")
+                    pipe.execute()
 
     # -- what is left
 

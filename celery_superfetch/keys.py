@@ -92,8 +92,8 @@ class Keys:
         return f"{self._own}lock:{scope}"
 
     def is_private(self, key: bytes) -> bool:
-        """Whether a key that ``own_pattern`` found is a private list."""
-        return key.startswith(f"{self._own}private:".encode())
+        """Whether a key that ``own_pattern`` found is a private list, or one of probation."""
+        return key.startswith((f"{self._own}private:".encode(), f"{self._own}probation:".encode()))
 
     def is_dead_set(self, key: bytes) -> bool:
         """Whether a key that ``own_pattern`` found belongs to the dead set."""

@@ -1,0 +1,23 @@
+"""The shop, with a guard that blames everything a dead worker held, and lets nothing run alone."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+from apps.build import build_app
+from celery_superfetch import drain
+from celery_superfetch.recovery import Blame, Recovery
+
+recovery_of = Recovery.of
+
+
+def without_probation(*args: Any, **kwargs: Any) -> Recovery:
+    return replace(recovery_of(*args, **kwargs), probation=False)
+
+
+drain.blame = lambda *_: Blame.EXACT
+Recovery.of = without_probation  # type: ignore[method-assign,assignment]
+
+app = build_app(os.environ)
