@@ -46,14 +46,15 @@ class CutShort:
         for _ in range(DECISIONS):
             recovery = self._recovery(job, reason, Blame.EXACT, limits)
             kill = ask(recovery, sender) is Decision.KILL
-            if not self._carry_out(recovery, kill):
+            done = self._carry_out(recovery, kill)
+            if done is None:
                 continue
             if not kill:
                 if recovery.probation:
                     self.in_flight.probation |= {job.queue_list}
                 job_recovered.send(sender=sender, recovery=recovery)
                 return None
-            return dead_job(recovery, reason)
+            return dead_job(recovery, reason, done)
         self._settle_otherwise(job)
         return None
 
@@ -95,8 +96,9 @@ class CutShort:
                 break
             if settled:
                 return None
-            if self._carry_out(recovery, kill=True):
-                return dead_job(recovery, reason)
+            done = self._carry_out(recovery, kill=True)
+            if done is not None:
+                return dead_job(recovery, reason, done)
         history = recovery.history
         if blame is not Blame.NONE:
             owner = job.owner
@@ -126,7 +128,8 @@ class CutShort:
         """
         for _ in range(DECISIONS):
             recovery = self._recovery(job, "unparseable payload", Blame.NONE)
-            if self._carry_out(recovery, kill=True):
+            done = self._carry_out(recovery, kill=True)
+            if done is not None:
                 break
         else:
             return self._settle_otherwise(job)
@@ -137,9 +140,9 @@ class CutShort:
             job.queue_list,
             len(job.payload),
             job.payload[:40],
-            recovery.digest,
+            done,
         )
-        job_killed.send(sender=None, job=dead_job(recovery, recovery.reason))
+        job_killed.send(sender=None, job=dead_job(recovery, recovery.reason, done))
 
     def _settle_otherwise(self, job: Job) -> None:
         """No decision held. The job was taken away, or somebody counts it without end."""
@@ -164,20 +167,25 @@ class CutShort:
             limits=limits or Limits.of(self.config),
         )
 
-    def _carry_out(self, recovery: Recovery, kill: bool) -> bool:
-        """Do it; False when the decision no longer held, or the job was taken away."""
+    def _carry_out(self, recovery: Recovery, kill: bool) -> str | None:
+        """Do it; None when the decision no longer held, or the job was taken away.
+
+        Returns:
+            the id of a killed job in the dead set; empty for a recovered one.
+        """
         job = recovery.job
         if not self.in_flight.holds(job):
-            return False
+            return None
         if kill:
             call = self.dead_set.kill(recovery, recovery.reason, marked=False)
         else:
             expires = self.in_flight.expires.get(job.queue_list, 0)
             call = self.recoveries.recover([recovery], expires, marked=False)
         reply = self.in_flight.scripts.run(call.name, call.keys, call.args)
-        outcome = reply[0] if isinstance(reply, list) else reply
-        if outcome == b"ok":
-            self.in_flight.drop(job)
-        elif outcome == b"moved":
+        outcome, *id = reply
+        if outcome == b"moved":
             self.in_flight.let_go(job)
-        return bool(outcome == b"ok")
+        if outcome != b"ok":
+            return None
+        self.in_flight.drop(job)
+        return id[0].decode() if id else ""

@@ -110,10 +110,14 @@ class DeadJob:
         )
 
 
-def dead_job(recovery: Recovery, reason: str) -> DeadJob:
-    """What a killed job leaves in the dead set."""
+def dead_job(recovery: Recovery, reason: str, id: str = "") -> DeadJob:
+    """What a killed job leaves in the dead set.
+
+    Arguments:
+        id: its name there, which tells copies of the same bytes apart.
+    """
     return DeadJob(
-        id=recovery.digest,
+        id=id or recovery.digest,
         payload=recovery.job.payload,
         queue_list=recovery.job.queue_list,
         reason=reason,

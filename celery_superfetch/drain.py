@@ -163,19 +163,20 @@ class Drain:
         if isinstance(reply, Exception):
             failed(report, f"job {recovery.title} of {facts.owner}", reply)
             return False
-        if reply == b"ok":
-            self._done(recovery, kill, report)
-        return reply in (b"ok", b"moved")
+        outcome, *id = reply if kill else [reply]
+        if outcome == b"ok":
+            self._done(recovery, id[0].decode() if kill else None, report)
+        return outcome in (b"ok", b"moved")
 
-    def _done(self, recovery: Recovery, kill: bool, report: Report) -> None:
-        if not kill:
+    def _done(self, recovery: Recovery, killed: str | None, report: Report) -> None:
+        if killed is None:
             report.recovered += 1
             if recovery.probation:
                 report.probation.add(recovery.job.queue_list)
             job_recovered.send(sender=self.sender, recovery=recovery)
             return
         report.killed += 1
-        job = dead_job(recovery, recovery.reason)
+        job = dead_job(recovery, recovery.reason, killed)
         logger.error(
             "Job %s was killed after %d strikes and %d recoveries (last: %s). It is whole in the "
             "dead set as %s: look with `celery superfetch dead show`, put it back with `retry`.",

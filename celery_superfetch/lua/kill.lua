@@ -3,15 +3,16 @@
 --       unannounced, stats, the owner's running jobs, overflow
 -- ARGV: payload, 1 when the owner must be marked reaped, recoveries the decision saw, job id,
 --       record (JSON), most jobs in the dead set, 1 for junk, most junk, claim id
--- Returns: "ok"; "unmarked", "moved" or "recounted" when the decision no longer holds
+-- Returns: {"ok", id in the dead set}; {"unmarked"}, {"moved"} or {"recounted"} when the decision
+--       no longer holds
 -- Crash: the job is in the dead set, unannounced; a later pass announces it.
 local facts, private, counters, dead, jobs, junk, unannounced, stats, running, overflow =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local payload, marked, expected, id, record = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local most, is_junk, most_junk = tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARGV[8])
-if marked == '1' and redis.call('HGET', facts, 'state') ~= 'reaped' then return 'unmarked' end
-if (redis.call('HGET', counters, 'recoveries') or '0') ~= expected then return 'recounted' end
-if redis.call('LREM', private, 1, payload) == 0 then return 'moved' end
+if marked == '1' and redis.call('HGET', facts, 'state') ~= 'reaped' then return {'unmarked'} end
+if (redis.call('HGET', counters, 'recoveries') or '0') ~= expected then return {'recounted'} end
+if redis.call('LREM', private, 1, payload) == 0 then return {'moved'} end
 if marked ~= '1' then
   redis.call('HDEL', running, ARGV[9])
   if redis.call('HGET', running, 'alone') == ARGV[9] then redis.call('HDEL', running, 'alone') end
@@ -47,4 +48,4 @@ end
 -- One came, so one has to go; a lowered limit is reached by `trim`.
 if redis.call('ZCARD', dead) > most then drop(redis.call('ZRANGE', dead, 0, 0)[1]) end
 if redis.call('ZCARD', junk) > most_junk then drop(redis.call('ZRANGE', junk, 0, 0)[1]) end
-return 'ok'
+return {'ok', name}

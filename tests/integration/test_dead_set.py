@@ -39,7 +39,8 @@ def kill(
     if held:
         bench.give(owner.owner, "mail", [raw])
     recovery = bench.recovery(Job(owner.owner, "mail", raw), counters)
-    reply: bytes = bench.run(bench.dead_set.kill(recovery, "struck out", marked=marked))
+    reply: bytes
+    reply, *_ = bench.run(bench.dead_set.kill(recovery, "struck out", marked=marked))
     return reply, recovery
 
 

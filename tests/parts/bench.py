@@ -194,7 +194,8 @@ class Bench:
         for raw in payloads:
             recovery = self.recovery(Job(owner, queue, raw), reason=reason)
             before = self.client.zrange(self.keys.dead, 0, -1)
-            assert self.run(self.dead_set.kill(recovery, reason, marked=False)) == b"ok"
+            reply, *_ = self.run(self.dead_set.kill(recovery, reason, marked=False))
+            assert reply == b"ok"
             [id] = set(self.client.zrange(self.keys.dead, 0, -1)) - set(before)
             jobs += self.dead_set.read([id.decode()])
         return jobs

@@ -1,0 +1,70 @@
+"""How often a job may be struck is its task's to say; what never runs ends as well."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import redis
+
+from harness.database import Database
+from harness.ledger import Ledger
+from harness.waiting import eventually
+from harness.worker import Worker
+from parts.bench import payload
+
+
+def test_each_task_has_a_limit_of_its_own(
+    worker: Any, app: Any, ledger: Ledger, db: Database
+) -> None:
+    worker(app="apps.limits", concurrency=1)
+    for name in ("once", "twice", "never"):
+        app.send_task(f"limits.{name}", (name,))
+    eventually(lambda: len(db.dead()) == 2 and ledger.finishes().get("never"), within=90)
+    runs = {job: len(times) for job, times in ledger.starts().items()}
+    assert runs == {"once": 1, "twice": 2, "never": 6}
+    assert {record["task"]: record["strikes"] for record in db.dead()} == {
+        "limits.once": 1,
+        "limits.twice": 2,
+    }
+    eventually(lambda: not db.counters())
+
+
+def test_a_payload_that_kills_whoever_decodes_it_ends_in_the_dead_set(
+    worker: Any, ledger: Ledger, db: Database, client: redis.Redis
+) -> None:
+    """It takes the worker down before anything runs: 3 times among others, 3 times alone.
+
+    To announce its death its body has to be decoded, too: that is given up after some tries.
+    """
+    bomb = json.loads(payload("bomb", queue="celery"))
+    bomb["content-type"] = "application/x-bomb"
+    client.lpush("celery", json.dumps(bomb))
+    options = {"recovery_limit": 3, "reap_interval": 1}
+
+    def started() -> Worker:
+        one: Worker = worker(
+            app="apps.limits", pool="solo", concurrency=1, options=options, ready=False
+        )
+        return one
+
+    one = started()
+
+    def ended() -> bool:
+        nonlocal one
+        if not one.alive():
+            one = started()
+        return bool(db.dead())
+
+    eventually(ended, within=110)
+    assert 6 < len(ledger.starts()["bomb"]) <= 6 + 3
+    [record] = db.dead()
+    assert [entry["strike"] for entry in record["history"]] == [
+        "",
+        "",
+        "",
+        "exact",
+        "exact",
+        "exact",
+    ]
+    assert one.alive()
