@@ -36,6 +36,8 @@ class Probation:
         self._others_first = False
         self._resting = False
         self._next_try = 0.0
+        #: Until when the lock is ours (monotonic s): several suspects are served for one.
+        self._locked_until = 0.0
 
     def has_the_floor(self, lists: Sequence[str]) -> bool:
         """True when nothing else may be claimed in this turn.
@@ -85,13 +87,15 @@ class Probation:
     def _rests(self, queue_list: str) -> bool:
         """Whether this owner is one of those that come to rest."""
         now = monotonic()
+        self._resting = self._resting or now < self._locked_until
         if not self._resting and now >= self._next_try:
             self._next_try = now + TRY_INTERVAL
-            keys = self.in_flight.lists.keys
-            lock = keys.lock(f"probation:{queue_list}")
+            lock = self.in_flight.lists.keys.lock(f"probation:{queue_list}")
             self._resting = bool(
                 self.in_flight.scripts.run("lock", [lock], [int(REST_INTERVAL * 1000)])
             )
+            if self._resting:
+                self._locked_until = now + REST_INTERVAL
         if self._resting:
             self._put_aside()
         return self._resting
