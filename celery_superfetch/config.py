@@ -27,11 +27,11 @@ class Config:
     reap_interval: float = 10.0
     #: Seconds between two scans of the keyspace for private lists nobody registered.
     full_sweep_interval: float = 3600.0
-    #: A job is killed at this many strikes (Sidekiq Pro's figure) ...
+    #: A job is killed at this many strikes, the last its own (Sidekiq Pro's figure) ...
     strike_limit: int = 3
     #: ... within this many seconds of the first (72 h, likewise).
     strike_window: float = 72 * 3600.0
-    #: Recoveries, strikes or not, after which a job is killed (RabbitMQ's delivery limit).
+    #: Recoveries, strikes or not, after which a job goes on probation (RabbitMQ's delivery limit).
     recovery_limit: int = 20
     #: Jobs the dead set holds at most (Sidekiq's figure).
     dead_limit: int = 10_000

@@ -1,4 +1,4 @@
-"""The guard: caps how often a job may be recovered."""
+"""The guard: kills a job at its last strike, if that is its own; each task may have a limit."""
 
 from __future__ import annotations
 

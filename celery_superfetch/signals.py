@@ -15,7 +15,7 @@ logger = get_logger(__name__)
 
 #: Before a job is recovered: a receiver may return a ``Decision``. ``recovery=Recovery``.
 job_recovering = Signal(name="job_recovering", providing_args={"recovery"})
-#: A job is back on its queue. ``recovery=Recovery``.
+#: A job is back on its queue, or on probation. ``recovery=Recovery``.
 job_recovered = Signal(name="job_recovered", providing_args={"recovery"})
 #: A job is in the dead set. ``job=DeadJob``.
 job_killed = Signal(name="job_killed", providing_args={"job"})
