@@ -74,7 +74,7 @@ def test_all_of_our_keys_are_found_and_told_apart(prefix: str) -> None:
     del ours["queue"]
     for name, key in ours.items():
         assert fnmatch.fnmatchcase(key, pattern) or name == "recoveries_prefix", name
-        assert keys.is_private(key.encode()) is (name == "private"), name
+        assert keys.is_private(key.encode()) is (name in {"private", "probation"}), name
         of_the_dead = name.startswith("dead") or name == "unannounced"
         assert keys.is_dead_set(key.encode()) is of_the_dead, name
 
