@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,16 +125,18 @@ class Drain:
         digests = [digest(job.payload) for job in jobs]
         decided = []
         for job, name, known in zip(jobs, digests, self.recoveries.counters(digests), strict=True):
+            envelope = parse(job.payload)
             recovery = Recovery.of(
                 # Whatever is claimed again by a connection that died a moment later than its
                 # process did not run: the strike goes with the claim that did.
                 job._replace(claim_id=running.claim_ids.get(name, "")),
-                parse(job.payload),
+                envelope,
                 known,
                 reason=reason,
                 app_name=facts.app,
                 blame=blame(name, running, known, self.limits),
                 limits=self.limits,
+                waits=envelope.eta > time.time(),
             )
             decided.append((recovery, ask(recovery, self.sender) is Decision.KILL))
         spared = [recovery for recovery, kill in decided if not kill]

@@ -172,8 +172,7 @@ class GiveBack:
 
     def _end_probation(self, report: GivenBack) -> None:
         """Suspects go to the front of their queue; nothing runs alone without us."""
-        names: Any = self.client.smembers(self.keys.on_probation)
-        for queue_list in sorted(name.decode() for name in names):
+        for queue_list in sorted(self.registry.on_probation()):
             probation = self.keys.probation(queue_list)
             size: Any = self.client.llen(probation)
             report.given_back += size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from hashlib import sha1
 from typing import Any, NamedTuple
 
@@ -104,6 +105,8 @@ class Envelope:
     task: str | None = None
     task_id: str | None = None
     carried: Carried = field(default_factory=Carried)
+    #: When it is due (s since the epoch); 0 where it is at once, or cannot be read.
+    eta: float = 0.0
 
 
 def digest(payload: bytes) -> str:
@@ -128,4 +131,14 @@ def parse(payload: bytes) -> Envelope:
         task if isinstance(task, str) else None,
         task_id if isinstance(task_id, str) else properties.get("correlation_id"),
         carried,
+        _eta(headers.get("eta")),
     )
+
+
+def _eta(text: Any) -> float:
+    """Celery's header, ISO 8601; without a time zone it is UTC."""
+    try:
+        eta = datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        return 0.0
+    return (eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)).timestamp()

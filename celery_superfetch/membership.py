@@ -161,6 +161,7 @@ class Membership:
                 self.watch.look({}, monotonic())
                 self._last_ms = now
                 self._heard = (now,)
+                self.in_flight.probation = self.heart.registry.on_probation()
                 return
             mint = True
 

@@ -113,8 +113,13 @@ class Recovery:
         app_name: str,
         blame: Blame,
         limits: Limits,
+        waits: bool = False,
     ) -> Recovery:
-        """The recovery of ``job`` after ``counters``."""
+        """The recovery of ``job`` after ``counters``.
+
+        Arguments:
+            waits: its ETA lies ahead: on probation it would have a process for itself till then.
+        """
         limit = limits.strikes(envelope.task)
         strikes = _strikes(counters.strikes_after(envelope.carried.strikes), blame, limit)
         recoveries = counters.recoveries + 1
@@ -128,6 +133,7 @@ class Recovery:
             history=(*envelope.carried.history, *counters.history),
             limit=limit,
             probation=limit is not None
+            and not waits
             and (
                 counters.probation
                 or (blame is not Blame.NONE and strikes >= limit - 1)

@@ -116,6 +116,11 @@ class Registry:
             )
         )
 
+    def on_probation(self) -> frozenset[str]:
+        """Queue lists with suspects on probation."""
+        names: Any = self.client.smembers(self.keys.on_probation)
+        return frozenset(name.decode() for name in names)
+
     def owners(self) -> dict[str, int]:
         """Every registered owner -> its score, the last heartbeat in server ms."""
         rows: Any = self.client.zrange(self.keys.owners, 0, -1, withscores=True)

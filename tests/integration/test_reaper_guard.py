@@ -162,6 +162,21 @@ def test_a_loop_of_deploys_that_ends_each_worker_it_has_for_itself_ends(
     assert outcomes == [0, 0, 1]
 
 
+def test_a_job_whose_eta_lies_ahead_is_not_put_on_probation(
+    make_bench: Callable[..., Bench],
+) -> None:
+    """It would have a worker for itself until it is due."""
+    bench = make_bench(recovery_limit=2)
+    ahead = payload("ahead", eta="2999-01-01T00:00:00+00:00")
+    due = payload("due", eta="2001-01-01T00:00:00+00:00")
+    for _ in range(3):
+        bench.client.delete("mail", bench.keys.probation("mail"))
+        bench.dead_owner([ahead, due])
+        assert bench.reaper().reap().recovered == 2
+    assert bench.queue() == [ahead]
+    assert bench.on_probation() == [due]
+
+
 def test_what_kills_whoever_decodes_it_ends(make_bench: Callable[..., Bench]) -> None:
     """It never runs, so nothing strikes it until it is alone."""
     bench = make_bench(recovery_limit=5)

@@ -133,6 +133,22 @@ def test_a_digest_is_of_the_exact_bytes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("eta", "seconds"),
+    [
+        ("2026-01-02T03:04:05+00:00", 1767323045.0),
+        ("2026-01-02T03:04:05.500000", 1767323045.5),
+        ("2026-01-02T04:04:05+01:00", 1767323045.0),
+        (None, 0.0),
+        ("soon", 0.0),
+        (5, 0.0),
+    ],
+)
+def test_when_a_job_is_due(eta: Any, seconds: float) -> None:
+    headers = {"task": "shop.add", "id": "id-1", "eta": eta}
+    assert parse(json.dumps(message(headers=headers)).encode()).eta == seconds
+
+
+@pytest.mark.parametrize(
     ("payload", "title"),
     [
         (b"junk", f"unparseable payload[{digest(b'junk')}]"),
