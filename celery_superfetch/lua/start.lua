@@ -13,10 +13,8 @@ if unrecorded > 0 then redis.call('HINCRBY', stats, 'unrecorded', unrecorded) en
 if redis.call('HGET', facts, 'state') == 'reaped' then return 'reaped' end
 local known = redis.call('HMGET', running, id, 'alone')
 local state, alone = known[1], known[2]
-if state == '-' then
-  redis.call('HDEL', running, id)
-  return 'called off'
-end
+-- The mark stays: the answer may be lost, and the same process ask again.
+if state == '-' then return 'called off' end
 if alone == id then
   -- It counts as running since it was claimed; so does whatever got in between.
   local others = 0

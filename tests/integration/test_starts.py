@@ -70,8 +70,9 @@ def test_a_job_that_was_given_back_does_not_start(
     # Claimed again by the same owner: the first delivery is still the wrong one to run.
     [again] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, []).jobs
     assert starts(bench).ask(ticket(claimed)) == "called off"
+    assert starts(bench).ask(ticket(claimed)) == "called off", "the first answer may be lost"
     assert starts(bench).ask(ticket(again)) == ""
-    assert len(running(bench, owner)) == 1
+    assert bench.lists.running(owner.owner).digests == (digest(payload(1)),)
 
 
 def test_the_control_gives_back_a_running_job_that_no_pool_was_said_to_have(
