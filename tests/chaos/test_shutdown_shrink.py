@@ -73,6 +73,7 @@ def test_a_pool_that_is_restarted_finishes_what_runs_and_runs_what_is_reserved(
     scene.hold("running")
     scene.note("n0", "n1")
     scene.says(lambda: len(scene.db.held().get(scene.owner, ())) == 3, "all is claimed")
+    scene.says(lambda: scene.runs().get("running") == 1, "it runs")
     old = scene.worker.children()
     assert scene.app.control.pool_restart(reply=True, timeout=10, limit=1)
     # The new process may come before the old one has ended, and begin with what is reserved.

@@ -79,10 +79,10 @@ def test_a_run_that_was_over_and_settled_is_no_reason() -> None:
     lines = [
         line("started", "a", 1),
         line("finished", "a", 2),
-        line("started", "a", 20, "w2"),
-        line("finished", "a", 21, "w2"),
+        line("started", "a", 40, "w2"),
+        line("finished", "a", 41, "w2"),
     ]
-    late = Harm("kill -9", frozenset({"w1"}), 15, 15)
+    late = Harm("kill -9", frozenset({"w1"}), 30, 30)
     assert not report(["a"], lines, [late]).good
 
 
