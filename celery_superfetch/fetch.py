@@ -99,8 +99,9 @@ class Fetch:
             return
         if self.probation.has_the_floor(lists):
             self._dry = False
+            alone = self.in_flight.alone
             self.flush()
-            if self.ready:
+            if self.ready or (alone is not None and self.in_flight.alone is None):
                 self.poller.ring()
             return
         credit = self.channel.qos.credit()
@@ -247,7 +248,9 @@ class Fetch:
             # nobody here has started it.
             self.in_flight.drop(claimed.job)
             return False
-        return self.channel.deliver(claimed)
+        delivered = self.channel.deliver(claimed)
+        self.probation.delivered(claimed.job)
+        return delivered
 
     @property
     def must_look(self) -> bool:

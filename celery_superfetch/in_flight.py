@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from .config import Config
 from .job import Claimed, Earlier, Job, digest, parse
 from .keys import Keys
-from .private_list import ALONE, Claims, PrivateLists, earlier_of
+from .private_list import Claims, PrivateLists, earlier_of
 from .returns import STARTED, Returns
 from .scripts import Scripts
 from .signals import LostJob, ownership_lost
@@ -64,8 +64,6 @@ class InFlight:
         #: Queue lists with suspects on probation, as far as this process has heard.
         self.probation: frozenset[str] = frozenset()
         self._alone: Job | None = None
-        #: A suspect that was claimed, with no reply to say so: its owner and claim id.
-        self._perhaps_alone: tuple[str, str] | None = None
         #: Jobs claimed and not settled -> handed to a pool, which may start it at any moment.
         self._held: dict[Job, bool] = {}
         #: Jobs that run on although the channel that delivered them is closed: they count
@@ -144,6 +142,8 @@ class InFlight:
         """Forget a job that was taken away, and say so."""
         self.drop(job)
         self.lost(job)
+        with contextlib.suppress(RedisError), self._lock:  # the next doubt mends it
+            self._forget_running(job.owner)
 
     def drop(self, job: Job) -> None:
         """Note that a job has left the private list, or was never started."""
@@ -192,6 +192,10 @@ class InFlight:
         """The job on probation that has this process for itself."""
         return self._alone if self._alone in self._held else None
 
+    def unstarted(self, job: Job) -> bool:
+        """Whether ``job`` is held, and no pool has it."""
+        return self._held.get(job) is False
+
     def claim_alone(self, owner: str, queue_list: str) -> Claimed | None:
         """Claim the next suspect of a queue list, if nothing runs here; None if there is none.
 
@@ -205,7 +209,7 @@ class InFlight:
             try:
                 reply = self.scripts.run(*call)
             except BaseException:
-                self.doubt, self._perhaps_alone = True, (owner, call.args[-1])
+                self.doubt = True
                 raise
             if reply[0] == b"none":
                 self.probation -= {queue_list}
@@ -340,33 +344,38 @@ class InFlight:
             # A doubt that comes up from here on asks for another look.
             self.doubt = False
             try:
-                unknown = self._unknown(owner, lists)
+                return self._reconcile(owner, self._unknown(owner, lists))
             except RedisError:
                 self.doubt = True
                 raise
-            now = monotonic()
-            self._given_back = {
-                copies: at for copies, at in self._given_back.items() if now - at < LONGEST_READ
-            }
-            lately = Counter(trace for at, trace in self._lately if now - at < SETTLED)
-            back = []
-            for job in unknown:
-                self._held[job] = False
-                if lately[_trace(job)] > 0:
-                    lately[_trace(job)] -= 1
-                    self._acks.append(Claimed(job, Earlier()))
-                else:
-                    back.append(job)
-                    self._given_back[job[:3]] = now
-            self._second_look = math.inf if now >= self._second_look else now + LATE_CLAIM
-            self.requeue(back)
-            self.flush()
-            if self._perhaps_alone is not None:
-                # It was among them, under a new claim id, and has gone back.
-                taken_by, claim_id = self._perhaps_alone
-                self.lists.client.hdel(self.lists.keys.running(taken_by), ALONE, claim_id)
-                self._perhaps_alone = None
-            return len(back)
+
+    def _reconcile(self, owner: str, unknown: Iterable[Job]) -> int:
+        now = monotonic()
+        self._given_back = {
+            copies: at for copies, at in self._given_back.items() if now - at < LONGEST_READ
+        }
+        lately = Counter(trace for at, trace in self._lately if now - at < SETTLED)
+        back = []
+        for job in unknown:
+            self._held[job] = False
+            if lately[_trace(job)] > 0:
+                lately[_trace(job)] -= 1
+                self._acks.append(Claimed(job, Earlier()))
+            else:
+                back.append(job)
+                self._given_back[job[:3]] = now
+        self._second_look = math.inf if now >= self._second_look else now + LATE_CLAIM
+        self.requeue(back)
+        self.flush()
+        self._forget_running(owner)
+        return len(back)
+
+    def _forget_running(self, owner: str) -> None:
+        """Claims that were settled or given back under a new id leave nothing that runs.
+
+        What they left would forbid every other start, or keep suspects from their turn.
+        """
+        self.lists.forget_running(owner, {job.claim_id for job in self._held if job.owner == owner})
 
     def _unknown(self, owner: str, lists: Iterable[str]) -> list[Job]:
         unknown: list[Job] = []

@@ -40,8 +40,7 @@ def _make_once(key: object, make: Callable[[], Membership]) -> Membership:
 
 def memberships() -> list[Membership]:
     """All memberships of this process."""
-    with _memberships_lock:
-        return list(_memberships.values())
+    return list(_memberships.values())
 
 
 def _after_fork() -> None:

@@ -23,9 +23,9 @@ CLAIM_BYTES = 4 * 1024 * 1024
 GONE = -1
 
 
-#: Field of the running jobs that names the claim which has its process for itself, and the
-#: value of a claim that was given back.
-ALONE, CALLED_OFF = "alone", "-"
+#: Field of the running jobs that names the claim which has its process for itself, the value of
+#: a claim that was given back, and what precedes the digest of a suspect that has not started.
+ALONE, CALLED_OFF, UNSTARTED = "alone", "-", "?"
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,8 @@ class PrivateLists:
             stopping: it had been told to stop.
         """
         record: Any = self.client.hgetall(self.keys.running(owner))
-        claims = {id.decode(): digest.decode() for id, digest in record.items()}
+        # One on probation counts before it starts: it may kill whoever decodes it.
+        claims = {id.decode(): name.decode().lstrip(UNSTARTED) for id, name in record.items()}
         alone = claims.pop(ALONE, "")
         ran = {id: name for id, name in claims.items() if name != CALLED_OFF}
         return Running(
@@ -177,6 +178,27 @@ class PrivateLists:
             alone=ran.get(alone, ""),
             stopping=stopping,
         )
+
+    def forget_running(self, owner: str, held: Container[str]) -> None:
+        """Remove what says that ``owner`` runs claims that it does not hold.
+
+        Arguments:
+            held: the claim ids that it holds. None may be added meanwhile.
+        """
+        key = self.keys.running(owner)
+        record: Any = self.client.hgetall(key)
+        stale = [
+            id
+            for id, value in record.items()
+            if (value if id == ALONE.encode() else id).decode() not in held
+            and value != CALLED_OFF.encode()
+        ]
+        if stale:
+            self.client.hdel(key, *stale)
+
+    def waits(self, job: Job) -> None:
+        """Note that a suspect has survived its decoding, and waits to be started."""
+        self.client.hdel(self.keys.running(job.owner), job.claim_id)
 
     def sizes(self, owners: Iterable[tuple[str, Iterable[str]]]) -> dict[str, int]:
         """Jobs in flight of some owners, each given with its lists, in one round trip."""

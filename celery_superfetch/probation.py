@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from kombu.log import get_logger
+
+from .job import Job
 
 if TYPE_CHECKING:
     from .fetch import Fetch
@@ -17,6 +20,10 @@ logger = get_logger(__name__)
 #: is idle serves them without; a busy one has to come to rest first, for as long as its longest
 #: job runs, and the others are to go on meanwhile.
 REST_INTERVAL = 60.0
+
+#: Seconds for which the server may take an idle owner for busy: a pool starts a job at any time,
+#: and the main process hears of it a moment later.
+DISAGREEMENT = 5.0
 
 #: Seconds between two tries to be the one that comes to rest.
 TRY_INTERVAL = 1.0
@@ -38,6 +45,8 @@ class Probation:
         self._next_try = 0.0
         #: Until when the lock is ours (monotonic s): several suspects are served for one.
         self._locked_until = 0.0
+        #: Since when the server takes us for busy while nothing runs (monotonic s).
+        self._idle_since = math.inf
 
     def has_the_floor(self, lists: Sequence[str]) -> bool:
         """True when nothing else may be claimed in this turn.
@@ -51,15 +60,34 @@ class Probation:
         if not waiting or self._others_first:
             self._others_first = self._resting = False
             return False
-        if not self._busy():
-            self._put_aside()
-            for name in waiting:
-                if self._take(name):
-                    return True
-                if name in self.in_flight.probation:
-                    return self._rests(name)  # to the server we are busy
-            return False
-        return self._rests(waiting[0])
+        if self._busy():
+            self._idle_since = math.inf
+            return self._rests(waiting[0])
+        self._put_aside()
+        for name in waiting:
+            if self._take(name):
+                return True
+            if name in self.in_flight.probation:
+                self._mind_the_record()
+                return self._rests(name)
+        return False
+
+    def _mind_the_record(self) -> None:
+        """To the server we are busy. If that lasts, what it has recorded as running is not."""
+        now = monotonic()
+        self._idle_since = min(self._idle_since, now)
+        if now - self._idle_since > DISAGREEMENT:
+            self._idle_since = math.inf
+            self.in_flight.doubt = True
+
+    def delivered(self, job: Job) -> None:
+        """Its consumer has it: one that only waits now (a rate limit) has done nobody harm yet.
+
+        Raises:
+            redis.exceptions.RedisError: the server could not be asked.
+        """
+        if job == self.in_flight.alone and self.in_flight.unstarted(job):
+            self.in_flight.lists.waits(job)
 
     def _busy(self) -> bool:
         return self.in_flight.busy or bool(self.fetch.waiting)

@@ -60,6 +60,8 @@ for i = 1, #KEYS - 8 do
       redis.call('HSET', counters, 'probation', 1)
     else
       redis.call('RPUSH', queue, payload)
+      -- Its own app may never let it run alone, where another's had put it there.
+      redis.call('HDEL', counters, 'probation')
     end
     outcomes[i], total = 'ok', total + 1
   end

@@ -24,11 +24,14 @@ local function refused(id, handed_over)
   if id == '' then return nil end
   local known = redis.call('HMGET', running, id, 'alone')
   if known[1] == '-' then return 0 end
-  if known[1] and handed_over then return 2 end
+  -- One on probation is recorded before it starts.
+  if known[1] and handed_over and string.sub(known[1], 1, 1) ~= '?' then return 2 end
   redis.call('HSET', running, id, '-')
   if known[2] == id then redis.call('HDEL', running, 'alone') end
   return nil
 end
+-- A removal first: before 7.0 a server over its memory limit allows what follows one.
+redis.call('HDEL', running, '')
 local moved, total, to_queue = {}, 0, 0
 for i = 1, #KEYS - 7 do
   local payload, id, counters = ARGV[2 + 3 * i], ARGV[3 + 3 * i], KEYS[7 + i]

@@ -16,12 +16,12 @@ local state, alone = known[1], known[2]
 -- The mark stays: the answer may be lost, and the same process ask again.
 if state == '-' then return 'called off' end
 if alone == id then
-  -- It counts as running since it was claimed; so does whatever got in between.
-  local others = 0
-  for _, value in ipairs(redis.call('HVALS', running)) do
-    if value ~= '-' and value ~= id then others = others + 1 end
+  local record = redis.call('HGETALL', running)
+  for i = 1, #record, 2 do
+    if record[i] ~= 'alone' and record[i] ~= id and record[i + 1] ~= '-' then return 'not alone' end
   end
-  return others > 1 and 'not alone' or 'ok'
+  redis.call('HSET', running, id, digest)
+  return 'ok'
 end
 -- A task with early ack may be settled already, and could not be given back.
 if alone and record then return 'beside probation' end

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from celery_superfetch.facts import Facts
-from celery_superfetch.job import Claimed, digest
+from celery_superfetch.job import Claimed, Job, digest
 from celery_superfetch.start import Starts, Ticket
 from harness.waiting import always, eventually
 from parts.bench import Bench, payload
@@ -200,3 +200,56 @@ def test_a_return_that_comes_a_second_time_leaves_the_new_claim_alone(
     assert bench.run(late) == [0]
     assert bench.private(owner) == [payload(1)], "it runs"
     assert bench.queue() == []
+
+
+# -- a suspect, alone
+
+
+@pytest.fixture
+def suspect(bench: Bench, owner: Facts) -> Job:
+    """A job on probation that its owner has claimed and handed to a pool."""
+    bench.client.lpush(bench.keys.probation("mail"), payload("suspect"))
+    bench.client.hset(bench.keys.recoveries(digest(payload("suspect"))), "probation", 1)
+    claimed = bench.in_flight.claim_alone(owner.owner, "mail")
+    assert claimed is not None
+    bench.in_flight.hand_over(claimed.job)
+    return claimed.job
+
+
+def test_a_suspect_that_was_not_started_goes_back_on_probation(
+    bench: Bench, owner: Facts, suspect: Job
+) -> None:
+    """It is recorded from its claim on, which must not be taken for its start."""
+    bench.in_flight.requeue([suspect])
+    assert bench.on_probation() == [payload("suspect")]
+    assert bench.in_flight.alone is None
+    assert running(bench, owner) == {suspect.claim_id.encode(): b"-"}
+    assert bench.in_flight.claim_alone(owner.owner, "mail"), "and has its turn again"
+
+
+def test_nothing_starts_beside_a_suspect_and_it_beside_nothing(
+    bench: Bench, owner: Facts, suspect: Job
+) -> None:
+    bench.push("mail", payload("beside"))
+    [beside] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    early = ticket(beside, record=False)
+    assert starts(bench).ask(ticket(beside)) == "beside probation"
+    assert starts(bench).ask(early) == "", "it may be settled already"
+    alone = ticket(Claimed(suspect))
+    assert starts(bench).ask(alone) == ""
+    bench.in_flight.requeue([suspect])
+    assert bench.in_flight.alone == suspect, "it runs"
+    bench.client.hset(bench.keys.running(owner.owner), "other", "another")
+    assert starts(bench).ask(alone) == "not alone"
+
+
+def test_what_a_lost_ack_or_claim_left_is_forgotten(
+    bench: Bench, owner: Facts, claimed: Claimed
+) -> None:
+    """Or nothing would ever start beside a suspect that nobody has any more."""
+    starts(bench).ask(ticket(claimed))
+    key = bench.keys.running(owner.owner)
+    bench.client.hset(key, mapping={"alone": "ff", "ff": "gone", "fe": "-"})
+    bench.in_flight.reconcile(owner.owner, ["mail"])
+    mine = claimed.job.claim_id.encode()
+    assert running(bench, owner) == {mine: digest(payload(1)).encode(), b"fe": b"-"}
