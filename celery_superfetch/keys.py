@@ -62,7 +62,7 @@ class Keys:
         ``struck`` for one that ran when its owner died and was recovered since.
 
         ``alone`` -> the claim that has the process for itself. Gone with its owner; that of a
-        reaped owner has a TTL.
+        reaped owner has a TTL, and says in ``ran`` how many there were, if more than one.
         """
         return f"{self._own}running:{owner}"
 

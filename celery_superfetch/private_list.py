@@ -27,6 +27,9 @@ GONE = -1
 #: a claim that was given back, and what precedes the digest of a suspect that has not started.
 ALONE, CALLED_OFF, UNSTARTED = "alone", "-", "?"
 
+#: Field that says how many ran when their owner was taken for dead, if it was more than one.
+RAN = "ran"
+
 
 @dataclass(frozen=True)
 class Claims:
@@ -171,12 +174,14 @@ class PrivateLists:
         # One on probation counts before it starts: it may kill whoever decodes it.
         claims = {id.decode(): name.decode().lstrip(UNSTARTED) for id, name in record.items()}
         alone = claims.pop(ALONE, "")
+        at_death = int(claims.pop(RAN, 0))
         ran = {id: name for id, name in claims.items() if name != CALLED_OFF}
         return Running(
             tuple(ran.values()),
             {name: id for id, name in ran.items()},
             alone=ran.get(alone, ""),
             stopping=stopping,
+            at_death=at_death,
         )
 
     def forget_running(self, owner: str, held: Container[str]) -> None:

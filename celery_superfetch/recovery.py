@@ -76,6 +76,9 @@ class Running:
     alone: str = ""
     #: The process had been told to stop.
     stopping: bool = False
+    #: How many ran when it was taken for dead, where that was noted; a process that lives all
+    #: the same may have settled some since.
+    at_death: int = 0
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,7 @@ def blame(digest: str, running: Running, counters: Counters, limits: Limits) -> 
         return Blame.EXACT
     if digest not in running.digests:
         return Blame.NONE
-    return Blame.EXACT if len(running.digests) == 1 else Blame.SUSPECT
+    return Blame.EXACT if max(running.at_death, len(running.digests)) == 1 else Blame.SUSPECT
 
 
 def decide(recovery: Recovery) -> Decision:

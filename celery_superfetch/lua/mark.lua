@@ -17,6 +17,13 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local state = redis.call('HGET', facts, 'state') or 'running'
 redis.call('ZREM', owners, owner)
 redis.call('HSET', facts, 'state', 'reaped', 'was', state, 'reaped_at', now, 'reason', reason)
+-- Who is blamed depends on how many ran now: a frozen process that settles one of two later must
+-- not leave the other alone with it.
+local ran, record = 0, redis.call('HGETALL', running)
+for i = 1, #record, 2 do
+  if record[i] ~= 'alone' and record[i + 1] ~= '-' then ran = ran + 1 end
+end
+if ran > 1 then redis.call('HSET', running, 'ran', ran) end
 redis.call('PEXPIRE', facts, kept)
 redis.call('PEXPIRE', running, kept)
 redis.call('ZADD', reaped, now + listed, owner)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import redis
 from celery.utils.dispatch import Signal
 
-from celery_superfetch.job import Job, digest
+from celery_superfetch.job import Claimed, Job, digest
 from celery_superfetch.owner import ProcessImage
 from celery_superfetch.private_list import CALLED_OFF
 from celery_superfetch.recovery import Blame, Counters
@@ -209,6 +209,20 @@ def test_what_a_dying_connection_claims_again_is_not_struck_again(bench: Bench) 
     assert bench.queue() == [one, two]
     assert [bench.counters(raw).strikes for raw in (one, two)] == [1, 1]
     assert bench.counters(one).recoveries == 2
+
+
+def test_what_a_frozen_owner_settles_late_does_not_leave_the_other_alone_with_the_blame(
+    bench: Bench,
+) -> None:
+    one, two = payload(1), payload(2)
+    owner = bench.dead_owner([one, two], running=[one, two])
+    score = bench.registry.owners()[owner.owner]
+    assert bench.registry.mark(owner.owner, owner.process.host, score, 60, "silent")
+    # Thawed before anybody has emptied its lists: the claim ids are those of `dead_owner`.
+    late = Claimed(Job(owner.owner, "mail", one, "0"))
+    assert bench.run(bench.lists.ack([late])) == [1]
+    bench.reaper().reap()
+    assert bench.counters(two).history[0]["strike"] == "suspect"
 
 
 def test_a_claim_that_was_called_off_did_not_run(bench: Bench) -> None:

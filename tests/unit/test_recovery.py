@@ -62,6 +62,7 @@ def crashes(times: int, how: Blame, limits: Limits = DEFAULT) -> Recovery:
         (Running((MINE,)), Counters(), Blame.EXACT),
         (Running((OTHER, MINE)), Counters(), Blame.SUSPECT),
         (Running((MINE, MINE)), Counters(), Blame.SUSPECT),
+        (Running((MINE,), at_death=2), Counters(), Blame.SUSPECT),
         (Running((OTHER,)), Counters(), Blame.NONE),
         (Running(), Counters(), Blame.NONE),
         (Running((MINE,), alone=MINE), Counters(), Blame.EXACT),
