@@ -1,0 +1,239 @@
+"""Processes that claim and run jobs, and passes that reap them: each can be stopped anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import redis
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from celery_superfetch.cut_short import CutShort
+from celery_superfetch.facts import Facts
+from celery_superfetch.give_back import GiveBack
+from celery_superfetch.in_flight import InFlight
+from celery_superfetch.job import Claimed, digest
+from celery_superfetch.owner import ProcessImage
+from celery_superfetch.private_list import PrivateLists
+from celery_superfetch.reaper import Reaper
+from celery_superfetch.recoveries import Recoveries
+from celery_superfetch.recovery import Limits
+from celery_superfetch.registry import Registry
+from celery_superfetch.scripts import Call, Scripts
+from celery_superfetch.start import STILL_OURS, Starts, Ticket
+from parts.bench import Bench
+from parts.scripts_seen import Truth
+
+
+class Stage:
+    """Stands between the structures and the server: shows each script to the model, and lets a
+    pass wait before each of its steps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.truth: Truth | None = None
+        #: The next reply is lost.
+        self.lose = False
+        run_all = Scripts.run_all
+
+        def shown(scripts: Scripts, calls: Sequence[Call], *, errors: bool = False) -> list[Any]:
+            self._wait()
+            replies = run_all(scripts, calls, errors=errors)
+            if self.truth is not None:
+                for call, reply in zip(calls, replies, strict=True):
+                    self.truth.saw(call, reply)
+            if self.lose:
+                self.lose = False
+                raise redis.ConnectionError("the reply was lost")
+            return replies
+
+        def waiting(read: Callable[..., Any]) -> Callable[..., Any]:
+            def wait_and_read(*args: Any, **kwargs: Any) -> Any:
+                self._wait()
+                return read(*args, **kwargs)
+
+            return wait_and_read
+
+        monkeypatch.setattr(Scripts, "run_all", shown)
+        # What a decision is built on may change between these, and before it is carried out.
+        for owner, name in ((PrivateLists, "running"), (Recoveries, "counters")):
+            monkeypatch.setattr(owner, name, waiting(getattr(owner, name)))
+        end_probation = GiveBack._end_probation
+
+        def ended(*args: Any) -> None:
+            self._wait()
+            end_probation(*args)
+            if self.truth is not None:
+                self.truth.drain_probation()
+
+        monkeypatch.setattr(GiveBack, "_end_probation", ended)
+        # Of two that were marked, the clock decides whether it was in the same ms.
+        tombstones = Registry.tombstones
+        monkeypatch.setattr(
+            Registry, "tombstones", lambda registry: dict(sorted(tombstones(registry).items()))
+        )
+
+    def _wait(self) -> None:
+        if getcurrent().parent is not None:
+            getcurrent().parent.switch()
+
+
+class Pass:
+    """A reaper, or an operator's drain, that goes from step to step."""
+
+    def __init__(self, bench: Bench, sender: object, limits: Limits) -> None:
+        self.reaper: Reaper = bench.reaper(sender=sender, limits=limits)
+        self._going: greenlet | None = None
+
+    def begin(self, drains: bool) -> None:
+        """A pass of the reaper; or ``celery superfetch drain --force``."""
+        act = (lambda: GiveBack(self.reaper).run(force=True)) if drains else self.reaper.reap
+        self._going = greenlet(act)
+        self.go_on(1)
+
+    @property
+    def going(self) -> bool:
+        return self._going is not None
+
+    def go_on(self, steps: int) -> None:
+        for _ in range(steps):
+            if self._going is not None:
+                report = self._going.switch()
+                if self._going.dead:
+                    self._going = None
+                    assert not report.errors
+
+    def end(self) -> None:
+        """Go to the end of the pass."""
+        while self._going is not None:
+            self.go_on(1)
+
+    def die(self) -> None:
+        """Its process is killed before its next step."""
+        if self._going is not None:
+            self._going.throw(GreenletExit)
+            self._going = None
+
+
+class Worker:
+    """A process that claims and runs jobs."""
+
+    def __init__(self, bench: Bench, names: Callable[[], str], lists: Sequence[str]) -> None:
+        self.bench = bench
+        self._names, self._lists = names, lists
+        self.in_flight = InFlight(bench.client, bench.keys, bench.config)
+        self.in_flight.running = lambda: [claimed.job for claimed in self.runs]
+        self.cut_short = CutShort(self.in_flight)
+        self._starts = Starts(lambda: bench.client)
+        #: Delivered, or in the pool's queue; among these are some that were given back.
+        self.waits: list[Claimed] = []
+        self.runs: list[Claimed] = []
+        #: False: the process has ended.
+        self.alive = True
+        self.register()
+
+    def __repr__(self) -> str:
+        return f"worker {self.owner.rpartition('|')[2]}"
+
+    def register(self) -> None:
+        """Be an owner, a new one if it was one before."""
+        image = ProcessImage.current()
+        facts = Facts.mine(f"{image.host}|{image.pid}|{self._names()}", image, self.bench.config)
+        self.facts = facts.with_(lists=dict.fromkeys(self._lists, 0))
+        self.owner = self.facts.owner
+        self.looks_dead = False
+        assert self.bench.registry.register(self.facts) is not None
+
+    def look_dead(self) -> None:
+        """From here on every judge takes its pid for another process's."""
+        self.bench.client.hset(self.bench.keys.facts(self.owner), "start_time", "0")
+        self.looks_dead = True
+
+    def die(self) -> None:
+        self.look_dead()
+        self.alive = False
+
+    def heartbeat(self, **changed: str) -> str:
+        before = self.bench.registry.owners().get(self.owner, 0)
+        while self.bench.registry.server_time() <= before:
+            pass  # in the same ms a mark could not tell this heartbeat from the last one
+        return self.bench.registry.heartbeat(self.facts, 0, changed).status
+
+    def claim(self, most: int) -> None:
+        self.waits += self.in_flight.claim(self.owner, self._lists, most, 1, []).jobs
+
+    def claim_alone(self, queue_list: str) -> bool:
+        """As ``Probation`` does: never while something of a former self still runs."""
+        if any(claimed.job.owner != self.owner for claimed in self.runs):
+            return False
+        claimed = self.in_flight.claim_alone(self.owner, queue_list)
+        if claimed is not None:
+            self.waits.append(claimed)
+        return claimed is not None
+
+    def claim_and_lose_the_reply(self, stage: Stage) -> None:
+        stage.lose = True
+        with pytest.raises(redis.ConnectionError):
+            self.claim(1)
+
+    def claim_alone_and_lose_the_reply(self, queue_list: str, stage: Stage) -> None:
+        if any(claimed.job.owner != self.owner for claimed in self.runs):
+            return
+        stage.lose = True
+        with pytest.raises(redis.ConnectionError):
+            self.claim_alone(queue_list)
+
+    def reconcile(self, truth: Truth) -> None:
+        """Look for what lost replies spoke of; a suspect among it is alone no longer."""
+        suspect = self.in_flight._perhaps_alone
+        self.in_flight.reconcile(self.owner, self._lists)
+        if suspect is not None:
+            truth.end(*suspect)
+
+    def start(self, claimed: Claimed, reply_lost: bool = False) -> bool:
+        """Hand a job to the pool, whose process asks whether it may run it."""
+        job = claimed.job
+        self.in_flight.hand_over(job)
+        ticket = Ticket(job.owner, job.claim_id, digest(job.payload), True, "")
+        answers = [self._starts.ask(ticket) for _ in range(1 + reply_lost)]
+        assert len(set(answers)) == 1, "asking again changes nothing"
+        self.waits.remove(claimed)
+        if not answers[0]:
+            self.runs.append(claimed)
+        elif answers[0] in STILL_OURS:
+            self.in_flight.ended(job)
+            self.in_flight.requeue([job])
+        else:
+            self.in_flight.drop(job)
+        return not answers[0]
+
+    def finish(self, claimed: Claimed) -> None:
+        """It is done, and settled with the next claim or flush."""
+        (self.runs if claimed in self.runs else self.waits).remove(claimed)
+        self.in_flight.ack(claimed)
+
+    def reject(self, claimed: Claimed) -> None:
+        """A task raised ``Reject(requeue=True)``."""
+        self.runs.remove(claimed)
+        self.in_flight.ended(claimed.job)
+        self.in_flight.requeue([claimed.job])
+
+    def lose_child(self, claimed: Claimed, sender: object, limits: Limits) -> None:
+        """The pool child that ran it was lost."""
+        self.runs.remove(claimed)
+        self.in_flight.ended(claimed.job)
+        self.cut_short.recover_or_kill(claimed.job, "pool child lost", sender, limits)
+
+    def learn(self) -> None:
+        """Hear that it was taken for dead, and go on as a new owner."""
+        self.in_flight.taken_away(self.owner)
+        self.register()
+
+    def leave(self) -> None:
+        """End in order; with a late claim in its lists it is left to the reaper."""
+        self.in_flight.flush()
+        self.in_flight.give_all_back()
+        self.waits.clear()
+        self.alive = False
+        if self.bench.registry.leave(self.facts, 0) > 0:
+            self.look_dead()

@@ -1,0 +1,160 @@
+"""What must become of each job: every run of a script is done once more, in plain Python.
+
+The server's replies and data are compared with it. It knows more than the server does: which job
+ended its process, who lives although he was taken for dead, and what ran when that was said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import redis
+
+from celery_superfetch.config import Config
+from celery_superfetch.job import digest, parse
+from celery_superfetch.keys import Keys
+from celery_superfetch.private_list import ALONE, CALLED_OFF, RAN
+from celery_superfetch.recovery import Limits
+
+STRUCK = "struck"
+
+
+@dataclass
+class Card:
+    """What is remembered of one payload, and what came of it since that began."""
+
+    strikes: int = 0
+    recoveries: int = 0
+    probation: bool = False
+    #: The server has counters, be they zero.
+    counted: bool = False
+    #: They may outlive the last item: an owner that was taken for dead has settled one that it
+    #: claimed before there were any, which a late claim had brought back to it.
+    left: bool = False
+    #: What lets it run beside others although it is suspect: copies that wait elsewhere, and an
+    #: operator's drain.
+    chances: int = 0
+    #: Recoveries that blamed it.
+    blamed: int = 0
+    #: Runs that were not given back on purpose: some were cut short by a deploy, the others not.
+    runs: int = 0
+    deployed: int = 0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An owner when it was taken for dead."""
+
+    #: How many jobs it was running.
+    ran: int
+    stopping: bool
+
+
+class Known:
+    """The model. Jobs are counted by their bytes: two items of the same bytes are copies.
+
+    Arguments:
+        killers: payloads of jobs that may end the process that runs them.
+    """
+
+    def __init__(self, keys: Keys, config: Config, limits: Limits, killers: Collection[bytes]):
+        self.keys, self.config, self.limits, self.killers = keys, config, limits, set(killers)
+        self.published: Counter[bytes] = Counter()
+        self.settled: Counter[bytes] = Counter()
+        self.dead: Counter[bytes] = Counter()
+        #: Key of a queue, private or probation list -> what it holds.
+        self.lists: dict[str, Counter[bytes]] = defaultdict(Counter)
+        self.cards: dict[bytes, Card] = defaultdict(Card)
+        #: Owner -> its running jobs, as the server has them.
+        self.running: dict[str, dict[str, str]] = defaultdict(dict)
+        #: Queue lists that are known to have suspects.
+        self.on_probation: set[str] = set()
+        self.drained = False
+        self.owners: set[str] = set()
+        self.stopping: set[str] = set()
+        self.reaped: dict[str, Verdict] = {}
+        #: Owner -> the job that ended its process.
+        self.culprits: dict[str, bytes] = {}
+        #: Innocents that an owner without a culprit had alone: to the server it was their fault.
+        self.unlucky: set[bytes] = set()
+        #: What happened, for the statistics of a run.
+        self.notable: Counter[str] = Counter()
+
+    # -- what there is
+
+    def limit(self, payload: bytes) -> int | None:
+        return self.limits.strikes(parse(payload).task)
+
+    def copies(self, payload: bytes) -> int:
+        """Items of these bytes that are neither settled nor dead."""
+        return self.published[payload] - self.settled[payload] - self.dead[payload]
+
+    def private(self, owner: str, queue_list: str) -> Counter[bytes]:
+        return self.lists[self.keys.private(owner, queue_list)]
+
+    def what_runs(self, owner: str) -> dict[str, str]:
+        """Claim id -> digest of what an owner runs, or ran."""
+        hash = self.running[owner]
+        return {id: v for id, v in hash.items() if id not in (ALONE, RAN) and v != CALLED_OFF}
+
+    def blame(self, owner: str, payload: bytes) -> str:
+        """How the end of an owner counts against a job."""
+        name, ran = digest(payload), self.what_runs(owner)
+        alone = name == ran.get(self.running[owner].get(ALONE, ""))
+        if self.reaped[owner].stopping:
+            looping = self.cards[payload].recoveries >= self.config.recovery_limit
+            return "exact" if alone and looping else ""
+        if alone:
+            return "exact"
+        if name not in ran.values():
+            return ""
+        return "exact" if self.reaped[owner].ran == 1 else "suspect"
+
+    # -- what the server has
+
+    def compare(self, client: redis.Redis, queue_lists: Sequence[str]) -> None:
+        """All that is known must be there, and nothing else."""
+        keys = self.keys
+        lists = [keys.queue(name) for name in queue_lists]
+        lists += [keys.probation(name) for name in queue_lists]
+        lists += [keys.private(owner, name) for owner in self.running for name in queue_lists]
+        with client.pipeline(transaction=False) as pipe:
+            for key in lists:
+                pipe.lrange(key, 0, -1)
+            for owner in self.running:
+                pipe.hgetall(keys.running(owner))
+            for payload in self.published:
+                pipe.hgetall(keys.recoveries(digest(payload)))
+            pipe.smembers(keys.on_probation)
+            pipe.hvals(keys.dead_jobs)
+            replies = iter(pipe.execute())
+        found = {key: Counter(next(replies)) for key in lists}
+        running = {owner: _text(next(replies)) for owner in self.running}
+        counters = {payload: _text(next(replies)) for payload in self.published}
+        on_probation = {name.decode() for name in next(replies)}
+        dead = Counter(json.loads(record)["payload"].encode() for record in next(replies))
+
+        everywhere = sum((*found.values(), dead), Counter()) + self.settled
+        assert everywhere == self.published, "each is in one place, or settled"
+        assert found == {key: +self.lists[key] for key in lists}
+        assert dead == +self.dead
+        assert running == self.running
+        suspects = {name for name in queue_lists if found[keys.probation(name)]}
+        assert on_probation == self.on_probation >= suspects
+        # An operator's drain leaves the name of a list behind, until the next claim from it.
+        assert self.drained or on_probation == suspects
+        for payload, row in counters.items():
+            card = self.cards[payload]
+            assert bool(row) == card.counted
+            assert int(row.get("strikes", 0)) == card.strikes
+            assert int(row.get("recoveries", 0)) == card.recoveries
+            assert ("probation" in row) == card.probation
+            assert self.copies(payload) or not row or card.left, "they go with the last item"
+        assert set(+self.dead) <= self.killers | self.unlucky, "no innocent is killed"
+
+
+def _text(row: dict[bytes, bytes]) -> dict[str, str]:
+    return {name.decode(): value.decode(errors="replace") for name, value in row.items()}
