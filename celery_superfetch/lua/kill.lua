@@ -12,6 +12,11 @@ local payload, marked, expected, id, record = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local most, is_junk, most_junk = tonumber(ARGV[6]), ARGV[7] == '1', tonumber(ARGV[8])
 if marked == '1' and redis.call('HGET', facts, 'state') ~= 'reaped' then return {'unmarked'} end
 if (redis.call('HGET', counters, 'recoveries') or '0') ~= expected then return {'recounted'} end
+-- Its death was the fault of one run: a copy that waited in the same list is not killed with it.
+-- The counters do not tell where the first strike is the last.
+if marked == '1' and ARGV[9] ~= '' and redis.call('HGET', running, ARGV[9]) ~= id then
+  return {'recounted'}
+end
 if redis.call('LREM', private, 1, payload) == 0 then return {'moved'} end
 if marked ~= '1' then
   redis.call('HDEL', running, ARGV[9])

@@ -10,7 +10,7 @@ from celery import Celery
 
 from celery_superfetch.dead_set import DeadJob
 from celery_superfetch.poison_pill import guard_of
-from celery_superfetch.recovery import Blame, Decision, Recovery
+from celery_superfetch.recovery import Blame, Decision, Recovery, decide
 from celery_superfetch.signals import job_killed, job_recovering
 from parts.bench import Bench, payload
 
@@ -73,6 +73,17 @@ def test_a_receiver_sees_the_job_its_owner_and_its_counts(bench: Bench) -> None:
     assert (one.strikes, one.recoveries, one.blame) == (1, 1, Blame.EXACT)
     assert (two.strikes, two.recoveries, two.blame) == (1, 2, Blame.NONE)
     assert "gone" in one.reason
+
+
+def test_a_first_strike_that_is_the_last_kills_the_copy_that_ran_alone(
+    make_bench: Callable[..., Bench],
+) -> None:
+    bench, sender = make_bench(strike_limit=1), Sender()
+    asked(sender, decide)
+    report = die(bench, sender, JOB, JOB)
+    assert (report.killed, report.recovered, report.errors) == (1, 1, 0)
+    assert (bench.dead_set.size(), len(bench.queue())) == (1, 1)
+    assert bench.counters(JOB).strikes == 0
 
 
 def test_a_receivers_kill_kills(bench: Bench) -> None:
