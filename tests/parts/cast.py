@@ -34,6 +34,8 @@ class Stage:
         self.truth: Truth | None = None
         #: The next reply is lost.
         self.lose = False
+        #: Claims that were given back on purpose, as they were sent.
+        self.requeues: list[Call] = []
         run_all = Scripts.run_all
 
         def shown(scripts: Scripts, calls: Sequence[Call], *, errors: bool = False) -> list[Any]:
@@ -42,6 +44,8 @@ class Stage:
             if self.truth is not None:
                 for call, reply in zip(calls, replies, strict=True):
                     self.truth.saw(call, reply)
+                    if call.name == "requeue" and call.args[5] and reply == [1]:
+                        self.requeues.append(call)
             if self.lose:
                 self.lose = False
                 raise redis.ConnectionError("the reply was lost")

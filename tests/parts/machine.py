@@ -17,6 +17,7 @@ from parts.choices import (
     JOBS,
     KILLERS,
     NAMES,
+    POISON,
     QUEUES,
     Choice,
     Jobs,
@@ -71,10 +72,11 @@ class Fleet(RuleBasedStateMachine):
         self.limits = limits
         self.truth = Truth(self.bench.keys, self.bench.config, limits, KILLERS)
         self.stage.truth, self.stage.lose = self.truth, False
+        self.stage.requeues.clear()
         self.workers: list[Worker] = []
         self._minted = 0
         self.reapers = [Pass(self.bench, SENDER, limits) for _ in range(2)]
-        for job in JOBS:
+        for job in (*JOBS, next(iter(POISON))):
             self.publish(job)
 
     # -- who and what a rule is about
@@ -187,6 +189,13 @@ class Fleet(RuleBasedStateMachine):
         else:
             worker.waits.remove(claimed)
         worker.in_flight.requeue([claimed.job], where)
+
+    @precondition(lambda self: self.stage.requeues)
+    @rule(data=st.data())
+    def requeue_again(self, data: st.DataObject) -> None:
+        """A network that stood still brings a requeue once more."""
+        number = data.draw(st.integers(0, len(self.stage.requeues) - 1))
+        assert self.bench.run(self.stage.requeues[number]) == [0]
 
     @some(running)
     @rule(data=st.data(), rejected=st.booleans())

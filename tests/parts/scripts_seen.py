@@ -232,15 +232,18 @@ class Truth(Known):
             assert limit is None or card.strikes < limit, "the last strike kills"
 
     def _kill(self, call: Call, reply: Any) -> None:
-        payload, marked, expected, _, text = call.args[:5]
+        (payload, marked, seen, name, text), id = call.args[:5], call.args[8]
         owner, record = self._owner_of(call.keys[8]), json.loads(text)
-        if not self._holds(bool(marked), owner, expected, call.keys[1], payload, reply[0]):
+        has_struck = bool(marked and id) and self.running[owner].get(id) != name
+        if not self._holds(
+            bool(marked), owner, -1 if has_struck else seen, call.keys[1], payload, reply[0]
+        ):
             return
         limit = self.limit(payload)
         assert limit == record["strikes"], "neither earlier nor later"
         assert record["history"][-1]["strike"] == "exact"
         self._judge(owner if marked else "", payload, "exact", record["strikes"])
-        self._lost(bool(marked), owner, call.args[8], payload, "exact")
+        self._lost(bool(marked), owner, id, payload, "exact")
         self.dead[payload] += 1
         self._clear(payload)
         self.notable["killed"] += 1
