@@ -14,8 +14,9 @@ if marked == '1' and redis.call('HGET', facts, 'state') ~= 'reaped' then return 
 if (redis.call('HGET', counters, 'recoveries') or '0') ~= expected then return {'recounted'} end
 -- Its death was the fault of one run: a copy that waited in the same list is not killed with it.
 -- The counters do not tell where the first strike is the last.
-if marked == '1' and ARGV[9] ~= '' and redis.call('HGET', running, ARGV[9]) ~= id then
-  return {'recounted'}
+if marked == '1' and ARGV[9] ~= '' then
+  local ran = redis.call('HGET', running, ARGV[9])
+  if ran ~= id and ran ~= '?' .. id then return {'recounted'} end
 end
 if redis.call('LREM', private, 1, payload) == 0 then return {'moved'} end
 if marked ~= '1' then

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import pytest
@@ -71,6 +71,14 @@ class Stage:
                 self.truth.drain_probation()
 
         monkeypatch.setattr(GiveBack, "_end_probation", ended)
+        forget = PrivateLists.forget_running
+
+        def forgotten(lists: PrivateLists, owner: str, held: Container[str]) -> None:
+            forget(lists, owner, held)
+            if self.truth is not None:
+                self.truth.forget_running(owner, held)
+
+        monkeypatch.setattr(PrivateLists, "forget_running", forgotten)
         # Of two that were marked, the clock decides whether it was in the same ms.
         tombstones = Registry.tombstones
         monkeypatch.setattr(
@@ -187,12 +195,9 @@ class Worker:
         with pytest.raises(redis.ConnectionError):
             self.claim_alone(queue_list)
 
-    def reconcile(self, truth: Truth) -> None:
+    def reconcile(self) -> None:
         """Look for what lost replies spoke of; a suspect among it is alone no longer."""
-        suspect = self.in_flight._perhaps_alone
         self.in_flight.reconcile(self.owner, self._lists)
-        if suspect is not None:
-            truth.end(*suspect)
 
     def start(self, claimed: Claimed, reply_lost: bool = False) -> bool:
         """Hand a job to the pool, whose process asks whether it may run it."""

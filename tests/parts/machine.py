@@ -227,7 +227,7 @@ class Fleet(RuleBasedStateMachine):
     @some(in_doubt)
     @rule(data=st.data())
     def reconcile(self, data: st.DataObject) -> None:
-        self.who(data, in_doubt).reconcile(self.truth)
+        self.who(data, in_doubt).reconcile()
 
     @some(anybody)
     @rule(data=st.data())

@@ -6,11 +6,11 @@ It also judges each decision by what really was: which job ended its process, an
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 from celery_superfetch.job import digest
-from celery_superfetch.private_list import ALONE, CALLED_OFF, RAN
+from celery_superfetch.private_list import ALONE, CALLED_OFF, RAN, UNSTARTED
 from celery_superfetch.scripts import Call
 from parts.truth import STRUCK, Card, Known, Verdict
 
@@ -64,6 +64,13 @@ class Truth(Known):
         running.pop(id, None)
         if running.get(ALONE) == id:
             del running[ALONE]
+
+    def forget_running(self, owner: str, held: Container[str]) -> None:
+        """What an owner does not hold, it does not run."""
+        running = self.running[owner]
+        for id, value in list(running.items()):
+            if (value if id == ALONE else id) not in held and value != CALLED_OFF:
+                del running[id]
 
     def _register(self, call: Call, reply: Any) -> None:
         if reply != b"reaped":
@@ -129,7 +136,10 @@ class Truth(Known):
         if expected == b"ok":
             assert self._take(probation, reply[1])
             self.lists[private][reply[1]] += 1
-            self.running[self._owner_of(running)] |= {ALONE: id, id: digest(reply[1])}
+            self.running[self._owner_of(running)] |= {
+                ALONE: id,
+                id: UNSTARTED + digest(reply[1]),
+            }
             self.notable["a suspect has its turn"] += 1
 
     def _start(self, call: Call, reply: Any) -> None:
@@ -185,7 +195,8 @@ class Truth(Known):
         for at, moved in enumerate(reply):
             payload, id, handed_over = call.args[4 + 3 * at : 7 + 3 * at]
             known = self.running[owner].get(id) if id else None
-            if known == CALLED_OFF or (known and handed_over):
+            started = bool(known) and not known.startswith(UNSTARTED)
+            if known == CALLED_OFF or (started and handed_over):
                 assert moved == (0 if known == CALLED_OFF else 2)
                 continue
             if id:
@@ -199,8 +210,8 @@ class Truth(Known):
                     self.on_probation.add(call.args[0])
                 card.counted = True
                 # An operator's drain knows of no claims.
-                started = [known] if id else self.what_runs(owner).values()
-                card.runs -= digest(payload) in started
+                ran = [known] if id else self.what_runs(owner).values()
+                card.runs -= digest(payload) in ran
             else:
                 self.notable["a requeue came too late"] += 1
 
@@ -223,7 +234,7 @@ class Truth(Known):
                 )
             )
             card.strikes, card.recoveries = strikes, card.recoveries + 1
-            card.probation, card.counted = card.probation or suspect, True
+            card.probation, card.counted = suspect, True
             self._lost(marked, owner, id, payload, blame)
             self.lists[probation if suspect else queue][payload] += 1
             if suspect:
@@ -234,7 +245,8 @@ class Truth(Known):
     def _kill(self, call: Call, reply: Any) -> None:
         (payload, marked, seen, name, text), id = call.args[:5], call.args[8]
         owner, record = self._owner_of(call.keys[8]), json.loads(text)
-        has_struck = bool(marked and id) and self.running[owner].get(id) != name
+        ran = (self.running[owner].get(id) or "").lstrip(UNSTARTED)
+        has_struck = bool(marked and id) and ran != name
         if not self._holds(
             bool(marked), owner, -1 if has_struck else seen, call.keys[1], payload, reply[0]
         ):

@@ -16,7 +16,7 @@ import redis
 from celery_superfetch.config import Config
 from celery_superfetch.job import digest, parse
 from celery_superfetch.keys import Keys
-from celery_superfetch.private_list import ALONE, CALLED_OFF, RAN
+from celery_superfetch.private_list import ALONE, CALLED_OFF, RAN, UNSTARTED
 from celery_superfetch.recovery import Limits
 
 STRUCK = "struck"
@@ -98,7 +98,8 @@ class Known:
     def what_runs(self, owner: str) -> dict[str, str]:
         """Claim id -> digest of what an owner runs, or ran."""
         hash = self.running[owner]
-        return {id: v for id, v in hash.items() if id not in (ALONE, RAN) and v != CALLED_OFF}
+        claims = {id: v.lstrip(UNSTARTED) for id, v in hash.items() if id not in (ALONE, RAN)}
+        return {id: name for id, name in claims.items() if name != CALLED_OFF}
 
     def blame(self, owner: str, payload: bytes) -> str:
         """How the end of an owner counts against a job."""
