@@ -57,7 +57,9 @@ def resources(fleet: Fleet) -> Resources:
     names = {f"{pool}@": pool for pool in fleet.pools}
 
     def ask() -> Resources | None:
-        replies = fleet.app.control.broadcast("resources", reply=True, limit=len(names))
+        broadcast = fleet.app.control.broadcast
+        with fleet.app.connection_for_write() as fresh:  # a reply queue expires, unnoticed by kombu
+            replies = broadcast("resources", reply=True, limit=len(names), connection=fresh)
         rows = {name: row for reply in replies or () for name, row in reply.items()}
         found = {names[name.partition("@")[0] + "@"]: row for name, row in rows.items()}
         if set(found) == set(fleet.pools):
