@@ -13,7 +13,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_superfetch import in_flight
 from celery_superfetch.facts import Facts
-from celery_superfetch.job import parse
+from celery_superfetch.job import digest, parse
 from celery_superfetch.membership import Membership
 from celery_superfetch.signals import LostJob, ownership_lost
 from harness.server import Server
@@ -225,3 +225,16 @@ def test_what_a_promoted_replica_had_not_seen_acked_is_acked_again(
     assert hasty.private(owner) == []
     assert hasty.queue() == ([payload(2)] if remembered else [payload(1), payload(2)])
     assert (len(held), lost) == (0, [])
+
+
+def test_a_claim_for_a_suspect_that_was_lost_and_brought_none_leaves_the_next_one_alone(
+    server: Server, hasty: Bench, owner: Facts
+) -> None:
+    """Another channel of the process had passed its look at what is in doubt by then."""
+    held, suspect = hasty.in_flight, payload("suspect")
+    unheard(server, lambda: held.claim_alone(owner.owner, "mail"))
+    hasty.client.lpush(hasty.keys.probation("mail"), suspect)
+    claimed = eventually(lambda: held.claim_alone(owner.owner, "mail"))
+    assert held.reconcile(owner.owner, ["mail"]) == 0
+    assert held.alone == claimed.job
+    assert hasty.lists.running(owner.owner).alone == digest(suspect)
