@@ -41,6 +41,7 @@ def owner(hasty: Bench) -> Facts:
     # From here on the server knows the scripts, and we its version.
     hasty.in_flight.claim(facts.owner, ["mail"], 1, 1, [])
     hasty.in_flight.scripts.run_all([hasty.lists.ack([])])
+    hasty.in_flight.claim_alone(facts.owner, "mail")
     return facts
 
 
@@ -234,7 +235,21 @@ def test_a_claim_for_a_suspect_that_was_lost_and_brought_none_leaves_the_next_on
     held, suspect = hasty.in_flight, payload("suspect")
     unheard(server, lambda: held.claim_alone(owner.owner, "mail"))
     hasty.client.lpush(hasty.keys.probation("mail"), suspect)
-    claimed = eventually(lambda: held.claim_alone(owner.owner, "mail"))
+    claimed = held.claim_alone(owner.owner, "mail")
+    assert claimed is not None
     assert held.reconcile(owner.owner, ["mail"]) == 0
     assert held.alone == claimed.job
     assert hasty.lists.running(owner.owner).alone == digest(suspect)
+
+
+def test_two_lost_claims_for_a_suspect_leave_nothing_that_seems_to_run(
+    server: Server, hasty: Bench, owner: Facts
+) -> None:
+    """The first took it, the second found the process busy with it."""
+    held, suspect = hasty.in_flight, payload("suspect")
+    hasty.client.lpush(hasty.keys.probation("mail"), suspect)
+    for _ in range(2):
+        unheard(server, lambda: held.claim_alone(owner.owner, "mail"))
+    eventually(lambda: hasty.private(owner) == [suspect])
+    assert held.reconcile(owner.owner, ["mail"]) == 1
+    assert hasty.lists.running(owner.owner).digests == ()
