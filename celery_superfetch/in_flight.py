@@ -81,6 +81,8 @@ class InFlight:
         self.in_pool: set[tuple[str, str]] = set()
         #: Jobs given back, and when (monotonic s).
         self._called_off: deque[tuple[float, Job]] = deque()
+        #: When one was called off last that a pool had (monotonic s).
+        self._recalled = -math.inf
         #: Jobs settled lately (monotonic s; owner, queue list, hash of the payload).
         self._lately: deque[tuple[float, tuple[str, str, int]]] = deque(maxlen=SETTLED_MOST)
         self._lock = threading.RLock()
@@ -319,7 +321,14 @@ class InFlight:
                 self.outlived.add(job)
                 continue
             self._called_off.append((monotonic(), job))
+            if job in in_pool:
+                self._recalled = monotonic()
             self.drop(job)
+
+    @property
+    def pool_may_ask(self) -> bool:
+        """Whether a pool may still come to a job that was called off, and ask for it."""
+        return monotonic() - self._recalled < CALLED_OFF
 
     def long_called_off(self) -> list[Job]:
         """Jobs that nobody can ask about any more, once; their marks may go."""

@@ -332,12 +332,16 @@ class Membership:
     def leave(self, user: int, *, answered: bool = True) -> None:
         """A channel is done; with the last one, and nothing held, the process leaves.
 
+        At its end (``leave_for_good``) where a pool may yet ask for what was called off.
+
         Arguments:
             answered: False when a blocking claim may still land; a tombstone waits for it.
         """
         with self._lock:
             self._users.discard(user)
             if self._users or not self._joined or len(self.in_flight):
+                return
+            if self.in_flight.pool_may_ask:  # the server's mark must outlast this reconnect
                 return
             self._end(answered)
 

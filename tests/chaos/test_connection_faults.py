@@ -152,7 +152,7 @@ def small(
 
 def cancelled(worker: Worker, load: Load) -> Counter[str]:
     """Names of the jobs that Celery has cancelled, as its log says, each time."""
-    ids = re.findall(r"Task shop\.hold\[(\S+)\] cannot be acknowledged after", worker.log())
+    ids = re.findall(r"Task shop\.hold\[([^]]+)\].* cannot be acknowledged after", worker.log())
     return Counter(load.ids[found] for found in ids)
 
 
@@ -176,7 +176,8 @@ def test_what_celery_cancels_at_a_connection_loss_is_requeued_once(
     cuts = sum((cancelled(fleet.workers[p], load) for p in ("prefork", "gevent")), Counter())
     assert not account.lost, account
     # Fewer where it was cancelled before its first line, or again before its child had ended.
-    assert all(runs <= 1 + cuts[job] for job, runs in account.doubled.items()), (account, cuts)
+    more = {job: (runs, cuts[job]) for job, runs in account.doubled.items() if runs > 1 + cuts[job]}
+    assert not more, f"runs and times it was cancelled: {more}"
     finishes = fleet.ledger.finishes()
     # The last cut may come when it has written its end and is not acked yet.
     assert all(len(finishes[job]) <= 2 for job in expected), "cut short, then run"

@@ -27,7 +27,7 @@ FIRST = 5
 #: What one worker may have more of by chance: a pool of connections opens one more when two
 #: threads want one at the same time, gevent's own pool of threads likewise; Celery's timers on
 #: gevent run while the connection they use is replaced. A leak would be 45.
-CHANCE = {"threads": 1, "files": 3, "timers": 1, "objects": 2}
+CHANCE = {"threads": 1, "files": 3, "timers": 3, "objects": 2}
 
 Resources = dict[str, dict[str, int]]
 
@@ -54,20 +54,7 @@ def lose_connections(fleet: Fleet, times: int) -> None:
 
 def resources(fleet: Fleet) -> Resources:
     """What each worker has of everything; all of them answer."""
-    names = {f"{pool}@": pool for pool in fleet.pools}
-
-    def ask() -> Resources | None:
-        broadcast = fleet.app.control.broadcast
-        with fleet.app.connection_for_write() as fresh:  # a reply queue expires, unnoticed by kombu
-            replies = broadcast("resources", reply=True, limit=len(names), connection=fresh)
-        rows = {name: row for reply in replies or () for name, row in reply.items()}
-        found = {names[name.partition("@")[0] + "@"]: row for name, row in rows.items()}
-        if set(found) == set(fleet.pools):
-            return found
-        fleet.wake_remote_control()
-        return None
-
-    return eventually(ask, message="every worker says what it has")
+    return eventually(lambda: fleet.answers("resources"), message="every worker says what it has")
 
 
 def most(rows: list[Resources]) -> Resources:

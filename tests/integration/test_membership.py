@@ -12,8 +12,10 @@ import redis
 from redis.connection import parse_url
 
 from celery_superfetch.heartbeats import Heartbeats
+from celery_superfetch.job import digest
 from celery_superfetch.membership import Membership
 from celery_superfetch.memberships import membership_for, memberships
+from celery_superfetch.start import Starts, Ticket
 from harness.waiting import eventually
 from parts.bench import Bench, payload
 
@@ -198,6 +200,29 @@ def test_a_process_with_a_running_job_stays_registered_when_its_channel_closes(
     member.in_flight.flush()
     member.leave(1)
     assert bench.key_names() == set()
+
+
+@pytest.mark.parametrize("in_pool", [True, False])
+def test_what_was_called_off_stays_so_while_its_channel_is_made_anew(
+    member: Membership, bench: Bench, in_pool: bool
+) -> None:
+    """It lies in a child's pipe, and the child comes to it after the reconnect.
+
+    The control is a job that no pool had: nobody asks for it, and nothing is kept.
+    """
+    bench.push("mail", payload(1))
+    [claimed] = member.claim(["mail"], 1, 1).jobs
+    job = claimed.job
+    if in_pool:
+        member.in_flight.hand_over(job)
+    member.in_flight.requeue([job])
+    member.leave(1)
+    assert member.joined == in_pool
+    ticket = Ticket(job.owner, job.claim_id, digest(job.payload), True, "")
+    answer = Starts(lambda: bench.client).ask(ticket)
+    assert answer == ("called off" if in_pool else "")
+    member.leave_for_good()
+    assert not bench.registry.owners()
 
 
 def test_at_its_end_a_process_gives_back_what_it_holds(member: Membership, bench: Bench) -> None:

@@ -133,20 +133,24 @@ class Fleet:
         assert len(self.db.owners()) == len(self.workers)
         assert all(one.alive() for one in self.workers.values())
         if answers:
-            eventually(self.everybody_answers, message="remote control reaches everybody")
+            eventually(self.answers, message="remote control reaches everybody")
 
-    def wake_remote_control(self) -> None:
-        """Celery's remote control of greenlets ends when its own connection breaks and the
-        consumer's does not (it was just connecting); it begins anew with the consumer's next.
+    def answers(self, command: str = "ping") -> dict[str, Any]:
+        """What each worker's remote control says, by pool; it has connections of its own.
+
+        Just after a loss nobody listens yet. And Celery's remote control of greenlets ends when
+        its own connection breaks and the consumer's does not (it was just connecting): it
+        begins anew with the consumer's next.
         """
+        said: dict[str, Any] = {}
+        for _ in range(3):
+            with self.app.connection_for_write() as fresh:  # a reply queue expires, unnoticed
+                replies = self.app.control.broadcast(
+                    command, reply=True, timeout=2, limit=len(self.workers), connection=fresh
+                )
+            rows = {name: row for reply in replies or () for name, row in reply.items()}
+            said = {name.partition("@")[0]: row for name, row in rows.items()}
+            if set(said) == set(self.workers):
+                return said
         kill_connections(self.server.client())
-
-    def everybody_answers(self) -> bool:
-        """Whether each worker's remote control works: it has connections of its own."""
-        with self.app.connection_for_write() as fresh:  # a reply queue expires, unnoticed by kombu
-            replies = self.app.control.ping(timeout=5, limit=len(self.workers), connection=fresh)
-        silent = set(self.workers) - {name.partition("@")[0] for row in replies for name in row}
-        if silent:
-            self.wake_remote_control()
-        assert not silent, f"no answer from {silent}"
-        return True
+        raise AssertionError(f"no answer from {set(self.workers) - set(said)}")
