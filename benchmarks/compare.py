@@ -1,0 +1,178 @@
+"""Runs contenders alternately and compares their medians: what all benchmarks here share.
+
+A machine that is busy is busy for all of them then; what is printed is ratios, and the spread says
+how much to trust them. No time that is measured here means anything on another machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+OURS, STOCK = "superfetch", "stock"
+
+#: What decides how fast a contender is, besides the machine.
+PACKAGES = ("celery_superfetch", "celery", "kombu", "redis", "celery_redis_plus", "gevent", "rq")
+
+
+@dataclass
+class Row:
+    """One case, measured for each contender round by round."""
+
+    case: str
+    #: Contender -> a value for each round.
+    values: dict[str, list[float]] = field(default_factory=dict)
+
+    def median(self, contender: str) -> float:
+        return statistics.median(self.values[contender])
+
+    def ratio(self, contender: str, to: str = STOCK) -> float | None:
+        """Its median in those of another; None where one of them was not measured."""
+        if contender not in self.values or to not in self.values or not self.median(to):
+            return None
+        return self.median(contender) / self.median(to)
+
+
+@dataclass
+class Table:
+    """What one benchmark found.
+
+    Arguments:
+        unit: of the values, "jobs/s" or "us per ack".
+        more: whether more is better.
+    """
+
+    title: str
+    unit: str
+    more: bool = True
+    rows: list[Row] = field(default_factory=list)
+    #: Contender -> why it was not measured.
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def measure(self, case: str, rounds: int, contenders: dict[str, Callable[[], float]]) -> Row:
+        """Measure each contender once a round, in an order that turns with the rounds."""
+        row = Row(case, {name: [] for name in contenders})
+        names = list(contenders)
+        for number in range(rounds):
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                row.values[name].append(contenders[name]())
+        self.rows.append(row)
+        print(self.line(row), flush=True)
+        return row
+
+    def line(self, row: Row) -> str:
+        """One row, as it is printed."""
+        parts = [f"{row.case:34}"]
+        for name, values in row.values.items():
+            ratio = row.ratio(name)
+            beside = "" if name == STOCK or ratio is None else f" = {ratio:.2f}x"
+            parts.append(
+                f"{name} {_short(row.median(name))} [{_short(min(values))}..{_short(max(values))}]"
+                f"{beside}"
+            )
+        return "  ".join(parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "title": self.title,
+            "unit": self.unit,
+            "better": "more" if self.more else "less",
+            "skipped": self.skipped,
+            "rows": [
+                {
+                    "case": row.case,
+                    "values": row.values,
+                    "medians": {name: row.median(name) for name in row.values},
+                    "ratios": {
+                        name: row.ratio(name)
+                        for name in row.values
+                        if name != STOCK and row.ratio(name) is not None
+                    },
+                }
+                for row in self.rows
+            ],
+        }
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def arguments(doc: str, rounds: int) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=rounds, help="of each case, alternately")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--json", type=Path, help="write all values to this file")
+    parser.add_argument("--plot", type=Path, help="draw the ratios: a .svg or .png (matplotlib)")
+    return parser
+
+
+def machine() -> dict[str, Any]:
+    """Where and with what this was measured."""
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "cpus": os.cpu_count(),
+    }
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def begin(table: Table) -> None:
+    """Say what is going to be measured."""
+    better = "more" if table.more else "less"
+    print(
+        f"{table.title} ({table.unit}, {better} is better; median [least..most] = ratio to stock)"
+    )
+    for name, why in table.skipped.items():
+        print(f"{name} is skipped: {why}")
+    print(", ".join(f"{key} {value}" for key, value in machine().items()), flush=True)
+
+
+def finish(args: argparse.Namespace, tables: Sequence[Table]) -> None:
+    """Write what was asked for."""
+    if args.json:
+        content = {"machine": machine(), "tables": [table.as_dict() for table in tables]}
+        args.json.write_text(json.dumps(content, indent=2) + "\n")
+    if args.plot:
+        plot(args.plot, tables)
+
+
+def plot(path: Path, tables: Iterable[Table]) -> None:
+    """Draw the ratios to stock, a panel for each table."""
+    from matplotlib.figure import Figure  # not needed by who only wants the numbers
+
+    panels = [table for table in tables if any(STOCK in row.values for row in table.rows)]
+    heights = [len(table.rows) for table in panels]
+    figure = Figure(figsize=(8, 1 + 0.34 * sum(heights) + 0.7 * len(panels)), layout="constrained")
+    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for table, axis in zip(panels, axes, strict=True):
+        names = [n for n in dict.fromkeys(n for r in table.rows for n in r.values) if n != STOCK]
+        thick = 0.8 / len(names)
+        for at, name in enumerate(names):
+            places = [i + thick * (at - (len(names) - 1) / 2) for i in range(len(table.rows))]
+            bars = axis.barh(places, [r.ratio(name) or 0 for r in table.rows], thick, label=name)
+            axis.bar_label(bars, fmt="%.2f", padding=2, fontsize=7)
+        axis.axvline(1, color="grey", linewidth=1)
+        axis.set_yticks(range(len(table.rows)), [row.case for row in table.rows], fontsize=8)
+        axis.invert_yaxis()
+        axis.set_title(f"{table.title} ({table.unit}, stock = 1)", fontsize=9)
+        axis.legend(fontsize=7)
+    figure.savefig(path)
