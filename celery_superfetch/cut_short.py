@@ -43,6 +43,7 @@ class CutShort:
         Raises:
             redis.exceptions.RedisError: the job stays in its private list, still held.
         """
+        self.in_flight.bring_back(job)
         for _ in range(DECISIONS):
             recovery = self._recovery(job, reason, Blame.EXACT, limits)
             kill = ask(recovery, sender) is Decision.KILL
@@ -84,6 +85,7 @@ class CutShort:
         Raises:
             redis.exceptions.RedisError: the server cannot be asked; nothing has changed.
         """
+        self.in_flight.bring_back(job)
         for _ in range(DECISIONS):
             if not (settled or self._is_ours(job)):
                 return None

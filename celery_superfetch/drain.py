@@ -109,6 +109,7 @@ class Drain:
         self, facts: Facts, queue_list: str, expires: int, reason: str, report: Report
     ) -> None:
         """Newest first, each to the front of the queue: the old order is the new one."""
+        self.lists.unhold_all(facts.owner, queue_list)
         stalls = 0
         while stalls < STALLS:
             jobs = self.lists.in_flight(facts.owner, queue_list, BATCH)

@@ -119,7 +119,7 @@ class Fetch:
 
     def flush(self) -> None:
         """Send the settlements that wait."""
-        if any(self.in_flight.settlements.values()):
+        if self.in_flight.unsent:
             self.in_flight.flush()
 
     def join(self, lists: Iterable[str]) -> None:

@@ -164,6 +164,7 @@ class GiveBack:
             report.given_back += size
             report.queues.update({queue_list: size} if size else {})
             return
+        self.lists.unhold_all(owner, queue_list)
         while jobs := self.lists.in_flight(owner, queue_list, BATCH):
             call = self.lists.requeue(jobs, "front", expires)
             moved = sum(self.reaper.scripts.run_all([call])[0])
@@ -196,13 +197,13 @@ class GiveBack:
         report.dead_set = self.reaper.dead_set.size()
         private: list[bytes] = []
         for key in self._own_keys():
-            if self.keys.is_private(key):
+            if self.keys.has_jobs(key):
                 private.append(key)
             elif not self.keys.is_dead_set(key):
                 report.keys += 1
         with self.client.pipeline(transaction=False) as pipe:
             for key in private:
-                pipe.llen(key)
+                pipe.hlen(key) if self.keys.is_held(key) else pipe.llen(key)
             report.in_flight = sum(n for n in pipe.execute(raise_on_error=False) if n)
 
     def forget(self, report: GivenBack) -> None:
@@ -216,7 +217,7 @@ class GiveBack:
         doomed = [
             key
             for key in self._own_keys()
-            if not self.keys.is_private(key) and not self.keys.is_dead_set(key)
+            if not self.keys.has_jobs(key) and not self.keys.is_dead_set(key)
         ]
         for at in range(0, len(doomed), SCAN_COUNT):
             report.deleted += int(self.client.delete(*doomed[at : at + SCAN_COUNT]))

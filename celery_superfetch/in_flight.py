@@ -15,11 +15,12 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from .config import Config
+from .held import Held
 from .job import Claimed, Earlier, Job, digest, parse
 from .keys import Keys
 from .private_list import Claims, PrivateLists, earlier_of
 from .returns import STARTED, Returns
-from .scripts import Scripts
+from .scripts import Call, Scripts
 from .signals import LostJob, ownership_lost
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,8 @@ class InFlight:
         self._resent: set[Job] = set()
         #: Jobs whose loss was announced while they ran.
         self._announced: set[Job] = set()
-        self._returns = Returns(self.lists, self.scripts, self.expires)
+        self._held_aside = Held(self.lists)
+        self._returns = Returns(self.lists, self.scripts, self.expires, self._held_aside)
         #: What ``reconcile`` found and gave back, and when (monotonic s).
         self._given_back: dict[tuple[str, str, bytes], float] = {}
         #: Claims that a pool of this process has and may start: owner and claim id.
@@ -119,7 +121,7 @@ class InFlight:
         may wait to be read: that one has to look as well.
         """
         self._given_back[job[:3]] = monotonic()
-        held = sum(job[:3] == other[:3] for other in self._held)
+        held = sum(job[:3] == other[:3] and other not in self._held_aside for other in self._held)
         try:
             copies = [j.payload for j in self.lists.in_flight(job.owner, job.queue_list)]
         except RedisError:
@@ -154,6 +156,23 @@ class InFlight:
             self.in_pool.discard((job.owner, job.claim_id))
             self.outlived.discard(job)
             self._returns.forget(job)
+            self._held_aside.forget(job)
+
+    def waits(self, job: Job) -> None:
+        """Note that a job waits in memory for its time; the next round trip moves it aside."""
+        with self._lock:
+            if job in self._held:
+                self._held_aside.add(job)
+
+    def bring_back(self, job: Job) -> None:
+        """Have a job in its private list, where whatever is done to it looks for it.
+
+        Raises:
+            redis.exceptions.RedisError: the server could not be asked.
+        """
+        with self._lock:
+            self.scripts.run_all(self._held_aside.unhold([job]))
+            self._held_aside.forget(job)
 
     # -- claims and settlements
 
@@ -168,15 +187,10 @@ class InFlight:
         """
         with self._lock:
             self._send_returns()
-            acks, self._acks = self._acks, []
-            calls = [self.lists.ack(acks)] if acks else []
-            calls.append(self.lists.claim(owner, lists, most, turn, confirm))
-            replies = self._run(calls, acks)
-            if acks:
-                self._settled(acks, replies[0])
-            if isinstance(replies[-1], Exception):
-                raise replies[-1]
-            claims = self.lists.claims(owner, lists, replies[-1], confirm)
+            reply = self._run(self.lists.claim(owner, lists, most, turn, confirm))
+            if isinstance(reply, Exception):
+                raise reply
+            claims = self.lists.claims(owner, lists, reply, confirm)
             for claimed in claims.jobs:
                 self._held[claimed.job] = False
             for job, still_ours in zip(confirm, claims.confirmed, strict=False):
@@ -236,18 +250,33 @@ class InFlight:
         """
         with self._lock:
             self._send_returns()
-            if self._acks:
-                acks, self._acks = self._acks, []
-                self._settled(acks, self._run([self.lists.ack(acks)], acks)[0])
+            self._run()
 
-    def _run(self, calls: Sequence[Any], acks: list[Claimed]) -> list[Any]:
+    def _run(self, claim: Call | None = None) -> Any:
+        """Send what is to be moved aside or settled, and then ``claim``, whose reply it returns.
+
+        Raises:
+            redis.exceptions.RedisError: no reply came, or the acks were refused.
+        """
+        acks, self._acks = self._acks, []
+        calls = [*self._held_aside.unhold(job for job, _ in acks), *self._held_aside.hold()]
+        if acks:
+            calls.append(self.lists.ack(acks))
+        settling = len(calls)
+        if claim is not None:
+            calls.append(claim)
+        if not calls:
+            return None
         try:
-            return self.scripts.run_all(calls, errors=True)
+            replies = self.scripts.run_all(calls, errors=True)
         except BaseException:  # a greenlet that is killed, a signal's: no reply is no reply
             self.doubt = True
             self._resent.update(job for job, _ in acks)
             self._acks = acks + self._acks
             raise
+        if acks:
+            self._settled(acks, replies[settling - 1])
+        return replies[-1]
 
     def _settled(self, acks: list[Claimed], reply: Any) -> None:
         if isinstance(reply, Exception):
@@ -389,7 +418,13 @@ class InFlight:
     def _unknown(self, owner: str, lists: Iterable[str]) -> list[Job]:
         unknown: list[Job] = []
         for name in lists:
-            held = Counter(job.payload for job in self._held if job[:2] == (owner, name))
+            for job in self._held_aside.look(owner, name):
+                self._held_aside.forget(job)
+            held = Counter(
+                job.payload
+                for job in self._held
+                if job[:2] == (owner, name) and job not in self._held_aside
+            )
             for payload in (job.payload for job in self.lists.in_flight(owner, name)):
                 if held[payload] > 0:
                     held[payload] -= 1
@@ -408,6 +443,11 @@ class InFlight:
     def settlements(self) -> Mapping[str, int]:
         """How much waits to be sent: acks and returns (for tests and ``status``)."""
         return {"acks": len(self._acks), "returns": len(self._returns)}
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something waits for the next round trip."""
+        return bool(self._acks or self._returns or self._held_aside)
 
 
 def _trace(job: Job) -> tuple[str, str, int]:

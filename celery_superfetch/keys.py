@@ -44,6 +44,8 @@ class Keys:
         self.own_pattern = f"{_escape(own)}*"
         #: SCAN pattern of all private lists, for the full sweep alone.
         self.private_pattern = f"{_escape(own)}private:*"
+        #: SCAN pattern of all held jobs, for the same.
+        self.held_pattern = f"{_escape(own)}held:*"
 
     def queue(self, queue_list: str) -> str:
         """LIST, kombu's own: the public queue list (one for each priority step)."""
@@ -52,6 +54,10 @@ class Keys:
     def private(self, owner: str, queue_list: str) -> str:
         """LIST of raw payloads that ``owner`` claimed from ``queue_list``; newest first."""
         return f"{self._own}private:{owner}:{queue_list}"
+
+    def held(self, owner: str, queue_list: str) -> str:
+        """HASH claim id -> raw payload: claimed from ``queue_list``, waiting for their ETA."""
+        return f"{self._own}held:{owner}:{queue_list}"
 
     def facts(self, owner: str) -> str:
         """HASH of what an owner registered; a tombstone (state ``reaped``) has a TTL."""
@@ -91,20 +97,25 @@ class Keys:
         """STRING with a TTL: one pass per interval and scope. Never released, it expires."""
         return f"{self._own}lock:{scope}"
 
-    def is_private(self, key: bytes) -> bool:
-        """Whether a key that ``own_pattern`` found is a private list, or one of probation."""
-        return key.startswith((f"{self._own}private:".encode(), f"{self._own}probation:".encode()))
+    def has_jobs(self, key: bytes) -> bool:
+        """Whether a key that ``own_pattern`` found has jobs: in flight, held or on probation."""
+        kinds = ("private", "held", "probation")
+        return key.startswith(tuple(f"{self._own}{kind}:".encode() for kind in kinds))
+
+    def is_held(self, key: bytes) -> bool:
+        """Whether a key that ``own_pattern`` found has held jobs."""
+        return key.startswith(f"{self._own}held:".encode())
 
     def is_dead_set(self, key: bytes) -> bool:
         """Whether a key that ``own_pattern`` found belongs to the dead set."""
         return key == self.dead.encode() or key.startswith(f"{self.dead}:".encode())
 
     def parse_private(self, key: str) -> tuple[str, str]:
-        """``(owner, queue list)`` of a private list's key; for the full sweep alone.
+        """``(owner, queue list)`` of a private list's key, or of held jobs; for the sweep alone.
 
         An owner never holds a colon (``Owner.mint`` sees to it), a queue may.
         """
-        rest = key[len(self._own) + len("private:") :]
+        _, _, rest = key[len(self._own) :].partition(":")
         owner, _, queue_list = rest.partition(":")
         return owner, queue_list
 

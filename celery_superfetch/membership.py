@@ -317,7 +317,7 @@ class Membership:
         Raises:
             redis.exceptions.RedisError: the server is still away; what is left waits on.
         """
-        if any(self.in_flight.settlements.values()):
+        if self.in_flight.unsent:
             self.in_flight.flush()
         for _ in range(len(self.overdue)):
             act = self.overdue.popleft()

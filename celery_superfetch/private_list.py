@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -13,11 +13,14 @@ from .config import Config
 from .job import Claimed, Earlier, Job, digest
 from .keys import Keys
 from .recovery import Running
-from .scripts import Call
+from .scripts import Call, Scripts
 
 #: Bytes one claim takes at most, but for the job that passes the mark. It bounds the reply,
 #: and so the time the server and the consumer's loop spend on one claim.
 CLAIM_BYTES = 4 * 1024 * 1024
+
+#: Held jobs that are looked at, and moved back, at a time.
+PAGE = 100
 
 #: The mark of a job that is no longer the caller's.
 GONE = -1
@@ -51,6 +54,7 @@ class PrivateLists:
         self.client = client
         self.keys = keys
         self.config = config
+        self.scripts = Scripts(client)
         self._claim_ids = count(1)
 
     def job(self, owner: str, queue_list: str, payload: bytes) -> Job:
@@ -159,6 +163,43 @@ class PrivateLists:
             args,
         )
 
+    def hold(self, jobs: Sequence[Job]) -> Call:
+        """The call that moves jobs of one private list out of its way."""
+        keys, first = self.keys, jobs[0]
+        names = [
+            keys.private(first.owner, first.queue_list),
+            keys.held(first.owner, first.queue_list),
+        ]
+        return Call("hold", names, [arg for job in jobs for arg in (job.payload, job.claim_id)])
+
+    def unhold(self, jobs: Sequence[Job]) -> Call:
+        """The call that moves held jobs of one private list back there."""
+        keys, first = self.keys, jobs[0]
+        names = [
+            keys.held(first.owner, first.queue_list),
+            keys.private(first.owner, first.queue_list),
+        ]
+        return Call("unhold", names, [job.claim_id for job in jobs])
+
+    def held_pages(self, owner: str, queue_list: str) -> Iterator[list[Job]]:
+        """Held jobs of one private list, some at a time; those moved back meanwhile are seen."""
+        cursor, begun = 0, False
+        while cursor or not begun:
+            page: Any
+            cursor, page = self.client.hscan(self.keys.held(owner, queue_list), cursor, count=PAGE)
+            begun = True
+            if page:
+                yield [Job(owner, queue_list, payload, id.decode()) for id, payload in page.items()]
+
+    def count_held(self, owner: str, queue_list: str) -> int:
+        """Number of held jobs of one private list."""
+        return int(self.client.hlen(self.keys.held(owner, queue_list)))
+
+    def unhold_all(self, owner: str, queue_list: str) -> None:
+        """Bring all held jobs back to their private list, of an owner that is gone."""
+        for page in self.held_pages(owner, queue_list):
+            self.scripts.run(*self.unhold(page))
+
     def in_flight(self, owner: str, queue_list: str, count: int = 0) -> list[Job]:
         """Jobs in one private list, newest claim first; all, or the first ``count``."""
         found: Any = self.client.lrange(self.keys.private(owner, queue_list), 0, count - 1)
@@ -211,9 +252,11 @@ class PrivateLists:
         with self.client.pipeline(transaction=False) as pipe:
             for owner, name in rows:
                 pipe.llen(self.keys.private(owner, name))
+                pipe.hlen(self.keys.held(owner, name))
             sizes: dict[str, int] = {}
-            for (owner, _), size in zip(rows, pipe.execute(), strict=True):
-                sizes[owner] = sizes.get(owner, 0) + int(size)
+            replies = iter(pipe.execute())
+            for owner, _ in rows:
+                sizes[owner] = sizes.get(owner, 0) + int(next(replies)) + int(next(replies))
         return sizes
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from time import monotonic
 from typing import Any
 
@@ -196,8 +196,12 @@ class Reaper:
         except RedisError as exc:  # SCAN may be forbidden; the rest of the pass is not
             failed(report, "the full sweep", exc)
 
+    def _private_keys(self) -> Iterator[bytes]:
+        for pattern in (self.keys.private_pattern, self.keys.held_pattern):
+            yield from self.client.scan_iter(match=pattern, count=SCAN_COUNT)
+
     def _sweep(self, report: Report) -> None:
-        for key in self.client.scan_iter(match=self.keys.private_pattern, count=SCAN_COUNT):
+        for key in self._private_keys():
             try:
                 owner, queue_list = self.keys.parse_private(key.decode())
             except UnicodeDecodeError:

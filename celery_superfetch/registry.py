@@ -101,6 +101,7 @@ class Registry:
         """
         keys = self.keys
         private = [keys.private(facts.owner, name) for name in facts.lists]
+        held = [keys.held(facts.owner, name) for name in facts.lists]
         return int(
             self.scripts.run(
                 "leave",
@@ -111,6 +112,7 @@ class Registry:
                     keys.reaped,
                     keys.running(facts.owner),
                     *private,
+                    *held,
                 ],
                 [facts.owner, int(tombstone * 1000)],
             )
@@ -173,7 +175,13 @@ class Registry:
         host, _, rest = owner.partition("|")
         reply = self.scripts.run(
             "adopt",
-            [keys.owners, keys.facts(owner), keys.reaped, keys.private(owner, queue_list)],
+            [
+                keys.owners,
+                keys.facts(owner),
+                keys.reaped,
+                keys.private(owner, queue_list),
+                keys.held(owner, queue_list),
+            ],
             [
                 owner,
                 queue_list,

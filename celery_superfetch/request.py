@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
+from time import time
 from typing import Any
 
 from celery import Celery
@@ -30,6 +32,10 @@ logger = get_logger(__name__)
 OF_THE_DELIVERY = frozenset({EARLIER, CARRIED, "redelivered"})
 
 
+#: Seconds that a job must have to wait to be moved aside, which costs as much as to claim it.
+WORTH_MOVING = 1.0
+
+
 class CountedRequest:
     """Mixin for a request class: what Celery requeues for a lost child goes past the guard.
 
@@ -44,12 +50,22 @@ class CountedRequest:
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)  # type: ignore[call-arg]
+        self._wait_aside()
         request = self._request_dict  # type: ignore[attr-defined]
         if not OF_THE_DELIVERY.isdisjoint(request):
             # Celery takes what it does not know for headers of the user's, and sends those on
             # with the retries of the task, where they would tell of another job.
             custom = Context(request).headers or {}
             request["headers"] = {k: v for k, v in custom.items() if k not in OF_THE_DELIVERY}
+
+    def _wait_aside(self) -> None:
+        """Keep a job whose time has not come out of the way of those that run."""
+        eta, claimed = self.eta, claim_of(self)  # type: ignore[attr-defined]
+        if eta is None or claimed is None:
+            return
+        with suppress(OverflowError, ValueError, OSError):  # an ETA that Celery will refuse
+            if eta.timestamp() - time() > WORTH_MOVING:
+                self.message.channel.fetch.in_flight.waits(claimed.job)  # type: ignore[attr-defined]
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         # A task's own Reject is on purpose; anything else that ends in a requeue is a child

@@ -8,6 +8,7 @@ from time import monotonic
 
 from redis.exceptions import RedisError
 
+from .held import Held
 from .job import Job
 from .private_list import PrivateLists
 from .scripts import Scripts
@@ -31,8 +32,11 @@ class Returns:
         expires: ms of x-expires for each queue list that has it.
     """
 
-    def __init__(self, lists: PrivateLists, scripts: Scripts, expires: Mapping[str, int]) -> None:
+    def __init__(
+        self, lists: PrivateLists, scripts: Scripts, expires: Mapping[str, int], held: Held
+    ) -> None:
         self.lists = lists
+        self.held = held
         self.scripts = scripts
         self.expires = expires
         #: Job -> to which end of its queue.
@@ -82,11 +86,14 @@ class Returns:
             for (_, _, where), jobs in groups.items()
             for at in range(0, len(jobs), BATCH)
         ]
-        calls = [
-            self.lists.requeue(jobs, where, self.expires.get(jobs[0].queue_list, 0), in_pool)
-            for where, jobs in batches
-        ]
-        replies = self.scripts.run_all(calls, errors=True)
+        calls, at = [], []
+        for where, jobs in batches:
+            calls += self.held.unhold(jobs)
+            at.append(len(calls))
+            expires = self.expires.get(jobs[0].queue_list, 0)
+            calls.append(self.lists.requeue(jobs, where, expires, in_pool))
+        answers = self.scripts.run_all(calls, errors=True)
+        replies = [answers[index] for index in at]
         self._waiting = {}
         outcomes: dict[Job, int] = {}
         for (where, jobs), reply in zip(batches, replies, strict=True):

@@ -1,11 +1,11 @@
 -- Registers the owner of a private list that no registry knows, so that it can be judged.
--- KEYS: owners, the owner's facts, tombstones, the private list
+-- KEYS: owners, the owner's facts, tombstones, the private list, its held jobs
 -- ARGV: owner, queue list, host, pid, heartbeat_interval, owner_ttl, ms to list a tombstone
 -- Returns: "adopted", "listed" (its owner was known, the list was not), or "known"
 -- Crash: nothing half done. Never moves a job: the normal verdict applies first.
 local owners, facts, reaped, private = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner, queue_list = ARGV[1], ARGV[2]
-if redis.call('LLEN', private) == 0 then return 'known' end
+if redis.call('LLEN', private) == 0 and redis.call('HLEN', KEYS[5]) == 0 then return 'known' end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local lists = redis.call('HGET', facts, 'lists')

@@ -57,6 +57,7 @@ MODULES = {
         "failover",
         "give_back",
         "heart",
+        "held",
         "in_flight",
         "membership",
         "memberships",

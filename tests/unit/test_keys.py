@@ -12,11 +12,15 @@ from celery_superfetch.keys import Keys
 ARGUMENTS = {"owner": "web-1|7|abc", "queue_list": "mail", "digest": "0" * 40, "host": "web-1"}
 
 
+#: Methods that look at a key and make none.
+NO_KEYS = {"prefix", "parse_private", "has_jobs", "is_held", "is_dead_set"}
+
+
 def every_key(keys: Keys) -> dict[str, str]:
     """All names an instance can make: plain attributes, properties and methods."""
     made: dict[str, str] = {}
     for name in dir(keys):
-        if name.startswith("_") or name in {"prefix", "parse_private", "is_private", "is_dead_set"}:
+        if name.startswith("_") or name in NO_KEYS:
             continue
         value = getattr(keys, name)
         if callable(value):
@@ -34,7 +38,7 @@ def test_there_are_keys_to_check() -> None:
 def test_every_key_begins_with_the_prefix(prefix: str) -> None:
     plain, prefixed = every_key(Keys()), every_key(Keys(prefix))
     for name, key in prefixed.items():
-        if name in {"private_pattern", "own_pattern"}:
+        if name.endswith("_pattern"):
             continue
         assert key == prefix + plain[name], name
 
@@ -55,14 +59,18 @@ def test_no_two_keys_are_the_same() -> None:
 def test_a_private_list_can_be_parsed_back(prefix: str, queue_list: str) -> None:
     keys, owner = Keys(prefix), "web-1|7|0123456789ab"
     assert keys.parse_private(keys.private(owner, queue_list)) == (owner, queue_list)
+    assert keys.parse_private(keys.held(owner, queue_list)) == (owner, queue_list)
 
 
 @pytest.mark.parametrize("prefix", ["", "shop:", "a*b", "a?b", "[ab]", "back\\slash", "{tag}"])
 def test_the_scan_pattern_finds_private_lists(prefix: str) -> None:
     keys = Keys(prefix)
-    pattern = _as_fnmatch(keys.private_pattern)
-    assert fnmatch.fnmatchcase(keys.private("h|1|n", "mail"), pattern)
-    assert not fnmatch.fnmatchcase(keys.facts("h|1|n"), pattern)
+    private, held = _as_fnmatch(keys.private_pattern), _as_fnmatch(keys.held_pattern)
+    assert fnmatch.fnmatchcase(keys.private("h|1|n", "mail"), private)
+    assert fnmatch.fnmatchcase(keys.held("h|1|n", "mail"), held)
+    for key in (keys.facts("h|1|n"), keys.running("h|1|n")):
+        assert not fnmatch.fnmatchcase(key, private)
+        assert not fnmatch.fnmatchcase(key, held)
 
 
 @pytest.mark.parametrize("prefix", ["", "shop:", "a*b", "[ab]", "superfetch:dead:"])
@@ -74,7 +82,8 @@ def test_all_of_our_keys_are_found_and_told_apart(prefix: str) -> None:
     del ours["queue"]
     for name, key in ours.items():
         assert fnmatch.fnmatchcase(key, pattern) or name == "recoveries_prefix", name
-        assert keys.is_private(key.encode()) is (name in {"private", "probation"}), name
+        assert keys.has_jobs(key.encode()) is (name in {"private", "held", "probation"}), name
+        assert keys.is_held(key.encode()) is (name == "held"), name
         of_the_dead = name.startswith("dead") or name == "unannounced"
         assert keys.is_dead_set(key.encode()) is of_the_dead, name
 
