@@ -223,7 +223,7 @@ class InFlight:
             self.flush()
             call = self.lists.claim_alone(owner, queue_list)
             try:
-                reply = self.scripts.run(*call)
+                reply = self.scripts.run_all([call])[0]
             except BaseException:
                 self.doubt = True
                 raise

@@ -179,7 +179,7 @@ class PrivateLists:
             keys.held(first.owner, first.queue_list),
             keys.private(first.owner, first.queue_list),
         ]
-        return Call("unhold", names, [job.claim_id for job in jobs])
+        return Call("unhold", names, [job.claim_id for job in jobs], whole=True)
 
     def held_pages(self, owner: str, queue_list: str) -> Iterator[list[Job]]:
         """Held jobs of one private list, some at a time; those moved back meanwhile are seen."""
@@ -198,7 +198,7 @@ class PrivateLists:
     def unhold_all(self, owner: str, queue_list: str) -> None:
         """Bring all held jobs back to their private list, of an owner that is gone."""
         for page in self.held_pages(owner, queue_list):
-            self.scripts.run(*self.unhold(page))
+            self.scripts.run_all([self.unhold(page)])
 
     def in_flight(self, owner: str, queue_list: str, count: int = 0) -> list[Job]:
         """Jobs in one private list, newest claim first; all, or the first ``count``."""

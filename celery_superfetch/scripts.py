@@ -18,6 +18,9 @@ class Call(NamedTuple):
     name: str
     keys: Sequence[str]
     args: Sequence[Any]
+    #: Send the whole text, which no server can have forgotten: what follows in the same round
+    #: trip relies on it, and a script that is sent again comes after its successors.
+    whole: bool = False
 
 
 class Scripts:
@@ -75,6 +78,8 @@ class Scripts:
             return list(pipe.execute(raise_on_error=False))
 
     def _command(self, call: Call) -> list[Any]:
+        if call.whole:
+            return self.bare(call)
         digest = _digest(self._source(call.name))
         return ["EVALSHA", digest, len(call.keys), *call.keys, *call.args]
 

@@ -62,8 +62,15 @@ class Database:
         return (raw or b"").decode()
 
     def held(self) -> dict[str, list[str]]:
-        """Owner -> names of the jobs in its private lists, oldest claim first."""
+        """Owner -> names of the jobs it holds aside, and of those in its private lists.
+
+        Of each the oldest claim first.
+        """
         held: dict[str, list[str]] = {}
+        for key in self.keys(f"{OWN}held:*"):
+            owner = key.removeprefix(f"{OWN}held:").partition(":")[0]
+            rows = sorted(self._hash(key).items(), key=lambda row: int(row[0], 16))
+            held.setdefault(owner, []).extend(name_of(raw) for _, raw in rows)
         for key in self.private_lists():
             owner = key.removeprefix(f"{OWN}private:").partition(":")[0]
             held.setdefault(owner, []).extend(name_of(raw) for raw in reversed(self._list(key)))

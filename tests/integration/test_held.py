@@ -71,6 +71,23 @@ def test_it_goes_back_to_its_place_in_the_queue(bench: Bench, owner: Facts) -> N
     assert aside(bench, owner) == set()
 
 
+def test_a_server_that_forgot_the_script_settles_it_all_the_same(
+    bench: Bench, owner: Facts
+) -> None:
+    """Of a restarted server another worker may have loaded the others meanwhile, and not this."""
+    claimed = claim(bench, owner, 1, 2)
+    hold(bench, *claimed)
+    bench.client.script_flush()
+    for name in ("requeue", "ack"):
+        bench.client.script_load(bench.scripts._source(name))
+    bench.in_flight.ack(claimed[0])
+    bench.in_flight.requeue([claimed[1].job])
+    bench.in_flight.flush()
+    assert bench.queue() == [payload(2)]
+    assert (bench.private(owner), aside(bench, owner)) == ([], set())
+    assert bench.stat("ownership_lost") == 0
+
+
 def test_its_dead_owners_jobs_are_recovered(bench: Bench) -> None:
     owner = bench.owner(ended_process())
     claimed = claim(bench, owner, *range(250))
