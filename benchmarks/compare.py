@@ -7,6 +7,7 @@ how much to trust them. No time that is measured here means anything on another 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -20,7 +21,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-OURS, STOCK = "superfetch", "stock"
+OURS, STOCK, PLUS = "superfetch", "stock", "redis-plus"
+
+#: Contender -> its transport as kombu names it.
+TRANSPORTS = {
+    OURS: "celery_superfetch.transport:Transport",
+    STOCK: "redis",
+    PLUS: "celery_redis_plus.transport:Transport",
+}
 
 #: What decides how fast a contender is, besides the machine.
 PACKAGES = ("celery_superfetch", "celery", "kombu", "redis", "celery_redis_plus", "gevent", "rq")
@@ -62,14 +70,20 @@ class Table:
 
     def measure(self, case: str, rounds: int, contenders: dict[str, Callable[[], float]]) -> Row:
         """Measure each contender once a round, in an order that turns with the rounds."""
-        row = Row(case, {name: [] for name in contenders})
-        names = list(contenders)
-        for number in range(rounds):
-            for name in names[number % len(names) :] + names[: number % len(names)]:
-                row.values[name].append(contenders[name]())
-        self.rows.append(row)
-        print(self.line(row), flush=True)
-        return row
+        both = {name: _alone(measured) for name, measured in contenders.items()}
+        return measure_all([self], case, rounds, both)[0]
+
+    def show(self) -> None:
+        """Print all rows, for a table that was measured beside another."""
+        print(f"\n{self.heading}")
+        for row in self.rows:
+            print(self.line(row))
+
+    @property
+    def heading(self) -> str:
+        better = "more" if self.more else "less"
+        legend = "median [least..most] = ratio to stock"
+        return f"{self.title} ({self.unit}, {better} is better; {legend})"
 
     def line(self, row: Row) -> str:
         """One row, as it is printed."""
@@ -106,6 +120,41 @@ class Table:
         }
 
 
+def _alone(measured: Callable[[], float]) -> Callable[[], tuple[float, ...]]:
+    return lambda: (measured(),)
+
+
+def measure_all(
+    tables: Sequence[Table],
+    case: str,
+    rounds: int,
+    contenders: dict[str, Callable[[], tuple[float, ...]]],
+) -> list[Row]:
+    """Measure several things in the same runs; each returns a value for each table.
+
+    The first table's row is printed at once, those of the others by ``show``.
+    """
+    rows = [Row(case, {name: [] for name in contenders}) for _ in tables]
+    names = list(contenders)
+    for number in range(rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            for row, value in zip(rows, contenders[name](), strict=True):
+                row.values[name].append(value)
+    for table, row in zip(tables, rows, strict=True):
+        table.rows.append(row)
+    print(tables[0].line(rows[0]), flush=True)
+    return rows
+
+
+def without_plus() -> dict[str, str]:
+    """Why celery-redis-plus cannot be measured here; empty where it can."""
+    if sys.version_info < (3, 13):
+        return {PLUS: f"it needs Python 3.13, this is {platform.python_version()}"}
+    if importlib.util.find_spec("celery_redis_plus") is None:
+        return {PLUS: "it is not installed: pip install celery-redis-plus"}
+    return {}
+
+
 def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
@@ -137,10 +186,7 @@ def machine() -> dict[str, Any]:
 
 def begin(table: Table) -> None:
     """Say what is going to be measured."""
-    better = "more" if table.more else "less"
-    print(
-        f"{table.title} ({table.unit}, {better} is better; median [least..most] = ratio to stock)"
-    )
+    print(table.heading)
     for name, why in table.skipped.items():
         print(f"{name} is skipped: {why}")
     print(", ".join(f"{key} {value}" for key, value in machine().items()), flush=True)
