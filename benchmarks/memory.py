@@ -1,0 +1,125 @@
+"""What a job in flight takes of memory, in the consumer's process and in the server.
+
+A plain kombu consumer, a process of its own for each run, is given all jobs of a queue and settles
+none of them:
+
+    python benchmarks/memory.py [--rounds 3] [--jobs 10000] [--json f] [--plot f.svg]
+
+The consumer's part is how much its resident memory has grown, the server's is its own figure
+(`used_memory`), beyond what it takes while it is empty. Beside it: what a waiting job takes there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from compare import TRANSPORTS, Table, arguments, begin, finish, measure_all, without_plus
+from kombu import Connection, Consumer, Exchange, Producer, Queue
+
+from harness.server import Server
+
+QUEUE = Queue("bench", Exchange("bench", type="direct"), "bench")
+#: Seconds after which something is wrong.
+PATIENCE = 60
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def hold(url: str, contender: str, jobs: int) -> None:
+    """The consumer: take all, say what that took, wait to be ended."""
+    held: list[Any] = []
+    with Connection(url, transport=TRANSPORTS[contender]) as connection:
+        consumer = Consumer(connection.channel(), [QUEUE], on_message=held.append)
+        consumer.qos(prefetch_count=jobs + 1)
+        consumer.consume()
+        deadline = time.monotonic() + PATIENCE
+        while not held:
+            connection.drain_events(timeout=PATIENCE)
+        before = resident()
+        while len(held) < jobs and time.monotonic() < deadline:
+            connection.drain_events(timeout=PATIENCE)
+        print((resident() - before) / (len(held) - 1) if len(held) == jobs else "", flush=True)
+        sys.stdin.read()
+        os._exit(0)  # what it holds is not given back: nobody looks any more
+
+
+def used(client: Any) -> int:
+    return int(client.info("memory")["used_memory"])
+
+
+def fill(url: str, contender: str, jobs: int, size: int) -> None:
+    """Publish jobs as the contender does it."""
+    with Connection(url, transport=TRANSPORTS[contender]) as connection:
+        producer = Producer(connection.channel(), serializer="json")
+        QUEUE(connection.channel()).declare()
+        for _ in range(jobs):
+            body = os.urandom(size // 2).hex()
+            producer.publish(body, exchange=QUEUE.exchange, routing_key=QUEUE.routing_key)
+
+
+def run(contender: str, jobs: int, size: int) -> tuple[float, float, float]:
+    """Bytes per job: in the consumer, in the server in flight, in the server waiting."""
+    with Server() as server:
+        client = server.client()
+        empty = used(client)
+        fill(server.url(), contender, jobs, size)
+        waiting = used(client)
+        arguments = [__file__, "--hold", contender, "--url", server.url(), "--jobs", str(jobs)]
+        consumer = subprocess.Popen(
+            [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert consumer.stdout is not None
+            grown = consumer.stdout.readline().strip()
+            if not grown:
+                raise RuntimeError(f"{contender} was not given all of {jobs} jobs")
+            in_flight = used(client)
+        finally:
+            consumer.communicate("")
+    return float(grown), (in_flight - empty) / jobs, (waiting - empty) / jobs
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__, rounds=3)
+    parser.add_argument("--jobs", type=int, default=10_000, help="of a run")
+    parser.add_argument("--hold", help=argparse.SUPPRESS)
+    parser.add_argument("--url", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.hold:
+        hold(args.url, args.hold, args.jobs)
+    skipped = without_plus()
+    tables = [
+        Table("memory of the consumer", "B per job in flight", more=False, skipped=skipped),
+        Table("memory of the server", "B per job in flight", more=False, skipped=skipped),
+        Table("memory of the server", "B per waiting job", more=False, skipped=skipped),
+    ]
+    begin(tables[0])
+    for case, size in (("300 B", 300), ("10 kB", 10_000)):
+        if args.only in case:
+            jobs = min(args.jobs, 50_000_000 // size)
+            contenders = {
+                name: lambda name=name, size=size, jobs=jobs: run(name, jobs, size)
+                for name in TRANSPORTS
+                if name not in skipped
+            }
+            measure_all(tables, case, args.rounds, contenders)
+    for table in tables[1:]:
+        table.show()
+    finish(args, tables)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""How many jobs a second a client can send.
+
+A Celery app sends jobs of a task without arguments, one by one and as a group, to a server of its
+own; nobody consumes them and there is no result backend:
+
+    python benchmarks/publish.py [--rounds 9] [--jobs 1000] [--json f] [--plot f.svg]
+
+What a reliable transport needs of a job, it has to find out when it is fetched: the aim is to send
+as fast as stock (at least 0.98 times).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from celery import Celery, group
+from compare import (
+    OURS,
+    PLUS,
+    TRANSPORTS,
+    Table,
+    arguments,
+    begin,
+    finish,
+    measure_all,
+    without_plus,
+)
+
+import celery_superfetch
+from harness.server import Server
+
+#: Jobs that are sent before the time runs, so that connections are there.
+WARM = 20
+
+
+def make_app(url: str, contender: str) -> Celery:
+    """An app as its users make it; nothing else is set."""
+    app = Celery(f"bench_{contender}", broker=url, set_as_current=False)
+    app.conf.update(task_ignore_result=True, worker_send_task_events=False)
+    if contender == OURS:
+        celery_superfetch.install(app)
+    elif contender == PLUS:
+        app.conf.broker_transport = TRANSPORTS[PLUS]
+    app.task(name="bench.nothing")(_nothing)
+    return app
+
+
+def _nothing() -> None:
+    """The task; nobody runs it."""
+
+
+def one_by_one(task: Any, jobs: int) -> None:
+    for _ in range(jobs):
+        task.apply_async()
+
+
+def as_group(task: Any, jobs: int) -> None:
+    group(task.s() for _ in range(jobs)).apply_async()
+
+
+def run(
+    client: Any, app: Celery, send: Callable[[Any, int], None], jobs: int
+) -> tuple[float, float]:
+    """Jobs a second, and us of this process's CPU for each."""
+    task = app.tasks["bench.nothing"]
+    client.flushall()
+    one_by_one(task, WARM)
+    begun, cpu = time.perf_counter(), time.process_time()
+    send(task, jobs)
+    took, cpu = time.perf_counter() - begun, time.process_time() - cpu
+    return jobs / took, cpu / jobs * 1e6
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__, rounds=9)
+    parser.add_argument("--jobs", type=int, default=1000, help="of a run")
+    args = parser.parse_args(argv)
+    skipped = without_plus()
+    tables = [
+        Table("publish", "jobs/s", skipped=skipped),
+        Table("publish: the client's CPU", "us per job", more=False, skipped=skipped),
+    ]
+    begin(tables[0])
+    with Server() as server:
+        client = server.client()
+        apps = {name: make_app(server.url(), name) for name in TRANSPORTS if name not in skipped}
+        for case, send in (
+            ("apply_async, one by one", one_by_one),
+            (f"a group of {args.jobs}", as_group),
+        ):
+            if args.only in case:
+                contenders = {
+                    name: lambda app=app, send=send: run(client, app, send, args.jobs)
+                    for name, app in apps.items()
+                }
+                measure_all(tables, case, args.rounds, contenders)
+        for app in apps.values():
+            app.close()
+    tables[1].show()
+    finish(args, tables)
+
+
+if __name__ == "__main__":
+    main()
