@@ -162,6 +162,11 @@ class Channel(redis.Channel):
         if self._fetch is not None and not self.closed:
             self._fetch.turn()
 
+    @property
+    def deliverable(self) -> bool:
+        """True while there is a claimed job to deliver."""
+        return self._fetch is not None and self._fetch.deliverable
+
     def deliver_one(self) -> bool:
         """Deliver one claimed job to its consumer; False when there is none."""
         return self._fetch is not None and self._fetch.deliver()

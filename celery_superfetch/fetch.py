@@ -108,7 +108,7 @@ class Fetch:
         now = monotonic()
         if self._dry and now >= self._look_at and not self.reads.can_cover(lists):
             self._dry = False
-        if self.unconfirmed or (credit and not self._dry):
+        if self.unconfirmed or (credit and not self._dry and self._runs_short(credit)):
             self._claim(lists, credit, now)
         else:
             self.flush()
@@ -116,6 +116,16 @@ class Fetch:
             self.reads.wait_on(lists)
         if self.ready:
             self.poller.ring()
+
+    def _runs_short(self, credit: int) -> bool:
+        """Whether it is time to claim.
+
+        While jobs wait here for whoever runs them nobody is idle, and rather than one for each
+        that ends, more are claimed at once: as soon as there is room for as many as wait.
+        """
+        limit = self.channel.config.claim_limit
+        reserve = self.waiting + self.in_flight.reserve
+        return self.waiting < limit and credit >= min(reserve, limit)
 
     def flush(self) -> None:
         """Send the settlements that wait."""
@@ -224,12 +234,14 @@ class Fetch:
 
     # -- delivery
 
-    def deliver(self) -> bool:
-        """Deliver one job to the consumer; False when there was none.
+    @property
+    def deliverable(self) -> bool:
+        """True while there is a job to deliver."""
+        return bool(self.ready) and not self.channel.stopping
 
-        One for each turn of the loop, so that remote control and timers are served between.
-        """
-        if not self.ready or self.channel.stopping:
+    def deliver(self) -> bool:
+        """Deliver one job to the consumer; False when there was none."""
+        if not self.deliverable:
             return False
         left = self.channel.qos.credit()
         armed = self.reads.armed
@@ -241,8 +253,6 @@ class Fetch:
             claimed = self.ready.popleft()
         except IndexError:  # given back a moment ago: the process is stopping
             return False
-        if self.ready:
-            self.poller.ring()
         if claimed.job.owner != self.membership.owner:
             # We were taken for dead since the claim; the job was given to somebody else, and
             # nobody here has started it.

@@ -62,6 +62,8 @@ class InFlight:
         self._second_look = math.inf
         #: The jobs whose task is running now; a worker sets it.
         self.running: Callable[[], Collection[Job]] = tuple
+        #: How many they are.
+        self.active: Callable[[], int] = int
         #: Queue lists with suspects on probation, as far as this process has heard.
         self.probation: frozenset[str] = frozenset()
         self._alone: Job | None = None
@@ -208,6 +210,11 @@ class InFlight:
         """The job on probation that has this process for itself."""
         return self._alone if self._alone in self._held else None
 
+    @property
+    def reserve(self) -> int:
+        """Jobs that a pool has and does not run yet."""
+        return max(0, len(self.in_pool) - self.active())
+
     def unstarted(self, job: Job) -> bool:
         """Whether ``job`` is held, and no pool has it."""
         return self._held.get(job) is False
@@ -238,8 +245,10 @@ class InFlight:
     def ack(self, claimed: Claimed) -> None:
         """Settle a job with the next ``claim`` or ``flush``; one given back is not ours."""
         with self._lock:
-            if claimed.job in self._held:
-                self._returns.forget(claimed.job)
+            job = claimed.job
+            if job in self._held:
+                self._returns.forget(job)
+                self.in_pool.discard((job.owner, job.claim_id))
                 self._acks.append(claimed)
 
     def flush(self) -> None:
