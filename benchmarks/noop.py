@@ -1,0 +1,130 @@
+"""The app of the worker benchmarks: a task that does nothing, fetched as ``CONTENDER`` says.
+
+What a worker sends is counted by its own processes: the server counts what scripts call as well.
+Each process writes to a slot of its own in the file ``COUNTS``, so to look costs nobody anything.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from redis import Redis
+from redis.connection import AbstractConnection
+
+NAME = "bench"
+#: One process's slot: its pid, commands sent, sends.
+SLOT = struct.Struct("qqq")
+SLOTS = 256
+
+
+class Counts:
+    """What some processes have sent: commands, and sends (a pipeline is one)."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("ab") as file:
+            file.truncate(SLOT.size * SLOTS)
+        with path.open("r+b") as file:
+            self._file = mmap.mmap(file.fileno(), 0)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._commands, self._sends = itertools.count(1), itertools.count(1)
+        self._seen = (0, 0)
+
+    def read(self) -> dict[int, tuple[int, int]]:
+        """Process id -> commands and sends so far."""
+        rows = SLOT.iter_unpack(self._file[:])
+        return {pid: (commands, sends) for pid, commands, sends in rows if pid}
+
+    def patch(self) -> None:
+        """Count what this process and its children send from here on."""
+        send, pack = AbstractConnection.send_command, AbstractConnection.pack_commands
+        packed = AbstractConnection.send_packed_command
+        os.register_at_fork(after_in_child=self._begin)
+
+        def counted_send(connection: Any, *args: Any, **kwargs: Any) -> Any:
+            self._note(1, 0)
+            return send(connection, *args, **kwargs)
+
+        def counted_pack(connection: Any, commands: Any) -> Any:
+            self._note(len(commands), 0)
+            return pack(connection, commands)
+
+        def counted_packed(connection: Any, *args: Any, **kwargs: Any) -> Any:
+            self._note(0, 1)
+            return packed(connection, *args, **kwargs)
+
+        AbstractConnection.send_command = counted_send
+        AbstractConnection.pack_commands = counted_pack
+        AbstractConnection.send_packed_command = counted_packed
+
+    def _note(self, commands: int, sends: int) -> None:
+        # ``next`` is one step for all threads, which ``+=`` is not.
+        for _ in range(commands):
+            self._seen = (next(self._commands), self._seen[1])
+        for _ in range(sends):
+            self._seen = (self._seen[0], next(self._sends))
+        pid = os.getpid()
+        # The kernel gives pids one after another: two that share a slot are rare, and far apart.
+        SLOT.pack_into(self._file, pid % SLOTS * SLOT.size, pid, *self._seen)
+
+
+def build(contender: str, url: str, prefetch: int = 4) -> Celery:
+    """The same app for each contender, up to the transport."""
+    app = Celery(NAME, broker=url, set_as_current=False)
+    app.conf.update(
+        task_acks_late=True,
+        task_reject_on_worker_lost=True,
+        task_ignore_result=True,
+        task_default_queue=NAME,
+        task_create_missing_queues=True,
+        worker_prefetch_multiplier=prefetch,
+        worker_send_task_events=False,
+        broker_connection_retry_on_startup=True,
+    )
+    if contender == "superfetch":
+        import celery_superfetch
+
+        celery_superfetch.install(app)
+    elif contender == "redis-plus":
+        app.conf.broker_transport = "celery_redis_plus.transport:Transport"
+    app.task(name="bench.noop", shared=False)(noop)
+    app.task(name="bench.told", shared=False)(told)
+    app.finalize()
+    return app
+
+
+def noop() -> None:
+    """What is measured is all but this."""
+
+
+_teller = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+
+def told(sent: float) -> None:
+    """Say how long ago a job was sent; the clock is that of the machine."""
+    _teller.sendto(struct.pack("d", time.monotonic() - sent), os.environ["TOLD"])
+
+
+def run_rq(url: str) -> None:
+    """An RQ worker that runs jobs in its own process, as Celery's solo pool does."""
+    from rq import Queue, SimpleWorker
+
+    client = Redis.from_url(url)
+    SimpleWorker([Queue(NAME, connection=client)], connection=client).work(logging_level="ERROR")
+
+
+if "COUNTS" in os.environ:
+    Counts(Path(os.environ["COUNTS"])).patch()
+if "CONTENDER" in os.environ:
+    app = build(
+        os.environ["CONTENDER"], os.environ["BROKER_URL"], int(os.environ.get("PREFETCH", "4"))
+    )

@@ -1,0 +1,318 @@
+"""How many jobs a second a Celery worker runs, and what a job costs.
+
+A worker of each contender drains jobs that do nothing, which were queued before it started, each on
+a server of its own:
+
+    python benchmarks/worker.py [--rounds 3] [--only solo] [--jobs 2000] [--prefetch 4]
+
+    python benchmarks/worker.py --jobs 10000 --prefetch 1 4 16
+
+All ack late, send no events, and start without mingle, which would keep celery-redis-plus waiting.
+The prefetch is Celery's multiplier: with two processes, 4 makes 8 jobs.
+
+The time runs from the first settled job to the last; the start of the worker does not count. Ten
+times a second the server is asked how many jobs it has, queued or in flight. What is compared is
+what happened between the first answer of less than all and the last of more than none.
+
+A command is what a worker sends, a script is one. A send is one command or one pipeline, which
+makes it a round trip unless it blocks. The workers' processes count both themselves (the server
+would count what scripts call). What they send besides, such as heartbeats, is part of it: a few in
+thousands.
+
+RQ is another kind of thing, for reference: it forks no pool and fetches one job at a time
+(`SimpleWorker`), so it stands beside solo.
+
+The aims: prefork 1.25 times stock, threads 1.6, solo 1.8, and on every pool ahead of
+celery-redis-plus; 2.5 commands a job at prefetch 4; the server's CPU 0.6 times stock.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import psutil
+from compare import (
+    OURS,
+    PLUS,
+    STOCK,
+    TRANSPORTS,
+    Table,
+    arguments,
+    begin,
+    finish,
+    measure_all,
+    without_plus,
+)
+from noop import NAME, Counts, build
+
+from harness.process import Process
+from harness.server import Server
+from harness.worker import Worker, process_env
+
+RQ = "RQ SimpleWorker"
+#: Pool -> its size. A greenlet a job is what gevent is for; 100 would hold all that is prefetched.
+POOLS = {"prefork": 2, "threads": 8, "solo": 1, "gevent": 8}
+#: Seconds between two looks at the server.
+LOOK = 0.1
+#: Seconds without any job settled after which something is wrong.
+PATIENCE = 30
+#: RQ runs a tenth as many jobs a second, and is given fewer.
+RQ_PART = 5
+#: Jobs of one pipeline.
+BATCH = 500
+
+FLAGS = ("--without-heartbeat",)
+
+
+class Look(NamedTuple):
+    """What there was to do at some moment, and what had been spent."""
+
+    at: float
+    left: int
+    #: Seconds of CPU.
+    server: float
+    worker: float
+    commands: int
+    sends: int
+    #: Of these, what Celery's main process sent.
+    main_commands: int
+    main_sends: int
+
+    def per_job(self, since: Look) -> tuple[float, ...]:
+        """A value for each of ``tables``."""
+        jobs = since.left - self.left
+        return (
+            jobs / (self.at - since.at),
+            (self.commands - since.commands) / jobs,
+            (self.sends - since.sends) / jobs,
+            (self.main_commands - since.main_commands) / jobs,
+            (self.main_sends - since.main_sends) / jobs,
+            (self.server - since.server) / jobs * 1e6,
+            (self.worker - since.worker) / jobs * 1e6,
+        )
+
+
+def tables(skipped: dict[str, str]) -> list[Table]:
+    title = "no-op jobs, late ack"
+    cheap = (
+        ("commands", "sent per job"),
+        ("sends", "per job"),
+        ("commands of the main process", "sent per job"),
+        ("sends of the main process", "per job"),
+        ("the server's CPU", "us per job"),
+        ("the worker's CPU", "us per job"),
+    )
+    first = Table(title, "jobs/s", skipped=skipped)
+    return [first, *(Table(f"{title}: {name}", unit, more=False) for name, unit in cheap)]
+
+
+def fill(client: Any, contender: str, url: str, jobs: int, task: str = "bench.noop") -> None:
+    """Queue copies of a job that the contender published, each with ids of its own."""
+    if contender == RQ:
+        fill_rq(client, jobs)
+        return
+    app = build(contender, url)
+    task_id = app.tasks[task].apply_async().id
+    copy = _copy_hash if contender == PLUS else _copy_item
+    app.close()
+    with client.pipeline(transaction=False) as pipe:
+        for number, _ in enumerate(copy(client, pipe, task_id, jobs)):
+            if number % BATCH == 0:
+                pipe.execute()
+        pipe.execute()
+
+
+def _copy_item(client: Any, pipe: Any, task_id: str, jobs: int) -> Iterator[None]:
+    """kombu's own way: a list of payloads."""
+    template = client.rpop(NAME)
+    tag = template.split(b'"delivery_tag": "')[1].split(b'"')[0]
+    for _ in range(jobs):
+        payload = template.replace(task_id.encode(), str(uuid4()).encode())
+        pipe.lpush(NAME, payload.replace(tag, str(uuid4()).encode()))
+        yield
+
+
+def _copy_hash(client: Any, pipe: Any, task_id: str, jobs: int) -> Iterator[None]:
+    """celery-redis-plus: a hash for each message, and two sorted sets of their tags."""
+    queue, index = f"queue:{NAME}", f"messages_index:{NAME}"
+    ((tag, score),) = client.zrange(queue, 0, -1, withscores=True)
+    due = client.zscore(index, tag)
+    template = client.hgetall(b"message:" + tag)
+    client.delete(b"message:" + tag, queue, index)
+    for number in range(jobs):
+        new = str(uuid4()).encode()
+        payload = template[b"payload"].replace(task_id.encode(), str(uuid4()).encode())
+        payload = payload.replace(tag, new)
+        pipe.hset(b"message:" + new, mapping={**template, b"payload": payload})
+        pipe.zadd(queue, {new: score + number})
+        pipe.zadd(index, {new: due})
+        yield
+
+
+def fill_rq(client: Any, jobs: int) -> None:
+    from rq import Queue
+
+    queue = Queue(NAME, connection=client)
+    data = Queue.prepare_data("benchmarks.noop.noop", result_ttl=0)
+    for at in range(0, jobs, BATCH):
+        queue.enqueue_many(
+            [data._replace(job_id=str(uuid4())) for _ in range(min(BATCH, jobs - at))]
+        )
+
+
+def left(client: Any, contender: str) -> int:
+    """Jobs queued or in flight. A job goes from the first to the last of what is counted."""
+    if contender == PLUS:
+        return int(client.zcard(f"messages_index:{NAME}"))
+    with client.pipeline(transaction=False) as pipe:
+        if contender == STOCK:
+            pipe.llen(NAME).hlen("unacked")
+        elif contender == OURS:
+            pipe.llen(NAME)
+            for name in client.keys("superfetch:private:*"):
+                pipe.llen(name)
+        else:
+            pipe.llen(f"rq:queue:{NAME}").llen(f"rq:queue:{NAME}:intermediate")
+            pipe.zcard(f"rq:wip:{NAME}")
+        return sum(pipe.execute())
+
+
+class Drain:
+    """One worker that empties a queue."""
+
+    def __init__(self, contender: str, pool: str, prefetch: int, jobs: int) -> None:
+        self.contender, self.pool, self.prefetch, self.jobs = contender, pool, prefetch, jobs
+
+    def run(self) -> tuple[float, ...]:
+        """What a job cost."""
+        with Server() as server, tempfile.TemporaryDirectory() as name:
+            directory = Path(name)
+            self.client = server.client()
+            fill(self.client, self.contender, server.url(), self.jobs)
+            self.counts = Counts(directory / "counts")
+            self.worker = self.start(server.url(), directory)
+            try:
+                first, last = self.watch()
+            finally:
+                self.worker.close()
+            return last.per_job(first)
+
+    def start(self, url: str, directory: Path) -> Process:
+        env = {
+            "CONTENDER": self.contender,
+            "BROKER_URL": url,
+            "PREFETCH": str(self.prefetch),
+            "COUNTS": str(directory / "counts"),
+        }
+        if self.contender == RQ:
+            env.pop("CONTENDER")
+            code = f"from benchmarks.noop import run_rq; run_rq({url!r})"
+            log, argv = directory / "rq.log", [sys.executable, "-c", code]
+            return Process(argv, log=log, env=process_env(env), cwd=directory, title="rq")
+        return Worker(
+            env,
+            app="benchmarks.noop",
+            pool=self.pool,
+            concurrency=POOLS[self.pool],
+            args=FLAGS,
+            loglevel="ERROR",
+            directory=directory,
+        )
+
+    def watch(self) -> tuple[Look, Look]:
+        """The first look at which some jobs were settled, and the last at which not all were."""
+        first = last = None
+        moved, least = time.monotonic(), self.jobs
+        while not first or least:
+            time.sleep(LOOK)
+            remaining = left(self.client, self.contender)
+            if remaining < least:
+                moved, least = time.monotonic(), remaining
+            elif time.monotonic() > moved + PATIENCE or not self.worker.alive():
+                raise RuntimeError(
+                    f"{self.contender}, {self.pool}: {remaining} of {self.jobs} jobs are left\n"
+                    f"{self.worker.tail()}"
+                )
+            if remaining < self.jobs and (remaining or not last):
+                last = self.look(remaining)
+                first = first or last
+        if first is None or last is None or first.left - last.left < self.jobs / 2:
+            raise RuntimeError(f"{self.jobs} jobs are too few to be measured: see --jobs")
+        return first, last
+
+    def look(self, remaining: int) -> Look:
+        at = time.monotonic()
+        cpu = self.client.info("cpu")
+        spent = self.counts.read()
+        main = spent.get(self.worker.pid, (0, 0))
+        return Look(
+            at,
+            remaining,
+            cpu["used_cpu_user"] + cpu["used_cpu_sys"],
+            self.worker_cpu(),
+            sum(commands for commands, _ in spent.values()),
+            sum(sends for _, sends in spent.values()),
+            *main,
+        )
+
+    def worker_cpu(self) -> float:
+        total = 0.0
+        for process in (psutil.Process(self.worker.pid), *self.worker.children()):
+            with suppress(psutil.NoSuchProcess):
+                total += sum(process.cpu_times()[:2])
+        return total
+
+
+def cases(prefetches: Sequence[int]) -> Iterator[tuple[str, int]]:
+    for prefetch in prefetches:
+        for pool in POOLS:
+            yield pool, prefetch
+
+
+def contenders(
+    pool: str, prefetch: int, jobs: int, names: Sequence[str]
+) -> dict[str, Callable[[], tuple[float, ...]]]:
+    if pool == "solo" and prefetch == 4 and _installed("rq"):
+        names = [*names, RQ]
+    return {
+        name: Drain(name, pool, prefetch, jobs // RQ_PART if name == RQ else jobs).run
+        for name in names
+    }
+
+
+def _installed(module: str) -> bool:
+    with suppress(ImportError):
+        __import__(module)
+        return True
+    return False
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__, rounds=3)
+    parser.add_argument("--jobs", type=int, default=2000, help="of each run")
+    parser.add_argument("--prefetch", type=int, nargs="+", default=[4], help="multipliers")
+    args = parser.parse_args(argv)
+    os.environ.pop("CONTENDER", None)
+    skipped = without_plus()
+    found = tables(skipped)
+    begin(found[0])
+    names = [name for name in TRANSPORTS if name not in skipped]
+    for pool, prefetch in cases(args.prefetch):
+        case = f"{pool} -c {POOLS[pool]}, prefetch {prefetch}"
+        if args.only in case and (pool != "gevent" or _installed("gevent")):
+            measure_all(found, case, args.rounds, contenders(pool, prefetch, args.jobs, names))
+    for table in found[1:]:
+        table.show()
+    finish(args, found)
+
+
+if __name__ == "__main__":
+    main()
