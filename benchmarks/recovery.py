@@ -1,0 +1,235 @@
+"""What it takes to recover the jobs of dead owners: time, commands, and the server's longest block.
+
+A server of its own; one pass of the reaper over a prepared registry, by the structures that the
+worker's maintenance, beat's task and `celery superfetch reap` use:
+
+    python benchmarks/recovery.py [--jobs 10000] [--owners 1000] [--rounds 5] [--only 10,000]
+
+The aim: 10,000 jobs in 2 s, and no command or script that keeps the server for more than 5 ms. The
+stock transport has no owners; it is given its best: one call that restores all, as if a visibility
+timeout were over. Blocks are the server's own figures (its slow log). They hold what the machine
+took away meanwhile, too: the median over the rounds says more than the worst.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from compare import OURS, STOCK, Row, Table, arguments, begin, finish
+from kombu import Connection
+from redis.connection import AbstractConnection
+
+from celery_superfetch.facts import Facts
+from celery_superfetch.registry import connection_id, run_id
+from harness.server import Server
+from parts.bench import Bench, elsewhere, payload
+from parts.work import noted
+
+OWNERS_PER_HOST = 10
+#: us from which on the server notes a command; to note them all would cost more than they do.
+NOTED = 100
+#: Seconds between the two looks at owners elsewhere: two of the heartbeats they had promised.
+SILENCE = 0.4
+
+
+#: What is measured of a pass: title and unit.
+MEASURED = {
+    "seconds": ("Recovery, one pass of the reaper", "s"),
+    "block": ("Longest block of the server", "ms"),
+    "commands": ("Commands sent", "a pass"),
+    "trips": ("Round trips", "a pass"),
+}
+
+
+@dataclass
+class Taken:
+    """What one pass took."""
+
+    seconds: float = 0.0
+    commands: int = 0
+    trips: int = 0
+    #: The longest command or script, in ms; a script counts with all that it does.
+    block: float = 0.0
+
+
+def patch(send_command: Any, pack_commands: Any) -> None:
+    """What every connection of this process sends goes through these."""
+    AbstractConnection.send_command = send_command  # type: ignore[method-assign]
+    AbstractConnection.pack_commands = pack_commands  # type: ignore[method-assign]
+
+
+@contextmanager
+def watched(client: Any) -> Iterator[Taken]:
+    """Time, count and note all that this process sends while the block runs."""
+    taken = Taken()
+    kept: Any = (AbstractConnection.send_command, AbstractConnection.pack_commands)
+
+    def send_command(self: Any, *args: Any, **kwargs: Any) -> Any:
+        taken.commands += 1
+        taken.trips += 1
+        return kept[0](self, *args, **kwargs)
+
+    def pack_commands(self: Any, commands: Any) -> Any:
+        commands = list(commands)
+        taken.commands += len(commands)
+        taken.trips += 1
+        return kept[1](self, commands)
+
+    with noted(client, NOTED) as work:
+        patch(send_command, pack_commands)
+        begun = time.perf_counter()
+        try:
+            yield taken
+        finally:
+            taken.seconds = time.perf_counter() - begun
+            patch(*kept)
+    taken.block = max((command.micros for command in work.commands), default=0) / 1000
+
+
+def jobs_of(count: int, size: int, name: str = "id") -> list[bytes]:
+    padding = os.urandom(size // 2).hex()
+    return [payload(f"{name}-{n}", padding=padding) for n in range(count)]
+
+
+def give(bench: Bench, owner: Facts, jobs: Sequence[bytes]) -> None:
+    for at in range(0, len(jobs), 100):
+        bench.give(owner.owner, "mail", jobs[at : at + 100])
+
+
+# -- cases: what is prepared, what is measured, how many jobs come back
+
+
+def one_owner(server: Server, jobs: Sequence[bytes], backlog: int = 0) -> Taken:
+    """An owner of this host died with these jobs."""
+    client = _empty(server)
+    bench = Bench(client)
+    give(bench, bench.dead_owner(running=jobs[-4:]), jobs)
+    bench.push("mail", *[b"backlog"] * backlog)
+    reaper = bench.reaper()
+    with watched(client) as taken:
+        report = reaper.reap()
+    assert (report.recovered, report.errors) == (len(jobs), 0)
+    waiting = bench.queue()
+    assert waiting[: len(jobs)] == list(jobs), "the order in which they were claimed"
+    return taken
+
+
+def stock(server: Server, jobs: Sequence[bytes]) -> Taken:
+    """A consumer that was delivered these jobs is gone, and its visibility timeout is over."""
+    client = _empty(server)
+    client.lpush("mail", *jobs)
+    options = {"visibility_timeout": 0}
+    with Connection(server.url(), transport_options=options) as connection:
+        channel = connection.channel()
+        channel.queue_declare("mail")
+        channel.exchange_declare("", "direct")
+        channel.queue_bind("mail", "", "mail")
+        for _ in jobs:
+            assert channel.basic_get("mail") is not None
+        with watched(client) as taken:
+            channel.qos.restore_visible(num=len(jobs), interval=1)
+        assert client.llen("mail") == len(jobs)
+        channel.qos._delivered.clear()
+    return taken
+
+
+def many_owners(server: Server, owners: int, dead: int, remote: bool, jobs: int) -> Taken:
+    """Owners on many hosts, some of which died; each of these had some jobs."""
+    client = _empty(server)
+    bench = Bench(client)
+    here = connection_id(client)
+    facts = {"run_id": run_id(client), "connections": (here,)}
+    for n in range(owners - dead):
+        bench.owner(elsewhere(f"host-{n // OWNERS_PER_HOST}", n + 1), **facts)
+    hasty = Bench(client, heartbeat_interval=SILENCE / 4, owner_ttl=100 * SILENCE)
+    gone = {"run_id": run_id(client), "connections": (1 << 40,)}
+    for n in range(dead):
+        made = hasty.owner(elsewhere(f"gone-{n}", n + 1), **gone) if remote else bench.dead_owner()
+        give(bench, made, jobs_of(jobs, 300, f"owner-{n}"))
+    reaper = bench.reaper()
+    if remote:
+        assert reaper.reap().recovered == 0, "silence is watched, by two passes"
+        time.sleep(SILENCE)
+    with watched(client) as taken:
+        report = reaper.reap()
+    assert (len(report.dead), report.owners, report.errors) == (dead, owners, 0)
+    assert report.recovered == dead * jobs
+    return taken
+
+
+def _empty(server: Server) -> Any:
+    client = server.client()
+    client.flushall()
+    return client
+
+
+def cases(args: Any, server: Server) -> Iterator[tuple[str, dict[str, Callable[[], Taken]]]]:
+    number = f"{args.jobs:,} jobs"
+    for size in (300, 10_000):
+        jobs = jobs_of(args.jobs, size)
+        yield (
+            f"{number} of {size} B",
+            {OURS: lambda j=jobs: one_owner(server, j), STOCK: lambda j=jobs: stock(server, j)},
+        )
+    large = jobs_of(args.large, 1_000_000)
+    yield f"{args.large} jobs of 1 MB", {OURS: lambda: one_owner(server, large)}
+    small = jobs_of(args.jobs, 300)
+    yield f"{number}, 100,000 waiting", {OURS: lambda: one_owner(server, small, 100_000)}
+    for dead, remote, where in ((0, False, ""), (10, False, " here"), (10, True, " elsewhere")):
+        name = f"{args.owners:,} owners, {dead} died{where}"
+        yield (
+            name,
+            {OURS: lambda d=dead, r=remote: many_owners(server, args.owners, d, r, args.each)},
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__ or "", rounds=5)
+    parser.add_argument("--jobs", type=int, default=10_000, help="in flight of the dead owner")
+    parser.add_argument("--large", type=int, default=100, help="of 1 MB")
+    parser.add_argument("--owners", type=int, default=1000, help="registered ones")
+    parser.add_argument("--each", type=int, default=10, help="jobs of each of those that died")
+    args = parser.parse_args(argv)
+    # A line for each owner that is reaped is for operators.
+    logging.getLogger("celery_superfetch").setLevel(logging.ERROR)
+    tables = [Table(title, unit, more=False) for title, unit in MEASURED.values()]
+    begin(tables[0])
+    with Server() as server:
+        for case, contenders in cases(args, server):
+            if args.only in case:
+                measure(tables, case, args.rounds, contenders)
+    for table in tables[1:]:
+        print(f"\n{table.title} ({table.unit})")
+        for row in table.rows:
+            print(table.line(row))
+    finish(args, tables)
+
+
+def measure(
+    tables: Sequence[Table], case: str, rounds: int, contenders: dict[str, Callable[[], Taken]]
+) -> None:
+    """Measure all of `MEASURED` in the same passes, the contenders alternately."""
+    rows = [Row(case, {name: [] for name in contenders}) for _ in tables]
+    names = list(contenders)
+    for number in range(rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            taken = contenders[name]()
+            for row, what in zip(rows, MEASURED, strict=True):
+                row.values[name].append(float(getattr(taken, what)))
+    for table, row in zip(tables, rows, strict=True):
+        table.rows.append(row)
+    print(tables[0].line(rows[0]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
