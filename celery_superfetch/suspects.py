@@ -10,7 +10,10 @@ from redis import Redis
 
 from .config import Config
 from .keys import Keys
-from .scripts import Scripts
+from .scripts import Call, Scripts
+
+#: Owners that one script removes and writes at most: it keeps everybody else waiting.
+BATCH = 100
 
 
 class Suspects:
@@ -54,8 +57,14 @@ class Suspects:
         return {owner: row.silent + min(row.gap, self.latest) for owner, row in seen.items()}
 
     def _write(self, seen: Mapping[str, _Seen], gone: set[str]) -> None:
-        rows = [part for owner, row in seen.items() for part in (owner, json.dumps(row))]
-        self.scripts.run("suspect", [self.keys.suspects], [len(gone), *gone, *rows])
+        rows = [(owner, json.dumps(row)) for owner, row in seen.items()]
+        names = sorted(gone)
+        calls = []
+        for at in range(0, max(len(rows), len(names), 1), BATCH):
+            removed = names[at : at + BATCH]
+            written = [part for row in rows[at : at + BATCH] for part in row]
+            calls.append(Call("suspect", [self.keys.suspects], [len(removed), *removed, *written]))
+        self.scripts.run_all(calls)
 
 
 class _Seen(NamedTuple):
