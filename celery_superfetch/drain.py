@@ -18,15 +18,17 @@ from .job import Job, digest, parse
 from .keys import Keys
 from .private_list import PrivateLists
 from .recoveries import Recoveries
-from .recovery import Decision, Limits, Recovery, blame
+from .recovery import Decision, Limits, Recovery, Running, blame
 from .scripts import Scripts
 from .signals import ask, job_killed, job_recovered
 from .verdict import Reason
 
 logger = logging.getLogger(__name__)
 
-#: Jobs looked at and moved in one round trip.
-BATCH = 100
+#: Jobs looked at and moved in one round trip, and bytes (but for the job that passes the mark): a
+#: script keeps everybody else waiting.
+BATCH = 50
+ROOM = 256 * 1024
 
 #: Batches in a row without progress after which a list is left for the next pass.
 STALLS = 3
@@ -110,19 +112,29 @@ class Drain:
     ) -> None:
         """Newest first, each to the front of the queue: the old order is the new one."""
         self.lists.unhold_all(facts.owner, queue_list)
-        stalls = 0
+        stalls, running = 0, None
+        newest = self.lists.newest(facts.owner, queue_list, BATCH, ROOM)
         while stalls < STALLS:
-            jobs = self.lists.in_flight(facts.owner, queue_list, BATCH)
+            jobs = [Job(facts.owner, queue_list, raw) for raw in self.scripts.run_all([newest])[0]]
             if not jobs:
                 return
-            if not self._drain_batch(facts, jobs, expires, reason, report):
+            running = running or self.lists.running(facts.owner, stopping=facts.was == "stopping")
+            if not self._drain_batch(facts, jobs, running, expires, reason, report):
                 stalls += 1
+            # Who has been blamed is not blamed again for a copy that was claimed late.
+            if any(digest(job.payload) in running.claim_ids for job in jobs):
+                running = None
 
     def _drain_batch(
-        self, facts: Facts, jobs: Sequence[Job], expires: int, reason: str, report: Report
+        self,
+        facts: Facts,
+        jobs: Sequence[Job],
+        running: Running,
+        expires: int,
+        reason: str,
+        report: Report,
     ) -> bool:
         """Recover or kill some jobs; False when none of them left the list."""
-        running = self.lists.running(facts.owner, stopping=facts.was == "stopping")
         digests = [digest(job.payload) for job in jobs]
         decided = []
         for job, name, known in zip(jobs, digests, self.recoveries.counters(digests), strict=True):

@@ -205,6 +205,14 @@ class PrivateLists:
         found: Any = self.client.lrange(self.keys.private(owner, queue_list), 0, count - 1)
         return [Job(owner, queue_list, payload) for payload in found]
 
+    def newest(self, owner: str, queue_list: str, most: int, room: int) -> Call:
+        """The call that reads the payloads of the newest claims in one private list.
+
+        Arguments:
+            room: most bytes, but for the job that passes the mark.
+        """
+        return Call("newest", [self.keys.private(owner, queue_list)], [most, room])
+
     def running(self, owner: str, *, stopping: bool = False) -> Running:
         """What an owner had recorded as running.
 

@@ -11,7 +11,7 @@ from redis import Redis
 from .config import Config
 from .keys import Keys
 from .recovery import Counters, Recovery
-from .scripts import Call
+from .scripts import Call, Scripts
 
 FIELDS = ("strikes", "recoveries", "history", "probation")
 
@@ -20,25 +20,22 @@ class Recoveries:
     """Strikes and recoveries (``superfetch:recoveries:<digest>``)."""
 
     def __init__(self, client: Redis, keys: Keys, config: Config) -> None:
-        self.client = client
         self.keys = keys
         self.config = config
+        self.scripts = Scripts(client)
 
     def counters(self, digests: Sequence[str]) -> list[Counters]:
-        """The counters of some jobs, in one round trip."""
-        with self.client.pipeline(transaction=False) as pipe:
-            for digest in digests:
-                pipe.hmget(self.keys.recoveries(digest), *FIELDS)
-            rows = pipe.execute()
+        """The counters of some jobs, in one command."""
+        names = [self.keys.recoveries(digest) for digest in digests]
         return [
             Counters(
                 int(strikes or 0),
                 int(count or 0),
-                tuple(json.loads(history or b"[]")),
+                tuple(json.loads(history)) if history else (),
                 bool(probation),
                 recorded=strikes is not None,
             )
-            for strikes, count, history, probation in rows
+            for strikes, count, history, probation in self.scripts.run("counters", names, FIELDS)
         ]
 
     def recover(self, recoveries: Sequence[Recovery], expires: int, *, marked: bool) -> Call:

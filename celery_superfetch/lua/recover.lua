@@ -13,6 +13,8 @@ local facts, private, queue, flag, stats, running, probation, on_probation =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local marked, window, expires = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3])
 local queue_list, owner, reason = ARGV[4], ARGV[5], ARGV[6]
+-- Jobs from the left among which one of a dead owner is looked for: some times a batch of them.
+local near = 200
 local kind = redis.call('TYPE', queue).ok
 if kind ~= 'list' and kind ~= 'none' then
   return redis.error_reply("WRONGTYPE '" .. queue .. "' is no queue, it holds a " .. kind)
@@ -20,16 +22,6 @@ end
 local unmarked = marked and redis.call('HGET', facts, 'state') ~= 'reaped'
 local now = tonumber(redis.call('TIME')[1])
 
-local function count(counters, strikes, blame)
-  redis.call('HINCRBY', counters, 'recoveries', 1)
-  redis.call('HSET', counters, 'strikes', strikes)
-  -- The latest few are enough to tell the story; the field must not grow without bound.
-  local history = cjson.decode(redis.call('HGET', counters, 'history') or '[]')
-  history[#history + 1] = {owner = owner, reason = reason, strike = blame, at = now}
-  while #history > 20 do table.remove(history, 1) end
-  redis.call('HSET', counters, 'history', cjson.encode(history))
-  if redis.call('TTL', counters) < 0 then redis.call('EXPIRE', counters, window) end
-end
 local function forget(id)
   if id == '' then return end
   if marked then
@@ -40,38 +32,72 @@ local function forget(id)
   redis.call('HDEL', running, id)
   if redis.call('HGET', running, 'alone') == id then redis.call('HDEL', running, 'alone') end
 end
+-- Its run was blamed by another reaper meanwhile: this is a copy that was claimed late.
+local function struck(id)
+  return marked and id ~= '' and redis.call('HGET', running, id) == 'struck'
+end
+local jobs = #KEYS - 8
+-- All is read before anything moves: an error half way would lose what had left its list.
+local known, encoded = {}, {}
+for i = 1, jobs do
+  known[i] = redis.call('HMGET', KEYS[8 + i], 'recoveries', 'history', 'probation')
+end
+local function history(before, blame)
+  local entry = {owner = owner, reason = reason, strike = blame, at = now}
+  local readable, entries = pcall(cjson.decode, before or '[]')
+  if before and readable and type(entries) == 'table' then
+    entries[#entries + 1] = entry
+    -- The latest few are enough to tell the story; the field must not grow without bound.
+    while #entries > 20 do table.remove(entries, 1) end
+    return cjson.encode(entries)
+  end
+  encoded[blame] = encoded[blame] or cjson.encode({entry})
+  return encoded[blame]
+end
 
-local outcomes, total, suspects = {}, 0, {}
-for i = 1, #KEYS - 8 do
+local outcomes, counted, to_queue, suspects = {}, {}, {}, {}
+for i = 1, jobs do
   local counters, at = KEYS[8 + i], 1 + 6 * i
   local payload, expected, strikes, blame, id =
     ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 5]
   if unmarked then
     outcomes[i] = 'unmarked'
-  elseif (redis.call('HGET', counters, 'recoveries') or '0') ~= expected then
+  elseif counted[counters] or (known[i][1] or '0') ~= expected or struck(id) then
     outcomes[i] = 'recounted'
+  -- Of a dead owner's it was among the newest a moment ago. What another reaper has moved since
+  -- must not be looked for through the whole list.
+  elseif marked and not redis.call('LPOS', private, payload, 'MAXLEN', near) then
+    outcomes[i] = 'moved'
   elseif redis.call('LREM', private, 1, payload) == 0 then
     outcomes[i] = 'moved'
   else
-    count(counters, strikes, blame)
+    redis.call('HSET', counters, 'recoveries', expected + 1, 'strikes', strikes,
+      'history', history(known[i][2], blame))
+    if redis.call('TTL', counters) < 0 then redis.call('EXPIRE', counters, window) end
+    counted[counters] = true
     forget(id)
     if ARGV[at + 4] == '1' then
-      suspects[#suspects + 1] = payload
+      table.insert(suspects, 1, payload)
       redis.call('HSET', counters, 'probation', 1)
     else
-      redis.call('RPUSH', queue, payload)
+      to_queue[#to_queue + 1] = payload
       -- Its own app may never let it run alone, where another's had put it there.
-      redis.call('HDEL', counters, 'probation')
+      if known[i][3] then redis.call('HDEL', counters, 'probation') end
     end
-    outcomes[i], total = 'ok', total + 1
+    outcomes[i] = 'ok'
   end
 end
+if #to_queue > 0 then
+  redis.call('RPUSH', queue, unpack(to_queue))
+  if expires > 0 then redis.call('PEXPIRE', queue, expires) end
+end
 -- Behind those that wait already, the oldest first.
-for i = #suspects, 1, -1 do redis.call('LPUSH', probation, suspects[i]) end
-if #suspects > 0 then redis.call('SADD', on_probation, queue_list) end
-if total > 0 then
-  if expires > 0 and total > #suspects then redis.call('PEXPIRE', queue, expires) end
+if #suspects > 0 then
+  redis.call('LPUSH', probation, unpack(suspects))
+  redis.call('SADD', on_probation, queue_list)
+end
+if #to_queue + #suspects > 0 then
   redis.call('SET', flag, 1, 'EX', window)
-  redis.call('HINCRBY', stats, 'recovered', total)
+  redis.call('HINCRBY', stats, 'recovered', #to_queue + #suspects)
 end
 return outcomes

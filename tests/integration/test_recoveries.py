@@ -224,3 +224,39 @@ def test_probation_lasts_until_the_job_is_settled(bench: Bench) -> None:
     assert bench.in_flight.alone is None
     assert bench.counters(JOB) == Counters()
     assert not bench.client.exists(bench.keys.running(me.owner))
+
+
+# -- what goes wrong half way
+
+
+def test_counters_of_another_type_move_nothing(bench: Bench) -> None:
+    """Found half way it would cost the jobs that had left their list by then."""
+    other = payload(2)
+    owner = reaped(bench, other, JOB)
+    bench.client.set(bench.keys.recoveries(digest(other)), "a text")
+    pair = [bench.recovery(Job(owner.owner, "mail", raw), Counters()) for raw in (JOB, other)]
+    [reply] = bench.scripts.run_all([bench.recoveries.recover(pair, 0, marked=True)], errors=True)
+    assert "WRONGTYPE" in str(reply)
+    assert bench.private(owner) == [JOB, other]
+    assert bench.counters(JOB) == Counters()
+
+
+def test_a_history_that_cannot_be_read_is_begun_anew(bench: Bench) -> None:
+    owner = reaped(bench, JOB)
+    bench.client.hset(bench.keys.recoveries(digest(JOB)), "history", "{broken")
+    assert recover(bench, owner, [JOB], Counters()) == [b"ok"]
+    assert len(bench.counters(JOB).history) == 1
+
+
+def test_a_copy_is_not_blamed_for_the_run_that_was_blamed_already(bench: Bench) -> None:
+    """Two reapers drain one owner; a read that was under way claims the job again in between."""
+    owner = reaped(bench, JOB, running=[JOB])
+    ran = Job(owner.owner, "mail", JOB, "0")
+    first = bench.recovery(ran)
+    assert bench.run(bench.recoveries.recover([first], 0, marked=True)) == [b"ok"]
+    bench.client.lmove("mail", bench.keys.private(owner.owner, "mail"), "RIGHT", "LEFT")
+    again = bench.recovery(ran)
+    assert bench.run(bench.recoveries.recover([again], 0, marked=True)) == [b"recounted"]
+    bench.reaper().reap()
+    assert bench.queue() == [JOB]
+    assert (bench.counters(JOB).strikes, bench.counters(JOB).recoveries) == (1, 2)
