@@ -174,12 +174,12 @@ class PrivateLists:
 
     def unhold(self, jobs: Sequence[Job]) -> Call:
         """The call that moves held jobs of one private list back there."""
-        keys, first = self.keys, jobs[0]
-        names = [
-            keys.held(first.owner, first.queue_list),
-            keys.private(first.owner, first.queue_list),
-        ]
-        return Call("unhold", names, [job.claim_id for job in jobs], whole=True)
+        first = jobs[0]
+        return self._unhold(first.owner, first.queue_list, [job.claim_id for job in jobs])
+
+    def _unhold(self, owner: str, queue_list: str, claim_ids: Sequence[str]) -> Call:
+        names = [self.keys.held(owner, queue_list), self.keys.private(owner, queue_list)]
+        return Call("unhold", names, claim_ids, whole=True)
 
     def held_pages(self, owner: str, queue_list: str) -> Iterator[list[Job]]:
         """Held jobs of one private list, some at a time; those moved back meanwhile are seen."""
@@ -197,8 +197,11 @@ class PrivateLists:
 
     def unhold_all(self, owner: str, queue_list: str) -> None:
         """Bring all held jobs back to their private list, of an owner that is gone."""
-        for page in self.held_pages(owner, queue_list):
-            self.scripts.run_all([self.unhold(page)])
+        pages = self.held_pages(owner, queue_list)
+        # A hash has no order: that of the claims is in their ids, which are numbers.
+        ids = sorted((job.claim_id for page in pages for job in page), key=lambda id: (len(id), id))
+        for at in range(0, len(ids), PAGE):
+            self.scripts.run_all([self._unhold(owner, queue_list, ids[at : at + PAGE])])
 
     def in_flight(self, owner: str, queue_list: str, count: int = 0) -> list[Job]:
         """Jobs in one private list, newest claim first; all, or the first ``count``."""
