@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from compare import OURS, STOCK, Row, Table, arguments, begin, finish
+from compare import OURS, STOCK, Table, arguments, begin, finish, measure_all
 from kombu import Connection
 from redis.connection import AbstractConnection
 
@@ -42,13 +42,13 @@ NOTED = 100
 SILENCE = 0.4
 
 
-#: What is measured of a pass: title and unit.
-MEASURED = {
-    "seconds": ("Recovery, one pass of the reaper", "s"),
-    "block": ("Longest block of the server", "ms"),
-    "commands": ("Commands sent", "a pass"),
-    "trips": ("Round trips", "a pass"),
-}
+#: Title and unit of what is measured of a pass.
+MEASURED = (
+    ("Recovery, one pass of the reaper", "s"),
+    ("Longest block of the server", "ms"),
+    ("Commands sent", "a pass"),
+    ("Round trips", "a pass"),
+)
 
 
 @dataclass
@@ -60,6 +60,10 @@ class Taken:
     trips: int = 0
     #: The longest command or script, in ms; a script counts with all that it does.
     block: float = 0.0
+
+    def values(self) -> tuple[float, ...]:
+        """One for each table."""
+        return self.seconds, self.block, self.commands, self.trips
 
 
 def patch(send_command: Any, pack_commands: Any) -> None:
@@ -109,11 +113,18 @@ def give(bench: Bench, owner: Facts, jobs: Sequence[bytes]) -> None:
 # -- cases: what is prepared, what is measured, how many jobs come back
 
 
-def one_owner(server: Server, jobs: Sequence[bytes], backlog: int = 0) -> Taken:
-    """An owner of this host died with these jobs."""
+def one_owner(
+    server: Server, jobs: Sequence[bytes], backlog: int = 0, held: bool = False
+) -> tuple[float, ...]:
+    """An owner of this host died with these jobs; held: they waited for their ETA."""
     client = _empty(server)
     bench = Bench(client)
-    give(bench, bench.dead_owner(running=jobs[-4:]), jobs)
+    owner = bench.dead_owner(running=jobs[-4:])
+    if held:
+        aside = {f"{number:x}": raw for number, raw in enumerate(jobs, 1)}
+        client.hset(bench.keys.held(owner.owner, "mail"), mapping=aside)
+    else:
+        give(bench, owner, jobs)
     bench.push("mail", *[b"backlog"] * backlog)
     reaper = bench.reaper()
     with watched(client) as taken:
@@ -121,10 +132,10 @@ def one_owner(server: Server, jobs: Sequence[bytes], backlog: int = 0) -> Taken:
     assert (report.recovered, report.errors) == (len(jobs), 0)
     waiting = bench.queue()
     assert waiting[: len(jobs)] == list(jobs), "the order in which they were claimed"
-    return taken
+    return taken.values()
 
 
-def stock(server: Server, jobs: Sequence[bytes]) -> Taken:
+def stock(server: Server, jobs: Sequence[bytes]) -> tuple[float, ...]:
     """A consumer that was delivered these jobs is gone, and its visibility timeout is over."""
     client = _empty(server)
     client.lpush("mail", *jobs)
@@ -140,10 +151,12 @@ def stock(server: Server, jobs: Sequence[bytes]) -> Taken:
             channel.qos.restore_visible(num=len(jobs), interval=1)
         assert client.llen("mail") == len(jobs)
         channel.qos._delivered.clear()
-    return taken
+    return taken.values()
 
 
-def many_owners(server: Server, owners: int, dead: int, remote: bool, jobs: int) -> Taken:
+def many_owners(
+    server: Server, owners: int, dead: int, remote: bool, jobs: int
+) -> tuple[float, ...]:
     """Owners on many hosts, some of which died; each of these had some jobs."""
     client = _empty(server)
     bench = Bench(client)
@@ -164,7 +177,7 @@ def many_owners(server: Server, owners: int, dead: int, remote: bool, jobs: int)
         report = reaper.reap()
     assert (len(report.dead), report.owners, report.errors) == (dead, owners, 0)
     assert report.recovered == dead * jobs
-    return taken
+    return taken.values()
 
 
 def _empty(server: Server) -> Any:
@@ -173,7 +186,9 @@ def _empty(server: Server) -> Any:
     return client
 
 
-def cases(args: Any, server: Server) -> Iterator[tuple[str, dict[str, Callable[[], Taken]]]]:
+def cases(
+    args: Any, server: Server
+) -> Iterator[tuple[str, dict[str, Callable[[], tuple[float, ...]]]]]:
     number = f"{args.jobs:,} jobs"
     for size in (300, 10_000):
         jobs = jobs_of(args.jobs, size)
@@ -185,6 +200,7 @@ def cases(args: Any, server: Server) -> Iterator[tuple[str, dict[str, Callable[[
     yield f"{args.large} jobs of 1 MB", {OURS: lambda: one_owner(server, large)}
     small = jobs_of(args.jobs, 300)
     yield f"{number}, 100,000 waiting", {OURS: lambda: one_owner(server, small, 100_000)}
+    yield f"{number} held for their ETA", {OURS: lambda: one_owner(server, small, held=True)}
     for dead, remote, where in ((0, False, ""), (10, False, " here"), (10, True, " elsewhere")):
         name = f"{args.owners:,} owners, {dead} died{where}"
         yield (
@@ -202,33 +218,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     # A line for each owner that is reaped is for operators.
     logging.getLogger("celery_superfetch").setLevel(logging.ERROR)
-    tables = [Table(title, unit, more=False) for title, unit in MEASURED.values()]
+    tables = [Table(title, unit, more=False) for title, unit in MEASURED]
     begin(tables[0])
     with Server() as server:
         for case, contenders in cases(args, server):
             if args.only in case:
-                measure(tables, case, args.rounds, contenders)
+                measure_all(tables, case, args.rounds, contenders)
     for table in tables[1:]:
-        print(f"\n{table.title} ({table.unit})")
-        for row in table.rows:
-            print(table.line(row))
+        table.show()
     finish(args, tables)
-
-
-def measure(
-    tables: Sequence[Table], case: str, rounds: int, contenders: dict[str, Callable[[], Taken]]
-) -> None:
-    """Measure all of `MEASURED` in the same passes, the contenders alternately."""
-    rows = [Row(case, {name: [] for name in contenders}) for _ in tables]
-    names = list(contenders)
-    for number in range(rounds):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            taken = contenders[name]()
-            for row, what in zip(rows, MEASURED, strict=True):
-                row.values[name].append(float(getattr(taken, what)))
-    for table, row in zip(tables, rows, strict=True):
-        table.rows.append(row)
-    print(tables[0].line(rows[0]), flush=True)
 
 
 if __name__ == "__main__":

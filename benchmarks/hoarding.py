@@ -1,0 +1,146 @@
+"""What the ack of a running job costs while its owner has many others in flight.
+
+A plain kombu consumer on a server of its own holds them, and acks one more that has just come:
+
+    python benchmarks/hoarding.py [--held 10,1000,10000,100000] [--rounds 5] [--acks 40]
+
+`superfetch` holds ETA jobs, as a worker does that was sent many of them; beside it, `near` has as
+many that are near their run: delivered, and not set aside. A worker has no more of these than its
+prefetch allows. The stock transport makes no difference between the two.
+
+The aim: with 100,000 ETA jobs an ack takes at most twice as long as with 10. A plain consumer waits
+for each ack; a worker's loop sends it with the next claim, and what the server does is the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from compare import OURS, STOCK, TRANSPORTS, Table, arguments, begin, finish, measure_all
+from kombu import Connection, Consumer, Queue
+
+from celery_superfetch.memberships import memberships
+from harness.server import Server
+from parts.bench import payload
+
+NEAR = "near"
+#: Seconds without any job after which something is wrong.
+PATIENCE = 20
+#: What the server did for an ack; what a script or a transaction does is part of it.
+SETTLING = ("cmdstat_evalsha", "cmdstat_eval", "cmdstat_exec")
+
+
+class Hoarder:
+    """A consumer that acks none of what it is sent, until it is told to."""
+
+    def __init__(self, server: Server, contender: str, db: int) -> None:
+        self.client = server.client(db)
+        self.aside = contender == OURS
+        transport = TRANSPORTS[STOCK if contender == STOCK else OURS]
+        self.connection = Connection(server.url(db), transport=transport)
+        self.received: list[Any] = []
+        self.held: list[Any] = []
+        consumer = self.consumer = Consumer(
+            self.connection, [Queue("mail")], on_message=self.received.append, accept=["json"]
+        )
+        consumer.qos(prefetch_count=0)
+        consumer.consume()
+        self.sent = 0
+
+    def receive(self, count: int) -> None:
+        """Wait for some new jobs."""
+        self.client.lpush("mail", *(payload(self.sent + n) for n in range(count)))
+        self.sent += count
+        while len(self.received) < count:
+            self.connection.drain_events(timeout=PATIENCE)
+
+    def hoard(self, count: int) -> None:
+        """Have so many in flight."""
+        while len(self.held) < count:
+            self.receive(min(1000, count - len(self.held)))
+            if self.aside:
+                self._set_aside(self.received)
+            self.held += self.received
+            self.received.clear()
+
+    def _set_aside(self, messages: Sequence[Any]) -> None:
+        """What a worker's request does with a job whose ETA lies ahead."""
+        in_flight = messages[0].channel.fetch.in_flight
+        for message in messages:
+            in_flight.waits(message._raw.claimed.job)
+        in_flight.flush()
+
+    def acks(self, count: int) -> tuple[float, float]:
+        """Us that one ack takes, here and in the server."""
+        here, there = [], []
+        for _ in range(count):
+            self.receive(1)
+            [message] = self.received
+            self.received.clear()
+            before = self._settling()
+            begun = time.perf_counter()
+            message.ack()
+            here.append((time.perf_counter() - begun) * 1e6)
+            there.append(self._settling() - before)
+        return statistics.median(here), statistics.median(there)
+
+    def end(self) -> None:
+        """Leave without giving everything back: that is another benchmark's."""
+        self.client.flushdb()
+        self.consumer.channel.qos._delivered.clear()
+        self.held.clear()
+        self.connection.close()
+
+    def _settling(self) -> float:
+        stats: Any = self.client.info("commandstats")
+        return float(sum(stats[name]["usec"] for name in SETTLING if name in stats))
+
+
+def growth(table: Table) -> None:
+    """Print the last case in terms of the first: what hoarding costs."""
+    first, last = table.rows[0], table.rows[-1]
+    grown = {name: last.median(name) / first.median(name) for name in first.values}
+    shown = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in grown.items())
+    print(f"{table.title}: with {last.case} in terms of {first.case}: {shown}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__ or "", rounds=5)
+    parser.add_argument("--held", default="10,1000,10000,100000", help="jobs, in rising order")
+    parser.add_argument("--acks", type=int, default=40, help="of each contender in each round")
+    args = parser.parse_args(argv)
+    tables = [
+        Table("An ack, as its consumer sees it", "us", more=False),
+        Table("An ack, in the server", "us", more=False),
+    ]
+    begin(tables[0])
+    with Server() as server:
+        hoarders = {name: Hoarder(server, name, db) for db, name in enumerate((OURS, NEAR, STOCK))}
+        for held in map(int, args.held.split(",")):
+            case = f"{held:,} others in flight"
+            if args.only not in case:
+                continue
+            for hoarder in hoarders.values():
+                hoarder.hoard(held)
+            runs: dict[str, Callable[[], tuple[float, ...]]] = {
+                name: lambda h=hoarder: h.acks(args.acks)  # type: ignore[misc]
+                for name, hoarder in hoarders.items()
+            }
+            measure_all(tables, case, args.rounds, runs)
+        logging.disable(logging.CRITICAL)  # what was flushed cannot be given back
+        for hoarder in hoarders.values():
+            hoarder.end()
+        for membership in memberships():
+            membership.leave_for_good()
+    tables[1].show()
+    for table in tables:
+        growth(table)
+    finish(args, tables)
+
+
+if __name__ == "__main__":
+    main()
