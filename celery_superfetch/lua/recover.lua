@@ -15,9 +15,11 @@ local marked, window, expires = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV
 local queue_list, owner, reason = ARGV[4], ARGV[5], ARGV[6]
 -- Jobs from the left among which one of a dead owner is looked for: some times a batch of them.
 local near = 200
-local kind = redis.call('TYPE', queue).ok
-if kind ~= 'list' and kind ~= 'none' then
-  return redis.error_reply("WRONGTYPE '" .. queue .. "' is no queue, it holds a " .. kind)
+for _, name in ipairs({queue, probation}) do
+  local kind = redis.call('TYPE', name).ok
+  if kind ~= 'list' and kind ~= 'none' then
+    return redis.error_reply("WRONGTYPE '" .. name .. "' is no queue, it holds a " .. kind)
+  end
 end
 local unmarked = marked and redis.call('HGET', facts, 'state') ~= 'reaped'
 local now = tonumber(redis.call('TIME')[1])

@@ -241,6 +241,16 @@ def test_counters_of_another_type_move_nothing(bench: Bench) -> None:
     assert bench.counters(JOB) == Counters()
 
 
+def test_a_probation_list_of_another_type_moves_nothing(bench: Bench) -> None:
+    owner = reaped(bench, JOB)
+    bench.client.set(bench.keys.probation("mail"), "a text")
+    suspect = bench.recovery(Job(owner.owner, "mail", JOB), Counters(strikes=1))
+    call = bench.recoveries.recover([suspect], 0, marked=True)
+    [reply] = bench.scripts.run_all([call], errors=True)
+    assert "WRONGTYPE" in str(reply)
+    assert bench.private(owner) == [JOB]
+
+
 def test_a_history_that_cannot_be_read_is_begun_anew(bench: Bench) -> None:
     owner = reaped(bench, JOB)
     bench.client.hset(bench.keys.recoveries(digest(JOB)), "history", "{broken")
