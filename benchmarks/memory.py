@@ -3,7 +3,7 @@
 A plain kombu consumer, a process of its own for each run, is given all jobs of a queue and settles
 none of them:
 
-    python benchmarks/memory.py [--rounds 3] [--jobs 10000] [--json f] [--plot f.svg]
+    python benchmarks/memory.py [--rounds 2] [--jobs 5000] [--json f] [--plot f.svg]
 
 The consumer's part is how much its resident memory has grown, the server's is its own figure
 (`used_memory`), beyond what it takes while it is empty. Beside it: what a waiting job takes there.
@@ -93,8 +93,8 @@ def run(contender: str, jobs: int, size: int) -> tuple[float, float, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = arguments(__doc__, rounds=3)
-    parser.add_argument("--jobs", type=int, default=10_000, help="of a run")
+    parser = arguments(__doc__, rounds=2)
+    parser.add_argument("--jobs", type=int, default=5000, help="of a run")
     parser.add_argument("--hold", help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     begin(tables[0])
     for case, size in (("300 B", 300), ("10 kB", 10_000)):
         if args.only in case:
-            jobs = min(args.jobs, 50_000_000 // size)
+            jobs = min(args.jobs, 10_000_000 // size)
             contenders = {
                 name: lambda name=name, size=size, jobs=jobs: run(name, jobs, size)
                 for name in TRANSPORTS
