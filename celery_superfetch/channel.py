@@ -198,7 +198,10 @@ class Channel(redis.Channel):
                 headers["redelivered"] = True
             if claimed.redelivered or strikes:
                 headers[EARLIER] = (claimed.earlier or Earlier()).told(strikes)
-            return self.Message(raw, channel=self)
+            message = self.Message(raw, channel=self)
+            # The message has it, and the payload goes back as it came.
+            raw["body"] = None
+            return message
         except Exception:  # whatever a payload can do to a parser must not end the worker
             self.cut_short.quarantine(claimed.job)
             return None

@@ -31,7 +31,14 @@ end
 local jobs, errors, dry = {}, {}, {}
 local count = (#KEYS - 2) / 2
 local function take(at)
-  local payload = redis.pcall('RPOP', KEYS[2 * at + 1])
+  local queue, private = KEYS[2 * at + 1], KEYS[2 * at + 2]
+  -- One command, and no copy of the payload on its way through this script.
+  local payload = redis.pcall('LMOVE', queue, private, 'RIGHT', 'LEFT')
+  if type(payload) == 'table' and string.find(payload.err, 'OOM') then
+    -- Over its memory limit a server before 7.0 refuses what adds, unless a removal came first.
+    payload = redis.pcall('RPOP', queue)
+    if type(payload) == 'string' then redis.call('LPUSH', private, payload) end
+  end
   if type(payload) == 'table' then
     errors[#errors + 1] = at
     errors[#errors + 1] = payload.err
@@ -41,7 +48,6 @@ local function take(at)
     dry[at] = true
     return false
   end
-  redis.call('LPUSH', KEYS[2 * at + 2], payload)
   jobs[#jobs + 1] = at
   jobs[#jobs + 1] = payload
   jobs[#jobs + 1] = mark(payload)
