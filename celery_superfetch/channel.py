@@ -303,7 +303,7 @@ class Channel(redis.Channel):
         """Ack: with the loop's next turn where there is one, else at once."""
         in_flight = self.fetch.in_flight
         in_flight.ack(claimed)
-        if self.closed or self.fetch.poller.hub is None or not self._lists:
+        if self.closed or not self.fetch.poller.comes_back or not self._lists:
             try:
                 in_flight.flush()
             except (*self.connection_errors, self.ResponseError) as exc:

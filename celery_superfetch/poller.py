@@ -35,6 +35,8 @@ class Poller(MultiChannelPoller):
         self.hub: Any = None
         #: Celery's solo pool: jobs run in the thread of the hub.
         self.solo = False
+        #: Celery's loop: whoever rings the doorbell from another thread, or greenlet, is heard.
+        self.endless = False
         self._ticks: set[Callable[[], object]] = set()
         self._turn_timer: Any = None
         #: Whether the next delivery may keep the loop from turning until some job ends.
@@ -46,6 +48,11 @@ class Poller(MultiChannelPoller):
         #: Held where the doorbell is rung from elsewhere, and where it is taken down.
         self._door = threading.Lock()
         self._loop = threading.get_ident()
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether the loop turns by itself, so that an ack may wait for it."""
+        return self.hub is not None or (self.endless and threading.get_ident() != self._loop)
 
     @property
     def inline(self) -> bool:

@@ -30,6 +30,12 @@ logger = logging.getLogger(__name__)
 #: at the latest when its block times out; the rest is for the network.
 TOMBSTONE = 60.0
 
+#: Passes of one reaper from one look at the dead set's announcements and caps to the next.
+HOUSEKEEPING = 6
+
+#: Seconds after which a lock that is held for longer is asked for again.
+ASK_AGAIN = 60.0
+
 #: Keys the full sweep asks for in one SCAN step.
 SCAN_COUNT = 1000
 
@@ -67,6 +73,9 @@ class Reaper:
         self.jury = Jury(client, keys, config, watch)
         self.drain = Drain(client, keys, config, sender, announce, limits)
         self.sender = sender
+        #: Lock of a long interval -> when it is asked for again (monotonic s).
+        self._refused: dict[str, float] = {}
+        self._next_housekeeping = 0.0
 
     def reap(
         self,
@@ -106,7 +115,10 @@ class Reaper:
                 failed(report, f"owner {facts.owner}", exc)
         if not dry_run and only is None:
             self._again(report)
-            self._housekeeping(report)
+            # Commands that an idle fleet need not send at each pass.
+            if started >= self._next_housekeeping:
+                self._next_housekeeping = started + HOUSEKEEPING * self.config.reap_interval
+                self._housekeeping(report)
         report.seconds = monotonic() - started
         if report.did_something:
             logger.info("%s", report)
@@ -114,9 +126,14 @@ class Reaper:
 
     def _lock(self, scope: str, seconds: float) -> bool:
         """One pass per interval; never released, it expires, so a crash holds up nobody."""
-        return bool(
-            self.scripts.run("lock", [self.keys.lock(scope)], [max(1, int(seconds * 1000))])
-        )
+        now = monotonic()
+        if now < self._refused.get(scope, 0.0):
+            return False
+        milliseconds = max(1, int(seconds * 1000))
+        ours = bool(self.scripts.run("lock", [self.keys.lock(scope)], [milliseconds]))
+        if not ours and seconds > ASK_AGAIN:
+            self._refused[scope] = now + ASK_AGAIN
+        return ours
 
     # -- reaping one owner
 

@@ -124,6 +124,7 @@ class Guarded(bootsteps.StartStopStep):
         if not isinstance(transport, Transport):
             return
         transport.cycle.solo = is_solo(consumer.pool)
+        transport.cycle.endless = True
         transport.cycle.blocks = blocks_consumer(consumer.pool)
         fetch = consumer.connection.default_channel.fetch
         membership = fetch.membership
