@@ -26,8 +26,12 @@ def forget_unconfirmed_acks() -> None:
     """Acks that broke off are not sent again."""
     run = InFlight._run
 
-    def careless(self: InFlight, calls: Any, acks: Any) -> Any:
-        return run(self, calls, [])
+    def careless(self: InFlight, claim: Any = None) -> Any:
+        try:
+            return run(self, claim)
+        except BaseException:
+            self._acks.clear()
+            raise
 
     InFlight._run = careless  # type: ignore[method-assign]
 
