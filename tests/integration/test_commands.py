@@ -1,0 +1,97 @@
+"""How many commands a job costs: exact, where a time would only say how busy the machine is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import kombu
+import pytest
+from kombu.asynchronous.hub import Hub
+
+from harness.server import NoServerBinary, Server
+
+JOBS = 320
+PREFETCH = 16
+
+STOCK = "redis"
+OURS = "celery_superfetch:Transport"
+
+#: What each sends for jobs. The server counts what a script calls as well, so no other may be.
+SENT = {
+    OURS: ("evalsha", "eval", "blmove"),
+    STOCK: ("multi", "exec", "brpop", "zadd", "zrem", "hset", "hdel", "hget"),
+}
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Server]:
+    """The server's counts are everybody's."""
+    try:
+        server = Server().start()
+    except NoServerBinary as exc:
+        pytest.skip(str(exc))
+    yield server
+    server.close()
+
+
+def commands(server: Server, transport: str) -> int:
+    """What clients have sent."""
+    stats = server.client().info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in SENT[transport])
+
+
+def drained(connection: kombu.Connection) -> Callable[[], object]:
+    return lambda: connection.drain_events(timeout=10)
+
+
+def hubbed(connection: kombu.Connection) -> Callable[[], object]:
+    hub = Hub()
+    connection.transport.register_with_event_loop(connection.connection, hub)
+    loop = hub.create_loop()
+    return lambda: next(loop)
+
+
+def cost(
+    server: Server, transport: str, loop: Callable[[kombu.Connection], Callable[[], object]]
+) -> float:
+    """Commands a job, of a consumer that acks each as soon as it has it."""
+    server.client().flushall()
+    done = 0
+
+    def ack(message: kombu.Message) -> None:
+        nonlocal done
+        message.ack()
+        done += 1
+
+    with kombu.Connection(server.url(), transport=transport) as connection:
+        queue = kombu.Queue("mail", kombu.Exchange("mail"), "mail")
+        producer = connection.Producer(serializer="json")
+        for number in range(JOBS):
+            producer.publish(number, exchange="mail", routing_key="mail", declare=[queue])
+        with connection.channel() as channel:
+            consumer = kombu.Consumer(channel, [queue], on_message=ack)
+            consumer.qos(prefetch_count=PREFETCH)
+            consumer.consume()
+            turn = loop(connection)
+            server.client().config_resetstat()
+            while done < JOBS:
+                turn()
+            return commands(server, transport) / JOBS
+
+
+def test_a_consumer_without_a_loop_sends_an_ack_for_each_job_and_claims_in_batches(
+    own: Server,
+) -> None:
+    assert cost(own, OURS, drained) <= 1.3
+
+
+def test_a_turn_of_the_loop_settles_and_claims_for_many(own: Server) -> None:
+    """Were one job delivered in each turn, it would be two."""
+    assert cost(own, OURS, hubbed) <= 1.0
+
+
+@pytest.mark.parametrize("loop", [drained, hubbed])
+def test_the_control_stock_sends_several_for_each(
+    own: Server, loop: Callable[[kombu.Connection], Callable[[], object]]
+) -> None:
+    assert cost(own, STOCK, loop) >= 5
