@@ -211,6 +211,17 @@ def test_what_a_dying_connection_claims_again_is_not_struck_again(bench: Bench) 
     assert bench.counters(one).recoveries == 2
 
 
+def test_of_two_copies_one_ran_and_each_is_counted(bench: Bench) -> None:
+    """They share their counters, and one batch has both."""
+    ran, waited = payload("ran"), payload("waited")
+    owner = bench.dead_owner([ran, ran, waited, waited], running=[ran])
+    report = bench.reaper().reap()
+    assert (report.recovered, report.errors) == (4, 0)
+    assert bench.private(owner) == []
+    assert (bench.counters(ran).strikes, bench.counters(ran).recoveries) == (1, 2)
+    assert (bench.counters(waited).strikes, bench.counters(waited).recoveries) == (0, 2)
+
+
 def test_what_a_frozen_owner_settles_late_does_not_leave_the_other_alone_with_the_blame(
     bench: Bench,
 ) -> None:
