@@ -14,13 +14,14 @@ for each ack; a worker's loop sends it with the next claim, and what the server 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from compare import OURS, STOCK, TRANSPORTS, Table, arguments, begin, finish, measure_all
+from compare import OURS, STOCK, TRANSPORTS, Row, Table, arguments, begin, finish
 from kombu import Connection, Consumer, Queue
 
 from celery_superfetch.memberships import memberships
@@ -37,7 +38,11 @@ SETTLING = ("cmdstat_evalsha", "cmdstat_eval", "cmdstat_exec")
 class Hoarder:
     """A consumer that acks none of what it is sent, until it is told to."""
 
-    def __init__(self, server: Server, contender: str, db: int) -> None:
+    #: A database for each.
+    dbs = itertools.count()
+
+    def __init__(self, server: Server, contender: str) -> None:
+        db = next(self.dbs)
         self.client = server.client(db)
         self.aside = contender == OURS
         transport = TRANSPORTS[STOCK if contender == STOCK else OURS]
@@ -100,6 +105,27 @@ class Hoarder:
         return float(sum(stats[name]["usec"] for name in SETTLING if name in stats))
 
 
+def case_of(held: int) -> str:
+    """How a case is called."""
+    return f"{held:,} others in flight"
+
+
+def measure(
+    tables: Sequence[Table], rounds: int, acks: int, hoarders: dict[tuple[int, str], Hoarder]
+) -> None:
+    """Measure all cases of all contenders alternately: cases are compared with each other, too."""
+    for table in tables:
+        for held in dict.fromkeys(held for held, _ in hoarders):
+            names = [name for other, name in hoarders if other == held]
+            table.rows.append(Row(case_of(held), {name: [] for name in names}))
+    turns = list(hoarders)
+    for number in range(rounds):
+        for held, name in turns[number % len(turns) :] + turns[: number % len(turns)]:
+            for table, value in zip(tables, hoarders[held, name].acks(acks), strict=True):
+                [row] = [row for row in table.rows if row.case == case_of(held)]
+                row.values[name].append(value)
+
+
 def growth(table: Table) -> None:
     """Print the last case in terms of the first: what hoarding costs."""
     first, last = table.rows[0], table.rows[-1]
@@ -117,25 +143,24 @@ def main(argv: Sequence[str] | None = None) -> None:
         Table("An ack, as its consumer sees it", "us", more=False),
         Table("An ack, in the server", "us", more=False),
     ]
-    begin(tables[0])
-    with Server() as server:
-        hoarders = {name: Hoarder(server, name, db) for db, name in enumerate((OURS, NEAR, STOCK))}
-        for held in map(int, args.held.split(",")):
-            case = f"{held:,} others in flight"
-            if args.only not in case:
-                continue
-            for hoarder in hoarders.values():
-                hoarder.hoard(held)
-            runs: dict[str, Callable[[], tuple[float, ...]]] = {
-                name: lambda h=hoarder: h.acks(args.acks)  # type: ignore[misc]
-                for name, hoarder in hoarders.items()
-            }
-            measure_all(tables, case, args.rounds, runs)
+    with Server(databases=64) as server:
+        hoarders = {
+            (held, name): Hoarder(server, name)
+            for held in map(int, args.held.split(","))
+            for name in (OURS, NEAR, STOCK)
+            if args.only in case_of(held)
+        }
+        for (held, _), hoarder in hoarders.items():
+            hoarder.hoard(held)
+        measure(tables, args.rounds, args.acks, hoarders)
         logging.disable(logging.CRITICAL)  # what was flushed cannot be given back
         for hoarder in hoarders.values():
             hoarder.end()
         for membership in memberships():
             membership.leave_for_good()
+    begin(tables[0])
+    for row in tables[0].rows:
+        print(tables[0].line(row))
     tables[1].show()
     for table in tables:
         growth(table)
