@@ -7,8 +7,8 @@ worker's maintenance, beat's task and `celery superfetch reap` use:
 
 The aim: 10,000 jobs in 2 s, and no command or script that keeps the server for more than 5 ms. The
 stock transport has no owners; it is given its best: one call that restores all, as if a visibility
-timeout were over. Blocks are the server's own figures (its slow log). They hold what the machine
-took away meanwhile, too: the median over the rounds says more than the worst.
+timeout were over. Blocks are the server's own figures (its slow log), and hold what the machine
+took away meanwhile. The work is the same in each round: the least of them is the server's own.
 """
 
 from __future__ import annotations
