@@ -115,29 +115,30 @@ class Drain:
         stalls, running = 0, None
         newest = self.lists.newest(facts.owner, queue_list, BATCH, ROOM)
         while stalls < STALLS:
-            jobs = [Job(facts.owner, queue_list, raw) for raw in self.scripts.run_all([newest])[0]]
+            raws = self.scripts.run_all([newest])[0]
+            jobs = [(digest(raw), Job(facts.owner, queue_list, raw)) for raw in raws]
             if not jobs:
                 return
             running = running or self.lists.running(facts.owner, stopping=facts.was == "stopping")
             if not self._drain_batch(facts, jobs, running, expires, reason, report):
                 stalls += 1
             # Who has been blamed is not blamed again for a copy that was claimed late.
-            if any(digest(job.payload) in running.claim_ids for job in jobs):
+            if any(name in running.claim_ids for name, _ in jobs):
                 running = None
 
     def _drain_batch(
         self,
         facts: Facts,
-        jobs: Sequence[Job],
+        jobs: Sequence[tuple[str, Job]],
         running: Running,
         expires: int,
         reason: str,
         report: Report,
     ) -> bool:
-        """Recover or kill some jobs; False when none of them left the list."""
-        digests = [digest(job.payload) for job in jobs]
+        """Recover or kill some jobs, given with their digests; False when none left the list."""
+        counters = self.recoveries.counters([name for name, _ in jobs])
         decided = []
-        for job, name, known in zip(jobs, digests, self.recoveries.counters(digests), strict=True):
+        for (name, job), known in zip(jobs, counters, strict=True):
             envelope = parse(job.payload)
             recovery = Recovery.of(
                 # Whatever is claimed again by a connection that died a moment later than its
