@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 import redis
 
 from harness.database import Database
@@ -30,6 +31,7 @@ def test_each_task_has_a_limit_of_its_own(
     eventually(lambda: not db.counters())
 
 
+@pytest.mark.timeout(240)
 def test_a_payload_that_kills_whoever_decodes_it_ends_in_the_dead_set(
     worker: Any, ledger: Ledger, db: Database, client: redis.Redis
 ) -> None:
