@@ -52,6 +52,8 @@ class Channel(redis.Channel):
         self._queue_of: dict[str, str] = {}
         self._callbacks: dict[str, Callable[[Any], Any]] = {}
         self._lists: list[str] = []
+        self._list_expires: dict[str, int] = {}
+        self._expires_at: tuple[list[str], dict[str, Any]] = ([], {})
 
     # -- where the database is
 
@@ -87,6 +89,14 @@ class Channel(redis.Channel):
     def queue_lists(self) -> list[str]:
         """Queue lists of the reliable queues, priorities first."""
         return self._lists
+
+    def list_expires(self) -> dict[str, int]:
+        """``expires_of`` each of them; asked at each turn."""
+        known = getattr(self, "_expires", {})
+        if self._expires_at != (self._lists, known):
+            self._expires_at = self._lists, dict(known)
+            self._list_expires = {name: self.expires_of(name) for name in self._lists}
+        return self._list_expires
 
     def claim_order(self) -> tuple[list[str], int]:
         """The lists in the order of claiming, and how many neighbours are equals."""
@@ -304,8 +314,10 @@ class Channel(redis.Channel):
         in_flight = self.fetch.in_flight
         in_flight.ack(claimed)
         if self.closed or not self.fetch.poller.comes_back or not self._lists:
+            # Where nobody comes by later to read the answer, it is waited for.
+            send = in_flight.flush if self.closed or not self._lists else in_flight.post
             try:
-                in_flight.flush()
+                send()
             except (*self.connection_errors, self.ResponseError) as exc:
                 logger.warning("An ack could not be sent yet (%s); it is kept and sent again.", exc)
         self.fetch.poller.wake()

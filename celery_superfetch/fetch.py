@@ -89,18 +89,18 @@ class Fetch:
     def _turn(self) -> None:
         lists = self.channel.queue_lists()
         if not lists:
-            self.flush()
+            self.in_flight.flush()
             return
-        self.join(lists)
+        self.join(self.channel.list_expires())
         self._mind_connections()
         if self.channel.stopping:
             self.channel.give_back_waiting()
-            self.flush()
+            self.in_flight.flush()
             return
         if self.probation.has_the_floor(lists):
             self._dry = False
             alone = self.in_flight.alone
-            self.flush()
+            self.in_flight.flush()
             if self.ready or (alone is not None and self.in_flight.alone is None):
                 self.poller.ring()
             return
@@ -110,8 +110,8 @@ class Fetch:
             self._dry = False
         if self.unconfirmed or (credit and not self._dry and self._runs_short(credit)):
             self._claim(lists, credit, now)
-        else:
-            self.flush()
+        elif self.in_flight.unsent:
+            self.in_flight.post()
         if self._dry and self.channel.qos.credit():
             self.reads.wait_on(lists)
         if self.ready:
@@ -127,19 +127,16 @@ class Fetch:
         reserve = self.waiting + self.in_flight.reserve
         return self.waiting < limit and credit >= min(reserve, limit)
 
-    def flush(self) -> None:
-        """Send the settlements that wait."""
-        if self.in_flight.unsent:
-            self.in_flight.flush()
+    def join(self, expires: dict[str, int]) -> None:
+        """Register this process and its queue lists, unless the server knows them already.
 
-    def join(self, lists: Iterable[str]) -> None:
-        """Register this process, and ``lists``, unless the server knows them already.
+        Arguments:
+            expires: queue list -> ms of its queue's x-expires; 0 for none.
 
         Raises:
             redis.exceptions.RedisError: the server could not be asked.
             UnsupportedBroker: it cannot carry the guarantee.
         """
-        expires = {name: self.channel.expires_of(name) for name in lists}
         if expires != self._joined or not self.membership.joined:
             self.membership.join(id(self), expires)
             self._joined = expires

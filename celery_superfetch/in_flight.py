@@ -14,6 +14,7 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import RedisError
 
+from .acks import Acks, trace
 from .config import Config
 from .held import Held
 from .job import Claimed, Earlier, Job, digest, parse
@@ -29,11 +30,6 @@ logger = logging.getLogger(__name__)
 #: the job asks within ``start.START_WAIT`` (10 s) and two waits for a reply (5 s each); a network
 #: that stood still brings the same call again within the time that TCP tries, some minutes.
 CALLED_OFF = 300.0
-
-#: Seconds, and number of jobs, for which settled jobs are remembered. A replica that is promoted
-#: lags by seconds.
-SETTLED = 120.0
-SETTLED_MOST = 10_000
 
 #: Seconds after which no blocking read can wait any more (its block and what it may be overdue).
 LONGEST_READ = 60.0
@@ -72,9 +68,7 @@ class InFlight:
         #: Jobs that run on although the channel that delivered them is closed: they count
         #: against the prefetch of the next, or it would reserve jobs behind them.
         self.outlived: set[Job] = set()
-        self._acks: list[Claimed] = []
-        #: Acks whose reply was lost: finding nothing when they are sent again proves nothing.
-        self._resent: set[Job] = set()
+        self._acks = Acks(self.lists, self.scripts)
         #: Jobs whose loss was announced while they ran.
         self._announced: set[Job] = set()
         self._held_aside = Held(self.lists)
@@ -87,8 +81,6 @@ class InFlight:
         self._called_off: deque[tuple[float, Job]] = deque()
         #: When one was called off last that a pool had (monotonic s).
         self._recalled = -math.inf
-        #: Jobs settled lately (monotonic s; owner, queue list, hash of the payload).
-        self._lately: deque[tuple[float, tuple[str, str, int]]] = deque(maxlen=SETTLED_MOST)
         self._lock = threading.RLock()
 
     # -- what is held
@@ -122,6 +114,7 @@ class InFlight:
         before this reply was read. By now a third one may have claimed it again, and its reply
         may wait to be read: that one has to look as well.
         """
+        self._run()  # one that was acked is held until the answer is read
         self._given_back[job[:3]] = monotonic()
         held = sum(job[:3] == other[:3] and other not in self._held_aside for other in self._held)
         try:
@@ -249,10 +242,10 @@ class InFlight:
             if job in self._held:
                 self._returns.forget(job)
                 self.in_pool.discard((job.owner, job.claim_id))
-                self._acks.append(claimed)
+                self._acks.add(claimed)
 
     def flush(self) -> None:
-        """Send what waits to be settled now.
+        """Send what waits to be settled now, and see that it is.
 
         Raises:
             redis.exceptions.RedisError: it still waits, and is sent again.
@@ -261,44 +254,48 @@ class InFlight:
             self._send_returns()
             self._run()
 
-    def _run(self, claim: Call | None = None) -> Any:
+    def post(self) -> None:
+        """Send what waits to be settled; whatever is sent next reads the answer.
+
+        Once sent it arrives, whatever becomes of this process; and nobody waits for the server.
+
+        Raises:
+            redis.exceptions.RedisError: it still waits, and is sent again.
+        """
+        with self._lock:
+            self._send_returns()
+            self._run(wait=False)
+
+    def _run(self, claim: Call | None = None, *, wait: bool = True) -> Any:
         """Send what is to be moved aside or settled, and then ``claim``, whose reply it returns.
 
         Raises:
             redis.exceptions.RedisError: no reply came, or the acks were refused.
         """
-        acks, self._acks = self._acks, []
-        calls = [*self._held_aside.unhold(job for job, _ in acks), *self._held_aside.hold()]
-        if acks:
-            calls.append(self.lists.ack(acks))
-        settling = len(calls)
-        if claim is not None:
-            calls.append(claim)
-        if not calls:
-            return None
+        moves = [*self._held_aside.unhold(self._acks.waiting()), *self._held_aside.hold()]
         try:
-            replies = self.scripts.run_all(calls, errors=True)
-        except BaseException:  # a greenlet that is killed, a signal's: no reply is no reply
+            answers = self._acks.send(moves, claim, wait=wait)
+        except BaseException:
             self.doubt = True
-            self._resent.update(job for job, _ in acks)
-            self._acks = acks + self._acks
             raise
-        if acks:
-            self._settled(acks, replies[settling - 1])
-        return replies[-1]
-
-    def _settled(self, acks: list[Claimed], reply: Any) -> None:
-        if isinstance(reply, Exception):
-            self._acks = acks + self._acks
-            raise reply
-        now = monotonic()
-        for (job, _), removed in zip(acks, reply, strict=True):
+        for job in answers.settled:
             self.drop(job)
-            self._lately.append((now, _trace(job)))
-            if not removed and job not in self._resent | self._announced:
+        for job in answers.lost:
+            if job not in self._announced:
                 self.lost(job)
-            self._resent.discard(job)
-            self._announced.discard(job)
+        self._announced.difference_update(answers.settled)
+        if answers.refused is not None:
+            self.doubt = self.doubt or claim is not None  # nobody reads what that one brought
+            raise answers.refused
+        return answers.last
+
+    def rest(self) -> None:
+        """Leave an idle connection to whoever looks after those; another thread may be using it."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._acks.rest()
+            finally:
+                self._lock.release()
 
     def lost(self, job: Job) -> None:
         """Say that a job was taken away."""
@@ -338,7 +335,7 @@ class InFlight:
         What cannot be given back now is, as soon as the server can be asked again.
         """
         with self._lock:
-            acked = {job for job, _ in self._acks}
+            acked = set(self._acks)
             self._returns.add((j for j in jobs if j in self._held and j not in acked), where)
             try:
                 self._send_returns()
@@ -401,13 +398,13 @@ class InFlight:
         self._given_back = {
             copies: at for copies, at in self._given_back.items() if now - at < LONGEST_READ
         }
-        lately = Counter(trace for at, trace in self._lately if now - at < SETTLED)
+        lately = self._acks.lately()
         back = []
         for job in unknown:
             self._held[job] = False
-            if lately[_trace(job)] > 0:
-                lately[_trace(job)] -= 1
-                self._acks.append(Claimed(job, Earlier()))
+            if lately[trace(job)] > 0:
+                lately[trace(job)] -= 1
+                self._acks.add(Claimed(job, Earlier()))
             else:
                 back.append(job)
                 self._given_back[job[:3]] = now
@@ -456,9 +453,4 @@ class InFlight:
     @property
     def unsent(self) -> bool:
         """Whether something waits for the next round trip."""
-        return bool(self._acks or self._returns or self._held_aside)
-
-
-def _trace(job: Job) -> tuple[str, str, int]:
-    """What is remembered of a settled job, whose payload may be large."""
-    return job.owner, job.queue_list, hash(job.payload)
+        return bool(self._acks.unsent or self._returns or self._held_aside)

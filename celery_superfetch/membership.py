@@ -232,6 +232,7 @@ class Membership:
         A firewall that forgets a connection says nothing; a blocking read would wait on it for
         a reply that cannot come.
         """
+        self.in_flight.rest()
         self.client.connection_pool.disconnect(inuse_connections=False)
         self.outages += 1
 
@@ -379,6 +380,7 @@ class Membership:
         self._heartbeats, self._joined = None, False
         self._facts = self._facts.with_(owner="", lists={}, state="running")
         self._stopping, self.neighbours = False, ()
+        self.in_flight.rest()
         if self.heart.client.connection is not None:
             # Nobody uses it from here on; the server may close it before the next join does.
             self.heart.client.connection.disconnect()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
+from time import monotonic
 from typing import Any, NamedTuple
 
 import redis
@@ -14,6 +15,9 @@ from redis.exceptions import NoScriptError, ResponseError
 
 #: What redis-py before 5.3 wants to know of the command when it hands out a connection.
 CHECKOUT = () if redis.VERSION >= (5, 3) else ("EVALSHA",)
+
+#: Seconds after which a connection is looked at before it is used: the server may have closed it.
+IDLE = 1.0
 
 
 class Call(NamedTuple):
@@ -53,14 +57,11 @@ class Scripts:
         Arguments:
             errors: return a script's error in its place instead of raising the first.
         """
-        replies = self._send(calls)
-        for at, reply in enumerate(replies):
-            # A restarted server forgot its scripts, a new one never knew them. Nothing ran,
-            # so running it now, after its successors, is the only thing left to do.
-            if isinstance(reply, NoScriptError):
-                call = calls[at]
-                self.client.script_load(self._source(call.name))
-                replies[at] = self._send([call])[0]
+        line = Line(self)
+        try:
+            replies = line.exchange(calls)
+        finally:
+            line.give_back()
         if not errors:
             for reply in replies:
                 if isinstance(reply, Exception):
@@ -71,25 +72,12 @@ class Scripts:
         """One run as a command with the whole script, which no server can have forgotten."""
         return ["EVAL", self._source(call.name), len(call.keys), *call.keys, *call.args]
 
-    def _send(self, calls: Sequence[Call]) -> list[Any]:
-        """One round trip. By the connection itself: redis-py's own way around it, with its
-        retries, which we forbid, costs more than twice as much as what it is for.
-        """
-        commands = [self._command(call) for call in calls]
-        pool, own = self.client.connection_pool, self.client.connection
-        connection = own or pool.get_connection(*CHECKOUT)
-        try:
-            connection.send_packed_command(connection.pack_commands(commands))
-            return [_reply(connection) for _ in commands]
-        except BaseException:
-            # What is still to be read would be taken for the replies to somebody else.
-            connection.disconnect()
-            raise
-        finally:
-            if own is None:
-                pool.release(connection)
+    def load(self, name: str) -> None:
+        """Have the server know a script."""
+        self.client.script_load(self._source(name))
 
-    def _command(self, call: Call) -> list[Any]:
+    def command(self, call: Call) -> list[Any]:
+        """One run as it is sent."""
         if call.whole:
             return self.bare(call)
         digest = self._digests.get(call.name)
@@ -111,6 +99,90 @@ class Scripts:
             version = server_version(self.client)
             self._header = "#!lua flags=allow-oom\n" if version >= (7, 0) else ""
         return self._header
+
+
+class Line:
+    """A connection on which more may be sent before the last replies were read. Not thread-safe.
+
+    By the connection itself: redis-py's own way around it, with its retries, which we forbid, costs
+    more than twice as much as what it is for.
+    """
+
+    def __init__(self, scripts: Scripts) -> None:
+        self.scripts = scripts
+        self._connection: Any = None
+        self._pool: Any = None
+        self._used = 0.0
+        self._owed: Sequence[Call] = ()
+
+    @property
+    def owes(self) -> bool:
+        """Whether some replies were not read yet."""
+        return bool(self._owed)
+
+    def exchange(self, calls: Sequence[Call], *, wait: bool = True) -> list[Any]:
+        """Send scripts, and read what is owed.
+
+        Arguments:
+            wait: read the replies to ``calls``, too; else the next exchange does.
+
+        Returns:
+            the replies in order, errors among them.
+
+        Raises:
+            redis.exceptions.RedisError: the connection is lost, and so are all replies.
+        """
+        commands = [self.scripts.command(call) for call in calls]
+        # Taken out meanwhile: a signal's handler may come by here in the middle.
+        connection, self._connection = self._connected(), None
+        owed, self._owed = self._owed, ()
+        due = [*owed, *calls] if wait else owed
+        try:
+            if commands:
+                # A health check would take what is owed for the reply to itself.
+                connection.send_packed_command(
+                    connection.pack_commands(commands), check_health=not owed
+                )
+            replies = [_reply(connection) for _ in due]
+        except BaseException:
+            # What is still to be read would be taken for the replies to somebody else.
+            connection.disconnect()
+            self._connection = connection
+            self.give_back()
+            raise
+        self._connection, self._used = connection, monotonic()
+        if not wait:
+            self._owed = calls
+        return self._again(due, replies)
+
+    def _connected(self) -> Any:
+        """The connection of last time; one that lay idle is looked at by its pool."""
+        pool = self.scripts.client.connection_pool
+        if self._connection is not None and not self._owed:
+            if self._pool is pool and monotonic() < self._used + IDLE:
+                return self._connection
+            self.give_back()
+        if self._connection is None:
+            self._pool = pool
+            own = self.scripts.client.connection
+            self._connection = own or pool.get_connection(*CHECKOUT)
+        return self._connection
+
+    def give_back(self) -> None:
+        """Let others have the connection; nothing may be owed."""
+        connection, self._connection = self._connection, None
+        if connection is not None and connection is not self.scripts.client.connection:
+            self._pool.release(connection)
+
+    def _again(self, calls: Sequence[Call], replies: list[Any]) -> list[Any]:
+        """A restarted server forgot its scripts, a new one never knew them. Nothing ran, so
+        running it now, after its successors, is the only thing left to do.
+        """
+        for at, reply in enumerate(replies):
+            if isinstance(reply, NoScriptError):
+                self.scripts.load(calls[at].name)
+                replies[at] = self.scripts.run_all([calls[at]], errors=True)[0]
+        return replies
 
 
 @cache

@@ -134,7 +134,7 @@ class Guarded(bootsteps.StartStopStep):
         if not membership.on_joined:
             membership.on_joined.append(lambda: _first_pass(consumer.app, membership))
         # Before "ready", so that the first job waits for none of it.
-        fetch.join([])
+        fetch.join({})
 
 
 def _running() -> list[Job]:

@@ -21,7 +21,7 @@ from parts.inbox import Inbox
 @pytest.fixture
 def inbox(url: str) -> Inbox:
     own = Inbox(url, consume=False)
-    own.channel.fetch.join(["mail"])
+    own.channel.fetch.join({"mail": 0})
     return own
 
 

@@ -161,6 +161,91 @@ def test_an_ack_that_never_arrived_is_sent_again(
     assert lost == []
 
 
+def test_an_ack_that_is_posted_waits_for_nobody(server: Server, hasty: Bench, owner: Facts) -> None:
+    """Whoever sends the next thing reads the answer. The control is the lost one above."""
+    held = hasty.in_flight
+    hasty.push("mail", payload(1), payload(2), payload(3))
+    one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
+    held.ack(one)
+    server.pause()
+    held.post()
+    assert held.settlements["acks"] == 1
+    held.requeue([one.job])  # as a channel that is closed does with all that it has delivered
+    server.resume()
+    held.ack(two)
+    held.post()
+    assert held.settlements["acks"] == 1, "the first is known to be settled, the second is not"
+    [three] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    assert three.job.payload == payload(3)
+    assert held.settlements == {"acks": 0, "returns": 0}
+    assert hasty.private(owner) == [payload(3)]
+    assert hasty.queue() == []
+    assert len(held) == 1
+    assert not held.unsent
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_posted_ack_whose_answer_was_lost_is_sent_again_without_an_alarm(
+    server: Server, hasty: Bench, owner: Facts, lost: list[LostJob], arrives: bool
+) -> None:
+    held = hasty.in_flight
+    hasty.push("mail", payload(1), payload(2))
+    one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
+    held.ack(one)
+    server.pause()
+    held.post()
+    held.ack(two)
+    if arrives:
+        with pytest.raises(RedisTimeoutError):
+            held.flush()
+        server.resume()
+        eventually(lambda: hasty.private(owner) == [])
+    else:
+        server.kill()
+        with pytest.raises(redis.ConnectionError):
+            held.post()
+        server.restart()
+        assert hasty.private(owner) == [payload(2), payload(1)]
+    assert held.doubt
+    assert held.settlements["acks"] == 2
+    held.flush()
+    assert hasty.private(owner) == []
+    assert (len(held), lost) == (0, [])
+
+
+def test_a_posted_ack_whose_script_the_server_forgot_is_sent_again(
+    hasty: Bench, owner: Facts
+) -> None:
+    held = hasty.in_flight
+    hasty.push("mail", payload(1))
+    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    hasty.client.script_flush()
+    held.ack(claimed)
+    held.post()
+    assert hasty.private(owner) == [payload(1)]
+    held.post()
+    assert hasty.private(owner) == []
+    assert len(held) == 0
+
+
+def test_a_health_check_does_not_take_the_answer_to_a_posted_ack(
+    server: Server, lost: list[LostJob]
+) -> None:
+    """redis-py sends one by itself when a connection was not read from for a while."""
+    interval = 0.01
+    bench = Bench(redis.Redis(host="127.0.0.1", port=server.port, health_check_interval=interval))
+    owner, held = bench.owner(), bench.in_flight
+    bench.push("mail", payload(1), payload(2))
+    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    held.ack(claimed)
+    held.post()
+    began = monotonic()
+    eventually(lambda: monotonic() > began + 2 * interval)
+    [other] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    assert other.job.payload == payload(2)
+    assert (len(held), held.doubt, lost) == (1, False, [])
+
+
 def test_a_return_whose_reply_was_lost_goes_back_once(
     server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
 ) -> None:
@@ -221,7 +306,7 @@ def test_what_a_promoted_replica_had_not_seen_acked_is_acked_again(
     held.flush()
     hasty.give(owner.owner, "mail", [payload(1), payload(2)])
     if not remembered:
-        held._lately.clear()
+        held._acks._lately.clear()
     assert held.reconcile(owner.owner, ["mail"]) == (1 if remembered else 2)
     assert hasty.private(owner) == []
     assert hasty.queue() == ([payload(2)] if remembered else [payload(1), payload(2)])

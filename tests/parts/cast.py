@@ -20,7 +20,7 @@ from celery_superfetch.reaper import Reaper
 from celery_superfetch.recoveries import Recoveries
 from celery_superfetch.recovery import Limits
 from celery_superfetch.registry import Registry
-from celery_superfetch.scripts import Call, Scripts
+from celery_superfetch.scripts import Call, Line
 from celery_superfetch.start import STILL_OURS, Starts, Ticket
 from parts.bench import Bench
 from parts.scripts_seen import Truth
@@ -36,11 +36,23 @@ class Stage:
         self.lose = False
         #: Claims that were given back on purpose, as they were sent.
         self.requeues: list[Call] = []
-        run_all = Scripts.run_all
+        #: Replies that their line has not read yet.
+        self._owed: dict[Line, list[Any]] = {}
+        self._showing = False
+        exchange = Line.exchange
 
-        def shown(scripts: Scripts, calls: Sequence[Call], *, errors: bool = False) -> list[Any]:
+        def shown(line: Line, calls: Sequence[Call], *, wait: bool = True) -> list[Any]:
+            if self._showing:  # a script that the server did not know is sent again
+                return exchange(line, calls, wait=wait)
             self._wait()
-            replies = run_all(scripts, calls, errors=errors)
+            # What is sent is carried out, whoever reads the answer.
+            earlier, line._owed = self._owed.pop(line, []), ()
+            self._showing = True
+            try:
+                replies = exchange(line, calls)
+            finally:
+                self._showing = False
+                line.give_back()  # all of them share one pool
             if self.truth is not None:
                 for call, reply in zip(calls, replies, strict=True):
                     self.truth.saw(call, reply)
@@ -49,7 +61,10 @@ class Stage:
             if self.lose:
                 self.lose = False
                 raise redis.ConnectionError("the reply was lost")
-            return replies
+            if wait:
+                return [*earlier, *replies]
+            self._owed[line], line._owed = replies, calls
+            return earlier
 
         def waiting(read: Callable[..., Any]) -> Callable[..., Any]:
             def wait_and_read(*args: Any, **kwargs: Any) -> Any:
@@ -58,7 +73,7 @@ class Stage:
 
             return wait_and_read
 
-        monkeypatch.setattr(Scripts, "run_all", shown)
+        monkeypatch.setattr(Line, "exchange", shown)
         # What a decision is built on may change between these, and before it is carried out.
         for owner, name in ((PrivateLists, "running"), (Recoveries, "counters")):
             monkeypatch.setattr(owner, name, waiting(getattr(owner, name)))

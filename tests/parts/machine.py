@@ -159,12 +159,12 @@ class Fleet(RuleBasedStateMachine):
             self.truth.begins(claimed.job.payload)
 
     @some(harmless)
-    @rule(data=st.data(), flush=st.booleans())
-    def finish(self, data: st.DataObject, flush: bool) -> None:
+    @rule(data=st.data(), send=st.sampled_from(["", "post", "flush"]))
+    def finish(self, data: st.DataObject, send: str) -> None:
         worker, claimed = self.which(data, harmless)
         worker.finish(claimed)
-        if flush:
-            worker.in_flight.flush()
+        if send:
+            getattr(worker.in_flight, send)()
 
     @some(held)
     @rule(data=st.data())

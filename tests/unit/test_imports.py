@@ -48,6 +48,7 @@ MODULES = {
         "watch",
     },
     "level2": {
+        "acks",
         "blocking",
         "blocking_reads",
         "cut_short",

@@ -1,0 +1,137 @@
+"""Acks on their way: sent without waiting where another round trip follows, kept until answered."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from .job import Claimed, Job
+from .private_list import PrivateLists
+from .scripts import Call, Line, Scripts
+
+#: Seconds, and number of jobs, for which settled jobs are remembered. A replica that is promoted
+#: lags by seconds.
+SETTLED = 120.0
+SETTLED_MOST = 10_000
+
+#: What is remembered of a settled job, whose payload may be large.
+Trace = tuple[str, str, int]
+
+
+@dataclass
+class Answers:
+    """What the server said."""
+
+    #: Jobs that left their private list, or were not there any more.
+    settled: list[Job] = field(default_factory=list)
+    #: Those that were not there: they had been taken away.
+    lost: list[Job] = field(default_factory=list)
+    #: Why acks were refused; they wait to be sent again.
+    refused: Exception | None = None
+    #: The reply to the call that was sent behind them.
+    last: Any = None
+
+
+class Acks:
+    """The acks of one process. Not thread-safe: ``InFlight`` sees to that."""
+
+    def __init__(self, lists: PrivateLists, scripts: Scripts) -> None:
+        self.lists = lists
+        self._line = Line(scripts)
+        self._waiting: list[Claimed] = []
+        #: Those whose reply is still to be read.
+        self._sent: list[Claimed] = []
+        #: Those whose reply was lost: finding nothing when they are sent again proves nothing.
+        self._repeated: set[Job] = set()
+        #: Jobs settled lately, and when (monotonic s).
+        self._lately: deque[tuple[float, Trace]] = deque(maxlen=SETTLED_MOST)
+
+    def __iter__(self) -> Iterator[Job]:
+        for job, _ in (*self._sent, *self._waiting):
+            yield job
+
+    def __len__(self) -> int:
+        return len(self._sent) + len(self._waiting)
+
+    @property
+    def unsent(self) -> bool:
+        """Whether some wait to be sent, or replies to be read."""
+        return bool(self._waiting) or self._line.owes
+
+    def add(self, claimed: Claimed) -> None:
+        """Settle this one with the next ``send``."""
+        self._waiting.append(claimed)
+
+    def waiting(self) -> list[Job]:
+        """What the next ``send`` settles."""
+        return [job for job, _ in self._waiting]
+
+    def send(
+        self, before: Sequence[Call], last: Call | None = None, *, wait: bool = True
+    ) -> Answers:
+        """Send what waits, in one round trip with other calls.
+
+        Arguments:
+            last: to be sent behind them; with ``wait`` only.
+            wait: for the replies; else the next ``send`` reads them.
+
+        Raises:
+            BaseException: whatever came instead of a reply (a greenlet that is killed, a signal's);
+                the acks are sent again.
+        """
+        acks, self._waiting = self._waiting, []
+        calls = [*before, *([self.lists.ack(acks)] if acks else ()), *([last] if last else ())]
+        answers = Answers()
+        if not calls and not self._line.owes:
+            return answers
+        earlier, self._sent = self._sent, []
+        try:
+            replies = self._line.exchange(calls, wait=wait)
+        except BaseException:
+            self._repeated.update(job for job, _ in (*earlier, *acks))
+            self._waiting = earlier + acks + self._waiting
+            raise
+        theirs = replies[len(replies) - len(calls) :] if wait else []
+        owed = replies[: len(replies) - len(theirs)]
+        refused: list[Claimed] = []
+        if earlier:
+            refused += self._answered(earlier, owed[-1], answers)
+        if not wait:
+            self._sent = acks
+        elif acks:
+            refused += self._answered(acks, theirs[len(before)], answers)
+        self._waiting = refused + self._waiting
+        answers.last = theirs[-1] if theirs else None
+        return answers
+
+    def _answered(self, acks: list[Claimed], reply: Any, answers: Answers) -> list[Claimed]:
+        """Sort out a reply; the acks that it refused."""
+        if isinstance(reply, Exception):
+            answers.refused = reply
+            return acks
+        now = monotonic()
+        for (job, _), removed in zip(acks, reply, strict=True):
+            answers.settled.append(job)
+            self._lately.append((now, trace(job)))
+            if not removed and job not in self._repeated:
+                answers.lost.append(job)
+            self._repeated.discard(job)
+        return []
+
+    def rest(self) -> None:
+        """Leave the connection to whoever looks after idle ones."""
+        if not self._line.owes:
+            self._line.give_back()
+
+    def lately(self) -> Counter[Trace]:
+        """How many of each job were settled lately."""
+        now = monotonic()
+        return Counter(what for at, what in self._lately if now - at < SETTLED)
+
+
+def trace(job: Job) -> Trace:
+    """What is remembered of a settled job."""
+    return job.owner, job.queue_list, hash(job.payload)
