@@ -273,6 +273,9 @@ class InFlight:
             redis.exceptions.RedisError: no reply came, or the acks were refused.
         """
         moves = [*self._held_aside.unhold(self._acks.waiting()), *self._held_aside.hold()]
+        # A server that does not know the script of a move is told it with the answer. By then the
+        # job may be back on its queue, and claimed again.
+        wait = wait or bool(moves)
         try:
             answers = self._acks.send(moves, claim, wait=wait)
         except BaseException:

@@ -76,9 +76,9 @@ class Scripts:
         """Have the server know a script."""
         self.client.script_load(self._source(name))
 
-    def command(self, call: Call) -> list[Any]:
+    def command(self, call: Call, *, whole: bool = False) -> list[Any]:
         """One run as it is sent."""
-        if call.whole:
+        if call.whole or whole:
             return self.bare(call)
         digest = self._digests.get(call.name)
         if digest is None:
@@ -114,6 +114,8 @@ class Line:
         self._pool: Any = None
         self._used = 0.0
         self._owed: Sequence[Call] = ()
+        #: Scripts that the server at the other end was told whole.
+        self._told: set[str] = set()
 
     @property
     def owes(self) -> bool:
@@ -132,12 +134,15 @@ class Line:
         Raises:
             redis.exceptions.RedisError: the connection is lost, and so are all replies.
         """
-        commands = [self.scripts.command(call) for call in calls]
         # Taken out meanwhile: a signal's handler may come by here in the middle.
         connection, self._connection = self._connected(), None
         owed, self._owed = self._owed, ()
+        # What nobody waits for has to be carried out although the server may not know it yet.
+        whole = set() if wait else {call.name for call in calls} - self._told
+        self._told |= whole
         due = [*owed, *calls] if wait else owed
         try:
+            commands = [self.scripts.command(call, whole=call.name in whole) for call in calls]
             if commands:
                 # A health check would take what is owed for the reply to itself.
                 connection.send_packed_command(
@@ -163,7 +168,7 @@ class Line:
                 return self._connection
             self.give_back()
         if self._connection is None:
-            self._pool = pool
+            self._pool, self._told = pool, set()
             own = self.scripts.client.connection
             self._connection = own or pool.get_connection(*CHECKOUT)
         return self._connection

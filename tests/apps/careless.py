@@ -7,6 +7,7 @@ from typing import Any
 
 from apps.build import build_app
 from celery_superfetch import worker
+from celery_superfetch.acks import Acks, Answers
 from celery_superfetch.in_flight import InFlight
 
 app = build_app(os.environ)
@@ -24,16 +25,16 @@ def forget_lost_claims() -> None:
 
 def forget_unconfirmed_acks() -> None:
     """Acks that broke off are not sent again."""
-    run = InFlight._run
+    send = Acks.send
 
-    def careless(self: InFlight, claim: Any = None) -> Any:
+    def careless(self: Acks, *args: Any, **options: Any) -> Answers:
         try:
-            return run(self, claim)
+            return send(self, *args, **options)
         except BaseException:
-            self._acks.clear()
+            self._waiting.clear()
             raise
 
-    InFlight._run = careless  # type: ignore[method-assign]
+    Acks.send = careless  # type: ignore[method-assign]
 
 
 def forget_what_runs() -> None:

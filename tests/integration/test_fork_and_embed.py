@@ -191,7 +191,7 @@ def test_two_apps_with_different_brokers_in_one_process(
     assert len(bench.queue("q-three")) == 1, "the stock app's"
     assert type(apps[2].connection_for_read().transport).__module__ == "kombu.transport.redis"
     seen[0].ack()
-    assert not bench.private(mine, "q-one")
+    eventually(lambda: not bench.private(mine, "q-one"))
     assert other.private(others, "q-two"), "the other's is still in flight"
     seen[1].ack()
     for connection in connections:

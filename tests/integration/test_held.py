@@ -88,6 +88,24 @@ def test_a_server_that_forgot_the_script_settles_it_all_the_same(
     assert bench.stat("ownership_lost") == 0
 
 
+def test_a_server_that_forgot_how_to_move_it_does_so_before_it_can_be_claimed_again(
+    bench: Bench, owner: Facts
+) -> None:
+    """Told so with a later answer, it would move the next claim of that job away."""
+    [claimed] = claim(bench, owner, 1)
+    bench.in_flight.waits(claimed.job)
+    bench.in_flight.post()
+    bench.client.script_flush()
+    [other] = claim(bench, owner, 2)
+    bench.in_flight.waits(other.job)
+    bench.in_flight.post()
+    bench.in_flight.requeue([other.job])
+    [again] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    assert (again.job.payload, aside(bench, owner)) == (payload(2), {payload(1)})
+    bench.in_flight.requeue([again.job])
+    assert bench.queue() == [payload(2)]
+
+
 def test_its_dead_owners_jobs_are_recovered(bench: Bench) -> None:
     owner = bench.owner(ended_process())
     claimed = claim(bench, owner, *range(250))

@@ -63,7 +63,7 @@ def test_a_simple_queue_puts_and_gets(url: str, bench: Bench) -> None:
         assert message.payload == {"n": 1}
         assert private_lists(bench)
         message.ack()
-        assert not private_lists(bench)
+        eventually(lambda: not private_lists(bench))
         with pytest.raises(queue.Empty):
             queue.get(timeout=0.1)
         with pytest.raises(queue.Empty):
@@ -241,9 +241,9 @@ def test_a_job_copied_by_hand_is_two_jobs(url: str, bench: Bench) -> None:
         inbox.receive(2)
         [owner] = bench.registry.owners()
         inbox.messages[0].ack()
-        assert bench.private(owner) == [payload(1)]
+        eventually(lambda: bench.private(owner) == [payload(1)])
         inbox.messages[1].ack()
-        assert bench.private(owner) == []
+        eventually(lambda: bench.private(owner) == [])
 
 
 def test_a_second_ack_settles_nothing(url: str, bench: Bench) -> None:
@@ -253,6 +253,7 @@ def test_a_second_ack_settles_nothing(url: str, bench: Bench) -> None:
         [owner] = bench.registry.owners()
         inbox.channel.basic_ack(inbox.messages[0].delivery_tag)
         inbox.channel.basic_ack(inbox.messages[0].delivery_tag)
+        eventually(lambda: len(bench.private(owner)) < 2)
         assert bench.private(owner) == [payload(1)]
 
 

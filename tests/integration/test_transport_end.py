@@ -9,6 +9,7 @@ import kombu
 import pytest
 
 from celery_superfetch.job import Carried, digest
+from harness.waiting import eventually
 from parts.bench import Bench, payload
 from parts.inbox import TRANSPORT, Inbox, publish
 
@@ -294,4 +295,4 @@ def test_what_its_consumer_lets_go_goes_back_at_once_and_cannot_start(
             message.ack()  # that of what went back removes nothing
         assert bench.queue() == raws[2:]
         [owner] = bench.registry.owners()
-        assert bench.private(owner) == []
+        eventually(lambda: bench.private(owner) == [])
