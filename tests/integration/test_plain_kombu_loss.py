@@ -6,6 +6,9 @@ thread of the application was working on.
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,7 +24,7 @@ from kombu.utils.limits import TokenBucket
 
 from celery_superfetch import working_on
 from harness.server import Server
-from harness.waiting import eventually
+from harness.waiting import always, eventually
 from parts.bench import Bench, payload
 from parts.inbox import TRANSPORT
 
@@ -268,3 +271,32 @@ def test_a_get_whose_reply_was_lost_is_found_by_the_next(
         assert message is not None
         message.ack()
     assert nothing_left(bench)
+
+
+DIES_WITH_ITS_ACK = """
+import os, sys, kombu
+
+def end(message):
+    if sys.argv[3]:
+        message.ack()
+    os.kill(os.getpid(), 9)
+
+connection = kombu.Connection(sys.argv[1], transport=sys.argv[2])
+kombu.Consumer(connection, [kombu.Queue("mail")], on_message=end).consume()
+while True:
+    connection.drain_events(timeout=30)
+"""
+
+
+@pytest.mark.parametrize("acked", [True, False])
+def test_an_ack_arrives_although_nobody_lives_to_read_the_answer(
+    url: str, bench: Bench, acked: bool
+) -> None:
+    """The control: what was not acked stays."""
+    bench.push("mail", payload(1))
+    command = [sys.executable, "-c", DIES_WITH_ITS_ACK, url, TRANSPORT, "ack" if acked else ""]
+    assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
+    [owner] = bench.registry.owners()
+    left = [] if acked else [payload(1)]
+    eventually(lambda: bench.private(owner) == left)
+    always(lambda: bench.private(owner) == left, during=0.3)
