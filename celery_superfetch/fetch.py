@@ -51,6 +51,8 @@ class Fetch:
         self._look_at = 0.0
         self._silenced: dict[str, float] = {}
         self._refused_until = 0.0
+        #: The oldest ack when acks were last left to the next job.
+        self._left: Job | None = None
         self._joined: dict[str, int] = {}
         self._outages = membership.outages
 
@@ -110,21 +112,37 @@ class Fetch:
             self._dry = False
         if self.unconfirmed or (credit and not self._dry and self._runs_short(credit)):
             self._claim(lists, credit, now)
-        elif self.in_flight.unsent:
+        elif self.in_flight.unsent and not self._goes_with_the_next():
             self.in_flight.post()
         if self._dry and self.channel.qos.credit():
             self.reads.wait_on(lists)
         if self.ready:
             self.poller.ring()
 
+    def _goes_with_the_next(self) -> bool:
+        """Whether the next job takes the acks along, when it asks whether it may start.
+
+        In the solo pool it does so here and now. One that did not (its time has not come) leaves
+        them to the next turn.
+        """
+        oldest = self.in_flight.oldest_ack
+        if not (self.poller.solo and self.ready and oldest) or oldest is self._left:
+            return False
+        self._left = oldest
+        return True
+
     def _runs_short(self, credit: int) -> bool:
         """Whether it is time to claim.
 
         While jobs wait here for whoever runs them nobody is idle, and rather than one for each
-        that ends, more are claimed at once: as soon as there is room for as many as wait.
+        that ends, more are claimed at once: as soon as there is room for as many as wait. Where
+        they run in this thread, nobody is idle while it claims.
         """
+        if self.poller.inline and self.waiting:
+            return False
         limit = self.channel.config.claim_limit
-        reserve = self.waiting + self.in_flight.reserve
+        held = self.channel.qos.in_use() - self.waiting
+        reserve = self.waiting + max(0, min(held, self.in_flight.reserve()))
         return self.waiting < limit and credit >= min(reserve, limit)
 
     def join(self, expires: dict[str, int]) -> None:

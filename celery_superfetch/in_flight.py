@@ -58,8 +58,8 @@ class InFlight:
         self._second_look = math.inf
         #: The jobs whose task is running now; a worker sets it.
         self.running: Callable[[], Collection[Job]] = tuple
-        #: How many they are.
-        self.active: Callable[[], int] = int
+        #: How many more wait for a free slot of the pool, or in the pool; a worker sets it.
+        self.reserve: Callable[[], int] = int
         #: Queue lists with suspects on probation, as far as this process has heard.
         self.probation: frozenset[str] = frozenset()
         self._alone: Job | None = None
@@ -203,11 +203,6 @@ class InFlight:
         """The job on probation that has this process for itself."""
         return self._alone if self._alone in self._held else None
 
-    @property
-    def reserve(self) -> int:
-        """Jobs that a pool has and does not run yet."""
-        return max(0, len(self.in_pool) - self.active())
-
     def unstarted(self, job: Job) -> bool:
         """Whether ``job`` is held, and no pool has it."""
         return self._held.get(job) is False
@@ -265,6 +260,23 @@ class InFlight:
         with self._lock:
             self._send_returns()
             self._run(wait=False)
+
+    def ask(self, question: Call) -> Any:
+        """Send what waits to be settled and a question of the same owner's, in one round trip.
+
+        Raises:
+            redis.exceptions.RedisError: one of them was refused, or no answer came.
+        """
+        with self._lock:
+            reply = self._run(question)
+            if isinstance(reply, Exception):
+                raise reply
+            return reply
+
+    @property
+    def oldest_ack(self) -> Job | None:
+        """The first of the acks that wait to be sent."""
+        return next(iter(self._acks.waiting()), None)
 
     def _run(self, claim: Call | None = None, *, wait: bool = True) -> Any:
         """Send what is to be moved aside or settled, and then ``claim``, whose reply it returns.

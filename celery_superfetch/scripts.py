@@ -49,7 +49,11 @@ class Scripts:
         Raises:
             redis.exceptions.RedisError: the server could not be asked, or refused.
         """
-        return self.run_all([Call(name, keys, args)])[0]
+        return self.ask(Call(name, keys, args))
+
+    def ask(self, call: Call) -> Any:
+        """The reply to one call, as ``run``."""
+        return self.run_all([call])[0]
 
     def run_all(self, calls: Sequence[Call], *, errors: bool = False) -> list[Any]:
         """Run several scripts, in order, in one round trip (not as one transaction).

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -23,12 +24,14 @@ from redis.exceptions import RedisError, ResponseError
 
 from .connection import client_of
 from .errors import SuperfetchError
+from .in_flight import InFlight
 from .job import digest
 from .keys import Keys
 from .memberships import memberships
 from .pool_flush import keep_what_runs
 from .qos import claim_of
-from .scripts import Scripts
+from .scripts import Call, Scripts
+from .stopping import is_solo
 
 logger = get_logger(__name__)
 
@@ -64,13 +67,16 @@ class Ticket(NamedTuple):
 
 def guard_starts(pool: Any) -> None:
     """Let every job that ``pool`` gets ask before it starts."""
-    apply_async = pool.apply_async
+    apply_async, here = pool.apply_async, is_solo(pool)
 
     def guarded(target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
         request = getattr(options.get("accept_callback"), "__self__", None)
         ticket = _hand_over(request)
-        if ticket is not None:
-            target, args = start, (ticket, target, *args)
+        if request is not None and ticket is not None:
+            way = request.message.channel.fetch.in_flight if here else None
+            target, args = start, (ticket, way, target, *args)
+        elif here:
+            _send_acks()  # what runs now may take long, and asks nothing
         return apply_async(target, args, kwargs or {}, **options)
 
     pool.apply_async = guarded
@@ -88,13 +94,24 @@ def _hand_over(request: Any) -> Ticket | None:
     return Ticket(job.owner, job.claim_id, digest(job.payload), request.task.acks_late, prefix)
 
 
-def start(ticket: Ticket, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _send_acks() -> None:
+    for membership in memberships():
+        with suppress(RedisError, OSError):  # they are kept, and sent again
+            membership.in_flight.post()
+
+
+def start(
+    ticket: Ticket, way: InFlight | None, target: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     """Run ``target`` unless the job is no longer ours; runs in the pool's own process.
+
+    Arguments:
+        way: where the consumer's own thread runs it, whose acks the question takes along.
 
     Returns:
         what ``target`` returns: Celery's triple of failed, value and seconds.
     """
-    refused = "called off" if _given_back_here(ticket) else _starts.ask(ticket)
+    refused = "called off" if _given_back_here(ticket) else _starts.ask(ticket, way)
     if not refused:
         return target(*args, **kwargs)
     try:
@@ -129,8 +146,12 @@ class Starts:
         #: Starts since the last answer that the server was not told of.
         self._unrecorded = 0
 
-    def ask(self, ticket: Ticket) -> str:
-        """Why the job must not start; empty when it may."""
+    def ask(self, ticket: Ticket, way: InFlight | None = None) -> str:
+        """Why the job must not start; empty when it may.
+
+        Arguments:
+            way: to be asked by first.
+        """
         keys = Keys(ticket.prefix)
         names = [keys.facts(ticket.owner), keys.running(ticket.owner), keys.stats]
         unrecorded = self._unrecorded
@@ -139,11 +160,14 @@ class Starts:
         while True:
             began = monotonic()
             try:
-                answer = self._connected().run("start", names, args).decode()
+                question = Call("start", names, args)
+                answer = (way or self._connected()).ask(question).decode()
             except ResponseError as exc:  # out of memory, forbidden: it will not change soon
-                return self._go_unrecorded(ticket, exc)
+                if way is None:
+                    return self._go_unrecorded(ticket, exc)
+                way = None  # that may have been said of the acks
             except (RedisError, OSError, OperationalError, SuperfetchError) as exc:
-                self._scripts = None
+                self._scripts = way = None
                 # One try counts for a reply's time at most: a process that was frozen during it
                 # has waited for nobody yet, and is the very one that must ask.
                 waited += min(monotonic() - began, REPLY_WAIT) + RETRY_INTERVAL

@@ -130,7 +130,10 @@ class Guarded(bootsteps.StartStopStep):
         membership = fetch.membership
         membership.pool = _PoolPids(consumer.pool)
         membership.in_flight.running = _running
-        membership.in_flight.active = lambda: len(state.active_requests)
+        # Without those that wait for their time, or for their rate limit.
+        membership.in_flight.reserve = lambda: (
+            len(state.reserved_requests) - len(state.active_requests)
+        )
         if not membership.on_joined:
             membership.on_joined.append(lambda: _first_pass(consumer.app, membership))
         # Before "ready", so that the first job waits for none of it.

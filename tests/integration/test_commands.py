@@ -9,18 +9,10 @@ import pytest
 from kombu.asynchronous.hub import Hub
 
 from harness.server import NoServerBinary, Server
+from parts.commands import OURS, STOCK, commands
 
 JOBS = 320
 PREFETCH = 16
-
-STOCK = "redis"
-OURS = "celery_superfetch:Transport"
-
-#: What each sends for jobs. The server counts what a script calls as well, so no other may be.
-SENT = {
-    OURS: ("evalsha", "eval", "blmove"),
-    STOCK: ("multi", "exec", "brpop", "zadd", "zrem", "hset", "hdel", "hget"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +24,6 @@ def own() -> Iterator[Server]:
         pytest.skip(str(exc))
     yield server
     server.close()
-
-
-def commands(server: Server, transport: str) -> int:
-    """What clients have sent."""
-    stats = server.client().info("commandstats")
-    return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in SENT[transport])
 
 
 def drained(connection: kombu.Connection) -> Callable[[], object]:

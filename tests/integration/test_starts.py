@@ -106,7 +106,7 @@ import redis
 from celery_superfetch import start
 
 start.START_WAIT = float(sys.argv[1])
-run, frozen = start.Scripts.run, []
+run, frozen = start.Scripts.ask, []
 
 def run_and_freeze(*args):
     answer = run(*args)
@@ -115,7 +115,7 @@ def run_and_freeze(*args):
         os.kill(os.getpid(), signal.SIGSTOP)
     return answer
 
-start.Scripts.run = run_and_freeze
+start.Scripts.ask = run_and_freeze
 owner, claim_id, digest = sys.argv[3:]
 ticket = start.Ticket(owner, claim_id, digest, True, "")
 print(start.Starts(lambda: redis.Redis.from_url(sys.argv[2])).ask(ticket) or "may start")

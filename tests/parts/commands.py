@@ -1,0 +1,20 @@
+"""Commands that clients have sent, as the server counts them."""
+
+from __future__ import annotations
+
+from harness.server import Server
+
+STOCK = "redis"
+OURS = "celery_superfetch:Transport"
+
+#: What each sends for jobs. The server counts what a script calls as well, so no other may be.
+SENT = {
+    OURS: ("evalsha", "eval", "blmove"),
+    STOCK: ("multi", "exec", "brpop", "zadd", "zrem", "hset", "hdel", "hget"),
+}
+
+
+def commands(server: Server, transport: str) -> int:
+    """How many were sent since the server's statistics were reset."""
+    stats = server.client().info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in SENT[transport])
