@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +41,9 @@ class Acks:
 
     def __init__(self, lists: PrivateLists, scripts: Scripts) -> None:
         self.lists = lists
+        self.scripts = scripts
         self._line = Line(scripts)
+        self._pid = os.getpid()
         self._waiting: list[Claimed] = []
         #: Those whose reply is still to be read.
         self._sent: list[Claimed] = []
@@ -55,6 +58,11 @@ class Acks:
 
     def __len__(self) -> int:
         return len(self._sent) + len(self._waiting)
+
+    @property
+    def overdue(self) -> bool:
+        """Whether nobody has come by for long to read the replies to some."""
+        return self._line.overdue
 
     @property
     def unsent(self) -> bool:
@@ -82,6 +90,8 @@ class Acks:
             BaseException: whatever came instead of a reply (a greenlet that is killed, a signal's);
                 the acks are sent again.
         """
+        if self._pid != os.getpid():  # the connection, and what it owes, are the parent's
+            self._pid, self._line, self._sent = os.getpid(), Line(self.scripts), []
         acks, self._waiting = self._waiting, []
         calls = [*before, *([self.lists.ack(acks)] if acks else ()), *([last] if last else ())]
         answers = Answers()

@@ -136,7 +136,7 @@ class Fetch:
 
         While jobs wait here for whoever runs them nobody is idle, and rather than one for each
         that ends, more are claimed at once: as soon as there is room for as many as wait. Where
-        they run in this thread, nobody is idle while it claims.
+        this thread may run them, it claims when it has none.
         """
         if self.poller.inline and self.waiting:
             return False

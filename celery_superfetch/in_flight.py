@@ -114,14 +114,14 @@ class InFlight:
         before this reply was read. By now a third one may have claimed it again, and its reply
         may wait to be read: that one has to look as well.
         """
-        self._run()  # one that was acked is held until the answer is read
         self._given_back[job[:3]] = monotonic()
-        held = sum(job[:3] == other[:3] and other not in self._held_aside for other in self._held)
         try:
+            self._run()  # one that was acked is held until the answer is read
             copies = [j.payload for j in self.lists.in_flight(job.owner, job.queue_list)]
         except RedisError:
             self.doubt = True
             raise
+        held = sum(job[:3] == other[:3] and other not in self._held_aside for other in self._held)
         return copies.count(job.payload) > held
 
     def hand_over(self, job: Job) -> None:
@@ -195,8 +195,10 @@ class InFlight:
 
     @property
     def busy(self) -> bool:
-        """Whether something runs here; outside a worker, whatever is held may."""
-        return bool(self._held if self.running is tuple else self.running())
+        """Whether something runs here; outside a worker, whatever is held and not acked may."""
+        if self.running is tuple:
+            return not self._held.keys() <= set(self._acks)
+        return bool(self.running())
 
     @property
     def alone(self) -> Job | None:
@@ -231,7 +233,7 @@ class InFlight:
             return Claimed(self._alone, earlier_of(reply[2]))
 
     def ack(self, claimed: Claimed) -> None:
-        """Settle a job with the next ``claim`` or ``flush``; one given back is not ours."""
+        """Settle a job with whatever is sent next; one given back is not ours."""
         with self._lock:
             job = claimed.job
             if job in self._held:
@@ -278,18 +280,25 @@ class InFlight:
         """The first of the acks that wait to be sent."""
         return next(iter(self._acks.waiting()), None)
 
-    def _run(self, claim: Call | None = None, *, wait: bool = True) -> Any:
-        """Send what is to be moved aside or settled, and then ``claim``, whose reply it returns.
+    def _run(self, last: Call | None = None, *, wait: bool = True) -> Any:
+        """Send what is to be moved aside or settled, and then ``last``, whose reply it returns.
 
         Raises:
             redis.exceptions.RedisError: no reply came, or the acks were refused.
         """
+        if self._acks.overdue:
+            # Their connection may be lost by now, which is no reason not to ask on another.
+            with contextlib.suppress(RedisError):
+                self._exchange([])
+            self._acks.rest()
         moves = [*self._held_aside.unhold(self._acks.waiting()), *self._held_aside.hold()]
         # A server that does not know the script of a move is told it with the answer. By then the
         # job may be back on its queue, and claimed again.
-        wait = wait or bool(moves)
+        return self._exchange(moves, last, wait=wait or bool(moves))
+
+    def _exchange(self, moves: list[Call], last: Call | None = None, *, wait: bool = True) -> Any:
         try:
-            answers = self._acks.send(moves, claim, wait=wait)
+            answers = self._acks.send(moves, last, wait=wait)
         except BaseException:
             self.doubt = True
             raise
@@ -300,7 +309,7 @@ class InFlight:
                 self.lost(job)
         self._announced.difference_update(answers.settled)
         if answers.refused is not None:
-            self.doubt = self.doubt or claim is not None  # nobody reads what that one brought
+            self.doubt = self.doubt or last is not None  # nobody reads what a claim brought
             raise answers.refused
         return answers.last
 

@@ -148,4 +148,6 @@ def patient(params: Mapping[str, Any]) -> dict[str, Any]:
     own["socket_timeout"] = own.get("socket_timeout") or REPLY_TIMEOUT
     if "path" not in own:
         own["socket_connect_timeout"] = own.get("socket_connect_timeout") or REPLY_TIMEOUT
+    if own.get("max_connections"):
+        own["max_connections"] += 1  # acks keep one for themselves
     return own

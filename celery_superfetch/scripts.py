@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import redis
 from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
 #: What redis-py before 5.3 wants to know of the command when it hands out a connection.
@@ -76,10 +77,6 @@ class Scripts:
         """One run as a command with the whole script, which no server can have forgotten."""
         return ["EVAL", self._source(call.name), len(call.keys), *call.keys, *call.args]
 
-    def load(self, name: str) -> None:
-        """Have the server know a script."""
-        self.client.script_load(self._source(name))
-
     def command(self, call: Call, *, whole: bool = False) -> list[Any]:
         """One run as it is sent."""
         if call.whole or whole:
@@ -126,6 +123,11 @@ class Line:
         """Whether some replies were not read yet."""
         return bool(self._owed)
 
+    @property
+    def overdue(self) -> bool:
+        """Whether they came long ago; the connection may be lost by now."""
+        return bool(self._owed) and monotonic() >= self._used + IDLE
+
     def exchange(self, calls: Sequence[Call], *, wait: bool = True) -> list[Any]:
         """Send scripts, and read what is owed.
 
@@ -154,20 +156,22 @@ class Line:
                 )
             replies = [_reply(connection) for _ in due]
         except BaseException:
-            # What is still to be read would be taken for the replies to somebody else.
-            connection.disconnect()
             self._connection = connection
-            self.give_back()
+            self.forget()
             raise
-        self._connection, self._used = connection, monotonic()
-        if not wait:
-            self._owed = calls
+        # All at once: a signal's handler may raise in between.
+        self._connection, self._used, self._owed = connection, monotonic(), () if wait else calls
         return self._again(due, replies)
 
     def _connected(self) -> Any:
         """The connection of last time; one that lay idle is looked at by its pool."""
         pool = self.scripts.client.connection_pool
-        if self._connection is not None and not self._owed:
+        if self._owed:
+            if self._pool is pool:
+                return self._connection
+            self.forget()
+            raise RedisConnectionError("the server was left, and with it the answers it owed")
+        if self._connection is not None:
             if self._pool is pool and monotonic() < self._used + IDLE:
                 return self._connection
             self.give_back()
@@ -176,6 +180,12 @@ class Line:
             own = self.scripts.client.connection
             self._connection = own or pool.get_connection(*CHECKOUT)
         return self._connection
+
+    def forget(self) -> None:
+        """Give up what is owed: read later, it would be taken for the replies to somebody else."""
+        self._owed = ()
+        self._connection.disconnect()
+        self.give_back()
 
     def give_back(self) -> None:
         """Let others have the connection; nothing may be owed."""
@@ -189,8 +199,8 @@ class Line:
         """
         for at, reply in enumerate(replies):
             if isinstance(reply, NoScriptError):
-                self.scripts.load(calls[at].name)
-                replies[at] = self.scripts.run_all([calls[at]], errors=True)[0]
+                again = calls[at]._replace(whole=True)
+                replies[at] = self.scripts.run_all([again], errors=True)[0]
         return replies
 
 

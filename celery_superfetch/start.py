@@ -161,7 +161,7 @@ class Starts:
             began = monotonic()
             try:
                 question = Call("start", names, args)
-                answer = (way or self._connected()).ask(question).decode()
+                answer = (self._connected() if way is None else way).ask(question).decode()
             except ResponseError as exc:  # out of memory, forbidden: it will not change soon
                 if way is None:
                     return self._go_unrecorded(ticket, exc)

@@ -47,7 +47,8 @@ def command(name: str) -> Callable[[Words], bool]:
 
 
 def script(*sources: str) -> Callable[[Words], bool]:
-    """For `FaultProxy.cut_at`: a script by its text, with any `#!lua` line before it."""
+    """For `FaultProxy.cut_at`: a script, sent whole with any `#!lua` line before it, or by hash."""
     headers = ("", "#!lua flags=allow-oom\n")
-    known = {sha1((h + text).encode()).hexdigest().encode() for h in headers for text in sources}
-    return lambda words: words[0].upper() == b"EVALSHA" and words[1] in known
+    texts = {(h + text).encode() for h in headers for text in sources}
+    known = texts | {sha1(text).hexdigest().encode() for text in texts}
+    return lambda words: words[0].upper() in (b"EVAL", b"EVALSHA") and words[1] in known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from time import monotonic
@@ -16,6 +17,7 @@ from celery_superfetch.facts import Facts
 from celery_superfetch.job import digest, parse
 from celery_superfetch.membership import Membership
 from celery_superfetch.signals import LostJob, ownership_lost
+from harness.faults import kill_connections
 from harness.server import Server
 from harness.waiting import always, eventually
 from parts.bench import Bench, payload
@@ -248,6 +250,44 @@ def test_a_health_check_does_not_take_the_answer_to_a_posted_ack(
     [other] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
     assert other.job.payload == payload(2)
     assert (len(held), held.doubt, lost) == (1, False, [])
+
+
+def test_an_answer_that_waited_long_on_a_lost_connection_keeps_nobody_from_asking(
+    hasty: Bench, owner: Facts, lost: list[LostJob]
+) -> None:
+    """A plain consumer was away; meanwhile the server closed what idled."""
+    held = hasty.in_flight
+    hasty.push("mail", payload(1), payload(2))
+    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    held.ack(claimed)
+    held.post()
+    eventually(lambda: hasty.private(owner) == [])
+    kill_connections(hasty.client)
+    eventually(lambda: held._acks.overdue)
+    [other] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    assert other.job.payload == payload(2)
+    assert (held.settlements["acks"], lost) == (0, [])
+
+
+def test_a_forked_child_reads_no_answer_of_its_parents(
+    hasty: Bench, owner: Facts, lost: list[LostJob]
+) -> None:
+    held = hasty.in_flight
+    hasty.push("mail", payload(1), payload(2), payload(3))
+    one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
+    held.ack(one)
+    held.post()
+    child = os.fork()
+    if child == 0:
+        try:
+            held.ack(two)
+            held.flush()
+        finally:
+            os._exit(held.settlements["acks"])
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    [three] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    assert three.job.payload == payload(3)
+    assert (hasty.private(owner), lost) == ([payload(3)], [])
 
 
 def test_a_return_whose_reply_was_lost_goes_back_once(
