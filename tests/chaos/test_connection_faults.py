@@ -209,11 +209,11 @@ def test_a_child_that_is_lost_while_the_server_is_away_costs_its_job_no_more_tha
     fleet.app.tasks["shop.hold"].apply_async(("job",), queue="prefork")
     eventually(lambda: fleet.ledger.starts().get("job"))
     worker = fleet.workers["prefork"]
-    # Asleep, it learns of both at once: before it connects again it looks after its pool.
+    # Asleep, it learns of both at once, and of its child first.
     worker.signal(signal.SIGSTOP)
+    worker.kill9_child()
     fleet.proxy.refuse()
     fleet.proxy.cut()
-    worker.kill9_child()
     worker.signal(signal.SIGCONT)
     worker.wait_log("cannot be given back yet")
     fleet.proxy.heal()
