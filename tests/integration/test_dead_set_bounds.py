@@ -61,7 +61,7 @@ def check(work: Work) -> None:
             assert asked[-1] == str(IDS).encode()
         if command.name == "srandmember":
             assert int(asked[-1]) <= BATCH
-        if command.name == "evalsha":
+        if command.name in ("eval", "evalsha"):
             since_script = 0
         else:
             since_script += 1
