@@ -132,7 +132,7 @@ def measure_all(
 ) -> list[Row]:
     """Measure several things in the same runs; each returns a value for each table.
 
-    The first table's row is printed at once, those of the others by ``show``.
+    The first table's row is printed at once, those of the others by ``finish_all``.
     """
     rows = [Row(case, {name: [] for name in contenders}) for _ in tables]
     names = list(contenders)
@@ -144,6 +144,16 @@ def measure_all(
         table.rows.append(row)
     print(tables[0].line(rows[0]), flush=True)
     return rows
+
+
+def fetch_as(app: Any, contender: str) -> None:
+    """Let a Celery app use a contender's transport as its users do."""
+    if contender == OURS:
+        import celery_superfetch  # here: the others' workers have none of it
+
+        celery_superfetch.install(app)
+    elif contender == PLUS:
+        app.conf.broker_transport = TRANSPORTS[PLUS]
 
 
 def without_plus() -> dict[str, str]:
@@ -190,6 +200,13 @@ def begin(table: Table) -> None:
     for name, why in table.skipped.items():
         print(f"{name} is skipped: {why}")
     print(", ".join(f"{key} {value}" for key, value in machine().items()), flush=True)
+
+
+def finish_all(args: argparse.Namespace, tables: Sequence[Table]) -> None:
+    """After ``measure_all``: show the tables whose rows were not printed, and ``finish``."""
+    for table in tables[1:]:
+        table.show()
+    finish(args, tables)
 
 
 def finish(args: argparse.Namespace, tables: Sequence[Table]) -> None:

@@ -21,8 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from compare import TRANSPORTS, Table, arguments, begin, finish, measure_all, without_plus
-from kombu import Connection, Consumer, Exchange, Producer, Queue
+from compare import TRANSPORTS, Table, arguments, begin, finish_all, measure_all, without_plus
+from kombu import Connection, Consumer, Exchange, Queue
+from transport import fill
 
 from harness.server import Server
 
@@ -60,22 +61,12 @@ def used(client: Any) -> int:
     return int(client.info("memory")["used_memory"])
 
 
-def fill(url: str, contender: str, jobs: int, size: int) -> None:
-    """Publish jobs as the contender does it."""
-    with Connection(url, transport=TRANSPORTS[contender]) as connection:
-        producer = Producer(connection.channel(), serializer="json")
-        QUEUE(connection.channel()).declare()
-        for _ in range(jobs):
-            body = os.urandom(size // 2).hex()
-            producer.publish(body, exchange=QUEUE.exchange, routing_key=QUEUE.routing_key)
-
-
 def run(contender: str, jobs: int, size: int) -> tuple[float, float, float]:
     """Bytes per job: in the consumer, in the server in flight, in the server waiting."""
     with Server() as server:
         client = server.client()
         empty = used(client)
-        fill(server.url(), contender, jobs, size)
+        fill(server.url(), TRANSPORTS[contender], [QUEUE], jobs, size)
         waiting = used(client)
         arguments = [__file__, "--hold", contender, "--url", server.url(), "--jobs", str(jobs)]
         consumer = subprocess.Popen(
@@ -116,9 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 if name not in skipped
             }
             measure_all(tables, case, args.rounds, contenders)
-    for table in tables[1:]:
-        table.show()
-    finish(args, tables)
+    finish_all(args, tables)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,17 @@ import mmap
 import os
 import socket
 import struct
+import sys
 import time
 from pathlib import Path
-from typing import Any
+
+# A worker imports it from the project's root, as benchmarks.noop.
+sys.path.append(str(Path(__file__).resolve().parent))
 
 from celery import Celery
+from compare import fetch_as
 from redis import Redis
-from redis.connection import AbstractConnection
+from sent import watch_sent
 
 NAME = "bench"
 #: One process's slot: its pid, commands sent, sends.
@@ -46,25 +50,8 @@ class Counts:
 
     def patch(self) -> None:
         """Count what this process and its children send from here on."""
-        send, pack = AbstractConnection.send_command, AbstractConnection.pack_commands
-        packed = AbstractConnection.send_packed_command
         os.register_at_fork(after_in_child=self._begin)
-
-        def counted_send(connection: Any, *args: Any, **kwargs: Any) -> Any:
-            self._note(1, 0)
-            return send(connection, *args, **kwargs)
-
-        def counted_pack(connection: Any, commands: Any) -> Any:
-            self._note(len(commands), 0)
-            return pack(connection, commands)
-
-        def counted_packed(connection: Any, *args: Any, **kwargs: Any) -> Any:
-            self._note(0, 1)
-            return packed(connection, *args, **kwargs)
-
-        AbstractConnection.send_command = counted_send
-        AbstractConnection.pack_commands = counted_pack
-        AbstractConnection.send_packed_command = counted_packed
+        watch_sent(self._note)
 
     def _note(self, commands: int, sends: int) -> None:
         # ``next`` is one step for all threads, which ``+=`` is not.
@@ -90,12 +77,7 @@ def build(contender: str, url: str, prefetch: int = 4) -> Celery:
         worker_send_task_events=False,
         broker_connection_retry_on_startup=True,
     )
-    if contender == "superfetch":
-        import celery_superfetch
-
-        celery_superfetch.install(app)
-    elif contender == "redis-plus":
-        app.conf.broker_transport = "celery_redis_plus.transport:Transport"
+    fetch_as(app, contender)
     app.task(name="bench.noop", shared=False)(noop)
     app.task(name="bench.told", shared=False)(told)
     app.finalize()

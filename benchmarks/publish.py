@@ -21,18 +21,16 @@ from typing import Any
 
 from celery import Celery, group
 from compare import (
-    OURS,
-    PLUS,
     TRANSPORTS,
     Table,
     arguments,
     begin,
-    finish,
+    fetch_as,
+    finish_all,
     measure_all,
     without_plus,
 )
 
-import celery_superfetch
 from harness.server import Server
 
 #: Jobs that are sent before the time runs, so that connections are there.
@@ -43,10 +41,7 @@ def make_app(url: str, contender: str) -> Celery:
     """An app as its users make it; nothing else is set."""
     app = Celery(f"bench_{contender}", broker=url, set_as_current=False)
     app.conf.update(task_ignore_result=True, worker_send_task_events=False)
-    if contender == OURS:
-        celery_superfetch.install(app)
-    elif contender == PLUS:
-        app.conf.broker_transport = TRANSPORTS[PLUS]
+    fetch_as(app, contender)
     app.task(name="bench.nothing")(_nothing)
     return app
 
@@ -103,8 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 measure_all(tables, case, rounds, contenders)
         for app in apps.values():
             app.close()
-    tables[1].show()
-    finish(args, tables)
+    finish_all(args, tables)
 
 
 if __name__ == "__main__":

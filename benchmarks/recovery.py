@@ -15,19 +15,15 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-
-from compare import OURS, STOCK, Table, arguments, begin, finish, measure_all
+from compare import OURS, STOCK, Table, arguments, begin, finish_all, measure_all
 from kombu import Connection
-from redis.connection import AbstractConnection
+from sent import watch_sent
 
 from celery_superfetch.facts import Facts
 from celery_superfetch.registry import connection_id, run_id
@@ -66,37 +62,23 @@ class Taken:
         return self.seconds, self.block, self.commands, self.trips
 
 
-def patch(send_command: Any, pack_commands: Any) -> None:
-    """What every connection of this process sends goes through these."""
-    AbstractConnection.send_command = send_command  # type: ignore[method-assign]
-    AbstractConnection.pack_commands = pack_commands  # type: ignore[method-assign]
-
-
 @contextmanager
 def watched(client: Any) -> Iterator[Taken]:
     """Time, count and note all that this process sends while the block runs."""
     taken = Taken()
-    kept: Any = (AbstractConnection.send_command, AbstractConnection.pack_commands)
 
-    def send_command(self: Any, *args: Any, **kwargs: Any) -> Any:
-        taken.commands += 1
-        taken.trips += 1
-        return kept[0](self, *args, **kwargs)
-
-    def pack_commands(self: Any, commands: Any) -> Any:
-        commands = list(commands)
-        taken.commands += len(commands)
-        taken.trips += 1
-        return kept[1](self, commands)
+    def note(commands: int, sends: int) -> None:
+        taken.commands += commands
+        taken.trips += sends
 
     with noted(client, NOTED) as work:
-        patch(send_command, pack_commands)
+        watched_no_more = watch_sent(note)
         begun = time.perf_counter()
         try:
             yield taken
         finally:
             taken.seconds = time.perf_counter() - begun
-            patch(*kept)
+            watched_no_more()
     taken.block = max((command.micros for command in work.commands), default=0) / 1000
 
 
@@ -223,9 +205,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for case, contenders in cases(args, server):
             if args.only in case:
                 measure_all(tables, case, args.rounds, contenders)
-    for table in tables[1:]:
-        table.show()
-    finish(args, tables)
+    finish_all(args, tables)
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from compare import TRANSPORTS, Table, arguments, begin, finish, measure_all, without_plus
+from compare import TRANSPORTS, Table, arguments, begin, finish_all, measure_all, without_plus
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.asynchronous import Hub
-from redis.connection import AbstractConnection
+from sent import watch_sent
 
 from harness.server import Server
 
@@ -92,22 +92,10 @@ def load_of(client: Any) -> Load:
 _sent = 0
 
 
-def count_commands() -> None:
-    """Count what this process sends; the server counts what scripts call as well."""
-    send, pack = AbstractConnection.send_command, AbstractConnection.pack_commands
-
-    def counted_send(self: Any, *args: Any, **kwargs: Any) -> Any:
-        global _sent
-        _sent += 1
-        return send(self, *args, **kwargs)
-
-    def counted_pack(self: Any, commands: Any) -> Any:
-        global _sent
-        _sent += len(commands)
-        return pack(self, commands)
-
-    AbstractConnection.send_command = counted_send
-    AbstractConnection.pack_commands = counted_pack
+def note_sent(commands: int, _: int) -> None:
+    """Count for ``load_of``."""
+    global _sent
+    _sent += commands
 
 
 def fill(url: str, transport: str, queues: Sequence[Queue], jobs: int, size: int) -> None:
@@ -194,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         Table(f"{title}: commands", "sent per job", more=False, skipped=skipped),
         Table(f"{title}: reads by the server", "per job", more=False, skipped=skipped),
     ]
-    count_commands()
+    watch_sent(note_sent)
     begin(tables[0])
     names = [name for name in TRANSPORTS if name not in skipped]
     with Server() as server:
@@ -205,9 +193,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     for name in names
                 }
                 measure_all(tables, str(case), args.rounds, contenders)
-    for table in tables[1:]:
-        table.show()
-    finish(args, tables)
+    finish_all(args, tables)
 
 
 if __name__ == "__main__":

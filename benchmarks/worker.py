@@ -47,7 +47,7 @@ from compare import (
     Table,
     arguments,
     begin,
-    finish,
+    finish_all,
     measure_all,
     without_plus,
 )
@@ -309,9 +309,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         case = f"{pool} -c {POOLS[pool]}, prefetch {prefetch}"
         if args.only in case and (pool != "gevent" or _installed("gevent")):
             measure_all(found, case, args.rounds, contenders(pool, prefetch, args.jobs, names))
-    for table in found[1:]:
-        table.show()
-    finish(args, found)
+    finish_all(args, found)
 
 
 if __name__ == "__main__":

@@ -313,9 +313,10 @@ class Channel(redis.Channel):
         """Ack: with the loop's next turn where there is one, else at once."""
         in_flight = self.fetch.in_flight
         in_flight.ack(claimed)
-        if self.closed or not self.fetch.poller.comes_back or not self._lists:
-            # Where nobody comes by later to read the answer, it is waited for.
-            send = in_flight.flush if self.closed or not self._lists else in_flight.post
+        # Where nobody comes by later to read the answer, it is waited for.
+        unattended = self.closed or not self._lists
+        if unattended or not self.fetch.poller.comes_back:
+            send = in_flight.flush if unattended else in_flight.post
             try:
                 send()
             except (*self.connection_errors, self.ResponseError) as exc:

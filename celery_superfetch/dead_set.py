@@ -221,7 +221,7 @@ class DeadSet:
             redis.exceptions.ResponseError: the queue's key holds something else.
         """
         call = self.revive(job, queue_list or job.queue_list, expires)
-        return bool(self.scripts.run_all([call])[0])
+        return bool(self.scripts.ask(call))
 
     def revive(self, job: DeadJob, queue_list: str, expires: int) -> Call:
         """The call of ``retry``."""

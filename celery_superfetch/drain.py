@@ -115,7 +115,7 @@ class Drain:
         stalls, running = 0, None
         newest = self.lists.newest(facts.owner, queue_list, BATCH, ROOM)
         while stalls < STALLS:
-            raws = self.scripts.run_all([newest])[0]
+            raws = self.scripts.ask(newest)
             jobs = [(digest(raw), Job(facts.owner, queue_list, raw)) for raw in raws]
             if not jobs:
                 return

@@ -125,8 +125,10 @@ class Fetch:
         In the solo pool it does so here and now. One that did not (its time has not come) leaves
         them to the next turn.
         """
+        if not (self.poller.solo and self.ready):
+            return False
         oldest = self.in_flight.oldest_ack
-        if not (self.poller.solo and self.ready and oldest) or oldest is self._left:
+        if oldest is None or oldest is self._left:
             return False
         self._left = oldest
         return True

@@ -167,7 +167,7 @@ class GiveBack:
         self.lists.unhold_all(owner, queue_list)
         while jobs := self.lists.in_flight(owner, queue_list, BATCH):
             call = self.lists.requeue(jobs, "front", expires)
-            moved = sum(self.reaper.scripts.run_all([call])[0])
+            moved = sum(self.reaper.scripts.ask(call))
             report.given_back += moved
             report.queues[queue_list] += moved
 

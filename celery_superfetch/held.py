@@ -78,7 +78,7 @@ class Held:
             found |= ids & aside.keys()
             strays = [job for job in page if job.claim_id not in aside]
             if strays:
-                self.lists.scripts.run_all([self.lists.unhold(strays)])
+                self.lists.scripts.ask(self.lists.unhold(strays))
         return [job for id, job in aside.items() if id not in found]
 
 

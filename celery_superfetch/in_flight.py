@@ -220,7 +220,7 @@ class InFlight:
             self.flush()
             call = self.lists.claim_alone(owner, queue_list)
             try:
-                reply = self.scripts.run_all([call])[0]
+                reply = self.scripts.ask(call)
             except BaseException:
                 self.doubt = True
                 raise

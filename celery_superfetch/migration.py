@@ -131,7 +131,7 @@ class Migration:
             return
         outcomes = [b"ok"] * len(jobs)
         if not report.dry_run:
-            outcomes = self.scripts.run_all([self.unacked.take(jobs)])[0]
+            outcomes = self.scripts.ask(self.unacked.take(jobs))
         for (job, lists), outcome in zip(jobs, outcomes, strict=True):
             if outcome == b"ok":
                 report.taken += 1

@@ -201,7 +201,7 @@ class PrivateLists:
         # A hash has no order: that of the claims is in their ids, which are numbers.
         ids = sorted((job.claim_id for page in pages for job in page), key=lambda id: (len(id), id))
         for at in range(0, len(ids), PAGE):
-            self.scripts.run_all([self._unhold(owner, queue_list, ids[at : at + PAGE])])
+            self.scripts.ask(self._unhold(owner, queue_list, ids[at : at + PAGE]))
 
     def in_flight(self, owner: str, queue_list: str, count: int = 0) -> list[Job]:
         """Jobs in one private list, newest claim first; all, or the first ``count``."""

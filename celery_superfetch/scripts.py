@@ -53,7 +53,7 @@ class Scripts:
         return self.ask(Call(name, keys, args))
 
     def ask(self, call: Call) -> Any:
-        """The reply to one call, as ``run``."""
+        """Run one script and return its reply; raises as ``run``."""
         return self.run_all([call])[0]
 
     def run_all(self, calls: Sequence[Call], *, errors: bool = False) -> list[Any]:
@@ -77,9 +77,9 @@ class Scripts:
         """One run as a command with the whole script, which no server can have forgotten."""
         return ["EVAL", self._source(call.name), len(call.keys), *call.keys, *call.args]
 
-    def command(self, call: Call, *, whole: bool = False) -> list[Any]:
+    def command(self, call: Call) -> list[Any]:
         """One run as it is sent."""
-        if call.whole or whole:
+        if call.whole:
             return self.bare(call)
         digest = self._digests.get(call.name)
         if digest is None:
@@ -144,11 +144,14 @@ class Line:
         connection, self._connection = self._connected(), None
         owed, self._owed = self._owed, ()
         # What nobody waits for has to be carried out although the server may not know it yet.
-        whole = set() if wait else {call.name for call in calls} - self._told
-        self._told |= whole
+        untold = set() if wait else {call.name for call in calls} - self._told
+        self._told |= untold
         due = [*owed, *calls] if wait else owed
         try:
-            commands = [self.scripts.command(call, whole=call.name in whole) for call in calls]
+            commands = [
+                self.scripts.bare(call) if call.name in untold else self.scripts.command(call)
+                for call in calls
+            ]
             if commands:
                 # A health check would take what is owed for the reply to itself.
                 connection.send_packed_command(
@@ -175,10 +178,8 @@ class Line:
             if self._pool is pool and monotonic() < self._used + IDLE:
                 return self._connection
             self.give_back()
-        if self._connection is None:
-            self._pool, self._told = pool, set()
-            own = self.scripts.client.connection
-            self._connection = own or pool.get_connection(*CHECKOUT)
+        self._pool, self._told = pool, set()
+        self._connection = self.scripts.client.connection or pool.get_connection(*CHECKOUT)
         return self._connection
 
     def forget(self) -> None:

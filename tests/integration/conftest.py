@@ -35,6 +35,12 @@ def bench(make_bench: Callable[..., Bench]) -> Bench:
 
 
 @pytest.fixture
+def own(fresh_server: Callable[..., Server]) -> redis.Redis:
+    """A client of a server that nobody else uses: what it does is counted, or noted."""
+    return fresh_server().client()
+
+
+@pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
     openssl = shutil.which("openssl")
     if openssl is None:

@@ -22,12 +22,6 @@ FOR_ONE = 6
 
 
 @pytest.fixture
-def own(fresh_server: Callable[..., Any]) -> redis.Redis:
-    client: redis.Redis = fresh_server().client()
-    return client
-
-
-@pytest.fixture
 def bench(own: redis.Redis) -> Bench:
     """More dead jobs than one batch, and than one read of ids."""
     bench = Bench(own)

@@ -3,8 +3,7 @@ a batch of work."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 import redis
@@ -21,12 +20,6 @@ JOBS = 4 * BATCH + 7
 
 #: Commands for one job between two scripts' ends, at most; and for a script as a whole.
 FOR_ONE, FOR_ALL = 8, 25
-
-
-@pytest.fixture
-def own(fresh_server: Callable[..., Any]) -> redis.Redis:
-    client: redis.Redis = fresh_server().client()
-    return client
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ class Bench:
         return Reaper(self.client, self.config, **options)
 
     def run(self, call: Call) -> Any:
-        return self.scripts.run_all([call])[0]
+        return self.scripts.ask(call)
 
     # -- owners
 
