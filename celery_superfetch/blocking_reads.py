@@ -1,32 +1,22 @@
-"""The blocking reads of one channel: while its lists are dry, one waits on each."""
+"""How one channel waits while its lists are dry: a blocking read on each, as far as they go."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from time import monotonic
-from typing import Protocol
 
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from .blocking import BlockingRead, unblock
 from .job import Job
 from .membership import Membership
+from .tracking import Loop, Tracking
 
-#: Blocking connections of one channel at most; lists beyond that are looked at once a second.
+#: Blocking connections of one channel at most; the server tells of changes in the other lists.
 MOST_BLOCKS = 16
 
 #: Seconds for which a list that the server refuses to block on is looked at instead.
 UNBLOCKABLE = 2.0
-
-
-class Loop(Protocol):
-    """Whatever calls back when a socket is readable."""
-
-    def watch(self, fd: int, on_readable: Callable[[], bool]) -> None:
-        """Call ``on_readable`` when ``fd`` is."""
-
-    def unwatch(self, fd: int) -> None:
-        """Undo ``watch``."""
 
 
 class BlockingReads:
@@ -35,6 +25,7 @@ class BlockingReads:
     Arguments:
         on_job: called with each job that a read brought, and when that began to wait
             (monotonic s).
+        on_jobs: called when there is something in a list that none waits on.
         on_refused: called with a queue list and why the server does not block on it.
     """
 
@@ -43,6 +34,7 @@ class BlockingReads:
         membership: Membership,
         loop: Loop,
         on_job: Callable[[Job, float], object],
+        on_jobs: Callable[[], object],
         on_refused: Callable[[str, str], object],
     ) -> None:
         self.membership = membership
@@ -54,6 +46,9 @@ class BlockingReads:
         self._reads: dict[str, BlockingRead] = {}
         self._fds: dict[str, int] = {}
         self._unblockable: dict[str, float] = {}
+        self._tracking = Tracking(membership, loop, self._note_news, on_jobs)
+        #: When something came to a list last (monotonic s).
+        self._news: dict[str, float] = {}
 
     @property
     def lists(self) -> set[str]:
@@ -73,7 +68,12 @@ class BlockingReads:
     def can_cover(self, lists: Collection[str]) -> bool:
         """Whether all of ``lists`` can be waited on; else they have to be looked at."""
         now = monotonic()
-        return len(lists) <= MOST_BLOCKS and all(t <= now for t in self._unblockable.values())
+        enough = len(lists) <= MOST_BLOCKS or self._tracking.allowed
+        return enough and all(t <= now for t in self._unblockable.values())
+
+    def pass_over(self, name: str) -> None:
+        """Wait on a list no more for a while: the server refused to serve it."""
+        self._unblockable[name] = monotonic() + UNBLOCKABLE
 
     def wait_on(self, lists: Sequence[str]) -> None:
         """Let a read wait on each list, as far as that is possible, and on no other.
@@ -82,14 +82,46 @@ class BlockingReads:
             redis.exceptions.RedisError: the server cannot be reached.
         """
         now = monotonic()
-        for name in lists[:MOST_BLOCKS]:
+        able = [name for name in lists if self._unblockable.get(name, 0.0) <= now]
+        chosen = self._choose(able)
+        free = [r for name, r in self._reads.items() if name not in chosen and not r.armed]
+        for name in chosen:
             read = self._reads.get(name)
-            if (read is not None and read.armed) or self._unblockable.get(name, 0.0) > now:
+            if read is not None and read.armed:
                 continue
+            if read is None and free:
+                read = self._move(free.pop(), name)
             if read is None or not read.connected:
                 read = self._open(name)
             read.arm()
         self.close(self.lists - set(lists))
+        self._tracking.look_at([name for name in able if name not in chosen])
+
+    def _choose(self, lists: Sequence[str]) -> Collection[str]:
+        """Which lists get the connections.
+
+        Those on which one waits already, and then those to which something came last: a job that
+        a read brings wakes one worker, and one that is told of wakes all.
+        """
+        if len(lists) <= MOST_BLOCKS:
+            return lists
+        armed = {read.queue_list for read in self.armed}
+        others = sorted(
+            (name for name in lists if name not in armed),
+            key=lambda name: self._news.get(name, 0.0),
+            reverse=True,
+        )
+        return armed.union(others[: MOST_BLOCKS - len(armed)])
+
+    def _note_news(self, lists: Collection[str]) -> None:
+        self._news.update(dict.fromkeys(lists, monotonic()))
+
+    def _move(self, read: BlockingRead, name: str) -> BlockingRead:
+        """Let a read that ended wait on another list."""
+        self._reads[name] = self._reads.pop(read.queue_list)
+        self._fds[name] = self._fds.pop(read.queue_list)
+        read.queue_list = name
+        return read
 
     def _open(self, name: str) -> BlockingRead:
         self.close([name])
@@ -109,7 +141,7 @@ class BlockingReads:
         except ResponseError as exc:
             # OOM (Redis refuses the block), WRONGTYPE, a lost permission: the claim script
             # looks at the list instead, once a second.
-            self._unblockable[read.queue_list] = monotonic() + UNBLOCKABLE
+            self.pass_over(read.queue_list)
             if not isinstance(exc, OutOfMemoryError):
                 self.on_refused(read.queue_list, str(exc))
             return False
@@ -118,6 +150,7 @@ class BlockingReads:
             self.close([read.queue_list])
             raise
         if payload is not None:
+            self._note_news([read.queue_list])
             job = self.membership.in_flight.lists.job(read.owner, read.queue_list, payload)
             self.on_job(job, read.armed_at)
         return False
@@ -134,6 +167,8 @@ class BlockingReads:
 
     def close(self, lists: Collection[str] | None = None) -> None:
         """Close the connections of some lists; of all without ``lists``."""
+        if lists is None:
+            self._tracking.close()
         for name in self.lists if lists is None else self.lists & set(lists):
             read = self._reads.pop(name)
             self.loop.unwatch(self._fds.pop(name))

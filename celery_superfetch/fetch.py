@@ -45,7 +45,9 @@ class Fetch:
         self.ready: deque[Claimed] = deque()
         #: Brought by a blocking read; the next claim confirms them.
         self.unconfirmed: list[Job] = []
-        self.reads = BlockingReads(membership, self.poller, self._accept, self._complain)
+        self.reads = BlockingReads(
+            membership, self.poller, self._accept, self._come_again, self._complain
+        )
         self.probation = Probation(self)
         self._dry = False
         self._look_at = 0.0
@@ -191,6 +193,7 @@ class Fetch:
         self.ready.extend(claimed for claimed in claims.confirmed if claimed is not None)
         self.ready.extend(claims.jobs)
         for name, text in claims.errors:
+            self.reads.pass_over(name)
             self._complain(name, text)
         self._dry = len(claims.jobs) < credit
         self._look_at = now + POLL_INTERVAL
@@ -294,6 +297,10 @@ class Fetch:
             self._dry = False  # more may have come with it
         else:
             self.in_flight.requeue([job])
+
+    def _come_again(self) -> None:
+        """There is something in a list on which no read waits."""
+        self._dry = False
 
     def cancel(self, lists: set[str]) -> None:
         """Stop fetching from some lists; what was claimed from them goes back."""

@@ -1,0 +1,225 @@
+"""More lists than blocking reads: the server tells of what arrives in the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from celery_superfetch import blocking, tracking
+from celery_superfetch.blocking_reads import MOST_BLOCKS
+from celery_superfetch.config import Config
+from celery_superfetch.fetch import POLL_INTERVAL
+from celery_superfetch.membership import Membership
+from harness.server import Server
+from harness.waiting import eventually
+from parts.inbox import Inbox, publish
+
+QUEUES = [f"mail-{number}" for number in range(MOST_BLOCKS + 4)]
+#: No connection waits on its lists.
+LAST = QUEUES[-1]
+#: What a user needs for all but being told.
+UNTOLD = ("on", "nopass", "~*", "&*", "+@all", "-client", "+client|id", "+client|unblock")
+
+
+@pytest.fixture
+def server(fresh_server: Callable[..., Server]) -> Server:
+    """One of our own: what is done there is counted."""
+    return fresh_server()
+
+
+def waits(inbox: Inbox) -> Inbox:
+    """Turn until the lists were found empty, one and all."""
+    told = inbox.channel.fetch.reads._tracking
+
+    def settled() -> bool:
+        inbox.turn()
+        return len(told._tracked) == len(inbox.channel.queue_lists()) - MOST_BLOCKS
+
+    eventually(settled, message="every list is waited on, or tracked")
+    return inbox
+
+
+@pytest.fixture
+def inbox(server: Server) -> Iterator[Inbox]:
+    with Inbox(server.url(), *QUEUES) as made:
+        yield waits(made)
+
+
+def looked(server: Server) -> int:
+    """How often a claim looked into a list."""
+    return int(server.client().info("commandstats").get("cmdstat_lmove", {}).get("calls", 0))
+
+
+def turns(inbox: Inbox, seconds: float) -> None:
+    inbox.turn(seconds)
+
+
+def test_a_job_for_any_of_many_queues_is_told_of(inbox: Inbox, server: Server) -> None:
+    for number, queue in enumerate(QUEUES, 1):
+        for priority in (0, 9):
+            publish(server.url(), queue, [queue, priority], priority=priority)
+        inbox.receive(2 * number)
+    assert sorted(map(tuple, inbox.said())) == sorted((q, p) for q in QUEUES for p in (0, 9))
+
+
+def test_nobody_looks_while_nothing_comes(inbox: Inbox, server: Server) -> None:
+    before = looked(server)
+    turns(inbox, 3 * POLL_INTERVAL)
+    assert looked(server) == before
+
+
+def test_the_control_a_server_that_may_not_tell_is_looked_at(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.client().execute_command("ACL", "SETUSER", "untold", *UNTOLD)
+    url = server.url().replace("redis://", "redis://untold:x@")
+    with caplog.at_level(logging.WARNING), Inbox(url, *QUEUES) as inbox:
+        inbox.settle_in()
+        before = looked(server)
+        eventually(lambda: inbox.turn(POLL_INTERVAL) or looked(server) > before)
+        publish(server.url(), LAST, "late")
+        assert inbox.receive(1) == ["late"]
+    said = [r.getMessage() for r in caplog.records if "CLIENT TRACKING" in r.getMessage()]
+    assert len(said) == 1
+    assert "looked at once a second" in said[0]
+
+
+@pytest.mark.parametrize("which", ["looker", "hearer"])
+def test_a_connection_that_is_lost_is_replaced(inbox: Inbox, server: Server, which: str) -> None:
+    told = inbox.channel.fetch.reads._tracking
+    lost = getattr(told, f"_{which}")
+    name = lost._sock.getsockname()
+    server.client().client_kill_filter(addr=f"{name[0]}:{name[1]}")
+    eventually(lambda: inbox.turn() or getattr(told, f"_{which}") not in (lost, None))
+    publish(server.url(), LAST, "after")
+    assert inbox.receive(1) == ["after"]
+
+
+def test_a_hearer_that_says_nothing_is_replaced(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A firewall forgot its connection: no message comes, and no answer either."""
+    told = inbox.channel.fetch.reads._tracking
+    deaf = told._hearer
+    told.loop.unwatch(told._fds[0])
+    monkeypatch.setattr(tracking, "OVERDUE", 0.5)
+    told._again_at = 0.0
+    eventually(lambda: inbox.turn() or told._hearer not in (deaf, None))
+    assert "both connections are replaced" in caplog.text
+
+
+def test_after_a_flush_the_next_job_is_told_of(inbox: Inbox, server: Server) -> None:
+    server.client().flushall()
+    publish(server.url(), LAST, "anew")
+    assert inbox.receive(1) == ["anew"]
+
+
+def test_a_list_that_cannot_be_claimed_from_costs_one_look_a_second(
+    inbox: Inbox, server: Server
+) -> None:
+    server.client().hset(LAST, "not", "a list")
+    before = looked(server)
+    eventually(lambda: inbox.turn(POLL_INTERVAL) or looked(server) > before)
+    before = looked(server)
+    for _ in range(3):
+        turns(inbox, POLL_INTERVAL)
+    each = len(inbox.channel.queue_lists())
+    assert looked(server) - before <= 5 * each
+    publish(server.url(), QUEUES[-2], "others")
+    assert inbox.receive(1) == ["others"]
+
+
+def test_a_list_to_which_something_came_gets_the_next_free_read(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is told of wakes everybody, and one that is waited on only one."""
+    monkeypatch.setattr(blocking, "BLOCK_TIMEOUT", 1)
+    with waits(Inbox(server.url(), *QUEUES)) as inbox:
+        reads = inbox.channel.fetch.reads
+        assert LAST not in reads.lists
+        opened = len(server.client().client_list())
+        publish(server.url(), LAST, "first")
+        inbox.receive(1)
+        eventually(lambda: inbox.turn() or LAST in reads.lists)
+        assert len(reads.lists) == MOST_BLOCKS
+        assert len(server.client().client_list()) <= opened + 1, "the read moved"
+        publish(server.url(), LAST, "second")
+        assert inbox.receive(2) == ["first", "second"]
+
+
+# -- what is told, and when
+
+
+class Loop:
+    """Calls nobody: the test decides who reads first."""
+
+    def watch(self, fd: int, on_readable: Callable[[], bool]) -> None:
+        pass
+
+    def unwatch(self, fd: int) -> None:
+        pass
+
+
+@pytest.fixture
+def told(server: Server) -> Iterator[tuple[tracking.Tracking, dict[str, int], redis.Redis]]:
+    client = server.client()
+    params = {"host": "127.0.0.1", "port": server.port}
+    heard = {"changes": 0, "jobs": 0}
+
+    def change(lists: Any) -> None:
+        heard["changes"] += len(lists)
+
+    def jobs() -> None:
+        heard["jobs"] += 1
+
+    made = tracking.Tracking(Membership(params, Config(app_name="shop")), Loop(), change, jobs)
+    yield made, heard, client
+    made.close()
+
+
+def test_what_arrives_between_the_look_and_its_answer_is_not_missed(told: Any) -> None:
+    watcher, heard, client = told
+    watcher.look_at(["mail"])
+    eventually(lambda: watcher._looker.can_read(timeout=0.1))
+    client.lpush("mail", "job")  # the answer says "empty", and lies unread
+    eventually(lambda: watcher._hearer.can_read(timeout=0.1))
+    eventually(lambda: watcher._hear() or heard["changes"] == 1)
+    watcher._answered()
+    assert heard["jobs"] == 0
+    watcher.look_at(["mail"])
+    watcher._answered()
+    assert heard["jobs"] == 1
+
+
+def test_what_is_there_already_is_told_of_until_it_is_gone(told: Any) -> None:
+    watcher, heard, client = told
+    client.lpush("mail", "job")
+    for times in (1, 2):
+        watcher.look_at(["mail"])
+        watcher._answered()
+        assert heard["jobs"] == times
+    client.delete("mail")
+    watcher.look_at(["mail"])
+    watcher._answered()
+    assert heard["jobs"] == 2
+
+
+def test_what_is_known_is_not_asked_again(told: Any) -> None:
+    watcher, _, client = told
+    watcher.look_at(["mail", "urgent"])
+    watcher._answered()
+    before = client.info("commandstats")["cmdstat_exists"]["calls"]
+    watcher.look_at(["mail", "urgent"])
+    client.lpush("urgent", "job")
+    eventually(lambda: watcher._hearer.can_read(timeout=0.1))
+    watcher._hear()
+    eventually(lambda: watcher._tracked == {"mail"} or watcher._hear())
+    watcher.look_at(["mail", "urgent"])
+    watcher._answered()
+    stats = client.info("commandstats")
+    assert stats["cmdstat_exists"]["calls"] == before + 1
+    assert not watcher._owes, "the answer to the PING was read"
