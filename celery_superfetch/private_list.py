@@ -74,11 +74,13 @@ class PrivateLists:
                 being ours.
         """
         keys = self.keys
-        pairs = [k for name in lists for k in (keys.queue(name), keys.private(owner, name))]
-        args: list[Any] = [owner, most, CLAIM_BYTES, keys.recoveries_prefix, turn, len(confirm)]
+        names = [keys.owners, keys.recovered, *map(keys.queue, lists)]
+        cut, prefix = len(keys.prefix.encode()), keys.private(owner, "")
+        args: list[Any] = [owner, most, CLAIM_BYTES, keys.recoveries_prefix, cut, prefix]
+        args += [turn, len(confirm)]
         for job in confirm:
             args += [lists.index(job.queue_list) + 1, job.payload]
-        return Call("claim", [keys.owners, keys.recovered, *pairs], args)
+        return Call("claim", names, args)
 
     def claims(
         self, owner: str, lists: Sequence[str], reply: Any, confirm: Sequence[Job] = ()

@@ -1,8 +1,9 @@
 -- Claims jobs: from the public queue lists into the caller's private lists.
--- KEYS: owners, the flag that some job has counters, then for each list in the order of
---       claiming the public queue list and the private list
--- ARGV: owner, most jobs, most bytes, prefix of counters, lists to take from in turn,
---       number of jobs to confirm, then list number and payload of each of those
+-- KEYS: owners, the flag that some job has counters, then the public queue lists in the order of
+--       claiming. The private lists are named here: there may be a hundred, and few are touched
+-- ARGV: owner, most jobs, most bytes, prefix of counters, length of the prefix of all keys,
+--       prefix of the private lists, lists to take from in turn, number of jobs to confirm, then
+--       list number and payload of each of those
 -- Returns: {"unregistered"}; or {"ok", marks, jobs, errors} with marks[i] = -1 (no longer
 --       the caller's), 0 (has no counters) or its {recoveries, strikes, requeues}, jobs =
 --       {list number, payload, mark, ...} and errors = {list number, text, ...}
@@ -10,7 +11,8 @@
 --       there by the caller, or by the reaper after its death.
 local owners, flag = KEYS[1], KEYS[2]
 local owner, most, room = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local counters, turn, confirm = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+local counters, cut, prefix = ARGV[4], tonumber(ARGV[5]) + 1, ARGV[6]
+local turn, confirm = tonumber(ARGV[7]), tonumber(ARGV[8])
 if not redis.call('ZSCORE', owners, owner) then return {'unregistered'} end
 local counted = redis.call('EXISTS', flag) == 1
 local function mark(payload)
@@ -20,18 +22,19 @@ local function mark(payload)
   return redis.call('HMGET', key, 'recoveries', 'strikes', 'requeues')
 end
 
+local function private_of(at) return prefix .. string.sub(KEYS[at + 2], cut) end
+
 local marks = {}
 for i = 1, confirm do
-  local at = ARGV[5 + 2 * i]
-  local payload = ARGV[6 + 2 * i]
-  local held = redis.call('LPOS', KEYS[2 * at + 2], payload)
+  local payload = ARGV[8 + 2 * i]
+  local held = redis.call('LPOS', private_of(ARGV[7 + 2 * i]), payload)
   marks[i] = held and mark(payload) or -1
 end
 
 local jobs, errors, dry = {}, {}, {}
-local count = (#KEYS - 2) / 2
+local count = #KEYS - 2
 local function take(at)
-  local queue, private = KEYS[2 * at + 1], KEYS[2 * at + 2]
+  local queue, private = KEYS[at + 2], private_of(at)
   -- One command, and no copy of the payload on its way through this script.
   local payload = redis.pcall('LMOVE', queue, private, 'RIGHT', 'LEFT')
   if type(payload) == 'table' and string.find(payload.err, 'OOM') then

@@ -113,7 +113,8 @@ class Truth(Known):
             return
         rows = reply[2]
         for at, payload, mark in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
-            queue, private = call.keys[2 * int(at)], call.keys[2 * int(at) + 1]
+            queue = call.keys[int(at) + 1]
+            private = self.keys.private(owner, queue.removeprefix(self.keys.prefix))
             assert self._take(queue, payload)
             assert (mark != 0) == self.cards[payload].counted
             self.lists[private][payload] += 1

@@ -66,6 +66,7 @@ MODULES = {
         "reaper",
         "returns",
         "stock_consumers",
+        "tracking",
     },
     "leaf": {"signals"},
     "level3": {
