@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from .job import Claimed, Job
+from .job import Claimed, Earlier, Job
 from .private_list import PrivateLists
 from .scripts import Call, Line, Scripts
 
@@ -28,7 +28,7 @@ class Answers:
 
     #: Jobs that left their private list, or were not there any more.
     settled: list[Job] = field(default_factory=list)
-    #: Those that were not there: they had been taken away.
+    #: Those that were not there, which is news: they had been taken away.
     lost: list[Job] = field(default_factory=list)
     #: Why acks were refused; they wait to be sent again.
     refused: Exception | None = None
@@ -37,7 +37,7 @@ class Answers:
 
 
 class Acks:
-    """The acks of one process. Not thread-safe: ``InFlight`` sees to that."""
+    """The acks of one process. Not thread-safe: ``Settling`` sees to that."""
 
     def __init__(self, lists: PrivateLists, scripts: Scripts) -> None:
         self.lists = lists
@@ -47,8 +47,9 @@ class Acks:
         self._waiting: list[Claimed] = []
         #: Those whose reply is still to be read.
         self._sent: list[Claimed] = []
-        #: Those whose reply was lost: finding nothing when they are sent again proves nothing.
-        self._repeated: set[Job] = set()
+        #: Jobs of which finding nothing says nothing: a reply to their ack was lost, or it is
+        #: known that they were taken away.
+        self._no_news: set[Job] = set()
         #: Jobs settled lately, and when (monotonic s).
         self._lately: deque[tuple[float, Trace]] = deque(maxlen=SETTLED_MOST)
 
@@ -101,7 +102,7 @@ class Acks:
         try:
             replies = self._line.exchange(calls, wait=wait)
         except BaseException:
-            self._repeated.update(job for job, _ in (*earlier, *acks))
+            self._no_news.update(job for job, _ in (*earlier, *acks))
             self._waiting = earlier + acks + self._waiting
             raise
         theirs = replies[len(replies) - len(calls) :] if wait else []
@@ -125,10 +126,10 @@ class Acks:
         now = monotonic()
         for (job, _), removed in zip(acks, reply, strict=True):
             answers.settled.append(job)
-            self._lately.append((now, trace(job)))
-            if not removed and job not in self._repeated:
+            self._lately.append((now, _trace(job)))
+            if not removed and job not in self._no_news:
                 answers.lost.append(job)
-            self._repeated.discard(job)
+            self._no_news.discard(job)
         return []
 
     def rest(self) -> None:
@@ -136,12 +137,24 @@ class Acks:
         if not self._line.owes:
             self._line.give_back()
 
-    def lately(self) -> Counter[Trace]:
-        """How many of each job were settled lately."""
+    def announced(self, jobs: Iterable[Job]) -> None:
+        """Note that it is known already that these were taken away."""
+        self._no_news.update(jobs)
+
+    def settle_again(self, jobs: Iterable[Job]) -> list[Job]:
+        """Add those that were settled lately, as often as they were; returns the others."""
         now = monotonic()
-        return Counter(what for at, what in self._lately if now - at < SETTLED)
+        lately = Counter(what for at, what in self._lately if now - at < SETTLED)
+        others = []
+        for job in jobs:
+            if lately[_trace(job)] > 0:
+                lately[_trace(job)] -= 1
+                self.add(Claimed(job, Earlier()))
+            else:
+                others.append(job)
+        return others
 
 
-def trace(job: Job) -> Trace:
+def _trace(job: Job) -> Trace:
     """What is remembered of a settled job."""
     return job.owner, job.queue_list, hash(job.payload)

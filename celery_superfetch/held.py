@@ -18,7 +18,7 @@ BATCH = 100
 
 
 class Held:
-    """What one process holds aside. Not thread-safe: ``InFlight`` sees to that."""
+    """What one process holds aside. Not thread-safe: ``Settling`` sees to that."""
 
     def __init__(self, lists: PrivateLists) -> None:
         self.lists = lists

@@ -1,8 +1,10 @@
-"""Jobs on their way back to their queues, until the server has taken them."""
+"""Jobs on their way back to their queues, until nobody can ask for them any more."""
 
 from __future__ import annotations
 
 import logging
+import math
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from time import monotonic
 
@@ -18,6 +20,11 @@ logger = logging.getLogger(__name__)
 #: Jobs given back by one script at most; bounds what it costs the server.
 BATCH = 100
 
+#: Seconds for which a claim that was given back is remembered as such. A pool's process that has
+#: the job asks within ``start.START_WAIT`` (10 s) and two waits for a reply (5 s each); a network
+#: that stood still brings the same call again within the time that TCP tries, some minutes.
+CALLED_OFF = 300.0
+
 #: What ``requeue.lua`` answers for a job that its pool has started.
 STARTED = 2
 
@@ -26,7 +33,7 @@ REFUSED_INTERVAL = 5.0
 
 
 class Returns:
-    """What one process gives back. Not thread-safe: ``InFlight`` sees to that.
+    """What one process gives back. Not thread-safe: ``Settling`` sees to that.
 
     Arguments:
         expires: ms of x-expires for each queue list that has it.
@@ -44,6 +51,10 @@ class Returns:
         #: Those that the server refused, and when they are tried again (monotonic s).
         self._refused: dict[Job, str] = {}
         self._refused_until = 0.0
+        #: Jobs given back, and when (monotonic s).
+        self._called_off: deque[tuple[float, Job]] = deque()
+        #: When one was called off last that a pool had (monotonic s).
+        self._recalled = -math.inf
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._refused)
@@ -63,8 +74,8 @@ class Returns:
         """What waits to be given back under one owner's name."""
         return [job for job in (*self._waiting, *self._refused) if job.owner == owner]
 
-    def send(self, in_pool: Collection[Job]) -> dict[Job, int]:
-        """Give back what waits; what ``requeue.lua`` answered for each that was looked at.
+    def send(self, in_pool: Collection[Job]) -> dict[Job, bool]:
+        """Give back what waits; for each that was looked at, whether its pool has started it.
 
         Arguments:
             in_pool: jobs that a pool has and may start at this moment.
@@ -95,13 +106,34 @@ class Returns:
         answers = self.scripts.run_all(calls, errors=True)
         replies = [answers[index] for index in at]
         self._waiting = {}
-        outcomes: dict[Job, int] = {}
+        started: dict[Job, bool] = {}
         for (where, jobs), reply in zip(batches, replies, strict=True):
             if isinstance(reply, Exception):
                 self._refuse(jobs, where, reply)
             else:
-                outcomes.update(zip(jobs, reply, strict=True))
-        return outcomes
+                for job, answer in zip(jobs, reply, strict=True):
+                    started[job] = answer == STARTED
+                    if not started[job]:
+                        self._call_off(job, job in in_pool)
+        return started
+
+    def _call_off(self, job: Job, in_pool: bool) -> None:
+        now = monotonic()
+        self._called_off.append((now, job))
+        if in_pool:
+            self._recalled = now
+
+    @property
+    def pool_may_ask(self) -> bool:
+        """Whether a pool may still come to a job that was called off, and ask for it."""
+        return monotonic() - self._recalled < CALLED_OFF
+
+    def long_called_off(self) -> list[Job]:
+        """Jobs that nobody can ask about any more, once; their marks may go."""
+        found = []
+        while self._called_off and monotonic() - self._called_off[0][0] > CALLED_OFF:
+            found.append(self._called_off.popleft()[1])
+        return found
 
     def _refuse(self, jobs: list[Job], where: str, exc: Exception) -> None:
         self._refused.update(dict.fromkeys(jobs, where))

@@ -12,7 +12,7 @@ import pytest
 import redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_superfetch import in_flight
+from celery_superfetch import lost_replies
 from celery_superfetch.facts import Facts
 from celery_superfetch.job import digest, parse
 from celery_superfetch.membership import Membership
@@ -101,7 +101,7 @@ def test_what_is_held_is_not_given_back_with_it(server: Server, hasty: Bench, ow
 def test_a_claim_that_arrives_after_the_look_is_found_by_the_second_one(
     hasty: Bench, owner: Facts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_flight, "LATE_CLAIM", 0.2)
+    monkeypatch.setattr(lost_replies, "LATE_CLAIM", 0.2)
     held = hasty.in_flight
     hasty.push("mail", payload(1))
     on_its_way = held.lists.claim(owner.owner, ["mail"], 1, 1, [])

@@ -60,11 +60,14 @@ MODULES = {
         "heart",
         "held",
         "in_flight",
+        "losses",
+        "lost_replies",
         "membership",
         "memberships",
         "migration",
         "reaper",
         "returns",
+        "settling",
         "stock_consumers",
         "tracking",
     },
@@ -141,12 +144,14 @@ ALSO_OUTSIDE = {("owner", "psutil")}
 
 ADMIN = {module for module in MODULES["level3"] if module.partition("_")[0] == "cli"}
 
+CLAIMERS = {"settling", "in_flight", "membership"}
+
 # Never, whatever the levels say. The runtime must not load the admin side.
 NEVER = {
     ("transport", "reaper"),
     ("transport", "dead_set"),
     # Reaping is for any process: beat's, the CLI's. It must not need one that claims.
-    *((a, b) for a in ("reaper", "drain", "evidence") for b in ("in_flight", "membership")),
+    *((a, b) for a in ("reaper", "drain", "evidence") for b in CLAIMERS),
     *((a, b) for level in MODULES.values() for a in level - {"__main__"} - ADMIN for b in ADMIN),
 }
 # `import celery_superfetch` must cost nothing: what it offers from these is loaded on first use.
