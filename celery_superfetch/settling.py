@@ -215,7 +215,7 @@ class Settling:
         if self._acks.overdue:
             # Their connection may be lost by now, which is no reason not to ask on another.
             with contextlib.suppress(RedisError):
-                self._exchange([])
+                self._exchange(self._held_aside.unhold(self._acks.waiting()))
             self._acks.rest()
         moves = [*self._held_aside.unhold(self._acks.waiting()), *self._held_aside.hold()]
         # A server that does not know the script of a move is told it with the answer. By then the

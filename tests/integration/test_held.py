@@ -6,6 +6,7 @@ import pytest
 
 from celery_superfetch.facts import Facts
 from celery_superfetch.job import Claimed
+from harness.waiting import eventually
 from parts.bench import Bench, ended_process, payload
 
 
@@ -51,6 +52,20 @@ def test_its_ack_removes_it_and_nothing_else(bench: Bench, owner: Facts) -> None
     bench.in_flight.flush()
     assert bench.private(owner) == []
     assert aside(bench, owner) == {payload(2)}
+    assert bench.stat("ownership_lost") == 0
+
+
+def test_its_ack_finds_it_although_an_earlier_answer_waits_too_long(
+    bench: Bench, owner: Facts
+) -> None:
+    first, second = claim(bench, owner, 1, 2)
+    hold(bench, second)
+    bench.in_flight.ack(first)
+    bench.in_flight.post()
+    eventually(lambda: bench.in_flight._acks.overdue)
+    bench.in_flight.ack(second)
+    bench.in_flight.flush()
+    assert (bench.private(owner), aside(bench, owner)) == ([], set())
     assert bench.stat("ownership_lost") == 0
 
 
