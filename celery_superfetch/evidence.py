@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import cache
 from time import monotonic
 
 from redis import Redis
@@ -48,7 +49,8 @@ class Jury:
         # Whoever superseded one of them is an owner of the same host.
         hosts = {owner.partition("|")[0] for owner in chosen}
         facts = self.registry.facts(o for o in scores if o.partition("|")[0] in hosts)
-        server_run = run_id(self.client)
+        # Asked at most once a pass, and not by a worker that has heard everybody lately.
+        server_run = cache(lambda: run_id(self.client))
         silence = self._silence(scores, server_run, keep)
         return [
             (
@@ -60,12 +62,12 @@ class Jury:
         ]
 
     def _silence(
-        self, scores: Mapping[str, int], server_run: str, keep: bool
+        self, scores: Mapping[str, int], server_run: Callable[[], str], keep: bool
     ) -> Callable[[str], float | None]:
         watch = self.watch
         if watch is not None:
             return lambda owner: watch.silent_for(owner, scores[owner], monotonic())
-        seen = self.suspects.look(scores, self.registry.server_time(), server_run, keep=keep)
+        seen = self.suspects.look(scores, self.registry.server_time(), server_run(), keep=keep)
         return seen.get
 
     def _evidence(
@@ -73,14 +75,14 @@ class Jury:
         facts: Facts,
         silent_for: float | None,
         others: Mapping[str, Facts],
-        server_run: str,
+        server_run: Callable[[], str],
     ) -> Evidence:
         evidence = local_evidence(facts, self.process, others.values(), silent_for)
         missed = MISSED_HEARTBEATS * facts.heartbeat_interval
         quiet = silent_for is not None and silent_for >= missed
         if evidence.process is not None or not quiet:
             return evidence
-        return replace(evidence, connected=self.registry.connected(facts, server_run))
+        return replace(evidence, connected=self.registry.connected(facts, server_run()))
 
 
 def local_evidence(
