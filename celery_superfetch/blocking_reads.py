@@ -46,6 +46,8 @@ class BlockingReads:
         self._reads: dict[str, BlockingRead] = {}
         self._fds: dict[str, int] = {}
         self._unblockable: dict[str, float] = {}
+        #: Until when the server blocks on none (monotonic s): it is over its memory limit.
+        self._none_until = 0.0
         self._tracking = Tracking(membership, loop, self._note_news, on_jobs)
         #: When something came to a list last (monotonic s).
         self._news: dict[str, float] = {}
@@ -69,7 +71,7 @@ class BlockingReads:
         """Whether all of ``lists`` can be waited on; else they have to be looked at."""
         now = monotonic()
         enough = len(lists) <= MOST_BLOCKS or self._tracking.allowed
-        return enough and all(t <= now for t in self._unblockable.values())
+        return enough and all(t <= now for t in (self._none_until, *self._unblockable.values()))
 
     def pass_over(self, name: str) -> None:
         """Wait on a list no more for a while: the server refused to serve it."""
@@ -82,6 +84,8 @@ class BlockingReads:
             redis.exceptions.RedisError: the server cannot be reached.
         """
         now = monotonic()
+        if now < self._none_until:
+            return
         able = [name for name in lists if self._unblockable.get(name, 0.0) <= now]
         chosen = self._choose(able)
         free = [r for name, r in self._reads.items() if name not in chosen and not r.armed]
@@ -95,7 +99,10 @@ class BlockingReads:
                 read = self._open(name)
             read.arm()
         self.close(self.lists - set(lists))
-        self._tracking.look_at([name for name in able if name not in chosen])
+        if len(lists) > MOST_BLOCKS:
+            self._tracking.look_at([name for name in able if name not in chosen])
+        else:
+            self._tracking.close()
 
     def _choose(self, lists: Sequence[str]) -> Collection[str]:
         """Which lists get the connections.
@@ -103,15 +110,13 @@ class BlockingReads:
         Those on which one waits already, and then those to which something came last: a job that
         a read brings wakes one worker, and one that is told of wakes all.
         """
-        if len(lists) <= MOST_BLOCKS:
-            return lists
         armed = {read.queue_list for read in self.armed}
         others = sorted(
             (name for name in lists if name not in armed),
             key=lambda name: self._news.get(name, 0.0),
             reverse=True,
         )
-        return armed.union(others[: MOST_BLOCKS - len(armed)])
+        return armed.union(others[: max(0, MOST_BLOCKS - len(armed))])
 
     def _note_news(self, lists: Collection[str]) -> None:
         self._news.update(dict.fromkeys(lists, monotonic()))
@@ -138,12 +143,13 @@ class BlockingReads:
             return False
         try:
             payload = read.read()
-        except ResponseError as exc:
-            # OOM (Redis refuses the block), WRONGTYPE, a lost permission: the claim script
-            # looks at the list instead, once a second.
+        # What is refused here the claim script looks at instead, once a second.
+        except OutOfMemoryError:
+            self._none_until = monotonic() + UNBLOCKABLE
+            return False
+        except ResponseError as exc:  # WRONGTYPE, a lost permission
             self.pass_over(read.queue_list)
-            if not isinstance(exc, OutOfMemoryError):
-                self.on_refused(read.queue_list, str(exc))
+            self.on_refused(read.queue_list, str(exc))
             return False
         except (RedisError, OSError):
             self.membership.in_flight.doubt = True

@@ -30,6 +30,9 @@ ASKED_ONCE: Params = {
 #: retransmissions); a server that stands still for 10 s must not be taken for gone.
 REPLY_TIMEOUT = 15.0
 
+#: How those arguments of a pool's connections begin that are about the pool itself.
+OF_THE_POOL = ("maint_", "orig_")
+
 #: How a reply begins that ends a blocking read because the server was made a replica.
 FORCED_UNBLOCK = "UNBLOCKED force unblock"
 
@@ -115,9 +118,11 @@ def _asking(group: Sentinels) -> Iterator[Sentinel]:
 def sentinel_params(pool: SentinelConnectionPool) -> dict[str, Any]:
     """Params for connections of our own to the primary that kombu's ``pool`` leads to."""
     manager = pool.sentinel_manager
+    # Since redis-py 8 a pool adds handlers of its own, which a connection outside must not call.
+    given = {k: v for k, v in pool.connection_kwargs.items() if not k.startswith(OF_THE_POOL)}
     known = (client.connection_pool.connection_kwargs for client in manager.sentinels)
     return {
-        **pool.connection_kwargs,
+        **given,
         "connection_class": pool.connection_class,
         "max_connections": pool.max_connections,
         "connection_pool": Sentinels(

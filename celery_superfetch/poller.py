@@ -173,12 +173,14 @@ class Poller(MultiChannelPoller):
         if fileno in self._watched:
             # Truthy ends the round, and drain_events returns: as a rule for a delivered message.
             return self.on_readable(fileno) or None
+        if fileno not in self._fd_to_chan:  # closed by what was read before it in this round
+            return None
         return super().handle_event(fileno, event)
 
     def get(self, callback: Any, timeout: float | None = None) -> Any:
+        self._turn()
         if any(channel.must_look for channel in self._channels):
             timeout = POLL_INTERVAL if timeout is None else min(timeout, POLL_INTERVAL)
-        self._turn()
         # A wait without end would never find out that a silent connection is dead.
         timeout = LONGEST_WAIT if timeout is None else min(timeout, LONGEST_WAIT)
         return super().get(callback, timeout)

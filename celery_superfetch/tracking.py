@@ -16,6 +16,9 @@ from .places import patient
 
 logger = logging.getLogger(__name__)
 
+#: Seconds until it is tried again where a server has refused it.
+TRY_AGAIN = 60.0
+
 #: Where a server sends word of changed keys to connections that speak RESP2.
 CHANNEL = "__redis__:invalidate"
 
@@ -35,7 +38,7 @@ class Tracking:
 
     For the sake of caches a server remembers who has looked at a key, and sends him one message
     when it changes. Here one connection looks, and another hears: in RESP2 none can do both. A job
-    wakes all who look at its list, which costs each of them one EXISTS.
+    wakes all who look at its list: each looks again, and claims if the job is still there.
 
     Arguments:
         on_change: called with lists that changed.
@@ -53,8 +56,9 @@ class Tracking:
         self.loop = loop
         self.on_change = on_change
         self.on_jobs = on_jobs
-        #: False once the server has refused it.
-        self.allowed = True
+        #: Until when it is not tried, since the server has refused it (monotonic s).
+        self._refused_until = 0.0
+        self._complained = False
         self._looker: Any = None
         self._hearer: Any = None
         self._fds: list[int] = []
@@ -62,12 +66,17 @@ class Tracking:
         self._lists: dict[bytes, str] = {}
         #: Empty when they were looked at last; a message comes when they change.
         self._tracked: set[str] = set()
-        #: Looked at, and not changed since; the answer is on its way.
+        #: Looked at, answer to come; without those that have changed since.
         self._asked: set[str] = set()
         #: Who owes an answer, and since when (monotonic s).
         self._owes: dict[Any, float] = {}
         #: When all are looked at anew (monotonic s): a message may be lost with its connection.
         self._again_at = 0.0
+
+    @property
+    def allowed(self) -> bool:
+        """False for a while after the server has refused it."""
+        return monotonic() >= self._refused_until
 
     def look_at(self, lists: Collection[str]) -> None:
         """See that word comes of whatever is, or arrives, in ``lists``.
@@ -78,7 +87,7 @@ class Tracking:
         if not self.allowed or not lists:
             return
         now = monotonic()
-        if any(now - since > OVERDUE for since in self._owes.values()):
+        if any(now - since > OVERDUE and not _answered(c) for c, since in self._owes.items()):
             logger.warning("No word of changed queue lists in time; both connections are replaced.")
             self.close()
         if not self._fds and not self._open():
@@ -111,19 +120,21 @@ class Tracking:
             self._ask(self._hearer, "SUBSCRIBE", CHANNEL)
             self._ask(self._looker, "CLIENT", "TRACKING", "ON", "REDIRECT", number)
         except ResponseError as exc:
-            self.allowed = False
             self.close()
-            logger.warning(
-                "The server does not tell of changes (%s): queue lists on which no connection "
-                "waits are looked at once a second. Allow its user what docs/configuration.md "
-                "(permissions) says of CLIENT TRACKING.",
-                exc,
-            )
+            self._refused_until = monotonic() + TRY_AGAIN
+            if not self._complained:
+                self._complained = True
+                logger.warning(
+                    "The server does not tell of changes (%s): queue lists on which no connection "
+                    "waits are looked at once a second. If that is forbidden to its user, see "
+                    "CLIENT TRACKING among the permissions in docs/configuration.md.",
+                    exc,
+                )
             return False
         except BaseException:
             self.close()
             raise
-        for connection, handler in ((self._hearer, self._hear), (self._looker, self._answered)):
+        for connection, handler in ((self._hearer, self._hear), (self._looker, self._seen)):
             self._fds.append(connection._sock.fileno())
             self.loop.watch(self._fds[-1], handler)
         return True
@@ -150,7 +161,7 @@ class Tracking:
                 if not self._hearer.can_read(timeout=0):
                     return False
         except (RedisError, OSError):
-            self.close()  # no claim was lost with it; the next look opens another
+            self.close()  # no claim was lost with it, and the next look tries another
             return False
 
     def _changed(self, keys: Collection[bytes] | None) -> None:
@@ -161,7 +172,7 @@ class Tracking:
         self._asked -= names
         self.on_change(names)
 
-    def _answered(self) -> bool:
+    def _seen(self) -> bool:
         """The lists were looked at, or the connection broke."""
         self._owes.pop(self._looker, None)
         try:
@@ -186,3 +197,11 @@ class Tracking:
         self._looker = self._hearer = None
         self._fds, self._owes = [], {}
         self._tracked, self._asked, self._again_at = set(), set(), 0.0
+
+
+def _answered(connection: Any) -> bool:
+    """Whether an answer has come, and nobody has read it: this thread was busy for long."""
+    try:
+        return bool(connection.can_read(timeout=0))
+    except (RedisError, OSError):
+        return False

@@ -18,8 +18,10 @@ from harness.process import Process
 from harness.sentinel import NAME, Replicated, SentinelGroup
 from harness.server import NoServerBinary, free_port
 from harness.waiting import eventually
-from parts.bench import Bench
+from parts.bench import Bench, payload
+from parts.inbox import Inbox
 
+SENTINEL = "celery_superfetch:SentinelTransport"
 PASSWORD, SENTINEL_PASSWORD = "s3cret", "watchful"
 OPTIONS: dict[str, Any] = {
     "master_name": NAME,
@@ -44,6 +46,16 @@ def group() -> Iterator[SentinelGroup]:
         yield made.start()
     finally:
         made.close()
+
+
+def test_more_queues_than_blocking_reads(group: SentinelGroup) -> None:
+    """The connections that are told of changes lead to the primary, too."""
+    queues = [f"mail-{number}" for number in range(20)]
+    with Inbox(urls(group, 6), *queues, transport=SENTINEL, **OPTIONS) as inbox:
+        reads = inbox.channel.fetch.reads
+        eventually(lambda: inbox.turn() or len(reads._tracking._tracked) == 64)
+        Bench(group.primary.client(6)).push(queues[-1], payload("last"))
+        inbox.receive(1)
 
 
 @pytest.fixture

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import Any
 
 import pytest
 import redis
 
 from celery_superfetch import blocking, tracking
-from celery_superfetch.blocking_reads import MOST_BLOCKS
+from celery_superfetch.blocking_reads import MOST_BLOCKS, UNBLOCKABLE
 from celery_superfetch.config import Config
 from celery_superfetch.fetch import POLL_INTERVAL
 from celery_superfetch.membership import Membership
@@ -99,6 +100,17 @@ def test_a_connection_that_is_lost_is_replaced(inbox: Inbox, server: Server, whi
     assert inbox.receive(1) == ["after"]
 
 
+def test_both_may_be_lost_at_once(inbox: Inbox, server: Server) -> None:
+    """The loop sees both in one round, and the first that is read closes the other."""
+    told = inbox.channel.fetch.reads._tracking
+    for lost in (told._looker, told._hearer):
+        name = lost._sock.getsockname()
+        server.client().client_kill_filter(addr=f"{name[0]}:{name[1]}")
+    inbox.turn()
+    publish(server.url(), LAST, "after")
+    assert inbox.receive(1) == ["after"]
+
+
 def test_a_hearer_that_says_nothing_is_replaced(
     inbox: Inbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -108,6 +120,8 @@ def test_a_hearer_that_says_nothing_is_replaced(
     told.loop.unwatch(told._fds[0])
     monkeypatch.setattr(tracking, "OVERDUE", 0.5)
     told._again_at = 0.0
+    inbox.turn()
+    deaf.read_response()  # the answer that never came
     eventually(lambda: inbox.turn() or told._hearer not in (deaf, None))
     assert "both connections are replaced" in caplog.text
 
@@ -151,6 +165,19 @@ def test_a_list_to_which_something_came_gets_the_next_free_read(
         assert inbox.receive(2) == ["first", "second"]
 
 
+def test_over_its_memory_limit_the_server_is_asked_to_block_on_a_few_at_a_time(
+    server: Server,
+) -> None:
+    server.client().config_set("maxmemory", "1mb")
+    with Inbox(server.url(), *QUEUES) as inbox:
+        began = monotonic()
+        while monotonic() < began + 2 * UNBLOCKABLE:
+            inbox.turn()
+        tries = (monotonic() - began) / UNBLOCKABLE + 1
+        stats = server.client().info("commandstats")["cmdstat_blmove"]
+        assert 0 < stats["rejected_calls"] + stats["failed_calls"] <= MOST_BLOCKS * tries
+
+
 # -- what is told, and when
 
 
@@ -188,10 +215,10 @@ def test_what_arrives_between_the_look_and_its_answer_is_not_missed(told: Any) -
     client.lpush("mail", "job")  # the answer says "empty", and lies unread
     eventually(lambda: watcher._hearer.can_read(timeout=0.1))
     eventually(lambda: watcher._hear() or heard["changes"] == 1)
-    watcher._answered()
+    watcher._seen()
     assert heard["jobs"] == 0
     watcher.look_at(["mail"])
-    watcher._answered()
+    watcher._seen()
     assert heard["jobs"] == 1
 
 
@@ -200,18 +227,33 @@ def test_what_is_there_already_is_told_of_until_it_is_gone(told: Any) -> None:
     client.lpush("mail", "job")
     for times in (1, 2):
         watcher.look_at(["mail"])
-        watcher._answered()
+        watcher._seen()
         assert heard["jobs"] == times
     client.delete("mail")
     watcher.look_at(["mail"])
-    watcher._answered()
+    watcher._seen()
     assert heard["jobs"] == 2
+
+
+def test_an_answer_that_nobody_had_time_to_read_is_not_overdue(
+    told: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A job ran in this thread meanwhile."""
+    watcher, _, _ = told
+    watcher.look_at(["mail"])
+    eventually(lambda: watcher._looker.can_read(timeout=0.1))
+    eventually(lambda: watcher._hearer.can_read(timeout=0.1))
+    first = watcher._looker
+    monkeypatch.setattr(tracking, "OVERDUE", 0.0)
+    watcher.look_at(["mail"])
+    assert watcher._looker is first
+    assert not caplog.records
 
 
 def test_what_is_known_is_not_asked_again(told: Any) -> None:
     watcher, _, client = told
     watcher.look_at(["mail", "urgent"])
-    watcher._answered()
+    watcher._seen()
     before = client.info("commandstats")["cmdstat_exists"]["calls"]
     watcher.look_at(["mail", "urgent"])
     client.lpush("urgent", "job")
@@ -219,7 +261,7 @@ def test_what_is_known_is_not_asked_again(told: Any) -> None:
     watcher._hear()
     eventually(lambda: watcher._tracked == {"mail"} or watcher._hear())
     watcher.look_at(["mail", "urgent"])
-    watcher._answered()
+    watcher._seen()
     stats = client.info("commandstats")
     assert stats["cmdstat_exists"]["calls"] == before + 1
     assert not watcher._owes, "the answer to the PING was read"
