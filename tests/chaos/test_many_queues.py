@@ -1,0 +1,58 @@
+"""More queue lists than blocking reads, and a network that breaks: every job is heard of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from harness.database import Database
+from harness.ledger import LEDGER_DB, Ledger
+from harness.proxy import FaultProxy
+from harness.server import Server
+from harness.waiting import eventually
+
+QUEUES = [f"q{number}" for number in range(20)]
+#: The first and the last steps: the last has no connection that waits on it.
+PRIORITIES = (0, 9)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+def test_a_job_of_any_queue_runs_once_however_connections_break(
+    pool: str, fresh_server: Callable[..., Server], make_app: Callable[..., Celery], worker: Any
+) -> None:
+    if pool == "gevent":
+        pytest.importorskip("gevent")
+    own = fresh_server(appendonly=True)
+    client = own.client()
+    with FaultProxy(own.port) as proxy:
+        url, books = proxy.url(), own.url(LEDGER_DB)
+        app = make_app(url=own.url(), ledger_url=books)
+        one = worker(
+            url=url, ledger_url=books, pool=pool, concurrency=2, queues=QUEUES, args=["-l", "INFO"]
+        )
+        ledger, sent = Ledger(books), 0
+
+        def all_run() -> None:
+            nonlocal sent
+            for queue in QUEUES:
+                for priority in PRIORITIES:
+                    sent += 1
+                    app.tasks["shop.note"].apply_async((str(sent),), queue=queue, priority=priority)
+            eventually(lambda: len(ledger.finishes()) == sent, within=60, message="all have run")
+
+        def breaks(how: Callable[[], object]) -> None:
+            how()
+            all_run()
+
+        all_run()
+        breaks(proxy.cut)
+        breaks(lambda: [client.client_kill_filter(_type=kind) for kind in ("normal", "pubsub")])
+        breaks(own.restart)
+        assert one.alive()
+        assert all(len(times) == 1 for times in ledger.starts().values()), "each ran once"
+        db = Database(client)
+        eventually(lambda: not db.held() and not sum(client.llen(queue) for queue in QUEUES))
+        ledger.close()
