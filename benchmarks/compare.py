@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -69,7 +70,7 @@ class Table:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def measure(self, case: str, rounds: int, contenders: dict[str, Callable[[], float]]) -> Row:
-        """Measure each contender once a round, in an order that turns with the rounds."""
+        """Measure each contender once a round, in an order that changes with the rounds."""
         both = {name: _alone(measured) for name, measured in contenders.items()}
         return measure_all([self], case, rounds, both)[0]
 
@@ -135,9 +136,10 @@ def measure_all(
     The first table's row is printed at once, those of the others by ``finish_all``.
     """
     rows = [Row(case, {name: [] for name in contenders}) for _ in tables]
-    names = list(contenders)
-    for number in range(rounds):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
+    # Every order in turn: nobody is always the one who comes after the one who leaves a mess.
+    orders = itertools.cycle(itertools.permutations(contenders))
+    for order in itertools.islice(orders, rounds):
+        for name in order:
             for row, value in zip(rows, contenders[name](), strict=True):
                 row.values[name].append(value)
     for table, row in zip(tables, rows, strict=True):
