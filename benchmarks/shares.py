@@ -29,15 +29,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from compare import (
-    TRANSPORTS,
-    Table,
-    arguments,
-    begin,
-    finish_all,
-    measure_all,
-    without_plus,
-)
+from compare import TRANSPORTS, Table, arguments, begin, finish_all, measure_all, without_plus
 from worker import LOOK, Drain, Look, left
 
 #: Looks a second.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from time import monotonic
-from typing import Any
 
-from redis import Connection, Redis
+from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from .membership import BLOCK_TIMEOUT, Membership
+from .places import Params, lone_connection
 
 #: Seconds a reply may be overdue before the connection counts as half-open; a server that
 #: stands still for 10 s keeps its connections.
@@ -30,12 +30,10 @@ class BlockingRead:
             them.
     """
 
-    def __init__(self, membership: Membership, queue_list: str, params: dict[str, Any]) -> None:
+    def __init__(self, membership: Membership, queue_list: str, params: Params) -> None:
         self.membership = membership
         self.queue_list = queue_list
-        params = dict(params)
-        params.pop("max_connections", None)
-        self.connection = params.pop("connection_class", Connection)(**params)
+        self.connection = lone_connection(params)
         self.armed = False
         #: Whose private list the pending claim leads to.
         self.owner = ""

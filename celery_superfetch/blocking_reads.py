@@ -26,7 +26,7 @@ class BlockingReads:
         on_job: called with each job that a read brought, and when that began to wait
             (monotonic s).
         on_jobs: called when there is something in a list that none waits on.
-        on_refused: called with a queue list and why the server does not block on it.
+        on_refused: called with a queue list and why the server does not serve it.
     """
 
     def __init__(
@@ -73,9 +73,10 @@ class BlockingReads:
         enough = len(lists) <= MOST_BLOCKS or self._tracking.allowed
         return enough and all(t <= now for t in (self._none_until, *self._unblockable.values()))
 
-    def pass_over(self, name: str) -> None:
-        """Wait on a list no more for a while: the server refused to serve it."""
+    def refused(self, name: str, why: str) -> None:
+        """Wait on a list no more for a while: the server does not serve it."""
         self._unblockable[name] = monotonic() + UNBLOCKABLE
+        self.on_refused(name, why)
 
     def wait_on(self, lists: Sequence[str]) -> None:
         """Let a read wait on each list, as far as that is possible, and on no other.
@@ -130,7 +131,7 @@ class BlockingReads:
 
     def _open(self, name: str) -> BlockingRead:
         self.close([name])
-        read = BlockingRead(self.membership, name, dict(self.membership.params))
+        read = BlockingRead(self.membership, name, self.membership.params)
         self._fds[name] = read.connect()
         self._reads[name] = read
         self.loop.watch(self._fds[name], lambda: self._on_reply(read))
@@ -148,8 +149,7 @@ class BlockingReads:
             self._none_until = monotonic() + UNBLOCKABLE
             return False
         except ResponseError as exc:  # WRONGTYPE, a lost permission
-            self.pass_over(read.queue_list)
-            self.on_refused(read.queue_list, str(exc))
+            self.refused(read.queue_list, str(exc))
             return False
         except (RedisError, OSError):
             self.membership.in_flight.doubt = True

@@ -193,8 +193,7 @@ class Fetch:
         self.ready.extend(claimed for claimed in claims.confirmed if claimed is not None)
         self.ready.extend(claims.jobs)
         for name, text in claims.errors:
-            self.reads.pass_over(name)
-            self._complain(name, text)
+            self.reads.refused(name, text)
         self._dry = len(claims.jobs) < credit
         self._look_at = now + POLL_INTERVAL
         for claimed in claims.jobs:

@@ -7,12 +7,11 @@ from collections.abc import Callable, Collection
 from time import monotonic
 from typing import Any, Protocol
 
-from redis import Connection
 from redis.exceptions import RedisError, ResponseError
 
 from .blocking import OVERDUE
 from .membership import BLOCK_TIMEOUT, Membership
-from .places import patient
+from .places import lone_connection, patient
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +111,8 @@ class Tracking:
 
     def _open(self) -> bool:
         """Connect; False where the server does not allow it."""
-        self._hearer, self._looker = self._connection(), self._connection()
+        params = {**patient(self.membership.params), "protocol": 2}
+        self._hearer, self._looker = lone_connection(params), lone_connection(params)
         try:
             self._hearer.connect()
             self._looker.connect()
@@ -138,11 +138,6 @@ class Tracking:
             self._fds.append(connection._sock.fileno())
             self.loop.watch(self._fds[-1], handler)
         return True
-
-    def _connection(self) -> Any:
-        params = {**patient(self.membership.params), "protocol": 2}
-        params.pop("max_connections", None)
-        return params.pop("connection_class", Connection)(**params)
 
     def _ask(self, connection: Any, *command: Any) -> Any:
         connection.send_command(*command, check_health=False)

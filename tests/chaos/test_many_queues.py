@@ -9,6 +9,7 @@ import pytest
 from celery import Celery
 
 from harness.database import Database
+from harness.faults import kill_connections
 from harness.ledger import LEDGER_DB, Ledger
 from harness.proxy import FaultProxy
 from harness.server import Server
@@ -49,7 +50,7 @@ def test_a_job_of_any_queue_runs_once_however_connections_break(
 
         all_run()
         breaks(proxy.cut)
-        breaks(lambda: [client.client_kill_filter(_type=kind) for kind in ("normal", "pubsub")])
+        breaks(lambda: kill_connections(client))
         breaks(own.restart)
         assert one.alive()
         assert all(len(times) == 1 for times in ledger.starts().values()), "each ran once"

@@ -14,6 +14,7 @@ from celery_superfetch.config import Config
 from celery_superfetch.membership import BLOCK_TIMEOUT
 from harness.server import Server
 from harness.waiting import eventually
+from parts.commands import looked
 from parts.inbox import Inbox, publish
 
 #: Celery's own events, mingle and gossip are off.
@@ -50,11 +51,6 @@ def test_an_idle_worker_sends_few_commands(
     commands, seconds = heard(own, BLOCK_TIMEOUT + 2)
     assert len(commands) <= most * seconds, commands
     assert any(command.startswith("BLMOVE") for command in commands), "it has listened"
-
-
-def looked(client: redis.Redis) -> int:
-    """How often a claim looked into a list."""
-    return int(client.info("commandstats").get("cmdstat_lmove", {}).get("calls", 0))
 
 
 def test_a_job_wakes_one_of_many_consumers(fresh_server: Callable[..., Server]) -> None:

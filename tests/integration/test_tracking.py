@@ -17,6 +17,7 @@ from celery_superfetch.fetch import POLL_INTERVAL
 from celery_superfetch.membership import Membership
 from harness.server import Server
 from harness.waiting import eventually
+from parts.commands import looked
 from parts.inbox import Inbox, publish
 
 QUEUES = [f"mail-{number}" for number in range(MOST_BLOCKS + 4)]
@@ -50,13 +51,9 @@ def inbox(server: Server) -> Iterator[Inbox]:
         yield waits(made)
 
 
-def looked(server: Server) -> int:
-    """How often a claim looked into a list."""
-    return int(server.client().info("commandstats").get("cmdstat_lmove", {}).get("calls", 0))
-
-
-def turns(inbox: Inbox, seconds: float) -> None:
-    inbox.turn(seconds)
+def kill(server: Server, connection: Any) -> None:
+    name = connection._sock.getsockname()
+    server.client().client_kill_filter(addr=f"{name[0]}:{name[1]}")
 
 
 def test_a_job_for_any_of_many_queues_is_told_of(inbox: Inbox, server: Server) -> None:
@@ -68,9 +65,9 @@ def test_a_job_for_any_of_many_queues_is_told_of(inbox: Inbox, server: Server) -
 
 
 def test_nobody_looks_while_nothing_comes(inbox: Inbox, server: Server) -> None:
-    before = looked(server)
-    turns(inbox, 3 * POLL_INTERVAL)
-    assert looked(server) == before
+    before = looked(server.client())
+    inbox.turn(3 * POLL_INTERVAL)
+    assert looked(server.client()) == before
 
 
 def test_the_control_a_server_that_may_not_tell_is_looked_at(
@@ -80,8 +77,8 @@ def test_the_control_a_server_that_may_not_tell_is_looked_at(
     url = server.url().replace("redis://", "redis://untold:x@")
     with caplog.at_level(logging.WARNING), Inbox(url, *QUEUES) as inbox:
         inbox.settle_in()
-        before = looked(server)
-        eventually(lambda: inbox.turn(POLL_INTERVAL) or looked(server) > before)
+        before = looked(server.client())
+        eventually(lambda: inbox.turn(POLL_INTERVAL) or looked(server.client()) > before)
         publish(server.url(), LAST, "late")
         assert inbox.receive(1) == ["late"]
     said = [r.getMessage() for r in caplog.records if "CLIENT TRACKING" in r.getMessage()]
@@ -93,8 +90,7 @@ def test_the_control_a_server_that_may_not_tell_is_looked_at(
 def test_a_connection_that_is_lost_is_replaced(inbox: Inbox, server: Server, which: str) -> None:
     told = inbox.channel.fetch.reads._tracking
     lost = getattr(told, f"_{which}")
-    name = lost._sock.getsockname()
-    server.client().client_kill_filter(addr=f"{name[0]}:{name[1]}")
+    kill(server, lost)
     eventually(lambda: inbox.turn() or getattr(told, f"_{which}") not in (lost, None))
     publish(server.url(), LAST, "after")
     assert inbox.receive(1) == ["after"]
@@ -104,8 +100,7 @@ def test_both_may_be_lost_at_once(inbox: Inbox, server: Server) -> None:
     """The loop sees both in one round, and the first that is read closes the other."""
     told = inbox.channel.fetch.reads._tracking
     for lost in (told._looker, told._hearer):
-        name = lost._sock.getsockname()
-        server.client().client_kill_filter(addr=f"{name[0]}:{name[1]}")
+        kill(server, lost)
     inbox.turn()
     publish(server.url(), LAST, "after")
     assert inbox.receive(1) == ["after"]
@@ -136,13 +131,13 @@ def test_a_list_that_cannot_be_claimed_from_costs_one_look_a_second(
     inbox: Inbox, server: Server
 ) -> None:
     server.client().hset(LAST, "not", "a list")
-    before = looked(server)
-    eventually(lambda: inbox.turn(POLL_INTERVAL) or looked(server) > before)
-    before = looked(server)
+    before = looked(server.client())
+    eventually(lambda: inbox.turn(POLL_INTERVAL) or looked(server.client()) > before)
+    before = looked(server.client())
     for _ in range(3):
-        turns(inbox, POLL_INTERVAL)
+        inbox.turn(POLL_INTERVAL)
     each = len(inbox.channel.queue_lists())
-    assert looked(server) - before <= 5 * each
+    assert looked(server.client()) - before <= 5 * each
     publish(server.url(), QUEUES[-2], "others")
     assert inbox.receive(1) == ["others"]
 

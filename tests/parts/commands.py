@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import redis
+
 from harness.server import Server
 
 STOCK = "redis"
@@ -18,3 +20,8 @@ def commands(server: Server, transport: str) -> int:
     """How many were sent since the server's statistics were reset."""
     stats = server.client().info("commandstats")
     return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in SENT[transport])
+
+
+def looked(client: redis.Redis) -> int:
+    """How often claims have looked into a list since the server's statistics were reset."""
+    return int(client.info("commandstats").get("cmdstat_lmove", {}).get("calls", 0))
