@@ -1,4 +1,4 @@
-"""Acks on their way: sent without waiting where another round trip follows, kept until answered."""
+"""Acks, and records of what starts, on their way: sent without waiting, kept until answered."""
 
 from __future__ import annotations
 
@@ -36,6 +36,20 @@ class Answers:
     last: Any = None
 
 
+@dataclass
+class _Sent:
+    """What one script was sent with."""
+
+    acks: list[Claimed] = field(default_factory=list)
+    starting: list[Job] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.acks or self.starting)
+
+    def calls(self, lists: PrivateLists) -> list[Call]:
+        return [lists.ack(self.acks, self.starting)] if self else []
+
+
 class Acks:
     """The acks of one process. Not thread-safe: ``Settling`` sees to that."""
 
@@ -45,8 +59,10 @@ class Acks:
         self._line = Line(scripts)
         self._pid = os.getpid()
         self._waiting: list[Claimed] = []
-        #: Those whose reply is still to be read.
-        self._sent: list[Claimed] = []
+        #: Jobs that are about to run, and are to be recorded as running.
+        self._starting: list[Job] = []
+        #: Those of both whose reply is still to be read.
+        self._sent = _Sent()
         #: Jobs of which finding nothing says nothing: a reply to their ack was lost, or it is
         #: known that they were taken away.
         self._no_news: set[Job] = set()
@@ -54,11 +70,11 @@ class Acks:
         self._lately: deque[tuple[float, Trace]] = deque(maxlen=SETTLED_MOST)
 
     def __iter__(self) -> Iterator[Job]:
-        for job, _ in (*self._sent, *self._waiting):
+        for job, _ in (*self._sent.acks, *self._waiting):
             yield job
 
     def __len__(self) -> int:
-        return len(self._sent) + len(self._waiting)
+        return len(self._sent.acks) + len(self._waiting)
 
     @property
     def overdue(self) -> bool:
@@ -68,11 +84,26 @@ class Acks:
     @property
     def unsent(self) -> bool:
         """Whether some wait to be sent, or replies to be read."""
-        return bool(self._waiting) or self._line.owes
+        return bool(self._waiting or self._starting) or self._line.owes
 
     def add(self, claimed: Claimed) -> None:
         """Settle this one with the next ``send``."""
         self._waiting.append(claimed)
+
+    def start(self, job: Job) -> None:
+        """Record this one as running with the next ``send``."""
+        self._starting.append(job)
+
+    def forget_start(self, job: Job) -> None:
+        """It does not run (any more)."""
+        for starting in (self._starting, self._sent.starting):
+            if job in starting:
+                starting.remove(job)
+
+    def forget_starts_of(self, owner: str) -> None:
+        """It was taken for dead, and what it has recorded is not to come back."""
+        for starting in (self._starting, self._sent.starting):
+            starting[:] = [job for job in starting if job.owner != owner]
 
     def waiting(self) -> list[Job]:
         """What the next ``send`` settles."""
@@ -92,39 +123,53 @@ class Acks:
                 the acks are sent again.
         """
         if self._pid != os.getpid():  # the connection, and what it owes, are the parent's
-            self._pid, self._line, self._sent = os.getpid(), Line(self.scripts), []
-        acks, self._waiting = self._waiting, []
-        calls = [*before, *([self.lists.ack(acks)] if acks else ()), *([last] if last else ())]
+            self._pid, self._line, self._sent = os.getpid(), Line(self.scripts), _Sent()
+        now_sent = self._to_send()
+        calls = [*before, *now_sent.calls(self.lists), *([last] if last else ())]
         answers = Answers()
         if not calls and not self._line.owes:
             return answers
-        earlier, self._sent = self._sent, []
+        earlier, self._sent = self._sent, _Sent()
         try:
             replies = self._line.exchange(calls, wait=wait)
         except BaseException:
-            self._no_news.update(job for job, _ in (*earlier, *acks))
-            self._waiting = earlier + acks + self._waiting
+            self._no_news.update(job for job, _ in (*earlier.acks, *now_sent.acks))
+            self._send_again(earlier, now_sent)
             raise
         theirs = replies[len(replies) - len(calls) :] if wait else []
         owed = replies[: len(replies) - len(theirs)]
-        refused: list[Claimed] = []
+        refused: list[_Sent] = []
         if earlier:
             refused += self._answered(earlier, owed[-1], answers)
         if not wait:
-            self._sent = acks
-        elif acks:
-            refused += self._answered(acks, theirs[len(before)], answers)
-        self._waiting = refused + self._waiting
+            self._sent = now_sent
+        elif now_sent:
+            refused += self._answered(now_sent, theirs[len(before)], answers)
+        self._send_again(*refused)
         answers.last = theirs[-1] if theirs else None
         return answers
 
-    def _answered(self, acks: list[Claimed], reply: Any, answers: Answers) -> list[Claimed]:
-        """Sort out a reply; the acks that it refused."""
+    def _to_send(self) -> _Sent:
+        """What waits; a job that ended before its start was recorded is only settled."""
+        sent = _Sent(self._waiting, self._starting)
+        if sent.starting:
+            ended = set(self)
+            sent.starting = [job for job in sent.starting if job not in ended]
+        self._waiting, self._starting = [], []
+        return sent
+
+    def _send_again(self, *parts: _Sent) -> None:
+        for part in reversed(parts):
+            self._waiting = part.acks + self._waiting
+            self._starting = part.starting + self._starting
+
+    def _answered(self, sent: _Sent, reply: Any, answers: Answers) -> list[_Sent]:
+        """Sort out a reply; what it refused."""
         if isinstance(reply, Exception):
             answers.refused = reply
-            return acks
+            return [sent]
         now = monotonic()
-        for (job, _), removed in zip(acks, reply, strict=True):
+        for (job, _), removed in zip(sent.acks, reply, strict=True):
             answers.settled.append(job)
             self._lately.append((now, _trace(job)))
             if not removed and job not in self._no_news:

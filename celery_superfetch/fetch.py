@@ -183,7 +183,8 @@ class Fetch:
         order, turn = self.channel.claim_order()
         confirm, self.unconfirmed = self._still_ours(self.unconfirmed), []
         try:
-            claims = self.membership.claim(order, credit, turn, confirm)
+            starts = max(0, self.in_flight.leases.free() - len(self.ready))
+            claims = self.membership.claim(order, credit, turn, confirm, starts)
         except RedisError:
             self.in_flight.requeue(reversed(confirm))
             raise
@@ -278,7 +279,7 @@ class Fetch:
             self.in_flight.drop(claimed.job)
             return False
         delivered = self.channel.deliver(claimed)
-        self.probation.delivered(claimed.job)
+        self.in_flight.delivered(claimed.job)
         return delivered
 
     @property

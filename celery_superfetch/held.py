@@ -34,6 +34,10 @@ class Held:
         """How many wait to be moved."""
         return len(self._waiting)
 
+    def is_due(self, job: Job) -> bool:
+        """Whether it is to be moved with the next round trip."""
+        return job in self._waiting
+
     def add(self, job: Job) -> None:
         """Move this one out of the way with the next round trip."""
         if job not in self._aside:

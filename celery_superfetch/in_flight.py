@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
+from time import monotonic
 
 from redis import Redis
 from redis.exceptions import RedisError
@@ -29,13 +30,18 @@ class InFlight(Settling):
         self.reserve: Callable[[], int] = int
         #: Queue lists with suspects on probation, as far as this process has heard.
         self.probation: frozenset[str] = frozenset()
-        self._alone: Job | None = None
         self._lost_replies = LostReplies(self.lists, self._held_aside)
 
     # -- claims
 
     def claim(
-        self, owner: str, lists: Sequence[str], most: int, turn: int, confirm: Sequence[Job]
+        self,
+        owner: str,
+        lists: Sequence[str],
+        most: int,
+        turn: int,
+        confirm: Sequence[Job],
+        starts: int = 0,
     ) -> Claims:
         """Send what waits to be settled and claim, in one round trip.
 
@@ -45,10 +51,14 @@ class InFlight(Settling):
         """
         with self._lock:
             self._send_returns()
-            reply = self._run(self.lists.claim(owner, lists, most, turn, confirm))
+            asked = monotonic()
+            call = self.lists.claim(owner, lists, most, turn, confirm, starts)
+            reply = self._run(call)
             if isinstance(reply, Exception):
                 raise reply
-            claims = self.lists.claims(owner, lists, reply, confirm)
+            claims = self.lists.claims(call, lists, confirm, reply)
+            if claims.registered:
+                self.leases.claimed(owner, asked, claims.started)
             for claimed in claims.jobs:
                 self._held[claimed.job] = False
             for job, still_ours in zip(confirm, claims.confirmed, strict=False):
@@ -86,6 +96,20 @@ class InFlight(Settling):
             self.doubt = True
             raise
 
+    def delivered(self, job: Job) -> None:
+        """Note that its consumer has the job: one that only waits now does not count as running.
+
+        A suspect has done nobody harm yet; another may wait for its rate limit.
+
+        Raises:
+            redis.exceptions.RedisError: the server could not be asked.
+        """
+        with self._lock:
+            counts = self.leases.counts(job) or job == self.alone
+            settled = job in self._acks or self._held_aside.is_due(job)
+            if counts and self.unstarted(job) and not settled:
+                self.lists.waits(job)
+
     # -- suspects
 
     @property
@@ -94,11 +118,6 @@ class InFlight(Settling):
         if self.running is tuple:
             return not self._held.keys() <= set(self._acks)
         return bool(self.running())
-
-    @property
-    def alone(self) -> Job | None:
-        """The job on probation that has this process for itself."""
-        return self._alone if self._alone in self._held else None
 
     def claim_alone(self, owner: str, queue_list: str) -> Claimed | None:
         """Claim the next suspect of a queue list, if nothing runs here; None if there is none.
@@ -109,6 +128,7 @@ class InFlight(Settling):
         """
         with self._lock:
             self.flush()
+            self.leases.void()
             call = self.lists.claim_alone(owner, queue_list)
             try:
                 reply = self.scripts.ask(call)
@@ -175,6 +195,8 @@ class InFlight(Settling):
         reaper saves a second run, and one that comes later removes nothing of anybody else's.
         """
         with self._lock:
+            self.leases.void()
+            self._acks.forget_starts_of(owner)
             for waiting in self._returns.of(owner):
                 self.drop(waiting)
             lost = {job for job in self.running() if job.owner == owner and job in self._held}

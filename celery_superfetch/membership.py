@@ -153,8 +153,10 @@ class Membership:
             if mint:
                 self._facts = self._facts.with_(owner=mint_owner(self._facts.process))
             self._note_what_changes()
+            asked = monotonic()
             now = self.heart.registry.register(self._facts)
             if now is not None:
+                self.in_flight.leases.heard(asked)
                 self._written = self._facts.dump()
                 # The first look: it saw nobody, and from here on it sees who is not heard.
                 self.watch.interrupt()
@@ -197,6 +199,7 @@ class Membership:
                 self._note_what_changes()
                 fields = self._facts.dump()
                 changed = {k: v for k, v in fields.items() if self._written.get(k) != v}
+                asked = monotonic()
                 beat = self.heart.registry.heartbeat(self._facts, self._last_ms, changed)
             except RedisError:
                 self.watch.interrupt()
@@ -220,6 +223,7 @@ class Membership:
                 self.heart.client.hdel(self.keys.running(job.owner), job.claim_id)
             self._written = fields
             self._last_ms = beat.now
+            self.in_flight.leases.heard(asked)
             self._heard = (*self._heard[-1:], beat.now)
             self.watch.look(beat.quiet, monotonic())
             self.neighbours = beat.neighbours
@@ -298,7 +302,12 @@ class Membership:
     # -- claims
 
     def claim(
-        self, lists: Sequence[str], most: int, turn: int, confirm: Sequence[Job] = ()
+        self,
+        lists: Sequence[str],
+        most: int,
+        turn: int,
+        confirm: Sequence[Job] = (),
+        starts: int = 0,
     ) -> Claims:
         """Claim jobs; registers first when the server does not know this owner.
 
@@ -306,7 +315,7 @@ class Membership:
             redis.exceptions.RedisError: the server could not be asked.
         """
         for _ in range(REGISTRATIONS):
-            claims = self.in_flight.claim(self.owner, lists, most, turn, confirm)
+            claims = self.in_flight.claim(self.owner, lists, most, turn, confirm, starts)
             if claims.registered:
                 break
             self.heartbeat()

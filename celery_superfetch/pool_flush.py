@@ -15,31 +15,69 @@ from .qos import claim_of
 
 def keep_what_runs(pool: Any) -> None:
     """Let ``pool`` remember, when it is flushed, what its children run or are about to."""
-    if not pool.uses_semaphore:  # a pool of threads or greenlets forgets nothing
+    if not has_loop(pool):  # a pool of threads or greenlets forgets nothing
         return
     _read_on(pool._pool._result_handler)
     flush = pool.flush
 
     def flush_the_rest() -> None:
         processes = pool._pool
-        reading = [job for job in list(processes._cache.values()) if _can_be_read(job)]
+        known, unwritten = dict(processes._cache), list(processes.outbound_buffer)
+        # The pool may give a job in the pipe of a dead child to whoever has its number next.
+        pipes = {id: job._write_to for id, job in known.items() if job not in unwritten}
+        reading = [job for id, job in known.items() if id in pipes and _can_be_read(job)]
         for job in reading:
             job._accepted = True
-        kept = {id: job for id, job in processes._cache.items() if job._accepted}
+        kept = {id: job for id, job in known.items() if job._accepted}
         try:
             flush()
         finally:
             for job in reading:
                 job._accepted = job._time_accepted is not None
             _remember(processes, kept)
+            _return(
+                [
+                    job
+                    for id, job in known.items()
+                    if job._time_accepted is None
+                    and not job.ready()
+                    and (id not in processes._cache or _is_gone(pipes.get(id)))
+                ]
+            )
 
     pool.flush = flush_the_rest
 
 
+def has_loop(pool: Any) -> bool:
+    """Whether ``pool`` is one of processes, and served by the worker's event loop."""
+    return bool(pool.uses_semaphore) and not pool.options.get("threads", True)
+
+
 def _can_be_read(job: Any) -> bool:
-    """Whether a child may read this job already, ask, and be told to start."""
+    """Whether a child may read this job already, and start it.
+
+    If that has died, the job has to be known all the same: for the pool to see that its pipe is not
+    given to the next child, who would find the job in it.
+    """
     request = getattr(job._accept_callback, "__self__", None)
     return not job._accepted and job._write_to is not None and claim_of(request) is not None
+
+
+def _is_gone(child: Any) -> bool:
+    """Whether a child has died, and its pipe with all that was in it."""
+    return child is not None and child.dead
+
+
+def _return(jobs: list[Any]) -> None:
+    """Give back what the pool has forgotten. Its channel has tried, and was told that it runs."""
+    for job in reversed(jobs):
+        job.discard()
+        request: Any = getattr(job._accept_callback, "__self__", None)
+        claimed = claim_of(request)
+        if claimed is not None:
+            in_flight = request.message.channel.fetch.in_flight
+            in_flight.ended(claimed.job)
+            in_flight.requeue([claimed.job])
 
 
 def _remember(processes: Any, kept: dict[Any, Any]) -> None:

@@ -45,6 +45,8 @@ class Claims:
     confirmed: tuple[Claimed | None, ...] = ()
     #: Queue list -> error text, where a list could not be read.
     errors: tuple[tuple[str, str], ...] = ()
+    #: Those that are recorded as running, and need not ask before they start.
+    started: tuple[Job, ...] = ()
 
 
 class PrivateLists:
@@ -59,10 +61,19 @@ class PrivateLists:
 
     def job(self, owner: str, queue_list: str, payload: bytes) -> Job:
         """A job that this process has just claimed."""
-        return Job(owner, queue_list, payload, f"{next(self._claim_ids):x}")
+        return Job(owner, queue_list, payload, self._claim_id())
+
+    def _claim_id(self) -> str:
+        return f"{next(self._claim_ids):x}"
 
     def claim(
-        self, owner: str, lists: Sequence[str], most: int, turn: int, confirm: Sequence[Job] = ()
+        self,
+        owner: str,
+        lists: Sequence[str],
+        most: int,
+        turn: int,
+        confirm: Sequence[Job] = (),
+        starts: int = 0,
     ) -> Call:
         """The call that claims up to ``most`` jobs; ``claims`` reads its reply.
 
@@ -72,39 +83,49 @@ class PrivateLists:
                 are equals); 1 drains list after list.
             confirm: jobs from ``lists`` that a blocking read brought, to be checked for still
                 being ours.
+            starts: how many of them all, those to be confirmed first, run as soon as they are
+                here; they are recorded as running.
         """
         keys = self.keys
-        names = [keys.owners, keys.recovered, *map(keys.queue, lists)]
+        names = [keys.owners, keys.recovered, keys.running(owner), *map(keys.queue, lists)]
         cut, prefix = len(keys.prefix.encode()), keys.private(owner, "")
         args: list[Any] = [owner, most, CLAIM_BYTES, keys.recoveries_prefix, cut, prefix]
-        args += [turn, len(confirm)]
+        args += [turn, starts, len(confirm)]
         for job in confirm:
-            args += [lists.index(job.queue_list) + 1, job.payload]
+            args += [lists.index(job.queue_list) + 1, job.payload, job.claim_id]
+        args += [self._claim_id() for _ in range(min(starts, most))]
         return Call("claim", names, args)
 
     def claims(
-        self, owner: str, lists: Sequence[str], reply: Any, confirm: Sequence[Job] = ()
+        self, call: Call, lists: Sequence[str], confirm: Sequence[Job], reply: Any
     ) -> Claims:
         """Read the reply to ``claim``."""
         if reply[0] != b"ok":
             return Claims(registered=False)
-        _, marks, rows, errors = reply
+        _, marks, rows, errors, started = reply
+        owner, ids = call.args[0], list(call.args[9 + 3 * len(confirm) :])
+        ids += [self._claim_id() for _ in range(len(rows) // 3 - len(ids))]
+        jobs = tuple(
+            Claimed(
+                Job(owner, lists[int(rows[i]) - 1], rows[i + 1], ids[i // 3]),
+                earlier_of(rows[i + 2]),
+            )
+            for i in range(0, len(rows), 3)
+        )
+        confirmed = tuple(
+            None if mark == GONE else Claimed(job, earlier_of(mark))
+            for job, mark in zip(confirm, marks, strict=False)
+        )
+        ours = [*filter(None, confirmed), *jobs]
         return Claims(
             registered=True,
-            jobs=tuple(
-                Claimed(
-                    self.job(owner, lists[int(rows[i]) - 1], rows[i + 1]), earlier_of(rows[i + 2])
-                )
-                for i in range(0, len(rows), 3)
-            ),
-            confirmed=tuple(
-                None if mark == GONE else Claimed(job, earlier_of(mark))
-                for job, mark in zip(confirm, marks, strict=False)
-            ),
+            jobs=jobs,
+            confirmed=confirmed,
             errors=tuple(
                 (lists[int(errors[i]) - 1], errors[i + 1].decode(errors="replace"))
                 for i in range(0, len(errors), 2)
             ),
+            started=tuple(job for job, _ in ours[:started]),
         )
 
     def claim_alone(self, owner: str, queue_list: str) -> Call:
@@ -122,17 +143,23 @@ class PrivateLists:
             [owner, queue_list, keys.recoveries_prefix, f"{next(self._claim_ids):x}"],
         )
 
-    def ack(self, jobs: Sequence[Claimed]) -> Call:
-        """The call that settles jobs, and clears the counters of those delivered before."""
+    def ack(self, settled: Sequence[Claimed], starting: Sequence[Job] = ()) -> Call:
+        """The call that settles jobs, and records those that start in their place.
+
+        The counters of those that were delivered before are cleared.
+        """
         keys: list[str] = []
-        args: list[Any] = []
-        for claimed in jobs:
+        args: list[Any] = [len(settled)]
+        for claimed in settled:
             job, counted = claimed.job, claimed.redelivered
             private = self.keys.private(job.owner, job.queue_list)
             # Without counters any key that the user may touch holds the place.
             counters = self.keys.recoveries(digest(job.payload)) if counted else private
             keys += [private, counters, self.keys.running(job.owner)]
             args += [job.payload, int(counted), job.claim_id]
+        for job in starting:
+            keys.append(self.keys.running(job.owner))
+            args += [job.claim_id, digest(job.payload)]
         return Call("ack", keys, args)
 
     def requeue(
@@ -171,6 +198,7 @@ class PrivateLists:
         names = [
             keys.private(first.owner, first.queue_list),
             keys.held(first.owner, first.queue_list),
+            keys.running(first.owner),
         ]
         return Call("hold", names, [arg for job in jobs for arg in (job.payload, job.claim_id)])
 
@@ -256,7 +284,7 @@ class PrivateLists:
             self.client.hdel(key, *stale)
 
     def waits(self, job: Job) -> None:
-        """Note that a suspect has survived its decoding, and waits to be started."""
+        """Note that a job that counted as running waits to be started."""
         self.client.hdel(self.keys.running(job.owner), job.claim_id)
 
     def sizes(self, owners: Iterable[tuple[str, Iterable[str]]]) -> dict[str, int]:

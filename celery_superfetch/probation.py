@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 from kombu.log import get_logger
 
-from .job import Job
-
 if TYPE_CHECKING:
     from .fetch import Fetch
 
@@ -79,15 +77,6 @@ class Probation:
         if now - self._idle_since > DISAGREEMENT:
             self._idle_since = math.inf
             self.in_flight.doubt = True
-
-    def delivered(self, job: Job) -> None:
-        """Its consumer has it: one that only waits now (a rate limit) has done nobody harm yet.
-
-        Raises:
-            redis.exceptions.RedisError: the server could not be asked.
-        """
-        if job == self.in_flight.alone and self.in_flight.unstarted(job):
-            self.in_flight.lists.waits(job)
 
     def _busy(self) -> bool:
         return self.in_flight.busy or bool(self.fetch.waiting)

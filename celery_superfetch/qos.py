@@ -25,6 +25,8 @@ class Delivered(dict[str, Any]):
     #: Whether it may be given back behind its consumer's back: "" nobody said so, "waits" its
     #: consumer asks ``start`` before it runs it, then "started" or "back".
     stage = ""
+    #: Its ack is on its way; its consumer will say so in a moment.
+    settled = False
 
     def start(self) -> bool:
         """Ask before the job runs; False when it was given back meanwhile."""
@@ -82,8 +84,18 @@ class QoS(virtual.QoS):
         """The claim behind a delivery; None when it is settled, or was no claim (fanout)."""
         if delivery_tag in self._dirty:
             return None
-        message = self._delivered.get(delivery_tag)
-        return getattr(getattr(message, "_raw", None), "claimed", None)
+        raw = getattr(self._delivered.get(delivery_tag), "_raw", None)
+        return raw.claimed if isinstance(raw, Delivered) and not raw.settled else None
+
+    def settle_first(self, delivery_tag: Any) -> None:
+        """Settle a delivery that its consumer is going to ack in a moment.
+
+        Its tag stays taken until then: a copy with the same one must not be acked with it.
+        """
+        claimed = self.claimed(delivery_tag)
+        if claimed is not None:
+            self._delivered[delivery_tag]._raw.settled = True
+            self.channel.settle(claimed)
 
     def ack(self, delivery_tag: Any) -> None:
         claimed = self.claimed(delivery_tag)

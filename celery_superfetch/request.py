@@ -135,8 +135,12 @@ class CountedRequest:
             self._cut_short = ""
 
     def acknowledge(self) -> Any:
-        result = super().acknowledge()  # type: ignore[misc]
         channel = self.message.channel  # type: ignore[attr-defined]
+        if isinstance(channel, Channel) and self._pool_of_processes and not self.acknowledged:  # type: ignore[attr-defined]
+            # Celery leaves it to the next turn of its loop. That is too late for the job that gets
+            # the slot now, and takes this ack along.
+            channel.qos.settle_first(self.message.delivery_tag)  # type: ignore[attr-defined]
+        result = super().acknowledge()  # type: ignore[misc]
         if isinstance(channel, Channel):
             # Before 5.7 Celery lets its loop sleep over what a pool's thread, or greenlet, has
             # given it to do: here the ack itself.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from time import monotonic
 
 from redis.exceptions import RedisError
@@ -59,6 +59,9 @@ class Returns:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._refused)
 
+    def __iter__(self) -> Iterator[Job]:
+        return iter([*self._waiting, *self._refused])
+
     def add(self, jobs: Iterable[Job], where: str) -> None:
         """Give these back with the next ``send``; one that waits already keeps its place."""
         for job in jobs:
@@ -72,7 +75,7 @@ class Returns:
 
     def of(self, owner: str) -> list[Job]:
         """What waits to be given back under one owner's name."""
-        return [job for job in (*self._waiting, *self._refused) if job.owner == owner]
+        return [job for job in self if job.owner == owner]
 
     def send(self, in_pool: Collection[Job]) -> dict[Job, bool]:
         """Give back what waits; for each that was looked at, whether its pool has started it.

@@ -15,6 +15,7 @@ from .config import Config
 from .held import Held
 from .job import Claimed, Job
 from .keys import Keys
+from .leases import Leases
 from .losses import announce
 from .private_list import PrivateLists
 from .returns import Returns
@@ -38,11 +39,14 @@ class Settling:
         self.doubt = False
         #: Jobs claimed and not settled -> handed to a pool, which may start it at any moment.
         self._held: dict[Job, bool] = {}
+        #: The latest suspect that was claimed.
+        self._alone: Job | None = None
         #: Claims that a pool of this process has and may start: owner and claim id.
         self.in_pool: set[tuple[str, str]] = set()
         #: Jobs that run on although the channel that delivered them is closed: they count
         #: against the prefetch of the next, or it would reserve jobs behind them.
         self.outlived: set[Job] = set()
+        self.leases = Leases(config.heartbeat_interval)
         self._acks = Acks(self.lists, self.scripts)
         self._held_aside = Held(self.lists)
         self._returns = Returns(self.lists, self.scripts, self.expires, self._held_aside)
@@ -57,20 +61,58 @@ class Settling:
         """True while ``job`` is claimed here and not settled."""
         return job in self._held
 
+    @property
+    def alone(self) -> Job | None:
+        """The job on probation that has this process for itself."""
+        return self._alone if self._alone in self._held else None
+
     def unstarted(self, job: Job) -> bool:
         """Whether ``job`` is held, and no pool has it."""
         return self._held.get(job) is False
 
-    def hand_over(self, job: Job) -> None:
-        """Note that a pool has the job: from here on it may start without our knowledge."""
+    def hand_over(self, job: Job, *, record: bool = True) -> float:
+        """Note that a pool has the job: from here on it may start without our knowledge.
+
+        Arguments:
+            record: False where it may be settled before it runs.
+
+        Returns:
+            until when it may start without asking (monotonic s); 0 when it has to ask.
+        """
         with self._lock:
-            if job in self._held:
-                self._held[job] = True
-                self.in_pool.add((job.owner, job.claim_id))
+            if job not in self._held:
+                return 0.0
+            self._held[job] = True
+            self.in_pool.add((job.owner, job.claim_id))
+            until = self.leases.recorded(job) or self._record(job, record)
+            if until:
+                self.leases.give(job)
+            return until
+
+    def _record(self, job: Job, record: bool) -> float:
+        """Record a job as running that has a slot for itself, without waiting for the answer.
+
+        The record is on its way before the pool has the job, and takes along the ack of the one
+        that made room. (With ETA jobs to be moved aside, the answer is waited for.)
+
+        Returns:
+            until when it may start so (monotonic s); 0 when it has to ask.
+        """
+        until = self.leases.until(job.owner)
+        if not until or self.doubt or self.alone is not None or not self.leases.has_slot():
+            return 0.0
+        if record:
+            self._acks.start(job)
+        try:
+            self.post()
+        except (RedisError, OSError):  # it is sent again, and the job asks
+            return 0.0
+        return until
 
     def ended(self, job: Job) -> None:
         """Note that the pool is done with the job, or never had it."""
         with self._lock:
+            self.leases.take_back(job)
             if job in self._held:
                 self._held[job] = False
 
@@ -78,6 +120,8 @@ class Settling:
         """Note that a job has left the private list, or was never started."""
         with self._lock:
             self._held.pop(job, None)
+            self.leases.forget(job)
+            self._acks.forget_start(job)
             self.in_pool.discard((job.owner, job.claim_id))
             self.outlived.discard(job)
             self._returns.forget(job)
@@ -127,7 +171,8 @@ class Settling:
         """Give back whatever is still held, newest claims first (the process ends)."""
         with self._lock:
             # Nothing is about to start any more: the pool has ended.
-            self._held = dict.fromkeys(self._held, False)
+            for job in self._held:
+                self.ended(job)
             self.requeue(reversed(list(self._held)))
 
     @property
@@ -199,6 +244,9 @@ class Settling:
         """
         if not self._returns:
             return
+        for job in self.leases.given(self._returns):
+            self._returns.forget(job)
+            self.outlived.add(job)  # it may have started, and nobody can call it off
         in_pool = {job for job, handed_over in self._held.items() if handed_over}
         for job, started in self._returns.send(in_pool).items():
             if started:
@@ -227,12 +275,14 @@ class Settling:
             answers = self._acks.send(moves, last, wait=wait)
         except BaseException:
             self.doubt = True
+            self.leases.void()
             raise
         for job in answers.settled:
             self.drop(job)
         for job in answers.lost:
             announce(job, self.lists)
         if answers.refused is not None:
+            self.leases.void()
             self.doubt = self.doubt or last is not None  # nobody reads what a claim brought
             raise answers.refused
         return answers.last

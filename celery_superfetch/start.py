@@ -29,6 +29,7 @@ from .job import digest
 from .keys import Keys
 from .memberships import memberships
 from .pool_flush import keep_what_runs
+from .pool_slots import ack_first
 from .qos import claim_of
 from .scripts import Call, Scripts
 from .stopping import is_solo
@@ -63,6 +64,8 @@ class Ticket(NamedTuple):
     #: False for a task with early ack: its job is settled already, or about to be.
     record: bool
     prefix: str
+    #: Until when it need not ask (monotonic s).
+    may_start_until: float = 0.0
 
 
 def guard_starts(pool: Any) -> None:
@@ -81,6 +84,7 @@ def guard_starts(pool: Any) -> None:
 
     pool.apply_async = guarded
     keep_what_runs(pool)
+    ack_first(pool)
 
 
 def _hand_over(request: Any) -> Ticket | None:
@@ -89,9 +93,11 @@ def _hand_over(request: Any) -> Ticket | None:
     if claimed is None:
         return None
     job, channel = claimed.job, request.message.channel
-    channel.fetch.in_flight.hand_over(job)
-    prefix = channel.config.global_keyprefix
-    return Ticket(job.owner, job.claim_id, digest(job.payload), request.task.acks_late, prefix)
+    prefix, late = channel.config.global_keyprefix, request.task.acks_late
+    until = channel.fetch.in_flight.hand_over(job, record=late)
+    if until:
+        request.message._raw.start()  # it is not given back any more, whatever its consumer does
+    return Ticket(job.owner, job.claim_id, digest(job.payload), late, prefix, until)
 
 
 def _send_acks() -> None:
@@ -111,7 +117,14 @@ def start(
     Returns:
         what ``target`` returns: Celery's triple of failed, value and seconds.
     """
-    refused = "called off" if _given_back_here(ticket) else _starts.ask(ticket, way)
+    if _given_back_here(ticket):
+        refused = "called off"
+    elif monotonic() < ticket.may_start_until:
+        refused = ""
+        if way is not None and way.oldest_ack is not None:
+            _send_acks()
+    else:
+        refused = _starts.ask(ticket, way)
     if not refused:
         return target(*args, **kwargs)
     try:

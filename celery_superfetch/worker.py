@@ -19,6 +19,7 @@ from .job import Job
 from .maintenance import MaintenanceThread
 from .membership import Membership
 from .owner import start_time
+from .pool_slots import Slots
 from .preflight import check_platform, check_server
 from .pulse import threads_are_greenlets
 from .qos import claim_of
@@ -134,6 +135,9 @@ class Guarded(bootsteps.StartStopStep):
         membership.in_flight.reserve = lambda: (
             len(state.reserved_requests) - len(state.active_requests)
         )
+        slots = Slots(consumer.pool)
+        membership.in_flight.leases.free = slots.free
+        membership.in_flight.leases.has_slot = slots.next_has_one
         if not membership.on_joined:
             membership.on_joined.append(lambda: _first_pass(consumer.app, membership))
         # Before "ready", so that the first job waits for none of it.

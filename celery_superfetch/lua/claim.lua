@@ -1,18 +1,23 @@
--- Claims jobs: from the public queue lists into the caller's private lists.
--- KEYS: owners, the flag that some job has counters, then the public queue lists in the order of
---       claiming. The private lists are named here: there may be a hundred, and few are touched
+-- Claims jobs: from the public queue lists into the caller's private lists; starts the first of
+-- them, where their runners wait for nothing else.
+-- KEYS: owners, the flag that some job has counters, the caller's running jobs, then the public
+--       queue lists in the order of claiming. The private lists are named here: there may be a
+--       hundred, and few are touched
 -- ARGV: owner, most jobs, most bytes, prefix of counters, length of the prefix of all keys,
---       prefix of the private lists, lists to take from in turn, number of jobs to confirm, then
---       list number and payload of each of those
--- Returns: {"unregistered"}; or {"ok", marks, jobs, errors} with marks[i] = -1 (no longer
---       the caller's), 0 (has no counters) or its {recoveries, strikes, requeues}, jobs =
---       {list number, payload, mark, ...} and errors = {list number, text, ...}
--- Crash: the jobs are in the private lists of a registered owner. A lost reply is found
---       there by the caller, or by the reaper after its death.
-local owners, flag = KEYS[1], KEYS[2]
+--       prefix of the private lists, lists to take from in turn, number of jobs to start, number
+--       of jobs to confirm, then list number, payload and claim id of each of those, then a claim
+--       id for each new job to start
+-- Returns: {"unregistered"}; or {"ok", marks, jobs, errors, started} with marks[i] = -1 (no
+--       longer the caller's), 0 (has no counters) or its {recoveries, strikes, requeues}, jobs =
+--       {list number, payload, mark, ...}, errors = {list number, text, ...} and the number of
+--       jobs that were recorded as running: the first of those confirmed, then of the new ones
+-- Crash: the jobs are in the private lists of a registered owner, and some recorded as running
+--       that have not begun. A lost reply is found there by the caller, or by the reaper after
+--       its death.
+local owners, flag, running = KEYS[1], KEYS[2], KEYS[3]
 local owner, most, room = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local counters, cut, prefix = ARGV[4], tonumber(ARGV[5]) + 1, ARGV[6]
-local turn, confirm = tonumber(ARGV[7]), tonumber(ARGV[8])
+local turn, starts, confirm = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 if not redis.call('ZSCORE', owners, owner) then return {'unregistered'} end
 local counted = redis.call('EXISTS', flag) == 1
 local function mark(payload)
@@ -22,19 +27,37 @@ local function mark(payload)
   return redis.call('HMGET', key, 'recoveries', 'strikes', 'requeues')
 end
 
-local function private_of(at) return prefix .. string.sub(KEYS[at + 2], cut) end
+local function private_of(at) return prefix .. string.sub(KEYS[at + 3], cut) end
+
+-- Nothing starts beside a job on probation.
+if starts > 0 and redis.call('HEXISTS', running, 'alone') == 1 then starts = 0 end
+local started = 0
+local function start(id, payload)
+  if started == starts then return end
+  -- One with a time of its own is going to wait (Celery's JSON; another is struck off later). The
+  -- digest of a large one keeps everybody waiting for longer than its question does.
+  if #payload > 16384 or string.find(payload, '"eta": "', 1, true) then
+    starts = started
+    return
+  end
+  -- Refused over the memory limit by a server before 7.0: then it asks when it starts.
+  local answer = redis.pcall('HSET', running, id, redis.sha1hex(payload))
+  if type(answer) == 'table' then starts = started else started = started + 1 end
+end
 
 local marks = {}
 for i = 1, confirm do
-  local payload = ARGV[8 + 2 * i]
-  local held = redis.call('LPOS', private_of(ARGV[7 + 2 * i]), payload)
+  local at = 7 + 3 * i
+  local payload = ARGV[at + 1]
+  local held = redis.call('LPOS', private_of(ARGV[at]), payload)
   marks[i] = held and mark(payload) or -1
+  if held then start(ARGV[at + 2], payload) end
 end
 
 local jobs, errors, dry = {}, {}, {}
-local count = #KEYS - 2
+local count, ids = #KEYS - 3, 9 + 3 * confirm
 local function take(at)
-  local queue, private = KEYS[at + 2], private_of(at)
+  local queue, private = KEYS[at + 3], private_of(at)
   -- One command, and no copy of the payload on its way through this script.
   local payload = redis.pcall('LMOVE', queue, private, 'RIGHT', 'LEFT')
   if type(payload) == 'table' and string.find(payload.err, 'OOM') then
@@ -54,6 +77,7 @@ local function take(at)
   jobs[#jobs + 1] = at
   jobs[#jobs + 1] = payload
   jobs[#jobs + 1] = mark(payload)
+  start(ARGV[ids + #jobs / 3], payload)
   most, room = most - 1, room - #payload
   return true
 end
@@ -67,4 +91,4 @@ for first = 1, count, turn do
     end
   end
 end
-return {'ok', marks, jobs, errors}
+return {'ok', marks, jobs, errors, started}

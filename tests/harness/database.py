@@ -76,6 +76,14 @@ class Database:
             held.setdefault(owner, []).extend(name_of(raw) for raw in reversed(self._list(key)))
         return held
 
+    def running(self) -> list[str]:
+        """Names of the jobs in private lists that are recorded as running."""
+        digests = {raw for key in self.keys(f"{OWN}running:*") for raw in self._hash(key).values()}
+        payloads = [raw for key in self.private_lists() for raw in self._list(key)]
+        return [
+            name_of(raw) for raw in payloads if hashlib.sha1(raw).hexdigest().encode() in digests
+        ]
+
     def private_lists(self) -> list[str]:
         """The keys of all private lists that are not empty."""
         return self.keys(f"{OWN}private:*")

@@ -172,10 +172,11 @@ class Bench:
         most: int = 10,
         turn: int = 1,
         confirm: Sequence[Job] = (),
+        starts: int = 0,
     ) -> Claims:
         name = owner if isinstance(owner, str) else owner.owner
-        reply = self.run(self.lists.claim(name, lists, most, turn, confirm))
-        return self.lists.claims(name, lists, reply, confirm)
+        call = self.lists.claim(name, lists, most, turn, confirm, starts)
+        return self.lists.claims(call, lists, confirm, self.run(call))
 
     def claimed(self, owner: Facts, *payloads: bytes, queue: str = "mail") -> list[Claimed]:
         """Publish and claim jobs."""

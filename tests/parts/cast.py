@@ -13,7 +13,8 @@ from celery_superfetch.cut_short import CutShort
 from celery_superfetch.facts import Facts
 from celery_superfetch.give_back import GiveBack
 from celery_superfetch.in_flight import InFlight
-from celery_superfetch.job import Claimed, digest
+from celery_superfetch.job import Claimed, Job, digest
+from celery_superfetch.leases import Leases
 from celery_superfetch.owner import ProcessImage
 from celery_superfetch.private_list import PrivateLists
 from celery_superfetch.reaper import Reaper
@@ -94,6 +95,14 @@ class Stage:
                 self.truth.forget_running(owner, held)
 
         monkeypatch.setattr(PrivateLists, "forget_running", forgotten)
+        waits = PrivateLists.waits
+
+        def waited(lists: PrivateLists, job: Job) -> None:
+            waits(lists, job)
+            if self.truth is not None:
+                self.truth.running[job.owner].pop(job.claim_id, None)
+
+        monkeypatch.setattr(PrivateLists, "waits", waited)
         # Of two that were marked, the clock decides whether it was in the same ms.
         tombstones = Registry.tombstones
         monkeypatch.setattr(
@@ -145,8 +154,12 @@ class Pass:
 class Worker:
     """A process that claims and runs jobs."""
 
-    def __init__(self, bench: Bench, names: Callable[[], str], lists: Sequence[str]) -> None:
+    def __init__(
+        self, bench: Bench, names: Callable[[], str], lists: Sequence[str], slots: int
+    ) -> None:
         self.bench = bench
+        #: How many jobs may start without a question of their own.
+        self.slots = slots
         self._names, self._lists = names, lists
         self.in_flight = InFlight(bench.client, bench.keys, bench.config)
         self.in_flight.running = lambda: [claimed.job for claimed in self.runs]
@@ -167,6 +180,8 @@ class Worker:
         image = ProcessImage.current()
         facts = Facts.mine(f"{image.host}|{image.pid}|{self._names()}", image, self.bench.config)
         self.facts = facts.with_(lists=dict.fromkeys(self._lists, 0))
+        self.in_flight.leases = Leases(self.bench.config.heartbeat_interval)
+        self.in_flight.leases.has_slot = lambda: len(self.runs) < self.slots
         self.owner = self.facts.owner
         self.looks_dead = False
         assert self.bench.registry.register(self.facts) is not None
@@ -187,7 +202,13 @@ class Worker:
         return self.bench.registry.heartbeat(self.facts, 0, changed).status
 
     def claim(self, most: int) -> None:
-        self.waits += self.in_flight.claim(self.owner, self._lists, most, 1, []).jobs
+        free = max(0, self.slots - len(self.waits) - len(self.runs))
+        self.waits += self.in_flight.claim(self.owner, self._lists, most, 1, [], free).jobs
+
+    def deliver(self) -> None:
+        """What was claimed is there, and does not start yet."""
+        for claimed in self.waits:
+            self.in_flight.delivered(claimed.job)
 
     def claim_alone(self, queue_list: str) -> bool:
         """As ``Probation`` does: never while something of a former self still runs."""
@@ -217,9 +238,12 @@ class Worker:
     def start(self, claimed: Claimed, reply_lost: bool = False) -> bool:
         """Hand a job to the pool, whose process asks whether it may run it."""
         job = claimed.job
-        self.in_flight.hand_over(job)
+        if self.bench.client.hget(self.bench.keys.facts(job.owner), "state") == b"reaped":
+            # Not even a mark in the very ms of its verdict comes while a lease lasts.
+            self.in_flight.leases = Leases(0)
         ticket = Ticket(job.owner, job.claim_id, digest(job.payload), True, "")
-        answers = [self._starts.ask(ticket) for _ in range(1 + reply_lost)]
+        may_start = self.in_flight.hand_over(job)
+        answers = [""] if may_start else [self._starts.ask(ticket) for _ in range(1 + reply_lost)]
         assert len(set(answers)) == 1, "asking again changes nothing"
         self.waits.remove(claimed)
         if not answers[0]:

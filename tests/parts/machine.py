@@ -112,10 +112,10 @@ class Fleet(RuleBasedStateMachine):
     # -- workers
 
     @precondition(lambda self: len(living(self)) < WORKERS)
-    @rule(most=st.integers(0, 4), starts=st.booleans())
-    def hire(self, most: int, starts: bool) -> None:
+    @rule(most=st.integers(0, 4), starts=st.booleans(), slots=st.integers(0, 3))
+    def hire(self, most: int, starts: bool, slots: int) -> None:
         """A supervisor starts a worker, and it goes to work: suspects have their turn first."""
-        worker = Worker(self.bench, self._mint, QUEUES)
+        worker = Worker(self.bench, self._mint, QUEUES, slots)
         self.workers.append(worker)
         if most and not any(self._claim_alone(worker, name) for name in self.suspects()):
             self._work(worker, most, starts)
@@ -129,6 +129,7 @@ class Fleet(RuleBasedStateMachine):
         worker.claim(most)
         for claimed in list(worker.waits) if starts else ():
             self._start(worker, claimed)
+        worker.deliver()
 
     @precondition(lambda self: living(self) and self.suspects())
     @rule(data=st.data(), starts=st.booleans())
@@ -260,7 +261,7 @@ class Fleet(RuleBasedStateMachine):
         if reaped:
             self.reap(0)
         if restarts:
-            self.hire(4, True)
+            self.hire(4, True, worker.slots)
 
     @precondition(lambda self: self.without_a_suspect())
     @rule(data=st.data(), reaped=st.booleans())

@@ -113,11 +113,16 @@ class Truth(Known):
             return
         rows = reply[2]
         for at, payload, mark in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
-            queue = call.keys[int(at) + 1]
+            queue = call.keys[int(at) + 2]
             private = self.keys.private(owner, queue.removeprefix(self.keys.prefix))
             assert self._take(queue, payload)
             assert (mark != 0) == self.cards[payload].counted
             self.lists[private][payload] += 1
+        starts, ids = call.args[7], call.args[9:]
+        assert reply[4] == (0 if ALONE in self.running[owner] else min(starts, len(rows) // 3))
+        for id, payload in zip(ids[: reply[4]], rows[1::3], strict=False):
+            self.running[owner][id] = digest(payload)
+            self.notable["started with its claim"] += 1
 
     def _probation(self, call: Call, reply: Any) -> None:
         (_, _, running, probation, private), (owner, name, _, id) = call.keys, call.args
@@ -178,7 +183,7 @@ class Truth(Known):
     def _ack(self, call: Call, reply: Any) -> None:
         for at, removed in enumerate(reply):
             private, _, running = call.keys[3 * at : 3 * at + 3]
-            payload, counted, id = call.args[3 * at : 3 * at + 3]
+            payload, counted, id = call.args[3 * at + 1 : 3 * at + 4]
             assert removed == self._take(private, payload)
             if removed:
                 self.settled[payload] += 1
@@ -189,6 +194,16 @@ class Truth(Known):
             else:
                 self.notable["an ack came too late"] += 1
             self.end(self._owner_of(running), id)
+        settled = call.args[0]
+        starting = zip(
+            call.keys[3 * settled :],
+            call.args[3 * settled + 1 :: 2],
+            call.args[3 * settled + 2 :: 2],
+            strict=True,
+        )
+        for running, id, name in starting:
+            self.running[self._owner_of(running)].setdefault(id, name)
+            self.notable["started beside an ack" if settled else "started unasked"] += 1
 
     def _requeue(self, call: Call, reply: Any) -> None:
         private, queue, _, _, running, probation = call.keys[:6]
