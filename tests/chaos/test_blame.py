@@ -73,6 +73,32 @@ def test_what_ran_alone_is_blamed_for_its_workers_end(
     assert db.strikes() == {"one": (1, "exact"), **waiting(pool, 1)}
 
 
+@pytest.mark.parametrize(
+    ("module", "strikes"), [("apps.shop", (1, "exact")), ("apps.unguarded", (0, ""))]
+)
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_what_kills_in_its_first_line_is_blamed_although_its_record_was_only_sent(
+    worker: Any,
+    app: Celery,
+    shop: SimpleNamespace,
+    db: Database,
+    pool: str,
+    module: str,
+    strikes: tuple[int, str],
+) -> None:
+    """It waits for the slot of others; nobody waits for the answer. The control records nothing."""
+    for pill in ("one", "two", "three"):
+        for number in range(9):
+            shop.note.delay(f"before {pill}, {number}")
+        shop.kill_owner.delay(pill)
+        conf = {"worker_prefetch_multiplier": 16}
+        options = {"app": module, "options": OPTIONS, "conf": conf, "ready": False}
+        worker(pool=pool, concurrency=1, **options).wait_exit()
+        reap(app, db)
+        assert db.strikes()[pill] == strikes
+        db.client.delete("celery")
+
+
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_what_ran_beside_others_is_a_suspect(
     busy: Busy, app: Celery, db: Database, pool: str

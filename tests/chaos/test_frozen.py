@@ -107,3 +107,38 @@ def test_the_control_runs_twice_what_it_had_not_started(
     """Without asking at the start; one that had not started is enough to show it."""
     freeze_with_jobs_in_the_pool(worker, shop, ledger, db, "threads", "apps.unguarded")
     eventually(lambda: max(ran(ledger)[name] for name in RESERVED) == 2)
+
+
+@pytest.mark.parametrize(("module", "runs"), [("apps.shop", 1), ("apps.trusting", 2)])
+def test_a_job_that_need_not_ask_asks_when_that_was_long_ago(
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, module: str, runs: int
+) -> None:
+    """Its child is frozen before it reads the job, its worker after it has said that it runs.
+
+    The control: what the claim has told is believed for ever.
+    """
+    sleeper = worker(app=module, host=Host("here"), options=QUICK, concurrency=1)
+    shop.note.delay("first")
+    eventually(lambda: ledger.finishes().get("first") and not db.held())
+    [child] = sleeper.children()
+    child.suspend()
+    shop.note.delay("job")
+    eventually(lambda: db.running() == ["job"], message="it is recorded as running")
+    with sleeper.frozen():
+        worker(host=Host("there"), options=QUICK, concurrency=1)
+        eventually(lambda: ledger.finishes().get("job"), message="it runs elsewhere")
+    sleeper.wait_log("goes on as owner")
+    eventually(lambda: ran(ledger)["job"] == runs)
+    # What its child gets next comes behind that one.
+    names = [f"m{n}" for n in range(20)]
+    for name in names:
+        shop.note.delay(name)
+    eventually(
+        lambda: (
+            {line["host"] for line in ledger.lines("finished") if line["job"] in names}
+            == {"here", "there"}
+        ),
+        message="both work",
+    )
+    eventually(lambda: not db.held() and not db.length())
+    assert ran(ledger) == {"first": 1, "job": runs, **dict.fromkeys(names, 1)}

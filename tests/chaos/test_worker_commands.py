@@ -19,8 +19,8 @@ JOBS = 400
 SLOTS = {"prefork": 2, "threads": 4, "solo": 1, "gevent": 4}
 FOUR_EACH = "--prefetch-multiplier=4"
 
-#: Commands a job. One is the question of the process that runs it whether it may.
-MOST = 2.5
+#: Commands a job. Where no job waits in a pool for its slot, few ask whether they may start.
+MOST = {"prefork": 2.0, "threads": 2.5, "solo": 2.0, "gevent": 2.5}
 
 
 @pytest.fixture
@@ -59,11 +59,11 @@ def cost(own: Server, make_app: Callable[..., Celery], worker: Any) -> Callable[
 def test_a_worker_sends_few_commands_for_a_job(
     cost: Callable[[str, bool], float], pool: str
 ) -> None:
-    assert cost(pool, True) <= MOST
+    assert cost(pool, True) <= MOST[pool]
 
 
 def test_the_control_stock_sends_several(cost: Callable[[str, bool], float]) -> None:
-    assert cost("threads", False) >= 2 * MOST
+    assert cost("threads", False) >= 2 * MOST["threads"]
 
 
 @pytest.mark.parametrize(("app_module", "kept"), [("apps.shop", []), ("apps.unhurried", ["done"])])
@@ -75,7 +75,7 @@ def test_an_ack_does_not_wait_for_the_job_that_runs_next_in_the_same_thread(
     app_module: str,
     kept: list[str],
 ) -> None:
-    """It goes with that one's question whether it may start. The control: nobody asks."""
+    """It goes with that one's record, or question. The control: nobody records or asks."""
     shop.note.delay("done")
     shop.hold.delay("running")
     shop.note.delay("behind")

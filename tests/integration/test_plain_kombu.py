@@ -258,3 +258,22 @@ def test_no_prefetch_means_as_many_as_claim_limit_and_one_means_one(url: str, be
     assert held() == 10
     assert held(claim_limit=1) == 1
     assert held(prefetch=1) == 1
+
+
+def test_an_ack_that_comes_early_leaves_a_copy_with_the_same_tag_alone(
+    url: str, bench: Bench
+) -> None:
+    """Celery acks a turn of its loop later, by the tag. A job copied by hand brings that twice."""
+    publish(url, "mail", "one")
+    bench.client.rpush("mail", bench.client.lindex("mail", 0))
+    with kombu.Connection(url, transport=TRANSPORT) as connection:
+        channel = connection.channel()
+        queue = kombu.Queue("mail")(channel)
+        first = queue.get()
+        channel.qos.settle_first(first.delivery_tag)
+        second = queue.get()
+        first.ack()
+        [key] = bench.client.keys("superfetch:private*")
+        assert bench.client.llen(key) == 1
+        second.ack()
+        assert not bench.client.exists(key)

@@ -1,0 +1,127 @@
+"""A job that a pool may start without asking, and that the pool never comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from celery import Celery
+
+from celery_superfetch.tasks import reaper_of
+from harness.database import Database
+from harness.faults import kill_connections
+from harness.ledger import Ledger
+from harness.waiting import eventually
+from harness.worker import Worker
+
+APP = "apps.slow_children"
+
+
+@pytest.fixture
+def no_children(tmp_path: Path) -> Path:
+    """While it exists no pool process comes up."""
+    return tmp_path / "no-children"
+
+
+@pytest.fixture
+def start(worker: Any, no_children: Path) -> Callable[..., Worker]:
+    def started(pool: str = "prefork") -> Worker:
+        one: Worker = worker(
+            app=APP,
+            pool=pool,
+            concurrency=1,
+            env={"NO_CHILDREN": str(no_children)},
+            options={"reap_interval": 600},
+        )
+        return one
+
+    return started
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_job_that_a_lost_connection_makes_the_pool_forget_is_given_back(
+    start: Callable[..., Worker],
+    shop: SimpleNamespace,
+    ledger: Ledger,
+    db: Database,
+    no_children: Path,
+    written: bool,
+) -> None:
+    """It waits for a child to come up; or is in the pipe of one that has died."""
+    one = start()
+    shop.note.delay("first")
+    eventually(lambda: ledger.finishes().get("first") and not db.held())
+    [child] = one.children()
+    no_children.touch()
+    if not written:
+        child.kill()
+        eventually(lambda: gone(child))
+    else:
+        child.suspend()
+    shop.note.delay("job")
+    eventually(lambda: db.running() == ["job"], message="it is recorded as running")
+    if written:
+        child.kill()
+        eventually(lambda: gone(child))
+    kill_connections(db.client)
+    one.wait_log("Connection to broker lost")
+    no_children.unlink()
+    eventually(lambda: ledger.finishes().get("job"))
+    eventually(lambda: not db.held() and not db.length())
+    assert {job: len(times) for job, times in ledger.starts().items()} == {"first": 1, "job": 1}
+
+
+@pytest.mark.parametrize("end", ["connection", "term"])
+def test_a_job_behind_one_with_early_ack_is_given_back(
+    start: Callable[..., Worker],
+    app: Celery,
+    shop: SimpleNamespace,
+    ledger: Ledger,
+    db: Database,
+    end: str,
+) -> None:
+    """What was acked before it runs has the slot all the same."""
+    one = start("threads")
+    app.send_task("shop.early", ("early",))
+    eventually(lambda: ledger.starts().get("early"))
+    shop.note.delay("late")
+    eventually(lambda: [*db.held().values()] == [["late"]])
+    assert not db.running()
+    if end == "term":
+        one.term()
+        eventually(lambda: db.waiting() == ["late"])
+        ledger.release()
+        one.wait_exit()
+        assert db.waiting() == ["late"]
+        return
+    kill_connections(db.client)
+    one.wait_log("Connection to broker lost")
+    ledger.release()
+    eventually(lambda: ledger.finishes().get("late"))
+    eventually(lambda: not db.held())
+    assert len(ledger.starts()["late"]) == 1
+
+
+def test_a_job_behind_one_with_early_ack_is_not_blamed_for_it(
+    start: Callable[..., Worker],
+    app: Celery,
+    shop: SimpleNamespace,
+    ledger: Ledger,
+    db: Database,
+) -> None:
+    one = start("threads")
+    app.send_task("shop.early", ("early",))
+    eventually(lambda: ledger.starts().get("early"))
+    shop.note.delay("late")
+    eventually(lambda: [*db.held().values()] == [["late"]])
+    one.kill9_all()
+    eventually(lambda: reaper_of(app, db.client).reap().dead)
+    assert db.strikes() == {"late": (0, "")}
