@@ -41,7 +41,8 @@ class _Sent:
     """What one script was sent with."""
 
     acks: list[Claimed] = field(default_factory=list)
-    starting: list[Job] = field(default_factory=list)
+    #: Job -> its digest.
+    starting: dict[Job, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.acks or self.starting)
@@ -59,8 +60,8 @@ class Acks:
         self._line = Line(scripts)
         self._pid = os.getpid()
         self._waiting: list[Claimed] = []
-        #: Jobs that are about to run, and are to be recorded as running.
-        self._starting: list[Job] = []
+        #: Jobs that are about to run, and are to be recorded as running -> their digests.
+        self._starting: dict[Job, str] = {}
         #: Those of both whose reply is still to be read.
         self._sent = _Sent()
         #: Jobs of which finding nothing says nothing: a reply to their ack was lost, or it is
@@ -90,20 +91,20 @@ class Acks:
         """Settle this one with the next ``send``."""
         self._waiting.append(claimed)
 
-    def start(self, job: Job) -> None:
+    def start(self, job: Job, digest: str) -> None:
         """Record this one as running with the next ``send``."""
-        self._starting.append(job)
+        self._starting[job] = digest
 
     def forget_start(self, job: Job) -> None:
         """It does not run (any more)."""
         for starting in (self._starting, self._sent.starting):
-            if job in starting:
-                starting.remove(job)
+            starting.pop(job, None)
 
     def forget_starts_of(self, owner: str) -> None:
         """It was taken for dead, and what it has recorded is not to come back."""
-        for starting in (self._starting, self._sent.starting):
-            starting[:] = [job for job in starting if job.owner != owner]
+        for job in [*self._starting, *self._sent.starting]:
+            if job.owner == owner:
+                self.forget_start(job)
 
     def waiting(self) -> list[Job]:
         """What the next ``send`` settles."""
@@ -154,14 +155,14 @@ class Acks:
         sent = _Sent(self._waiting, self._starting)
         if sent.starting:
             ended = set(self)
-            sent.starting = [job for job in sent.starting if job not in ended]
-        self._waiting, self._starting = [], []
+            sent.starting = {job: d for job, d in sent.starting.items() if job not in ended}
+        self._waiting, self._starting = [], {}
         return sent
 
     def _send_again(self, *parts: _Sent) -> None:
         for part in reversed(parts):
             self._waiting = part.acks + self._waiting
-            self._starting = part.starting + self._starting
+            self._starting = {**part.starting, **self._starting}
 
     def _answered(self, sent: _Sent, reply: Any, answers: Answers) -> list[_Sent]:
         """Sort out a reply; what it refused."""

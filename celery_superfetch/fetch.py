@@ -182,8 +182,8 @@ class Fetch:
     def _claim(self, lists: list[str], credit: int, now: float) -> None:
         order, turn = self.channel.claim_order()
         confirm, self.unconfirmed = self._still_ours(self.unconfirmed), []
+        starts = max(0, self.in_flight.leases.free() - len(self.ready))
         try:
-            starts = max(0, self.in_flight.leases.free() - len(self.ready))
             claims = self.membership.claim(order, credit, turn, confirm, starts)
         except RedisError:
             self.in_flight.requeue(reversed(confirm))

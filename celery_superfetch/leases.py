@@ -92,4 +92,4 @@ class Leases:
     def forget(self, job: Job) -> None:
         """It is settled, or somebody else's."""
         self._recorded.pop(job, None)
-        self._given.discard(job)
+        self.take_back(job)

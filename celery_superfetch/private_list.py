@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -143,10 +143,13 @@ class PrivateLists:
             [owner, queue_list, keys.recoveries_prefix, f"{next(self._claim_ids):x}"],
         )
 
-    def ack(self, settled: Sequence[Claimed], starting: Sequence[Job] = ()) -> Call:
+    def ack(self, settled: Sequence[Claimed], starting: Mapping[Job, str] | None = None) -> Call:
         """The call that settles jobs, and records those that start in their place.
 
         The counters of those that were delivered before are cleared.
+
+        Arguments:
+            starting: job -> its digest.
         """
         keys: list[str] = []
         args: list[Any] = [len(settled)]
@@ -157,9 +160,9 @@ class PrivateLists:
             counters = self.keys.recoveries(digest(job.payload)) if counted else private
             keys += [private, counters, self.keys.running(job.owner)]
             args += [job.payload, int(counted), job.claim_id]
-        for job in starting:
+        for job, name in (starting or {}).items():
             keys.append(self.keys.running(job.owner))
-            args += [job.claim_id, digest(job.payload)]
+            args += [job.claim_id, name]
         return Call("ack", keys, args)
 
     def requeue(

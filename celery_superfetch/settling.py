@@ -70,11 +70,11 @@ class Settling:
         """Whether ``job`` is held, and no pool has it."""
         return self._held.get(job) is False
 
-    def hand_over(self, job: Job, *, record: bool = True) -> float:
+    def hand_over(self, job: Job, record: str = "") -> float:
         """Note that a pool has the job: from here on it may start without our knowledge.
 
         Arguments:
-            record: False where it may be settled before it runs.
+            record: its digest; empty where it may be settled before it runs.
 
         Returns:
             until when it may start without asking (monotonic s); 0 when it has to ask.
@@ -89,7 +89,7 @@ class Settling:
                 self.leases.give(job)
             return until
 
-    def _record(self, job: Job, record: bool) -> float:
+    def _record(self, job: Job, record: str) -> float:
         """Record a job as running that has a slot for itself, without waiting for the answer.
 
         The record is on its way before the pool has the job, and takes along the ack of the one
@@ -102,7 +102,7 @@ class Settling:
         if not until or self.doubt or self.alone is not None or not self.leases.has_slot():
             return 0.0
         if record:
-            self._acks.start(job)
+            self._acks.start(job, record)
         try:
             self.post()
         except (RedisError, OSError):  # it is sent again, and the job asks

@@ -94,10 +94,11 @@ def _hand_over(request: Any) -> Ticket | None:
         return None
     job, channel = claimed.job, request.message.channel
     prefix, late = channel.config.global_keyprefix, request.task.acks_late
-    until = channel.fetch.in_flight.hand_over(job, record=late)
+    name = digest(job.payload)
+    until = channel.fetch.in_flight.hand_over(job, name if late else "")
     if until:
         request.message._raw.start()  # it is not given back any more, whatever its consumer does
-    return Ticket(job.owner, job.claim_id, digest(job.payload), late, prefix, until)
+    return Ticket(job.owner, job.claim_id, name, late, prefix, until)
 
 
 def _send_acks() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 from celery import Celery
 
@@ -15,6 +14,7 @@ from celery_superfetch.tasks import reaper_of
 from harness.database import Database
 from harness.faults import kill_connections
 from harness.ledger import Ledger
+from harness.process import is_alive
 from harness.waiting import eventually
 from harness.worker import Worker
 
@@ -42,8 +42,21 @@ def start(worker: Any, no_children: Path) -> Callable[..., Worker]:
     return started
 
 
-def gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+@pytest.fixture
+def behind_early(
+    start: Callable[..., Worker],
+    app: Celery,
+    shop: SimpleNamespace,
+    ledger: Ledger,
+    db: Database,
+) -> Worker:
+    """A worker whose only thread runs a job with early ack, before one with late ack."""
+    one = start("threads")
+    app.send_task("shop.early", ("early",))
+    eventually(lambda: ledger.starts().get("early"))
+    shop.note.delay("late")
+    eventually(lambda: [*db.held().values()] == [["late"]])
+    return one
 
 
 @pytest.mark.parametrize("written", [False, True])
@@ -63,14 +76,14 @@ def test_a_job_that_a_lost_connection_makes_the_pool_forget_is_given_back(
     no_children.touch()
     if not written:
         child.kill()
-        eventually(lambda: gone(child))
+        eventually(lambda: not is_alive(child))
     else:
         child.suspend()
     shop.note.delay("job")
     eventually(lambda: db.running() == ["job"], message="it is recorded as running")
     if written:
         child.kill()
-        eventually(lambda: gone(child))
+        eventually(lambda: not is_alive(child))
     kill_connections(db.client)
     one.wait_log("Connection to broker lost")
     no_children.unlink()
@@ -81,29 +94,19 @@ def test_a_job_that_a_lost_connection_makes_the_pool_forget_is_given_back(
 
 @pytest.mark.parametrize("end", ["connection", "term"])
 def test_a_job_behind_one_with_early_ack_is_given_back(
-    start: Callable[..., Worker],
-    app: Celery,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-    end: str,
+    behind_early: Worker, ledger: Ledger, db: Database, end: str
 ) -> None:
     """What was acked before it runs has the slot all the same."""
-    one = start("threads")
-    app.send_task("shop.early", ("early",))
-    eventually(lambda: ledger.starts().get("early"))
-    shop.note.delay("late")
-    eventually(lambda: [*db.held().values()] == [["late"]])
     assert not db.running()
     if end == "term":
-        one.term()
+        behind_early.term()
         eventually(lambda: db.waiting() == ["late"])
         ledger.release()
-        one.wait_exit()
+        behind_early.wait_exit()
         assert db.waiting() == ["late"]
         return
     kill_connections(db.client)
-    one.wait_log("Connection to broker lost")
+    behind_early.wait_log("Connection to broker lost")
     ledger.release()
     eventually(lambda: ledger.finishes().get("late"))
     eventually(lambda: not db.held())
@@ -111,17 +114,8 @@ def test_a_job_behind_one_with_early_ack_is_given_back(
 
 
 def test_a_job_behind_one_with_early_ack_is_not_blamed_for_it(
-    start: Callable[..., Worker],
-    app: Celery,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
+    behind_early: Worker, app: Celery, db: Database
 ) -> None:
-    one = start("threads")
-    app.send_task("shop.early", ("early",))
-    eventually(lambda: ledger.starts().get("early"))
-    shop.note.delay("late")
-    eventually(lambda: [*db.held().values()] == [["late"]])
-    one.kill9_all()
+    behind_early.kill9_all()
     eventually(lambda: reaper_of(app, db.client).reap().dead)
     assert db.strikes() == {"late": (0, "")}

@@ -30,6 +30,10 @@ def claim(bench: Bench, owner: Facts, *payloads: bytes, starts: int = 0) -> list
     return list(bench.in_flight.claim(owner.owner, ["mail"], 10, 1, [], starts).jobs)
 
 
+def hand_over(bench: Bench, job: Job) -> float:
+    return bench.in_flight.hand_over(job, digest(job.payload))
+
+
 def running(bench: Bench, owner: Facts) -> list[str]:
     """Digests of what the server has as running."""
     return sorted(bench.lists.running(owner.owner).digests)
@@ -47,10 +51,10 @@ def test_a_claim_records_the_first_of_its_jobs_as_running(bench: Bench, owner: F
     assert running(bench, owner) == digests(ONE, TWO)
     ids = bench.client.hgetall(bench.keys.running(owner.owner))
     assert set(ids) == {one.job.claim_id.encode(), two.job.claim_id.encode()}
-    assert bench.in_flight.hand_over(one.job) > monotonic()
+    assert hand_over(bench, one.job) > monotonic()
     bench.in_flight.leases.void()
-    assert bench.in_flight.hand_over(two.job) > monotonic(), "its own record is enough"
-    assert bench.in_flight.hand_over(three.job) == 0
+    assert hand_over(bench, two.job) > monotonic(), "its own record is enough"
+    assert hand_over(bench, three.job) == 0
 
 
 def test_what_a_blocking_read_brought_starts_first(bench: Bench, owner: Facts) -> None:
@@ -100,7 +104,7 @@ def test_a_job_that_only_waits_does_not_count_as_running(
     if waits:
         bench.in_flight.waits(one.job)
     bench.in_flight.delivered(one.job)
-    bench.in_flight.hand_over(two.job)
+    hand_over(bench, two.job)
     bench.in_flight.delivered(two.job)
     bench.in_flight.flush()
     assert running(bench, owner) == digests(TWO)
@@ -127,10 +131,10 @@ def test_a_job_with_a_slot_is_recorded_with_the_ack_that_made_room(
 ) -> None:
     one, two, three = claim(bench, owner, ONE, TWO, THREE)
     for claimed in (one, two):
-        assert monotonic() < bench.in_flight.hand_over(claimed.job) < monotonic() + START_LEASE
+        assert monotonic() < hand_over(bench, claimed.job) < monotonic() + START_LEASE
     eventually(lambda: running(bench, owner) == digests(ONE, TWO))
     bench.in_flight.ack(one)
-    assert bench.in_flight.hand_over(three.job) > monotonic()
+    assert hand_over(bench, three.job) > monotonic()
     eventually(lambda: running(bench, owner) == digests(TWO, THREE))
     assert bench.private(owner) == [THREE, TWO]
     assert bench.in_flight.settlements["acks"] == 1, "nobody has waited for the answer"
@@ -138,8 +142,8 @@ def test_a_job_with_a_slot_is_recorded_with_the_ack_that_made_room(
 
 def test_a_job_beyond_the_slots_asks(bench: Bench, owner: Facts) -> None:
     one, two, three = claim(bench, owner, ONE, TWO, THREE)
-    assert all(bench.in_flight.hand_over(claimed.job) for claimed in (one, two))
-    assert bench.in_flight.hand_over(three.job) == 0
+    assert all(hand_over(bench, claimed.job) for claimed in (one, two))
+    assert hand_over(bench, three.job) == 0
     bench.in_flight.flush()
     assert running(bench, owner) == digests(ONE, TWO)
 
@@ -147,7 +151,7 @@ def test_a_job_beyond_the_slots_asks(bench: Bench, owner: Facts) -> None:
 def test_a_task_with_early_ack_is_not_recorded(bench: Bench, owner: Facts) -> None:
     """Its ack may come first, and nothing would remove the record."""
     [one] = claim(bench, owner, ONE)
-    assert bench.in_flight.hand_over(one.job, record=False) > monotonic()
+    assert bench.in_flight.hand_over(one.job) > monotonic()
     bench.in_flight.flush()
     assert running(bench, owner) == []
 
@@ -182,16 +186,16 @@ def test_it_asks_when_something_else_may_be_true_by_now(
     bench: Bench, owner: Facts, spoil: Spoil
 ) -> None:
     one, two = claim(bench, owner, ONE, TWO)
-    assert bench.in_flight.hand_over(one.job)
+    assert hand_over(bench, one.job)
     spoil(bench, owner, two.job)
-    assert bench.in_flight.hand_over(two.job) == 0
+    assert hand_over(bench, two.job) == 0
 
 
 def test_a_claim_that_says_more_is_news_again(bench: Bench, owner: Facts) -> None:
     [one] = claim(bench, owner, ONE)
     bench.in_flight.leases.void()
     bench.in_flight.claim(owner.owner, ["mail"], 1, 1, [])
-    assert bench.in_flight.hand_over(one.job)
+    assert hand_over(bench, one.job)
 
 
 def test_an_owner_that_is_not_registered_gets_none(bench: Bench, owner: Facts) -> None:
@@ -199,7 +203,7 @@ def test_an_owner_that_is_not_registered_gets_none(bench: Bench, owner: Facts) -
     bench.in_flight.leases.void()
     bench.client.zrem(bench.keys.owners, owner.owner)
     assert not bench.in_flight.claim(owner.owner, ["mail"], 1, 1, []).registered
-    assert bench.in_flight.hand_over(one.job) == 0
+    assert hand_over(bench, one.job) == 0
 
 
 def test_news_gets_old() -> None:
@@ -230,7 +234,7 @@ def test_it_lasts_no_longer_than_it_takes_to_be_taken_for_dead(bench: Bench, own
 def test_a_job_that_may_start_is_not_given_back(bench: Bench, owner: Facts) -> None:
     """Not even before the server knows that: its record may be behind the return."""
     [one] = claim(bench, owner, ONE)
-    assert bench.in_flight.hand_over(one.job)
+    assert hand_over(bench, one.job)
     bench.client.hdel(bench.keys.running(owner.owner), one.job.claim_id)
     bench.in_flight.requeue([one.job])
     assert bench.queue() == []
@@ -241,14 +245,14 @@ def test_a_job_that_may_start_is_not_given_back(bench: Bench, owner: Facts) -> N
 def test_the_control_gives_back_what_had_to_ask(bench: Bench, owner: Facts) -> None:
     [one] = claim(bench, owner, ONE)
     bench.in_flight.leases.void()
-    assert bench.in_flight.hand_over(one.job) == 0
+    assert hand_over(bench, one.job) == 0
     bench.in_flight.requeue([one.job])
     assert bench.queue() == [ONE]
 
 
 def test_a_job_that_its_pool_has_forgotten_is(bench: Bench, owner: Facts) -> None:
     [one] = claim(bench, owner, ONE)
-    bench.in_flight.hand_over(one.job)
+    hand_over(bench, one.job)
     bench.in_flight.ended(one.job)
     bench.in_flight.requeue([one.job])
     assert (bench.queue(), bench.private(owner)) == ([ONE], [])
@@ -257,7 +261,7 @@ def test_a_job_that_its_pool_has_forgotten_is(bench: Bench, owner: Facts) -> Non
 
 def test_at_the_end_all_are(bench: Bench, owner: Facts) -> None:
     [one] = claim(bench, owner, ONE)
-    bench.in_flight.hand_over(one.job)
+    hand_over(bench, one.job)
     bench.in_flight.give_all_back()
     assert (bench.queue(), bench.private(owner)) == ([ONE], [])
 
@@ -267,7 +271,7 @@ def test_a_record_that_comes_late_does_not_start_what_was_given_back(
 ) -> None:
     [one] = claim(bench, owner, ONE)
     bench.in_flight.requeue([one.job])
-    bench.run(bench.lists.ack([], [one.job]))
+    bench.run(bench.lists.ack([], {one.job: digest(ONE)}))
     assert running(bench, owner) == []
 
 
@@ -278,12 +282,12 @@ def test_a_record_that_was_lost_is_sent_again(bench: Bench, owner: Facts) -> Non
     one, two = claim(bench, owner, ONE, TWO)
     kill_connections(bench.client)
     # The kernel takes it, or says at once that the other end is gone.
-    sent = bench.in_flight.hand_over(one.job)
+    sent = hand_over(bench, one.job)
     if sent:
         with pytest.raises(redis.ConnectionError):
             bench.in_flight.flush()
     assert bench.in_flight.doubt
-    assert bench.in_flight.hand_over(two.job) == 0
+    assert hand_over(bench, two.job) == 0
     bench.in_flight.flush()
     assert running(bench, owner) == digests(ONE)
 
@@ -291,7 +295,7 @@ def test_a_record_that_was_lost_is_sent_again(bench: Bench, owner: Facts) -> Non
 def test_a_job_that_ended_meanwhile_is_only_settled(bench: Bench, owner: Facts) -> None:
     [one] = claim(bench, owner, ONE)
     kill_connections(bench.client)
-    bench.in_flight.hand_over(one.job)
+    hand_over(bench, one.job)
     bench.in_flight.ack(one)
     if bench.in_flight.settlements["acks"]:
         try:

@@ -242,7 +242,7 @@ class Worker:
             # Not even a mark in the very ms of its verdict comes while a lease lasts.
             self.in_flight.leases = Leases(0)
         ticket = Ticket(job.owner, job.claim_id, digest(job.payload), True, "")
-        may_start = self.in_flight.hand_over(job)
+        may_start = self.in_flight.hand_over(job, ticket.digest)
         answers = [""] if may_start else [self._starts.ask(ticket) for _ in range(1 + reply_lost)]
         assert len(set(answers)) == 1, "asking again changes nothing"
         self.waits.remove(claimed)
