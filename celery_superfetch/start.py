@@ -28,6 +28,7 @@ from .in_flight import InFlight
 from .job import digest
 from .keys import Keys
 from .memberships import memberships
+from .pool_deaths import hear_the_dead
 from .pool_flush import keep_what_runs
 from .pool_slots import ack_first
 from .qos import claim_of
@@ -84,6 +85,7 @@ def guard_starts(pool: Any) -> None:
 
     pool.apply_async = guarded
     keep_what_runs(pool)
+    hear_the_dead(pool)
     ack_first(pool)
 
 
