@@ -140,6 +140,10 @@ class Settling:
             redis.exceptions.RedisError: the server could not be asked.
         """
         with self._lock:
+            with contextlib.suppress(RedisError):  # what was refused has not come either
+                # The record of its start may be on its way, and must not come in behind what
+                # removes it.
+                self._run()
             self.scripts.run_all(self._held_aside.unhold([job]))
             self._held_aside.forget(job)
 

@@ -140,6 +140,7 @@ def test_features(
     ledger.release()
     programme.check()
     eventually(lambda: not db.private_lists(), message="all is settled")
+    assert db.records() == []
     assert len(db.dead()) == line.can_end_a_job
 
     one.term()

@@ -84,6 +84,14 @@ class Database:
             name_of(raw) for raw in payloads if hashlib.sha1(raw).hexdigest().encode() in digests
         ]
 
+    def records(self) -> list[tuple[bytes, bytes]]:
+        """What forbids other starts: claims that are recorded as running, whatever became of them.
+
+        A claim that was given back leaves a mark for a while.
+        """
+        rows = [row for key in self.keys(f"{OWN}running:*") for row in self._hash(key).items()]
+        return [row for row in rows if row[1] != b"-"]
+
     def private_lists(self) -> list[str]:
         """The keys of all private lists that are not empty."""
         return self.keys(f"{OWN}private:*")

@@ -122,6 +122,26 @@ def test_without_end_of_counting_the_job_is_safe_on_its_queue(
     assert len(bench.in_flight) == 0
 
 
+def test_the_record_of_its_start_is_in_before_it_is_removed(
+    bench: Bench, owner: Facts, cut_short: CutShort
+) -> None:
+    """It goes by another connection: what came in late would forbid other starts."""
+    sender, on_their_way = object(), []
+    in_flight = bench.in_flight
+    in_flight.leases.has_slot = lambda: True
+    [claimed] = claim(bench, owner, payload(1))
+    assert in_flight.hand_over(claimed.job, digest(payload(1)))
+    assert in_flight.unsent
+
+    def look(recovery: Recovery, **_: object) -> None:
+        on_their_way.append(in_flight.unsent)
+
+    job_recovering.connect(look, sender=sender)
+    cut_short.recover_or_kill(claimed.job, "pool child lost", sender)
+    assert on_their_way == [False]
+    assert not bench.client.exists(bench.keys.running(owner.owner))
+
+
 def sent_anew(
     bench: Bench, owner: Facts, cut_short: CutShort, raw: bytes, sender: object = None, **how: Any
 ) -> Any:
