@@ -29,6 +29,12 @@ ON_TIMEOUT = (
     else "acks_on_failure_or_timeout"
 )
 
+#: Seconds of a time limit: a child must come to its first line in them, on a busy machine.
+LIMIT = 1.0
+#: Seconds to the next try. Celery writes "retried" when that has been sent, and on a busy machine it
+#: would come behind, and over, the result of the very next run.
+RETRY = 1.0
+
 
 class Unsent(celery.app.task.Task):
     """A task that Celery cannot send anew."""
@@ -123,10 +129,10 @@ def add_features(app: Celery, ledger_url: str) -> None:
     def retry(self: Any, job: str) -> str:
         started(job)
         if self.request.retries < 2:
-            raise self.retry(countdown=0.1)
+            raise self.retry(countdown=RETRY)
         return job
 
-    @task(bind=True, autoretry_for=(ConnectionError,), retry_kwargs={"countdown": 0})
+    @task(bind=True, autoretry_for=(ConnectionError,), retry_kwargs={"countdown": RETRY})
     def autoretry(self: Any, job: str) -> str:
         started(job)
         if self.request.retries < 2:
@@ -148,7 +154,7 @@ def add_features(app: Celery, ledger_url: str) -> None:
         started(job)
         raise ValueError("neither acked nor requeued by Celery's rules: it is rejected")
 
-    @task(soft_time_limit=0.3)
+    @task(soft_time_limit=LIMIT)
     def soft(job: str) -> str:
         started(job)
         try:
@@ -157,12 +163,12 @@ def add_features(app: Celery, ledger_url: str) -> None:
             return "soft"
         return "not limited"
 
-    @task(time_limit=0.3)
+    @task(time_limit=LIMIT)
     def hard(job: str) -> None:
         started(job)
         time.sleep(60)
 
-    @task(time_limit=0.3, **{ON_TIMEOUT: False})
+    @task(time_limit=LIMIT, **{ON_TIMEOUT: False})
     def hard_again(job: str) -> None:
         started(job)
         time.sleep(60)
