@@ -235,14 +235,19 @@ class Worker:
         """Look for what lost replies spoke of; a suspect among it is alone no longer."""
         self.in_flight.reconcile(self.owner, self._lists)
 
-    def start(self, claimed: Claimed, reply_lost: bool = False) -> bool:
-        """Hand a job to the pool, whose process asks whether it may run it."""
+    def hand_over(self, claimed: Claimed) -> float:
+        """Until when the pool may start it without a question."""
         job = claimed.job
         if self.bench.client.hget(self.bench.keys.facts(job.owner), "state") == b"reaped":
             # Not even a mark in the very ms of its verdict comes while a lease lasts.
             self.in_flight.leases = Leases(0)
+        return self.in_flight.hand_over(job, digest(job.payload))
+
+    def start(self, claimed: Claimed, reply_lost: bool = False) -> bool:
+        """Hand a job to the pool, whose process asks whether it may run it."""
+        job = claimed.job
         ticket = Ticket(job.owner, job.claim_id, digest(job.payload), True, "")
-        may_start = self.in_flight.hand_over(job, ticket.digest)
+        may_start = self.hand_over(claimed)
         answers = [""] if may_start else [self._starts.ask(ticket) for _ in range(1 + reply_lost)]
         assert len(set(answers)) == 1, "asking again changes nothing"
         self.waits.remove(claimed)

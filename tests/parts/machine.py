@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from celery_superfetch.drain import Report
-from celery_superfetch.job import Claimed, digest
+from celery_superfetch.job import Claimed
 from celery_superfetch.recovery import Limits
 from parts.bench import Bench
 from parts.cast import Pass, Stage, Worker
@@ -186,7 +186,7 @@ class Fleet(RuleBasedStateMachine):
         """A pool that has it may ask for it later."""
         worker, claimed = self.which(data, waiting)
         if in_pool:
-            worker.in_flight.hand_over(claimed.job, digest(claimed.job.payload))
+            worker.hand_over(claimed)
         else:
             worker.waits.remove(claimed)
         worker.in_flight.requeue([claimed.job], where)

@@ -131,7 +131,8 @@ class Truth(Known):
             b"unregistered"
             if owner not in self.owners
             else b"busy"
-            if self.what_runs(owner)
+            # One that waits with its process for itself keeps that, though it does not run.
+            if any(value != CALLED_OFF for value in self.running[owner].values())
             else b"ok"
             if waiting
             else b"none"
@@ -187,10 +188,13 @@ class Truth(Known):
             assert removed == self._take(private, payload)
             if removed:
                 self.settled[payload] += 1
+                card, owner = self.cards[payload], self._owner_of(running)
                 if counted:
                     self._clear(payload)
-                elif self.cards[payload].counted and self._owner_of(running) in self.reaped:
-                    self.cards[payload].left = True
+                elif self.running[owner].get(id) == digest(payload):
+                    card.runs -= 1  # it ended well, and is none of the next copy's
+                if not counted and card.counted and owner in self.reaped:
+                    card.left = True
             else:
                 self.notable["an ack came too late"] += 1
             self.end(self._owner_of(running), id)
@@ -237,7 +241,10 @@ class Truth(Known):
         for expected, strikes, blame, suspect, id, payload in _recoveries(call.args[6:]):
             card, outcome = self.cards[payload], reply[count]
             count += 1
-            if not self._holds(marked, owner, expected, private, payload, outcome):
+            # Blamed by another reaper, and then settled by its owner: as good as counted anew.
+            has_struck = marked and bool(id) and self.running[owner].get(id) == STRUCK
+            seen = -1 if has_struck else expected
+            if not self._holds(marked, owner, seen, private, payload, outcome):
                 continue
             self._judge(owner if marked else "", payload, blame, strikes)
             limit = self.limit(payload)
