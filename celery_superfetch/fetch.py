@@ -105,7 +105,7 @@ class Fetch:
             self._dry = False
             alone = self.in_flight.alone
             self.in_flight.flush()
-            if self.ready or (alone is not None and self.in_flight.alone is None):
+            if alone is not None and self.in_flight.alone is None:
                 self.poller.ring()
             return
         credit = self.channel.qos.credit()
@@ -118,8 +118,6 @@ class Fetch:
             self.in_flight.post()
         if self._dry and self.channel.qos.credit():
             self.reads.wait_on(lists)
-        if self.ready:
-            self.poller.ring()
 
     def _goes_with_the_next(self) -> bool:
         """Whether the next job takes the acks along, when it asks whether it may start.

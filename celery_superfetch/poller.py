@@ -14,8 +14,8 @@ from kombu.utils.eventio import poll
 
 from .fetch import POLL_INTERVAL
 
-#: Seconds of one turn of the loop that go into deliveries to a pool. Their acks wait for the next
-#: turn: it bounds what a crash runs again.
+#: Seconds of one turn of the loop that go into deliveries; remote control, timers and other sockets
+#: wait meanwhile. The acks of those to a pool wait, too: it bounds what a crash runs again.
 DELIVERING = 0.01
 
 #: Seconds a consumer without an event loop waits at most before it looks around.
@@ -45,6 +45,8 @@ class Poller(MultiChannelPoller):
         self._doorbell: tuple[int, int] | None = None
         self._rung = False
         self._end_round = False
+        #: When other sockets were looked at last (monotonic s).
+        self._looked = 0.0
         #: Held where the doorbell is rung from elsewhere, and where it is taken down.
         self._door = threading.Lock()
         self._loop = threading.get_ident()
@@ -132,22 +134,26 @@ class Poller(MultiChannelPoller):
                 os.read(self._doorbell[0], 16)
             self._rung = False
         end_round, self._end_round = self._end_round, False
-        return self._deliver() or end_round
+        delivered = self._deliver(monotonic() + DELIVERING)
+        if self._deliverable:
+            self.ring()
+        return delivered or end_round
 
-    def _deliver(self) -> bool:
-        """Deliver what is ready; whether anything was.
+    @property
+    def _deliverable(self) -> bool:
+        return any(channel.deliverable for channel in self._channels)
 
-        One job where it may run here, since its ack must not wait for the next. Where a pool
-        runs it, as many as a short time allows: remote control and timers wait, too.
+    def _deliver(self, until: float) -> bool:
+        """Deliver what is ready, until some time (monotonic s); whether anything was.
+
+        One job where it may run here, since its ack must not wait for the next.
         """
-        delivered, until = False, monotonic() + (0.0 if self.inline else DELIVERING)
+        delivered, until = False, 0.0 if self.inline else until
         for channel in list(self._channels):
             while channel.deliverable:
                 delivered = channel.deliver_one() or delivered
                 if monotonic() >= until:
                     break
-        if any(channel.deliverable for channel in self._channels):
-            self.ring()
         return delivered
 
     # -- kombu's interface
@@ -156,7 +162,14 @@ class Poller(MultiChannelPoller):
         super().on_poll_start()
         # ``get`` has done it: before 5.7 kombu's does not come by here.
         if not self._in_protected_read:
+            until, delivered = monotonic() + DELIVERING, False
             self._turn()
+            while self._deliverable and monotonic() < until:
+                delivered = self._deliver(until) or delivered
+                self._turn()
+            # If not in this one, a pool of processes hears of its new jobs in the next turn.
+            if self._deliverable or (delivered and not self.inline):
+                self.ring()
 
     def _turn(self) -> None:
         self._loop = threading.get_ident()
@@ -179,11 +192,20 @@ class Poller(MultiChannelPoller):
 
     def get(self, callback: Any, timeout: float | None = None) -> Any:
         self._turn()
+        # Greenlets run while their consumer looks around.
+        until = self._looked + DELIVERING
+        if not self.endless and monotonic() < until and self._deliver(until):
+            return None
+        if self._deliverable:
+            self.ring()
         if any(channel.must_look for channel in self._channels):
             timeout = POLL_INTERVAL if timeout is None else min(timeout, POLL_INTERVAL)
         # A wait without end would never find out that a silent connection is dead.
         timeout = LONGEST_WAIT if timeout is None else min(timeout, LONGEST_WAIT)
-        return super().get(callback, timeout)
+        try:
+            return super().get(callback, timeout)
+        finally:
+            self._looked = monotonic()
 
     def close(self) -> None:
         if self._pid != os.getpid():

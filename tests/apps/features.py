@@ -31,7 +31,7 @@ ON_TIMEOUT = (
 
 #: Seconds of a time limit: a child must come to its first line in them, on a busy machine.
 LIMIT = 1.0
-#: Seconds to the next try. Celery writes "retried" when that has been sent, and on a busy machine it
+#: Seconds to the next try. Celery writes "retried" when that has been sent: on a busy machine it
 #: would come behind, and over, the result of the very next run.
 RETRY = 1.0
 

@@ -93,6 +93,7 @@ MODULES = {
         "plain",
         "poison_pill",
         "poller",
+        "pool_deaths",
         "pool_flush",
         "pool_slots",
         "probation",
