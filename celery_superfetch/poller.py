@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
+from queue import Empty
 from time import monotonic
 from typing import Any
 
@@ -103,13 +104,17 @@ class Poller(MultiChannelPoller):
 
     def ring(self) -> None:
         """Make the loop come back at once."""
+        doorbell = self._hung()
+        if not self._rung:
+            self._rung = True
+            os.write(doorbell[1], b"!")
+
+    def _hung(self) -> tuple[int, int]:
         if self._doorbell is None:
             self._doorbell = os.pipe()
             os.set_blocking(self._doorbell[0], False)
             self.watch(self._doorbell[0], self._answer)
-        if not self._rung:
-            self._rung = True
-            os.write(self._doorbell[1], b"!")
+        return self._doorbell
 
     def wake(self, *, end_round: bool = False) -> None:
         """A settlement from another thread, or greenlet, than the loop's: it may free the prefetch.
@@ -168,7 +173,7 @@ class Poller(MultiChannelPoller):
                 delivered = self._deliver(until) or delivered
                 self._turn()
             # If not in this one, a pool of processes hears of its new jobs in the next turn.
-            if self._deliverable or (delivered and not self.inline):
+            if self._deliverable or (delivered and self._channels and not self.inline):
                 self.ring()
 
     def _turn(self) -> None:
@@ -192,20 +197,27 @@ class Poller(MultiChannelPoller):
 
     def get(self, callback: Any, timeout: float | None = None) -> Any:
         self._turn()
-        # Greenlets run while their consumer looks around.
-        until = self._looked + DELIVERING
-        if not self.endless and monotonic() < until and self._deliver(until):
-            return None
         if self._deliverable:
-            self.ring()
+            if self.endless:  # greenlets run while their consumer looks around
+                self.ring()
+            elif self._deliver_here(callback):
+                return None
         if any(channel.must_look for channel in self._channels):
             timeout = POLL_INTERVAL if timeout is None else min(timeout, POLL_INTERVAL)
         # A wait without end would never find out that a silent connection is dead.
         timeout = LONGEST_WAIT if timeout is None else min(timeout, LONGEST_WAIT)
-        try:
-            return super().get(callback, timeout)
-        finally:
-            self._looked = monotonic()
+        return super().get(callback, timeout)
+
+    def _deliver_here(self, callback: Any) -> bool:
+        """Deliver, if not what another socket has brought: every so often that comes first."""
+        self._hung()  # for whoever settles what is delivered now
+        now = monotonic()
+        if now >= self._looked + DELIVERING:
+            self._looked = now
+            with contextlib.suppress(Empty):
+                super().get(callback, 0)
+                return True
+        return self._deliver(now)
 
     def close(self) -> None:
         if self._pid != os.getpid():

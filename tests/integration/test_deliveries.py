@@ -1,0 +1,125 @@
+"""Jobs are delivered in the turn that claimed them; what else the loop serves has its turn, too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import kombu
+import pytest
+from kombu.asynchronous.hub import Hub
+
+from celery_superfetch import poller
+from harness.waiting import eventually
+from parts.bench import Bench, payload
+from parts.inbox import Inbox, publish
+
+LOOPS = ["hub", "drain_events"]
+Settle = Callable[[Any], object]
+
+
+@contextmanager
+def consuming(url: str, loop: str, settle: Settle) -> Iterator[tuple[Inbox, Callable[[], bool]]]:
+    """A consumer with a prefetch of 1 that settles each message as it comes, and a turn of it."""
+    hub = Hub()
+    with Inbox(url, prefetch=1, consume=False) as inbox:
+        inbox.consumer.on_message = lambda message: (
+            inbox.messages.append(message),
+            settle(message),
+        )
+        inbox.consumer.consume()
+        if loop == "hub":
+            inbox.connection.register_with_event_loop(hub)
+
+        def turn() -> bool:
+            if loop == "hub":
+                hub.call_later(0.02, lambda: None)  # it must not wait for ever
+                hub.run_once()
+            else:
+                inbox.turn()
+            return True
+
+        yield inbox, turn
+    # kombu leaves the socket of its own BRPOP there.
+    ours = [read for read, _ in hub.readers.values() if isinstance(read.__self__, poller.Poller)]
+    hub.close()
+    assert not ours, "nothing of a closed connection stays in the loop"
+
+
+def test_a_turn_delivers_all_that_it_can_claim(
+    url: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poller, "DELIVERING", 60.0)
+    bench.push("mail", *map(payload, range(20)))
+    in_flight: list[int] = []
+
+    def settle(message: Any) -> None:
+        [owner] = bench.registry.owners()
+        in_flight.append(len(bench.private(owner)))
+        message.ack()
+
+    with consuming(url, "hub", settle) as (inbox, turn):
+        turn()
+        assert len(inbox.messages) == 20
+        assert set(in_flight) == {1}, "the ack of the one before is with the server"
+    assert bench.queue() == []
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_jobs_without_end_keep_nothing_else_from_its_turn(
+    url: str, bench: Bench, loop: str
+) -> None:
+    """Each job brings the next; a queue without ack is another socket of the same loop."""
+    news: list[Any] = []
+
+    def settle(message: Any) -> None:
+        bench.push("mail", payload(len(news)))
+        message.ack()
+
+    bench.push("mail", payload("first"))
+    with consuming(url, loop, settle) as (inbox, turn):
+        radio = [kombu.Queue("radio")]
+        channel = inbox.connection.channel()
+        kombu.Consumer(channel, radio, no_ack=True, on_message=news.append).consume()
+        eventually(lambda: turn() and len(inbox.messages) > 10, 10, 0)
+        publish(url, "radio", "news")
+        eventually(lambda: turn() and news, 10, 0)
+
+
+def test_the_control_without_a_bound_they_do(
+    url: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poller, "DELIVERING", math.inf)
+    news: list[Any] = []
+
+    def settle(message: Any) -> None:
+        bench.push("mail", payload("next"))
+        message.ack()
+
+    bench.push("mail", payload("first"))
+    with consuming(url, "drain_events", settle) as (inbox, turn):
+        radio = [kombu.Queue("radio")]
+        channel = inbox.connection.channel()
+        kombu.Consumer(channel, radio, no_ack=True, on_message=news.append).consume()
+        eventually(lambda: turn() and len(inbox.messages) > 10, 10, 0)
+        publish(url, "radio", "news")
+        eventually(lambda: turn() and len(inbox.messages) > 500, 30, 0)
+        assert not news
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_callback_may_close_the_connection(url: str, bench: Bench, loop: str) -> None:
+    bench.push("mail", payload(1), payload(2))
+    inboxes: list[Inbox] = []
+
+    def settle(message: Any) -> None:
+        message.ack()
+        inboxes[0].connection.close()
+
+    with consuming(url, loop, settle) as (inbox, turn):
+        inboxes.append(inbox)
+        eventually(lambda: turn() and inbox.messages, 10, 0)
+        assert len(inbox.messages) == 1
+    assert bench.queue() == [payload(2)]
