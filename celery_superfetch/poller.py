@@ -197,11 +197,8 @@ class Poller(MultiChannelPoller):
 
     def get(self, callback: Any, timeout: float | None = None) -> Any:
         self._turn()
-        if self._deliverable:
-            if self.endless:  # greenlets run while their consumer looks around
-                self.ring()
-            elif self._deliver_here(callback):
-                return None
+        if self._deliverable and self._deliver_here(callback):
+            return None
         if any(channel.must_look for channel in self._channels):
             timeout = POLL_INTERVAL if timeout is None else min(timeout, POLL_INTERVAL)
         # A wait without end would never find out that a silent connection is dead.
@@ -209,10 +206,13 @@ class Poller(MultiChannelPoller):
         return super().get(callback, timeout)
 
     def _deliver_here(self, callback: Any) -> bool:
-        """Deliver, if not what another socket has brought: every so often that comes first."""
+        """Deliver, if not what another socket has brought: every so often that comes first.
+
+        In Celery's worker always: of what comes there, remote control is the most urgent.
+        """
         self._hung()  # for whoever settles what is delivered now
         now = monotonic()
-        if now >= self._looked + DELIVERING:
+        if self.endless or now >= self._looked + DELIVERING:
             self._looked = now
             with contextlib.suppress(Empty):
                 super().get(callback, 0)

@@ -32,6 +32,7 @@ def consuming(url: str, loop: str, settle: Settle) -> Iterator[tuple[Inbox, Call
         inbox.consumer.consume()
         if loop == "hub":
             inbox.connection.register_with_event_loop(hub)
+        inbox.connection.transport.cycle.endless = loop == "synloop"  # Celery's, under gevent
 
         def turn() -> bool:
             if loop == "hub":
@@ -67,7 +68,7 @@ def test_a_turn_delivers_all_that_it_can_claim(
     assert bench.queue() == []
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", [*LOOPS, "synloop"])
 def test_jobs_without_end_keep_nothing_else_from_its_turn(
     url: str, bench: Bench, loop: str
 ) -> None:
