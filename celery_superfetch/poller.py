@@ -169,11 +169,12 @@ class Poller(MultiChannelPoller):
         if not self._in_protected_read:
             until, delivered = monotonic() + DELIVERING, False
             self._turn()
-            while self._deliverable and monotonic() < until:
+            # In the solo pool the ack of a job comes when this turn of Celery's loop is over.
+            while not self.solo and self._deliverable and monotonic() < until:
                 delivered = self._deliver(until) or delivered
                 self._turn()
             # If not in this one, a pool of processes hears of its new jobs in the next turn.
-            if self._deliverable or (delivered and self._channels and not self.inline):
+            if self._deliverable or (delivered and self._channels):
                 self.ring()
 
     def _turn(self) -> None:

@@ -186,6 +186,7 @@ def test_without_working_on_it_a_job_in_a_thread_runs_again(url: str, bench: Ben
         eventually(lambda: mill.running)
         cut_all(bench)
         eventually(lambda: mill.ran["long-a"] == 2)
+        mill.long_jobs_end()
     assert nothing_left(bench)
 
 
