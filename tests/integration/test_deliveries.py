@@ -49,6 +49,12 @@ def consuming(url: str, loop: str, settle: Settle) -> Iterator[tuple[Inbox, Call
     assert not ours, "nothing of a closed connection stays in the loop"
 
 
+def listen(inbox: Inbox, news: list[Any]) -> None:
+    """To a queue without ack, which is another socket of the same loop."""
+    radio, channel = [kombu.Queue("radio")], inbox.connection.channel()
+    kombu.Consumer(channel, radio, no_ack=True, on_message=news.append).consume()
+
+
 def test_a_turn_delivers_all_that_it_can_claim(
     url: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +78,7 @@ def test_a_turn_delivers_all_that_it_can_claim(
 def test_jobs_without_end_keep_nothing_else_from_its_turn(
     url: str, bench: Bench, loop: str
 ) -> None:
-    """Each job brings the next; a queue without ack is another socket of the same loop."""
+    """Each job brings the next."""
     news: list[Any] = []
 
     def settle(message: Any) -> None:
@@ -81,9 +87,7 @@ def test_jobs_without_end_keep_nothing_else_from_its_turn(
 
     bench.push("mail", payload("first"))
     with consuming(url, loop, settle) as (inbox, turn):
-        radio = [kombu.Queue("radio")]
-        channel = inbox.connection.channel()
-        kombu.Consumer(channel, radio, no_ack=True, on_message=news.append).consume()
+        listen(inbox, news)
         eventually(lambda: turn() and len(inbox.messages) > 10, 10, 0)
         publish(url, "radio", "news")
         eventually(lambda: turn() and news, 10, 0)
@@ -101,9 +105,7 @@ def test_the_control_without_a_bound_they_do(
 
     bench.push("mail", payload("first"))
     with consuming(url, "drain_events", settle) as (inbox, turn):
-        radio = [kombu.Queue("radio")]
-        channel = inbox.connection.channel()
-        kombu.Consumer(channel, radio, no_ack=True, on_message=news.append).consume()
+        listen(inbox, news)
         eventually(lambda: turn() and len(inbox.messages) > 10, 10, 0)
         publish(url, "radio", "news")
         eventually(lambda: turn() and len(inbox.messages) > 500, 30, 0)

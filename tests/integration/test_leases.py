@@ -218,7 +218,7 @@ def test_it_lasts_no_longer_than_it_takes_to_be_taken_for_dead(bench: Bench, own
     """A claim is no heartbeat: the heart may have lost its connection alone."""
     leases = Leases(5)
     leases.heard(monotonic() - 1.4 * 5)
-    [job] = [bench.lists.job(owner.owner, "mail", ONE)]
+    job = bench.lists.job(owner.owner, "mail", ONE)
     leases.claimed("me", monotonic(), [job])
     assert monotonic() < leases.until("me") <= monotonic() + 0.1 * 5
     leases.heard(monotonic() - 1.6 * 5)
