@@ -59,8 +59,13 @@ def _can_be_read(job: Any) -> bool:
     If that has died, the job has to be known all the same: for the pool to see that its pipe is not
     given to the next child, who would find the job in it.
     """
-    request = getattr(job._accept_callback, "__self__", None)
-    return not job._accepted and job._write_to is not None and claim_of(request) is not None
+    claimed = claim_of(_request_of(job))
+    return not job._accepted and job._write_to is not None and claimed is not None
+
+
+def _request_of(job: Any) -> Any:
+    """Celery's request that the pool tells of a job; None for what else it runs."""
+    return getattr(job._accept_callback, "__self__", None)
 
 
 def _is_gone(child: Any) -> bool:
@@ -72,7 +77,7 @@ def _return(jobs: list[Any]) -> None:
     """Give back what the pool has forgotten. Its channel has tried, and was told that it runs."""
     for job in reversed(jobs):
         job.discard()
-        request: Any = getattr(job._accept_callback, "__self__", None)
+        request = _request_of(job)
         claimed = claim_of(request)
         if claimed is not None:
             in_flight = request.message.channel.fetch.in_flight

@@ -140,7 +140,7 @@ class PrivateLists:
                 keys.probation(queue_list),
                 keys.private(owner, queue_list),
             ],
-            [owner, queue_list, keys.recoveries_prefix, f"{next(self._claim_ids):x}"],
+            [owner, queue_list, keys.recoveries_prefix, self._claim_id()],
         )
 
     def ack(self, settled: Sequence[Claimed], starting: Mapping[Job, str] | None = None) -> Call:
