@@ -7,6 +7,8 @@ from typing import Any
 
 from redis.connection import AbstractConnection
 
+from celery_superfetch import scripts
+
 
 def watch_sent(note: Callable[[int, int], None]) -> Callable[[], None]:
     """Call ``note`` with the number of commands, and of sends (a pipeline is one), of each kind.
@@ -15,7 +17,7 @@ def watch_sent(note: Callable[[int, int], None]) -> Callable[[], None]:
         what ends it.
     """
     send, pack = AbstractConnection.send_command, AbstractConnection.pack_commands
-    packed = AbstractConnection.send_packed_command
+    packed, ours = AbstractConnection.send_packed_command, scripts.packed
 
     def noted_send(connection: Any, *args: Any, **kwargs: Any) -> Any:
         note(1, 0)
@@ -30,10 +32,15 @@ def watch_sent(note: Callable[[int, int], None]) -> Callable[[], None]:
         note(0, 1)
         return packed(connection, *args, **kwargs)
 
+    def noted_ours(commands: Any) -> Any:
+        note(len(commands), 0)
+        return ours(commands)
+
     def put(*methods: Any) -> None:
         AbstractConnection.send_command = methods[0]  # type: ignore[method-assign]
         AbstractConnection.pack_commands = methods[1]  # type: ignore[method-assign]
         AbstractConnection.send_packed_command = methods[2]  # type: ignore[method-assign]
+        scripts.packed = methods[3]
 
-    put(noted_send, noted_pack, noted_packed)
-    return lambda: put(send, pack, packed)
+    put(noted_send, noted_pack, noted_packed, noted_ours)
+    return lambda: put(send, pack, packed, ours)

@@ -18,6 +18,9 @@ from .scripts import Call, Line, Scripts
 SETTLED = 120.0
 SETTLED_MOST = 10_000
 
+#: Replies to acks that are left to be read together: a look at the socket costs as much as a send.
+LEFT_MOST = 16
+
 #: What is remembered of a settled job, whose payload may be large.
 Trace = tuple[str, str, int]
 
@@ -62,8 +65,8 @@ class Acks:
         self._waiting: list[Claimed] = []
         #: Jobs that are about to run, and are to be recorded as running -> their digests.
         self._starting: dict[Job, str] = {}
-        #: Those of both whose reply is still to be read.
-        self._sent = _Sent()
+        #: Those of both whose replies are still to be read.
+        self._sent: list[_Sent] = []
         #: Jobs of which finding nothing says nothing: a reply to their ack was lost, or it is
         #: known that they were taken away.
         self._no_news: set[Job] = set()
@@ -71,11 +74,11 @@ class Acks:
         self._lately: deque[tuple[float, Trace]] = deque(maxlen=SETTLED_MOST)
 
     def __iter__(self) -> Iterator[Job]:
-        for job, _ in (*self._sent.acks, *self._waiting):
-            yield job
+        for sent in (*self._sent, _Sent(self._waiting)):
+            yield from (job for job, _ in sent.acks)
 
     def __len__(self) -> int:
-        return len(self._sent.acks) + len(self._waiting)
+        return sum(len(sent.acks) for sent in self._sent) + len(self._waiting)
 
     @property
     def overdue(self) -> bool:
@@ -84,8 +87,13 @@ class Acks:
 
     @property
     def unsent(self) -> bool:
-        """Whether some wait to be sent, or replies to be read."""
-        return bool(self._waiting or self._starting) or self._line.owes
+        """Whether some wait to be sent."""
+        return bool(self._waiting or self._starting)
+
+    @property
+    def unread(self) -> bool:
+        """Whether replies wait to be read."""
+        return self._line.owes
 
     def add(self, claimed: Claimed) -> None:
         """Settle this one with the next ``send``."""
@@ -97,14 +105,19 @@ class Acks:
 
     def forget_start(self, job: Job) -> None:
         """It does not run (any more)."""
-        for starting in (self._starting, self._sent.starting):
+        for starting in self._records:
             starting.pop(job, None)
 
     def forget_starts_of(self, owner: str) -> None:
         """It was taken for dead, and what it has recorded is not to come back."""
-        for job in [*self._starting, *self._sent.starting]:
-            if job.owner == owner:
-                self.forget_start(job)
+        for starting in self._records:
+            for job in [job for job in starting if job.owner == owner]:
+                del starting[job]
+
+    @property
+    def _records(self) -> list[dict[Job, str]]:
+        """What is to be recorded, and what may be by now."""
+        return [self._starting, *(sent.starting for sent in self._sent)]
 
     def waiting(self) -> list[Job]:
         """What the next ``send`` settles."""
@@ -117,35 +130,35 @@ class Acks:
 
         Arguments:
             last: to be sent behind them; with ``wait`` only.
-            wait: for the replies; else the next ``send`` reads them.
+            wait: for the replies; else a later ``send`` reads them.
 
         Raises:
             BaseException: whatever came instead of a reply (a greenlet that is killed, a signal's);
                 the acks are sent again.
         """
         if self._pid != os.getpid():  # the connection, and what it owes, are the parent's
-            self._pid, self._line, self._sent = os.getpid(), Line(self.scripts), _Sent()
+            self._pid, self._line, self._sent = os.getpid(), Line(self.scripts), []
         now_sent = self._to_send()
         calls = [*before, *now_sent.calls(self.lists), *([last] if last else ())]
         answers = Answers()
         if not calls and not self._line.owes:
             return answers
-        earlier, self._sent = self._sent, _Sent()
+        sent, self._sent = [*self._sent, *([now_sent] if now_sent else ())], []
+        # A job starts on the strength of its record: a refusal must not be read much later.
+        leave = 0 if any(part.starting for part in sent) else LEFT_MOST
         try:
-            replies = self._line.exchange(calls, wait=wait)
+            replies = self._line.exchange(calls, wait=wait, leave=leave)
         except BaseException:
-            self._no_news.update(job for job, _ in (*earlier.acks, *now_sent.acks))
-            self._send_again(earlier, now_sent)
+            self._no_news.update(job for part in sent for job, _ in part.acks)
+            self._send_again(*sent)
             raise
         theirs = replies[len(replies) - len(calls) :] if wait else []
         owed = replies[: len(replies) - len(theirs)]
+        read = [*owed, *(theirs[len(before) :] if now_sent else ())]
+        self._sent = [] if wait else sent[len(read) :]
         refused: list[_Sent] = []
-        if earlier:
-            refused += self._answered(earlier, owed[-1], answers)
-        if not wait:
-            self._sent = now_sent
-        elif now_sent:
-            refused += self._answered(now_sent, theirs[len(before)], answers)
+        for part, reply in zip(sent, read, strict=False):
+            refused += self._answered(part, reply, answers)
         self._send_again(*refused)
         answers.last = theirs[-1] if theirs else None
         return answers

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from copy import copy
 from functools import cached_property
+from itertools import islice
 from queue import Empty
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,7 @@ class Channel(redis.Channel):
         self.config: Config = self.connection.config
         self._claim_cycle = cycle_by_name(self.queue_order_strategy)()
         self._queue_of: dict[str, str] = {}
+        self._lists_of_queue: dict[str, list[str]] = {}
         self._callbacks: dict[str, Callable[[Any], Any]] = {}
         self._lists: list[str] = []
         self._list_expires: dict[str, int] = {}
@@ -98,11 +100,20 @@ class Channel(redis.Channel):
             self._list_expires = {name: self.expires_of(name) for name in self._lists}
         return self._list_expires
 
-    def claim_order(self) -> tuple[list[str], int]:
-        """The lists in the order of claiming, and how many neighbours are equals."""
-        queues = self._claim_cycle.consume(len(self._reliable_queues()))
+    def claim_order(self, most: int | None = None) -> tuple[list[str], int]:
+        """The lists in the order of claiming, or the first of them; how many neighbours are equals.
+
+        Arguments:
+            most: how many lists; None for all.
+        """
+        queues = self._claim_cycle.consume(len(self._lists_of_queue))
         turn = len(queues) if is_round_robin(self._claim_cycle) else 1
-        return [self._q_for_pri(q, pri) for pri in self.priority_steps for q in queues], turn
+        order = (
+            self._lists_of_queue[queue][step]
+            for step in range(len(self.priority_steps))
+            for queue in queues
+        )
+        return list(islice(order, most)), turn
 
     def claimed_from(self, queue_list: str) -> None:
         """Let the next claim begin with another queue."""
@@ -120,8 +131,10 @@ class Channel(redis.Channel):
         super()._update_queue_cycle()
         queues = self._reliable_queues()
         self._claim_cycle.update(queues)
-        self._lists = [self._q_for_pri(q, pri) for pri in self.priority_steps for q in queues]
-        self._queue_of = {self._q_for_pri(q, pri): q for q in queues for pri in self.priority_steps}
+        self._lists_of_queue = {queue: self._lists_of(queue) for queue in queues}
+        steps = zip(*self._lists_of_queue.values(), strict=True)
+        self._lists = [name for step in steps for name in step]
+        self._queue_of = {name: q for q, names in self._lists_of_queue.items() for name in names}
 
     # -- fetching
 

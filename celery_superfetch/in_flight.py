@@ -105,9 +105,11 @@ class InFlight(Settling):
             redis.exceptions.RedisError: the server could not be asked.
         """
         with self._lock:
-            counts = self.leases.counts(job) or job == self.alone
-            settled = job in self._acks or self._held_aside.is_due(job)
-            if counts and self.unstarted(job) and not settled:
+            if (
+                (self.leases.counts(job) or job == self.alone)
+                and self.unstarted(job)
+                and not (job in self._acks or self._held_aside.is_due(job))
+            ):
                 self.lists.waits(job)
 
     # -- suspects

@@ -327,7 +327,7 @@ class Membership:
         Raises:
             redis.exceptions.RedisError: the server is still away; what is left waits on.
         """
-        if self.in_flight.unsent:
+        if self.in_flight.unsent or self.in_flight.unread:
             self.in_flight.flush()
         for _ in range(len(self.overdue)):
             act = self.overdue.popleft()

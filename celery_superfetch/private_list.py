@@ -48,6 +48,21 @@ class Claims:
     #: Those that are recorded as running, and need not ask before they start.
     started: tuple[Job, ...] = ()
 
+    def fell_short(self, most: int) -> bool:
+        """Whether the lists had less than was asked for."""
+        jobs = self.jobs
+        return len(jobs) < most and sum(len(c.job.payload) for c in jobs) < CLAIM_BYTES
+
+    def reach(self, order: Sequence[str], turn: int, most: int) -> int:
+        """How many of the lists it would have been enough to name.
+
+        Arguments:
+            order, turn, most: as in ``PrivateLists.claim``. Lists that are served in turn count
+                together, unless one job was the only one.
+        """
+        last = max(order.index(claimed.job.queue_list) for claimed in self.jobs)
+        return last + 1 if most == 1 else (last // turn + 1) * turn
+
 
 class PrivateLists:
     """Jobs in flight (``superfetch:private:<owner>:<queue list>``)."""

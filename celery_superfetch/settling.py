@@ -202,7 +202,7 @@ class Settling:
             self._run()
 
     def post(self) -> None:
-        """Send what waits to be settled; whatever is sent next reads the answer.
+        """Send what waits to be settled; something that is sent later reads the answer.
 
         Once sent it arrives, whatever becomes of this process; and nobody waits for the server.
 
@@ -239,6 +239,11 @@ class Settling:
     def unsent(self) -> bool:
         """Whether something waits for the next round trip."""
         return bool(self._acks.unsent or self._returns or self._held_aside)
+
+    @property
+    def unread(self) -> bool:
+        """Whether answers to what was sent wait to be read."""
+        return self._acks.unread
 
     def _send_returns(self) -> None:
         """Send the requeues that wait.

@@ -131,10 +131,10 @@ def test_the_record_of_its_start_is_in_before_it_is_removed(
     in_flight.leases.has_slot = lambda: True
     [claimed] = claim(bench, owner, payload(1))
     assert in_flight.hand_over(claimed.job, digest(payload(1)))
-    assert in_flight.unsent
+    assert in_flight.unread
 
     def look(recovery: Recovery, **_: object) -> None:
-        on_their_way.append(in_flight.unsent)
+        on_their_way.append(in_flight.unread)
 
     job_recovering.connect(look, sender=sender)
     cut_short.recover_or_kill(claimed.job, "pool child lost", sender)

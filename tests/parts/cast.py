@@ -42,12 +42,14 @@ class Stage:
         self._showing = False
         exchange = Line.exchange
 
-        def shown(line: Line, calls: Sequence[Call], *, wait: bool = True) -> list[Any]:
+        def shown(
+            line: Line, calls: Sequence[Call], *, wait: bool = True, leave: int = 0
+        ) -> list[Any]:
             if self._showing:  # a script that the server did not know is sent again
-                return exchange(line, calls, wait=wait)
+                return exchange(line, calls, wait=wait, leave=leave)
             self._wait()
             # What is sent is carried out, whoever reads the answer.
-            earlier, line._owed = self._owed.pop(line, []), ()
+            earlier, owed, line._owed = self._owed.pop(line, []), line._owed, []
             self._showing = True
             try:
                 replies = exchange(line, calls)
@@ -64,7 +66,10 @@ class Stage:
                 raise redis.ConnectionError("the reply was lost")
             if wait:
                 return [*earlier, *replies]
-            self._owed[line], line._owed = replies, calls
+            if calls and len(earlier) <= leave:
+                self._owed[line], line._owed = [*earlier, *replies], [*owed, *calls]
+                return []
+            self._owed[line], line._owed = replies, [*calls]
             return earlier
 
         def waiting(read: Callable[..., Any]) -> Callable[..., Any]:
