@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
@@ -16,47 +15,12 @@ from celery_superfetch import lost_replies
 from celery_superfetch.facts import Facts
 from celery_superfetch.job import digest, parse
 from celery_superfetch.membership import Membership
-from celery_superfetch.signals import LostJob, ownership_lost
-from harness.faults import kill_connections
+from celery_superfetch.signals import LostJob
 from harness.server import Server
 from harness.waiting import always, eventually
 from parts.bench import Bench, payload
 
 TIMEOUT = 0.3
-
-
-@pytest.fixture
-def server(fresh_server: Callable[..., Server]) -> Server:
-    return fresh_server(appendonly=True, appendfsync="always")
-
-
-@pytest.fixture
-def hasty(server: Server) -> Bench:
-    """A process that gives up on a reply after 0.3 s."""
-    own = redis.ConnectionPool(host="127.0.0.1", port=server.port, socket_timeout=TIMEOUT)
-    return Bench(redis.Redis(connection_pool=own))
-
-
-@pytest.fixture
-def owner(hasty: Bench) -> Facts:
-    facts = hasty.owner()
-    # From here on the server knows the scripts, and we its version.
-    hasty.in_flight.claim(facts.owner, ["mail"], 1, 1, [])
-    hasty.in_flight.scripts.run_all([hasty.lists.ack([])])
-    hasty.in_flight.claim_alone(facts.owner, "mail")
-    return facts
-
-
-@pytest.fixture
-def lost() -> Iterator[list[LostJob]]:
-    jobs: list[LostJob] = []
-
-    def receiver(lost: LostJob, **_: object) -> None:
-        jobs.append(lost)
-
-    ownership_lost.connect(receiver)
-    yield jobs
-    ownership_lost.disconnect(receiver)
 
 
 def unheard(server: Server, call: Callable[[], Any]) -> None:
@@ -161,136 +125,6 @@ def test_an_ack_that_never_arrived_is_sent_again(
     held.flush()
     assert hasty.private(owner) == []
     assert lost == []
-
-
-def test_an_ack_that_is_posted_waits_for_nobody(server: Server, hasty: Bench, owner: Facts) -> None:
-    """Whoever sends the next thing reads the answer. The control is the lost one above."""
-    held = hasty.in_flight
-    hasty.push("mail", payload(1), payload(2), payload(3))
-    one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
-    held.ack(one)
-    server.pause()
-    held.post()
-    assert held.settlements["acks"] == 1
-    held.requeue([one.job])  # as a channel that is closed does with all that it has delivered
-    server.resume()
-    held.ack(two)
-    held.post()
-    assert held.settlements["acks"] == 2, "the answers are read some at a time"
-    held.post()
-    assert held.settlements["acks"] == 0, "or when there is nothing else to do"
-    [three] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
-    assert three.job.payload == payload(3)
-    assert held.settlements == {"acks": 0, "returns": 0}
-    assert hasty.private(owner) == [payload(3)]
-    assert hasty.queue() == []
-    assert len(held) == 1
-    assert not held.unsent
-    assert not held.unread
-
-
-@pytest.mark.parametrize("arrives", [True, False])
-def test_a_posted_ack_whose_answer_was_lost_is_sent_again_without_an_alarm(
-    server: Server, hasty: Bench, owner: Facts, lost: list[LostJob], arrives: bool
-) -> None:
-    held = hasty.in_flight
-    hasty.push("mail", payload(1), payload(2))
-    one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
-    held.ack(one)
-    server.pause()
-    held.post()
-    held.ack(two)
-    if arrives:
-        with pytest.raises(RedisTimeoutError):
-            held.flush()
-        server.resume()
-        eventually(lambda: hasty.private(owner) == [])
-    else:
-        server.kill()
-        with pytest.raises(redis.ConnectionError):
-            held.post()
-        server.restart()
-        assert hasty.private(owner) == [payload(2), payload(1)]
-    assert held.doubt
-    assert held.settlements["acks"] == 2
-    held.flush()
-    assert hasty.private(owner) == []
-    assert (len(held), lost) == (0, [])
-
-
-def test_a_posted_ack_whose_script_the_server_forgot_is_carried_out(
-    hasty: Bench, owner: Facts
-) -> None:
-    """At once by a server that this connection has not told it; else with the next exchange."""
-    held = hasty.in_flight
-    hasty.push("mail", payload(1), payload(2))
-    one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
-    hasty.client.script_flush()
-    held.ack(one)
-    held.post()
-    eventually(lambda: hasty.private(owner) == [payload(2)])
-    hasty.client.script_flush()
-    held.ack(two)
-    held.post()
-    held.post()
-    assert hasty.private(owner) == []
-    assert len(held) == 0
-
-
-def test_a_health_check_does_not_take_the_answer_to_a_posted_ack(
-    server: Server, lost: list[LostJob]
-) -> None:
-    """redis-py sends one by itself when a connection was not read from for a while."""
-    interval = 0.01
-    bench = Bench(redis.Redis(host="127.0.0.1", port=server.port, health_check_interval=interval))
-    owner, held = bench.owner(), bench.in_flight
-    bench.push("mail", payload(1), payload(2))
-    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
-    held.ack(claimed)
-    held.post()
-    began = monotonic()
-    eventually(lambda: monotonic() > began + 2 * interval)
-    [other] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
-    assert other.job.payload == payload(2)
-    assert (len(held), held.doubt, lost) == (1, False, [])
-
-
-def test_an_answer_that_waited_long_on_a_lost_connection_keeps_nobody_from_asking(
-    hasty: Bench, owner: Facts, lost: list[LostJob]
-) -> None:
-    """A plain consumer was away; meanwhile the server closed what idled."""
-    held = hasty.in_flight
-    hasty.push("mail", payload(1), payload(2))
-    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
-    held.ack(claimed)
-    held.post()
-    eventually(lambda: hasty.private(owner) == [])
-    kill_connections(hasty.client)
-    eventually(lambda: held._acks.overdue)
-    [other] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
-    assert other.job.payload == payload(2)
-    assert (held.settlements["acks"], lost) == (0, [])
-
-
-def test_a_forked_child_reads_no_answer_of_its_parents(
-    hasty: Bench, owner: Facts, lost: list[LostJob]
-) -> None:
-    held = hasty.in_flight
-    hasty.push("mail", payload(1), payload(2), payload(3))
-    one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
-    held.ack(one)
-    held.post()
-    child = os.fork()
-    if child == 0:
-        try:
-            held.ack(two)
-            held.flush()
-        finally:
-            os._exit(held.settlements["acks"])
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    [three] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
-    assert three.job.payload == payload(3)
-    assert (hasty.private(owner), lost) == ([payload(3)], [])
 
 
 def test_a_return_whose_reply_was_lost_goes_back_once(

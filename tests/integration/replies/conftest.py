@@ -1,0 +1,49 @@
+"""A server of its own, and a process that does not wait long for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from celery_superfetch.facts import Facts
+from celery_superfetch.signals import LostJob, ownership_lost
+from harness.server import Server
+from parts.bench import Bench
+
+TIMEOUT = 0.3
+
+
+@pytest.fixture
+def server(fresh_server: Callable[..., Server]) -> Server:
+    return fresh_server(appendonly=True, appendfsync="always")
+
+
+@pytest.fixture
+def hasty(server: Server) -> Bench:
+    """A process that gives up on a reply after 0.3 s."""
+    own = redis.ConnectionPool(host="127.0.0.1", port=server.port, socket_timeout=TIMEOUT)
+    return Bench(redis.Redis(connection_pool=own))
+
+
+@pytest.fixture
+def owner(hasty: Bench) -> Facts:
+    facts = hasty.owner()
+    # From here on the server knows the scripts, and we its version.
+    hasty.in_flight.claim(facts.owner, ["mail"], 1, 1, [])
+    hasty.in_flight.scripts.run_all([hasty.lists.ack([])])
+    hasty.in_flight.claim_alone(facts.owner, "mail")
+    return facts
+
+
+@pytest.fixture
+def lost() -> Iterator[list[LostJob]]:
+    jobs: list[LostJob] = []
+
+    def receiver(lost: LostJob, **_: object) -> None:
+        jobs.append(lost)
+
+    ownership_lost.connect(receiver)
+    yield jobs
+    ownership_lost.disconnect(receiver)
