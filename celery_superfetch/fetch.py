@@ -168,7 +168,8 @@ class Fetch:
             redis.exceptions.RedisError: the server could not be asked.
             UnsupportedBroker: it cannot carry the guarantee.
         """
-        if expires != self._joined or not self.membership.joined:
+        changed = expires is not self._joined and expires != self._joined
+        if changed or not self.membership.joined:
             self.membership.join(id(self), expires)
             self._joined = expires
 

@@ -54,7 +54,8 @@ class Probation:
         """
         if self.in_flight.alone is not None:
             return True
-        waiting = [name for name in lists if name in self.in_flight.probation]
+        suspected = self.in_flight.probation
+        waiting = [name for name in lists if name in suspected] if suspected else []
         if not waiting or self._others_first:
             self._others_first = self._resting = False
             return False

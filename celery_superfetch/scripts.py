@@ -224,17 +224,12 @@ def packed(commands: Iterable[Sequence[Any]]) -> list[bytes]:
     for command in commands:
         pieces.append(b"*%d\r\n" % len(command))
         for arg in command:
-            if isinstance(arg, str):
-                arg = arg.encode()
-            elif isinstance(arg, int):
-                arg = b"%d" % arg
-            elif isinstance(arg, float):
-                arg = repr(arg).encode()
-            if len(arg) < LARGE:
-                pieces.append(b"$%d\r\n%b\r\n" % (len(arg), arg))
+            raw = arg if isinstance(arg, bytes) else str(arg).encode()
+            if len(raw) < LARGE:
+                pieces.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
             else:
-                pieces.append(b"$%d\r\n" % len(arg))
-                done += [b"".join(pieces), arg]
+                pieces.append(b"$%d\r\n" % len(raw))
+                done += [b"".join(pieces), raw]
                 pieces = [b"\r\n"]
     return [*done, b"".join(pieces)]
 

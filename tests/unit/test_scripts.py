@@ -1,0 +1,32 @@
+"""How scripts are written to a connection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.connection import Connection
+
+from celery_superfetch.scripts import LARGE, packed
+
+ARGUMENTS = st.one_of(
+    st.text(),
+    st.binary(),
+    st.integers(),
+    st.floats(),
+    st.just(b"\r\n" * LARGE),
+    st.just("é" * LARGE),
+)
+COMMANDS = st.lists(st.lists(ARGUMENTS, max_size=8).map(lambda rest: ["EVALSHA", *rest]))
+
+
+@given(COMMANDS)
+def test_commands_are_packed_as_by_redis_py(commands: list[list[Any]]) -> None:
+    theirs = Connection().pack_commands(commands)
+    assert b"".join(packed(commands)) == b"".join(theirs)
+
+
+def test_what_is_large_is_not_copied() -> None:
+    payload = b"x" * LARGE
+    assert any(piece is payload for piece in packed([["EVALSHA", "digest", payload, "rest"]]))
