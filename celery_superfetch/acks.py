@@ -93,7 +93,7 @@ class Acks:
     @property
     def unread(self) -> bool:
         """Whether replies wait to be read."""
-        return self._line.owes
+        return bool(self._line.owes)
 
     def add(self, claimed: Claimed) -> None:
         """Settle this one with the next ``send``."""
@@ -148,17 +148,19 @@ class Acks:
         leave = 0 if any(part.starting for part in sent) else LEFT_MOST
         try:
             replies = self._line.exchange(calls, wait=wait, leave=leave)
+            theirs = replies[len(replies) - len(calls) :] if wait else []
+            owed = replies[: len(replies) - len(theirs)]
+            read = [*owed, *(theirs[len(before) :] if now_sent else ())]
+            refused: list[_Sent] = []
+            for part, reply in zip(sent, read, strict=False):
+                refused += self._answered(part, reply, answers)
+            self._sent = [] if wait else sent[len(read) :]
         except BaseException:
+            if self._line.owes:  # what it still owes is nobody's any more
+                self._line.forget()
             self._no_news.update(job for part in sent for job, _ in part.acks)
             self._send_again(*sent)
             raise
-        theirs = replies[len(replies) - len(calls) :] if wait else []
-        owed = replies[: len(replies) - len(theirs)]
-        read = [*owed, *(theirs[len(before) :] if now_sent else ())]
-        self._sent = [] if wait else sent[len(read) :]
-        refused: list[_Sent] = []
-        for part, reply in zip(sent, read, strict=False):
-            refused += self._answered(part, reply, answers)
         self._send_again(*refused)
         answers.last = theirs[-1] if theirs else None
         return answers

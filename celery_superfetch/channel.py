@@ -100,20 +100,24 @@ class Channel(redis.Channel):
             self._list_expires = {name: self.expires_of(name) for name in self._lists}
         return self._list_expires
 
+    @property
+    def turn(self) -> int:
+        """How many neighbours in the order of claiming are equals."""
+        return len(self._lists_of_queue) if is_round_robin(self._claim_cycle) else 1
+
     def claim_order(self, most: int | None = None) -> tuple[list[str], int]:
-        """The lists in the order of claiming, or the first of them; how many neighbours are equals.
+        """The lists in the order of claiming, or the first of them; and ``turn``.
 
         Arguments:
             most: how many lists; None for all.
         """
         queues = self._claim_cycle.consume(len(self._lists_of_queue))
-        turn = len(queues) if is_round_robin(self._claim_cycle) else 1
         order = (
             self._lists_of_queue[queue][step]
             for step in range(len(self.priority_steps))
             for queue in queues
         )
-        return list(islice(order, most)), turn
+        return list(islice(order, most)), self.turn
 
     def claimed_from(self, queue_list: str) -> None:
         """Let the next claim begin with another queue."""

@@ -55,7 +55,7 @@ class Fetch:
         )
         self.probation = Probation(self)
         self._dry = False
-        #: How many of the lists it would have been enough to ask, by each of the last few claims.
+        #: How many of the lists it would have been enough to name, for each of the last claims.
         self._reaches: deque[int] = deque(maxlen=ALIKE)
         self._look_at = 0.0
         self._silenced: dict[str, float] = {}
@@ -191,7 +191,8 @@ class Fetch:
 
     def _claim(self, lists: list[str], credit: int, now: float) -> None:
         confirm, self.unconfirmed = self._still_ours(self.unconfirmed), []
-        order, turn = self.channel.claim_order(None if confirm else self._reach())
+        reach = None if confirm else self._reach(lists, credit)
+        order, turn = self.channel.claim_order(reach)
         starts = max(0, self.in_flight.leases.free() - len(self.ready))
         try:
             claims = self.membership.claim(order, credit, turn, confirm, starts)
@@ -208,17 +209,26 @@ class Fetch:
         for claimed in claims.jobs:
             self.channel.claimed_from(claimed.job.queue_list)
         self._look_at = now + POLL_INTERVAL
-        self._dry = claims.fell_short(credit)
-        if self._dry:
+        short = claims.fell_short(credit)
+        self._dry = short and reach is None
+        if short:
             self._reaches.clear()
-            if len(order) < len(lists):
-                self._claim(lists, credit - len(claims.jobs), now)
+            if reach is not None:
+                left = min(credit - len(claims.jobs), self.channel.qos.credit())
+                self._claim(lists, left, now)
         elif claims.jobs:
-            self._reaches.append(claims.reach(order, turn, credit))
+            self._reaches.append(claims.reach(order))
 
-    def _reach(self) -> int | None:
-        """How many of the lists the next claim names; None for all."""
-        return max(self._reaches) if len(self._reaches) == ALIKE else None
+    def _reach(self, lists: list[str], credit: int) -> int | None:
+        """How many of the lists the next claim names; None for all.
+
+        Those that are served in turn go together, unless it is for one job.
+        """
+        if len(self._reaches) < ALIKE:
+            return None
+        reach, turn = max(self._reaches), 1 if credit == 1 else self.channel.turn
+        reach += -reach % turn
+        return reach if reach < len(lists) else None
 
     def _still_ours(self, jobs: list[Job]) -> list[Job]:
         """Without those of an owner that we were before we were taken for dead."""

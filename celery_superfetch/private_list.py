@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 from redis import Redis
@@ -53,15 +53,9 @@ class Claims:
         jobs = self.jobs
         return len(jobs) < most and sum(len(c.job.payload) for c in jobs) < CLAIM_BYTES
 
-    def reach(self, order: Sequence[str], turn: int, most: int) -> int:
-        """How many of the lists it would have been enough to name.
-
-        Arguments:
-            order, turn, most: as in ``PrivateLists.claim``. Lists that are served in turn count
-                together, unless one job was the only one.
-        """
-        last = max(order.index(claimed.job.queue_list) for claimed in self.jobs)
-        return last + 1 if most == 1 else (last // turn + 1) * turn
+    def reach(self, order: Sequence[str]) -> int:
+        """How many of the lists it would have been enough to name."""
+        return 1 + max(map(order.index, {claimed.job.queue_list for claimed in self.jobs}))
 
 
 class PrivateLists:
@@ -118,14 +112,13 @@ class PrivateLists:
         if reply[0] != b"ok":
             return Claims(registered=False)
         _, marks, rows, errors, started = reply
-        owner, ids = call.args[0], list(call.args[9 + 3 * len(confirm) :])
-        ids += [self._claim_id() for _ in range(len(rows) // 3 - len(ids))]
+        owner, recorded = call.args[0], call.args[9 + 3 * len(confirm) :]
+        ids = chain(recorded, iter(self._claim_id, None))
         jobs = tuple(
-            Claimed(
-                Job(owner, lists[int(rows[i]) - 1], rows[i + 1], ids[i // 3]),
-                earlier_of(rows[i + 2]),
+            Claimed(Job(owner, lists[number - 1], payload, id), earlier_of(mark))
+            for number, payload, mark, id in zip(
+                rows[::3], rows[1::3], rows[2::3], ids, strict=False
             )
-            for i in range(0, len(rows), 3)
         )
         confirmed = tuple(
             None if mark == GONE else Claimed(job, earlier_of(mark))

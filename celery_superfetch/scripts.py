@@ -124,22 +124,22 @@ class Line:
         self._told: set[str] = set()
 
     @property
-    def owes(self) -> bool:
-        """Whether some replies were not read yet."""
-        return bool(self._owed)
+    def owes(self) -> int:
+        """How many replies were not read yet."""
+        return len(self._owed)
 
     @property
     def overdue(self) -> bool:
         """Whether they came long ago; the connection may be lost by now."""
-        return bool(self._owed) and monotonic() >= self._owed_since + IDLE
+        return bool(self._owed) and monotonic() >= self._used + IDLE
 
     def exchange(self, calls: Sequence[Call], *, wait: bool = True, leave: int = 0) -> list[Any]:
         """Send scripts, and read what is owed.
 
         Arguments:
             wait: read the replies to ``calls``, too; else a later exchange does.
-            leave: how many more replies than to ``calls`` may be left to it, without ``wait``.
-                One without calls reads all.
+            leave: how many replies may be left to it, without ``wait``, and for IDLE at most;
+                beyond that, those before ``calls`` are read. One without calls reads all.
 
         Returns:
             the replies that were read, in order, errors among them.
@@ -150,7 +150,9 @@ class Line:
         # Taken out meanwhile: a signal's handler may come by here in the middle.
         connection, self._connection = self._connected(), None
         owed, self._owed = self._owed, []
-        due = [*owed, *calls] if wait else [] if calls and len(owed) <= leave else owed
+        young = not owed or monotonic() < self._owed_since + IDLE
+        patient = bool(calls) and not wait and young and len(owed) < leave
+        due = [*owed, *calls] if wait else [] if patient else owed
         left = [*owed, *calls][len(due) :]
         # What nobody waits for has to be carried out although the server may not know it yet.
         untold = set() if wait else {call.name for call in calls} - self._told
@@ -163,7 +165,7 @@ class Line:
             if commands:
                 # A health check would take what is owed for the reply to itself.
                 connection.send_packed_command(packed(commands), check_health=not owed)
-            replies = [_reply(connection) for _ in due]
+            replies = self._again(due, [_reply(connection) for _ in due])
         except BaseException:
             self._connection = connection
             self.forget()
@@ -172,7 +174,7 @@ class Line:
         self._connection, self._used, self._owed = connection, monotonic(), left
         if due or not owed:
             self._owed_since = self._used
-        return self._again(due, replies)
+        return replies
 
     def _connected(self) -> Any:
         """The connection of last time; one that lay idle is looked at by its pool."""
@@ -218,13 +220,23 @@ def packed(commands: Iterable[Sequence[Any]]) -> list[bytes]:
 
     redis-py's own packer takes three times as long: with many short arguments, as scripts have,
     a sixth of all the CPU that a job costs its consumer.
+
+    Raises:
+        TypeError: an argument is neither text nor bytes nor a number.
     """
     done: list[bytes] = []
     pieces: list[bytes] = []
     for command in commands:
         pieces.append(b"*%d\r\n" % len(command))
         for arg in command:
-            raw = arg if isinstance(arg, bytes) else str(arg).encode()
+            if isinstance(arg, str):
+                raw = arg.encode()
+            elif isinstance(arg, bytes):
+                raw = arg
+            elif type(arg) in (int, float):
+                raw = repr(arg).encode()
+            else:
+                raise TypeError(f"not to be sent to Redis: {arg!r} ({type(arg).__name__})")
             if len(raw) < LARGE:
                 pieces.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
             else:

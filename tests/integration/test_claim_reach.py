@@ -1,4 +1,4 @@
-"""A claim names no more lists than the last one needed, and finds what one that names all finds."""
+"""A claim names no more lists than the last ones needed, and finds what all would give."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import kombu
 import pytest
 
 from celery_superfetch.fetch import ALIKE, Fetch
-from celery_superfetch.private_list import PrivateLists
+from celery_superfetch.private_list import CLAIM_BYTES, PrivateLists
 from celery_superfetch.scripts import Call
 from parts.bench import Bench, payload
 from parts.inbox import Inbox
@@ -91,6 +92,51 @@ def test_what_is_urgent_comes_first_however_few_lists_are_named(
     assert named[ALIKE:] == [10] * 3
 
 
+def test_equal_queues_are_served_in_turn_when_there_is_room_for_more_than_one_again(
+    url: str, bench: Bench, named: list[int]
+) -> None:
+    """What was enough for one job is not for several."""
+    for queue in QUEUES:
+        bench.push(queue, *(payload(f"{queue} {n}", queue) for n in range(4)))
+    with Inbox(url, *QUEUES, prefetch=1) as inbox:
+        receive(inbox, ALIKE + 1)
+        inbox.consumer.qos(prefetch_count=3)
+        inbox.receive(ALIKE + 4)
+        assert {m.headers["id"] for m in inbox.messages[-3:]} == {"q0 1", "q1 1", "q2 1"}
+    assert named == [*ALIKE * [20], 1, 5]
+
+
+@pytest.mark.parametrize("others", [["q0"], [*QUEUES, "more"]])
+def test_the_queues_may_change_meanwhile(
+    url: str, bench: Bench, named: list[int], others: list[str]
+) -> None:
+    bench.push("q0", *(payload(n, "q0") for n in range(ALIKE + 3)))
+    with Inbox(url, *QUEUES, prefetch=1) as inbox:
+        receive(inbox, ALIKE + 1)
+        for queue in set(others) - set(QUEUES):
+            inbox.consumer.add_queue(kombu.Queue(queue))
+            inbox.consumer.consume()
+        for queue in set(QUEUES) - set(others):
+            inbox.consumer.cancel_by_queue(queue)
+        last = others[-1] + "\x06\x169"
+        bench.push(last, payload("last", others[-1]))
+        assert receive(inbox, 3) == [str(ALIKE + 1), str(ALIKE + 2), "last"]
+        before = len(named)
+        inbox.settle_in()
+        assert len(named) == before + 1, "one that names all says that there is no more"
+
+
+def test_a_claim_that_took_as_many_bytes_as_it_may_has_not_fallen_short(bench: Bench) -> None:
+    owner, large = bench.owner().owner, payload("x" * (CLAIM_BYTES // 4))
+    bench.push("mail", *3 * [large])
+    claims = bench.in_flight.claim(owner, ["mail"], 3, 1, [])
+    assert len(claims.jobs) == 2
+    assert not claims.fell_short(3)
+    rest = bench.in_flight.claim(owner, ["mail"], 3, 1, [])
+    assert len(rest.jobs) == 1
+    assert rest.fell_short(3)
+
+
 @pytest.mark.parametrize("prefetch", [1, 3])
 @pytest.mark.parametrize("strategy", ["round_robin", "sorted", "priority"])
 @pytest.mark.parametrize("seed", range(3))
@@ -115,7 +161,7 @@ def test_the_jobs_come_in_the_order_of_claims_which_name_all(
 
     few, lists_of_few = order(), sum(named)
     named.clear()
-    monkeypatch.setattr(Fetch, "_reach", lambda self: None)
+    monkeypatch.setattr(Fetch, "_reach", lambda *_: None)
     all_named = order()
     assert lists_of_few < sum(named)
     if strategy == "round_robin" and prefetch > 1:

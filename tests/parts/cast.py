@@ -66,7 +66,7 @@ class Stage:
                 raise redis.ConnectionError("the reply was lost")
             if wait:
                 return [*earlier, *replies]
-            if calls and len(earlier) <= leave:
+            if calls and len(earlier) < leave:
                 self._owed[line], line._owed = [*earlier, *replies], [*owed, *calls]
                 return []
             self._owed[line], line._owed = replies, [*calls]

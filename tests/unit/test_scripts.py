@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from redis.connection import Connection
@@ -30,3 +31,9 @@ def test_commands_are_packed_as_by_redis_py(commands: list[list[Any]]) -> None:
 def test_what_is_large_is_not_copied() -> None:
     payload = b"x" * LARGE
     assert any(piece is payload for piece in packed([["EVALSHA", "digest", payload, "rest"]]))
+
+
+@pytest.mark.parametrize("argument", [None, True, bytearray(b"x"), ["x"]])
+def test_what_redis_py_would_not_send_is_not_sent(argument: object) -> None:
+    with pytest.raises(TypeError, match="not to be sent"):
+        packed([["EVALSHA", argument]])

