@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from copy import copy
 from functools import cached_property
 from itertools import islice
+from json import JSONDecoder
 from queue import Empty
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kombu.log import get_logger
 from kombu.transport import redis
 from kombu.utils.encoding import bytes_to_str
-from kombu.utils.json import loads
+from kombu.utils.json import object_hook
 from kombu.utils.scheduling import cycle_by_name
 from redis.exceptions import ConnectionError
 
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from .recovery import Limits
 
 logger = get_logger(__name__)
+
+#: What ``kombu.utils.json.loads`` does; that one makes a decoder for each message.
+loads = JSONDecoder(object_hook=object_hook).decode
 
 
 class Channel(redis.Channel):
@@ -327,12 +331,17 @@ class Channel(redis.Channel):
     # -- settling
 
     def settle(self, claimed: Claimed) -> None:
-        """Ack: with the loop's next turn where there is one, else at once."""
+        """Ack: with the loop's next turn where there is one, else at once.
+
+        In the callback of the last job at once, too: by the time of the next claim, which is
+        waited for, the server has done with it.
+        """
         in_flight = self.fetch.in_flight
         in_flight.ack(claimed)
         # Where nobody comes by later to read the answer, it is waited for.
         unattended = self.closed or not self._lists
-        if unattended or not self.fetch.poller.comes_back:
+        at_once = not self.fetch.poller.comes_back or self.fetch.delivers_the_last
+        if unattended or at_once:
             send = in_flight.flush if unattended else in_flight.post
             try:
                 send()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from threading import get_ident
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,8 @@ class Fetch:
         self._left: Job | None = None
         self._joined: dict[str, int] = {}
         self._outages = membership.outages
+        #: The thread that delivers a job at this moment.
+        self._delivering = 0
 
     @property
     def waiting(self) -> int:
@@ -308,9 +311,18 @@ class Fetch:
             # nobody here has started it.
             self.in_flight.drop(claimed.job)
             return False
-        delivered = self.channel.deliver(claimed)
+        self._delivering = get_ident()
+        try:
+            delivered = self.channel.deliver(claimed)
+        finally:
+            self._delivering = 0
         self.in_flight.delivered(claimed.job)
         return delivered
+
+    @property
+    def delivers_the_last(self) -> bool:
+        """Whether this is the callback of the last job that was claimed."""
+        return self._delivering == get_ident() and not self.ready
 
     @property
     def must_look(self) -> bool:
