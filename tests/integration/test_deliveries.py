@@ -12,7 +12,7 @@ import pytest
 from kombu.asynchronous.hub import Hub
 
 from celery_superfetch import poller
-from harness.waiting import eventually
+from harness.waiting import always, eventually
 from parts.bench import Bench, payload
 from parts.inbox import Inbox, publish
 
@@ -21,10 +21,12 @@ Settle = Callable[[Any], object]
 
 
 @contextmanager
-def consuming(url: str, loop: str, settle: Settle) -> Iterator[tuple[Inbox, Callable[[], bool]]]:
-    """A consumer with a prefetch of 1 that settles each message as it comes, and a turn of it."""
+def consuming(
+    url: str, loop: str, settle: Settle, prefetch: int = 1
+) -> Iterator[tuple[Inbox, Callable[[], bool]]]:
+    """A consumer that settles each message as it comes, and a turn of its loop."""
     hub = Hub()
-    with Inbox(url, prefetch=1, consume=False) as inbox:
+    with Inbox(url, prefetch=prefetch, consume=False) as inbox:
         inbox.consumer.on_message = lambda message: (
             inbox.messages.append(message),
             settle(message),
@@ -72,6 +74,22 @@ def test_a_turn_delivers_all_that_it_can_claim(
         assert len(inbox.messages) == 20
         assert set(in_flight) == {1}, "the ack of the one before is with the server"
     assert bench.queue() == []
+
+
+def test_acks_go_together_and_are_sent_when_the_last_job_has_its(url: str, bench: Bench) -> None:
+    """The server has done with them by the time of the next claim, which is waited for."""
+    bench.push("mail", *map(payload, range(6)))
+
+    def settle(message: Any) -> None:
+        [owner] = bench.registry.owners()
+        message.ack()
+        if len(inbox.messages) % 3:
+            always(lambda: len(bench.private(owner)) == 3, 0.05)
+        else:
+            eventually(lambda: bench.private(owner) == [])
+
+    with consuming(url, "hub", settle, prefetch=3) as (inbox, turn):
+        eventually(lambda: turn() and len(inbox.messages) == 6, 10, 0)
 
 
 @pytest.mark.parametrize("loop", [*LOOPS, "synloop"])
