@@ -50,6 +50,8 @@ class Held:
 
     def hold(self) -> list[Call]:
         """The calls that move what waits to be moved."""
+        if not self._waiting:
+            return []
         calls = [self.lists.hold(jobs) for jobs in _batches(self._waiting)]
         self._aside.update(self._waiting)
         self._waiting.clear()
@@ -57,6 +59,8 @@ class Held:
 
     def unhold(self, jobs: Iterable[Job]) -> list[Call]:
         """The calls that bring back those of ``jobs`` that are aside; ``forget`` them then."""
+        if not self._waiting and not self._aside:  # asked at each send
+            return []
         back = []
         for job in jobs:
             self._waiting.pop(job, None)
