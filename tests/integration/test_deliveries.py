@@ -76,8 +76,11 @@ def test_a_turn_delivers_all_that_it_can_claim(
     assert bench.queue() == []
 
 
-def test_acks_go_together_and_are_sent_when_the_last_job_has_its(url: str, bench: Bench) -> None:
+def test_acks_go_together_and_are_sent_when_the_last_job_has_its(
+    url: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server has done with them by the time of the next claim, which is waited for."""
+    monkeypatch.setattr(poller, "DELIVERING", 60.0)
     bench.push("mail", *map(payload, range(6)))
 
     def settle(message: Any) -> None:
