@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from time import monotonic
 from typing import Any
 
 from .job import Claimed, Earlier, Job
+from .owner import own_pid
 from .private_list import PrivateLists
 from .scripts import Call, Line, Scripts
 
@@ -61,7 +61,7 @@ class Acks:
         self.lists = lists
         self.scripts = scripts
         self._line = Line(scripts)
-        self._pid = os.getpid()
+        self._pid = own_pid()
         self._waiting: list[Claimed] = []
         #: Jobs that are about to run, and are to be recorded as running -> their digests.
         self._starting: dict[Job, str] = {}
@@ -136,8 +136,8 @@ class Acks:
             BaseException: whatever came instead of a reply (a greenlet that is killed, a signal's);
                 the acks are sent again.
         """
-        if self._pid != os.getpid():  # the connection, and what it owes, are the parent's
-            self._pid, self._line, self._sent = os.getpid(), Line(self.scripts), []
+        if self._pid != own_pid():  # the connection, and what it owes, are the parent's
+            self._pid, self._line, self._sent = own_pid(), Line(self.scripts), []
         now_sent = self._to_send()
         calls = [*before, *now_sent.calls(self.lists), *([last] if last else ())]
         answers = Answers()

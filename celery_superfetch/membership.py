@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from .heartbeats import RETRY_INTERVAL, Heartbeats, heart_client
 from .in_flight import InFlight
 from .job import Job
 from .keys import Keys
-from .owner import ProcessImage, mint_owner
+from .owner import ProcessImage, mint_owner, own_pid
 from .places import Params, patient, place_of, without_retries
 from .preflight import check_server
 from .private_list import Claims
@@ -51,7 +50,7 @@ class Membership:
     def __init__(self, params: Params, config: Config, elsewhere: Sequence[Params] = ()) -> None:
         self.config = config
         self.keys = Keys(config.global_keyprefix)
-        self.pid = os.getpid()
+        self.pid = own_pid()
         self.params: Params = without_retries(params)
         self.elsewhere = [without_retries(other) for other in elsewhere]
         self.client = Redis(connection_pool=ConnectionPool(**patient(self.params)))
@@ -92,9 +91,9 @@ class Membership:
         Raises:
             ForkedConnection: this membership was made before the fork.
         """
-        if self.pid != os.getpid():
+        if self.pid != own_pid():
             raise ForkedConnection(
-                f"this connection was made by process {self.pid}, before process {os.getpid()} was "
+                f"this connection was made by process {self.pid}, before process {own_pid()} was "
                 "forked: open a new one in the child"
             )
 
@@ -357,7 +356,7 @@ class Membership:
 
     def leave_for_good(self) -> None:
         """The process ends: give back everything and leave, as far as the server answers."""
-        if self.pid != os.getpid() or not self._joined:
+        if self.pid != own_pid() or not self._joined:
             return
         with self._lock:
             try:

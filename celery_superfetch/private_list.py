@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, count
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis import Redis
 
@@ -34,8 +33,7 @@ ALONE, CALLED_OFF, UNSTARTED = "alone", "-", "?"
 RAN = "ran"
 
 
-@dataclass(frozen=True)
-class Claims:
+class Claims(NamedTuple):
     """The outcome of one claim."""
 
     #: False: the owner is not registered (any more); nothing was claimed.
