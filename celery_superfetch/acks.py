@@ -74,8 +74,8 @@ class Acks:
         self._lately: deque[tuple[float, Trace]] = deque(maxlen=SETTLED_MOST)
 
     def __iter__(self) -> Iterator[Job]:
-        for sent in (*self._sent, _Sent(self._waiting)):
-            yield from (job for job, _ in sent.acks)
+        for acks in (*(sent.acks for sent in self._sent), self._waiting):
+            yield from (job for job, _ in acks)
 
     def __len__(self) -> int:
         return sum(len(sent.acks) for sent in self._sent) + len(self._waiting)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from functools import cached_property
 from itertools import islice
@@ -109,19 +109,19 @@ class Channel(redis.Channel):
         """How many neighbours in the order of claiming are equals."""
         return len(self._lists_of_queue) if is_round_robin(self._claim_cycle) else 1
 
-    def claim_order(self, most: int | None = None) -> tuple[list[str], int]:
-        """The lists in the order of claiming, or the first of them; and ``turn``.
+    def claim_order(self, most: int | None = None) -> list[str]:
+        """The lists in the order of claiming, or the first of them.
 
         Arguments:
             most: how many lists; None for all.
         """
         queues = self._claim_cycle.consume(len(self._lists_of_queue))
-        order = (
-            self._lists_of_queue[queue][step]
-            for step in range(len(self.priority_steps))
-            for queue in queues
-        )
-        return list(islice(order, most)), self.turn
+        return list(islice(self._by_priority(queues), most))
+
+    def _by_priority(self, queues: Iterable[str]) -> Iterator[str]:
+        for step in range(len(self.priority_steps)):
+            for queue in queues:
+                yield self._lists_of_queue[queue][step]
 
     def claimed_from(self, queue_list: str) -> None:
         """Let the next claim begin with another queue."""
@@ -140,8 +140,7 @@ class Channel(redis.Channel):
         queues = self._reliable_queues()
         self._claim_cycle.update(queues)
         self._lists_of_queue = {queue: self._lists_of(queue) for queue in queues}
-        steps = zip(*self._lists_of_queue.values(), strict=True)
-        self._lists = [name for step in steps for name in step]
+        self._lists = list(self._by_priority(queues))
         self._queue_of = {name: q for q, names in self._lists_of_queue.items() for name in names}
 
     # -- fetching

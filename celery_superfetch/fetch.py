@@ -29,7 +29,6 @@ POLL_INTERVAL = 1.0
 #: Seconds between two complaints about one queue list.
 COMPLAINT_INTERVAL = 60.0
 
-
 #: Claims in a row that were filled from the first few lists before one names only those. Naming 80
 #: costs half as much as a claim more, which is what it takes to find that they are dry.
 ALIKE = 4
@@ -195,7 +194,7 @@ class Fetch:
     def _claim(self, lists: list[str], credit: int, now: float) -> None:
         confirm, self.unconfirmed = self._still_ours(self.unconfirmed), []
         reach = None if confirm else self._reach(lists, credit)
-        order, turn = self.channel.claim_order(reach)
+        order, turn = self.channel.claim_order(reach), self.channel.turn
         starts = max(0, self.in_flight.leases.free() - len(self.ready))
         try:
             claims = self.membership.claim(order, credit, turn, confirm, starts)

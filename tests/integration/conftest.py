@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import redis
 
+from celery_superfetch.signals import LostJob, ownership_lost
 from harness.server import Server
 from parts.bench import Bench
 
@@ -32,6 +33,19 @@ def make_bench(client: redis.Redis) -> Callable[..., Bench]:
 @pytest.fixture
 def bench(make_bench: Callable[..., Bench]) -> Bench:
     return make_bench()
+
+
+@pytest.fixture
+def lost() -> Iterator[list[LostJob]]:
+    """Jobs whose loss was announced."""
+    jobs: list[LostJob] = []
+
+    def receiver(lost: LostJob, **_: object) -> None:
+        jobs.append(lost)
+
+    ownership_lost.connect(receiver)
+    yield jobs
+    ownership_lost.disconnect(receiver)
 
 
 @pytest.fixture

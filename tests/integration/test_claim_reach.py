@@ -43,11 +43,16 @@ def receive(inbox: Inbox, count: int) -> list[str]:
     return [message.headers["id"] for message in inbox.messages[first:]]
 
 
+def make_busy(bench: Bench) -> None:
+    """Four jobs in each queue."""
+    for queue in QUEUES:
+        bench.push(queue, *(payload(f"{queue} {n}", queue) for n in range(4)))
+
+
 def test_busy_queues_are_claimed_from_one_list_at_a_time(
     url: str, bench: Bench, named: list[int]
 ) -> None:
-    for queue in QUEUES:
-        bench.push(queue, *(payload(f"{queue} {n}", queue) for n in range(4)))
+    make_busy(bench)
     with Inbox(url, *QUEUES, prefetch=1) as inbox:
         ids = receive(inbox, 20)
     assert ids == [f"{queue} {n}" for n in range(4) for queue in QUEUES]
@@ -96,8 +101,7 @@ def test_equal_queues_are_served_in_turn_when_there_is_room_for_more_than_one_ag
     url: str, bench: Bench, named: list[int]
 ) -> None:
     """What was enough for one job is not for several."""
-    for queue in QUEUES:
-        bench.push(queue, *(payload(f"{queue} {n}", queue) for n in range(4)))
+    make_busy(bench)
     with Inbox(url, *QUEUES, prefetch=1) as inbox:
         receive(inbox, ALIKE + 1)
         inbox.consumer.qos(prefetch_count=3)

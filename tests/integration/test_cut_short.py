@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from celery_superfetch.cut_short import CutShort
 from celery_superfetch.facts import Facts
 from celery_superfetch.job import Carried, Claimed, digest, parse
 from celery_superfetch.recovery import Blame, Counters, Decision, Recovery
-from celery_superfetch.signals import LostJob, job_recovering, ownership_lost
+from celery_superfetch.signals import LostJob, job_recovering
 from parts.bench import Bench, payload
 
 
@@ -24,19 +23,6 @@ def owner(bench: Bench) -> Facts:
 @pytest.fixture
 def cut_short(bench: Bench) -> CutShort:
     return CutShort(bench.in_flight)
-
-
-@pytest.fixture
-def lost() -> Iterator[list[LostJob]]:
-    """Jobs whose loss was announced."""
-    jobs: list[LostJob] = []
-
-    def receiver(lost: LostJob, **_: object) -> None:
-        jobs.append(lost)
-
-    ownership_lost.connect(receiver)
-    yield jobs
-    ownership_lost.disconnect(receiver)
 
 
 def claim(bench: Bench, owner: Facts, *raws: bytes) -> list[Claimed]:

@@ -14,7 +14,7 @@ from kombu.asynchronous.hub import Hub
 from celery_superfetch import poller
 from harness.waiting import always, eventually
 from parts.bench import Bench, payload
-from parts.inbox import Inbox, publish
+from parts.inbox import Inbox, publish, turn_of
 
 LOOPS = ["hub", "drain_events"]
 Settle = Callable[[Any], object]
@@ -38,10 +38,8 @@ def consuming(
 
         def turn() -> bool:
             if loop == "hub":
-                hub.call_later(0.02, lambda: None)  # it must not wait for ever
-                hub.run_once()
-            else:
-                inbox.turn()
+                return turn_of(hub)
+            inbox.turn()
             return True
 
         yield inbox, turn

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from celery_superfetch.facts import Facts
 from celery_superfetch.in_flight import InFlight
 from celery_superfetch.job import Claimed, parse
-from celery_superfetch.signals import LostJob, ownership_lost
+from celery_superfetch.signals import LostJob
 from harness.waiting import eventually
 from parts.bench import Bench, payload
 
@@ -18,19 +17,6 @@ from parts.bench import Bench, payload
 @pytest.fixture
 def owner(bench: Bench) -> Facts:
     return bench.owner(lists=["mail", "slow"])
-
-
-@pytest.fixture
-def lost() -> Iterator[list[LostJob]]:
-    """Jobs whose loss was announced."""
-    jobs: list[LostJob] = []
-
-    def receiver(lost: LostJob, **_: object) -> None:
-        jobs.append(lost)
-
-    ownership_lost.connect(receiver)
-    yield jobs
-    ownership_lost.disconnect(receiver)
 
 
 def claim(bench: Bench, owner: Facts, *raws: bytes, queue: str = "mail") -> list[Claimed]:

@@ -14,21 +14,15 @@ from kombu.asynchronous.hub import Hub
 
 from harness.waiting import always, eventually
 from parts.bench import Bench, payload
-from parts.inbox import Inbox
+from parts.inbox import Inbox, turn_of
 
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    """Celery's event loop; `turn(hub)` goes round once."""
+    """Celery's event loop; `turn_of(hub)` goes round once."""
     own = Hub()
     yield own
     own.close()
-
-
-def turn(hub: Hub) -> bool:
-    hub.call_later(0.02, lambda: None)  # it must not wait for ever
-    hub.run_once()
-    return True
 
 
 def names(inbox: Inbox) -> list[str]:
@@ -46,7 +40,7 @@ def registered(inbox: Inbox, hub: Hub) -> Inbox:
 
 
 def receive(inbox: Inbox, hub: Hub, expected: list[str]) -> None:
-    eventually(lambda: turn(hub) and names(inbox) == expected, 10, 0)
+    eventually(lambda: turn_of(hub) and names(inbox) == expected, 10, 0)
 
 
 def test_the_event_loop_consumes_on_after_its_connections_were_cut(
@@ -60,12 +54,12 @@ def test_the_event_loop_consumes_on_after_its_connections_were_cut(
         expected.append(str(number))
         receive(inbox, hub, expected)
         inbox.ack_all()
-        eventually(lambda: turn(hub) and waits(bench))
+        eventually(lambda: turn_of(hub) and waits(bench))
         bench.client.client_kill_filter(_type="normal", skipme=True)
         seen, errors = inbox.messages, inbox.connection.connection_errors
         try:
             while True:
-                turn(hub)
+                turn_of(hub)
         except errors:
             inbox.close()
         inbox = registered(Inbox(url), hub)
@@ -86,7 +80,7 @@ def test_what_arrives_after_the_credit_is_used_up_waits_for_the_ack(
 
         def go() -> bool:
             if looped:
-                return turn(hub)
+                return turn_of(hub)
             inbox.turn()
             return True
 
@@ -111,7 +105,7 @@ def test_what_arrives_late_survives_cancel_and_close(
     with registered(Inbox(url, prefetch=2), hub) as inbox:
         bench.push("mail", payload(1))
         receive(inbox, hub, ["1"])
-        eventually(lambda: turn(hub) and waits(bench))
+        eventually(lambda: turn_of(hub) and waits(bench))
         bench.push("mail", payload(2))
         assert bench.queue() == [], "the blocking read has it"
         inbox.messages[0].ack()
@@ -133,7 +127,7 @@ def test_a_channel_without_credit_does_not_stop_another(url: str, bench: Bench, 
         bench.push("mail", payload(1), payload(2))
         receive(inbox, hub, ["1"])
         bench.push("other", payload("o", "other"))
-        eventually(lambda: turn(hub) and other, 10, 0)
+        eventually(lambda: turn_of(hub) and other, 10, 0)
         other[0].ack()
         assert names(inbox) == ["1"]
         inbox.messages[0].ack()

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import kombu
+from kombu.asynchronous.hub import Hub
 
 from harness.waiting import eventually
 
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 TRANSPORT = "celery_superfetch:Transport"
+
+
+def turn_of(hub: Hub) -> bool:
+    """Celery's event loop goes round once, and does not wait for ever."""
+    hub.call_later(0.02, lambda: None)
+    hub.run_once()
+    return True
 
 
 class Inbox:

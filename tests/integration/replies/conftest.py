@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import redis
 
 from celery_superfetch.facts import Facts
-from celery_superfetch.signals import LostJob, ownership_lost
 from harness.server import Server
 from parts.bench import Bench
-
-TIMEOUT = 0.3
 
 
 @pytest.fixture
@@ -23,7 +20,7 @@ def server(fresh_server: Callable[..., Server]) -> Server:
 @pytest.fixture
 def hasty(server: Server) -> Bench:
     """A process that gives up on a reply after 0.3 s."""
-    own = redis.ConnectionPool(host="127.0.0.1", port=server.port, socket_timeout=TIMEOUT)
+    own = redis.ConnectionPool(host="127.0.0.1", port=server.port, socket_timeout=0.3)
     return Bench(redis.Redis(connection_pool=own))
 
 
@@ -35,15 +32,3 @@ def owner(hasty: Bench) -> Facts:
     hasty.in_flight.scripts.run_all([hasty.lists.ack([])])
     hasty.in_flight.claim_alone(facts.owner, "mail")
     return facts
-
-
-@pytest.fixture
-def lost() -> Iterator[list[LostJob]]:
-    jobs: list[LostJob] = []
-
-    def receiver(lost: LostJob, **_: object) -> None:
-        jobs.append(lost)
-
-    ownership_lost.connect(receiver)
-    yield jobs
-    ownership_lost.disconnect(receiver)
