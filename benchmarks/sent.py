@@ -7,7 +7,7 @@ from typing import Any
 
 from redis.connection import AbstractConnection
 
-from celery_superfetch import scripts
+from celery_superfetch.scripts import Line
 
 
 def watch_sent(note: Callable[[int, int], None]) -> Callable[[], None]:
@@ -17,7 +17,7 @@ def watch_sent(note: Callable[[int, int], None]) -> Callable[[], None]:
         what ends it.
     """
     send, pack = AbstractConnection.send_command, AbstractConnection.pack_commands
-    packed, ours = AbstractConnection.send_packed_command, scripts.packed
+    packed, ours = AbstractConnection.send_packed_command, Line.packed
 
     def noted_send(connection: Any, *args: Any, **kwargs: Any) -> Any:
         note(1, 0)
@@ -32,15 +32,15 @@ def watch_sent(note: Callable[[int, int], None]) -> Callable[[], None]:
         note(0, 1)
         return packed(connection, *args, **kwargs)
 
-    def noted_ours(commands: Any) -> Any:
-        note(len(commands), 0)
-        return ours(commands)
+    def noted_ours(line: Any, calls: Any, wait: bool) -> Any:
+        note(len(calls), 0)
+        return ours(line, calls, wait)
 
     def put(*methods: Any) -> None:
         AbstractConnection.send_command = methods[0]  # type: ignore[method-assign]
         AbstractConnection.pack_commands = methods[1]  # type: ignore[method-assign]
         AbstractConnection.send_packed_command = methods[2]  # type: ignore[method-assign]
-        scripts.packed = methods[3]
+        Line.packed = methods[3]  # type: ignore[method-assign]
 
     put(noted_send, noted_pack, noted_packed, noted_ours)
     return lambda: put(send, pack, packed, ours)

@@ -47,11 +47,8 @@ class _Sent:
     #: Job -> its digest.
     starting: dict[Job, str] = field(default_factory=dict)
 
-    def __bool__(self) -> bool:
-        return bool(self.acks or self.starting)
-
-    def calls(self, lists: PrivateLists) -> list[Call]:
-        return [lists.ack(self.acks, self.starting)] if self else []
+    def call(self, lists: PrivateLists) -> Call:
+        return lists.ack(self.acks, self.starting)
 
 
 class Acks:
@@ -105,23 +102,19 @@ class Acks:
 
     def forget_start(self, job: Job) -> None:
         """It does not run (any more)."""
-        for starting in self._records:
-            starting.pop(job, None)
+        self._starting.pop(job, None)
+        for sent in self._sent:
+            sent.starting.pop(job, None)
 
     def forget_starts_of(self, owner: str) -> None:
         """It was taken for dead, and what it has recorded is not to come back."""
-        for starting in self._records:
+        for starting in (self._starting, *(sent.starting for sent in self._sent)):
             for job in [job for job in starting if job.owner == owner]:
                 del starting[job]
 
-    @property
-    def _records(self) -> list[dict[Job, str]]:
-        """What is to be recorded, and what may be by now."""
-        return [self._starting, *(sent.starting for sent in self._sent)]
-
-    def waiting(self) -> list[Job]:
+    def waiting(self) -> Iterator[Job]:
         """What the next ``send`` settles."""
-        return [job for job, _ in self._waiting]
+        return (job for job, _ in self._waiting)
 
     def send(
         self, before: Sequence[Call], last: Call | None = None, *, wait: bool = True
@@ -139,40 +132,42 @@ class Acks:
         if self._pid != own_pid():  # the connection, and what it owes, are the parent's
             self._pid, self._line, self._sent = own_pid(), Line(self.scripts), []
         now_sent = self._to_send()
-        calls = [*before, *now_sent.calls(self.lists), *([last] if last else ())]
+        calls = [*before, *(part.call(self.lists) for part in now_sent), *([last] if last else ())]
         answers = Answers()
         if not calls and not self._line.owes:
             return answers
-        sent, self._sent = [*self._sent, *([now_sent] if now_sent else ())], []
+        sent, self._sent = self._sent + now_sent, []
         # A job starts on the strength of its record: a refusal must not be read much later.
-        leave = 0 if any(part.starting for part in sent) else LEFT_MOST
+        leave = 0 if wait or any(part.starting for part in sent) else LEFT_MOST
         try:
-            replies = self._line.exchange(calls, wait=wait, leave=leave)
-            theirs = replies[len(replies) - len(calls) :] if wait else []
-            owed = replies[: len(replies) - len(theirs)]
-            read = [*owed, *(theirs[len(before) :] if now_sent else ())]
+            owed, theirs = self._line.exchange(calls, wait=wait, leave=leave)
+            read = owed + theirs[len(before) :] if now_sent else owed
             refused: list[_Sent] = []
             for part, reply in zip(sent, read, strict=False):
                 refused += self._answered(part, reply, answers)
-            self._sent = [] if wait else sent[len(read) :]
+            if not wait:
+                self._sent = sent[len(read) :]
         except BaseException:
             if self._line.owes:  # what it still owes is nobody's any more
                 self._line.forget()
             self._no_news.update(job for part in sent for job, _ in part.acks)
             self._send_again(*sent)
             raise
-        self._send_again(*refused)
+        if refused:
+            self._send_again(*refused)
         answers.last = theirs[-1] if theirs else None
         return answers
 
-    def _to_send(self) -> _Sent:
-        """What waits; a job that ended before its start was recorded is only settled."""
+    def _to_send(self) -> list[_Sent]:
+        """What waits, if anything; a job that ended before its start was recorded is settled."""
+        if not self.unsent:
+            return []
         sent = _Sent(self._waiting, self._starting)
         if sent.starting:
             ended = set(self)
             sent.starting = {job: d for job, d in sent.starting.items() if job not in ended}
         self._waiting, self._starting = [], {}
-        return sent
+        return [sent] if sent.acks or sent.starting else []
 
     def _send_again(self, *parts: _Sent) -> None:
         for part in reversed(parts):
@@ -185,10 +180,10 @@ class Acks:
             answers.refused = reply
             return [sent]
         now = monotonic()
-        for (job, _), removed in zip(sent.acks, reply, strict=True):
+        for at, (job, _) in enumerate(sent.acks, 1):
             answers.settled.append(job)
             self._lately.append((now, _trace(job)))
-            if not removed and job not in self._no_news:
+            if at in reply and job not in self._no_news:
                 answers.lost.append(job)
             self._no_news.discard(job)
         return []

@@ -23,7 +23,7 @@ from . import __version__
 from .config import Config
 from .cut_short import CutShort
 from .fetch import Fetch, is_round_robin
-from .job import EARLIER, Carried, Claimed, Earlier, Job, digest
+from .job import CARRIED, EARLIER, Carried, Claimed, Earlier, Job, digest
 from .keys import Keys
 from .lib_name import named
 from .membership import Membership
@@ -38,7 +38,14 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 #: What ``kombu.utils.json.loads`` does; that one makes a decoder for each message.
-loads = JSONDecoder(object_hook=object_hook).decode
+_plain, _typed = JSONDecoder().decode, JSONDecoder(object_hook=object_hook).decode
+
+
+def loads(payload: bytes | str) -> Any:
+    """Decode a message. Its hook would be called for each dict, and there is one that wants it
+    in few messages."""
+    text = bytes_to_str(payload)
+    return (_typed if '"__type__"' in text else _plain)(text)
 
 
 class Channel(redis.Channel):
@@ -218,15 +225,16 @@ class Channel(redis.Channel):
     def _decode(self, claimed: Claimed) -> Any:
         """The message in a payload; None when it is none and was put into quarantine."""
         try:
-            raw = Delivered(loads(bytes_to_str(claimed.job.payload)))
+            raw = Delivered(loads(claimed.job.payload))
             raw.claimed = claimed
-            raw["properties"]["delivery_info"]["redelivered"] = claimed.redelivered
+            again = claimed.redelivered
+            raw["properties"]["delivery_info"]["redelivered"] = again
             headers = raw["headers"] = raw.get("headers") or {}
             headers.pop(EARLIER, None)  # what we say of a delivery, nobody else can say
-            strikes = Carried.of(headers).strikes
-            if claimed.redelivered:
+            strikes = Carried.of(headers).strikes if CARRIED in headers else 0
+            if again:
                 headers["redelivered"] = True
-            if claimed.redelivered or strikes:
+            if again or strikes:
                 headers[EARLIER] = (claimed.earlier or Earlier()).told(strikes)
             message = self.Message(raw, channel=self)
             # The message has it, and the payload goes back as it came.
@@ -312,7 +320,7 @@ class Channel(redis.Channel):
                 renew(client, queue)
             if payload is None:
                 raise Empty
-            message = loads(bytes_to_str(payload))
+            message = loads(payload)
             if client.exists(Keys(self.config.global_keyprefix).recoveries(digest(payload))):
                 message["headers"]["redelivered"] = True
             return message

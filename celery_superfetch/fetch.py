@@ -153,12 +153,13 @@ class Fetch:
         that ends, more are claimed at once: as soon as there is room for as many as wait. Where
         this thread may run them, it claims when it has none.
         """
-        if self.poller.inline and self.waiting:
+        waiting = self.waiting
+        if self.poller.inline and waiting:
             return False
         limit = self.channel.config.claim_limit
-        held = self.channel.qos.in_use() - self.waiting
-        reserve = self.waiting + max(0, min(held, self.in_flight.reserve()))
-        return self.waiting < limit and credit >= min(reserve, limit)
+        held = self.channel.qos.in_use() - waiting
+        reserve = waiting + (min(held, self.in_flight.reserve()) if held > 0 else 0)
+        return waiting < limit and credit >= min(reserve, limit)
 
     def join(self, expires: dict[str, int]) -> None:
         """Register this process and its queue lists, unless the server knows them already.
@@ -295,8 +296,8 @@ class Fetch:
         """Deliver one job to the consumer; False when there was none."""
         if not self.deliverable:
             return False
-        left = self.channel.qos.credit()
         armed = self.reads.armed
+        left = self.channel.qos.credit() if armed else 0
         if armed and (not left or self.poller.inline):
             # A callback that runs the job here would keep a surplus claim waiting for it. Where
             # it is sure to, nobody could even give back what comes meanwhile.

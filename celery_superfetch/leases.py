@@ -55,7 +55,8 @@ class Leases:
             recorded: the jobs that it has recorded as running.
         """
         self._owner, self._until = owner, asked + START_LEASE
-        self._recorded.update(dict.fromkeys(recorded, self._until))
+        for job in recorded:
+            self._recorded[job] = self._until
 
     def void(self) -> None:
         """Something else may be true by now: let all ask that are not recorded."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, count
+from itertools import count
 from typing import Any, NamedTuple
 
 from redis import Redis
@@ -107,32 +107,27 @@ class PrivateLists:
         self, call: Call, lists: Sequence[str], confirm: Sequence[Job], reply: Any
     ) -> Claims:
         """Read the reply to ``claim``."""
-        if reply[0] != b"ok":
+        if reply is None:
             return Claims(registered=False)
-        _, marks, rows, errors, started = reply
-        owner, recorded = call.args[0], call.args[9 + 3 * len(confirm) :]
-        ids = chain(recorded, iter(self._claim_id, None))
-        jobs = tuple(
-            Claimed(Job(owner, lists[number - 1], payload, id), earlier_of(mark))
-            for number, payload, mark, id in zip(
-                rows[::3], rows[1::3], rows[2::3], ids, strict=False
-            )
-        )
+        started, rows, *more = reply
+        marks, errors = more or ((), ())
+        owner, ids = call.args[0], iter(call.args[9 + 3 * len(confirm) :])
+        jobs = []
+        for at in range(0, len(rows), 3):
+            number, payload, mark = rows[at : at + 3]
+            job = Job(owner, lists[number - 1], payload, next(ids, None) or self._claim_id())
+            jobs.append(Claimed(job, earlier_of(mark)))
         confirmed = tuple(
             None if mark == GONE else Claimed(job, earlier_of(mark))
-            for job, mark in zip(confirm, marks, strict=False)
+            for job, mark in zip(confirm, marks, strict=True)
         )
+        failed = [
+            (lists[int(errors[at]) - 1], errors[at + 1].decode(errors="replace"))
+            for at in range(0, len(errors), 2)
+        ]
         ours = [*filter(None, confirmed), *jobs]
-        return Claims(
-            registered=True,
-            jobs=jobs,
-            confirmed=confirmed,
-            errors=tuple(
-                (lists[int(errors[i]) - 1], errors[i + 1].decode(errors="replace"))
-                for i in range(0, len(errors), 2)
-            ),
-            started=tuple(job for job, _ in ours[:started]),
-        )
+        first = tuple(job for job, _ in ours[:started])
+        return Claims(True, tuple(jobs), confirmed, tuple(failed), first)
 
     def claim_alone(self, owner: str, queue_list: str) -> Call:
         """The call that claims the next job on probation; its last argument is the claim id."""
@@ -158,14 +153,14 @@ class PrivateLists:
             starting: job -> its digest.
         """
         keys: list[str] = []
+        counters: list[str] = []
         args: list[Any] = [len(settled)]
-        for claimed in settled:
-            job, counted = claimed.job, claimed.redelivered
-            private = self.keys.private(job.owner, job.queue_list)
-            # Without counters any key that the user may touch holds the place.
-            counters = self.keys.recoveries(digest(job.payload)) if counted else private
-            keys += [private, counters, self.keys.running(job.owner)]
-            args += [job.payload, int(counted), job.claim_id]
+        for job, earlier in settled:
+            keys += [self.keys.private(job.owner, job.queue_list), self.keys.running(job.owner)]
+            args += [job.payload, int(earlier is not None), job.claim_id]
+            if earlier is not None:
+                counters.append(self.keys.recoveries(digest(job.payload)))
+        keys += counters
         for job, name in (starting or {}).items():
             keys.append(self.keys.running(job.owner))
             args += [job.claim_id, name]

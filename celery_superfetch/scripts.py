@@ -67,7 +67,7 @@ class Scripts:
         """
         line = Line(self)
         try:
-            replies = line.exchange(calls)
+            _, replies = line.exchange(calls)
         finally:
             line.give_back()
         if not errors:
@@ -118,6 +118,8 @@ class Line:
         self._pool: Any = None
         self._used = 0.0
         self._owed: list[Call] = []
+        #: The calls that were packed last, if it was one and it was waited for, and its bytes.
+        self._last: tuple[Sequence[Call], list[bytes]] = ((), [])
         #: When the first of them was sent (monotonic s).
         self._owed_since = 0.0
         #: Scripts that the server at the other end was told whole.
@@ -133,7 +135,9 @@ class Line:
         """Whether they came long ago; the connection may be lost by now."""
         return bool(self._owed) and monotonic() >= self._used + IDLE
 
-    def exchange(self, calls: Sequence[Call], *, wait: bool = True, leave: int = 0) -> list[Any]:
+    def exchange(
+        self, calls: Sequence[Call], *, wait: bool = True, leave: int = 0
+    ) -> tuple[list[Any], list[Any]]:
         """Send scripts, and read what is owed.
 
         Arguments:
@@ -142,7 +146,8 @@ class Line:
                 beyond that, those before ``calls`` are read. One without calls reads all.
 
         Returns:
-            the replies that were read, in order, errors among them.
+            the replies that were owed, and those to ``calls``, as far as they were read; in
+            order, errors among them.
 
         Raises:
             redis.exceptions.RedisError: the connection is lost, and so are all replies.
@@ -150,31 +155,43 @@ class Line:
         # Taken out meanwhile: a signal's handler may come by here in the middle.
         connection, self._connection = self._connected(), None
         owed, self._owed = self._owed, []
-        young = not owed or monotonic() < self._owed_since + IDLE
-        patient = bool(calls) and not wait and young and len(owed) < leave
-        due = [*owed, *calls] if wait else [] if patient else owed
-        left = [*owed, *calls][len(due) :]
-        # What nobody waits for has to be carried out although the server may not know it yet.
-        untold = set() if wait else {call.name for call in calls} - self._told
-        self._told |= untold
+        due = [] if calls and not wait and self._can_wait(len(owed), leave) else owed
         try:
-            commands = [
-                self.scripts.bare(call) if call.name in untold else self.scripts.command(call)
-                for call in calls
-            ]
-            if commands:
+            if calls:
                 # A health check would take what is owed for the reply to itself.
-                connection.send_packed_command(packed(commands), check_health=not owed)
-            replies = self._again(due, [_reply(connection) for _ in due])
+                connection.send_packed_command(self.packed(calls, wait), check_health=not owed)
+            read = [*due, *calls] if wait else due
+            replies = self._again(read, [_reply(connection) for _ in read])
         except BaseException:
             self._connection = connection
             self.forget()
             raise
+        left = [] if wait else [*calls] if due else [*owed, *calls]
         # All at once: a signal's handler may raise in between.
         self._connection, self._used, self._owed = connection, monotonic(), left
         if due or not owed:
             self._owed_since = self._used
-        return replies
+        return replies[: len(due)], replies[len(due) :]
+
+    def _can_wait(self, owed: int, leave: int) -> bool:
+        """Whether the replies that are owed may be left to a later exchange."""
+        return not owed or (owed < leave and monotonic() < self._owed_since + IDLE)
+
+    def packed(self, calls: Sequence[Call], wait: bool) -> list[bytes]:
+        """As they are sent; a consumer of one job at a time claims in the same words again."""
+        known, pieces = self._last
+        if not wait or calls != known:
+            pieces = packed(self._command(call, wait) for call in calls)
+            if wait and len(calls) == 1:
+                self._last = calls, pieces
+        return pieces
+
+    def _command(self, call: Call, wait: bool) -> list[Any]:
+        """What nobody waits for has to be carried out although the server may not know it yet."""
+        if wait or call.name in self._told:
+            return self.scripts.command(call)
+        self._told.add(call.name)
+        return self.scripts.bare(call)
 
     def _connected(self) -> Any:
         """The connection of last time; one that lay idle is looked at by its pool."""
@@ -225,25 +242,26 @@ def packed(commands: Iterable[Sequence[Any]]) -> list[bytes]:
         TypeError: an argument is neither text nor bytes nor a number.
     """
     done: list[bytes] = []
-    pieces: list[bytes] = []
+    # As Latin-1, in which a byte is a character: the cheapest to put together.
+    text: list[str] = []
     for command in commands:
-        pieces.append(b"*%d\r\n" % len(command))
+        text.append(f"*{len(command)}\r\n")
         for arg in command:
             if isinstance(arg, str):
-                raw = arg.encode()
+                raw = arg if arg.isascii() else arg.encode().decode("latin-1")
             elif isinstance(arg, bytes):
-                raw = arg
+                if len(arg) >= LARGE:
+                    text.append(f"${len(arg)}\r\n")
+                    done += ["".join(text).encode("latin-1"), arg]
+                    text = ["\r\n"]
+                    continue
+                raw = arg.decode("latin-1")
             elif type(arg) in (int, float):
-                raw = repr(arg).encode()
+                raw = repr(arg)
             else:
                 raise TypeError(f"not to be sent to Redis: {arg!r} ({type(arg).__name__})")
-            if len(raw) < LARGE:
-                pieces.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
-            else:
-                pieces.append(b"$%d\r\n" % len(raw))
-                done += [b"".join(pieces), raw]
-                pieces = [b"\r\n"]
-    return [*done, b"".join(pieces)]
+            text.append(f"${len(raw)}\r\n{raw}\r\n")
+    return [*done, "".join(text).encode("latin-1")]
 
 
 @cache

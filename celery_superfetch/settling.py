@@ -228,7 +228,7 @@ class Settling:
     @property
     def oldest_ack(self) -> Job | None:
         """The first of the acks that wait to be sent."""
-        return next(iter(self._acks.waiting()), None)
+        return next(self._acks.waiting(), None)
 
     @property
     def settlements(self) -> Mapping[str, int]:

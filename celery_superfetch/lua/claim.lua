@@ -7,10 +7,11 @@
 --       prefix of the private lists, lists to take from in turn, number of jobs to start, number
 --       of jobs to confirm, then list number, payload and claim id of each of those, then a claim
 --       id for each new job to start
--- Returns: {"unregistered"}; or {"ok", marks, jobs, errors, started} with marks[i] = -1 (no
---       longer the caller's), 0 (has no counters) or its {recoveries, strikes, requeues}, jobs =
---       {list number, payload, mark, ...}, errors = {list number, text, ...} and the number of
---       jobs that were recorded as running: the first of those confirmed, then of the new ones
+-- Returns: nil when the owner is not registered; or {started, jobs} or, where there is more to say,
+--       {started, jobs, marks, errors}: the number of jobs that were recorded as running (the first
+--       of those confirmed, then of the new ones), {list number, payload, mark, ...}, the mark of
+--       each confirmed job, {list number, text, ...}. A mark is -1 (no longer the caller's), 0 (has
+--       no counters) or {recoveries, strikes, requeues}
 -- Crash: the jobs are in the private lists of a registered owner, and some recorded as running
 --       that have not begun. A lost reply is found there by the caller, or by the reaper after
 --       its death.
@@ -18,7 +19,7 @@ local owners, flag, running = KEYS[1], KEYS[2], KEYS[3]
 local owner, most, room = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local counters, cut, prefix = ARGV[4], tonumber(ARGV[5]) + 1, ARGV[6]
 local turn, starts, confirm = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-if not redis.call('ZSCORE', owners, owner) then return {'unregistered'} end
+if not redis.call('ZSCORE', owners, owner) then return false end
 local counted = redis.call('EXISTS', flag) == 1
 local function mark(payload)
   if not counted then return 0 end
@@ -91,4 +92,5 @@ for first = 1, count, turn do
     end
   end
 end
-return {'ok', marks, jobs, errors, started}
+if confirm + #errors == 0 then return {started, jobs} end
+return {started, jobs, marks, errors}

@@ -88,7 +88,7 @@ def test_whatever_happens_no_job_is_lost_and_no_innocent_is_killed(
 #: Script -> what is taken out of it, and what stands there instead.
 CONTROLS = {
     "recover": ("if unmarked then", "if false then"),
-    "ack": ("if removed[i] > 0 then redis.call('DEL', counters) end", ""),
+    "ack": ("if there then redis.call('DEL', KEYS[key]) end", ""),
     "probation": ("if value ~= '-' then return {'busy'} end", ""),
 }
 

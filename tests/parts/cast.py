@@ -44,7 +44,7 @@ class Stage:
 
         def shown(
             line: Line, calls: Sequence[Call], *, wait: bool = True, leave: int = 0
-        ) -> list[Any]:
+        ) -> tuple[list[Any], list[Any]]:
             if self._showing:  # a script that the server did not know is sent again
                 return exchange(line, calls, wait=wait, leave=leave)
             self._wait()
@@ -52,7 +52,7 @@ class Stage:
             earlier, owed, line._owed = self._owed.pop(line, []), line._owed, []
             self._showing = True
             try:
-                replies = exchange(line, calls)
+                _, replies = exchange(line, calls)
             finally:
                 self._showing = False
                 line.give_back()  # all of them share one pool
@@ -65,12 +65,12 @@ class Stage:
                 self.lose = False
                 raise redis.ConnectionError("the reply was lost")
             if wait:
-                return [*earlier, *replies]
+                return earlier, replies
             if calls and len(earlier) < leave:
                 self._owed[line], line._owed = [*earlier, *replies], [*owed, *calls]
-                return []
+                return [], []
             self._owed[line], line._owed = replies, [*calls]
-            return earlier
+            return earlier, []
 
         def waiting(read: Callable[..., Any]) -> Callable[..., Any]:
             def wait_and_read(*args: Any, **kwargs: Any) -> Any:

@@ -108,10 +108,10 @@ class Truth(Known):
 
     def _claim(self, call: Call, reply: Any) -> None:
         owner = call.args[0]
-        assert (reply[0] == b"ok") == (owner in self.owners)
-        if reply[0] != b"ok":
+        assert (reply is not None) == (owner in self.owners)
+        if reply is None:
             return
-        rows = reply[2]
+        started, rows, *_ = reply
         for at, payload, mark in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
             queue = call.keys[int(at) + 2]
             private = self.keys.private(owner, queue.removeprefix(self.keys.prefix))
@@ -119,8 +119,8 @@ class Truth(Known):
             assert (mark != 0) == self.cards[payload].counted
             self.lists[private][payload] += 1
         starts, ids = call.args[7], call.args[9:]
-        assert reply[4] == (0 if ALONE in self.running[owner] else min(starts, len(rows) // 3))
-        for id, payload in zip(ids[: reply[4]], rows[1::3], strict=False):
+        assert started == (0 if ALONE in self.running[owner] else min(starts, len(rows) // 3))
+        for id, payload in zip(ids[:started], rows[1::3], strict=False):
             self.running[owner][id] = digest(payload)
             self.notable["started with its claim"] += 1
 
@@ -182,10 +182,12 @@ class Truth(Known):
         card.runs += 1
 
     def _ack(self, call: Call, reply: Any) -> None:
-        for at, removed in enumerate(reply):
-            private, _, running = call.keys[3 * at : 3 * at + 3]
+        settled = call.args[0]
+        for at in range(settled):
+            private, running = call.keys[2 * at : 2 * at + 2]
             payload, counted, id = call.args[3 * at + 1 : 3 * at + 4]
-            assert removed == self._take(private, payload)
+            removed = self._take(private, payload)
+            assert removed == (at + 1 not in reply)
             if removed:
                 self.settled[payload] += 1
                 card, owner = self.cards[payload], self._owner_of(running)
@@ -198,9 +200,9 @@ class Truth(Known):
             else:
                 self.notable["an ack came too late"] += 1
             self.end(self._owner_of(running), id)
-        settled = call.args[0]
+        counted = sum(call.args[2 : 3 * settled + 1 : 3])
         starting = zip(
-            call.keys[3 * settled :],
+            call.keys[2 * settled + counted :],
             call.args[3 * settled + 1 :: 2],
             call.args[3 * settled + 2 :: 2],
             strict=True,
