@@ -137,8 +137,9 @@ class Acks:
         if not calls and not self._line.owes:
             return answers
         sent, self._sent = self._sent + now_sent, []
-        # A job starts on the strength of its record: a refusal must not be read much later.
-        leave = 0 if wait or any(part.starting for part in sent) else LEFT_MOST
+        # A job starts on the strength of its record: a refusal must not be read much later. So
+        # one before the last two was read.
+        leave = 0 if wait or any(part.starting for part in sent[-2:]) else LEFT_MOST
         try:
             owed, theirs = self._line.exchange(calls, wait=wait, leave=leave)
             read = owed + theirs[len(before) :] if now_sent else owed
