@@ -42,8 +42,7 @@ _plain, _typed = JSONDecoder().decode, JSONDecoder(object_hook=object_hook).deco
 
 
 def loads(payload: bytes | str) -> Any:
-    """Decode a message. Its hook would be called for each dict, and there is one that wants it
-    in few messages."""
+    """Decode a message; the hook, called for each dict, has work in few of them."""
     text = bytes_to_str(payload)
     return (_typed if '"__type__"' in text else _plain)(text)
 

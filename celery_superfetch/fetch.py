@@ -205,7 +205,7 @@ class Fetch:
         if not claims.registered:  # somebody removes our row faster than we write it
             self.in_flight.requeue(reversed(confirm))
             return
-        self.ready.extend(claimed for claimed in claims.confirmed if claimed is not None)
+        self.ready.extend(filter(None, claims.confirmed))
         self.ready.extend(claims.jobs)
         for name, text in claims.errors:
             self.reads.refused(name, text)
@@ -296,12 +296,12 @@ class Fetch:
         """Deliver one job to the consumer; False when there was none."""
         if not self.deliverable:
             return False
-        armed = self.reads.armed
-        left = self.channel.qos.credit() if armed else 0
-        if armed and (not left or self.poller.inline):
-            # A callback that runs the job here would keep a surplus claim waiting for it. Where
-            # it is sure to, nobody could even give back what comes meanwhile.
-            self.reads.call_off(armed[0 if self.poller.blocks() else left :])
+        if armed := self.reads.armed:
+            left = self.channel.qos.credit()
+            if not left or self.poller.inline:
+                # A callback that runs the job here would keep a surplus claim waiting for it.
+                # Where it is sure to, nobody could even give back what comes meanwhile.
+                self.reads.call_off(armed[0 if self.poller.blocks() else left :])
         try:
             claimed = self.ready.popleft()
         except IndexError:  # given back a moment ago: the process is stopping

@@ -58,7 +58,7 @@ class InFlight(Settling):
                 raise reply
             claims = self.lists.claims(call, lists, confirm, reply)
             if claims.registered:
-                self.leases.claimed(owner, asked, claims.started)
+                self.leases.claimed(owner, asked, [job for job, _ in claims.started])
             for claimed in claims.jobs:
                 self._held[claimed.job] = False
             for job, still_ours in zip(confirm, claims.confirmed, strict=False):

@@ -38,13 +38,13 @@ class Claims(NamedTuple):
 
     #: False: the owner is not registered (any more); nothing was claimed.
     registered: bool
-    jobs: tuple[Claimed, ...] = ()
+    jobs: Sequence[Claimed] = ()
     #: For each job to confirm: the claim, or None when it is ours no longer.
-    confirmed: tuple[Claimed | None, ...] = ()
+    confirmed: Sequence[Claimed | None] = ()
     #: Queue list -> error text, where a list could not be read.
-    errors: tuple[tuple[str, str], ...] = ()
+    errors: Sequence[tuple[str, str]] = ()
     #: Those that are recorded as running, and need not ask before they start.
-    started: tuple[Job, ...] = ()
+    started: Sequence[Claimed] = ()
 
     def fell_short(self, most: int) -> bool:
         """Whether the lists had less than was asked for."""
@@ -110,24 +110,26 @@ class PrivateLists:
         if reply is None:
             return Claims(registered=False)
         started, rows, *more = reply
-        marks, errors = more or ((), ())
         owner, ids = call.args[0], iter(call.args[9 + 3 * len(confirm) :])
         jobs = []
         for at in range(0, len(rows), 3):
             number, payload, mark = rows[at : at + 3]
             job = Job(owner, lists[number - 1], payload, next(ids, None) or self._claim_id())
             jobs.append(Claimed(job, earlier_of(mark)))
-        confirmed = tuple(
+        claims = Claims(True, jobs, started=jobs[:started])
+        if not more:
+            return claims
+        marks, errors = more
+        confirmed = [
             None if mark == GONE else Claimed(job, earlier_of(mark))
             for job, mark in zip(confirm, marks, strict=True)
-        )
+        ]
         failed = [
             (lists[int(errors[at]) - 1], errors[at + 1].decode(errors="replace"))
             for at in range(0, len(errors), 2)
         ]
-        ours = [*filter(None, confirmed), *jobs]
-        first = tuple(job for job, _ in ours[:started])
-        return Claims(True, tuple(jobs), confirmed, tuple(failed), first)
+        first = [*filter(None, confirmed), *jobs][:started]
+        return claims._replace(confirmed=confirmed, errors=failed, started=first)
 
     def claim_alone(self, owner: str, queue_list: str) -> Call:
         """The call that claims the next job on probation; its last argument is the claim id."""

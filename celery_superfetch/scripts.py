@@ -118,12 +118,12 @@ class Line:
         self._pool: Any = None
         self._used = 0.0
         self._owed: list[Call] = []
-        #: The calls that were packed last, if it was one and it was waited for, and its bytes.
-        self._last: tuple[Sequence[Call], list[bytes]] = ((), [])
         #: When the first of them was sent (monotonic s).
         self._owed_since = 0.0
         #: Scripts that the server at the other end was told whole.
         self._told: set[str] = set()
+        #: The last call, and its bytes: a small one that was sent alone, and waited for.
+        self._last: tuple[Sequence[Call], list[bytes]] = ((), [])
 
     @property
     def owes(self) -> int:
@@ -182,7 +182,7 @@ class Line:
         known, pieces = self._last
         if not wait or calls != known:
             pieces = packed(self._command(call, wait) for call in calls)
-            if wait and len(calls) == 1:
+            if wait and len(calls) == len(pieces) == 1:
                 self._last = calls, pieces
         return pieces
 

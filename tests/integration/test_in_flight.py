@@ -77,7 +77,7 @@ def test_a_confirmed_job_that_is_gone_is_announced(
     job = bench.lists.job(owner.owner, "mail", payload(1))
     bench.in_flight.take(job)
     claims = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, [job])
-    assert claims.confirmed == (None,)
+    assert claims.confirmed == [None]
     assert lost == [LostJob.of(job, parse(job.payload))]
     assert not bench.in_flight.holds(job)
 
