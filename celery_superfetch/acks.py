@@ -43,9 +43,9 @@ class Answers:
 class _Sent:
     """What one script was sent with."""
 
-    acks: list[Claimed] = field(default_factory=list)
+    acks: list[Claimed]
     #: Job -> its digest.
-    starting: dict[Job, str] = field(default_factory=dict)
+    starting: dict[Job, str]
 
     def call(self, lists: PrivateLists) -> Call:
         return lists.ack(self.acks, self.starting)
@@ -137,30 +137,35 @@ class Acks:
         if not calls and not self._line.owes:
             return answers
         sent, self._sent = self._sent + now_sent, []
-        # A job starts on the strength of its record: a refusal must not be read much later. So
-        # one before the last two was read.
-        leave = 0 if wait or any(part.starting for part in sent[-2:]) else LEFT_MOST
+        # A job starts on the strength of its record: a refusal must not be read much later. The
+        # next send reads it, so of those that are unread only the last can be a record's.
+        leave = 0 if any(part.starting for part in sent[-2:]) else LEFT_MOST
         try:
             owed, theirs = self._line.exchange(calls, wait=wait, leave=leave)
-            read = owed + theirs[len(before) :] if now_sent else owed
+            read = owed + theirs[len(before) :][: len(now_sent)]
             refused: list[_Sent] = []
-            for part, reply in zip(sent, read, strict=False):
+            for part, reply in zip(sent if wait else sent[: len(read)], read, strict=True):
                 refused += self._answered(part, reply, answers)
-            if not wait:
-                self._sent = sent[len(read) :]
         except BaseException:
             if self._line.owes:  # what it still owes is nobody's any more
                 self._line.forget()
-            self._no_news.update(job for part in sent for job, _ in part.acks)
-            self._send_again(*sent)
+            self._unanswered([*sent, *self._sent])
             raise
-        if refused:
-            self._send_again(*refused)
+        if self._sent:  # by a signal's handler, while this waited: its connection was given up
+            self._unanswered(self._sent)
+        self._sent = sent[len(read) :]
+        self._send_again(refused)
         answers.last = theirs[-1] if theirs else None
         return answers
 
+    def _unanswered(self, parts: Sequence[_Sent]) -> None:
+        """Nobody can say what became of these; they are sent again."""
+        self._sent = []
+        self._no_news.update(job for part in parts for job, _ in part.acks)
+        self._send_again(parts)
+
     def _to_send(self) -> list[_Sent]:
-        """What waits, if anything; a job that ended before its start was recorded is settled."""
+        """What waits, if anything; of a job that has ended, only its ack."""
         if not self.unsent:
             return []
         sent = _Sent(self._waiting, self._starting)
@@ -170,7 +175,7 @@ class Acks:
         self._waiting, self._starting = [], {}
         return [sent] if sent.acks or sent.starting else []
 
-    def _send_again(self, *parts: _Sent) -> None:
+    def _send_again(self, parts: Sequence[_Sent]) -> None:
         for part in reversed(parts):
             self._waiting = part.acks + self._waiting
             self._starting = {**part.starting, **self._starting}
@@ -180,11 +185,11 @@ class Acks:
         if isinstance(reply, Exception):
             answers.refused = reply
             return [sent]
-        now = monotonic()
+        now, missing = monotonic(), set(reply)
         for at, (job, _) in enumerate(sent.acks, 1):
             answers.settled.append(job)
             self._lately.append((now, _trace(job)))
-            if at in reply and job not in self._no_news:
+            if at in missing and job not in self._no_news:
                 answers.lost.append(job)
             self._no_news.discard(job)
         return []

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: What ``kombu.utils.json.loads`` does; that one makes a decoder for each message.
+#: kombu makes a decoder for each message.
 _plain, _typed = JSONDecoder().decode, JSONDecoder(object_hook=object_hook).decode
 
 
 def loads(payload: bytes | str) -> Any:
-    """Decode a message; the hook, called for each dict, has work in few of them."""
+    """``kombu.utils.json.loads``; the hook is called for each dict, and few messages need it."""
     text = bytes_to_str(payload)
     return (_typed if '"__type__"' in text else _plain)(text)
 

@@ -158,7 +158,7 @@ class Fetch:
             return False
         limit = self.channel.config.claim_limit
         held = self.channel.qos.in_use() - waiting
-        reserve = waiting + (min(held, self.in_flight.reserve()) if held > 0 else 0)
+        reserve = waiting + min(held, self.in_flight.reserve())
         return waiting < limit and credit >= min(reserve, limit)
 
     def join(self, expires: dict[str, int]) -> None:

@@ -163,15 +163,22 @@ class Line:
             read = [*due, *calls] if wait else due
             replies = self._again(read, [_reply(connection) for _ in read])
         except BaseException:
+            self._forget_handlers()
             self._connection = connection
             self.forget()
             raise
+        self._forget_handlers()
         left = [] if wait else [*calls] if due else [*owed, *calls]
         # All at once: a signal's handler may raise in between.
         self._connection, self._used, self._owed = connection, monotonic(), left
         if due or not owed:
             self._owed_since = self._used
         return replies[: len(due)], replies[len(due) :]
+
+    def _forget_handlers(self) -> None:
+        """The connection that a signal's handler has put in place of the one that was taken out."""
+        if self._connection is not None:
+            self.forget()
 
     def _can_wait(self, owed: int, leave: int) -> bool:
         """Whether the replies that are owed may be left to a later exchange."""
@@ -182,7 +189,7 @@ class Line:
         known, pieces = self._last
         if not wait or calls != known:
             pieces = packed(self._command(call, wait) for call in calls)
-            if wait and len(calls) == len(pieces) == 1:
+            if wait and len(calls) == len(pieces) == 1 and len(pieces[0]) < LARGE:
                 self._last = calls, pieces
         return pieces
 
@@ -233,7 +240,7 @@ class Line:
 
 
 def packed(commands: Iterable[Sequence[Any]]) -> list[bytes]:
-    """Commands as they go to the server, in as few pieces as there are without copies of much.
+    """Commands as they go to the server, in as few pieces as there are without copies of payloads.
 
     redis-py's own packer takes three times as long: with many short arguments, as scripts have,
     a sixth of all the CPU that a job costs its consumer.
@@ -248,7 +255,9 @@ def packed(commands: Iterable[Sequence[Any]]) -> list[bytes]:
         text.append(f"*{len(command)}\r\n")
         for arg in command:
             if isinstance(arg, str):
-                raw = arg if arg.isascii() else arg.encode().decode("latin-1")
+                # An enum's name, formatted, is another than its value.
+                plain = type(arg) is str and arg.isascii()
+                raw = arg if plain else arg.encode().decode("latin-1")
             elif isinstance(arg, bytes):
                 if len(arg) >= LARGE:
                     text.append(f"${len(arg)}\r\n")

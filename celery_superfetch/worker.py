@@ -131,9 +131,10 @@ class Guarded(bootsteps.StartStopStep):
         membership = fetch.membership
         membership.pool = _PoolPids(consumer.pool)
         membership.in_flight.running = _running
-        # Without those that wait for their time, or for their rate limit.
-        membership.in_flight.reserve = lambda: (
-            len(state.reserved_requests) - len(state.active_requests)
+        # Without those that wait for their time, or for their rate limit. Celery before 5.7 forgets
+        # at a reconnect that what runs on was reserved.
+        membership.in_flight.reserve = lambda: max(
+            0, len(state.reserved_requests) - len(state.active_requests)
         )
         slots = Slots(consumer.pool)
         membership.in_flight.leases.free = slots.free

@@ -24,8 +24,8 @@ for i = 1, settled do
   end
   redis.call('HDEL', running, id)
 end
-for key = key + 1, #KEYS do
-  local running = KEYS[key]
+for i = key + 1, #KEYS do
+  local running = KEYS[i]
   -- A removal first: before 7.0 a server over its memory limit allows what follows one.
   if settled == 0 then redis.call('HDEL', running, '') end
   -- One that was given back stays called off.

@@ -135,9 +135,10 @@ def test_a_key_of_another_type_is_reported_and_the_others_are_served(bench: Benc
     bench.push("mail", b"1")
     for turn in (1, 3):
         bench.push("mail", b"2")
-        claims = bench.claim(owner, ["broken", "mail", "empty"], turn=turn)
+        claims = bench.claim(owner, ["broken", "mail", "empty"], turn=turn, starts=1)
         assert claims.jobs
         assert [name for name, _ in claims.errors] == ["broken"]
+        assert list(claims.started) == list(claims.jobs[:1])
         assert "WRONGTYPE" in claims.errors[0][1]
     assert bench.client.hgetall("broken") == {b"a": b"1"}, "and left as it was"
 
@@ -158,6 +159,23 @@ def test_an_ack_settles_each_job_once_and_says_which_were_not_there(bench: Bench
     gone = Claimed(Job(owner.owner, "mail", b"never claimed"))
     assert bench.run(bench.lists.ack([two, gone, one])) == [2]
     assert bench.run(bench.lists.ack([one])) == [1]
+
+
+def test_acks_of_all_kinds_and_a_start_go_together(bench: Bench) -> None:
+    owner = bench.owner()
+    first, plain, next = bench.claimed(owner, b"1", b"2", b"3")
+    counters = [bench.keys.recoveries(digest(raw)) for raw in (b"1", b"9")]
+    for key in counters:
+        bench.client.hset(key, "strikes", 1)
+    known = Claimed(first.job, Earlier(strikes=1))
+    gone = Claimed(Job(owner.owner, "mail", b"9", "ff"), Earlier(strikes=1))
+    call = bench.lists.ack([gone, plain, known], {next.job: digest(b"3")})
+    assert bench.run(call) == [1]
+    assert bench.private(owner) == [b"3"]
+    assert [bench.client.exists(key) for key in counters] == [0, 1]
+    assert bench.client.hgetall(bench.keys.running(owner.owner)) == {
+        next.job.claim_id.encode(): digest(b"3").encode()
+    }
 
 
 def test_of_two_equal_payloads_an_ack_settles_one(bench: Bench) -> None:

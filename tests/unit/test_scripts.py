@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -11,8 +12,17 @@ from redis.connection import Connection
 
 from celery_superfetch.scripts import LARGE, packed
 
+
+class Text(str, Enum):
+    """One that is formatted otherwise than it is encoded."""
+
+    PLAIN = "plain"
+    OTHER = "é"
+
+
 ARGUMENTS = st.one_of(
     st.text(),
+    st.sampled_from(Text),
     st.binary(),
     st.integers(),
     st.floats(),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from threading import Thread
 from time import monotonic
 
 import pytest
@@ -91,6 +93,54 @@ def test_the_refusal_of_a_record_is_heard_at_once(hasty: Bench, owner: Facts) ->
     hasty.client.set(hasty.keys.running(owner.owner), "not a hash")
     assert held.hand_over(two.job, digest(payload(1)))
     assert not held.hand_over(three.job, digest(payload(2))), "it has to ask"
+
+
+def test_the_refusal_of_a_record_is_heard_by_whoever_sends_next(hasty: Bench, owner: Facts) -> None:
+    """Though it be an ack, which itself waits for nobody."""
+    held = hasty.in_flight
+    held.leases.has_slot = lambda: True
+    hasty.push("mail", payload(0), payload(1))
+    one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
+    hasty.client.set(hasty.keys.running(owner.owner), "not a hash")
+    assert held.hand_over(two.job, digest(payload(1)))
+    held.ack(one)
+    with pytest.raises(redis.ResponseError):
+        held.post()
+
+
+def test_a_signals_handler_may_settle_while_a_claim_waits(
+    server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
+) -> None:
+    """Its answer is nobody's then: its ack is sent again, and finds nothing, which is no news."""
+    held, line = hasty.in_flight, hasty.in_flight._acks._line
+    hasty.push("mail", *(payload(n) for n in range(3)))
+    one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
+
+    def handler(*_: object) -> None:
+        server.resume()
+        held.ack(two)
+        held.post()
+
+    def interrupt() -> None:
+        eventually(lambda: line._connection is None)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        held.ack(one)
+        held.post()
+        server.pause()
+        thread = Thread(target=interrupt)
+        thread.start()
+        [three] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+        thread.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert three.job.payload == payload(2)
+    assert held.settlements["acks"] == 1
+    held.flush()
+    assert held.settlements["acks"] == 0
+    assert (len(held), hasty.private(owner), lost) == (1, [payload(2)], [])
 
 
 @pytest.mark.parametrize("posted", [1, 5])
