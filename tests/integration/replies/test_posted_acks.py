@@ -141,6 +141,8 @@ def test_a_signals_handler_may_settle_while_a_claim_waits(
     held.flush()
     assert held.settlements["acks"] == 0
     assert (len(held), hasty.private(owner), lost) == (1, [payload(2)], [])
+    held.rest()
+    assert not hasty.client.connection_pool._in_use_connections, "the handler's is given back, too"
 
 
 @pytest.mark.parametrize("posted", [1, 5])
