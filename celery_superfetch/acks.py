@@ -154,7 +154,8 @@ class Acks:
         if self._sent:  # by a signal's handler, while this waited: its connection was given up
             self._unanswered(self._sent)
         self._sent = sent[len(read) :]
-        self._send_again(refused)
+        if refused:
+            self._send_again(refused)
         answers.last = theirs[-1] if theirs else None
         return answers
 

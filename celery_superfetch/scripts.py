@@ -255,9 +255,10 @@ def packed(commands: Iterable[Sequence[Any]]) -> list[bytes]:
         text.append(f"*{len(command)}\r\n")
         for arg in command:
             if isinstance(arg, str):
-                # An enum's name, formatted, is another than its value.
-                plain = type(arg) is str and arg.isascii()
-                raw = arg if plain else arg.encode().decode("latin-1")
+                raw = arg
+                # An enum's is formatted as its name.
+                if type(arg) is not str or not arg.isascii():
+                    raw = arg.encode().decode("latin-1")
             elif isinstance(arg, bytes):
                 if len(arg) >= LARGE:
                     text.append(f"${len(arg)}\r\n")
