@@ -102,15 +102,20 @@ class Acks:
 
     def forget_start(self, job: Job) -> None:
         """It does not run (any more)."""
-        self._starting.pop(job, None)
-        for sent in self._sent:
-            sent.starting.pop(job, None)
+        for starting in self._records():
+            starting.pop(job, None)
 
     def forget_starts_of(self, owner: str) -> None:
         """It was taken for dead, and what it has recorded is not to come back."""
-        for starting in (self._starting, *(sent.starting for sent in self._sent)):
+        for starting in self._records():
             for job in [job for job in starting if job.owner == owner]:
                 del starting[job]
+
+    def _records(self) -> Iterator[dict[Job, str]]:
+        """What is to be recorded, and what may be by now."""
+        yield self._starting
+        for sent in self._sent:
+            yield sent.starting
 
     def waiting(self) -> Iterator[Job]:
         """What the next ``send`` settles."""

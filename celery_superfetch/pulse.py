@@ -18,6 +18,8 @@ from typing import Any, Protocol
 from redis import Redis
 from redis.exceptions import RedisError
 
+from .packing import packed
+
 #: Seconds between two looks for a connection, or for the end.
 LOOK_INTERVAL = 1.0
 
@@ -109,13 +111,7 @@ class _Wire:
             OSError: the connection is gone, the reply is late, or it says no (a server that was
                 made a replica).
         """
-        self._write(packed(command))
+        self._write(b"".join(packed([command])))
         reply = self._read(REPLY_SIZE)
         if not reply or reply.startswith(b"-"):
             raise ConnectionResetError
-
-
-def packed(command: Sequence[Any]) -> bytes:
-    """A command as it goes over the wire (RESP)."""
-    parts = [part if isinstance(part, bytes) else str(part).encode() for part in command]
-    return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(p), p) for p in parts)

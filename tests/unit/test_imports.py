@@ -28,6 +28,7 @@ MODULES = {
         "job",
         "keys",
         "owner",
+        "packing",
         "recovery",
         "verdict",
     },

@@ -1,4 +1,4 @@
-"""How scripts are written to a connection."""
+"""How commands are written to a connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.connection import Connection
 
-from celery_superfetch.scripts import LARGE, packed
+from celery_superfetch.packing import LARGE, packed
 
 
 class Text(str, Enum):
