@@ -14,6 +14,7 @@ import os
 import platform
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -22,14 +23,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-OURS, STOCK, PLUS = "superfetch", "stock", "redis-plus"
+OURS, BEFORE, STOCK, PLUS = "superfetch", "before", "stock", "redis-plus"
 
 #: Contender -> its transport as kombu names it.
 TRANSPORTS = {
     OURS: "celery_superfetch.transport:Transport",
     STOCK: "redis",
     PLUS: "celery_redis_plus.transport:Transport",
+    BEFORE: "celery_superfetch_before:Transport",
 }
+
+#: In the environment of this process and of the workers that it starts: another checkout, whose
+#: code runs beside ours, in the same run (``--before``).
+CHECKOUT = "BENCHMARK_BEFORE"
 
 #: What decides how fast a contender is, besides the machine.
 PACKAGES = ("celery_superfetch", "celery", "kombu", "redis", "celery_redis_plus", "gevent", "rq")
@@ -154,8 +160,39 @@ def fetch_as(app: Any, contender: str) -> None:
         import celery_superfetch  # here: the others' workers have none of it
 
         celery_superfetch.install(app)
+    elif contender == BEFORE:
+        import_before()
+        import celery_superfetch_before
+
+        celery_superfetch_before.install(app)
     elif contender == PLUS:
         app.conf.broker_transport = TRANSPORTS[PLUS]
+
+
+def import_before() -> None:
+    """Make the other checkout's package known under a name of its own, which its imports allow."""
+    if importlib.util.find_spec("celery_superfetch_before"):
+        return
+    place = Path(tempfile.mkdtemp(prefix="before-"))
+    (place / "celery_superfetch_before").symlink_to(Path(os.environ[CHECKOUT], "celery_superfetch"))
+    sys.path.insert(0, str(place))
+
+
+def lines() -> list[Any]:
+    """The classes by which our code sends its scripts: ours, and that of the other checkout."""
+    from celery_superfetch.scripts import Line
+
+    found = [Line]
+    if CHECKOUT in os.environ:
+        import_before()
+        found.append(importlib.import_module("celery_superfetch_before.scripts").Line)
+    return found
+
+
+def skipped_here() -> dict[str, str]:
+    """Contender -> why it cannot be measured here."""
+    before = {} if CHECKOUT in os.environ else {BEFORE: "no other checkout was named: --before"}
+    return {**before, **without_plus()}
 
 
 def without_plus() -> dict[str, str]:
@@ -176,6 +213,7 @@ def arguments(doc: str, rounds: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=rounds, help="of each case, alternately")
     parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--before", type=Path, help="another checkout, to run beside this one")
     parser.add_argument("--json", type=Path, help="write all values to this file")
     parser.add_argument("--plot", type=Path, help="draw the ratios: a .svg or .png (matplotlib)")
     return parser
@@ -194,6 +232,16 @@ def machine() -> dict[str, Any]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def parsed(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """What was asked for; notes the other checkout."""
+    args = parser.parse_args(argv)
+    if args.before:
+        os.environ[CHECKOUT] = str(args.before.resolve())
+    return args
 
 
 def begin(table: Table) -> None:

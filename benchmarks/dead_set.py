@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -48,9 +47,7 @@ def fill(bench: Bench, jobs: int, size: int) -> None:
         bench.give(OWNER, "mail", raws)
         bench.scripts.run_all(
             [
-                bench.dead_set.kill(
-                    bench.recovery(Job(OWNER, "mail", raw)), "its process is gone", marked=False
-                )
+                bench.dead_set.kill(bench.recovery(Job(OWNER, "mail", raw)), marked=False)
                 for raw in raws
             ]
         )
@@ -66,7 +63,7 @@ def fail_all(app: Any, jobs: int) -> None:
         app.backend.store_result(f"id-{number}", PoisonPill("was killed"), states.FAILURE)
 
 
-def steps(bench: Bench, dead: DeadSet, jobs: int, size: int, file: Path) -> Iterator[Any]:
+def steps(bench: Bench, dead: DeadSet, jobs: int, size: int) -> Iterator[Any]:
     """Name and function of each step, in order; a function returns how many jobs it was about."""
     part = jobs // PART
 
@@ -74,15 +71,6 @@ def steps(bench: Bench, dead: DeadSet, jobs: int, size: int, file: Path) -> Iter
         done = dead.retry_all(task="shop.add", to="slow")
         assert all(one.error is None for one in done)
         return len(done)
-
-    def export() -> int:
-        with file.open("w") as stream:
-            stream.writelines(dead.export_lines())
-        return len(dead)
-
-    def import_() -> int:
-        with file.open("rb") as stream:
-            return dead.import_lines(stream).imported
 
     yield "kill", lambda: fill(bench, jobs, size) or jobs
     yield "results of those to be retried", lambda: fail_all(dead.app, jobs) or part
@@ -93,10 +81,9 @@ def steps(bench: Bench, dead: DeadSet, jobs: int, size: int, file: Path) -> Iter
     yield "find one by its task id", lambda: bool(dead.get("id-7")) + 0
     yield "retry one by its id", lambda: bool(dead.retry(dead.page()[1].id)) + 0
     yield "retry by filter", retry_part
-    yield "export", export
+    yield "list all", lambda: len(dead.page(0, jobs))
     yield "delete 1000", lambda: dead.delete(*[job.id for job in dead.page(0, 1000)])
     yield "purge", dead.purge
-    yield "import", import_
 
 
 def measure(name: str, do: Callable[[], int], bench: Bench) -> dict[str, Any]:
@@ -126,22 +113,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--bytes", type=int, default=1000, help="of padding in each payload")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as directory:
-        server = Server().start()
-        try:
-            client = server.client()
-            bench = Bench(client, dead_limit=max(args.jobs, 1))
-            options = {"dead_limit": max(args.jobs, 1)}
-            app = build_app(app_env(server.url(), ledger_url="", options=options))
-            with DeadSet(app, client) as dead:
-                file = Path(directory) / "dead.jsonl"
-                rows = [
-                    measure(name, do, bench)
-                    for name, do in steps(bench, dead, args.jobs, args.bytes, file)
-                ]
-            version = client.info("server")
-        finally:
-            server.close()
+    server = Server().start()
+    try:
+        client = server.client()
+        bench = Bench(client, dead_limit=max(args.jobs, 1))
+        options = {"dead_limit": max(args.jobs, 1)}
+        app = build_app(app_env(server.url(), ledger_url="", options=options))
+        with DeadSet(app, client) as dead:
+            rows = [
+                measure(name, do, bench) for name, do in steps(bench, dead, args.jobs, args.bytes)
+            ]
+        version = client.info("server")
+    finally:
+        server.close()
     if args.json:
         print(json.dumps(rows, indent=2))
         return

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from compare import lines
 from redis.connection import AbstractConnection
-
-from celery_superfetch.scripts import Line
 
 
 def watch_sent(note: Callable[[int, int], None]) -> Callable[[], None]:
@@ -17,7 +16,8 @@ def watch_sent(note: Callable[[int, int], None]) -> Callable[[], None]:
         what ends it.
     """
     send, pack = AbstractConnection.send_command, AbstractConnection.pack_commands
-    packed, ours = AbstractConnection.send_packed_command, Line.packed
+    packed = AbstractConnection.send_packed_command
+    ours = {line: line.packed for line in lines()}
 
     def noted_send(connection: Any, *args: Any, **kwargs: Any) -> Any:
         note(1, 0)
@@ -34,13 +34,14 @@ def watch_sent(note: Callable[[int, int], None]) -> Callable[[], None]:
 
     def noted_ours(line: Any, calls: Any, wait: bool) -> Any:
         note(len(calls), 0)
-        return ours(line, calls, wait)
+        return ours[type(line)](line, calls, wait)
 
-    def put(*methods: Any) -> None:
+    def put(of_lines: Any, *methods: Any) -> None:
         AbstractConnection.send_command = methods[0]  # type: ignore[method-assign]
         AbstractConnection.pack_commands = methods[1]  # type: ignore[method-assign]
         AbstractConnection.send_packed_command = methods[2]  # type: ignore[method-assign]
-        Line.packed = methods[3]  # type: ignore[method-assign]
+        for line in ours:
+            line.packed = of_lines[line]
 
-    put(noted_send, noted_pack, noted_packed, noted_ours)
-    return lambda: put(send, pack, packed, ours)
+    put(dict.fromkeys(ours, noted_ours), noted_send, noted_pack, noted_packed)
+    return lambda: put(ours, send, pack, packed)

@@ -24,7 +24,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from compare import TRANSPORTS, Table, arguments, begin, finish_all, measure_all, without_plus
+from compare import (
+    TRANSPORTS,
+    Table,
+    arguments,
+    begin,
+    finish_all,
+    measure_all,
+    parsed,
+    skipped_here,
+)
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.asynchronous import Hub
 from sent import watch_sent
@@ -172,8 +181,8 @@ def cases() -> Iterator[Case]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, rounds=3)
     parser.add_argument("--jobs", type=int, default=1000, help="of a run; fewer large ones")
-    args = parser.parse_args(argv)
-    skipped = without_plus()
+    args = parsed(parser, argv)
+    skipped = skipped_here()
     title = "consume and ack"
     tables = [
         Table(title, "jobs/s", skipped=skipped),

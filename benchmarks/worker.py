@@ -40,6 +40,7 @@ from uuid import uuid4
 
 import psutil
 from compare import (
+    BEFORE,
     OURS,
     PLUS,
     STOCK,
@@ -49,7 +50,8 @@ from compare import (
     begin,
     finish_all,
     measure_all,
-    without_plus,
+    parsed,
+    skipped_here,
 )
 from noop import NAME, Counts, build
 
@@ -175,7 +177,7 @@ def left(client: Any, contender: str) -> int:
     with client.pipeline(transaction=False) as pipe:
         if contender == STOCK:
             pipe.llen(NAME).hlen("unacked")
-        elif contender == OURS:
+        elif contender in (OURS, BEFORE):
             pipe.llen(NAME)
             for name in client.keys("superfetch:private:*"):
                 pipe.llen(name)
@@ -299,9 +301,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, rounds=3)
     parser.add_argument("--jobs", type=int, default=2000, help="of each run")
     parser.add_argument("--prefetch", type=int, nargs="+", default=[4], help="multipliers")
-    args = parser.parse_args(argv)
+    args = parsed(parser, argv)
     os.environ.pop("CONTENDER", None)
-    skipped = without_plus()
+    skipped = skipped_here()
     found = tables(skipped)
     begin(found[0])
     names = [name for name in TRANSPORTS if name not in skipped]

@@ -12,75 +12,48 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .app_dead_set import DeadSet
-    from .dead_job import DeadJob
-    from .errors import (
-        BadFilter,
-        ConfigError,
-        ForkedConnection,
-        JobNotFound,
-        PoisonPill,
-        SuperfetchError,
-        UnsupportedBroker,
-        WrongType,
-    )
-    from .installation import install
-    from .plain import reap, working_on
-    from .recovery import Decision
-    from .sentinel import SentinelTransport
-    from .signals import job_killed, job_recovered, job_recovering, owner_reaped, ownership_lost
-    from .transport import Transport
+    from .app_dead_set import DeadSet as DeadSet
+    from .dead_job import DeadJob as DeadJob
+    from .errors import BadFilter as BadFilter
+    from .errors import ConfigError as ConfigError
+    from .errors import ForkedConnection as ForkedConnection
+    from .errors import JobNotFound as JobNotFound
+    from .errors import PoisonPill as PoisonPill
+    from .errors import SuperfetchError as SuperfetchError
+    from .errors import UnsupportedBroker as UnsupportedBroker
+    from .errors import WrongType as WrongType
+    from .installation import install as install
+    from .plain import reap as reap
+    from .plain import working_on as working_on
+    from .recovery import Decision as Decision
+    from .sentinel import SentinelTransport as SentinelTransport
+    from .signals import job_killed as job_killed
+    from .signals import job_recovered as job_recovered
+    from .signals import job_recovering as job_recovering
+    from .signals import owner_reaped as owner_reaped
+    from .signals import ownership_lost as ownership_lost
+    from .transport import Transport as Transport
 
-#: Public name -> where it lives. Looked up when first asked for, so that a producer loads the
+#: Where the public names live. Looked up when first asked for, so that a producer loads the
 #: transport and nothing else.
 _HOMES = {
-    "BadFilter": "errors",
-    "ConfigError": "errors",
-    "DeadJob": "dead_job",
-    "DeadSet": "app_dead_set",
-    "Decision": "recovery",
-    "ForkedConnection": "errors",
-    "JobNotFound": "errors",
-    "PoisonPill": "errors",
-    "SentinelTransport": "sentinel",
-    "SuperfetchError": "errors",
-    "Transport": "transport",
-    "UnsupportedBroker": "errors",
-    "WrongType": "errors",
-    "install": "installation",
-    "job_killed": "signals",
-    "job_recovered": "signals",
-    "job_recovering": "signals",
-    "owner_reaped": "signals",
-    "ownership_lost": "signals",
-    "reap": "plain",
-    "working_on": "plain",
+    name: home
+    for home, names in {
+        "app_dead_set": "DeadSet",
+        "dead_job": "DeadJob",
+        "errors": "BadFilter ConfigError ForkedConnection JobNotFound PoisonPill SuperfetchError "
+        "UnsupportedBroker WrongType",
+        "installation": "install",
+        "plain": "reap working_on",
+        "recovery": "Decision",
+        "sentinel": "SentinelTransport",
+        "signals": "job_killed job_recovered job_recovering owner_reaped ownership_lost",
+        "transport": "Transport",
+    }.items()
+    for name in names.split()
 }
 
-__all__ = [
-    "BadFilter",
-    "ConfigError",
-    "DeadJob",
-    "DeadSet",
-    "Decision",
-    "ForkedConnection",
-    "JobNotFound",
-    "PoisonPill",
-    "SentinelTransport",
-    "SuperfetchError",
-    "Transport",
-    "UnsupportedBroker",
-    "WrongType",
-    "__version__",
-    "install",
-    "job_killed",
-    "job_recovered",
-    "job_recovering",
-    "owner_reaped",
-    "ownership_lost",
-    "reap",
-    "working_on",
-]
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from .job import Claimed, Earlier, Job
 from .owner import own_pid
 from .private_list import PrivateLists
-from .scripts import Call, Line, Scripts
+from .scripts import Call, Line
 
 #: Seconds, and number of jobs, for which settled jobs are remembered. A replica that is promoted
 #: lags by seconds.
@@ -20,9 +20,6 @@ SETTLED_MOST = 10_000
 
 #: Replies to acks that are left to be read together: a look at the socket costs as much as a send.
 LEFT_MOST = 16
-
-#: What is remembered of a settled job, whose payload may be large.
-Trace = tuple[str, str, int]
 
 
 @dataclass
@@ -47,19 +44,21 @@ class _Sent:
     #: Job -> its digest.
     starting: dict[Job, str]
 
-    def call(self, lists: PrivateLists) -> Call:
-        return lists.ack(self.acks, self.starting)
-
 
 class Acks:
-    """The acks of one process. Not thread-safe: ``Settling`` sees to that."""
+    """The acks of one process. Not thread-safe: ``Settling`` sees to that.
 
-    def __init__(self, lists: PrivateLists, scripts: Scripts) -> None:
+    Arguments:
+        aside: the jobs that may be held aside.
+    """
+
+    def __init__(self, lists: PrivateLists, aside: Container[Job] = ()) -> None:
         self.lists = lists
-        self.scripts = scripts
-        self._line = Line(scripts)
+        self.aside = aside
+        self._line = Line(lists.scripts)
         self._pid = own_pid()
-        self._waiting: list[Claimed] = []
+        #: What the next ``send`` settles.
+        self.waiting: list[Claimed] = []
         #: Jobs that are about to run, and are to be recorded as running -> their digests.
         self._starting: dict[Job, str] = {}
         #: Those of both whose replies are still to be read.
@@ -68,14 +67,14 @@ class Acks:
         #: known that they were taken away.
         self._no_news: set[Job] = set()
         #: Jobs settled lately, and when (monotonic s).
-        self._lately: deque[tuple[float, Trace]] = deque(maxlen=SETTLED_MOST)
+        self._lately: deque[tuple[float, tuple[str, str, int]]] = deque(maxlen=SETTLED_MOST)
 
     def __iter__(self) -> Iterator[Job]:
-        for acks in (*(sent.acks for sent in self._sent), self._waiting):
+        for acks in (*(sent.acks for sent in self._sent), self.waiting):
             yield from (job for job, _ in acks)
 
     def __len__(self) -> int:
-        return sum(len(sent.acks) for sent in self._sent) + len(self._waiting)
+        return sum(len(sent.acks) for sent in self._sent) + len(self.waiting)
 
     @property
     def overdue(self) -> bool:
@@ -85,7 +84,7 @@ class Acks:
     @property
     def unsent(self) -> bool:
         """Whether some wait to be sent."""
-        return bool(self._waiting or self._starting)
+        return bool(self.waiting or self._starting)
 
     @property
     def unread(self) -> bool:
@@ -93,8 +92,9 @@ class Acks:
         return bool(self._line.owes)
 
     def add(self, claimed: Claimed) -> None:
-        """Settle this one with the next ``send``."""
-        self._waiting.append(claimed)
+        """Settle this one with the next ``send``; it does not run (any more)."""
+        self.waiting.append(claimed)
+        self._starting.pop(claimed.job, None)
 
     def start(self, job: Job, digest: str) -> None:
         """Record this one as running with the next ``send``."""
@@ -117,10 +117,6 @@ class Acks:
         for sent in self._sent:
             yield sent.starting
 
-    def waiting(self) -> Iterator[Job]:
-        """What the next ``send`` settles."""
-        return (job for job, _ in self._waiting)
-
     def send(
         self, before: Sequence[Call], last: Call | None = None, *, wait: bool = True
     ) -> Answers:
@@ -135,18 +131,19 @@ class Acks:
                 the acks are sent again.
         """
         if self._pid != own_pid():  # the connection, and what it owes, are the parent's
-            self._pid, self._line, self._sent = own_pid(), Line(self.scripts), []
+            self._pid, self._line, self._sent = own_pid(), Line(self.lists.scripts), []
         now_sent = self._to_send()
-        calls = [*before, *(part.call(self.lists) for part in now_sent), *([last] if last else ())]
+        calls = [
+            *before,
+            *(self.lists.ack(part.acks, part.starting, self.aside) for part in now_sent),
+            *([last] if last else ()),
+        ]
         answers = Answers()
         if not calls and not self._line.owes:
             return answers
         sent, self._sent = self._sent + now_sent, []
-        # A job starts on the strength of its record: a refusal must not be read much later. The
-        # next send reads it, so of those that are unread only the last can be a record's.
-        leave = 0 if any(part.starting for part in sent[-2:]) else LEFT_MOST
         try:
-            owed, theirs = self._line.exchange(calls, wait=wait, leave=leave)
+            owed, theirs = self._line.exchange(calls, wait=wait, leave=LEFT_MOST)
             read = owed + theirs[len(before) :][: len(now_sent)]
             refused: list[_Sent] = []
             for part, reply in zip(sent if wait else sent[: len(read)], read, strict=True):
@@ -171,20 +168,19 @@ class Acks:
         self._send_again(parts)
 
     def _to_send(self) -> list[_Sent]:
-        """What waits, if anything; of a job that has ended, only its ack."""
+        """What waits, if anything."""
         if not self.unsent:
             return []
-        sent = _Sent(self._waiting, self._starting)
-        if sent.starting:
-            ended = set(self)
-            sent.starting = {job: d for job, d in sent.starting.items() if job not in ended}
-        self._waiting, self._starting = [], {}
-        return [sent] if sent.acks or sent.starting else []
+        sent = _Sent(self.waiting, self._starting)
+        self.waiting, self._starting = [], {}
+        return [sent]
 
     def _send_again(self, parts: Sequence[_Sent]) -> None:
         for part in reversed(parts):
-            self._waiting = part.acks + self._waiting
+            self.waiting = part.acks + self.waiting
             self._starting = {**part.starting, **self._starting}
+        for job in self:  # of one that has ended, only its ack
+            self._starting.pop(job, None)
 
     def _answered(self, sent: _Sent, reply: Any, answers: Answers) -> list[_Sent]:
         """Sort out a reply; what it refused."""
@@ -194,7 +190,7 @@ class Acks:
         now, missing = monotonic(), set(reply)
         for at, (job, _) in enumerate(sent.acks, 1):
             answers.settled.append(job)
-            self._lately.append((now, _trace(job)))
+            self._lately.append((now, job.trace))
             if at in missing and job not in self._no_news:
                 answers.lost.append(job)
             self._no_news.discard(job)
@@ -210,19 +206,17 @@ class Acks:
         self._no_news.update(jobs)
 
     def settle_again(self, jobs: Iterable[Job]) -> list[Job]:
-        """Add those that were settled lately, as often as they were; returns the others."""
+        """Add those that were settled lately, as often as they were; returns the others.
+
+        By their bytes: a private list has nothing else. So for a server that was told otherwise.
+        """
         now = monotonic()
         lately = Counter(what for at, what in self._lately if now - at < SETTLED)
         others = []
         for job in jobs:
-            if lately[_trace(job)] > 0:
-                lately[_trace(job)] -= 1
+            if lately[job.trace] > 0:
+                lately[job.trace] -= 1
                 self.add(Claimed(job, Earlier()))
             else:
                 others.append(job)
         return others
-
-
-def _trace(job: Job) -> Trace:
-    """What is remembered of a settled job."""
-    return job.owner, job.queue_list, hash(job.payload)

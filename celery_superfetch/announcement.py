@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 from uuid import uuid4
 
@@ -11,8 +11,8 @@ from redis import Redis
 from .keys import Keys
 from .scripts import Scripts
 
-#: Seconds one step may take before another process may take over. Celery's result backends try
-#: again for about 20 s when their server is away.
+#: Seconds one step may take before another process may take over from one that is no owner. An
+#: owner has the right for as long as it is registered.
 TIME_LIMIT = 30.0
 
 #: Seconds after which what was noted is forgotten. While a pass comes by, it never is.
@@ -24,13 +24,18 @@ class TakenOver(Exception):
 
 
 class Announcement:
-    """The announcement of one killed job (``superfetch:announcement:<id>``)."""
+    """The announcement of one killed job (``superfetch:announcement:<id>``).
 
-    def __init__(self, client: Redis, keys: Keys, id: str) -> None:
+    Arguments:
+        owner: the owner that announces; empty for a process that is none.
+    """
+
+    def __init__(self, client: Redis, keys: Keys, id: str, owner: str = "") -> None:
         self.client = client
         self.keys = keys
-        self.scripts = Scripts(client)
+        self.scripts = Scripts(client, keys)
         self.id = id
+        self.owner = owner
         self.who = uuid4().hex
         #: Time of death in server ms.
         self.died_at = 0
@@ -55,11 +60,11 @@ class Announcement:
         Raises:
             TakenOver: it is somebody else's by now; do nothing more.
         """
-        if not self._ask(TIME_LIMIT, notes):
+        if not self._ask(TIME_LIMIT, *chain.from_iterable(notes.items())):
             raise TakenOver
 
     def give_back(self) -> None:
-        """Let the next pass try again at once."""
+        """Let the next try begin at once, and do not count this one: nobody died of it."""
         self._ask(0.0)
 
     def done(self) -> None:
@@ -69,13 +74,12 @@ class Announcement:
             pipe.delete(self.keys.announcement(self.id))
             pipe.execute()
 
-    def _ask(
-        self, time_limit: float, notes: Mapping[str, str] | None = None, *, new: bool = False
-    ) -> bool:
-        args: list[Any] = [self.id, self.who, int(time_limit * 1000), REMEMBERED, int(new)]
-        for name, value in (notes or {}).items():
-            args += [name, value]
-        keys = [self.keys.unannounced, self.keys.announcement(self.id), self.keys.dead]
+    def _ask(self, time_limit: float, *notes: str, new: bool = False) -> bool:
+        owner = self.owner if time_limit else ""
+        limit = int(time_limit * 1000)
+        args = [self.id, self.who, owner, limit, REMEMBERED, int(new), *notes]
+        announcement = self.keys.announcement(self.id)
+        keys = [self.keys.unannounced, announcement, self.keys.dead, self.keys.owners]
         reply: Any = self.scripts.run("announcing", keys, args)
         if reply is None:
             return False

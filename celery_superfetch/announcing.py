@@ -12,13 +12,12 @@ of them in between (``announcement``), make these promises:
 4. Errbacks, ``on_poisoned``, ``task_failure`` and ``task-failed``. A crash among them repeats them.
 5. Done, in one step with leaving the unannounced.
 
-One process announces at a time. What ends its process ``TRIES`` times is not done again: an
+One process announces a job at a time. What ends its process ``TRIES`` times is not done again: an
 errback, a receiver or a payload can kill as well as a task can.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -32,15 +31,14 @@ from celery.exceptions import ChordError
 from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 from kombu.utils.encoding import safe_repr
-from redis import Redis
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from redis.retry import Retry
 
-from .announcement import Announcement, TakenOver
-from .connection import config_of
+from .announcement import Announcement
 from .dead_set import DeadJob
 from .errors import PoisonPill
 from .events import monitors_of
-from .keys import Keys
 from .killed_request import request_of
 from .signals import job_killed
 
@@ -49,66 +47,53 @@ logger = get_logger(__name__)
 #: Announcements of one job that may end with their process.
 TRIES = 3
 
+#: Seconds to wait for a result backend on Redis; what could not be told is tried again later.
+REPLY_TIMEOUT = 3.0
 
-class Announcer:
-    """Announces the killed jobs of one app.
+
+def own_backend(app: Celery) -> Any:
+    """A result backend of this thread's own; one on Redis does not try again, nor wait for long."""
+    backend = app._get_backend()
+    backend.always_retry = False
+    params = getattr(backend, "connparams", None)
+    if params is not None:
+        for name in ("socket_timeout", "socket_connect_timeout"):
+            if name in params:  # there is no connecting to a path
+                params[name] = min(params[name] or REPLY_TIMEOUT, REPLY_TIMEOUT)
+        params.update(retry=Retry(NoBackoff(), 0), retry_on_timeout=False)
+        backend.retry_policy = {**backend.retry_policy, "max_retries": 0}
+    if not backend.thread_safe:  # else the app has one for all its threads
+        app._backend = backend
+    return backend
+
+
+class Telling:
+    """The steps, for one killed job of this app.
 
     Arguments:
-        client: a plain client for the broker's database.
+        announcement: begun.
+        backend: for a task that has none of its own.
     """
 
-    def __init__(self, app: Celery, client: Redis) -> None:
+    def __init__(self, app: Celery, job: DeadJob, announcement: Announcement, backend: Any) -> None:
         self.app = app
-        self.client = client
-
-    def __call__(self, job: DeadJob) -> bool:
-        """Announce a killed job.
-
-        Returns:
-            True when that is done, or there is nobody to tell; False when it is not ours to
-            tell, or another process is at it.
-
-        Raises:
-            Exception: whatever the result backend or the broker raises; a later pass goes on.
-        """
-        if job.task is None or job.task_id is None:
-            job_killed.send(sender=self.app, job=job)
-            return True
-        config = config_of(self.app)
-        if job.app_name != config.app_name or job.task not in self.app.tasks:
-            return False
-        announcement = Announcement(self.client, Keys(config.global_keyprefix), job.id)
-        if not announcement.begin():
-            return False
-        try:
-            # Whoever killed it does not know the server's time of that.
-            job = replace(job, died_at=announcement.died_at)
-            _Telling(self.app, job, announcement).go()
-            announcement.done()
-        except TakenOver:
-            return False
-        except Exception:
-            with suppress(RedisError):
-                announcement.give_back()
-            raise
-        return True
-
-
-class _Telling:
-    """The steps, for one job."""
-
-    def __init__(self, app: Celery, job: DeadJob, announcement: Announcement) -> None:
-        self.app = app
-        self.job = job
+        # Whoever killed it does not know the server's time of that.
+        self.job = job = replace(job, died_at=announcement.died_at)
         self.announcement = announcement
         self.task = app.tasks[job.task]
-        self.backend = self.task.backend
+        self.backend = self.task._backend or backend
         self.exc = pill_of(job)
         self.careful = announcement.tries > TRIES
         self.request = request_of(app, job, with_body=not self.careful)
         self.stores = self._stores()
 
     def go(self) -> None:
+        """Tell all but the announcement, which is done then.
+
+        Raises:
+            TakenOver: another process goes on with it.
+            Exception: whatever the result backend or the broker raises; a later try goes on.
+        """
         if not self.announcement.told:
             job_killed.send(sender=self.app, job=self.job)
             self.announcement.note(told="1")
@@ -146,21 +131,16 @@ class _Telling:
         return not ignored or bool(self.task.store_errors_even_if_ignored)
 
     def _state(self) -> str | None:
-        """SUCCESS, or FAILURE if that is ours; None for anything that is to be overwritten."""
-        if not self._can_look_up():
+        """SUCCESS, or FAILURE if that is ours; None for anything that is to be overwritten, and
+        where the backend keeps no result that others can read.
+        """
+        backend = self.backend
+        if isinstance(backend, DisabledBackend) or backend.as_uri() == "rpc://" or not self.stores:
             return None
-        meta = self.backend.get_task_meta(self.job.task_id, cache=False)
+        meta = backend.get_task_meta(self.job.task_id, cache=False)
         state, result = meta["status"], meta["result"]
         ours = state == states.FAILURE and isinstance(result, PoisonPill)
         return state if ours or state == states.SUCCESS else None
-
-    def _can_look_up(self) -> bool:
-        """Whether the backend keeps this job's result, and where others can read it."""
-        return (
-            self.stores
-            and not isinstance(self.backend, DisabledBackend)
-            and self.backend.as_uri() != "rpc://"
-        )
 
     # -- chord and chain
 
@@ -204,10 +184,15 @@ class _Telling:
     # -- callbacks
 
     def _callbacks(self) -> None:
-        task, request, exc = self.task, self.request, self.exc
-        if request.errbacks:
+        if self.request.errbacks:
             self._errbacks()
-        einfo = _einfo(exc)
+        try:
+            raise self.exc from None
+        except PoisonPill:  # it is under way for all of them, as where Celery tells them
+            self._tell_failure(ExceptionInfo())
+
+    def _tell_failure(self, einfo: ExceptionInfo) -> None:
+        task, request, exc = self.task, self.request, self.exc
         task.request_stack.push(request)  # receivers find it there, as in Celery's own request
         try:
             self._on_poisoned()
@@ -222,16 +207,14 @@ class _Telling:
             )
         finally:
             task.request_stack.pop()
-        monitors = monitors_of(self.app)
         if task.send_events:
-            monitors.send(
+            monitors_of(self.app).send(
                 "task-failed",
                 uuid=request.id,
                 name=task.name,
                 exception=safe_repr(exc),
                 traceback=einfo.traceback,
             )
-        monitors.flush()
 
     def _errbacks(self) -> None:
         try:
@@ -244,12 +227,10 @@ class _Telling:
             )
 
     def _on_poisoned(self) -> None:
-        hook = getattr(self.task, "on_poisoned", None)
-        if hook is None:
-            return
-        request = self.request
+        request, hook = self.request, getattr(self.task, "on_poisoned", None)
         try:
-            hook(self.exc, request.id, request.args, request.kwargs)
+            if hook is not None:
+                hook(self.exc, request.id, request.args, request.kwargs)
         except Exception:
             logger.exception("on_poisoned of %s failed for job %s.", self.task.name, request.id)
 
@@ -261,7 +242,6 @@ def pill_of(job: DeadJob) -> PoisonPill:
         f"{job.recoveries} recoveries (last: {job.reason}; owner {job.owner}). It is in the dead "
         f"set as {job.id}."
     )
-    died_at = job.died_at / 1000 if job.died_at else None
     return PoisonPill(
         text,
         {
@@ -271,14 +251,7 @@ def pill_of(job: DeadJob) -> PoisonPill:
             "owners": [str(entry["owner"]) for entry in job.history],
             # The last entry is its death.
             "times": [entry.get("at") for entry in job.history[:-1]]
-            + [entry.get("at", died_at) for entry in job.history[-1:]],
+            + [entry.get("at", job.died) for entry in job.history[-1:]],
             "dead_id": job.id,
         },
     )
-
-
-def _einfo(exc: PoisonPill) -> ExceptionInfo:
-    try:
-        raise exc from None
-    except PoisonPill:
-        return ExceptionInfo()

@@ -12,9 +12,9 @@ from celery import Celery, states
 from celery.backends.base import DisabledBackend
 from redis import Redis
 
-from . import dead_lines, dead_set
+from . import dead_set
 from .connection import client_of, config_of
-from .dead_job import FULL_ID, DeadFilter, DeadJob
+from .dead_job import DeadFilter, DeadJob
 from .dead_set import BATCH, SEPARATOR
 from .errors import JobNotFound, WrongType
 from .keys import Keys
@@ -119,7 +119,7 @@ class DeadSet:
             JobNotFound: it is not in the dead set, or somebody else was quicker.
             WrongType: the queue's key holds something else.
         """
-        [done] = self.retry_many([self.get(job) if isinstance(job, str) else job], to)
+        [done] = self.retry_many([job], to)
         if done.error is None:
             return done
         raise (JobNotFound if done.queue is None else WrongType)(done.error)
@@ -169,22 +169,12 @@ class DeadSet:
         """Delete all that are in the dead set now; their number."""
         return self._set.purge()
 
-    # -- files
-
-    def export_lines(self, **conditions: Any) -> Iterator[str]:
-        """A line of JSON for each job that is meant, whole, the oldest first."""
-        return dead_lines.export_lines(self._set, DeadFilter(**conditions))
-
-    def import_lines(self, lines: Iterable[str | bytes]) -> dead_lines.Imported:
-        """Put exported jobs in, as they were; a second time changes nothing."""
-        return dead_lines.import_lines(self._set, lines)
-
     # -- how jobs are put back
 
     def _found(self, batch: Sequence[DeadJob | str]) -> Iterator[DeadJob | Retried]:
         """The jobs of a batch, in order; whole ids are looked up in one go."""
-        whole = [job for job in batch if isinstance(job, str) and FULL_ID.fullmatch(job)]
-        known = {job.id: job for job in self._set.read(whole)}
+        names = [job for job in batch if isinstance(job, str)]
+        known = {job.id: job for job in self._set.read(names)}
         for job in batch:
             if isinstance(job, DeadJob):
                 yield job
@@ -199,53 +189,35 @@ class DeadSet:
     def _retry(self, jobs: Sequence[DeadJob], to: str | None, results: _Results) -> list[Retried]:
         """A batch, in order. No result is forgotten of a job that stays in the dead set."""
         targets = [self._target(job, to) for job in jobs]
-        kinds = self._kinds(targets)
+        with self._set.client.pipeline(transaction=False) as pipe:
+            for target in targets:
+                pipe.type(self._set.keys.queue(target))
+            kinds = pipe.execute()
         ours = self._set.reserve(jobs)
         done, calls = [], []
-        for job, target, mine in zip(jobs, targets, ours, strict=True):
-            error = warning = None
+        for job, target, kind, mine in zip(jobs, targets, kinds, ours, strict=True):
+            one = Retried(job.id, job.task, job.task_id, target)
             if not mine:
                 error = (
                     f"job {job.id!r} is being put back by somebody else at this moment; if that "
                     "is given up, it can be retried in a minute"
                 )
-                target = ""
-            elif kinds[target] in (b"list", b"none"):
-                warning = results.forget(job)
+                one = replace(one, queue=None, error=error)
             else:
-                error = f"{target!r} is no queue, it holds a {kinds[target].decode()}"
-            # A job that is not to be moved is let go of by the same script: it names no queue.
-            if mine:
-                calls.append(self._set.revive(job, target, self._expires_of(target)))
-            done.append(Retried(job.id, job.task, job.task_id, target or None, error, warning))
+                if kind in (b"list", b"none"):
+                    one = replace(one, warning=results.forget(job))
+                # Where the queue is none, the script says so, and lets go of the job.
+                expires = self._expires.get(target.partition(self._set.separator)[0], 0)
+                calls.append(self._set.revive(job, target, expires))
+            done.append(one)
         replies = iter(self._set.scripts.run_all(calls, errors=True))
-        return [self._outcome(one, next(replies)) if one.queue else one for one in done]
-
-    @staticmethod
-    def _outcome(one: Retried, reply: Any) -> Retried:
-        if reply == 1:
-            return replace(one, error=None)
-        if isinstance(reply, Exception):
-            return replace(one, error=one.error or str(reply))
-        error = f"no job {one.id!r} in the dead set: somebody else was quicker"
-        return replace(one, queue=None, error=error)
+        return [one if one.error else _outcome(one, next(replies)) for one in done]
 
     def _target(self, job: DeadJob, to: str | None) -> str:
         if to is None:
             return job.queue_list
         _, separator, step = job.queue_list.partition(self._set.separator)
         return to if self._set.separator in to else f"{to}{separator}{step}"
-
-    def _kinds(self, queue_lists: Iterable[str]) -> dict[str, bytes]:
-        """What the keys of queue lists hold, in one round trip."""
-        names = list(dict.fromkeys(queue_lists))
-        with self._set.client.pipeline(transaction=False) as pipe:
-            for name in names:
-                pipe.type(self._set.keys.queue(name))
-            return dict(zip(names, pipe.execute(), strict=True))
-
-    def _expires_of(self, queue_list: str) -> int:
-        return self._expires.get(queue_list.partition(self._set.separator)[0], 0)
 
     @cached_property
     def _expires(self) -> dict[str, int]:
@@ -256,6 +228,15 @@ class DeadSet:
             for queue in queues:
                 queue.queue_declare(channel=channel)  # it only reads a length
             return {queue.name: channel.expires_of(queue.name) for queue in queues}
+
+
+def _outcome(one: Retried, reply: Any) -> Retried:
+    if isinstance(reply, Exception):
+        return replace(one, error=str(reply))
+    if reply == 0:
+        error = f"no job {one.id!r} in the dead set: somebody else was quicker"
+        return replace(one, queue=None, error=error)
+    return one
 
 
 class _Results:

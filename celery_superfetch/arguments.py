@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import json
-from typing import Any
-
-from .job import parse
+from .job import NotRead, parse, read_body
 
 #: Characters shown of each; Celery itself cuts its own views at as many.
 MOST = 1024
@@ -27,36 +23,27 @@ def arguments(payload: bytes) -> tuple[str, str]:
     headers = message.get("headers") or {}
     views = headers.get("argsrepr"), headers.get("kwargsrepr")
     if all(isinstance(view, str) for view in views):
-        return _cut(str(views[0])), _cut(str(views[1]))
+        return cut(str(views[0])), cut(str(views[1]))
     try:
-        args, kwargs = _decoded(message, headers)
-    except _NotShown as exc:
-        return (f"({exc})",) * 2
-    except (ValueError, TypeError, KeyError, RecursionError):
+        body = read_body(message, MOST_BODY)
+        if isinstance(body, dict):  # protocol 1
+            body = body.get("args", []), body.get("kwargs", {})
+        args, kwargs = body[:2]
+    except NotRead as exc:
+        return (f"(not shown: {exc})",) * 2
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return ("(not shown: the body cannot be decoded)",) * 2
-    return _cut(repr(args)), _cut(repr(kwargs))
+    return cut(repr(args)), cut(repr(kwargs))
 
 
-class _NotShown(Exception):
-    """Why not."""
+def printable(value: object) -> str:
+    """Escape what a terminal would obey: queue names and payloads hold anything."""
+    text = "" if value is None else str(value)
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
 
 
-def _decoded(message: dict[str, Any], headers: dict[str, Any]) -> tuple[Any, Any]:
-    kind = message.get("content-type")
-    if kind != "application/json":
-        raise _NotShown(f"not shown: {kind}")
-    if headers.get("compression"):
-        raise _NotShown(f"not shown: compressed, {headers['compression']}")
-    body = message["body"]
-    if len(body) > MOST_BODY:
-        raise _NotShown(f"not shown: {len(body)} characters")
-    if message["properties"].get("body_encoding") == "base64":
-        body = base64.b64decode(body)
-    decoded = json.loads(body)
-    if isinstance(decoded, dict):  # protocol 1
-        return decoded.get("args", []), decoded.get("kwargs", {})
-    return decoded[0], decoded[1]
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MOST else f"{text[: MOST - 3]}..."
+def cut(text: str, most: int = MOST) -> str:
+    """The text, or its beginning."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."

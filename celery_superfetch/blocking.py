@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from time import monotonic
+from typing import Any
 
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -11,6 +12,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from .membership import BLOCK_TIMEOUT, Membership
 from .places import Params, lone_connection
+from .registry import run_behind, to_connections
+from .scripts import reply_of
 
 #: Seconds a reply may be overdue before the connection counts as half-open; a server that
 #: stands still for 10 s keeps its connections.
@@ -39,7 +42,9 @@ class BlockingRead:
         self.owner = ""
         #: When the pending claim was sent (monotonic s).
         self.armed_at = 0.0
+        #: Its id at that run of the server.
         self._id = 0
+        self.run_id = ""
 
     def connect(self) -> int:
         """Connect and return the file descriptor to watch.
@@ -48,11 +53,11 @@ class BlockingRead:
             redis.exceptions.RedisError: the server cannot be reached.
         """
         self.connection.connect()
-        try:
-            self.connection.send_command("CLIENT", "ID")
-            self._id = int(self.connection.read_response())
-        except ResponseError:  # forbidden: it can be neither unblocked nor cut, only awaited
-            self._id = 0
+        # Without either it can be neither unblocked nor cut, only awaited.
+        self.run_id = run_behind(self.connection)
+        self.connection.send_command("CLIENT", "ID")
+        number = reply_of(self.connection)
+        self._id = 0 if isinstance(number, ResponseError) or not self.run_id else int(number)
         if self._id:
             self.membership.heart.blocking.add(self._id)
         return int(self.connection._sock.fileno())
@@ -94,42 +99,50 @@ class BlockingRead:
         reply: bytes | None = self.connection.read_response()
         return reply
 
-    def close(self) -> None:
-        """Close the connection, on the server too: a claim must not land afterwards."""
+    def close(self) -> bool:
+        """Close the connection, on the server too: a claim must not land afterwards.
+
+        Returns:
+            False where it may all the same: nobody can tell the server that it was made on.
+        """
         was_armed, self.armed = self.armed, False
+        told: list[Any] | None = None
         if self._id:
             self.membership.heart.blocking.discard(self._id)
+            told = []
             if was_armed:
                 # Best effort: it is gone already, killing is forbidden, or the server is gone.
                 with contextlib.suppress(RedisError):
-                    self.membership.client.execute_command("CLIENT", "KILL", "ID", self._id)
+                    client = self.membership.client
+                    told = to_connections(client, self.run_id, ["KILL", "ID"], [self._id])
         self.connection.disconnect()
+        return not was_armed or told is not None
 
 
 def unblock(client: Redis, reads: list[BlockingRead]) -> bool:
     """CLIENT UNBLOCK some armed reads, so that their replies are there to be read.
 
     Returns:
-        False where that is forbidden, or has no effect in time; the replies then come when
-        they come.
+        False where that is forbidden, has no effect in time, or ``client`` leads to another
+        server by now; the replies then come when they come.
 
     Raises:
         redis.exceptions.RedisError: the server cannot be reached, or one of the reads broke.
     """
     if not reads:
         return True
-    if any(not read._id for read in reads):
+    if any(not read._id or read.run_id != reads[0].run_id for read in reads):
         return False
     if not all(read.connected for read in reads):  # to ask redis-py would be to connect anew
         raise RedisConnectionError("a blocking connection broke")
     deadline = monotonic() + UNBLOCK_LIMIT
     pending = list(reads)
     while pending:
-        with client.pipeline(transaction=False) as pipe:
-            for read in pending:
-                pipe.execute_command("CLIENT", "UNBLOCK", read._id)
-            replies = pipe.execute(raise_on_error=False)
-        if monotonic() > deadline or any(isinstance(r, ResponseError) for r in replies):
+        ids = [read._id for read in pending]
+        replies = to_connections(client, pending[0].run_id, ["UNBLOCK"], ids)
+        if replies is None or monotonic() > deadline:
+            return False
+        if any(isinstance(reply, ResponseError) for reply in replies):
             return False
         # 0: it was answered already, or the server has not come to read it yet, which asks for
         # another try: to wait for its reply would be to wait until its block ends.

@@ -131,7 +131,7 @@ class BlockingReads:
 
     def _open(self, name: str) -> BlockingRead:
         self.close([name])
-        read = BlockingRead(self.membership, name, self.membership.params)
+        read = BlockingRead(self.membership, name, self.membership.home.params)
         self._fds[name] = read.connect()
         self._reads[name] = read
         self.loop.watch(self._fds[name], lambda: self._on_reply(read))
@@ -181,5 +181,4 @@ class BlockingReads:
             if read.armed:
                 # What it has claimed by now, nobody reads any more.
                 self.membership.in_flight.doubt = True
-                self.answered = self.answered and bool(read._id)
-            read.close()
+            self.answered = read.close() and self.answered

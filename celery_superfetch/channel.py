@@ -10,30 +10,25 @@ from itertools import islice
 from json import JSONDecoder
 from queue import Empty
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kombu.log import get_logger
 from kombu.transport import redis
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import object_hook
-from kombu.utils.scheduling import cycle_by_name
-from redis.exceptions import ConnectionError
+from kombu.utils.scheduling import cycle_by_name, round_robin_cycle
+from redis.exceptions import ConnectionError, RedisError
 
 from . import __version__
-from .config import Config
+from .config import LONGEST, Config
 from .cut_short import CutShort
-from .fetch import Fetch, is_round_robin
+from .fetch import Fetch
 from .job import CARRIED, EARLIER, Carried, Claimed, Earlier, Job, digest
 from .keys import Keys
-from .lib_name import named
 from .membership import Membership
 from .memberships import membership_for
-from .places import Params, leaving_replicas
+from .places import Params, leaving_replicas, named, patient
 from .qos import Delivered, QoS
-
-if TYPE_CHECKING:
-    from .dead_set import DeadJob
-    from .recovery import Limits
 
 logger = get_logger(__name__)
 
@@ -58,14 +53,24 @@ class Channel(redis.Channel):
         self._fetch: Fetch | None = None
         super().__init__(*args, **kwargs)
         self.QoS = QoS  # ack_emulation=False would bring one that forgets at once
-        self.config: Config = self.connection.config
         self._claim_cycle = cycle_by_name(self.queue_order_strategy)()
         self._queue_of: dict[str, str] = {}
         self._lists_of_queue: dict[str, list[str]] = {}
         self._callbacks: dict[str, Callable[[Any], Any]] = {}
-        self._lists: list[str] = []
+        #: Queue lists of the reliable queues, priorities first.
+        self.queue_lists: list[str] = []
         self._list_expires: dict[str, int] = {}
         self._expires_at: tuple[list[str], dict[str, Any]] = ([], {})
+
+    @property
+    def config(self) -> Config:
+        """Its options.
+
+        Raises:
+            ConfigError: one is unknown or impossible: who publishes needs none of them.
+        """
+        config: Config = self.connection.config
+        return config
 
     # -- where the database is
 
@@ -89,7 +94,7 @@ class Channel(redis.Channel):
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         params: dict[str, Any] = super()._connparams(asynchronous)
         params["connection_class"] = leaving_replicas(params["connection_class"])
-        return named(params, __version__)
+        return patient(named(params, __version__))
 
     # -- which queues are fetched how
 
@@ -98,24 +103,20 @@ class Channel(redis.Channel):
         """What kombu's BRPOP serves: queues without ack, which have nothing to protect."""
         return [queue for queue in super().active_queues if queue not in self._reliable]
 
-    def queue_lists(self) -> list[str]:
-        """Queue lists of the reliable queues, priorities first."""
-        return self._lists
-
     def list_expires(self) -> dict[str, int]:
         """``expires_of`` each of them; asked at each turn."""
         known = getattr(self, "_expires", {})
-        if self._expires_at != (self._lists, known):
-            self._expires_at = self._lists, dict(known)
-            self._list_expires = {name: self.expires_of(name) for name in self._lists}
+        if self._expires_at != (self.queue_lists, known):
+            self._expires_at = self.queue_lists, dict(known)
+            self._list_expires = {name: self.expires_of(name) for name in self.queue_lists}
         return self._list_expires
 
     @property
     def turn(self) -> int:
-        """How many neighbours in the order of claiming are equals."""
-        return len(self._lists_of_queue) if is_round_robin(self._claim_cycle) else 1
+        """How many neighbours in the order of claiming are equals: all, by kombu's default."""
+        return len(self._lists_of_queue) if type(self._claim_cycle) is round_robin_cycle else 1
 
-    def claim_order(self, most: int | None = None) -> list[str]:
+    def claim_order(self, most: int | None) -> list[str]:
         """The lists in the order of claiming, or the first of them.
 
         Arguments:
@@ -136,17 +137,15 @@ class Channel(redis.Channel):
     def expires_of(self, queue_list: str) -> int:
         """ms of the queue's x-expires; 0 for none."""
         expires = getattr(self, "_expires", {})  # came with kombu 5.6
-        return int(expires.get(self._queue_of.get(queue_list, queue_list)) or 0)
-
-    def _reliable_queues(self) -> list[str]:
-        return [q for q in dict.fromkeys(self._active_queues) if q in self._reliable]
+        ms = int(expires.get(self._queue_of.get(queue_list, queue_list)) or 0)
+        return min(ms, int(LONGEST * 1000))
 
     def _update_queue_cycle(self) -> None:
         super()._update_queue_cycle()
-        queues = self._reliable_queues()
+        queues = [q for q in dict.fromkeys(self._active_queues) if q in self._reliable]
         self._claim_cycle.update(queues)
         self._lists_of_queue = {queue: self._lists_of(queue) for queue in queues}
-        self._lists = list(self._by_priority(queues))
+        self.queue_lists = list(self._by_priority(queues))
         self._queue_of = {name: q for q, names in self._lists_of_queue.items() for name in names}
 
     # -- fetching
@@ -160,65 +159,41 @@ class Channel(redis.Channel):
     def fetch(self) -> Fetch:
         """Made on the first consume: a producer needs none of it."""
         if self._fetch is None:
-            membership = membership_for(self.here(), self.config, self.elsewhere())
+            worker = self.connection.worker
+            membership = membership_for(self.here(), self.config, self.elsewhere(), worker)
             self._fetch = Fetch(self, membership)
         return self._fetch
-
-    @property
-    def waiting(self) -> int:
-        """Claimed jobs that the consumer has not seen yet."""
-        return self._fetch.waiting if self._fetch is not None else 0
-
-    @property
-    def outlived(self) -> int:
-        """Jobs that run on although their channel is closed."""
-        return len(self._fetch.in_flight.outlived) if self._fetch is not None else 0
-
-    @property
-    def stopping(self) -> bool:
-        """True once the process was told to stop."""
-        return self._fetch is not None and self._fetch.membership.is_stopping
 
     def give_back_waiting(self) -> int:
         """Give back at once, and in order, what is claimed and not started; any thread may."""
         if self._fetch is None:
             return 0
-        jobs = [*self._fetch.take_back_waiting(), *self.qos.take_back_waiting()]
-        if jobs:
-            self.requeue(jobs, "front")
-        return len(jobs)
-
-    @property
-    def must_look(self) -> bool:
-        """True while some lists have to be looked at once a second."""
-        return self._fetch is not None and self._fetch.must_look
-
-    def fetch_turn(self) -> None:
-        """One turn of the loop."""
-        if self._fetch is not None and not self.closed:
-            self._fetch.turn()
-
-    @property
-    def deliverable(self) -> bool:
-        """True while there is a claimed job to deliver."""
-        return self._fetch is not None and self._fetch.deliverable
-
-    def deliver_one(self) -> bool:
-        """Deliver one claimed job to its consumer; False when there is none."""
-        return self._fetch is not None and self._fetch.deliver()
+        jobs = self._fetch.take_back_waiting()
+        self.requeue(jobs, "front")
+        return len(jobs) + int(self.qos.take_back_waiting())
 
     def deliver(self, claimed: Claimed) -> bool:
         """Hand a claimed job to its consumer."""
-        message = self._decode(claimed)
+        reception = self.fetch.reception
+        try:
+            dead = claimed.earlier and reception and reception.kills(claimed, self)
+            message = None if dead else self._decode(claimed)
+        except (RedisError, OSError):
+            self.fetch.ready.appendleft(claimed)  # it goes back with those behind it
+            raise
         if message is None:
             return False
         queue = self._queue_of[claimed.job.queue_list]
         # kombu knows one callback for each queue of a connection; two channels are two consumers.
         callback = self._callbacks.get(queue)
-        if callback is not None:
-            callback(message)
-        else:
-            self.connection._deliver(message, queue)
+        try:
+            if callback is not None:
+                callback(message)
+            else:
+                self.connection._deliver(message, queue)
+        except Exception as exc:
+            if reception is None or not reception.refuses(message, exc):
+                raise
         return True
 
     def _decode(self, claimed: Claimed) -> Any:
@@ -236,6 +211,7 @@ class Channel(redis.Channel):
             if again or strikes:
                 headers[EARLIER] = (claimed.earlier or Earlier()).told(strikes)
             message = self.Message(raw, channel=self)
+            hash(message.delivery_tag)  # deliveries are known by it
             # The message has it, and the payload goes back as it came.
             raw["body"] = None
             return message
@@ -278,14 +254,12 @@ class Channel(redis.Channel):
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         if no_ack:
             return super().basic_get(queue, no_ack, **kwargs)
-        claimed = self.fetch.claim_one(self._lists_of(queue))
-        if claimed is None:
-            return None
-        message = self._decode(claimed)
-        if message is None:
-            return self.basic_get(queue, no_ack, **kwargs)
-        self.qos.append(message, message.delivery_tag)
-        return message
+        while (claimed := self.fetch.claim_one(self._lists_of(queue))) is not None:
+            message = self._decode(claimed)
+            if message is not None:
+                self.qos.append(message, message.delivery_tag)
+                return message
+        return None
 
     def _lists_of(self, queue: str) -> list[str]:
         return [self._q_for_pri(queue, pri) for pri in self.priority_steps]
@@ -300,11 +274,18 @@ class Channel(redis.Channel):
         purged = int(super()._purge(queue))
         with self.conn_or_acquire() as client, client.pipeline() as pipe:
             for name in self._lists_of(queue):
-                pipe.llen(keys.probation(name)).delete(keys.probation(name))
-            return purged + sum(pipe.execute()[::2])
+                suspects = keys.probation(name)
+                pipe.llen(suspects).delete(suspects).srem(keys.on_probation, name)
+            return purged + sum(pipe.execute()[::3])
 
     def _size(self, queue: str) -> int:
-        return int(super()._size(queue)) + self._ahead(queue)
+        try:
+            size = int(super()._size(queue))
+        except self.ResponseError as exc:
+            if "WRONGTYPE" not in str(exc):
+                raise
+            size = 0  # whoever claims from it says so; a worker that starts has other queues, too
+        return size + self._ahead(queue)
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
         return self._ahead(queue) > 0 or bool(super()._has_queue(queue, **kwargs))
@@ -320,7 +301,7 @@ class Channel(redis.Channel):
             if payload is None:
                 raise Empty
             message = loads(payload)
-            if client.exists(Keys(self.config.global_keyprefix).recoveries(digest(payload))):
+            if client.exists(Keys(self.global_keyprefix).recoveries(digest(payload))):
                 message["headers"]["redelivered"] = True
             return message
 
@@ -345,7 +326,7 @@ class Channel(redis.Channel):
         in_flight = self.fetch.in_flight
         in_flight.ack(claimed)
         # Where nobody comes by later to read the answer, it is waited for.
-        unattended = self.closed or not self._lists
+        unattended = self.closed or not self.queue_lists
         at_once = not self.fetch.poller.comes_back or self.fetch.delivers_the_last
         if unattended or at_once:
             send = in_flight.flush if unattended else in_flight.post
@@ -365,16 +346,12 @@ class Channel(redis.Channel):
         """For jobs that end otherwise than by ack or requeue."""
         return CutShort(self.fetch.in_flight)
 
-    def recover_or_kill(
-        self, delivery_tag: Any, reason: str, sender: Any, limits: Limits
-    ) -> DeadJob | None:
-        """A delivery whose run was cut short is recovered, or killed and returned."""
+    def quarantine(self, delivery_tag: Any, reason: str) -> None:
+        """A delivery that cannot be received goes to the dead set, as what is no message does."""
         claimed = self.qos.claimed(delivery_tag)
-        if claimed is None:
-            return None
-        dead = self.cut_short.recover_or_kill(claimed.job, reason, sender, limits)
-        self.qos._quick_ack(delivery_tag)
-        return dead
+        if claimed is not None:
+            self.cut_short.quarantine(claimed.job, reason)
+            self.qos._quick_ack(delivery_tag)
 
     def give_back(self, delivery_tag: str) -> None:
         """A delivery whose run was called off goes back to the front of its queue."""
@@ -385,10 +362,6 @@ class Channel(redis.Channel):
         claimed = self.qos.claimed(delivery_tag)
         if claimed is not None:
             self.fetch.in_flight.ended(claimed.job)
-
-    def never_started(self, delivery_tag: str) -> None:
-        """A delivery was dropped unstarted: it is not ours to run, and not ours to settle."""
-        self.qos.never_started(delivery_tag)
 
     def _restore(self, message: Any, leftmost: bool = False) -> None:
         claimed = getattr(message._raw, "claimed", None)

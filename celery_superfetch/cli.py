@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from . import cli_dead, cli_dead_files, cli_migrate  # noqa: F401 - they add their commands to the group
+from . import cli_dead, cli_migrate  # noqa: F401 - they add their commands to the group
 from .cli_session import Session, command, know_tasks, superfetch
 
 __all__ = ["superfetch"]

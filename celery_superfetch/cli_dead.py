@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .cli_session import Session, command, know_tasks, superfetch, warn
+from .cli_session import Session, command, know_tasks, say_lines, superfetch, warn
 
 if TYPE_CHECKING:
     from .app_dead_set import Retried
-    from .dead_job import DeadJob
 
 #: Jobs after which a program that reads stderr hears of the progress; a person: each batch.
 PROGRESS = 1000
@@ -21,7 +20,7 @@ PROGRESS = 1000
 
 @superfetch.group(name="dead")
 def dead() -> None:
-    """Jobs that were killed: list, show, retry, delete, purge, export, import.
+    """Jobs that were killed: list, show, retry, delete, purge.
 
     ID is a job's id, the start of it, or its Celery task id.
     """
@@ -30,24 +29,20 @@ def dead() -> None:
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-class Age(click.ParamType):  # type: ignore[type-arg]
+def age(text: str) -> float:
     """A time that has passed, in seconds."""
-
-    name = "age"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", str(value))
-        if not found:
-            self.fail(f"{value!r} is no age: write 90, 90s, 15m, 36h or 7d", param, ctx)
-        return float(found[1]) * UNITS[found[2]]
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", text)
+    if not found:
+        raise click.BadParameter(f"{text!r} is no age: write 90, 90s, 15m, 36h or 7d")
+    return float(found[1]) * UNITS[found[2]]
 
 
 CONDITIONS = (
     click.option("--task", help="Only this task; * stands for anything."),
     click.option("--queue", help="Only those from this queue; * stands for anything."),
     click.option("--reason", help="Only those with this in their reason."),
-    click.option("--older-than", type=Age(), help="Only those that died longer ago: 15m, 36h, 7d."),
-    click.option("--newer-than", type=Age(), help="Only those that died since then."),
+    click.option("--older-than", type=age, help="Only those that died longer ago: 15m, 36h, 7d."),
+    click.option("--newer-than", type=age, help="Only those that died since then."),
 )
 
 
@@ -74,10 +69,9 @@ def dead_list(session: Session, first: int, count: int, **conditions: Any) -> No
     size = len(session.dead_set)
     # One more than is shown tells whether there are more.
     found = session.dead_set.page(first, count + 1, **conditions)
-    jobs, more = found[:count], len(found) > count
-    document = {"size": size, "more": more, "jobs": [_document(job) for job in jobs]}
+    jobs, more = [job.as_dict() for job in found[:count]], len(found) > count
     session.say(
-        document,
+        {"size": size, "more": more, "jobs": jobs},
         lambda: session.tables.dead_jobs(size, first, jobs, more, bool(given(conditions))),
     )
 
@@ -86,8 +80,8 @@ def dead_list(session: Session, first: int, count: int, **conditions: Any) -> No
 @click.argument("id", metavar="ID")
 def dead_show(session: Session, id: str) -> None:
     """One killed job, whole."""
-    document = _document(session.dead_set.get(id))
-    session.say(document, lambda: session.tables.dead_job(document))
+    job = session.dead_set.get(id).as_dict()
+    session.say(job, lambda: session.tables.dead_job(job))
 
 
 @command(dead, "retry")
@@ -154,17 +148,13 @@ def _say_retried(session: Session, done: Sequence[Retried], each: bool) -> None:
         warn(text)
     if len(warnings) > 1 and not each:
         warn(f"and so it is with {len(warnings) - 1} more results")
-
-    def lines() -> None:
-        for row in rows if each else ():
-            click.echo(f"Put back on {row.queue}: {row.task}[{row.task_id or row.id}]")
-        if not each:
-            click.echo(f"Put back {len(rows)} of {len(done)} jobs.")
-
+    lines = [f"Put back on {row.queue}: {row.task}[{row.task_id or row.id}]" for row in rows]
+    if not each:
+        lines = [f"Put back {len(rows)} of {len(done)} jobs."]
     retried = [
         {"id": row.id, "task": row.task, "task_id": row.task_id, "queue": row.queue} for row in rows
     ]
-    session.say({"retried": retried, "errors": errors}, lines)
+    session.say({"retried": retried, "errors": errors}, lambda: say_lines(*lines))
     _end(errors)
 
 
@@ -184,7 +174,8 @@ def dead_delete(session: Session, ids: tuple[str, ...]) -> None:
             deleted.append(job.id)
         except JobNotFound as exc:
             errors.append({"id": id, "error": str(exc)})
-    session.say({"deleted": deleted, "errors": errors}, lambda: _lines("Deleted", deleted))
+    lines = [f"Deleted {id}" for id in deleted]
+    session.say({"deleted": deleted, "errors": errors}, lambda: say_lines(*lines))
     _end(errors)
 
 
@@ -199,23 +190,9 @@ def dead_purge(session: Session, yes: bool) -> None:
     session.say({"deleted": deleted}, lambda: click.echo(f"Deleted {deleted} jobs."))
 
 
-def _lines(verb: str, ids: Sequence[str]) -> None:
-    for id in ids:
-        click.echo(f"{verb} {id}")
-
-
 def _end(errors: Sequence[dict[str, Any]]) -> None:
     """Say the errors on stderr; with one, the exit code is 1."""
     for error in errors:
-        click.echo(f"Error: {error['id']}: {error['error']}", err=True)
+        say_lines(f"Error: {error['id']}: {error['error']}", err=True)
     if errors:
         raise click.exceptions.Exit(1)
-
-
-def _document(job: DeadJob) -> dict[str, Any]:
-    from .cli_status import utc
-
-    document = job.as_dict()
-    for entry in document["history"]:
-        entry["time"] = utc(entry["at"]) if entry["at"] is not None else None
-    return {**document, "time_of_death": utc(job.died_at / 1000)}

@@ -19,30 +19,23 @@ T = TypeVar("T")
 #: Seconds between two tries while waiting for workers to end.
 AGAIN = 1.0
 
-_wait = click.option(
-    "--wait",
-    type=click.FloatRange(0),
-    default=0.0,
-    metavar="SECONDS",
-    help="Wait so long for those who are still at work to end.",
-)
+
+def _seconds(name: str, help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(name, type=click.FloatRange(0), default=0.0, metavar="SECONDS", help=help)
+
+
+_wait = _seconds("--wait", "Wait so long for those who are still at work to end.")
 
 
 @command(superfetch, "migrate")
 @click.option("--force", is_flag=True, help="Also while stock consumers are connected.")
+@_seconds("--older-than", "Only jobs that were delivered more than so long ago.")
 @click.option(
-    "--older-than",
-    type=click.FloatRange(0),
-    default=0.0,
-    metavar="SECONDS",
-    help="Only jobs that were delivered more than so long ago.",
+    "--queue", "otherwise", default="", help="For jobs whose exchange and routing key lead nowhere."
 )
-@click.option("--queue", default="", help="For jobs whose exchange and routing key lead nowhere.")
 @click.option("--dry-run", is_flag=True, help="Count; change nothing.")
 @_wait
-def migrate(
-    session: Session, force: bool, older_than: float, queue: str, dry_run: bool, wait: float
-) -> None:
+def migrate(session: Session, wait: float, **options: Any) -> None:
     """Take over the jobs that stock workers have left unacked.
 
     They go to the front of their queues, the oldest first. Refuses while a stock worker may
@@ -56,12 +49,7 @@ def migrate(
     with routes_of(session.app) as routes:
         unacked = Unacked(reaper.client, reaper.keys, reaper.config, *routes.unacked)
         migration = Migration(reaper.client, unacked, routes)
-        report = _patiently(
-            wait,
-            lambda: migration.run(
-                force=force, older_than=older_than, otherwise=queue, dry_run=dry_run
-            ),
-        )
+        report = _patiently(wait, lambda: migration.run(**options))
     session.say(report.as_dict(), lambda: _migrated(session, report))
     if report.left:
         raise click.exceptions.Exit(1)
@@ -77,20 +65,15 @@ def drain(session: Session, force: bool, forget: bool, dry_run: bool, wait: floa
 
     Refuses while an owner lives: stop all workers first. The dead set stays.
     """
-    from .errors import StillInUse
     from .give_back import GiveBack
 
     give_back = GiveBack(session.reaper)
     report = _patiently(wait, lambda: give_back.run(force=force, dry_run=dry_run))
-    unforgotten = None
-    if forget and not dry_run:
-        try:
+    try:
+        if forget and not dry_run:
             _patiently(wait, lambda: give_back.forget(report))
-        except StillInUse as exc:
-            unforgotten = exc
-    session.say(report.as_dict(), lambda: _given_back(session, report))
-    if unforgotten:
-        raise unforgotten
+    finally:
+        session.say(report.as_dict(), lambda: _given_back(session, report))
     if report.errors or (report.in_flight and not dry_run):
         raise click.exceptions.Exit(1)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,17 +31,15 @@ def superfetch(ctx: click.Context, **_: Any) -> None:
     """Reliable fetch: owners, reaper and dead set."""
 
 
+@dataclass
 class Session:
     """What a command works with."""
 
-    def __init__(
-        self, app: Celery, reaper: Reaper, dead_set: DeadSet, tables: Tables, as_json: bool
-    ) -> None:
-        self.app = app
-        self.reaper = reaper
-        self.dead_set = dead_set
-        self.tables = tables
-        self.as_json = as_json
+    app: Celery
+    reaper: Reaper
+    dead_set: DeadSet
+    tables: Tables
+    as_json: bool
 
     def say(self, document: Any, text: Callable[[], object]) -> None:
         """Print the document with ``--json``, else what ``text`` prints."""
@@ -65,44 +65,53 @@ def command(group: click.Group, name: str) -> Callable[[Callable[..., Any]], Any
     return decorate
 
 
+class _Printable(logging.Formatter):
+    """For what is logged on the way, and goes to stderr where the app has set up no logging."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        from .arguments import printable
+
+        return printable(super().format(record))
+
+
 @contextmanager
 def _session(ctx: click.Context, as_json: bool) -> Iterator[Session]:
     from redis.exceptions import RedisError
 
     from .app_dead_set import DeadSet
+    from .arguments import printable
     from .cli_tables import Tables
     from .connection import client_of
     from .errors import SuperfetchError
+    from .preflight import check_cluster
+    from .scripts import info
     from .tasks import reaper_of
 
     app = ctx.obj.app
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Printable())
     try:
-        client = client_of(app)
+        try:
+            client = client_of(app)
+        except KeyError as exc:  # kombu's "No such transport"
+            raise click.ClickException(f"broker_url is of no use: {exc.args[0]}") from exc
+        except OSError as exc:  # of another broker's transport
+            raise click.ClickException(_unreachable(app, exc)) from exc
+        with client:
+            reaper, tables = reaper_of(app, client), Tables(ctx.obj.no_color)
+            check_cluster(info(client), reaper.keys.prefix)
+            yield Session(app, reaper, DeadSet(app, client), tables, as_json)
     except SuperfetchError as exc:
-        raise click.ClickException(f"{exc}{_which_app(app)}") from exc
-    except KeyError as exc:  # kombu's "No such transport"
-        raise click.ClickException(f"broker_url is of no use: {exc.args[0]}") from exc
-    except (RedisError, OSError) as exc:
-        raise click.ClickException(_unreachable(app, exc)) from exc
-    try:
-        yield Session(
-            app,
-            reaper_of(app, client),
-            DeadSet(app, client),
-            Tables(ctx.obj.no_color),
-            as_json,
-        )
-    except SuperfetchError as exc:
-        raise click.ClickException(str(exc)) from exc
+        raise click.ClickException(printable(f"{exc}{_which_app(app)}")) from exc
     except RedisError as exc:
         raise click.ClickException(_unreachable(app, exc)) from exc
-    finally:
-        client.close()
 
 
 def _unreachable(app: Celery, exc: Exception) -> str:
     uri = app.connection_for_read().as_uri()
-    served = "" if uri.startswith("redis") else " is not served by celery_superfetch and"
+    served = (
+        "" if uri.startswith(("redis", "sentinel")) else " is not served by celery_superfetch and"
+    )
     return f"the broker ({uri}){served} cannot be asked: {exc}{_which_app(app)}"
 
 
@@ -116,5 +125,13 @@ def know_tasks(app: Celery) -> None:
     app.loader.import_default_modules()
 
 
+def say_lines(*lines: str, err: bool = False) -> None:
+    """Lines that may have something of a payload in them."""
+    from .arguments import printable
+
+    for line in lines:
+        click.echo(printable(line), err=err)
+
+
 def warn(text: str) -> None:
-    click.echo(f"Warning: {text}", err=True)
+    say_lines(f"Warning: {text}", err=True)

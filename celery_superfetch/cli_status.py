@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime, timezone
 from typing import Any
 
 from celery import Celery
 from redis.exceptions import ResponseError
 
+from .dead_job import utc
 from .facts import Facts
 from .reaper import Reaper
-from .verdict import MISSED_HEARTBEATS, Reason, Verdict
+from .verdict import MISSED_HEARTBEATS, Reason
 
 
 def status_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
@@ -25,6 +25,11 @@ def status_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
     now = reaper.registry.server_time()
     in_flight = _in_flight(reaper, owners)
     reaped = reaper.registry.facts(reaper.registry.tombstones()).values()
+    with app.connection_for_read() as connection:
+        channel = connection.channel()
+        queues = _queues(app, channel, reaper, [*owners, *reaped])
+        unacked = reaper.client.hlen(reaper.keys.queue(channel.unacked_key))
+    counters: Any = reaper.client.hgetall(reaper.keys.stats)
     return {
         "server_time": utc(now / 1000),
         "owners": [
@@ -46,40 +51,37 @@ def status_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
             "owners": len(reaped),
             "in_flight": sum(_in_flight(reaper, reaped).values()),
         },
-        "queues": _queues(app, reaper, [*owners, *reaped]),
+        "queues": queues,
         # Of stock workers: what they work on, and what the killed ones left.
-        "unacked": _unacked(app, reaper),
+        "unacked": unacked,
         "dead_set": {
             "size": reaper.dead_set.size(),
             "unannounced": int(reaper.client.scard(reaper.keys.unannounced)),
         },
-        "counters": _counters(reaper),
+        "counters": {name.decode(): int(number) for name, number in sorted(counters.items())},
     }
 
 
-def utc(seconds: float) -> str:
-    """A time of the server's clock in ISO 8601."""
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
-
-
-def _word(verdict: Verdict) -> str:
+def _word(verdict: Reason) -> str:
     if verdict.dead:
         return "dead"
-    return "reaped" if verdict.reason is Reason.REAPED else "alive"
+    return "reaped" if verdict is Reason.REAPED else "alive"
 
 
-def _reason(facts: Facts, age: float, verdict: Verdict) -> str:
+def _reason(facts: Facts, age: float, verdict: Reason) -> str:
     """Workers keep their watch to themselves: here the age has to speak for a silent owner."""
-    if verdict.reason is Reason.HEARD and age >= MISSED_HEARTBEATS * facts.heartbeat_interval:
+    if verdict is Reason.HEARD and age >= MISSED_HEARTBEATS * facts.heartbeat_interval:
         return f"no heartbeat for {age:.0f} s; alive until a reaper has watched that itself"
-    return verdict.reason.value
+    return verdict.value
 
 
 def _in_flight(reaper: Reaper, owners: Iterable[Facts]) -> dict[str, int]:
     return reaper.lists.sizes([(facts.owner, facts.lists) for facts in owners])
 
 
-def _queues(app: Celery, reaper: Reaper, owners: Iterable[Facts]) -> list[dict[str, Any]]:
+def _queues(
+    app: Celery, channel: Any, reaper: Reaper, owners: Iterable[Facts]
+) -> list[dict[str, Any]]:
     """Every queue list of the app and of the owners (a worker's ``-Q`` is not in the app)."""
     # Broadcast queues are made for each consumer and hold nothing between two.
     names = {
@@ -87,39 +89,22 @@ def _queues(app: Celery, reaper: Reaper, owners: Iterable[Facts]) -> list[dict[s
         for queue in app.amqp.queues.values()
         if getattr(queue.exchange, "type", None) != "fanout"
     }
-    with app.connection_for_read() as connection:
-        channel = connection.channel()
-        separator, steps = channel.sep, channel.priority_steps
-        names |= {name.partition(separator)[0] for facts in owners for name in facts.lists}
-        rows = [
-            {"queue": name, "priority": step, "list": channel._q_for_pri(name, step)}
-            for name in sorted(names)
-            for step in steps
-        ]
+    names |= {name.partition(channel.sep)[0] for facts in owners for name in facts.lists}
+    rows = [
+        {"queue": name, "priority": step, "list": channel._q_for_pri(name, step)}
+        for name in sorted(names)
+        for step in channel.priority_steps
+    ]
     with reaper.client.pipeline(transaction=False) as pipe:
         for row in rows:
             pipe.llen(reaper.keys.queue(row["list"]))
             pipe.llen(reaper.keys.probation(row["list"]))
         lengths = pipe.execute(raise_on_error=False)
     for row, length, probation in zip(rows, lengths[::2], lengths[1::2], strict=True):
-        if isinstance(probation, Exception):
+        if isinstance(probation, ResponseError):
             raise probation
-        # Suspects that wait for their turn to run alone.
-        row["probation"] = int(probation)
+        # Suspects that wait for their turn to run alone are not in the queue.
+        row.update(length=length, probation=probation)
         if isinstance(length, ResponseError):  # something else lives under the queue's name
             row.update(length=None, error=str(length))
-        elif isinstance(length, Exception):
-            raise length
-        else:
-            row["length"] = int(length)
     return rows
-
-
-def _unacked(app: Celery, reaper: Reaper) -> int:
-    with app.connection_for_read() as connection:
-        return int(reaper.client.hlen(reaper.keys.queue(connection.channel().unacked_key)))
-
-
-def _counters(reaper: Reaper) -> dict[str, int]:
-    raw: Any = reaper.client.hgetall(reaper.keys.stats)
-    return {name.decode(): int(number) for name, number in sorted(raw.items())}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .arguments import arguments
-from .cli_status import utc
-from .dead_job import DeadJob
+from .arguments import cut, printable
 
 #: Columns where stdout is no terminal: enough that a pipe gets every row uncut on one line.
 PIPE_WIDTH = 10_000
@@ -21,6 +19,12 @@ SHORT_ID = 12
 
 #: Characters of a job's arguments in a list; `dead show` has more of them.
 LIST_ARGS = 80
+
+# A title in lower case is the name of what stands under it.
+OWNER = ("Owner", "Host", "Pid", "App", "State", "Heartbeat", "In flight", "Verdict", "Reason")
+DEAD_JOB = ("Id", "Died", "Task", "Task id", "Queue", "Strikes", "Recoveries", "Reason", "Args")
+DETAILS = ("Id", "Task", "Task id", "App", "Queue", "Time of death", "Reason", "Owner", "Strikes")
+EVENT = ("Time", "Host", "Owner", "Strike", "Exit status", "Reason")
 
 
 class Tables:
@@ -33,9 +37,7 @@ class Tables:
     def __init__(self, no_color: bool = False) -> None:
         self.console = Console(no_color=no_color, highlight=False, markup=False, emoji=False)
         if not self.console.is_terminal:
-            self.console = Console(
-                width=PIPE_WIDTH, no_color=True, highlight=False, markup=False, emoji=False
-            )
+            self.console.width = PIPE_WIDTH
 
     def line(self, text: str) -> None:
         """One line, as long as it is."""
@@ -43,7 +45,10 @@ class Tables:
 
     def status(self, found: dict[str, Any]) -> None:
         """All of ``superfetch status``."""
-        self._owners(found["owners"])
+        if found["owners"]:
+            self._table(OWNER, map(_owner, found["owners"]))
+        else:
+            self.line("No owners are registered.")
         tombs = found["tombstones"]
         self.line(f"Tombstones: {tombs['owners']}, with {tombs['in_flight']} jobs in flight\n")
         self._queues(found["queues"])
@@ -51,150 +56,82 @@ class Tables:
             self.line(f"Unacked by stock workers: {found['unacked']} jobs\n")
         dead = found["dead_set"]
         self.line(f"Dead set: {dead['size']} jobs, {dead['unannounced']} unannounced\n")
-        counters = _table("Counter", "Number")
-        for name, number in found["counters"].items():
-            _row(counters, name, number)
-        self._print(counters)
-
-    def _owners(self, owners: Sequence[dict[str, Any]]) -> None:
-        table = _table(
-            "Owner", "Host", "Pid", "App", "State", "Heartbeat", "In flight", "Verdict", "Reason"
-        )
-        for row in owners:
-            _row(
-                table,
-                row["owner"],
-                row["host"],
-                row["pid"],
-                row["app"],
-                row["state"],
-                f"{row['heartbeat_age']:.1f} s ago",
-                row["in_flight"],
-                Text(row["verdict"], style="green" if row["verdict"] == "alive" else "bold red"),
-                row["reason"],
-            )
-        self._print(table, "No owners are registered.")
+        counters = found["counters"].items()
+        self._table(("Counter", "Number"), ({"counter": c, "number": n} for c, n in counters))
 
     def _queues(self, lists: Sequence[dict[str, Any]]) -> None:
         """A row for each queue, a column for each priority step."""
-        steps = sorted({row["priority"] for row in lists})
-        table = _table("Queue", *(f"Priority {step}" for step in steps))
-        queues: dict[str, dict[int, Any]] = {}
+        queues: dict[str, dict[str, Any]] = {}
         for row in lists:
-            length = row["length"]
-            if length is None:
-                cell: object = Text(row["error"], style="bold red")
+            cell = row["length"]
+            if cell is None:
+                cell = Text(row["error"], style="bold red")
             elif row["probation"]:
-                cell = Text(f"{length} (+{row['probation']} on probation)", style="yellow")
-            else:
-                cell = length
-            queues.setdefault(row["queue"], {})[row["priority"]] = cell
-        for name, lengths in queues.items():
-            _row(table, name, *(lengths.get(step, "") for step in steps))
-        self._print(table)
+                cell = Text(f"{cell} (+{row['probation']} on probation)", style="yellow")
+            columns = queues.setdefault(row["queue"], {"queue": row["queue"]})
+            columns[f"priority_{row['priority']}"] = cell
+        steps = sorted({row["priority"] for row in lists})
+        self._table(("Queue", *(f"Priority {step}" for step in steps)), queues.values())
 
     def dead_jobs(
-        self, size: int, first: int, jobs: Sequence[DeadJob], more: bool, picked: bool
+        self, size: int, first: int, jobs: Sequence[dict[str, Any]], more: bool, picked: bool
     ) -> None:
         """One page of the dead set."""
-        table = _table(
-            "Id", "Died", "Task", "Task id", "Queue", "Strikes", "Recoveries", "Reason", "Args"
-        )
-        for job in jobs:
-            args = " ".join(filter(None, arguments(job.payload)))
-            _row(
-                table,
-                self._short(job.id),
-                utc(job.died_at / 1000),
-                job.task or "(unparseable)",
-                job.task_id,
-                job.queue_list,
-                job.strikes,
-                job.recoveries,
-                job.reason,
-                args if len(args) <= LIST_ARGS else f"{args[: LIST_ARGS - 3]}...",
-            )
         if jobs:
-            self._print(table)
+            self._table(DEAD_JOB, map(self._dead_job, jobs))
             last = first + len(jobs)
+            of = "those that meet the conditions" if picked else f"{size} jobs"
             rest = f" More: --first {last}." if more else ""
-            end = (
-                f"{last} of those that meet the conditions" if picked else f"{last} of {size} jobs"
-            )
-            self.line(f"{first + 1} to {end}, the newest first.{rest}")
+            self.line(f"{first + 1} to {last} of {of}, the newest first.{rest}")
         elif picked and size:
             self.line(f"None of the {size} jobs from number {first + 1} on meets the conditions.")
         else:
             self.line("The dead set is empty." if not size else f"It has only {size} jobs.")
 
-    def _short(self, id: str) -> str:
-        """A second item of the same bytes is told apart by the end of its id alone."""
-        return id[:SHORT_ID] if self.console.is_terminal and "-" not in id else id
+    def _dead_job(self, job: dict[str, Any]) -> dict[str, Any]:
+        id = job["id"]
+        # A second item of the same bytes is told apart by the end of its id alone.
+        return {
+            **job,
+            "id": id[:SHORT_ID] if self.console.is_terminal and "-" not in id else id,
+            "died": job["time_of_death"],
+            "task": job["task"] or "(unparseable)",
+            "args": cut(f"{job['args']} {job['kwargs']}".strip(), LIST_ARGS),
+        }
 
     def dead_job(self, job: dict[str, Any]) -> None:
         """One job of the dead set, field by field, and its payload as it is."""
-        fields = [
-            ("Id", "id"),
-            ("Task", "task"),
-            ("Task id", "task_id"),
-            ("App", "app"),
-            ("Queue", "queue"),
-            ("Time of death", "time_of_death"),
-            ("Reason", "reason"),
-            ("Owner", "owner"),
-            ("Strikes", "strikes"),
-            ("Recoveries", "recoveries"),
-            ("Args", "args"),
-            ("Kwargs", "kwargs"),
-        ]
-        for title, name in fields:
-            value = job[name]
+        for title in (*DETAILS, "Recoveries", "Args", "Kwargs"):
+            value = job[_name(title)]
             self.line(f"{title + ':':<15}{'-' if value is None else value}")
         self.line("\nHistory, the oldest first:")
-        table = _table("Time", "Host", "Owner", "Strike", "Exit status", "Reason")
-        for entry in job["history"]:
-            _row(
-                table,
-                entry["time"],
-                entry["host"],
-                entry.get("owner"),
-                _strike(entry["strike"]),
-                entry["status"],
-                entry.get("reason"),
-            )
-        self._print(table)
+        self._table(EVENT, ({**event, "exit_status": event["status"]} for event in job["history"]))
         coded = " (base64)" if job["encoding"] == "base64" else ""
         self.line(f"Payload{coded}:\n{job['payload']}")
 
-    def _print(self, table: Table, empty: str = "") -> None:
+    def _table(self, titles: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
+        """Cells fold where they do not fit: nothing is ever cut."""
+        table = Table(header_style="bold")
+        for title in titles:
+            table.add_column(title, overflow="fold")
+        for row in rows:
+            table.add_row(*(_text(row.get(_name(title))) for title in titles))
         if table.row_count:
             self.console.print(table)
-        elif empty:
-            self.line(empty)
 
 
-def _table(*columns: str) -> Table:
-    """Cells fold where they do not fit: nothing is ever cut."""
-    table = Table(header_style="bold", title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
+def _owner(row: dict[str, Any]) -> dict[str, Any]:
+    style = "green" if row["verdict"] == "alive" else "bold red"
+    return {
+        **row,
+        "heartbeat": f"{row['heartbeat_age']:.1f} s ago",
+        "verdict": Text(row["verdict"], style),
+    }
 
 
-def _row(table: Table, *cells: object) -> None:
-    table.add_row(*(cell if isinstance(cell, Text) else _text(cell) for cell in cells))
+def _name(title: str) -> str:
+    return title.lower().replace(" ", "_")
 
 
 def _text(value: object) -> Text:
-    """Escape what a terminal would obey: queue names and payloads hold anything."""
-    text = "" if value is None else str(value)
-    return Text(
-        "".join(
-            c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
-        )
-    )
-
-
-def _strike(value: object) -> str:
-    """Exact, suspect or none; earlier versions wrote 1 or 0."""
-    return value if isinstance(value, str) else "yes" if value else ""
+    return value if isinstance(value, Text) else Text(printable(value))

@@ -10,6 +10,9 @@ from typing import Any
 
 from .errors import ConfigError
 
+#: Seconds that a duration may have at most: ten years. Beyond 2**63 ms from now the server refuses.
+LONGEST = 10 * 365 * 86400.0
+
 
 @dataclass(frozen=True)
 class Config:
@@ -45,7 +48,7 @@ class Config:
     global_keyprefix: str = ""
 
     def __post_init__(self) -> None:
-        check({name: getattr(self, name) for name in OPTIONS})
+        check(vars(self))
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], known: Iterable[str] = ()) -> Config:
@@ -58,24 +61,30 @@ class Config:
         Raises:
             ConfigError: an option is unknown to both, or impossible.
         """
-        own = set(OPTIONS)
-        kombus = set(known)
-        for name in options:
-            if name not in own and name not in kombus:
-                raise ConfigError(unknown_option(name, own | kombus))
-        return cls(**{name: options[name] for name in options if name in own})
+        return cls(**own_options(options, known))
+
+
+def own_options(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """Those of ``options`` that are ours.
+
+    Raises:
+        ConfigError: an option is neither ours nor ``known``.
+    """
+    valid = {*OPTIONS, *known}
+    for name in options:
+        if name not in valid:
+            raise ConfigError(unknown_option(name, valid))
+    return {name: value for name, value in options.items() if name in OPTIONS}
 
 
 def check(options: Mapping[str, Any]) -> None:
-    """Refuse options that are unknown or impossible, alone or together.
+    """Refuse options of ours that are impossible, alone or together.
 
     Raises:
-        ConfigError: the text names the option, what is wrong, and the nearest valid name.
+        ConfigError: the text names the option, and what is wrong.
     """
     for name, value in options.items():
-        if name not in OPTIONS:
-            raise ConfigError(unknown_option(name, OPTIONS))
-        if name in _TEXTS:
+        if OPTIONS[name] == "str":
             if not isinstance(value, str):
                 raise ConfigError(f"option {name!r} must be a string, it is {value!r}")
         else:
@@ -95,7 +104,11 @@ def _check_number(name: str, value: Any) -> None:
         )
     if not math.isfinite(value) or value <= 0:
         raise ConfigError(f"option {name!r} must be greater than 0 and finite, it is {value!r}")
-    if name in _WHOLE and value != int(value):
+    if OPTIONS[name] == "float" and value > LONGEST:
+        raise ConfigError(
+            f"option {name!r} must be at most {LONGEST:.0f} s (ten years), it is {value!r}"
+        )
+    if OPTIONS[name] == "int" and value != int(value):
         raise ConfigError(f"option {name!r} must be a whole number, it is {value!r}")
 
 
@@ -106,7 +119,5 @@ def unknown_option(name: str, valid: Iterable[str]) -> str:
     return f"unknown option {name!r}{hint}"
 
 
-#: Names of all options.
-OPTIONS = tuple(field.name for field in fields(Config))
-_TEXTS = frozenset({"app_name", "global_keyprefix"})
-_WHOLE = frozenset({"strike_limit", "recovery_limit", "dead_limit", "claim_limit"})
+#: Names of all options -> the names of their types.
+OPTIONS = {field.name: field.type for field in fields(Config)}

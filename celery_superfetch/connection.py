@@ -7,16 +7,15 @@ from typing import Any
 import celery.app.amqp
 import kombu.connection
 from celery import Celery
-from kombu.log import get_logger
 from kombu.utils.collections import HashedSeq
 from redis import ConnectionPool, Redis
 
 from .config import Config
 from .errors import UnsupportedBroker
+from .places import REPLY_TIMEOUT
+from .preflight import warn_once
 from .sentinel import SentinelTransport
 from .transport import Transport, known_options
-
-logger = get_logger(__name__)
 
 #: URL schemes that we serve, as kombu names them.
 SCHEMES = {"redis": Transport, "rediss": Transport, "sentinel": SentinelTransport}
@@ -35,10 +34,9 @@ class Connection(kombu.Connection):
             return SCHEMES[name]
         cls = super().get_transport_cls()
         if not issubclass(cls, Transport):
-            logger.warning(
-                "celery_superfetch is installed, but the broker is %r, not Redis: jobs have "
-                "that broker's own guarantees and no others.",
-                name,
+            warn_once(
+                f"celery_superfetch is installed, but the broker is {name!r}, not Redis: jobs have "
+                "that broker's own guarantees and no others."
             )
         return cls
 
@@ -74,20 +72,20 @@ def config_of(app: Celery) -> Config:
     return Config.from_options(app.conf.broker_transport_options or {}, known_options())
 
 
-def client_of(app: Celery, timeout: float | None = None) -> Redis:
+def client_of(app: Celery) -> Redis:
     """A plain client for the database the app's workers consume from.
-
-    Arguments:
-        timeout: seconds to wait for a connection or a reply; None: as the broker's own.
 
     Raises:
         UnsupportedBroker: the app's broker is not Redis.
         redis.exceptions.RedisError: it cannot be reached.
     """
     with app.connection_for_read() as connection:
-        # kombu alone tries two servers of a failover list, however many there are.
+        # kombu alone tries two servers of a failover list, however many there are; and one that
+        # accepts and says nothing twice.
+        servers = max(1, len(connection.alt))
         connection.ensure_connection(
-            max_retries=max(1, len(connection.alt)),
+            max_retries=servers,
+            timeout=(servers - 0.5) * REPLY_TIMEOUT,
             interval_start=0,
             interval_step=0,
             reraise_as_library_errors=False,
@@ -98,9 +96,4 @@ def client_of(app: Celery, timeout: float | None = None) -> Redis:
                 f"the app's broker ({connection.as_uri()}) is not served by celery_superfetch: "
                 "call celery_superfetch.install(app), and use a redis:// or sentinel:// broker_url"
             )
-        params = dict(channel.here())
-        if timeout is not None:
-            params["socket_timeout"] = timeout
-            if "path" not in params:
-                params["socket_connect_timeout"] = timeout
-        return Redis(connection_pool=ConnectionPool(**params))
+        return Redis(connection_pool=ConnectionPool(**channel.here()))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -17,6 +17,16 @@ from .recovery import Recovery
 
 #: The digest of the payload; for a further item of the same bytes with a number behind it.
 FULL_ID = re.compile(r"[0-9a-f]{40}(-[0-9]{1,20})?")
+
+#: Fields of a job that its record has under the same names.
+AS_THEY_ARE = ("reason", "task", "task_id", "owner", "strikes", "recoveries")
+
+
+def utc(seconds: float | None) -> str | None:
+    """A time of the server's clock in ISO 8601; None where nobody noted it."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,8 @@ class DeadJob:
     task: str | None
     task_id: str | None
     app_name: str
+    #: Celery's name of its last owner; empty outside Celery.
+    node: str
     owner: str
     strikes: int
     recoveries: int
@@ -43,6 +55,11 @@ class DeadJob:
     def parsed(self) -> bool:
         """False for junk: there is no task to run and no caller to tell."""
         return self.task is not None
+
+    @property
+    def died(self) -> float | None:
+        """Time of death in server s; None for one that was killed just now, by this process."""
+        return self.died_at / 1000 if self.died_at else None
 
     @property
     def digest(self) -> str:
@@ -59,6 +76,7 @@ class DeadJob:
             **self.record(),
             "id": self.id,
             "died_at": self.died_at,
+            "time_of_death": utc(self.died),
             "args": args,
             "kwargs": kwargs,
             "history": [self._event(entry) for entry in self.history],
@@ -66,9 +84,10 @@ class DeadJob:
 
     def _event(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """One line of the history; the one that killed it has the time of death."""
-        owner = str(entry.get("owner") or "")
-        at = entry.get("at", self.died_at / 1000 if self.died_at else None)
-        return {"status": None, "strike": None, **entry, "host": owner.partition("|")[0], "at": at}
+        host = str(entry.get("owner") or "").partition("|")[0]
+        at = entry.get("at", self.died)
+        noted = {"status": None, "strike": None, **entry}
+        return {**noted, "host": host, "at": at, "time": utc(at)}
 
     def record(self) -> dict[str, Any]:
         """What the dead set stores: all but the id and the time of death, which index it."""
@@ -80,13 +99,9 @@ class DeadJob:
             "payload": payload,
             "encoding": encoding,
             "queue": self.queue_list,
-            "reason": self.reason,
-            "task": self.task,
-            "task_id": self.task_id,
             "app": self.app_name,
-            "owner": self.owner,
-            "strikes": self.strikes,
-            "recoveries": self.recoveries,
+            "node": self.node,
+            **{name: getattr(self, name) for name in AS_THEY_ARE},
             "history": list(self.history),
         }
 
@@ -98,43 +113,48 @@ class DeadJob:
             id=id,
             payload=base64.b64decode(text) if record["encoding"] == "base64" else text.encode(),
             queue_list=record["queue"],
-            reason=record["reason"],
-            task=record["task"],
-            task_id=record["task_id"],
             app_name=record["app"],
-            owner=record["owner"],
-            strikes=record["strikes"],
-            recoveries=record["recoveries"],
-            history=tuple(record["history"]),
+            node=record.get("node", ""),
+            **{name: record[name] for name in AS_THEY_ARE},
+            history=tuple(_event(entry) for entry in record["history"]),
             died_at=died_at,
         )
 
 
-def dead_job(recovery: Recovery, reason: str, id: str = "") -> DeadJob:
+def _event(entry: Any) -> Mapping[str, Any]:
+    """A line of a history; others may have written it, and it must not hide the rest."""
+    given = entry if isinstance(entry, Mapping) else {"reason": str(entry)}
+    event = {"owner": "", "reason": "", **given}
+    try:
+        utc(event.get("at"))
+    except (TypeError, ValueError, OverflowError, OSError):
+        event["at"] = None
+    return event
+
+
+def dead_job(recovery: Recovery, id: str = "") -> DeadJob:
     """What a killed job leaves in the dead set.
 
     Arguments:
         id: its name there, which tells copies of the same bytes apart.
     """
+    history = recovery.history
+    if not recovery.counted:
+        lost = {"owner": recovery.job.owner, "reason": recovery.reason}
+        history += ({**lost, "strike": recovery.blame.value},)
     return DeadJob(
         id=id or recovery.digest,
         payload=recovery.job.payload,
         queue_list=recovery.job.queue_list,
-        reason=reason,
+        reason=recovery.reason,
         task=recovery.task,
         task_id=recovery.task_id,
         app_name=recovery.app_name,
-        owner=recovery.job.owner,
+        node=recovery.node,
+        owner=str(history[-1].get("owner")),
         strikes=recovery.strikes,
         recoveries=recovery.recoveries,
-        history=(
-            *recovery.history,
-            {
-                "owner": recovery.job.owner,
-                "reason": recovery.reason,
-                "strike": recovery.blame.value,
-            },
-        ),
+        history=history,
     )
 
 
@@ -171,11 +191,6 @@ class DeadFilter:
                 f"no job can have died more than {older:g} s ago and less than {newer:g} s ago"
             )
 
-    @property
-    def by_age_alone(self) -> bool:
-        """True when no record has to be read to know what is meant."""
-        return self.task is None and self.queue is None and self.reason is None
-
     def window(self, now: int) -> tuple[float, float]:
         """The earliest and the latest time of death in server ms, both included.
 
@@ -204,63 +219,3 @@ class DeadFilter:
 
 def _like(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern.replace("[", "[[]"))
-
-
-# -- lines of an exported file
-
-
-def dump_line(job: DeadJob, announced: bool) -> str:
-    """A job as one line of JSON, whole."""
-    document = {"id": job.id, "died_at": job.died_at, "announced": announced, **job.record()}
-    return json.dumps(document) + "\n"
-
-
-_FIELDS: dict[str, tuple[type, ...]] = {
-    "id": (str,),
-    "died_at": (int,),
-    "announced": (bool,),
-    "payload": (str,),
-    "encoding": (str,),
-    "queue": (str,),
-    "reason": (str,),
-    "task": (str, type(None)),
-    "task_id": (str, type(None)),
-    "app": (str,),
-    "owner": (str,),
-    "strikes": (int,),
-    "recoveries": (int,),
-    "history": (list,),
-}
-
-
-def load_line(line: str | bytes) -> tuple[DeadJob, bool]:
-    """A job and whether its caller was told, from a line that ``dump_line`` wrote.
-
-    Raises:
-        ValueError: the text says what is wrong with the line.
-    """
-    try:
-        document = json.loads(line)
-    except (ValueError, RecursionError) as exc:
-        raise ValueError(f"no JSON ({exc})") from exc
-    if not isinstance(document, dict):
-        raise ValueError("no JSON object")
-    for name, kinds in _FIELDS.items():
-        if name not in document:
-            raise ValueError(f"has no {name!r}: it was not written by `dead export`")
-        value = document[name]
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise ValueError(f"{name!r} cannot be {value!r}")
-    if document["encoding"] not in ("utf-8", "base64"):
-        raise ValueError(f"the encoding {document['encoding']!r} is unknown")
-    if not all(isinstance(entry, dict) for entry in document["history"]):
-        raise ValueError("'history' must hold objects")
-    if document["died_at"] <= 0 or not document["queue"]:
-        raise ValueError("a job needs a time of death and a queue to go back to")
-    try:
-        job = DeadJob.load(document["id"], document, document["died_at"])
-    except ValueError as exc:  # binascii's, or a lone surrogate
-        raise ValueError(f"the payload cannot be decoded ({exc})") from exc
-    if not FULL_ID.fullmatch(job.id) or job.id[:40] != job.digest:
-        raise ValueError("the id does not fit the payload: one of them was changed")
-    return job, document["announced"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from .errors import JobNotFound
 from .job import parse
 from .keys import Keys
 from .recovery import Recovery
-from .scripts import Call, Scripts
+from .scripts import Call, OnServer
 
 __all__ = ["DeadJob", "DeadSet", "dead_job"]
 
@@ -24,6 +24,9 @@ JUNK_LIMIT = 1000
 
 #: Jobs deleted or read in one script or command; bounds what each costs the server.
 BATCH = 100
+
+#: Jobs of any size that are read at a time by somebody who may need none of them.
+FEW = 10
 
 #: Ids read in one command: they are short.
 IDS = 500
@@ -48,7 +51,7 @@ class Dropped(NamedTuple):
     surplus: int
 
 
-class DeadSet:
+class DeadSet(OnServer):
     """Killed jobs (``superfetch:dead``, ``superfetch:dead:jobs``), newest first.
 
     No command reads or moves more than a batch of them.
@@ -57,20 +60,18 @@ class DeadSet:
     def __init__(
         self, client: Redis, keys: Keys, config: Config, separator: str = SEPARATOR
     ) -> None:
-        self.client = client
-        self.keys = keys
-        self.config = config
+        super().__init__(client, keys, config)
         self.separator = separator
-        self.scripts = Scripts(client)
 
-    def kill(self, recovery: Recovery, reason: str, *, marked: bool) -> Call:
+    def kill(self, recovery: Recovery, *, marked: bool) -> Call:
         """The call that moves a job from its private list to the dead set.
 
         Arguments:
             marked: the owner must be marked reaped (False: it lives and asks for itself).
         """
         keys, job = self.keys, recovery.job
-        record = json.dumps(dead_job(recovery, reason).record())
+        cap = keys.dead_of(recovery.app_name) if recovery.parsed else keys.dead_junk
+        record = json.dumps(dead_job(recovery).record())
         return Call(
             "kill",
             [
@@ -79,21 +80,21 @@ class DeadSet:
                 keys.recoveries(recovery.digest),
                 keys.dead,
                 keys.dead_jobs,
-                keys.dead_junk,
+                keys.dead_caps,
+                cap,
                 keys.unannounced,
                 keys.stats,
                 keys.running(job.owner),
-                keys.dead_overflow,
+                keys.dead_overflow(self.config.app_name),
             ],
             [
                 job.payload,
                 int(marked),
-                recovery.recoveries - 1,
+                recovery.recoveries - (not recovery.counted),
                 recovery.digest,
                 record,
-                self.config.dead_limit,
+                self._caps.get(cap, 0),
                 int(not recovery.parsed),
-                JUNK_LIMIT,
                 job.claim_id,
             ],
         )
@@ -106,26 +107,11 @@ class DeadSet:
 
     def page(self, first: int = 0, count: int = 50, which: DeadFilter = ALL) -> list[DeadJob]:
         """``count`` of the jobs that are meant, from the ``first`` newest on."""
-        if not which.by_age_alone:
-            return list(islice(self.find(which), first, first + count))
-        least, most = self._window(which)
-        jobs: list[DeadJob] = []
-        for at in range(first, first + count, BATCH):
-            number = min(BATCH, first + count - at)
-            rows: Any = self.client.zrange(
-                self.keys.dead,
-                most,
-                least,
-                desc=True,
-                byscore=True,
-                offset=at,
-                num=number,
-                withscores=True,
-            )
-            jobs += self._load(rows)
-            if len(rows) < number:
-                break
-        return jobs
+        if which == ALL and count <= BATCH:
+            at, end = first, first + count - 1
+            rows: Any = self.client.zrange(self.keys.dead, at, end, desc=True, withscores=True)
+            return self._load(rows)
+        return list(islice(self.find(which), first, first + count))
 
     def ids(self, which: DeadFilter = ALL) -> list[tuple[bytes, float]]:
         """Ids and times of death of all jobs of the right age, newest first.
@@ -133,7 +119,7 @@ class DeadSet:
         By ZSCAN: what is there from its begin to its end is found, whatever others move
         meanwhile. By rank, each job that leaves would hide another.
         """
-        least, most = self._window(which)
+        least, most = which.window(self.server_time())
         found: Iterable[Any] = self.client.zscan_iter(self.keys.dead, count=IDS)
         rows = {id: score for id, score in found if least <= score <= most}
         return sorted(rows.items(), key=lambda row: (row[1], row[0]), reverse=True)
@@ -156,15 +142,16 @@ class DeadSet:
 
     def read(self, ids: Sequence[str]) -> list[DeadJob]:
         """Those of the given jobs (a batch at most) that are there, by their whole ids."""
-        if not ids:
-            return []
-        with self.client.pipeline(transaction=False) as pipe:
-            for id in ids:
-                pipe.zscore(self.keys.dead, id)
-            scores = pipe.execute()
+        scores = self._died_at(ids)
         return self._load(
             [(id.encode(), score or 0) for id, score in zip(ids, scores, strict=True)]
         )
+
+    def _died_at(self, ids: Sequence[str]) -> list[float | None]:
+        with self.client.pipeline(transaction=False) as pipe:
+            for id in ids:
+                pipe.zscore(self.keys.dead, id)
+            return pipe.execute()
 
     def _load(self, rows: Sequence[tuple[bytes, float]]) -> list[DeadJob]:
         if not rows:
@@ -210,28 +197,21 @@ class DeadSet:
                 pipe.set(self.keys.lock(f"retry:{job.id}"), 1, nx=True, px=RETRY_LOCK)
             return [bool(reply) for reply in pipe.execute()]
 
-    def retry(self, job: DeadJob, queue_list: str | None = None, expires: int = 0) -> bool:
-        """Put a job back at the end of its queue, counters cleared; False if it was gone.
+    def revive(self, job: DeadJob, queue_list: str, expires: int) -> Call:
+        """The call that puts a job at the end of a queue, counters cleared; see ``revive.lua``.
 
         Arguments:
-            queue_list: another queue to put it on.
             expires: ms of the queue's x-expires; 0 for none.
-
-        Raises:
-            redis.exceptions.ResponseError: the queue's key holds something else.
         """
-        call = self.revive(job, queue_list or job.queue_list, expires)
-        return bool(self.scripts.ask(call))
-
-    def revive(self, job: DeadJob, queue_list: str, expires: int) -> Call:
-        """The call of ``retry``."""
         keys = self.keys
+        # The strikes that a payload carries do not count for so many seconds.
+        forgiven = int(self.config.strike_window) if parse(job.payload).carried.strikes else 0
         return Call(
             "revive",
             [
                 keys.dead,
                 keys.dead_jobs,
-                keys.dead_junk,
+                keys.dead_caps,
                 keys.unannounced,
                 keys.queue(queue_list),
                 keys.recoveries(job.digest),
@@ -239,19 +219,13 @@ class DeadSet:
                 keys.lock(f"retry:{job.id}"),
                 keys.recovered,
             ],
-            [job.id, job.payload, expires, self._forgiven(job)],
+            [job.id, job.payload, expires, forgiven],
         )
-
-    def _forgiven(self, job: DeadJob) -> int:
-        """Seconds for which the strikes that a payload carries do not count; 0 if it has none."""
-        return int(self.config.strike_window) if parse(job.payload).carried.strikes else 0
 
     def delete(self, *ids: str) -> int:
         """Delete jobs for good; the number that were there."""
-        keys = self.keys
-        names = [keys.dead, keys.dead_jobs, keys.dead_junk, keys.unannounced, keys.stats]
         return sum(
-            int(self.scripts.run("forget", names, ids[at : at + BATCH]))
+            int(self.scripts.run("forget", self._names, ids[at : at + BATCH]))
             for at in range(0, len(ids), BATCH)
         )
 
@@ -262,57 +236,48 @@ class DeadSet:
     def trim(self) -> Dropped:
         """Drop some of what is older than ``dead_ttl`` or more than ``dead_limit``, counted.
 
+        Of this app's jobs and of junk: what another app keeps is for its own options to say.
+
         Returns:
             the numbers, with what kills have dropped since somebody was told last.
         """
-        keys, config = self.keys, self.config
-        names = [keys.dead, keys.dead_jobs, keys.dead_junk, keys.unannounced, keys.stats]
-        limits = [int(config.dead_ttl * 1000), config.dead_limit, JUNK_LIMIT, BATCH]
-        old, surplus = self.scripts.run("trim", [*names, keys.dead_overflow], limits)
+        overflow = self.keys.dead_overflow(self.config.app_name)
+        old, surplus = self.scripts.run(
+            "trim",
+            [*self._names, overflow, *self._caps],
+            [int(self.config.dead_ttl * 1000), BATCH, *self._caps.values()],
+        )
         return Dropped(int(old), int(surplus))
 
-    def import_(self, job: DeadJob, announced: bool) -> Call:
-        """The call that puts an exported job in, as it was; see ``import.lua`` for its reply."""
+    @property
+    def _names(self) -> list[str]:
         keys = self.keys
-        return Call(
-            "import",
-            [keys.dead, keys.dead_jobs, keys.dead_junk, keys.unannounced, keys.stats],
-            [
-                job.id,
-                json.dumps(job.record()),
-                job.died_at,
-                self.config.dead_limit,
-                int(parse(job.payload).message is None),
-                JUNK_LIMIT,
-                int(not announced),
-            ],
-        )
+        return [keys.dead, keys.dead_jobs, keys.dead_caps, keys.unannounced, keys.stats]
+
+    @property
+    def _caps(self) -> dict[str, int]:
+        """The caps that are ours to keep -> the most jobs under each."""
+        own = self.keys.dead_of(self.config.app_name)
+        return {own: self.config.dead_limit, self.keys.dead_junk: JUNK_LIMIT}
 
     # -- telling
 
-    def unannounced(self, count: int = BATCH) -> list[DeadJob]:
-        """Some of the jobs whose callers have not been told."""
-        members: Any = self.client.srandmember(self.keys.unannounced, count)
-        ids = [id.decode() for id in members or ()]
-        jobs = self.read(ids)
-        for id in set(ids) - {job.id for job in jobs}:
-            self.announced(id)
-        return jobs
+    def unannounced(self, known: Container[str] = ()) -> Iterator[DeadJob]:
+        """Some of the jobs whose callers have not been told, a few at a time: they may be large.
 
-    def told(self, jobs: Sequence[DeadJob]) -> list[bool]:
-        """Whether the callers of some jobs (a batch at most) were told."""
-        if not jobs:
-            return []
-        ids = [job.id for job in jobs]
-        flags: Any = self.client.smismember(self.keys.unannounced, ids)
-        return [not flag for flag in flags]
+        Arguments:
+            known: ids of those that need not be read.
+        """
+        members: Any = self.client.srandmember(self.keys.unannounced, BATCH)
+        ids = [id for member in members or () if (id := member.decode()) not in known]
+        rows = [(id.encode(), score) for id, score in zip(ids, self._died_at(ids), strict=True)]
+        there = [(id, score) for id, score in rows if score is not None]
+        for id, score in rows:
+            if score is None:
+                self.announced(id.decode())
+        for at in range(0, len(there), FEW):
+            yield from self._load(there[at : at + FEW])
 
     def announced(self, id: str) -> None:
         """Note that a job's caller has been told."""
         self.client.srem(self.keys.unannounced, id)
-
-    def _window(self, which: DeadFilter) -> tuple[float, float]:
-        if which.older_than is None and which.newer_than is None:
-            return which.window(0)
-        seconds, micros = self.client.time()
-        return which.window(int(seconds) * 1000 + int(micros) // 1000)

@@ -48,53 +48,28 @@ class PoisonPill(SuperfetchError):
     """
 
     def __init__(self, text: str = "", facts: Mapping[str, Any] | None = None) -> None:
-        super().__init__(text, dict(facts or {}))
+        told = dict(facts or {})
+        super().__init__(text, told)
+        #: Why its last owner lost it.
+        self.reason = str(told.get("reason", ""))
+        #: Recoveries that may have been the job's own fault.
+        self.strikes = int(told.get("strikes", 0))
+        #: How often its run was cut short, its death included.
+        self.recoveries = int(told.get("recoveries", 0))
+        #: Who lost it each time, oldest first: ``host|pid|nonce``.
+        self.owners: tuple[str, ...] = tuple(told.get("owners", ()))
+        #: The hosts of ``owners``, one for each.
+        self.hosts = tuple(owner.partition("|")[0] for owner in self.owners)
+        #: When (server time, UTC), one for each of ``owners``; None where nobody noted it.
+        self.times = tuple(
+            None if at is None else datetime.fromtimestamp(at, timezone.utc)
+            for at in told.get("times", ())
+        )
+        #: Its id in the dead set.
+        self.dead_id = str(told.get("dead_id", ""))
 
     def __str__(self) -> str:
         return str(self.args[0])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
-
-    @property
-    def reason(self) -> str:
-        """Why its last owner lost it."""
-        return str(self._facts.get("reason", ""))
-
-    @property
-    def strikes(self) -> int:
-        """Recoveries that may have been the job's own fault."""
-        return int(self._facts.get("strikes", 0))
-
-    @property
-    def recoveries(self) -> int:
-        """How often its run was cut short, its death included."""
-        return int(self._facts.get("recoveries", 0))
-
-    @property
-    def owners(self) -> tuple[str, ...]:
-        """Who lost it each time, oldest first: ``host|pid|nonce``."""
-        return tuple(self._facts.get("owners", ()))
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The hosts of ``owners``, one for each."""
-        return tuple(owner.partition("|")[0] for owner in self.owners)
-
-    @property
-    def times(self) -> tuple[datetime | None, ...]:
-        """When (server time, UTC), one for each of ``owners``; None where nobody noted it."""
-        return tuple(
-            None if at is None else datetime.fromtimestamp(at, timezone.utc)
-            for at in self._facts.get("times", ())
-        )
-
-    @property
-    def dead_id(self) -> str:
-        """Its id in the dead set."""
-        return str(self._facts.get("dead_id", ""))
-
-    @property
-    def _facts(self) -> Mapping[str, Any]:
-        facts: Mapping[str, Any] = self.args[1]
-        return facts

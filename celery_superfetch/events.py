@@ -1,37 +1,42 @@
 """Celery events: what monitors (``celery events``, Flower) see of recoveries and kills.
 
-They are sent by a thread of their own, on a connection of its own: whoever reports something
-neither waits for it nor fails by it.
+A worker sends them in its consumer's loop, as it sends all its task events: on its connection for
+those, and in no thread that a fork could meet. Others (beat's task, a command) send at once.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from queue import Empty, Full, Queue
+from time import monotonic
 from typing import Any
-from weakref import WeakSet
 
 from celery import Celery
 from celery.utils.log import get_logger
 
-from .dead_set import DeadJob
-from .recovery import Recovery
-from .signals import LostJob
-
 logger = get_logger(__name__)
 
-#: Events that wait at most; what comes on top while the broker does not take them is dropped.
+#: Events that wait for the loop at most; what comes on top while it does not turn is dropped.
 MOST = 1000
 
-#: Seconds without an event after which the thread and its connection end.
-IDLE = 5.0
+#: Seconds that a process without such a loop waits for the broker ...
+TIMEOUT = 2.0
 
-#: Seconds that an announcement, or a command at its end, waits until its events are out.
-FLUSH = 2.0
+#: ... and sends nothing after it waited in vain.
+SILENCE = 60.0
+
+#: What a signal brings -> the event of it, and what that tells besides whose job it is.
+EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "recovery": ("superfetch-recovered", ("reason", "strikes", "recoveries")),
+    "job": ("task-killed", ("reason", "strikes", "recoveries")),
+    "lost": ("superfetch-ownership-lost", ()),
+}
+
+#: Theirs that are none of a task: exporters look those up in a table of Celery's, and end.
+GROUP = "superfetch"
 
 
 class Monitors:
@@ -40,101 +45,85 @@ class Monitors:
     def __init__(self, app: Celery) -> None:
         self.app = app
         self.pid = os.getpid()
-        #: The worker whose MainProcess this is. Others (beat's task, a command) always send.
+        #: The worker whose MainProcess this is. Others always send.
         self.worker: Any = None
-        self._waiting: Queue[tuple[str | None, str, dict[str, Any]]] = Queue(MOST)
-        self._thread: threading.Thread | None = None
+        #: Makes its loop turn, called from any thread.
+        self.wake: Callable[[], object] = bool
+        #: Who sends, where that is no worker; None for a made-up name.
+        self.hostname: str | None = None
+        self._waiting: deque[tuple[str, dict[str, Any]]] = deque()
+        self._dropping = False
+        self._dispatcher: Any = None
+        self._silent_until = 0.0
         self._lock = threading.Lock()
-        self._hopeless = False
 
     def send(self, type: str, **fields: Any) -> None:
-        """Send an event soon, if this process is one that sends some; never raises or waits."""
-        if self.worker is not None and not _wanted(self.worker):
+        """Send an event, if this process is one that sends some; never raises."""
+        if self.worker is None:
+            self._send_here(type, fields)
+        elif len(self._waiting) < MOST:
+            self._waiting.append((type, fields))
+            self._dropping = False
+            self.wake()
+        elif not self._dropping:
+            self._dropping = True
+            logger.warning("%d events wait for the worker's loop; others are dropped.", MOST)
+
+    def drain(self) -> None:
+        """Send what waits, in the consumer's loop."""
+        dispatcher = self._waiting and getattr(self.worker.consumer, "event_dispatcher", None)
+        if not dispatcher:  # it comes with the connection, and later than the first pass
             return
+        # As those of tasks: sent with -E (no groups: all), or while a monitor has them switched on.
+        groups = dispatcher.groups
+        (groups.add if "task" in groups else groups.discard)(GROUP)
+        if "task" in dispatcher.buffer_group:
+            dispatcher.buffer_group = {*dispatcher.buffer_group, GROUP}
+        with suppress(IndexError):
+            while True:
+                type, fields = self._waiting.popleft()
+                # Without -E, and with no monitor that has switched them on, it sends none.
+                dispatcher.send(type, **fields)
+
+    def close(self) -> None:
+        """Close the connection of a process without a loop."""
         with self._lock:
-            try:
-                self._waiting.put_nowait((self._hostname(), type, fields))
-            except Full:
-                if not self._hopeless:
-                    logger.warning("%d events wait for the broker; others are dropped.", MOST)
-                self._hopeless = True
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="superfetch-events", daemon=True
-                )
-                self._thread.start()
+            self._close()
 
-    def flush(self, timeout: float = FLUSH) -> None:
-        """Wait until all is sent, but no longer; and not at all once that was in vain."""
-        if os.getpid() != self.pid:
-            return  # a fork's exit
-        queue = self._waiting
-        with queue.all_tasks_done:
-            if self._hopeless or not queue.unfinished_tasks:
+    def _send_here(self, type: str, fields: dict[str, Any]) -> None:
+        with self._lock:
+            if monotonic() < self._silent_until:
                 return
-            done = queue.all_tasks_done.wait_for(lambda: not queue.unfinished_tasks, timeout)
-        if not done:
-            self._hopeless = True
-            logger.warning("The broker took no event for %g s: nobody waits for it now.", timeout)
-
-    def _hostname(self) -> str | None:
-        if self.worker is not None:
-            return str(self.worker.hostname)
-        task = self.app.current_task
-        return getattr(task.request, "hostname", None) if task else None
-
-    def _run(self) -> None:
-        connection = None
-        while True:
             try:
-                hostname, type, fields = self._waiting.get(timeout=IDLE)
-            except Empty:
-                with self._lock:
-                    if self._waiting.empty():
-                        self._thread = None
-                        break
-                continue
-            try:
-                connection = connection or self._connect()
-                with self.app.events.Dispatcher(connection, hostname=hostname) as dispatcher:
-                    dispatcher.send(type, **fields)
-                self._hopeless = False
+                self._dispatcher = self._dispatcher or self._connect()
+                self._dispatcher.send(type, **fields)
             except Exception as exc:  # monitors are not worth more than a line in the log
-                logger.warning("Event %s could not be sent: %s", type, exc)
-                _close(connection)
-                connection = None
-            finally:
-                self._waiting.task_done()
-        _close(connection)
+                logger.warning(
+                    "Event %s could not be sent (%s), nor will any for %g s.", type, exc, SILENCE
+                )
+                self._silent_until = monotonic() + SILENCE
+                self._close()
 
     def _connect(self) -> Any:
         connection = self.app.connection_for_write()
-        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
-        return connection
-
-
-def _wanted(worker: Any) -> bool:
-    """As for every task event of a worker: with -E, or once a monitor has switched them on."""
-    events = getattr(worker.consumer, "event_dispatcher", None)
-    if events is None:  # it comes with the connection, and later than the first pass
-        return bool(worker.task_events)
-    return events.enabled and (not events.groups or "task" in events.groups)
-
-
-def _close(connection: Any) -> None:
-    if connection is not None:
-        with suppress(Exception):
+        if connection.get_transport_cls().driver_type == "redis":
+            connection.transport_options.update(
+                socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT
+            )
+        try:
+            connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+            return self.app.events.Dispatcher(
+                connection, hostname=self.hostname, buffer_while_offline=False
+            )
+        except Exception:
             connection.release()
+            raise
 
-
-#: Those of this process that may still have something to say at its end.
-_all: WeakSet[Monitors] = WeakSet()
-
-
-@atexit.register
-def _flush_all() -> None:
-    for monitors in list(_all):
-        monitors.flush()
+    def _close(self) -> None:
+        dispatcher, self._dispatcher = self._dispatcher, None
+        if dispatcher is not None:
+            with suppress(Exception):
+                dispatcher.connection.release()
 
 
 def monitors_of(app: Celery) -> Monitors:
@@ -142,59 +131,23 @@ def monitors_of(app: Celery) -> Monitors:
     monitors: Monitors | None = getattr(app, "_superfetch_monitors", None)
     if monitors is None or monitors.pid != os.getpid():
         monitors = app._superfetch_monitors = Monitors(app)
-        _all.add(monitors)
     return monitors
 
 
-def report_recoveries(app: Celery) -> Callable[..., None]:
-    """A receiver of ``job_recovered`` that tells monitors."""
+def reporter(app: Celery, argument: str) -> Callable[..., None]:
+    """A receiver that tells monitors of what its signal brings.
 
-    def report(recovery: Recovery, **_: Any) -> None:
-        if recovery.task_id:
-            monitors_of(app).send(
-                "task-recovered",
-                uuid=recovery.task_id,
-                name=recovery.task,
-                queue=recovery.job.queue_list,
-                reason=recovery.reason,
-                strikes=recovery.strikes,
-                recoveries=recovery.recoveries,
-                owner=recovery.job.owner,
-            )
+    Arguments:
+        argument: the signal's own, as ``EVENTS`` has it.
+    """
+    type, names = EVENTS[argument]
 
-    return report
-
-
-def report_kills(app: Celery) -> Callable[..., None]:
-    """A receiver of ``job_killed`` that tells monitors."""
-
-    def report(job: DeadJob, **_: Any) -> None:
-        if job.task_id:
-            monitors_of(app).send(
-                "task-killed",
-                uuid=job.task_id,
-                name=job.task,
-                queue=job.queue_list,
-                reason=job.reason,
-                strikes=job.strikes,
-                recoveries=job.recoveries,
-                owner=job.owner,
-            )
-
-    return report
-
-
-def report_losses(app: Celery) -> Callable[..., None]:
-    """A receiver of ``ownership_lost`` that tells monitors."""
-
-    def report(lost: LostJob, **_: Any) -> None:
-        if lost.task_id:
-            monitors_of(app).send(
-                "task-ownership-lost",
-                uuid=lost.task_id,
-                name=lost.task,
-                queue=lost.queue_list,
-                owner=lost.owner,
-            )
+    def report(**named: Any) -> None:
+        what = named[argument]
+        job = getattr(what, "job", what)
+        if what.task_id:
+            more = {name: getattr(what, name) for name in names}
+            own = {"uuid": what.task_id, "name": what.task}
+            monitors_of(app).send(type, **own, queue=job.queue_list, owner=job.owner, **more)
 
     return report

@@ -2,47 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
 from time import monotonic
 
-from redis import Redis
-
-from .config import Config
-from .facts import Facts
-from .keys import Keys
+from .facts import STUCK, Facts
 from .owner import LocalProcess, ProcessImage, look_at
 from .registry import Registry, run_id
 from .suspects import Suspects
-from .verdict import MISSED_HEARTBEATS, Evidence, Verdict, judge
+from .verdict import MISSED_HEARTBEATS, Evidence, Reason, judge
 from .watch import Watch
 
 
 class Jury:
-    """Judges the owners of a registry.
+    """Judges the owners of a registry; its watch is that of the ``Reaper``."""
 
-    Arguments:
-        watch: a watch that is kept by heartbeats; without one, the silence of owners is added
-            up over passes in Redis.
-    """
-
-    def __init__(self, client: Redis, keys: Keys, config: Config, watch: Watch | None) -> None:
-        self.client = client
-        self.registry = Registry(client, keys, config)
-        self.suspects = Suspects(client, keys, config)
+    def __init__(self, registry: Registry, suspects: Suspects, watch: Watch | None) -> None:
+        self.registry = registry
+        self.suspects = suspects
         self.watch = watch
         self.process = ProcessImage.current()
 
     def judge_all(
-        self, only: Collection[str] | None = None, *, keep: bool = False
-    ) -> list[tuple[Facts, int, Verdict]]:
+        self,
+        only: Collection[str] | None = None,
+        *,
+        keep: bool = False,
+        surviving: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    ) -> list[tuple[Facts, int, Reason]]:
         """Every registered owner (or ``only`` some) with its score and verdict.
 
         Arguments:
             keep: add what is seen to the suspects, where passes add up the silence.
+            surviving: around each owner; one that cannot be judged is left out, if it allows.
         """
-        scores = self.registry.owners()
+        look = self.registry.look
+        scores, at = look() if self.watch is None else (self.registry.owners(), 0)
         chosen = sorted(set(scores) if only is None else set(scores) & set(only))
         if not scores:
             return []
@@ -50,39 +48,44 @@ class Jury:
         hosts = {owner.partition("|")[0] for owner in chosen}
         facts = self.registry.facts(o for o in scores if o.partition("|")[0] in hosts)
         # Asked at most once a pass, and not by a worker that has heard everybody lately.
-        server_run = cache(lambda: run_id(self.client))
-        silence = self._silence(scores, server_run, keep)
-        return [
-            (
-                facts[owner],
-                scores[owner],
-                judge(self._evidence(facts[owner], silence(owner), facts, server_run)),
-            )
-            for owner in chosen
-        ]
+        server_run = cache(lambda: run_id(self.registry.client))
+        if self.watch is not None:
+            now = monotonic()
+            silent = {o: self.watch.silent_for(o, scores[o], now) for o in chosen}
+        else:
+            intervals = {owner: known.heartbeat_interval for owner, known in facts.items()}
+            silent = {**self.suspects.look(scores, intervals, at, server_run(), keep=keep)}
+        same_pid = by_pid(facts.values())
+        judged = []
+        for owner in chosen:
+            with surviving(f"owner {owner}"):
+                known = facts[owner]
+                others = same_pid[known.process.pid]
+                verdict = self._judge(known, silent[owner], others, server_run)
+                judged.append((known, scores[owner], verdict))
+        return judged
 
-    def _silence(
-        self, scores: Mapping[str, int], server_run: Callable[[], str], keep: bool
-    ) -> Callable[[str], float | None]:
-        watch = self.watch
-        if watch is not None:
-            return lambda owner: watch.silent_for(owner, scores[owner], monotonic())
-        seen = self.suspects.look(scores, self.registry.server_time(), server_run(), keep=keep)
-        return seen.get
-
-    def _evidence(
+    def _judge(
         self,
         facts: Facts,
         silent_for: float | None,
-        others: Mapping[str, Facts],
+        others: Collection[Facts],
         server_run: Callable[[], str],
-    ) -> Evidence:
-        evidence = local_evidence(facts, self.process, others.values(), silent_for)
+    ) -> Reason:
+        evidence = local_evidence(facts, self.process, others, silent_for)
         missed = MISSED_HEARTBEATS * facts.heartbeat_interval
-        quiet = silent_for is not None and silent_for >= missed
-        if evidence.process is not None or not quiet:
-            return evidence
-        return replace(evidence, connected=self.registry.connected(facts, server_run()))
+        if evidence.process is None and silent_for is not None and silent_for >= missed:
+            connected = self.registry.connected(facts, server_run())
+            evidence = replace(evidence, connected=connected)
+        return judge(evidence)
+
+
+def by_pid(everybody: Iterable[Facts]) -> dict[int, list[Facts]]:
+    """Pid -> who had it: only among these may one have superseded another."""
+    found = defaultdict(list)
+    for facts in everybody:
+        found[facts.process.pid].append(facts)
+    return found
 
 
 def local_evidence(
@@ -91,7 +94,11 @@ def local_evidence(
     others: Collection[Facts],
     silent_for: float | None,
 ) -> Evidence:
-    """What can be known of an owner without asking the server."""
+    """What can be known of an owner without asking the server.
+
+    Arguments:
+        others: owners that had its pid, as ``by_pid`` finds them.
+    """
     process: LocalProcess | None = None
     pool_left = False
     superseded = False
@@ -107,6 +114,7 @@ def local_evidence(
         process=process,
         superseded=superseded,
         pool_left=pool_left,
+        stuck=facts.state == STUCK,
         reaped=facts.state == "reaped",
     )
 

@@ -13,6 +13,12 @@ from .owner import ProcessImage
 #: Version of the facts' layout; a reader skips what it does not know.
 SCHEMA = 1
 
+#: Seconds between two tries while heartbeats fail.
+RETRY_INTERVAL = 1.0
+
+#: The state of an owner whose event loop does not turn; it sends no heartbeat until it does.
+STUCK = "stuck"
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -23,6 +29,8 @@ class Facts:
     heartbeat_interval: float
     owner_ttl: float
     app: str = ""
+    #: Celery's name of the worker; empty outside Celery.
+    node: str = ""
     state: str = "running"
     #: ``connections`` are ids of this run of the server; an empty run id: unusable.
     run_id: str = ""
@@ -52,18 +60,13 @@ class Facts:
 
     def dump(self) -> dict[str, str]:
         """Fields of the hash; ``registered_at`` and ``was`` are the server's to write."""
-        process = self.process
         return {
             "schema": str(SCHEMA),
-            "host": process.host,
-            "pid": str(process.pid),
-            "start_time": process.start_time,
-            "boot_id": process.boot_id,
-            "pid_namespace": process.pid_namespace,
-            "image": process.image,
+            **{name: str(value) for name, value in vars(self.process).items()},
             "heartbeat_interval": repr(self.heartbeat_interval),
             "owner_ttl": repr(self.owner_ttl),
             "app": self.app,
+            "node": self.node,
             "state": self.state,
             "run_id": self.run_id,
             "connections": json.dumps(self.connections),
@@ -97,6 +100,7 @@ class Facts:
             heartbeat_interval=_float(text.get("heartbeat_interval"), config.heartbeat_interval),
             owner_ttl=_float(text.get("owner_ttl"), config.owner_ttl),
             app=text.get("app", ""),
+            node=text.get("node", ""),
             state=text.get("state", "running"),
             run_id=text.get("run_id", ""),
             connections=tuple(_int(item) for item in _json(text.get("connections"), [])),
@@ -105,7 +109,11 @@ class Facts:
                 for child in _json(text.get("pool"), [])
                 if isinstance(child, list) and len(child) == 2
             ),
-            lists={str(k): _int(v) for k, v in _json(text.get("lists"), {}).items()},
+            # Half a character is JSON, but no key's name.
+            lists={
+                name.encode(errors="replace").decode(): _int(expires)
+                for name, expires in _json(text.get("lists"), {}).items()
+            },
             registered_at=_int(text.get("registered_at")),
             was=text.get("was", ""),
         )

@@ -1,4 +1,4 @@
-"""Which server of a failover list is a copy of ours: the one that knows our last heartbeat."""
+"""Where an owner's database is, and which server of a failover list took its server's place."""
 
 from __future__ import annotations
 
@@ -12,10 +12,41 @@ from .config import Config
 from .facts import Facts
 from .heartbeats import heart_client
 from .keys import Keys
-from .places import Params
+from .places import Params, patient, place_of, without_retries
 from .registry import Registry
 
 logger = logging.getLogger(__name__)
+
+
+class Home:
+    """Where the database is now, for all that have to do with it.
+
+    Arguments:
+        params: arguments of ``redis.ConnectionPool``.
+        elsewhere: the same for servers that may take its place.
+    """
+
+    def __init__(self, params: Params, elsewhere: Sequence[Params] = ()) -> None:
+        self.params: Params = patient(without_retries(params))
+        self.elsewhere = [patient(without_retries(other)) for other in elsewhere]
+        #: Everybody's but the heart's.
+        self.client = Redis(connection_pool=self._pool())
+
+    def _pool(self) -> ConnectionPool:
+        most = self.params.get("max_connections")
+        # Acks keep one for themselves.
+        more = {"max_connections": most + 1} if most else {}
+        return ConnectionPool(**{**self.params, **more})
+
+    def is_at(self, params: Params) -> bool:
+        """Whether ``params`` lead where the database is."""
+        return place_of(params) == place_of(self.params)
+
+    def move(self, params: Params) -> None:
+        """Go elsewhere. Everybody has the client; what is under way fails by itself."""
+        old, self.params = self.client.connection_pool, patient(without_retries(params))
+        self.client.connection_pool = self._pool()
+        old.disconnect(inuse_connections=False)
 
 
 def knows(params: Params, keys: Keys, owner: str) -> bool:

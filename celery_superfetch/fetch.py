@@ -10,7 +10,6 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from kombu.log import get_logger
-from kombu.utils.scheduling import round_robin_cycle
 from redis.exceptions import RedisError, ResponseError
 
 from .blocking_reads import BlockingReads
@@ -20,6 +19,7 @@ from .probation import Probation
 
 if TYPE_CHECKING:
     from .channel import Channel
+    from .reception import Reception
 
 logger = get_logger(__name__)
 
@@ -54,6 +54,8 @@ class Fetch:
             membership, self.poller, self._accept, self._come_again, self._complain
         )
         self.probation = Probation(self)
+        #: A Celery worker's; it says what becomes of a job that its consumer cannot digest.
+        self.reception: Reception | None = None
         self._dry = False
         #: How many of the lists it would have been enough to name, for each of the last claims.
         self._reaches: deque[int] = deque(maxlen=ALIKE)
@@ -63,7 +65,7 @@ class Fetch:
         #: The oldest ack when acks were last left to the next job.
         self._left: Job | None = None
         self._joined: dict[str, int] = {}
-        self._outages = membership.outages
+        self._outages = membership.heart.outages
         #: The thread that delivers a job at this moment.
         self._delivering = 0
 
@@ -80,7 +82,10 @@ class Fetch:
         Raises:
             redis.exceptions.RedisError: the broker cannot be asked; the consumer reconnects.
         """
+        if self.channel.closed:
+            return
         self.membership.check_process()
+        self.in_flight.runner.pump()
         now = monotonic()
         if now < self._refused_until:
             return
@@ -100,13 +105,13 @@ class Fetch:
                 )
 
     def _turn(self) -> None:
-        lists = self.channel.queue_lists()
+        lists = self.channel.queue_lists
         if not lists:
             self.in_flight.flush()
             return
         self.join(self.channel.list_expires())
         self._mind_connections()
-        if self.channel.stopping:
+        if self.membership.heart.stopping:
             self.channel.give_back_waiting()
             self.in_flight.flush()
             return
@@ -133,7 +138,7 @@ class Fetch:
         return self.in_flight.unsent or (self.in_flight.unread and not self.ready)
 
     def _goes_with_the_next(self) -> bool:
-        """Whether the next job takes the acks along, when it asks whether it may start.
+        """Whether the next job takes the acks along, with the record of its start.
 
         In the solo pool it does so here and now. One that did not (its time has not come) leaves
         them to the next turn.
@@ -158,7 +163,7 @@ class Fetch:
             return False
         limit = self.channel.config.claim_limit
         held = self.channel.qos.in_use() - waiting
-        reserve = waiting + min(held, self.in_flight.reserve())
+        reserve = waiting + min(held, self.in_flight.runner.reserve())
         return waiting < limit and credit >= min(reserve, limit)
 
     def join(self, expires: dict[str, int]) -> None:
@@ -177,11 +182,13 @@ class Fetch:
             self._joined = expires
 
     def _mind_connections(self) -> None:
+        if self.membership.overdue and not self.poller.endless:  # else a worker's maintenance does
+            self.membership.catch_up()
         if self.reads.overdue:
             logger.warning("A blocking read got no reply in time; its connection is replaced.")
             self.in_flight.doubt = True
-        if self._outages != self.membership.outages:
-            self._outages = self.membership.outages
+        if self._outages != self.membership.heart.outages:
+            self._outages = self.membership.heart.outages
             self.in_flight.doubt = True
         if self.in_flight.in_doubt():
             # With no claim on its way, what the private lists hold beyond what we do is what
@@ -191,12 +198,13 @@ class Fetch:
             if found:
                 logger.warning("%d claims whose reply was lost were given back.", found)
             self._dry = False
+            self.in_flight.runner.pump()  # nothing starts while in doubt
 
     def _claim(self, lists: list[str], credit: int, now: float) -> None:
         confirm, self.unconfirmed = self._still_ours(self.unconfirmed), []
         reach = None if confirm else self._reach(lists, credit)
         order, turn = self.channel.claim_order(reach), self.channel.turn
-        starts = max(0, self.in_flight.leases.free() - len(self.ready))
+        starts = max(0, self.in_flight.runner.free() - len(self.ready))
         try:
             claims = self.membership.claim(order, credit, turn, confirm, starts)
         except RedisError:
@@ -243,10 +251,8 @@ class Fetch:
     def claim_one(self, lists: list[str]) -> Claimed | None:
         """One job from ``lists`` now (``basic_get``); one that was claimed ahead comes first."""
         self.membership.check_process()
-        known = dict(self._joined)
-        known.update({name: self.channel.expires_of(name) for name in lists})
-        self.membership.join(id(self), known)
-        self._joined = known
+        these = {name: self.channel.expires_of(name) for name in lists}
+        self.join({**self.channel.list_expires(), **these})
         self._mind_connections()
         alone = self.probation.has_the_floor(lists)
         ahead = self._take_ahead(lists)
@@ -260,7 +266,7 @@ class Fetch:
     def _take_ahead(self, lists: list[str]) -> Claimed | None:
         self.reads.call_off([read for read in self.reads.armed if read.queue_list in lists])
         if any(job.queue_list in lists for job in self.unconfirmed):
-            self._claim(self.channel.queue_lists(), 0, monotonic())
+            self._claim(self.channel.queue_lists, 0, monotonic())
         for claimed in [c for c in self.ready if c.job.queue_list in lists]:
             self.ready.remove(claimed)
             if claimed.job.owner == self.membership.owner:
@@ -290,7 +296,7 @@ class Fetch:
     @property
     def deliverable(self) -> bool:
         """True while there is a job to deliver."""
-        return bool(self.ready) and not self.channel.stopping
+        return bool(self.ready) and not self.membership.heart.stopping
 
     def deliver(self) -> bool:
         """Deliver one job to the consumer; False when there was none."""
@@ -301,7 +307,7 @@ class Fetch:
             if not left or self.poller.inline:
                 # A callback that runs the job here would keep a surplus claim waiting for it.
                 # Where it is sure to, nobody could even give back what comes meanwhile.
-                self.reads.call_off(armed[0 if self.poller.blocks() else left :])
+                self.reads.call_off(armed[0 if self.poller.solo else left :])
         try:
             claimed = self.ready.popleft()
         except IndexError:  # given back a moment ago: the process is stopping
@@ -401,8 +407,3 @@ class Fetch:
                         "private lists; it is settled when the server answers, or recovered.",
                         exc,
                     )
-
-
-def is_round_robin(cycle: object) -> bool:
-    """Whether queues of one priority are equals (kombu's default) or ranked."""
-    return type(cycle) is round_robin_cycle

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from redis.exceptions import RedisError
-
-from .drain import BATCH, failed
+from .drain import BATCH
 from .drain import Report as Pass
 from .errors import StillInUse
 from .facts import Facts
 from .reaper import SCAN_COUNT, TOMBSTONE, Reaper
 from .registry import run_id
-from .verdict import Reason, Verdict
+from .verdict import Reason
 
 logger = logging.getLogger(__name__)
 
@@ -100,24 +97,21 @@ class GiveBack:
         for facts, score, verdict in judged:
             if verdict.dead or force:
                 self._mark(facts, score, verdict, report)
-        for facts in self._drained(report):
+        # Every owner that is marked reaped: now, or before.
+        names = dict.fromkeys([*report.owners, *self.registry.tombstones()])
+        for owner, facts in self.registry.facts(names).items():
             for queue_list, expires in facts.lists.items():
-                try:
-                    self._empty(facts.owner, queue_list, expires, report)
-                except RedisError as exc:
-                    failed(errors, f"private list of {facts.owner} for {queue_list}", exc)
-        try:
+                with errors.surviving(f"private list of {owner} for {queue_list}"):
+                    self._empty(owner, queue_list, expires, report)
+        with errors.surviving("the jobs on probation"):
             self._end_probation(report)
-        except RedisError as exc:
-            failed(errors, "the jobs on probation", exc)
-        try:
+        with errors.surviving("what is left"):  # SCAN may be forbidden; what went back went back
             self._look_around(report)
-        except RedisError as exc:  # SCAN may be forbidden; what went back went back
-            failed(errors, "what is left", exc)
+        report.given_back = sum(report.queues.values())
         report.errors += errors.errors
         return report
 
-    def _alive(self, judged: list[tuple[Facts, int, Verdict]]) -> list[Alive]:
+    def _alive(self, judged: list[tuple[Facts, int, Reason]]) -> list[Alive]:
         living = [(f, score, v) for f, score, v in judged if not v.dead]
         sizes = self.lists.sizes([(facts.owner, facts.lists) for facts, _, _ in living])
         now = self.registry.server_time()
@@ -128,14 +122,14 @@ class GiveBack:
                 pid=facts.process.pid,
                 in_flight=sizes.get(facts.owner, 0),
                 heartbeat_age=max(0, now - score) / 1000,
-                reason=verdict.reason.value,
+                reason=verdict.value,
             )
             for facts, score, verdict in living
         ]
 
-    def _mark(self, facts: Facts, score: int, verdict: Verdict, report: GivenBack) -> None:
+    def _mark(self, facts: Facts, score: int, verdict: Reason, report: GivenBack) -> None:
         owner, host = facts.owner, facts.process.host
-        reason = verdict.reason.value if verdict.dead else FORCED
+        reason = verdict.value if verdict.dead else FORCED
         if not report.dry_run:
             for _ in range(TRIES):
                 if self.registry.mark(owner, host, score, TOMBSTONE, reason):
@@ -149,34 +143,25 @@ class GiveBack:
                 report.errors += 1
                 logger.error("drain: %s is heard too often to be marked reaped: stop it.", owner)
                 return
-            self.registry.cut(facts, run_id(self.client))
+            self.registry.cut(facts)
         report.owners[owner] = reason
-
-    def _drained(self, report: GivenBack) -> list[Facts]:
-        """Every owner that is marked reaped: now, or before."""
-        names = dict.fromkeys([*report.owners, *self.registry.tombstones()])
-        return list(self.registry.facts(names).values())
 
     def _empty(self, owner: str, queue_list: str, expires: int, report: GivenBack) -> None:
         """Newest first, each to the front of the queue: the old order is the new one."""
         if report.dry_run:
             size = self.lists.sizes([(owner, [queue_list])])[owner]
-            report.given_back += size
             report.queues.update({queue_list: size} if size else {})
             return
         self.lists.unhold_all(owner, queue_list)
         while jobs := self.lists.in_flight(owner, queue_list, BATCH):
             call = self.lists.requeue(jobs, "front", expires)
-            moved = sum(self.reaper.scripts.ask(call))
-            report.given_back += moved
-            report.queues[queue_list] += moved
+            report.queues[queue_list] += sum(self.reaper.scripts.ask(call))
 
     def _end_probation(self, report: GivenBack) -> None:
         """Suspects go to the front of their queue; nothing runs alone without us."""
         for queue_list in sorted(self.registry.on_probation()):
             probation = self.keys.probation(queue_list)
             size: Any = self.client.llen(probation)
-            report.given_back += size
             report.queues[queue_list] += size
             if report.dry_run:
                 continue
@@ -189,22 +174,17 @@ class GiveBack:
 
     # -- what is left
 
-    def _own_keys(self) -> Iterator[bytes]:
-        yield from self.client.scan_iter(match=self.keys.own_pattern, count=SCAN_COUNT)
-
-    def _look_around(self, report: GivenBack) -> None:
-        report.keys = 0
-        report.dead_set = self.reaper.dead_set.size()
-        private: list[bytes] = []
-        for key in self._own_keys():
-            if self.keys.has_jobs(key):
-                private.append(key)
-            elif not self.keys.is_dead_set(key):
-                report.keys += 1
+    def _look_around(self, report: GivenBack) -> list[bytes]:
+        """Count what is left; returns the keys that are neither jobs' nor the dead set's."""
+        found = set(self.client.scan_iter(match=self.keys.own_pattern, count=SCAN_COUNT))
+        private = {key for key in found if self.keys.has_jobs(key)}
+        doomed = [key for key in found - private if not self.keys.is_dead_set(key)]
         with self.client.pipeline(transaction=False) as pipe:
             for key in private:
                 pipe.hlen(key) if self.keys.is_held(key) else pipe.llen(key)
             report.in_flight = sum(n for n in pipe.execute(raise_on_error=False) if n)
+        report.dead_set, report.keys = self.reaper.dead_set.size(), len(doomed)
+        return doomed
 
     def forget(self, report: GivenBack) -> None:
         """Delete our bookkeeping; never a private list, and never the dead set.
@@ -212,13 +192,8 @@ class GiveBack:
         Raises:
             StillInUse: jobs are in flight, or a claim could still land; nothing was deleted.
         """
-        self._look_around(report)
+        doomed = self._look_around(report)
         self._check_over(report)
-        doomed = [
-            key
-            for key in self._own_keys()
-            if not self.keys.has_jobs(key) and not self.keys.is_dead_set(key)
-        ]
         for at in range(0, len(doomed), SCAN_COUNT):
             report.deleted += int(self.client.delete(*doomed[at : at + SCAN_COUNT]))
         report.keys = 0

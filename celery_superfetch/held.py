@@ -1,7 +1,8 @@
 """Jobs that wait in the worker's memory, kept out of the private list's way.
 
 A worker with a hundred thousand ETA jobs would walk through them at every ack. They lie in a hash
-beside the private list, and come back to it in the round trip that settles them.
+beside the private list; there the scripts that settle them, or give them back, find them by their
+claim ids.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Held:
         #: Moved; where a reply was lost, perhaps not.
         self._aside: set[Job] = set()
 
-    def __contains__(self, job: Job) -> bool:
+    def __contains__(self, job: object) -> bool:
         return job in self._aside
 
     def __len__(self) -> int:
@@ -57,16 +58,11 @@ class Held:
         self._waiting.clear()
         return calls
 
-    def unhold(self, jobs: Iterable[Job]) -> list[Call]:
-        """The calls that bring back those of ``jobs`` that are aside; ``forget`` them then."""
-        if not self._waiting and not self._aside:  # asked at each send
+    def unhold(self, job: Job) -> list[Call]:
+        """The call that brings back a job, if it is aside; ``forget`` it then."""
+        if job not in self._aside:
             return []
-        back = []
-        for job in jobs:
-            self._waiting.pop(job, None)
-            if job in self._aside:
-                back.append(job)
-        return [self.lists.unhold(batch) for batch in _batches(back)]
+        return [self.lists.unhold(job.owner, job.queue_list, [job.claim_id])]
 
     def look(self, owner: str, queue_list: str) -> list[Job]:
         """Compare with the server; those that are aside in name only, being in the private list.
@@ -78,15 +74,14 @@ class Held:
             redis.exceptions.RedisError: the server cannot be asked.
         """
         aside = {job.claim_id: job for job in self._aside if job[:2] == (owner, queue_list)}
-        if self.lists.count_held(owner, queue_list) == len(aside):
+        if self.lists.client.hlen(self.lists.keys.held(owner, queue_list)) == len(aside):
             return []
         found: set[str] = set()
         for page in self.lists.held_pages(owner, queue_list):
             ids = {job.claim_id for job in page}
             found |= ids & aside.keys()
-            strays = [job for job in page if job.claim_id not in aside]
-            if strays:
-                self.lists.scripts.ask(self.lists.unhold(strays))
+            if strays := [job.claim_id for job in page if job.claim_id not in aside]:
+                self.lists.scripts.ask(self.lists.unhold(owner, queue_list, strays))
         return [job for id, job in aside.items() if id not in found]
 
 

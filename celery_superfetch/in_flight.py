@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
-from time import monotonic
+from collections.abc import Iterable, Sequence
 
 from redis import Redis
 from redis.exceptions import RedisError
@@ -16,7 +15,34 @@ from .keys import Keys
 from .losses import announce
 from .lost_replies import LostReplies
 from .private_list import Claims, earlier_of
-from .settling import Settling
+from .registry import run_id
+from .settling import Settling, Stage
+
+
+class Consumer:
+    """Who runs the jobs of a process; in a worker its ``Gate`` before the pool does.
+
+    Without a pool the consumer runs its jobs itself, and nobody knows when.
+    """
+
+    def __init__(self, in_flight: InFlight) -> None:
+        self.in_flight = in_flight
+
+    @property
+    def busy(self) -> bool:
+        """Whether something runs: whatever is held and not acked may."""
+        return self.in_flight.unsettled
+
+    def free(self) -> int:
+        """How many more jobs it would run at once: a claim would record what is not delivered."""
+        return 0
+
+    def reserve(self) -> int:
+        """How many jobs wait for it: none, what is delivered may run."""
+        return 0
+
+    def pump(self) -> None:
+        """Begin with what waits, if that may start by now."""
 
 
 class InFlight(Settling):
@@ -24,12 +50,14 @@ class InFlight(Settling):
 
     def __init__(self, client: Redis, keys: Keys, config: Config) -> None:
         super().__init__(client, keys, config)
-        #: The jobs whose task is running now; a worker sets it.
-        self.running: Callable[[], Collection[Job]] = tuple
-        #: How many more wait for a free slot of the pool, or in the pool; a worker sets it.
-        self.reserve: Callable[[], int] = int
+        #: Celery's name of the worker; empty outside Celery.
+        self.node = ""
+        #: A worker sets its gate.
+        self.runner = Consumer(self)
         #: Queue lists with suspects on probation, as far as this process has heard.
         self.probation: frozenset[str] = frozenset()
+        #: Which run of the server was told of what was settled; None: nobody has asked.
+        self.run_id: str | None = None
         self._lost_replies = LostReplies(self.lists, self._held_aside)
 
     # -- claims
@@ -51,16 +79,14 @@ class InFlight(Settling):
         """
         with self._lock:
             self._send_returns()
-            asked = monotonic()
             call = self.lists.claim(owner, lists, most, turn, confirm, starts)
             reply = self._run(call)
             if isinstance(reply, Exception):
                 raise reply
             claims = self.lists.claims(call, lists, confirm, reply)
-            if claims.registered:
-                self.leases.claimed(owner, asked, [job for job, _ in claims.started])
+            self._recorded.update(job for job, _ in claims.started)
             for claimed in claims.jobs:
-                self._held[claimed.job] = False
+                self._held[claimed.job] = Stage.CLAIMED
             for job, still_ours in zip(confirm, claims.confirmed, strict=False):
                 if still_ours is None:
                     self.let_go(job)
@@ -78,7 +104,7 @@ class InFlight(Settling):
         with self._lock:
             if self._lost_replies.may_be_late(job, asked) and not self._is_there(job):
                 return False
-            self._held[job] = False
+            self._held[job] = Stage.CLAIMED
             return True
 
     def _is_there(self, job: Job) -> bool:
@@ -104,22 +130,29 @@ class InFlight(Settling):
         Raises:
             redis.exceptions.RedisError: the server could not be asked.
         """
+        if job not in self._recorded and job != self._alone:
+            return
         with self._lock:
-            if (
-                (self.leases.counts(job) or job == self.alone)
-                and self.unstarted(job)
-                and not (job in self._acks or self._held_aside.is_due(job))
-            ):
-                self.lists.waits(job)
+            if self.may_start(job) and not (job in self._acks or self._held_aside.is_due(job)):
+                self.unrecord(job)
+
+    def unrecord(self, job: Job) -> None:
+        """Have a job that counts as running count as waiting.
+
+        Raises:
+            redis.exceptions.RedisError: the server could not be asked.
+        """
+        with self._lock:
+            self._recorded.discard(job)
+            self._acks.forget_start(job)
+            self.client.hdel(self.keys.running(job.owner), job.claim_id)
 
     # -- suspects
 
     @property
-    def busy(self) -> bool:
-        """Whether something runs here; outside a worker, whatever is held and not acked may."""
-        if self.running is tuple:
-            return not self._held.keys() <= set(self._acks)
-        return bool(self.running())
+    def unsettled(self) -> bool:
+        """Whether something is held and not acked."""
+        return not self._held.keys() <= set(self._acks)
 
     def claim_alone(self, owner: str, queue_list: str) -> Claimed | None:
         """Claim the next suspect of a queue list, if nothing runs here; None if there is none.
@@ -130,8 +163,18 @@ class InFlight(Settling):
         """
         with self._lock:
             self.flush()
-            self.leases.void()
+            # By another thread, since this one looked. What is acked has ended. What is gathered
+            # begins unseen, with the suspect perhaps, unless its time has not come.
+            begun = {
+                job
+                for job, stage in self._held.items()
+                if stage is Stage.STARTED
+                or (stage is Stage.GATHERED and job not in self._held_aside)
+            }
+            if begun - set(self._acks):
+                return None
             call = self.lists.claim_alone(owner, queue_list)
+            self._recorded.clear()  # it is alone in the record, too
             try:
                 reply = self.scripts.ask(call)
             except BaseException:
@@ -142,7 +185,7 @@ class InFlight(Settling):
             if reply[0] != b"ok":
                 return None
             self._alone = Job(owner, queue_list, reply[1], call.args[-1])
-            self._held[self._alone] = False
+            self._held[self._alone] = Stage.CLAIMED
             return Claimed(self._alone, earlier_of(reply[2]))
 
     # -- claims whose reply was lost
@@ -151,24 +194,33 @@ class InFlight(Settling):
         """Whether ``reconcile`` has to look at the private lists."""
         return self.doubt or self._lost_replies.due
 
+    @property
+    def knows_all(self) -> bool:
+        """Whether the private lists hold nothing that nobody here knows, nor will."""
+        return not self.doubt and not self._lost_replies.looks_again
+
     def reconcile(self, owner: str, lists: Iterable[str]) -> int:
         """Give back what the private lists hold and nobody here does; the number of jobs.
 
-        These are claims whose reply was lost, or is on its way to another thread's channel. What
-        was settled here lately is settled again: a replica that was promoted had not seen it.
+        These are claims whose reply was lost, or is on its way to another thread's channel. After
+        a failover, what was settled here lately is settled again: a replica that was promoted had
+        not seen it. A server that was told has forgotten nothing: what it has is another job, of
+        the same bytes.
         """
         with self._lock:
             self.flush()
             # A doubt that comes up from here on asks for another look.
             self.doubt = False
             try:
+                run = run_id(self.client)
                 unknown = self._lost_replies.look(owner, lists, self._held)
-                self._held.update(dict.fromkeys(unknown, False))
-                back = self._acks.settle_again(unknown)
+                self._held.update(dict.fromkeys(unknown, Stage.CLAIMED))
+                back = unknown if run == self.run_id else self._acks.settle_again(unknown)
                 self._lost_replies.goes_back(back)
                 self.requeue(back)
                 self.flush()
                 self._forget_running(owner)
+                self.run_id = run
             except RedisError:
                 self.doubt = True
                 raise
@@ -191,17 +243,18 @@ class InFlight(Settling):
             self._forget_running(job.owner)
 
     def taken_away(self, owner: str) -> None:
-        """An owner of ours was reaped: announce what runs, forget what was to be given back.
+        """An owner of ours was reaped: announce what runs, forget the rest.
 
         Its acks are still sent, each for its old private list: one that comes before the
         reaper saves a second run, and one that comes later removes nothing of anybody else's.
         """
         with self._lock:
-            self.leases.void()
             self._acks.forget_starts_of(owner)
-            for waiting in self._returns.of(owner):
-                self.drop(waiting)
-            lost = {job for job in self.running() if job.owner == owner and job in self._held}
+            ours = {job: stage for job, stage in self._held.items() if job.owner == owner}
+            for job, stage in ours.items():
+                if stage is Stage.WAITS or job in self._returns:
+                    self.drop(job)
+            lost = [job for job, stage in ours.items() if stage is Stage.STARTED]
             self._acks.announced(lost)
         for job in lost:
             announce(job, self.lists)

@@ -7,19 +7,22 @@ from typing import Any
 from celery import Celery
 from kombu.utils.imports import symbol_by_name
 
-from .config import check
+from .config import check, own_options
 from .connection import AMQP, Connection, config_of
 from .errors import ConfigError
-from .events import report_kills, report_recoveries
+from .events import reporter
 from .poison_pill import guard_of
 from .signals import job_killed, job_recovered, job_recovering
 from .tasks import REAP_ENTRY, add_reap_task, reap_entry
+from .transport import known_options
 
-#: Settings that are on unless the user set them, each with its old name: without them Celery
-#: acks a job before it runs, and drops it when its pool process is lost.
+#: Settings that we give another default, each with its old name. Without them Celery acks a job
+#: before it runs, and drops it when its pool process is lost; and after a lost connection it
+#: leaves slots free for jobs that went on, which we count already.
 DEFAULTS = {
     "task_acks_late": ("CELERY_ACKS_LATE", True),
     "task_reject_on_worker_lost": ("CELERY_REJECT_ON_WORKER_LOST", True),
+    "worker_enable_prefetch_count_reduction": ("CELERYD_ENABLE_PREFETCH_COUNT_REDUCTION", False),
 }
 
 
@@ -29,7 +32,7 @@ def install(app: Celery, **options: Any) -> Celery:
     Works before and after the app is configured, and more than once (later options win).
 
     Arguments:
-        options: see ``Config``; merged into ``broker_transport_options``.
+        options: see ``Config``, or kombu's; merged into ``broker_transport_options``.
 
     Returns:
         ``app``.
@@ -38,7 +41,8 @@ def install(app: Celery, **options: Any) -> Celery:
         ConfigError: an option is unknown or impossible; the app was left as it was.
     """
     installation = getattr(app, "_superfetch", None)
-    check({**(installation.options if installation else {}), **options})
+    all_options = {**(installation.options if installation else {}), **options}
+    check(own_options(all_options, known_options()))
     if installation is None:
         installation = app._superfetch = _Installation(app)
         installation.add()
@@ -66,22 +70,18 @@ class _Installation:
         )
         if "amqp" in app.__dict__:
             app.amqp.Connection = Connection
-        self._add_steps()
+        from .worker import Guarded, Maintenance
+
+        app.steps["worker"].add(Maintenance)
+        app.steps["consumer"].add(Guarded)
         add_reap_task(app)
-        self._guard = guard_of(app)
-        job_recovering.connect(self._guard, sender=app, weak=False)
-        job_recovered.connect(report_recoveries(app), sender=app, weak=False)
-        job_killed.connect(report_kills(app), sender=app, weak=False)
+        job_recovering.connect(guard_of(app), sender=app, weak=False)
+        job_recovered.connect(reporter(app, "recovery"), sender=app, weak=False)
+        job_killed.connect(reporter(app, "job"), sender=app, weak=False)
         # Configuration may come later, and again; what a module sets after it was read is
         # seen when the app is finalized.
         app.on_after_configure.connect(self.configure, weak=False)
         app.on_after_finalize.connect(self.configure, weak=False)
-
-    def _add_steps(self) -> None:
-        from .worker import Guarded, Maintenance
-
-        self.app.steps["worker"].add(Maintenance)
-        self.app.steps["consumer"].add(Guarded)
 
     def configure(self, **_: Any) -> None:
         """Merge options, defaults and the beat entry into the app's configuration."""

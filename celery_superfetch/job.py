@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from hashlib import sha1
+from math import inf
 from typing import Any, NamedTuple
 
 #: Header of a delivery, and so a task's ``self.request.superfetch``: its ``Earlier`` as a dict.
@@ -30,6 +32,11 @@ class Job(NamedTuple):
     queue_list: str
     payload: bytes
     claim_id: str = ""
+
+    @property
+    def trace(self) -> tuple[str, str, int]:
+        """What is remembered of a job that is gone: its payload may be large."""
+        return self.owner, self.queue_list, hash(self.payload)
 
     @property
     def title(self) -> str:
@@ -122,23 +129,64 @@ def parse(payload: bytes) -> Envelope:
         properties["delivery_tag"]
         properties["delivery_info"]["routing_key"]
         headers = message.get("headers") or {}
-        task, task_id = headers.get("task"), headers.get("id")
         carried = Carried.of(headers)
+        hash(properties["delivery_tag"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Envelope()
+    told = headers if "task" in headers else _protocol_1(message)
+    ids = told.get("id"), properties.get("correlation_id")
     return Envelope(
         message,
-        task if isinstance(task, str) else None,
-        task_id if isinstance(task_id, str) else properties.get("correlation_id"),
+        _text(told.get("task")),
+        next(filter(None, map(_text, ids)), None),
         carried,
-        _eta(headers.get("eta")),
+        _eta(told.get("eta")),
     )
+
+
+def _protocol_1(message: dict[str, Any]) -> dict[str, Any]:
+    """What the body of a message says of it, as far as that can be read."""
+    try:
+        body = read_body(message)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def read_body(message: dict[str, Any], most: float = inf) -> Any:
+    """The body of a message, if it is safe to read: JSON and nothing else; never unpickled.
+
+    Arguments:
+        most: characters of a body that are read.
+
+    Raises:
+        NotRead: the text says why.
+        ValueError, KeyError, TypeError, AttributeError, RecursionError: it is no JSON.
+    """
+    kind, headers, body = message.get("content-type"), message.get("headers") or {}, message["body"]
+    if kind != "application/json":
+        raise NotRead(kind)
+    if headers.get("compression"):
+        raise NotRead(f"compressed, {headers['compression']}")
+    if len(body) > most:
+        raise NotRead(f"{len(body)} characters")
+    if message["properties"].get("body_encoding") == "base64":
+        body = base64.b64decode(body)
+    return json.loads(body)
+
+
+class NotRead(ValueError):
+    """A body that is left alone."""
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _eta(text: Any) -> float:
     """Celery's header, ISO 8601; without a time zone it is UTC."""
     try:
         eta = datetime.fromisoformat(text)
-    except (TypeError, ValueError):
+        return (eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)).timestamp()
+    except (TypeError, ValueError, OverflowError):
         return 0.0
-    return (eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)).timestamp()

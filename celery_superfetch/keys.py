@@ -28,24 +28,32 @@ class Keys:
         self.recovered = f"{own}recovered"
         #: SET of the queue lists with suspects on probation.
         self.on_probation = f"{own}probation"
-        #: ZSET job id -> time of death (ms, server time); capped by number and age.
+        #: HASH of the latest rest for suspects, and when the next may be. Expires when none is due.
+        self.rest = f"{own}rest"
+        #: ZSET job id -> time of death (ms, server time); each is in one that is capped, too.
         self.dead = f"{own}dead"
         #: HASH job id -> JSON record of the killed job; same members as ``dead``.
         self.dead_jobs = f"{own}dead:jobs"
-        #: ZSET job id -> time of death; the unparseable ones among ``dead``, capped apart.
+        #: HASH job id -> the key of the ZSET whose cap it is under: ``dead_of``, ``dead_junk``.
+        self.dead_caps = f"{own}dead:caps"
+        #: ZSET job id -> time of death; the unparseable ones among ``dead``, of any app.
         self.dead_junk = f"{own}dead:junk"
         #: SET of job ids in ``dead`` whose caller has not been told yet.
         self.unannounced = f"{own}dead:unannounced"
-        #: STRING, jobs that the cap by number dropped and no log has told of yet.
-        self.dead_overflow = f"{own}dead:overflow"
         #: HASH counter -> number, for ``status`` and metrics. Never expires.
         self.stats = f"{own}stats"
+        #: Never exists. A cluster that moves our slot refuses what names a key it lacks (TRYAGAIN,
+        #: ASK), before the first command; within a script it would refuse a list that the script
+        #: itself has emptied, between a job's departure and its arrival.
+        self.never = f"{own}never"
         #: SCAN pattern of everything that is ours, for leaving.
         self.own_pattern = f"{_escape(own)}*"
         #: SCAN pattern of all private lists, for the full sweep alone.
         self.private_pattern = f"{_escape(own)}private:*"
         #: SCAN pattern of all held jobs, for the same.
         self.held_pattern = f"{_escape(own)}held:*"
+        #: SCAN pattern of all owners' facts, for the same.
+        self.facts_pattern = f"{_escape(own)}owner:*"
 
     def queue(self, queue_list: str) -> str:
         """LIST, kombu's own: the public queue list (one for each priority step)."""
@@ -64,8 +72,8 @@ class Keys:
         return f"{self._own}owner:{owner}"
 
     def running(self, owner: str) -> str:
-        """HASH claim id -> digest of a job its process runs, or ``-`` for one called off, or
-        ``struck`` for one that ran when its owner died and was recovered since.
+        """HASH claim id -> digest of a job its process runs, or ``struck`` for one that ran when
+        its owner died and was recovered since.
 
         ``alone`` -> the claim that has the process for itself. Gone with its owner; that of a
         reaped owner has a TTL, and says in ``ran`` how many there were, if more than one.
@@ -89,6 +97,14 @@ class Keys:
         """What scripts put before a digest they computed themselves."""
         return f"{self._own}recoveries:"
 
+    def dead_of(self, app_name: str) -> str:
+        """ZSET job id -> time of death; those of one app among ``dead``, capped by its options."""
+        return f"{self._own}dead:of:{app_name}"
+
+    def dead_overflow(self, app_name: str) -> str:
+        """STRING, jobs that an app's kills dropped and no log of its has told of yet."""
+        return f"{self._own}dead:overflow:{app_name}"
+
     def announcement(self, id: str) -> str:
         """HASH of how far the announcement of a killed job has come; gone when it is done."""
         return f"{self._own}announcement:{id}"
@@ -111,7 +127,8 @@ class Keys:
         return key == self.dead.encode() or key.startswith(f"{self.dead}:".encode())
 
     def parse_private(self, key: str) -> tuple[str, str]:
-        """``(owner, queue list)`` of a private list's key, or of held jobs; for the sweep alone.
+        """``(owner, queue list)`` of a private list's key, of held jobs, or of facts (which have
+        no queue list); for the sweep alone.
 
         An owner never holds a colon (``Owner.mint`` sees to it), a queue may.
         """

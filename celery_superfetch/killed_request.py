@@ -34,12 +34,12 @@ def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
         "correlation_id": properties.get("correlation_id"),
         "reply_to": properties.get("reply_to"),
         "properties": properties,
-        "hostname": job.owner,
+        "hostname": job.node or job.owner,
     }
-    if not with_body:
-        return Context({**fields, "args": [], "kwargs": {}})
+    called: tuple[Any, Any, Any] = [], {}, {}
     try:
-        args, kwargs, embed = _body(app, raw, properties, headers)
+        if with_body:
+            called = _body(app, raw, properties, headers)
     except Exception:  # the caller is told all the same; only callbacks cannot be run
         logger.warning(
             "The body of killed job %s[%s] cannot be decoded: its caller is told, but its "
@@ -48,8 +48,8 @@ def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
             job.task_id,
             exc_info=True,
         )
-        args, kwargs, embed = [], {}, {}
-    return Context({**fields, "args": args, "kwargs": kwargs, **embed})
+    args, kwargs, embed = called
+    return Context({**embed, **fields, "args": args, "kwargs": kwargs})
 
 
 def _body(app: Celery, raw: Any, properties: Any, headers: Any) -> tuple[Any, Any, Any]:
@@ -66,8 +66,8 @@ def _body(app: Celery, raw: Any, properties: Any, headers: Any) -> tuple[Any, An
         accept=prepare_accept_content(app.conf.accept_content),
     )
     decoded = message.decode()
-    if isinstance(decoded, dict):  # protocol 1
-        embed = {key: decoded.get(key) for key in ("callbacks", "errbacks", "chord")}
-        return decoded.get("args", []), decoded.get("kwargs", {}), embed
+    if isinstance(decoded, dict):  # protocol 1 has all in the body
+        decoded.setdefault("group", decoded.get("taskset"))
+        return decoded.pop("args", []), decoded.pop("kwargs", {}), decoded
     args, kwargs, embed = decoded
     return args, kwargs, embed or {}

@@ -28,12 +28,17 @@ class LostReplies:
         #: When a doubt that was cleared is looked into once more (monotonic s).
         self._second_look = math.inf
         #: What was found and goes back, and when that was last known (monotonic s).
-        self._found: dict[tuple[str, str, bytes], float] = {}
+        self._found: dict[tuple[str, str, int], float] = {}
 
     @property
     def due(self) -> bool:
         """Whether it is time to look once more, although nobody is in doubt."""
         return monotonic() >= self._second_look
+
+    @property
+    def looks_again(self) -> bool:
+        """Whether it will."""
+        return self._second_look < math.inf
 
     def look(self, owner: str, lists: Iterable[str], known: Collection[Job]) -> list[Job]:
         """What the private lists hold and is not among ``known``; a first look asks for a second.
@@ -54,14 +59,14 @@ class LostReplies:
                 else:
                     unknown.append(self.lists.job(owner, name, payload))
         now = monotonic()
-        self._found = {copies: at for copies, at in self._found.items() if now - at < LONGEST_READ}
+        self._found = {trace: at for trace, at in self._found.items() if now - at < LONGEST_READ}
         self._second_look = math.inf if now >= self._second_look else now + LATE_CLAIM
         return unknown
 
     def goes_back(self, jobs: Iterable[Job]) -> None:
         """Note that these were found, and are given back: replies may yet speak of them."""
         now = monotonic()
-        self._found.update((job[:3], now) for job in jobs)
+        self._found.update((job.trace, now) for job in jobs)
 
     def may_be_late(self, job: Job, asked: float) -> bool:
         """Whether a reply may speak of a claim that was found, and given back, before it was read.
@@ -69,7 +74,7 @@ class LostReplies:
         Arguments:
             asked: when whoever reads it began to wait (monotonic s).
         """
-        return self._found.get(job[:3], -math.inf) >= asked
+        return self._found.get(job.trace, -math.inf) >= asked
 
     def is_there(self, job: Job, known: Collection[Job]) -> bool:
         """Whether the private list has one copy more of a job than is among ``known``.

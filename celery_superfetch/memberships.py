@@ -11,30 +11,42 @@ from .config import Config
 from .membership import Membership
 from .places import Params, place_of
 
-_memberships: dict[object, Membership] = {}
+#: The places of a database, options, and the Celery worker, if it is one.
+_Key = tuple[frozenset[object], Config, object]
+
+_memberships: dict[_Key, Membership] = {}
 _memberships_lock = threading.Lock()
 
 
-def membership_for(params: Params, config: Config, elsewhere: Sequence[Params] = ()) -> Membership:
+def membership_for(
+    params: Params, config: Config, elsewhere: Sequence[Params] = (), worker: object = None
+) -> Membership:
     """The membership of this process in the database that ``params`` lead to.
 
     Arguments:
         elsewhere: where else it may be found: the servers of a failover list.
+        worker: the Celery worker that claims. Each is an owner of its own: one that was embedded
+            may end, with its pool and its loop, beside others that go on.
     """
     place = place_of(params)
     # Two apps with other settings, or another name, are owners of their own.
-    group = (frozenset([place, *map(place_of, elsewhere)]), config)
-    found = _make_once(group, lambda: Membership(params, config, elsewhere))
+    group = frozenset([place, *map(place_of, elsewhere)])
+    found = _make_once((group, config, worker), lambda: Membership(params, config, elsewhere))
     if found.follow(params):
         return found
     # Servers of a list need not be replicas of each other.
-    return _make_once((frozenset([place]), config), lambda: Membership(params, config))
+    alone = frozenset([place])
+    return _make_once((alone, config, worker), lambda: Membership(params, config))
 
 
-def _make_once(key: object, make: Callable[[], Membership]) -> Membership:
+def _make_once(key: _Key, make: Callable[[], Membership]) -> Membership:
     with _memberships_lock:
         if key not in _memberships:
+            for old, membership in list(_memberships.items()):
+                if membership.heart.stopping and not membership.joined:
+                    del _memberships[old]  # its worker has ended
             _memberships[key] = make()
+            _memberships[key].worker = key[-1]
         return _memberships[key]
 
 

@@ -26,7 +26,8 @@ def _forked() -> None:
     _own_pid = os.getpid()
 
 
-os.register_at_fork(after_in_child=_forked)
+if hasattr(os, "register_at_fork"):  # Windows has none, where producers run all the same
+    os.register_at_fork(after_in_child=_forked)
 
 
 class LocalProcess(Enum):
@@ -118,55 +119,47 @@ def pid_namespace() -> str:
 
 
 def start_time(pid: int) -> str | None:
-    """When ``pid`` started, as its system says it; None for no such (or no readable) process.
-
-    On Linux field 22 of ``/proc/<pid>/stat``, raw ticks since boot: psutil's ``create_time``
-    adds the boot time and so moves when the clock is set.
-    """
-    try:
-        return _proc_stat(pid)[19]
-    except FileNotFoundError:
-        pass
-    except (OSError, IndexError):
-        return None
-    try:
-        return repr(psutil.Process(pid).create_time())
-    except psutil.Error:
-        return None
+    """When ``pid`` started, as its system says it; None for no such (or no readable) process."""
+    return _look(pid)[1]
 
 
 def look_at(pid: int, started: str) -> LocalProcess:
     """What became of the process that had ``pid`` and ``started``; valid on its own ground."""
     if not _exists(pid):
         return LocalProcess.GONE
-    now = start_time(pid)
+    zombie, now = _look(pid)
     if now is not None and started and now != started:
         return LocalProcess.REUSED
-    return LocalProcess.ZOMBIE if _is_zombie(pid) else LocalProcess.RUNNING
+    return LocalProcess.ZOMBIE if zombie else LocalProcess.RUNNING
 
 
 def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:  # somebody else's process, but a process
         return True
     return True
 
 
-def _is_zombie(pid: int) -> bool:
+def _look(pid: int) -> tuple[bool, str | None]:
+    """Whether ``pid`` is a zombie, and when it started; None where that cannot be known.
+
+    On Linux field 22 of ``/proc/<pid>/stat``, raw ticks since boot: psutil's ``create_time``
+    adds the boot time and so moves when the clock is set.
+    """
     try:
-        return _proc_stat(pid)[0] in "ZX"
-    except OSError:
+        with open(f"/proc/{pid}/stat") as file:
+            # The name before the third field may hold anything.
+            state, *fields = file.read().rpartition(")")[2].split()
+        return state in "ZX", fields[18]
+    except FileNotFoundError:
         pass
+    except (OSError, ValueError, IndexError):
+        return False, None
     try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
-
-
-def _proc_stat(pid: int) -> list[str]:
-    """Fields 3 and on of ``/proc/<pid>/stat``; the name before them may hold anything."""
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()
+        process = psutil.Process(pid)
+        return process.status() == psutil.STATUS_ZOMBIE, repr(process.create_time())
+    except (psutil.Error, ValueError):
+        return False, None

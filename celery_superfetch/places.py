@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from redis import Connection
 from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ReadOnlyError, ResponseError
 from redis.retry import Retry
-from redis.sentinel import Sentinel, SentinelConnectionPool
+from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
 #: Arguments of ``redis.ConnectionPool`` that lead to one database.
 Params = Mapping[str, Any]
@@ -34,12 +39,19 @@ REPLY_TIMEOUT = 15.0
 #: How those arguments of a pool's connections begin that are about the pool itself.
 OF_THE_POOL = ("maint_", "orig_")
 
+#: The name under which our connections stand in CLIENT LIST, to be told from stock kombu's; as
+#: redis-py wants an upstream driver to be called.
+NAME = "celery-superfetch"
+
 #: How a reply begins that ends a blocking read because the server was made a replica.
 FORCED_UNBLOCK = "UNBLOCKED force unblock"
 
+#: A cluster has moved, or moves, our slot (``AskError`` is of MOVED, too), or cannot serve it.
+SLOT_IS_AWAY = AskError, TryAgainError, ClusterDownError
+
 
 def leaving_replicas(connection_class: Any) -> Any:
-    """``connection_class``, but it leaves a server that was made a replica.
+    """``connection_class``, but it leaves a server that was made a replica, or moves our slot.
 
     To redis-py, READONLY is a reply like any other, and it goes on talking to that server. As a
     connection error it makes consumers and producers connect again, and so find the primary.
@@ -54,8 +66,18 @@ def leaving_replicas(connection_class: Any) -> Any:
             super().send_packed_command(*args, **kwargs)
 
         def read_response(self, *args: Any, **kwargs: Any) -> Any:
+            # redis-py waits for a message of its pub/sub without a limit. kombu reads when there
+            # is something to be read, and half a message must not keep its loop for ever.
+            if kwargs.get("timeout", ...) is None:
+                del kwargs["timeout"]
             try:
                 return super().read_response(*args, **kwargs)
+            except SLOT_IS_AWAY as exc:
+                self.disconnect()
+                raise RedisConnectionError(
+                    f"the cluster does not serve our slot here, or not now ({type(exc).__name__}: "
+                    f"{exc}): it did nothing of what was asked"
+                ) from exc
             except ResponseError as exc:
                 if not isinstance(exc, ReadOnlyError) and not str(exc).startswith(FORCED_UNBLOCK):
                     raise
@@ -66,6 +88,25 @@ def leaving_replicas(connection_class: Any) -> Any:
                 ) from exc
 
     return LeavingReplicas
+
+
+def discreetly(discover_master: Callable[[str], Any], options: Params) -> Callable[[str], Any]:
+    """``discover_master`` of a redis-py Sentinel; the errors of older ones show its passwords.
+
+    Arguments:
+        options: how the Sentinels are asked.
+    """
+
+    def discover(service_name: str) -> Any:
+        try:
+            return discover_master(service_name)
+        except MasterNotFoundError as exc:
+            text = str(exc)
+        for name in ("password", "ssl_password"):
+            text = text.replace(f"{name}={options.get(name)}", f"{name}=***")
+        raise MasterNotFoundError(text)
+
+    return discover
 
 
 @dataclass(frozen=True)
@@ -92,28 +133,17 @@ class Sentinels:
         Raises:
             redis.exceptions.ConnectionError: no Sentinel that answers knows one.
         """
-        with _asking(self) as sentinel:
-            host, port = sentinel.discover_master(self.service_name)
-            return str(host), int(port)
-
-    @property
-    def group(self) -> Hashable:
-        """What tells one group from another, in whatever order its Sentinels are named."""
-        return self.service_name, frozenset(self.addresses)
-
-
-@contextlib.contextmanager
-def _asking(group: Sentinels) -> Iterator[Sentinel]:
-    sentinel = Sentinel(
-        list(group.addresses),
-        min_other_sentinels=group.min_other_sentinels,
-        sentinel_kwargs=group.options,
-    )
-    try:
-        yield sentinel
-    finally:
-        for client in sentinel.sentinels:
-            client.close()
+        sentinel = Sentinel(
+            list(self.addresses),
+            min_other_sentinels=self.min_other_sentinels,
+            sentinel_kwargs=self.options,
+        )
+        try:
+            host, port = discreetly(sentinel.discover_master, self.options)(self.service_name)
+        finally:
+            for client in sentinel.sentinels:
+                client.close()
+        return str(host), int(port)
 
 
 def sentinel_params(pool: SentinelConnectionPool) -> dict[str, Any]:
@@ -139,7 +169,10 @@ def place_of(params: Params) -> Hashable:
     """What tells one database from another."""
     sentinels = params.get("connection_pool")
     parts = tuple(str(params.get(part)) for part in ("host", "port", "path", "db", "username"))
-    return (*parts, sentinels.group) if isinstance(sentinels, Sentinels) else parts
+    if not isinstance(sentinels, Sentinels):
+        return parts
+    # In whatever order they are named.
+    return *parts, sentinels.service_name, frozenset(sentinels.addresses)
 
 
 def without_retries(params: Params) -> dict[str, Any]:
@@ -154,12 +187,28 @@ def lone_connection(params: Params) -> Any:
     return own.pop("connection_class", Connection)(**own)
 
 
-def patient(params: Mapping[str, Any]) -> dict[str, Any]:
+def patient(params: Params) -> dict[str, Any]:
     """Arguments of a connection that waits, but not for ever, where the user set no limit."""
     own = dict(params)
     own["socket_timeout"] = own.get("socket_timeout") or REPLY_TIMEOUT
     if "path" not in own:
         own["socket_connect_timeout"] = own.get("socket_connect_timeout") or REPLY_TIMEOUT
-    if own.get("max_connections"):
-        own["max_connections"] += 1  # acks keep one for themselves
     return own
+
+
+def named(params: Mapping[str, Any], version: str) -> dict[str, Any]:
+    """Connection parameters under which redis-py says who we are.
+
+    It says so as it connects, together with its own version, and carries on where the server
+    does not know the command (before Redis 7.2) or the user may not give it.
+    """
+    try:
+        from redis import DriverInfo
+    except ImportError:  # redis-py before 7.1
+        return {**params, "lib_name": f"redis-py({NAME}_v{version})"}
+    return {**params, "driver_info": DriverInfo().add_upstream_driver(NAME, version)}
+
+
+def is_ours(client: Mapping[str, Any]) -> bool:
+    """Whether a row of CLIENT LIST is a connection of this package's."""
+    return f"({NAME}_v" in str(client.get("lib-name", ""))

@@ -12,9 +12,7 @@ from .channel import Channel
 from .drain import Report
 from .errors import UnsupportedBroker
 from .job import digest
-from .keys import Keys
 from .reaper import Reaper
-from .start import STILL_OURS
 
 
 @contextmanager
@@ -33,11 +31,8 @@ def working_on(message: Any) -> Iterator[bool]:
     message back when its channel is closed (at once if it is closed already).
 
     Yields:
-        False when the message was given back, or taken away, before the block was entered.
-
-    Raises:
-        redis.exceptions.RedisError: the server could not be asked; the message is given back
-            as if the block had ended without an ack.
+        False when the message was given back, or taken away, before the block was entered; or when
+        the server has not heard of this process lately, so that others may take it for dead.
     """
     claimed = getattr(getattr(message, "_raw", None), "claimed", None)
     if claimed is None:  # no_ack, fanout, or another transport: nothing to protect
@@ -45,21 +40,11 @@ def working_on(message: Any) -> Iterator[bool]:
         return
     channel, job = message.channel, claimed.job
     in_flight = channel.fetch.in_flight
-    in_flight.hand_over(job)
     try:
-        if not in_flight.holds(job):
-            yield False
-            return
-        keys = Keys(channel.config.global_keyprefix)
-        names = [keys.facts(job.owner), keys.running(job.owner), keys.stats]
-        args = [job.claim_id, digest(job.payload), 1, 0]
-        answer = in_flight.scripts.run("start", names, args).decode()
-        if answer != "ok":
-            settle = channel.give_back if answer in STILL_OURS else channel.never_started
-            settle(message.delivery_tag)
-            yield False
-            return
-        yield True
+        ours = bool(in_flight.start(job, digest(job.payload)))
+        if not ours:
+            channel.give_back(message.delivery_tag)
+        yield ours
     finally:
         in_flight.ended(job)
         if channel.closed and in_flight.holds(job):
@@ -84,5 +69,5 @@ def reap(connection: kombu.Connection, *, dry_run: bool = False) -> Report:
         )
     membership = channel.membership
     # Heartbeats keep a watch on the others. Who sends none adds up their silence in Redis.
-    watch = membership.watch if membership.joined else None
+    watch = membership.heart.watch if membership.joined else None
     return Reaper(membership.client, channel.config, watch=watch).reap(dry_run=dry_run)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from celery import Celery
 from celery.utils.log import get_logger
 
+from .config import check
 from .connection import config_of
+from .errors import ConfigError
 from .recovery import Decision, Limits, Recovery, decide
 
 logger = get_logger(__name__)
@@ -34,9 +37,26 @@ def limits_of(app: Celery) -> Limits:
     def strikes(name: str | None) -> int | None:
         task = app.tasks.get(name)
         limit: int | None = getattr(task, "superfetch_strike_limit", config.strike_limit)
+        try:
+            check({"strike_limit": config.strike_limit if limit is None else limit})
+        except ConfigError:
+            _refuse(str(name), repr(limit), config.strike_limit)
+            return config.strike_limit
         return limit
 
     return Limits(strikes, config.recovery_limit)
+
+
+@cache
+def _refuse(task: str, limit: str, instead: int) -> None:
+    """Say it once; the task's author has to hear of it, and its jobs need some limit."""
+    logger.error(
+        "Task %s: superfetch_strike_limit must be None or a whole number greater than 0, it is %s. "
+        "The option's own (strike_limit, %d) holds instead.",
+        task,
+        limit,
+        instead,
+    )
 
 
 def _spare_strangers(app: Celery, app_name: str, recovery: Recovery) -> Decision:

@@ -13,7 +13,7 @@ from typing import Any
 from kombu.transport.redis import MultiChannelPoller
 from kombu.utils.eventio import poll
 
-from .fetch import POLL_INTERVAL
+from .fetch import POLL_INTERVAL, Fetch
 
 #: Seconds of one turn of the loop that go into deliveries; remote control, timers and other sockets
 #: wait meanwhile. The acks of those to a pool wait, too: it bounds what a crash runs again.
@@ -38,10 +38,12 @@ class Poller(MultiChannelPoller):
         self.solo = False
         #: Celery's loop: whoever rings the doorbell from another thread, or greenlet, is heard.
         self.endless = False
+        #: How often the loop has come by; 0 before the first time, and when this is closed.
+        self.turns = 0
+        #: Called at each turn.
+        self.on_turn: Callable[[], object] = bool
         self._ticks: set[Callable[[], object]] = set()
         self._turn_timer: Any = None
-        #: Whether the next delivery may keep the loop from turning until some job ends.
-        self.blocks: Callable[[], bool] = lambda: False
         self._watched: dict[int, Callable[[], bool]] = {}
         self._doorbell: tuple[int, int] | None = None
         self._rung = False
@@ -76,7 +78,7 @@ class Poller(MultiChannelPoller):
         if self._turn_timer is not None:
             self._turn_timer.cancel()
         # Lists that cannot be blocked on are looked at in on_poll_start; this wakes the loop.
-        self._turn_timer = hub.call_repeatedly(POLL_INTERVAL, _nothing)
+        self._turn_timer = hub.call_repeatedly(POLL_INTERVAL, bool)
 
     # -- our sockets
 
@@ -145,8 +147,12 @@ class Poller(MultiChannelPoller):
         return delivered or end_round
 
     @property
+    def _fetches(self) -> list[Fetch]:
+        return [made for channel in list(self._channels) if (made := channel._fetch) is not None]
+
+    @property
     def _deliverable(self) -> bool:
-        return any(channel.deliverable for channel in self._channels)
+        return any(fetch.deliverable for fetch in self._fetches)
 
     def _deliver(self, until: float) -> bool:
         """Deliver what is ready, until some time (monotonic s); whether anything was.
@@ -154,9 +160,9 @@ class Poller(MultiChannelPoller):
         One job where it may run here, since its ack must not wait for the next.
         """
         delivered, until = False, 0.0 if self.inline else until
-        for channel in list(self._channels):
-            while channel.deliverable:
-                delivered = channel.deliver_one() or delivered
+        for fetch in self._fetches:
+            while fetch.deliverable:
+                delivered = fetch.deliver() or delivered
                 if monotonic() >= until:
                     break
         return delivered
@@ -179,8 +185,10 @@ class Poller(MultiChannelPoller):
 
     def _turn(self) -> None:
         self._loop = threading.get_ident()
-        for channel in list(self._channels):
-            channel.fetch_turn()
+        self.turns += 1
+        self.on_turn()
+        for fetch in self._fetches:
+            fetch.turn()
 
     def on_readable(self, fileno: int) -> Any:
         handler = self._watched.get(fileno)
@@ -200,7 +208,7 @@ class Poller(MultiChannelPoller):
         self._turn()
         if self._deliverable and self._deliver_here(callback):
             return None
-        if any(channel.must_look for channel in self._channels):
+        if any(fetch.must_look for fetch in self._fetches):
             timeout = POLL_INTERVAL if timeout is None else min(timeout, POLL_INTERVAL)
         # A wait without end would never find out that a silent connection is dead.
         timeout = LONGEST_WAIT if timeout is None else min(timeout, LONGEST_WAIT)
@@ -221,9 +229,10 @@ class Poller(MultiChannelPoller):
         return self._deliver(now)
 
     def close(self) -> None:
+        self.turns = 0
         if self._pid != os.getpid():
             # The kernel's list of sockets is shared with the parent, who goes on listening.
-            self.poller, self.hub = poll(), None
+            self.poller, self.hub, self._door = poll(), None, threading.Lock()
         for fd in list(self._watched):
             self.unwatch(fd)
         with self._door:
@@ -237,7 +246,3 @@ class Poller(MultiChannelPoller):
         if self._turn_timer is not None:
             self._turn_timer.cancel()
         super().close()
-
-
-def _nothing() -> None:
-    """Timers need something to call."""

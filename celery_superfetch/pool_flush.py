@@ -13,8 +13,13 @@ from typing import Any
 from .qos import claim_of
 
 
-def keep_what_runs(pool: Any) -> None:
-    """Let ``pool`` remember, when it is flushed, what its children run or are about to."""
+def keep_what_runs(pool: Any, forget: Callable[[Any], None]) -> None:
+    """Let ``pool`` remember, when it is flushed, what its children run or are about to.
+
+    Arguments:
+        forget: called with the requests of jobs that it had not begun with, and forgets; the
+            newest first.
+    """
     if not has_loop(pool):  # a pool of threads or greenlets forgets nothing
         return
     _read_on(pool._pool._result_handler)
@@ -22,6 +27,8 @@ def keep_what_runs(pool: Any) -> None:
 
     def flush_the_rest() -> None:
         processes = pool._pool
+        if processes is None:  # a cold shutdown ends the pool before its consumers
+            return
         known, unwritten = dict(processes._cache), list(processes.outbound_buffer)
         # The pool may give a job in the pipe of a dead child to whoever has its number next.
         pipes = {id: job._write_to for id, job in known.items() if job not in unwritten}
@@ -35,15 +42,12 @@ def keep_what_runs(pool: Any) -> None:
             for job in reading:
                 job._accepted = job._time_accepted is not None
             _remember(processes, kept)
-            _return(
-                [
-                    job
-                    for id, job in known.items()
-                    if job._time_accepted is None
-                    and not job.ready()
-                    and (id not in processes._cache or _is_gone(pipes.get(id)))
-                ]
-            )
+            for id, job in reversed(list(known.items())):
+                child = pipes.get(id)  # if it has died, so has all that was in its pipe
+                lost = id not in processes._cache or (child is not None and child.dead)
+                if lost and job._time_accepted is None and not job.ready():
+                    job.discard()
+                    forget(request_of(job._accept_callback))
 
     pool.flush = flush_the_rest
 
@@ -59,37 +63,23 @@ def _can_be_read(job: Any) -> bool:
     If that has died, the job has to be known all the same: for the pool to see that its pipe is not
     given to the next child, who would find the job in it.
     """
-    claimed = claim_of(_request_of(job))
+    claimed = claim_of(request_of(job._accept_callback))
     return not job._accepted and job._write_to is not None and claimed is not None
 
 
-def _request_of(job: Any) -> Any:
-    """Celery's request that the pool tells of a job; None for what else it runs."""
-    return getattr(job._accept_callback, "__self__", None)
-
-
-def _is_gone(child: Any) -> bool:
-    """Whether a child has died, and its pipe with all that was in it."""
-    return child is not None and child.dead
-
-
-def _return(jobs: list[Any]) -> None:
-    """Give back what the pool has forgotten. Its channel has tried, and was told that it runs."""
-    for job in reversed(jobs):
-        job.discard()
-        request = _request_of(job)
-        claimed = claim_of(request)
-        if claimed is not None:
-            in_flight = request.message.channel.fetch.in_flight
-            in_flight.ended(claimed.job)
-            in_flight.requeue([claimed.job])
+def request_of(accept_callback: Any) -> Any:
+    """Celery's request that a pool tells of a job; None for what else it runs."""
+    return getattr(accept_callback, "__self__", None)
 
 
 def _remember(processes: Any, kept: dict[Any, Any]) -> None:
-    """Celery 5.5 forgets running jobs, too."""
+    """Celery 5.5 forgets running jobs, too.
+
+    Also of a child that has died a moment ago: the pool has yet to see that, and to read the result
+    that it may have left.
+    """
     for id, job in kept.items():
-        child = job._write_to
-        if not job.ready() and child is not None and child._is_alive():
+        if not job.ready() and job._write_to is not None:
             processes._cache.setdefault(id, job)
 
 

@@ -1,37 +1,10 @@
-"""The slots of a pool: which are free, and when the next job gets one."""
+"""The slots of a pool of processes: when the next job gets one."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from celery.worker import state
-
 from .pool_flush import has_loop
-
-
-class Slots:
-    """How many jobs a worker's pool may start at once."""
-
-    def __init__(self, pool: Any) -> None:
-        self.pool = pool
-
-    def _all(self) -> int:
-        # gevent's, on Celery 5.5, counts the greenlets that run.
-        return int(self.pool.num_processes if self.pool.uses_semaphore else self.pool.limit)
-
-    def free(self) -> int:
-        """How many are free, of those for which no job that Celery knows waits."""
-        return self._all() - len(state.reserved_requests)
-
-    def next_has_one(self) -> bool:
-        """Whether the job that the pool is about to get runs at once.
-
-        Celery counts it already; a pool of processes gets no more than it has slots, unless a lost
-        connection has made Celery forget what runs.
-        """
-        if has_loop(self.pool):
-            return len(self.pool._pool._cache) < self._all()
-        return self.free() >= 0
 
 
 def ack_first(pool: Any) -> None:

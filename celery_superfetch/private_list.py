@@ -12,7 +12,7 @@ from .config import Config
 from .job import Claimed, Earlier, Job, digest
 from .keys import Keys
 from .recovery import Running
-from .scripts import Call, Scripts
+from .scripts import Call, OnServer
 
 #: Bytes one claim takes at most, but for the job that passes the mark. It bounds the reply,
 #: and so the time the server and the consumer's loop spend on one claim.
@@ -24,12 +24,10 @@ PAGE = 100
 #: The mark of a job that is no longer the caller's.
 GONE = -1
 
+#: Field of the running jobs that names the claim which has its process for itself.
+ALONE = "alone"
 
-#: Field of the running jobs that names the claim which has its process for itself, the value of
-#: a claim that was given back, and what precedes the digest of a suspect that has not started.
-ALONE, CALLED_OFF, UNSTARTED = "alone", "-", "?"
-
-#: Field that says how many ran when their owner was taken for dead, if it was more than one.
+#: Field that says how many ran when their owner was taken for dead.
 RAN = "ran"
 
 
@@ -43,7 +41,7 @@ class Claims(NamedTuple):
     confirmed: Sequence[Claimed | None] = ()
     #: Queue list -> error text, where a list could not be read.
     errors: Sequence[tuple[str, str]] = ()
-    #: Those that are recorded as running, and need not ask before they start.
+    #: Those that are recorded as running.
     started: Sequence[Claimed] = ()
 
     def fell_short(self, most: int) -> bool:
@@ -56,14 +54,11 @@ class Claims(NamedTuple):
         return 1 + max(map(order.index, {claimed.job.queue_list for claimed in self.jobs}))
 
 
-class PrivateLists:
+class PrivateLists(OnServer):
     """Jobs in flight (``superfetch:private:<owner>:<queue list>``)."""
 
     def __init__(self, client: Redis, keys: Keys, config: Config) -> None:
-        self.client = client
-        self.keys = keys
-        self.config = config
-        self.scripts = Scripts(client)
+        super().__init__(client, keys, config)
         self._claim_ids = count(1)
 
     def job(self, owner: str, queue_list: str, payload: bytes) -> Job:
@@ -146,20 +141,29 @@ class PrivateLists:
             [owner, queue_list, keys.recoveries_prefix, self._claim_id()],
         )
 
-    def ack(self, settled: Sequence[Claimed], starting: Mapping[Job, str] | None = None) -> Call:
+    def ack(
+        self,
+        settled: Sequence[Claimed],
+        starting: Mapping[Job, str] | None = None,
+        aside: Container[Job] = (),
+    ) -> Call:
         """The call that settles jobs, and records those that start in their place.
 
         The counters of those that were delivered before are cleared.
 
         Arguments:
             starting: job -> its digest.
+            aside: those that may be held aside.
         """
         keys: list[str] = []
         counters: list[str] = []
         args: list[Any] = [len(settled)]
         for job, earlier in settled:
+            held = job in aside
             keys += [self.keys.private(job.owner, job.queue_list), self.keys.running(job.owner)]
-            args += [job.payload, int(earlier is not None), job.claim_id]
+            args += [job.payload, int(earlier is not None), int(held), job.claim_id]
+            if held:
+                keys.append(self.keys.held(job.owner, job.queue_list))
             if earlier is not None:
                 counters.append(self.keys.recoveries(digest(job.payload)))
         keys += counters
@@ -168,21 +172,19 @@ class PrivateLists:
             args += [job.claim_id, name]
         return Call("ack", keys, args)
 
-    def requeue(
-        self, jobs: Sequence[Job], where: str, expires: int, in_pool: Container[Job] = ()
-    ) -> Call:
-        """The call that gives jobs of one private list back; see ``requeue.lua`` for its reply.
+    def requeue(self, jobs: Sequence[Job], where: str, expires: int, number: int = 0) -> Call:
+        """The call that gives jobs of one private list back; for each 1, or 0 if it was gone.
 
         Arguments:
             jobs: of one owner and one queue list; for the front the newest claim first.
             where: ``front`` (claimed next) or ``back``.
             expires: ms of the queue's x-expires; 0 for none.
-            in_pool: those that were handed to a pool and may start at this moment.
+            number: greater than that of each earlier call of this owner's; 0 for somebody else's.
         """
         keys, first = self.keys, jobs[0]
-        args: list[Any] = [first.queue_list, where, int(self.config.strike_window), expires]
+        args: list[Any] = [first.queue_list, where, int(self.config.strike_window), expires, number]
         for job in jobs:
-            args += [job.payload, job.claim_id, int(job in in_pool)]
+            args += [job.payload, job.claim_id]
         return Call(
             "requeue",
             [
@@ -193,6 +195,8 @@ class PrivateLists:
                 keys.running(first.owner),
                 keys.probation(first.queue_list),
                 keys.on_probation,
+                keys.held(first.owner, first.queue_list),
+                keys.facts(first.owner),
                 *(keys.recoveries(digest(job.payload)) for job in jobs),
             ],
             args,
@@ -208,12 +212,8 @@ class PrivateLists:
         ]
         return Call("hold", names, [arg for job in jobs for arg in (job.payload, job.claim_id)])
 
-    def unhold(self, jobs: Sequence[Job]) -> Call:
+    def unhold(self, owner: str, queue_list: str, claim_ids: Sequence[str]) -> Call:
         """The call that moves held jobs of one private list back there."""
-        first = jobs[0]
-        return self._unhold(first.owner, first.queue_list, [job.claim_id for job in jobs])
-
-    def _unhold(self, owner: str, queue_list: str, claim_ids: Sequence[str]) -> Call:
         names = [self.keys.held(owner, queue_list), self.keys.private(owner, queue_list)]
         return Call("unhold", names, claim_ids, whole=True)
 
@@ -227,17 +227,13 @@ class PrivateLists:
             if page:
                 yield [Job(owner, queue_list, payload, id.decode()) for id, payload in page.items()]
 
-    def count_held(self, owner: str, queue_list: str) -> int:
-        """Number of held jobs of one private list."""
-        return int(self.client.hlen(self.keys.held(owner, queue_list)))
-
     def unhold_all(self, owner: str, queue_list: str) -> None:
         """Bring all held jobs back to their private list, of an owner that is gone."""
         pages = self.held_pages(owner, queue_list)
         # A hash has no order: that of the claims is in their ids, which are numbers.
         ids = sorted((job.claim_id for page in pages for job in page), key=lambda id: (len(id), id))
         for at in range(0, len(ids), PAGE):
-            self.scripts.ask(self._unhold(owner, queue_list, ids[at : at + PAGE]))
+            self.scripts.ask(self.unhold(owner, queue_list, ids[at : at + PAGE]))
 
     def in_flight(self, owner: str, queue_list: str, count: int = 0) -> list[Job]:
         """Jobs in one private list, newest claim first; all, or the first ``count``."""
@@ -259,11 +255,8 @@ class PrivateLists:
             stopping: it had been told to stop.
         """
         record: Any = self.client.hgetall(self.keys.running(owner))
-        # One on probation counts before it starts: it may kill whoever decodes it.
-        claims = {id.decode(): name.decode().lstrip(UNSTARTED) for id, name in record.items()}
-        alone = claims.pop(ALONE, "")
-        at_death = int(claims.pop(RAN, 0))
-        ran = {id: name for id, name in claims.items() if name != CALLED_OFF}
+        ran = {id.decode(): name.decode() for id, name in record.items()}
+        alone, at_death = ran.pop(ALONE, ""), int(ran.pop(RAN, 0))
         return Running(
             tuple(ran.values()),
             {name: id for id, name in ran.items()},
@@ -283,15 +276,20 @@ class PrivateLists:
         stale = [
             id
             for id, value in record.items()
-            if (value if id == ALONE.encode() else id).decode() not in held
-            and value != CALLED_OFF.encode()
+            if id != RAN.encode() and (value if id == ALONE.encode() else id).decode() not in held
         ]
         if stale:
             self.client.hdel(key, *stale)
 
-    def waits(self, job: Job) -> None:
-        """Note that a job that counted as running waits to be started."""
-        self.client.hdel(self.keys.running(job.owner), job.claim_id)
+    def has_jobs(self, groups: Iterable[tuple[str, Iterable[str]]]) -> list[bool]:
+        """Whether there is a job in flight in any of some lists, for each group of an owner's."""
+        with self.client.pipeline(transaction=False) as pipe:
+            for owner, names in groups:
+                # The one without a name is never there; no group is empty so.
+                lists = ["", *names]
+                kinds = self.keys.private, self.keys.held
+                pipe.exists(*(key(owner, name) for key in kinds for name in lists))
+            return [bool(there) for there in pipe.execute()]
 
     def sizes(self, owners: Iterable[tuple[str, Iterable[str]]]) -> dict[str, int]:
         """Jobs in flight of some owners, each given with its lists, in one round trip."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -14,37 +13,34 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Seconds after which one more owner stops claiming for the sake of the same suspects. Whoever
-#: is idle serves them without; a busy one has to come to rest first, for as long as its longest
-#: job runs, and the others are to go on meanwhile.
-REST_INTERVAL = 60.0
+#: Seconds for which a busy owner comes to rest, at first: most jobs have ended by then. Each rest
+#: that served nobody lets the next be twice as long, so that some rest is long enough for any job.
+FIRST_REST = 60.0
 
-#: Seconds for which the server may take an idle owner for busy: a pool starts a job at any time,
-#: and the main process hears of it a moment later.
-DISAGREEMENT = 5.0
+#: How many times as long as a rest nobody of the database rests afterwards: whatever the jobs and
+#: the suspects are, these cost at most a tenth of one owner. The price is patience: where no owner
+#: is ever idle, the first waits at most 23 times as long as one takes to end its jobs, or 60 s.
+WORK = 10
 
-#: Seconds between two tries to be the one that comes to rest.
+#: Seconds between two questions whether to rest, or to go on resting.
 TRY_INTERVAL = 1.0
 
 
 class Probation:
     """Decides in each turn of one channel whether a suspect has its process for itself.
 
-    An owner that runs nothing takes the next suspect at once. One that is busy stops claiming if
-    it gets the lock of that queue list, and takes it when what runs has ended. Between two
-    suspects it claims other jobs once: neither starves.
+    An owner that runs nothing takes the next suspect at once. Of those that are busy, one in a
+    database at a time comes to rest: it stops claiming, and takes the suspect when what runs has
+    ended. Between two suspects an owner claims other jobs once: neither starves.
     """
 
     def __init__(self, fetch: Fetch) -> None:
         self.fetch = fetch
         self.in_flight = fetch.in_flight
         self._others_first = False
+        #: This owner came to rest, and has not gone back to work since.
         self._resting = False
         self._next_try = 0.0
-        #: Until when the lock is ours (monotonic s): several suspects are served for one.
-        self._locked_until = 0.0
-        #: Since when the server takes us for busy while nothing runs (monotonic s).
-        self._idle_since = math.inf
 
     def has_the_floor(self, lists: Sequence[str]) -> bool:
         """True when nothing else may be claimed in this turn.
@@ -53,34 +49,29 @@ class Probation:
             redis.exceptions.RedisError: the server could not be asked.
         """
         if self.in_flight.alone is not None:
+            if self._resting and self._is_time():
+                self._ask([])  # its run is part of what the rest costs
             return True
-        suspected = self.in_flight.probation
-        waiting = [name for name in lists if name in suspected] if suspected else []
+        waiting = self._waiting(lists)
         if not waiting or self._others_first:
-            self._others_first = self._resting = False
+            if self._resting:
+                self._go_back_to_work()
+                self._ask([])
+            self._others_first = False
+            if waiting:  # come back for the next, though no other job may come
+                self.fetch.poller.ring()
             return False
-        if self._busy():
-            self._idle_since = math.inf
-            return self._rests(waiting[0])
-        self._put_aside()
-        for name in waiting:
-            if self._take(name):
+        if not (self.in_flight.runner.busy or self.fetch.waiting):
+            self._put_aside()
+            if any(self._take(name) for name in waiting):
                 return True
-            if name in self.in_flight.probation:
-                self._mind_the_record()
-                return self._rests(name)
-        return False
+            waiting = self._waiting(lists)
+        return bool(waiting) and self._rests(waiting)
 
-    def _mind_the_record(self) -> None:
-        """To the server we are busy. If that lasts, what it has recorded as running is not."""
-        now = monotonic()
-        self._idle_since = min(self._idle_since, now)
-        if now - self._idle_since > DISAGREEMENT:
-            self._idle_since = math.inf
-            self.in_flight.doubt = True
-
-    def _busy(self) -> bool:
-        return self.in_flight.busy or bool(self.fetch.waiting)
+    def _waiting(self, lists: Sequence[str]) -> list[str]:
+        """Those of the queue lists that have suspects, as far as this process has heard."""
+        suspected = self.in_flight.probation
+        return [name for name in lists if name in suspected] if suspected else []
 
     def _put_aside(self) -> None:
         """Give back what is claimed and was not delivered, and wait for no more."""
@@ -102,18 +93,51 @@ class Probation:
         )
         return True
 
-    def _rests(self, queue_list: str) -> bool:
-        """Whether this owner is one of those that come to rest."""
+    def _is_time(self) -> bool:
+        """Whether to ask once more."""
         now = monotonic()
-        self._resting = self._resting or now < self._locked_until
-        if not self._resting and now >= self._next_try:
-            self._next_try = now + TRY_INTERVAL
-            lock = self.in_flight.lists.keys.lock(f"probation:{queue_list}")
-            self._resting = bool(
-                self.in_flight.scripts.run("lock", [lock], [int(REST_INTERVAL * 1000)])
-            )
-            if self._resting:
-                self._locked_until = now + REST_INTERVAL
+        if now < self._next_try:
+            return False
+        self._next_try = now + TRY_INTERVAL
+        return True
+
+    def _rests(self, waiting: Sequence[str]) -> bool:
+        """Whether this owner is the one that comes to rest."""
+        if self._is_time():
+            rests = self._ask(waiting)
+            if rests and not self._resting:
+                # Others may have what would only keep it busy for longer.
+                self.fetch.channel.qos.take_back_waiting(all_of_them=False)
+                logger.info(
+                    "A job is on probation, and this worker is the one that makes room for it: it "
+                    "claims nothing for a while, and runs that job alone if its own end meanwhile. "
+                    "Other workers go on."
+                )
+            elif self._resting and not rests:
+                self._go_back_to_work()
+            self._resting = rests
         if self._resting:
             self._put_aside()
         return self._resting
+
+    def _go_back_to_work(self) -> None:
+        self._resting = False
+        logger.info(
+            "This worker claims jobs again. What is on probation still has its turn as soon as a "
+            "worker runs nothing, or after one more, and longer, rest of some worker."
+        )
+
+    def _ask(self, waiting: Sequence[str]) -> bool:
+        """Whether this owner rests for suspects from some queue lists.
+
+        With none it says that its rest lasted until now, and that a suspect had its turn.
+        """
+        keys = self.in_flight.lists.keys
+        answer = self.in_flight.scripts.run(
+            "rest",
+            [keys.rest, keys.on_probation, *map(keys.probation, waiting)],
+            [self.fetch.membership.owner, int(FIRST_REST * 1000), WORK, *waiting],
+        )
+        if answer < 0:
+            self.in_flight.probation -= set(waiting)
+        return bool(answer > 0)

@@ -11,27 +11,23 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from redis import Redis
 from redis.exceptions import RedisError
 
+from .facts import STUCK
 from .packing import packed
+
+if TYPE_CHECKING:
+    from .heart import Heart
 
 #: Seconds between two looks for a connection, or for the end.
 LOOK_INTERVAL = 1.0
 
 #: Bytes read of a reply; what an error says is the heart's to meet and to report.
 REPLY_SIZE = 65536
-
-
-class Owner(Protocol):
-    """Whose pulse it is."""
-
-    def pulse(self) -> Sequence[Any]:
-        """The command that says no more than that it lives; takes no lock and asks nobody."""
 
 
 def threads_are_greenlets() -> bool:
@@ -41,18 +37,12 @@ def threads_are_greenlets() -> bool:
 
 
 class Pulse:
-    """Says at each interval that ``owner`` lives, whatever the greenlets do.
+    """Says at each interval that an owner lives, whatever the greenlets do."""
 
-    Arguments:
-        connect: makes a client with one connection, which nobody else uses; it leads to where
-            the owner's server is now.
-    """
-
-    def __init__(self, owner: Owner, connect: Callable[[], Redis], interval: float) -> None:
+    def __init__(self, heart: Heart) -> None:
         original = sys.modules["gevent.monkey"].get_original
-        self._owner = owner
-        self._connect = connect
-        self._interval = interval
+        self._heart = heart
+        self._interval = heart.config.heartbeat_interval
         self._wire: _Wire | None = None
         self._stopped = False
         self._sleep = original("time", "sleep")
@@ -67,7 +57,7 @@ class Pulse:
             redis.exceptions.RedisError: not now.
         """
         if self._wire is None:
-            client = self._connect()
+            client = self._heart.connect()
             client.ping()
             self._wire = _Wire(client.connection)
 
@@ -77,12 +67,16 @@ class Pulse:
 
     def _run(self) -> None:
         """The native thread: takes no lock, imports and logs nothing, and closes what it used."""
-        due = 0.0
+        said, due = "", 0.0
         while not self._stopped:
-            if self._wire is not None and monotonic() >= due:
+            self._heart.look()
+            state = self._heart.state
+            late = monotonic() >= due and state != STUCK
+            if self._wire is not None and (late or state != said):
                 due = monotonic() + self._interval
                 try:
-                    self._wire.say(self._owner.pulse())
+                    self._wire.say(self._heart.pulse())
+                    said = state
                 except OSError:
                     self._wire.close()
                     self._wire = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import RLock
 from typing import Any
 
 from kombu.log import get_logger
@@ -14,34 +13,12 @@ from .job import Claimed, Job
 logger = get_logger(__name__)
 
 
-#: Held while a delivery is started or given back: whoever comes first has it.
-_deciding = RLock()
-
-
 class Delivered(dict[str, Any]):
     """A decoded message that remembers its claim; kombu keeps it as ``message._raw``."""
 
     claimed: Claimed
-    #: Whether it may be given back behind its consumer's back: "" nobody said so, "waits" its
-    #: consumer asks ``start`` before it runs it, then "started" or "back".
-    stage = ""
     #: Its ack is on its way; its consumer will say so in a moment.
     settled = False
-
-    def start(self) -> bool:
-        """Ask before the job runs; False when it was given back meanwhile."""
-        with _deciding:
-            if self.stage == "waits":
-                self.stage = "started"
-            return self.stage != "back"
-
-    def take_back(self) -> bool:
-        """Ask before the job is given back; False when it may run."""
-        with _deciding:
-            if self.stage == "waits":
-                self.stage = "back"
-                return True
-            return False
 
 
 def claim_of(request: Any) -> Claimed | None:
@@ -55,21 +32,23 @@ class QoS(virtual.QoS):
 
     def in_use(self) -> int:
         """Jobs that count against the prefetch."""
-        channel = self.channel
-        return len(self._delivered) - len(self._dirty) + channel.waiting + channel.outlived
+        fetch = self.channel._fetch
+        ahead = fetch.waiting + len(fetch.in_flight.outlived) if fetch is not None else 0
+        return len(self._delivered) - len(self._dirty) + ahead
 
     def can_consume(self) -> bool:
         return not self.prefetch_count or self.in_use() < self.prefetch_count
 
     def credit(self) -> int:
         """How many more jobs may be claimed now."""
-        if self.channel.stopping:
+        fetch = self.channel.fetch
+        if fetch.membership.heart.stopping:
             return 0
         limit = self.channel.config.claim_limit
         if "can_consume" in self.__dict__:
             # Celery's worker_disable_prefetch counts free pool slots in its own way, which
             # says nothing of the second job.
-            return int(not self.channel.waiting and bool(self.can_consume()))
+            return int(not fetch.waiting and bool(self.can_consume()))
         if not self.prefetch_count:
             return limit
         return max(0, min(limit, self.prefetch_count - self.in_use()))
@@ -116,49 +95,44 @@ class QoS(virtual.QoS):
             self.channel.fetch.in_flight.ended(claimed.job)
             self.channel.requeue([claimed.job], where)
 
-    def never_started(self, delivery_tag: Any) -> None:
-        """A delivery was dropped unstarted: it had been taken away, or given back."""
-        claimed = self.claimed(delivery_tag)
-        self._quick_ack(delivery_tag)
-        if claimed is not None:
-            self.channel.fetch.in_flight.drop(claimed.job)
-
     def restore_unacked(self, client: Any = None) -> list[Any]:
         """Give back what was delivered and does not run, in its old order."""
         self._flush()
-        back: dict[Job, Any] = {}
-        for tag, message in reversed(list(self._delivered.items())):
-            raw = message._raw
-            if isinstance(raw, Delivered):
-                raw.take_back()  # where timers have greenlets, one may be about to start it
-                back[raw.claimed.job] = tag
+        back = {job: tag for tag, job in self._in_hand()}
         if not back:
             return []
-        in_flight = self.channel.fetch.in_flight
         # What runs stays ours; its ack comes later, by way of the process, not of this channel.
-        for job in in_flight.running():
-            if back.pop(job, None) is not None:
-                in_flight.outlived.add(job)
-        logger.info("Giving %d jobs back to their queues.", len(back))
+        in_flight = self.channel.fetch.in_flight
         self.channel.requeue(back, "front")
+        given = back.keys() - in_flight.outlived
+        if given:
+            logger.info("Giving %d jobs back to their queues.", len(given))
         for job, tag in back.items():
-            # One that a pool started at this very moment is acked under its tag as well.
             if not in_flight.holds(job):
                 del self._delivered[tag]
         return []
 
-    def take_back_waiting(self) -> list[Job]:
-        """Deliveries whose consumer has not started them, and now cannot; newest first.
+    def _in_hand(self) -> list[tuple[Any, Job]]:
+        """What was delivered and not settled, the newest first, each with its tag."""
+        return [
+            (tag, message._raw.claimed.job)
+            for tag, message in reversed(list(self._delivered.items()))
+            if tag not in self._dirty and isinstance(message._raw, Delivered)
+        ]
+
+    def take_back_waiting(self, *, all_of_them: bool = True) -> int:
+        """Give back deliveries whose consumer has not started them, and now cannot; their number.
 
         Any thread may call it: the consumer's may be busy with a job.
+
+        Arguments:
+            all_of_them: those, too, that wait for their time.
         """
-        back: list[Job] = []
-        for tag, message in reversed(list(self._delivered.items())):
-            raw = message._raw
-            if tag not in self._dirty and isinstance(raw, Delivered) and raw.take_back():
-                self._delivered.pop(tag, None)
-                back.append(raw.claimed.job)
-        return back
+        tags = {job: tag for tag, job in self._in_hand()}
+        back = self.channel.fetch.in_flight.take_back(tags, all_of_them)
+        for job in back:
+            self._delivered.pop(tags[job], None)
+        return len(back)
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
         """kombu calls this at each close and at exit; it must not raise, nor mind twice."""

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection
+from itertools import chain
 from time import monotonic
 from typing import Any
 
 from redis import Redis
-from redis.exceptions import RedisError
 
 from .config import Config
-from .dead_set import JUNK_LIMIT, DeadJob, DeadSet
-from .drain import Drain, Report, failed
+from .dead_set import JUNK_LIMIT
+from .drain import Announcements, Drain, Report
 from .evidence import Jury
 from .facts import Facts
 from .keys import Keys
 from .private_list import PrivateLists
+from .recoveries import Recoveries
 from .recovery import Limits
-from .registry import Registry, run_id
-from .scripts import Scripts
+from .registry import Registry
+from .scripts import OnServer
 from .signals import ReapedOwner, owner_reaped
+from .suspects import Suspects
 from .verdict import Reason
 from .watch import Watch
 
@@ -40,7 +42,7 @@ ASK_AGAIN = 60.0
 SCAN_COUNT = 1000
 
 
-class Reaper:
+class Reaper(OnServer):
     """Finds dead owners and empties their private lists; holds no loop and no thread.
 
     Arguments:
@@ -48,7 +50,7 @@ class Reaper:
         watch: a watch that is kept by heartbeats; without one, the silence of owners is added
             up over passes in Redis.
         sender: the Celery app, for receivers of signals.
-        announce: tells the caller of a killed job; True when that is done.
+        announcements: tells the callers of killed jobs; None: nobody is told.
         limits: when a job is killed; None for the options' alone.
     """
 
@@ -59,19 +61,19 @@ class Reaper:
         *,
         watch: Watch | None = None,
         sender: Any = None,
-        announce: Callable[[DeadJob], bool] | None = None,
+        announcements: Announcements | None = None,
         limits: Limits | None = None,
     ) -> None:
         keys = Keys(config.global_keyprefix)
-        self.client = client
-        self.config = config
-        self.keys = keys
+        super().__init__(client, keys, config)
         self.registry = Registry(client, keys, config)
         self.lists = PrivateLists(client, keys, config)
-        self.scripts = Scripts(client)
-        self.dead_set = DeadSet(client, keys, config)
-        self.jury = Jury(client, keys, config, watch)
-        self.drain = Drain(client, keys, config, sender, announce, limits)
+        self.jury = Jury(self.registry, Suspects(client, keys, config), watch)
+        recoveries = Recoveries(client, keys, config)
+        self.dead_set = recoveries.dead_set
+        limits = limits or Limits.of(config)
+        self.drain = Drain(self.lists, recoveries, sender, announcements, limits)
+        self.announcements = announcements
         self.sender = sender
         #: Lock of a long interval -> when it is asked for again (monotonic s).
         self._refused: dict[str, float] = {}
@@ -104,21 +106,25 @@ class Reaper:
             return report
         if full:
             self.sweep(report)
-        verdicts = self.jury.judge_all(only, keep=not dry_run)
+        verdicts = self.jury.judge_all(only, keep=not dry_run, surviving=report.surviving)
         report.owners = len(verdicts)
         for facts, score, verdict in verdicts:
             if not verdict.dead:
                 continue
-            try:
-                self._reap_owner(facts, score, verdict.reason, report)
-            except RedisError as exc:
-                failed(report, f"owner {facts.owner}", exc)
+            with report.surviving(f"owner {facts.owner}"):
+                self._reap_owner(facts, score, verdict, report)
         if not dry_run and only is None:
             self._again(report)
             # Commands that an idle fleet need not send at each pass.
             if started >= self._next_housekeeping:
                 self._next_housekeeping = started + HOUSEKEEPING * self.config.reap_interval
-                self._housekeeping(report)
+                if self.announcements is not None:
+                    with report.surviving("the unannounced"):
+                        self.announcements.look()
+                with report.surviving("the dead set"):
+                    self._trim()
+        if self.announcements is not None and not dry_run:
+            self.announcements.after_pass()
         report.seconds = monotonic() - started
         if report.did_something:
             logger.info("%s", report)
@@ -147,8 +153,9 @@ class Reaper:
         if not self.registry.mark(owner, facts.process.host, score, TOMBSTONE, reason.value):
             return
         report.dead[owner] = reason
-        self.registry.cut(facts, run_id(self.client))
+        self.registry.cut(facts)
         before = report.recovered, report.killed
+        self.drain.names.clear()
         self.drain.drain(facts.with_(was=facts.state), reason.value, report)
         reaped = ReapedOwner(
             owner=owner,
@@ -160,8 +167,14 @@ class Reaper:
             killed=report.killed - before[1],
         )
         jobs = reaped.recovered + reaped.killed
+        names = self.drain.names
+        more = f" and {jobs - len(names)} more" if jobs > len(names) else ""
         logger.warning(
-            "Owner %s is dead: %s. %d of its jobs were taken back.", owner, reason.value, jobs
+            "Owner %s is dead: %s. %d of its jobs were taken back%s.",
+            owner,
+            reason.value,
+            jobs,
+            f": {', '.join(names)}{more}" if names else "",
         )
         owner_reaped.send(sender=self.sender, reaped=reaped)
 
@@ -171,27 +184,22 @@ class Reaper:
         if not tombstones:
             return
         now = self.registry.server_time()
-        for owner, facts in self.registry.facts(tombstones).items():
-            try:
-                self.drain.drain(facts, "its owner was reaped", report)
-                left = sum(self.lists.sizes([(owner, facts.lists)]).values())
-                if not left and now > tombstones[owner]:
+        known = self.registry.facts(tombstones)
+        filled = self.lists.has_jobs((owner, facts.lists) for owner, facts in known.items())
+        for (owner, facts), has_jobs in zip(known.items(), filled, strict=True):
+            with report.surviving(f"tombstone of {owner}"):
+                over = now > tombstones[owner]
+                if has_jobs:
+                    self.drain.drain(facts, "its owner was reaped", report)
+                    over = over and not any(self.lists.has_jobs([(owner, facts.lists)]))
+                if over:
                     self.registry.forget_tombstone(owner)
-            except RedisError as exc:
-                failed(report, f"tombstone of {owner}", exc)
 
     # -- the rest of a pass
 
-    def _housekeeping(self, report: Report) -> None:
-        """Announce what a crashed killer left, and drop what is too old."""
-        try:
-            if self.drain.announce is not None:
-                for job in self.dead_set.unannounced():
-                    self.drain.tell(job)
-            dropped = self.dead_set.trim()
-        except RedisError as exc:
-            failed(report, "the dead set", exc)
-            return
+    def _trim(self) -> None:
+        """Drop what is too old, or too much, and say so."""
+        dropped = self.dead_set.trim()
         if dropped.old:
             logger.warning(
                 "%d jobs older than dead_ttl were dropped from the dead set.", dropped.old
@@ -199,41 +207,43 @@ class Reaper:
         if dropped.surplus:
             logger.warning(
                 "The dead set is full: its %d oldest jobs were dropped for newer ones. Look what "
-                "is killed so often (`celery superfetch dead list`), keep what you need with "
-                "`dead export`, or raise dead_limit (%d; for unparseable items it is %d).",
+                "is killed so often (`celery superfetch dead list`), put back what you need (`dead "
+                "retry`), or raise dead_limit (%d; for unparseable items it is %d).",
                 dropped.surplus,
                 self.config.dead_limit,
                 JUNK_LIMIT,
             )
 
     def sweep(self, report: Report) -> None:
-        """Register the owners of private lists that nobody knows; never drains them."""
+        """Register owners of private lists, or of facts, that nobody knows; never drains them."""
+        patterns = self.keys.private_pattern, self.keys.held_pattern
+        with report.surviving("the full sweep"):  # SCAN may be forbidden; the rest of it is not
+            for key in chain(*(self.client.scan_iter(match=p, count=SCAN_COUNT) for p in patterns)):
+                with report.surviving(f"private list {key!r}"):
+                    self._adopt(key, report)
+            known = self.registry.owners()
+            for key in self.client.scan_iter(match=self.keys.facts_pattern, count=SCAN_COUNT):
+                owner, _ = self.keys.parse_private(key.decode(errors="replace"))
+                with report.surviving(f"facts {key!r}"):
+                    if not report.dry_run and owner not in known and self.registry.readmit(owner):
+                        report.adopted += 1
+                        logger.warning(
+                            "Owner %s was in no registry: registered. It is taken for dead if it "
+                            "is not heard for a full owner_ttl.",
+                            owner,
+                        )
+
+    def _adopt(self, key: bytes, report: Report) -> None:
         try:
-            self._sweep(report)
-        except RedisError as exc:  # SCAN may be forbidden; the rest of the pass is not
-            failed(report, "the full sweep", exc)
-
-    def _private_keys(self) -> Iterator[bytes]:
-        for pattern in (self.keys.private_pattern, self.keys.held_pattern):
-            yield from self.client.scan_iter(match=pattern, count=SCAN_COUNT)
-
-    def _sweep(self, report: Report) -> None:
-        for key in self._private_keys():
-            try:
-                owner, queue_list = self.keys.parse_private(key.decode())
-            except UnicodeDecodeError:
-                logger.warning("Key %r looks like a private list, but no owner made it.", key)
-                continue
-            try:
-                if report.dry_run:
-                    continue
-                if self.registry.adopt(owner, queue_list, TOMBSTONE) != "known":
-                    report.adopted += 1
-                    logger.warning(
-                        "Private list of unknown owner %s for queue %s: registered. Its jobs are "
-                        "given back if nobody is heard under that name for a full owner_ttl.",
-                        owner,
-                        queue_list,
-                    )
-            except RedisError as exc:
-                failed(report, f"private list {key!r}", exc)
+            owner, queue_list = self.keys.parse_private(key.decode())
+        except UnicodeDecodeError:
+            logger.warning("Key %r looks like a private list, but no owner made it.", key)
+            return
+        if not report.dry_run and self.registry.adopt(owner, queue_list, TOMBSTONE) != "known":
+            report.adopted += 1
+            logger.warning(
+                "Private list of unknown owner %s for queue %s: registered. Its jobs are given "
+                "back if nobody is heard under that name for a full owner_ttl.",
+                owner,
+                queue_list,
+            )

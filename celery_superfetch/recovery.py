@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -90,6 +90,8 @@ class Recovery:
     reason: str
     #: Name of the owner's Celery app; empty outside Celery.
     app_name: str
+    #: Celery's name of the owner; empty outside Celery, and where nobody noted it.
+    node: str
     #: Whether this recovery counts against the job.
     blame: Blame
     strikes: int
@@ -102,8 +104,10 @@ class Recovery:
     #: Celery's names for it; None where the payload does not say.
     task: str | None = None
     task_id: str | None = None
-    #: False: the payload is not a message at all.
+    #: False: it is no message, or none that can be received.
     parsed: bool = True
+    #: It has been recovered already, and was spared.
+    counted: bool = False
 
     @classmethod
     def of(
@@ -114,6 +118,7 @@ class Recovery:
         *,
         reason: str,
         app_name: str,
+        node: str = "",
         blame: Blame,
         limits: Limits,
         waits: bool = False,
@@ -130,6 +135,7 @@ class Recovery:
             job=job,
             reason=reason,
             app_name=app_name,
+            node=node,
             blame=blame,
             strikes=strikes,
             recoveries=recoveries,
@@ -147,10 +153,34 @@ class Recovery:
             parsed=envelope.message is not None,
         )
 
+    def latest(self) -> Recovery:
+        """The recovery that was counted last, as far as it is known; there must be one."""
+        last = self.history[-1]
+        exact = last.get("strike") == Blame.EXACT.value
+        return replace(
+            self,
+            reason=str(last.get("reason")),
+            blame=Blame.EXACT if exact else Blame.NONE,
+            recoveries=self.recoveries - 1,
+            counted=True,
+        )
+
     @property
     def digest(self) -> str:
         """The job's name in our keys."""
         return digest(self.job.payload)
+
+    @property
+    def outlook(self) -> str:
+        """What its strikes have come to, and what the next one does."""
+        if self.limit is None:
+            return f"strike {self.strikes}; its task has no limit, so nothing follows"
+        ahead = (
+            "on probation, it runs alone from now on, and a strike of its own is its last"
+            if self.probation
+            else f"it runs again, and is killed at strike {self.limit}"
+        )
+        return f"strike {self.strikes} of {self.limit}; {ahead}"
 
     @property
     def title(self) -> str:

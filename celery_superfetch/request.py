@@ -7,30 +7,28 @@ from functools import partial
 from time import time
 from typing import Any
 
-from celery import Celery
 from celery.app.task import Context
-from celery.exceptions import Reject, TimeLimitExceeded
+from celery.exceptions import Reject, Terminated, TimeLimitExceeded
 from celery.utils.log import get_logger
-from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 from redis.exceptions import RedisError
 
-from .announcing import Announcer
+from .announcements import announcements_of
+from .batches import is_only_named
 from .channel import Channel
 from .dead_set import DeadJob
 from .job import CARRIED, EARLIER, Carried
 from .poison_pill import limits_of
 from .qos import claim_of
+from .reception import check
 from .recovery import Blame
-from .start import STILL_OURS, NotStarted
-from .stopping import Returnable, request_attributes, told_to_stop
+from .start import NotStarted
+from .stopping import Returnable, told_to_stop
 
 logger = get_logger(__name__)
 
-
 #: Headers that say something of one delivery, and nothing of the job.
 OF_THE_DELIVERY = frozenset({EARLIER, CARRIED, "redelivered"})
-
 
 #: Seconds that a job must have to wait to be moved aside, which costs as much as to claim it.
 WORTH_MOVING = 1.0
@@ -47,9 +45,12 @@ class CountedRequest:
     _cut_short = ""
     #: The job is in the dead set.
     _killed = False
+    #: How many jobs ran as one, and were cut short together.
+    together = 1
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)  # type: ignore[call-arg]
+        check(self)
         self._wait_aside()
         request = self._request_dict  # type: ignore[attr-defined]
         if not OF_THE_DELIVERY.isdisjoint(request):
@@ -72,16 +73,23 @@ class CountedRequest:
         # that was lost (WorkerLostError, or the exit that billiard reports before it).
         exc = getattr(exc_info.exception, "exc", exc_info.exception)
         if isinstance(exc, NotStarted):
-            return self._drop(exc)
+            return self.message.channel.fetch.in_flight.runner.take_back(self)  # type: ignore[attr-defined]
+        if isinstance(exc, MemoryError):
+            # Celery would raise it here: the worker ends over it, and so does the next. Whoever ran
+            # the task is alive, and it has failed.
+            exc_info.exception = RuntimeError(repr(exc))
         self._cut_short = (
             ""
-            if isinstance(exc, Reject)
+            if isinstance(exc, (Reject, Terminated))
             else f"hard time limit ({exc.args[0]} s)"
             if isinstance(exc, TimeLimitExceeded)
             else f"pool child lost ({exc})"
         )
         try:
             return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
+        except Exception:  # the result backend is away, say; the run is over all the same
+            self.reject(requeue=bool(self._cut_short))
+            raise
         finally:
             self._cut_short = ""
             if self._already_cancelled and not self.acknowledged:  # type: ignore[attr-defined]
@@ -94,30 +102,12 @@ class CountedRequest:
         message = self.message  # type: ignore[attr-defined]
         if not isinstance(message.channel, Channel):
             return
-        if told_to_stop():  # it goes back with the others, in their order, when the channel closes
+        if told_to_stop(message.channel.membership):
+            # It goes back with the others, in their order, when the channel closes.
             message.channel.ended(message.delivery_tag)
         else:
             self.acknowledged = True
             message.channel.give_back(message.delivery_tag)
-
-    def _drop(self, exc: NotStarted) -> None:
-        """The job was given to somebody else before it was started here."""
-        state.task_ready(self)
-        self.acknowledged = True
-        message = self.message  # type: ignore[attr-defined]
-        if str(exc) in STILL_OURS:
-            message.channel.give_back(message.delivery_tag)
-            what = "it went back to its queue, and runs when the one on probation has ended"
-        else:
-            message.channel.never_started(message.delivery_tag)
-            what = "it is not ours any more, and runs elsewhere"
-        logger.info(
-            "Job %s[%s] was dropped before its start (%s): %s.",
-            self.task.name,  # type: ignore[attr-defined]
-            self.id,  # type: ignore[attr-defined]
-            exc,
-            what,
-        )
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         if not soft and self._killed:
@@ -126,17 +116,19 @@ class CountedRequest:
             return None
         self._cut_short = "" if soft else f"hard time limit ({timeout} s)"
         try:
-            result = super().on_timeout(soft, timeout)  # type: ignore[misc]
+            return super().on_timeout(soft, timeout)  # type: ignore[misc]
+        finally:
             if not soft and not self.acknowledged:
                 # Before 5.7 Celery leaves this to the loss of the child, and greenlets have none.
+                # Or it could not tell the result backend.
                 self.reject(requeue=True)
-            return result
-        finally:
             self._cut_short = ""
 
     def acknowledge(self) -> Any:
+        if is_only_named(self):
+            return None
         channel = self.message.channel  # type: ignore[attr-defined]
-        if isinstance(channel, Channel) and self._pool_of_processes and not self.acknowledged:  # type: ignore[attr-defined]
+        if isinstance(channel, Channel) and not (self.acknowledged or channel.fetch.poller.inline):
             # Celery leaves it to the next turn of its loop. That is too late for the job that gets
             # the slot now, and takes this ack along.
             channel.qos.settle_first(self.message.delivery_tag)  # type: ignore[attr-defined]
@@ -150,14 +142,16 @@ class CountedRequest:
     def reject(self, requeue: bool = False) -> Any:
         if requeue and self._already_cancelled:  # type: ignore[attr-defined]
             return None  # ``on_failure`` gives it back
-        if not (requeue and self._cut_short) or told_to_stop():
-            return super().reject(requeue=requeue)  # type: ignore[misc]
         message, task = self.message, self.task  # type: ignore[attr-defined]
-        if self.acknowledged or not isinstance(message.channel, Channel):
+        ours = isinstance(message.channel, Channel) and not self.acknowledged
+        if not (requeue and self._cut_short and ours):
             return super().reject(requeue=requeue)  # type: ignore[misc]
         self.acknowledged = True
+        settle = partial(
+            self._recover_or_kill, self._cut_short, told_to_stop(message.channel.membership)
+        )
         try:
-            self._recover_or_kill(self._cut_short)
+            settle()
         except (RedisError, OSError) as exc:
             logger.warning(
                 "Job %s[%s] lost its run (%s) and cannot be given back yet (%s): it is safe in "
@@ -167,8 +161,7 @@ class CountedRequest:
                 self._cut_short,
                 exc,
             )
-            again = partial(self._recover_or_kill, self._cut_short)
-            message.channel.membership.overdue.append(again)
+            message.channel.membership.overdue.append(settle)
         except Exception:
             logger.exception(
                 "Job %s[%s] lost its run (%s) and could not be given back: it stays in this "
@@ -179,35 +172,28 @@ class CountedRequest:
             )
         return None
 
-    def _recover_or_kill(self, reason: str) -> None:
+    def _recover_or_kill(self, reason: str, stopping: bool) -> None:
         """Settle a run that was cut short.
 
         Raises:
             redis.exceptions.RedisError: the server cannot be asked now.
         """
         message, app = self.message, self._app  # type: ignore[attr-defined]
-        limits = limits_of(app)
-        dead = message.channel.recover_or_kill(message.delivery_tag, reason, app, limits)
+        channel, tag = message.channel, message.delivery_tag
+        claimed, limits = channel.qos.claimed(tag), limits_of(app)
+        if claimed is None:
+            return
+        judge = channel.cut_short.recover_or_kill
+        dead = judge(claimed.job, reason, app, limits, stopping=stopping, together=self.together)
+        channel.qos._quick_ack(tag)
         if dead is not None:
-            self._bury(dead, reason)
+            self._bury(dead)
 
-    def _bury(self, dead: DeadJob, reason: str) -> None:
-        """The job is in the dead set: say so, and tell its caller."""
-        message, app = self.message, self._app  # type: ignore[attr-defined]
+    def _bury(self, dead: DeadJob) -> None:
+        """The job is in the dead set: have its caller told."""
         self._killed = True
-        logger.error(
-            "Job %s[%s] was killed after %d strikes (%s). It is whole in the dead set as %s: "
-            "look with `celery superfetch dead show`, put it back with `retry`.",
-            self.task.name,  # type: ignore[attr-defined]
-            self.id,  # type: ignore[attr-defined]
-            dead.strikes,
-            reason,
-            dead.id,
-        )
-        try:
-            Announcer(app, message.channel.cut_short.dead_set.client)(dead)
-        except Exception:  # a later pass of the reaper announces it
-            logger.exception("The caller of killed job %s could not be told yet.", dead.id)
+        membership = self.message.channel.membership  # type: ignore[attr-defined]
+        announcements_of(self._app, membership).soon(dead)  # type: ignore[attr-defined]
 
     def _retry_worker_lost(self, exc: BaseException, exc_info: Any) -> bool:
         """Celery 5.7 (``task_retry_on_worker_lost``) sends a job whose child was lost anew.
@@ -223,9 +209,10 @@ class CountedRequest:
             return bool(super()._retry_worker_lost(exc, exc_info))  # type: ignore[misc]
         message, app = self.message, self._app  # type: ignore[attr-defined]
         context = self._context  # type: ignore[attr-defined]
-        innocent = told_to_stop() or self._already_cancelled  # type: ignore[attr-defined]
-        if innocent and late and self.task.reject_on_worker_lost:  # type: ignore[attr-defined]
-            return False  # it goes back as it is: no strike, and none of its retries either
+        innocent = told_to_stop(message.channel.membership) or self._already_cancelled  # type: ignore[attr-defined]
+        spared = innocent or self.together > 1
+        if spared and late and self.task.reject_on_worker_lost:  # type: ignore[attr-defined]
+            return False  # it is recovered as it is: no strike of its own, and none of its retries
         try:
             judged = message.channel.cut_short.sent_anew(
                 claimed.job,
@@ -257,18 +244,27 @@ class CountedRequest:
         self.acknowledged = True
         message.channel.qos._quick_ack(message.delivery_tag)
         if judged is not None:
-            self._bury(judged, self._cut_short)
+            self._bury(judged)
         return True
 
 
-def use_our_request(app: Celery, pool: Any) -> None:
-    """Give every task of ``app`` a counted request class, above the one it has."""
-    made: dict[Any, Any] = {}
-    for task in app.tasks.values():
-        base = symbol_by_name(task.Request)
-        if issubclass(base, CountedRequest):
-            continue
-        if base not in made:
-            bases = (CountedRequest, Returnable, base)
-            made[base] = type(base.__name__, bases, request_attributes(pool))
-        task.Request = made[base]
+def use_our_request(worker: Any) -> None:
+    """Let ``worker`` serve each task by a counted request class, above the one that it has.
+
+    Whenever it looks at its tasks: at each connection, and when some were loaded at run time.
+    """
+    consumer, update = worker.consumer, worker.consumer.update_strategies
+
+    def update_strategies() -> None:
+        made: dict[Any, Any] = {}
+        for task in worker.app.tasks.values():
+            base = symbol_by_name(task.Request)
+            if issubclass(base, CountedRequest):
+                continue
+            if base not in made:
+                bases = (CountedRequest, Returnable, base)
+                made[base] = type(base.__name__, bases, {})
+            task.Request = made[base]
+        update()
+
+    consumer.update_strategies = update_strategies

@@ -1,35 +1,35 @@
-"""Jobs on their way back to their queues, until nobody can ask for them any more."""
+"""Jobs on their way back to their queues."""
 
 from __future__ import annotations
 
 import logging
-import math
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count
 from time import monotonic
+from typing import NamedTuple
 
 from redis.exceptions import RedisError
 
-from .held import Held
 from .job import Job
 from .private_list import PrivateLists
-from .scripts import Scripts
 
 logger = logging.getLogger(__name__)
 
 #: Jobs given back by one script at most; bounds what it costs the server.
 BATCH = 100
 
-#: Seconds for which a claim that was given back is remembered as such. A pool's process that has
-#: the job asks within ``start.START_WAIT`` (10 s) and two waits for a reply (5 s each); a network
-#: that stood still brings the same call again within the time that TCP tries, some minutes.
-CALLED_OFF = 300.0
-
-#: What ``requeue.lua`` answers for a job that its pool has started.
-STARTED = 2
-
 #: Seconds until jobs whose return the server refused are tried again.
 REFUSED_INTERVAL = 5.0
+
+
+class _Batch(NamedTuple):
+    """What one script gives back: jobs of one owner and one queue list."""
+
+    #: Tells the call from others, however often it is sent: that one is carried out once at most.
+    number: int
+    #: To which end of the queue.
+    where: str
+    jobs: list[Job]
 
 
 class Returns:
@@ -39,49 +39,48 @@ class Returns:
         expires: ms of x-expires for each queue list that has it.
     """
 
-    def __init__(
-        self, lists: PrivateLists, scripts: Scripts, expires: Mapping[str, int], held: Held
-    ) -> None:
+    def __init__(self, lists: PrivateLists, expires: Mapping[str, int]) -> None:
         self.lists = lists
-        self.held = held
-        self.scripts = scripts
         self.expires = expires
         #: Job -> to which end of its queue.
         self._waiting: dict[Job, str] = {}
+        #: Those that were sent, and may have gone. They are sent again as they were: a job that
+        #: went may be claimed by now, by another thread of this very process, and run.
+        self._unanswered: list[_Batch] = []
         #: Those that the server refused, and when they are tried again (monotonic s).
         self._refused: dict[Job, str] = {}
         self._refused_until = 0.0
-        #: Jobs given back, and when (monotonic s).
-        self._called_off: deque[tuple[float, Job]] = deque()
-        #: When one was called off last that a pool had (monotonic s).
-        self._recalled = -math.inf
+        self._numbers = count(1)
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._refused)
+        sent = sum(len(batch.jobs) for batch in self._unanswered)
+        return sent + len(self._waiting) + len(self._refused)
 
     def __iter__(self) -> Iterator[Job]:
-        return iter([*self._waiting, *self._refused])
+        for batch in self._unanswered:
+            yield from batch.jobs
+        yield from self._waiting
+        yield from self._refused
 
-    def add(self, jobs: Iterable[Job], where: str) -> None:
-        """Give these back with the next ``send``; one that waits already keeps its place."""
-        for job in jobs:
-            if job not in self._waiting and job not in self._refused:
-                self._waiting[job] = where
+    def __contains__(self, job: object) -> bool:
+        sent = any(job in batch.jobs for batch in self._unanswered)
+        return job in self._waiting or job in self._refused or sent
+
+    def add(self, job: Job, where: str) -> None:
+        """Give this one back with the next ``send``; one that waits already keeps its place."""
+        if job not in self:
+            self._waiting[job] = where
 
     def forget(self, job: Job) -> None:
         """Do not give this one back."""
         self._waiting.pop(job, None)
         self._refused.pop(job, None)
+        for batch in self._unanswered:
+            if job in batch.jobs:
+                batch.jobs.remove(job)
 
-    def of(self, owner: str) -> list[Job]:
-        """What waits to be given back under one owner's name."""
-        return [job for job in self if job.owner == owner]
-
-    def send(self, in_pool: Collection[Job]) -> dict[Job, bool]:
-        """Give back what waits; for each that was looked at, whether its pool has started it.
-
-        Arguments:
-            in_pool: jobs that a pool has and may start at this moment.
+    def send(self) -> list[Job]:
+        """Give back what waits; the jobs that went, or were not there.
 
         Raises:
             redis.exceptions.RedisError: the server cannot be asked, all of it still waits. What
@@ -90,53 +89,34 @@ class Returns:
         """
         if self._refused and monotonic() >= self._refused_until:
             self._waiting, self._refused = {**self._refused, **self._waiting}, {}
-        if not self._waiting:
-            return {}
-        groups: dict[tuple[str, str, str], list[Job]] = {}
-        for job, where in self._waiting.items():
-            groups.setdefault((job.owner, job.queue_list, where), []).append(job)
-        batches = [
-            (where, jobs[at : at + BATCH])
-            for (_, _, where), jobs in groups.items()
-            for at in range(0, len(jobs), BATCH)
-        ]
-        calls, at = [], []
-        for where, jobs in batches:
-            calls += self.held.unhold(jobs)
-            at.append(len(calls))
-            expires = self.expires.get(jobs[0].queue_list, 0)
-            calls.append(self.lists.requeue(jobs, where, expires, in_pool))
-        answers = self.scripts.run_all(calls, errors=True)
-        replies = [answers[index] for index in at]
+        self._unanswered = [batch for batch in self._unanswered if batch.jobs] + self._batches()
         self._waiting = {}
-        started: dict[Job, bool] = {}
-        for (where, jobs), reply in zip(batches, replies, strict=True):
+        if not self._unanswered:
+            return []
+        calls = [
+            self.lists.requeue(jobs, where, self.expires.get(jobs[0].queue_list, 0), number)
+            for number, where, jobs in self._unanswered
+        ]
+        replies = self.lists.scripts.run_all(calls, errors=True)
+        batches, self._unanswered = self._unanswered, []
+        gone: list[Job] = []
+        for (_, where, jobs), reply in zip(batches, replies, strict=True):
             if isinstance(reply, Exception):
                 self._refuse(jobs, where, reply)
             else:
-                for job, answer in zip(jobs, reply, strict=True):
-                    started[job] = answer == STARTED
-                    if not started[job]:
-                        self._call_off(job, job in in_pool)
-        return started
+                gone += jobs
+        return gone
 
-    def _call_off(self, job: Job, in_pool: bool) -> None:
-        now = monotonic()
-        self._called_off.append((now, job))
-        if in_pool:
-            self._recalled = now
-
-    @property
-    def pool_may_ask(self) -> bool:
-        """Whether a pool may still come to a job that was called off, and ask for it."""
-        return monotonic() - self._recalled < CALLED_OFF
-
-    def long_called_off(self) -> list[Job]:
-        """Jobs that nobody can ask about any more, once; their marks may go."""
-        found = []
-        while self._called_off and monotonic() - self._called_off[0][0] > CALLED_OFF:
-            found.append(self._called_off.popleft()[1])
-        return found
+    def _batches(self) -> list[_Batch]:
+        """What waits, as it is sent."""
+        groups: dict[tuple[str, str, str], list[Job]] = {}
+        for job, where in self._waiting.items():
+            groups.setdefault((job.owner, job.queue_list, where), []).append(job)
+        return [
+            _Batch(next(self._numbers), where, jobs[at : at + BATCH])
+            for (_, _, where), jobs in groups.items()
+            for at in range(0, len(jobs), BATCH)
+        ]
 
     def _refuse(self, jobs: list[Job], where: str, exc: Exception) -> None:
         self._refused.update(dict.fromkeys(jobs, where))
@@ -155,6 +135,6 @@ class Returns:
         logger.warning(
             "%d jobs could not be given back to their queues yet (%s). They are safe in the "
             "private lists and go back when the server answers, or by the reaper.",
-            len(self._waiting),
+            len(self),
             exc,
         )

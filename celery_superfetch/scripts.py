@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from hashlib import sha1
 from importlib.resources import files
 from time import monotonic
 from typing import Any, NamedTuple
@@ -14,6 +13,9 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
+from .config import Config
+from .job import digest
+from .keys import Keys
 from .packing import LARGE, packed
 
 #: What redis-py before 5.3 wants to know of the command when it hands out a connection.
@@ -21,6 +23,9 @@ CHECKOUT = () if redis.VERSION >= (5, 3) else ("EVALSHA",)
 
 #: Seconds after which a connection is looked at before it is used: the server may have closed it.
 IDLE = 1.0
+
+#: The scripts do not see the key that never exists.
+FIRST_LINE = "KEYS[#KEYS] = nil\n"
 
 
 class Call(NamedTuple):
@@ -39,10 +44,12 @@ class Scripts:
 
     Arguments:
         client: a plain client (not kombu's prefixing one), for the broker's database.
+        keys: each call declares the one that never exists.
     """
 
-    def __init__(self, client: Redis) -> None:
+    def __init__(self, client: Redis, keys: Keys) -> None:
         self.client = client
+        self._never = keys.never
         self._header: str | None = None
         self._digests: dict[str, str] = {}
 
@@ -77,17 +84,19 @@ class Scripts:
 
     def bare(self, call: Call) -> list[Any]:
         """One run as a command with the whole script, which no server can have forgotten."""
-        return ["EVAL", self._source(call.name), len(call.keys), *call.keys, *call.args]
+        return ["EVAL", self._source(call.name), *self._arguments(call)]
 
     def command(self, call: Call) -> list[Any]:
         """One run as it is sent."""
         if call.whole:
             return self.bare(call)
-        digest = self._digests.get(call.name)
-        if digest is None:
-            digest = _digest(self._source(call.name))
-            self._digests[call.name] = digest
-        return ["EVALSHA", digest, len(call.keys), *call.keys, *call.args]
+        name = self._digests.get(call.name)
+        if name is None:
+            name = self._digests[call.name] = digest(self._source(call.name).encode())
+        return ["EVALSHA", name, *self._arguments(call)]
+
+    def _arguments(self, call: Call) -> list[Any]:
+        return [len(call.keys) + 1, *call.keys, self._never, *call.args]
 
     def _source(self, name: str) -> str:
         return self._flags() + source(name)
@@ -99,9 +108,23 @@ class Scripts:
         allows. Claims, acks and heartbeats must go on: they are what frees the memory.
         """
         if self._header is None:
-            version = server_version(self.client)
+            version = server_version(info(self.client, "server"))
             self._header = "#!lua flags=allow-oom\n" if version >= (7, 0) else ""
         return self._header
+
+
+class OnServer:
+    """Whatever has to do with one database: its client, and the keys and scripts of ours there."""
+
+    def __init__(self, client: Redis, keys: Keys, config: Config) -> None:
+        self.client = client
+        self.keys = keys
+        self.config = config
+        self.scripts = Scripts(client, keys)
+
+    def server_time(self) -> int:
+        """The server's clock in ms: the only clock that is shared."""
+        return milliseconds(self.client.time())
 
 
 class Line:
@@ -160,7 +183,7 @@ class Line:
                 # A health check would take what is owed for the reply to itself.
                 connection.send_packed_command(self.packed(calls, wait), check_health=not owed)
             read = [*due, *calls] if wait else due
-            replies = self._again(read, [_reply(connection) for _ in read])
+            replies = self._again(read, [reply_of(connection) for _ in read])
         except BaseException:
             self._forget_handlers()
             self._connection = connection
@@ -240,11 +263,11 @@ class Line:
 
 @cache
 def source(name: str) -> str:
-    """The text of ``lua/<name>.lua``."""
-    return (files(__package__) / "lua" / f"{name}.lua").read_text()
+    """The text of ``lua/<name>.lua``, behind the line that all begin with."""
+    return FIRST_LINE + (files(__package__) / "lua" / f"{name}.lua").read_text()
 
 
-def _reply(connection: Any) -> Any:
+def reply_of(connection: Any) -> Any:
     """The next reply; an error that the server answered is one."""
     try:
         return connection.read_response()
@@ -252,21 +275,28 @@ def _reply(connection: Any) -> Any:
         return exc
 
 
-def _digest(text: str) -> str:
-    return sha1(text.encode(), usedforsecurity=False).hexdigest()
+def milliseconds(time: Any) -> int:
+    """The reply to TIME as ms."""
+    seconds, micros = time
+    return int(seconds) * 1000 + int(micros) // 1000
 
 
-def server_version(client: Redis) -> tuple[int, int]:
-    """``(major, minor)`` of the Redis that the server is, or is compatible with.
+def info(client: Redis, section: str = "default") -> dict[str, Any]:
+    """What the server says of itself; nothing where that is forbidden."""
+    try:
+        found: Any = client.info(section)
+    except ResponseError:
+        return {}
+    return dict(found) if isinstance(found, dict) else {}
 
-    Where INFO is forbidden or says nothing the answer is (6, 2): the least that is supported.
+
+def server_version(told: Mapping[str, Any]) -> tuple[int, int]:
+    """``(major, minor)`` of the Redis that the server is, or is compatible with, by its ``info``.
+
+    Where it says nothing the answer is (6, 2): the least that is supported.
     """
     try:
-        info: Any = client.info("server")
-    except ResponseError:
-        return (6, 2)
-    try:
-        major, minor = str(info["redis_version"]).split(".")[:2]
-        return (int(major), int(minor))
+        major, minor = str(told["redis_version"]).split(".")[:2]
+        return int(major), int(minor)
     except (KeyError, ValueError):
-        return (6, 2)
+        return 6, 2

@@ -8,7 +8,7 @@ from kombu.transport import redis
 
 from .channel import Channel
 from .errors import ConfigError
-from .places import ASKED_ONCE, Params, sentinel_params
+from .places import ASKED_ONCE, Params, discreetly, sentinel_params
 from .transport import Transport
 
 
@@ -18,7 +18,10 @@ class SentinelChannel(Channel, redis.SentinelChannel):
     def _sentinel_managed_pool(self, asynchronous: bool = False) -> Any:
         given = getattr(self, "sentinel_kwargs", None)
         self.sentinel_kwargs = {**ASKED_ONCE, **(given or {})}
-        return super()._sentinel_managed_pool(asynchronous)
+        pool = super()._sentinel_managed_pool(asynchronous)
+        sentinel = pool.sentinel_manager
+        sentinel.discover_master = discreetly(sentinel.discover_master, self.sentinel_kwargs)
+        return pool
 
     def here(self) -> Params:
         # kombu's pool knows the Sentinels, credentials and TLS, each as that version has it.
@@ -37,6 +40,7 @@ class SentinelTransport(Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         if not (client.transport_options or {}).get("master_name"):
+            self.config  # noqa: B018 - it may be there under a name that is nearly right
             raise ConfigError(
                 "sentinel:// needs to know which primary is meant: set 'master_name' in "
                 "broker_transport_options to the name that the Sentinels monitor it by"

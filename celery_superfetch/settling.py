@@ -5,51 +5,63 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable, Mapping
+from enum import Enum
 from typing import Any
 
 from redis import Redis
 from redis.exceptions import RedisError
 
 from .acks import Acks
+from .certificate import Certificate
 from .config import Config
 from .held import Held
 from .job import Claimed, Job
 from .keys import Keys
-from .leases import Leases
 from .losses import announce
 from .private_list import PrivateLists
 from .returns import Returns
-from .scripts import Call, Scripts
+from .scripts import Call, OnServer
 
 
-class Settling:
+class Stage(Enum):
+    """Who has a job that is claimed and not settled."""
+
+    #: We have it, or a consumer that may begin with it at any moment.
+    CLAIMED = "claimed"
+    #: A consumer that hands it over before it begins: till then it may be taken back.
+    WAITS = "waits"
+    #: A consumer that makes one run of many, and does not say when it begins.
+    GATHERED = "gathered"
+    #: A pool: it runs, or is about to.
+    STARTED = "started"
+
+
+class Settling(OnServer):
     """The jobs that one process holds, from their claim on.
 
-    Thread-safe: acks come from the consumer's loop, from the thread that fires timers during
-    a warm shutdown, and after the channel is closed; none of them needs a channel here.
+    Thread-safe: acks come from the consumer's loop, from the threads of a pool, and after the
+    channel is closed; none of them needs a channel here.
     """
 
     def __init__(self, client: Redis, keys: Keys, config: Config) -> None:
+        super().__init__(client, keys, config)
         self.lists = PrivateLists(client, keys, config)
-        self.scripts = Scripts(client)
-        self.config = config
         #: ms of x-expires for each queue list that has it.
         self.expires: dict[str, int] = {}
         #: A reply was lost: the private lists may hold jobs that nobody here knows.
         self.doubt = False
-        #: Jobs claimed and not settled -> handed to a pool, which may start it at any moment.
-        self._held: dict[Job, bool] = {}
+        self._held: dict[Job, Stage] = {}
         #: The latest suspect that was claimed.
         self._alone: Job | None = None
-        #: Claims that a pool of this process has and may start: owner and claim id.
-        self.in_pool: set[tuple[str, str]] = set()
+        #: Jobs that their claim has recorded as running, and no pool has got yet.
+        self._recorded: set[Job] = set()
         #: Jobs that run on although the channel that delivered them is closed: they count
         #: against the prefetch of the next, or it would reserve jobs behind them.
         self.outlived: set[Job] = set()
-        self.leases = Leases(config.heartbeat_interval)
-        self._acks = Acks(self.lists, self.scripts)
+        self.certificate = Certificate(config.heartbeat_interval)
         self._held_aside = Held(self.lists)
-        self._returns = Returns(self.lists, self.scripts, self.expires, self._held_aside)
+        self._acks = Acks(self.lists, self._held_aside)
+        self._returns = Returns(self.lists, self.expires)
         self._lock = threading.RLock()
 
     # -- what is held
@@ -62,67 +74,74 @@ class Settling:
         return job in self._held
 
     @property
+    def queue_lists(self) -> set[str]:
+        """Where those that are held come from."""
+        with self._lock:
+            return {job.queue_list for job in self._held}
+
+    @property
     def alone(self) -> Job | None:
         """The job on probation that has this process for itself."""
         return self._alone if self._alone in self._held else None
 
-    def unstarted(self, job: Job) -> bool:
-        """Whether ``job`` is held, and no pool has it."""
-        return self._held.get(job) is False
+    def will_ask(self, job: Job, asks: bool = True) -> None:
+        """Note that the job's consumer hands it over (``start``) before it begins with it.
 
-    def hand_over(self, job: Job, record: str = "") -> float:
-        """Note that a pool has the job: from here on it may start without our knowledge.
+        Arguments:
+            asks: False: it gathers jobs, and hands over what it makes of them.
+        """
+        with self._lock:
+            if self._held.get(job) is Stage.CLAIMED:
+                self._held[job] = Stage.WAITS if asks else Stage.GATHERED
+
+    def may_start(self, job: Job) -> bool:
+        """Whether the job is ours and waits to be started; False for ever once it is not."""
+        stage = self._held.get(job, Stage.STARTED)
+        return stage is not Stage.STARTED and job not in self._returns
+
+    def start(self, job: Job, record: str = "") -> float:
+        """Hand a job over to those who run it: from here on it is not given back.
+
+        Its record as running is on its way before they have it, and takes along the ack of the
+        job that made room; nobody waits for the answer. (With ETA jobs to be moved aside, it is
+        waited for.)
 
         Arguments:
             record: its digest; empty where it may be settled before it runs.
 
         Returns:
-            until when it may start without asking (monotonic s); 0 when it has to ask.
+            until when it may begin (monotonic s); 0: not now.
         """
         with self._lock:
-            if job not in self._held:
+            until = self.certificate.until(job.owner)
+            # While a reply is lost, the record may say that a suspect runs here, alone.
+            if not until or self.doubt or not self.may_start(job):
                 return 0.0
-            self._held[job] = True
-            self.in_pool.add((job.owner, job.claim_id))
-            until = self.leases.recorded(job) or self._record(job, record)
-            if until:
-                self.leases.give(job)
+            if job not in self._recorded:
+                if record:
+                    self._acks.start(job, record)
+                try:
+                    if self._acks.unsent:
+                        self.post()
+                except (RedisError, OSError):  # its channel meets the same, and gives it back
+                    self._acks.forget_start(job)
+                    return 0.0
+            self._recorded.discard(job)
+            self._held[job] = Stage.STARTED
             return until
-
-    def _record(self, job: Job, record: str) -> float:
-        """Record a job as running that has a slot for itself, without waiting for the answer.
-
-        The record is on its way before the pool has the job, and takes along the ack of the one
-        that made room. (With ETA jobs to be moved aside, the answer is waited for.)
-
-        Returns:
-            until when it may start so (monotonic s); 0 when it has to ask.
-        """
-        until = self.leases.until(job.owner)
-        if not until or self.doubt or self.alone is not None or not self.leases.has_slot():
-            return 0.0
-        if record:
-            self._acks.start(job, record)
-        try:
-            self.post()
-        except (RedisError, OSError):  # it is sent again, and the job asks
-            return 0.0
-        return until
 
     def ended(self, job: Job) -> None:
         """Note that the pool is done with the job, or never had it."""
         with self._lock:
-            self.leases.take_back(job)
             if job in self._held:
-                self._held[job] = False
+                self._held[job] = Stage.CLAIMED
 
     def drop(self, job: Job) -> None:
         """Note that a job has left the private list, or was never started."""
         with self._lock:
             self._held.pop(job, None)
-            self.leases.forget(job)
+            self._recorded.discard(job)
             self._acks.forget_start(job)
-            self.in_pool.discard((job.owner, job.claim_id))
             self.outlived.discard(job)
             self._returns.forget(job)
             self._held_aside.forget(job)
@@ -132,6 +151,7 @@ class Settling:
         with self._lock:
             if job in self._held:
                 self._held_aside.add(job)
+                self._recorded.discard(job)  # moving it takes its record away
 
     def bring_back(self, job: Job) -> None:
         """Have a job in its private list, where whatever is done to it looks for it.
@@ -144,7 +164,7 @@ class Settling:
                 # The record of its start may be on its way, and must not come in behind what
                 # removes it.
                 self._run()
-            self.scripts.run_all(self._held_aside.unhold([job]))
+            self.scripts.run_all(self._held_aside.unhold(job))
             self._held_aside.forget(job)
 
     # -- settlements
@@ -152,24 +172,45 @@ class Settling:
     def ack(self, claimed: Claimed) -> None:
         """Settle a job with whatever is sent next; one given back is not ours."""
         with self._lock:
-            job = claimed.job
-            if job in self._held:
-                self._returns.forget(job)
-                self.in_pool.discard((job.owner, job.claim_id))
+            if claimed.job in self._held:
+                self._returns.forget(claimed.job)
                 self._acks.add(claimed)
 
     def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
         """Give jobs back on purpose, in the order given (newest first for the front).
 
-        What cannot be given back now is, as soon as the server can be asked again.
+        What runs stays. What cannot be given back now is, as soon as the server can be asked
+        again.
         """
         with self._lock:
             acked = set(self._acks)
-            self._returns.add((j for j in jobs if j in self._held and j not in acked), where)
+            for job in jobs:
+                stage = self._held.get(job)
+                if stage is Stage.STARTED:
+                    self.outlived.add(job)
+                elif stage is not None and job not in acked:
+                    self._returns.add(job, where)
             try:
                 self._send_returns()
             except RedisError as exc:
                 self._returns.warn(exc)
+
+    def take_back(self, jobs: Iterable[Job], all_of_them: bool = True) -> list[Job]:
+        """Give back those whose consumers have not handed them over, and now cannot.
+
+        Arguments:
+            all_of_them: those, too, that wait for their time.
+
+        Returns:
+            the jobs; in the order given, which is that of ``requeue``.
+        """
+        with self._lock:
+            back = [job for job in jobs if self._held.get(job) is Stage.WAITS]
+            if not all_of_them:
+                aside = self._held_aside
+                back = [job for job in back if not (job in aside or aside.is_due(job))]
+            self.requeue(back)
+            return back
 
     def give_all_back(self) -> None:
         """Give back whatever is still held, newest claims first (the process ends)."""
@@ -178,16 +219,6 @@ class Settling:
             for job in self._held:
                 self.ended(job)
             self.requeue(reversed(list(self._held)))
-
-    @property
-    def pool_may_ask(self) -> bool:
-        """Whether a pool may still come to a job that was called off, and ask for it."""
-        return self._returns.pool_may_ask
-
-    def long_called_off(self) -> list[Job]:
-        """Jobs that nobody can ask about any more, once; their marks may go."""
-        with self._lock:
-            return self._returns.long_called_off()
 
     # -- round trips
 
@@ -213,22 +244,10 @@ class Settling:
             self._send_returns()
             self._run(wait=False)
 
-    def ask(self, question: Call) -> Any:
-        """Send what waits to be settled and a question of the same owner's, in one round trip.
-
-        Raises:
-            redis.exceptions.RedisError: one of them was refused, or no answer came.
-        """
-        with self._lock:
-            reply = self._run(question)
-            if isinstance(reply, Exception):
-                raise reply
-            return reply
-
     @property
     def oldest_ack(self) -> Job | None:
         """The first of the acks that wait to be sent."""
-        return next(self._acks.waiting(), None)
+        return next((job for job, _ in self._acks.waiting), None)
 
     @property
     def settlements(self) -> Mapping[str, int]:
@@ -253,15 +272,14 @@ class Settling:
         """
         if not self._returns:
             return
-        for job in self.leases.given(self._returns):
-            self._returns.forget(job)
-            self.outlived.add(job)  # it may have started, and nobody can call it off
-        in_pool = {job for job, handed_over in self._held.items() if handed_over}
-        for job, started in self._returns.send(in_pool).items():
-            if started:
-                self.outlived.add(job)
-            else:
-                self.drop(job)
+        try:
+            gone = self._returns.send()
+        except BaseException:
+            # They may have gone, and have been claimed anew by who took it for one of them.
+            self.doubt = True
+            raise
+        for job in gone:
+            self.drop(job)
 
     def _run(self, last: Call | None = None, *, wait: bool = True) -> Any:
         """Send what is to be moved aside or settled, and then ``last``, whose reply it returns.
@@ -272,9 +290,9 @@ class Settling:
         if self._acks.overdue:
             # Their connection may be lost by now, which is no reason not to ask on another.
             with contextlib.suppress(RedisError):
-                self._exchange(self._held_aside.unhold(self._acks.waiting()))
+                self._exchange([])
             self._acks.rest()
-        moves = [*self._held_aside.unhold(self._acks.waiting()), *self._held_aside.hold()]
+        moves = self._held_aside.hold()
         # A server that does not know the script of a move is told it with the answer. By then the
         # job may be back on its queue, and claimed again.
         return self._exchange(moves, last, wait=wait or bool(moves))
@@ -284,14 +302,12 @@ class Settling:
             answers = self._acks.send(moves, last, wait=wait)
         except BaseException:
             self.doubt = True
-            self.leases.void()
             raise
         for job in answers.settled:
             self.drop(job)
         for job in answers.lost:
             announce(job, self.lists)
         if answers.refused is not None:
-            self.leases.void()
             self.doubt = self.doubt or last is not None  # nobody reads what a claim brought
             raise answers.refused
         return answers.last

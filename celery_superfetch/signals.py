@@ -5,13 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from celery.utils.dispatch import Signal
+from celery.utils import dispatch
 from celery.utils.log import get_logger
 
+from . import forks
 from .job import Envelope, Job
 from .recovery import Decision, Recovery
 
 logger = get_logger(__name__)
+
+
+class Signal(dispatch.Signal):
+    """One whose receivers may do what they like in any thread of ours: no fork meets them."""
+
+    def send(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
+        """Call the receivers; each with what it answered, or raised."""
+        with forks.kept_off():
+            return list(super().send(sender, **named))
+
 
 #: Before a job is recovered: a receiver may return a ``Decision``. ``recovery=Recovery``.
 job_recovering = Signal(name="job_recovering", providing_args={"recovery"})

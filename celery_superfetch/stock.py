@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha1
 from typing import Any, NamedTuple
 
 from redis import Redis
@@ -13,7 +12,7 @@ from redis import Redis
 from .config import Config
 from .job import digest
 from .keys import Keys
-from .scripts import Call
+from .scripts import Call, OnServer
 
 _decoder = json.JSONDecoder()
 
@@ -59,7 +58,7 @@ class StockJob:
         return cls(delivery, value, start, end, message, exchange or "", routing_key or "")
 
 
-class Unacked:
+class Unacked(OnServer):
     """Stock kombu's hash of unacked messages and its index by time of delivery.
 
     Arguments:
@@ -68,9 +67,7 @@ class Unacked:
     """
 
     def __init__(self, client: Redis, keys: Keys, config: Config, name: str, index: str) -> None:
-        self.client = client
-        self.keys = keys
-        self.config = config
+        super().__init__(client, keys, config)
         # kombu's own keys: the prefix is all that is put before them.
         self.name = keys.queue(name)
         self.index = keys.queue(index)
@@ -103,7 +100,7 @@ class Unacked:
         number = {name: at for at, name in enumerate(lists, 1)}
         args: list[Any] = [int(self.config.strike_window), len(lists), *lists.values()]
         for job, targets in jobs:
-            seen = sha1(job.value, usedforsecurity=False).hexdigest()
+            seen = digest(job.value)
             # Lua counts from 1 and includes the last byte.
             args += [job.delivery.tag, repr(job.delivery.since), seen, job.start + 1, job.end]
             args += [len(targets), *(number[name] for name in targets)]

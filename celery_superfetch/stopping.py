@@ -7,85 +7,66 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
-from celery.bootsteps import IGNORE_ERRORS
-from celery.exceptions import TaskRevokedError, WorkerTerminate
+from celery.exceptions import WorkerTerminate
 from celery.platforms import EX_FAILURE, EX_OK
 from celery.utils.log import get_logger
 from celery.worker import state
 
+from . import forks
+from .membership import Membership
 from .memberships import memberships
-from .qos import Delivered
+from .qos import claim_of
 
 logger = get_logger(__name__)
 
 #: Seconds between two looks for an order to stop. The signal handler itself may only set flags.
 LOOK_INTERVAL = 0.5
 
-#: The only strategy that is known to ask a request before it runs it. Others (batches) keep
-#: messages of their own, and settle those themselves.
+#: The only strategy that is known to hand a request to the pool before it runs. Others (batches)
+#: keep messages of their own, and settle those themselves.
 ASKS_FIRST = "celery.worker.strategy:default"
 
 
-def told_to_stop() -> bool:
-    """Whether this worker is on its way out: by signal, remote control or an error."""
-    # An exit code of 0 says stop as well.
-    flags = (state.should_stop, state.should_terminate)
-    return any(flag is not None and flag is not False for flag in flags) or any(
-        membership.is_stopping for membership in memberships()
-    )
+def told_to_stop(membership: Membership) -> bool:
+    """Whether the worker of ``membership`` is on its way out: by signal, remote control or an
+    error."""
+    return membership.heart.stopping or _process_ends()
 
 
-def say_so() -> None:
-    """Mark the owner as stopping; safe in a signal handler, since it only sets flags."""
-    for membership in memberships():
-        membership.stopping()
+def _process_ends() -> bool:
+    """What Celery tells all workers of a process; it is taken back where one was embedded."""
+    for flag in (state.should_stop, state.should_terminate):
+        if flag is not None and flag is not False:  # an exit code of 0 says stop as well
+            return True
+    return False
 
 
 class Returnable:
     """Mixin for a request class: until it starts it may be given back; then it does not start."""
 
-    #: Jobs that a pool of processes was handed may run at once; other pools say when they do.
-    _pool_of_processes = False
-    #: Raised where the pool is about to run it, in the pool's own thread or greenlet.
-    _refusal: type[BaseException] = TaskRevokedError
     #: Its greenlet is being killed.
     _greenlet_killed = False
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)  # type: ignore[call-arg]
-        raw = getattr(message, "_raw", None)
-        if isinstance(raw, Delivered) and self.task.Strategy == ASKS_FIRST:  # type: ignore[attr-defined]
-            raw.stage = "waits"
-
-    def _start(self) -> bool:
-        raw = getattr(self.message, "_raw", None)  # type: ignore[attr-defined]
-        if not isinstance(raw, Delivered) or raw.stage in ("", "started"):
-            return True
-        return not told_to_stop() and raw.start()
-
-    def revoked(self) -> bool:
-        """Celery asks on reception, and again before it hands the request to the pool."""
-        if super().revoked():  # type: ignore[misc]
-            return True
-        handed_over = self._pool_of_processes and self in state.reserved_requests
-        return handed_over and not self._start()
-
-    def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """The next thing to happen is the task's body (in a pool of processes: it has begun)."""
-        if not self._start():
-            raise self._refusal(self.id)  # type: ignore[attr-defined]
-        super().on_accepted(pid, time_accepted)  # type: ignore[misc]
+        claimed = claim_of(self)
+        if claimed is not None:
+            asks = self.task.Strategy == ASKS_FIRST  # type: ignore[attr-defined]
+            message.channel.fetch.in_flight.will_ask(claimed.job, asks)
 
     def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
         """A cold shutdown, or a lost connection, ends what runs; it goes back to its queue."""
         self._greenlet_killed = pool.is_green
+        # Celery notes it when it has told the result backend. Where that is away, the end of the
+        # child would count as a revocation, whose ack loses the job.
+        self._already_cancelled = True
         try:
             super().cancel(pool, *args, **kwargs)  # type: ignore[misc]
         except NotImplementedError:
             if not is_solo(pool):
+                self._already_cancelled = False
                 logger.warning(
                     "Job %s[%s] cannot be ended: it runs in a thread. The worker waits for it.",
                     self.name,  # type: ignore[attr-defined]
@@ -107,26 +88,9 @@ class Returnable:
         return super().acknowledge()  # type: ignore[misc]
 
 
-def request_attributes(pool: Any) -> dict[str, Any]:
-    """What the requests of a worker have to know of its pool."""
-    attributes: dict[str, Any] = {"_pool_of_processes": bool(pool.uses_semaphore)}
-    if pool.is_green:
-        (attributes["_refusal"],) = IGNORE_ERRORS  # GreenletExit: ends a greenlet without a word
-    return attributes
-
-
 def is_solo(pool: Any) -> bool:
     """Whether jobs run in the consumer's own thread."""
     return type(pool).__module__ == "celery.concurrency.solo"
-
-
-def blocks_consumer(pool: Any) -> Callable[[], bool]:
-    """Whether the consumer that hands a job to ``pool`` now waits there until some job ends."""
-    if is_solo(pool):
-        return lambda: True
-    if pool.is_green:
-        return lambda: len(state.reserved_requests) >= pool.limit
-    return lambda: False
 
 
 class Stopper(threading.Thread):
@@ -139,13 +103,25 @@ class Stopper(threading.Thread):
     def __init__(self, worker: Any) -> None:
         super().__init__(name="superfetch-stopper", daemon=True)
         self.worker = worker
+        #: It is this worker that was told.
+        self._told = False
         self._over = threading.Event()
 
     def run(self) -> None:
         while not self._over.wait(LOOK_INTERVAL):
-            if told_to_stop():
-                say_so()
-                self.give_back()
+            if self._mark(self._told or _process_ends()):
+                with forks.kept_off():
+                    self.give_back()
+
+    def say_so(self) -> None:
+        """Mark its owners as stopping; safe in a signal handler, since it only sets flags."""
+        self._told = self._mark(True)
+
+    def _mark(self, stopping: bool) -> bool:
+        for membership in memberships():
+            if membership.worker is self.worker:
+                membership.heart.stopping = stopping
+        return stopping
 
     def stop(self) -> None:
         """Look no more; the consumer's thread does what is left."""
@@ -171,17 +147,24 @@ class Stopper(threading.Thread):
 # -- signals
 
 
-def wrap_handlers(worker: Any) -> None:
+def wrap_handlers(stopper: Stopper) -> None:
     """Be asked before Celery's handlers of a cold shutdown, which report last and block first."""
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         handler: Any = signal.getsignal(number)
         if getattr(handler, "__name__", "") == "worker_Cold":
             with suppress(ValueError):  # embedded in a thread, where nobody handles signals
-                signal.signal(number, partial(_on_cold, worker, handler))
+                signal.signal(number, _asking(stopper, handler))
 
 
-def _on_cold(worker: Any, handler: Callable[..., Any], number: int, frame: Any) -> None:
-    say_so()
+def _asking(stopper: Stopper, handler: Callable[..., Any]) -> Callable[[int, Any], None]:
+    """Not a ``partial``: Python asks for the ``repr`` of what it finds in a handler's place, and
+    that of a thread waits for a lock. Under gevent the next signal stopped the worker for ever."""
+    return lambda number, frame: _on_cold(stopper, handler, number, frame)
+
+
+def _on_cold(stopper: Stopper, handler: Callable[..., Any], number: int, frame: Any) -> None:
+    stopper.say_so()
+    worker = stopper.worker
     pool = worker.pool
     if pool is not None and pool.is_green:
         # The handler waits and joins, which no code may that runs in the hub.

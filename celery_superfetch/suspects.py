@@ -6,55 +6,51 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from redis import Redis
-
-from .config import Config
-from .keys import Keys
-from .scripts import Call, Scripts
+from .facts import RETRY_INTERVAL
+from .scripts import Call, OnServer
 
 #: Owners that one script removes and writes at most: it keeps everybody else waiting.
 BATCH = 100
 
 
-class Suspects:
+class Suspects(OnServer):
     """What one-shot passes saw, added up in ``superfetch:suspects``.
 
-    The time between two passes counts only up to two reap intervals, and the latest of it only
-    up to one heartbeat: a step of the server's clock or an outage between two passes convicts
-    nobody, since whoever lives is heard by the pass after it.
+    The time between two passes counts once a further pass still finds nothing, after as long as
+    whoever lives needs to be heard again: an outage between two passes convicts nobody. It counts
+    only up to two reap intervals, and so does a step of the server's clock.
     """
 
-    def __init__(self, client: Redis, keys: Keys, config: Config) -> None:
-        self.client = client
-        self.keys = keys
-        self.scripts = Scripts(client)
-        self.most = 2 * config.reap_interval
-        self.latest = config.heartbeat_interval
-
     def look(
-        self, scores: Mapping[str, int], now: int, run_id: str, *, keep: bool = True
+        self,
+        scores: Mapping[str, int],
+        intervals: Mapping[str, float],
+        now: int,
+        run_id: str,
+        *,
+        keep: bool = True,
     ) -> dict[str, float]:
         """Take in one pass; owner -> seconds of silence that all passes saw together.
 
         Arguments:
             scores: every registered owner -> its last heartbeat (server ms).
-            now: server ms.
+            intervals: owners that are looked at -> seconds between their heartbeats.
+            now: when the scores were read, server ms.
             run_id: which run of the server this is; what was seen in another does not count.
             keep: False only reads (a dry run, ``status``).
         """
         rows: Any = self.client.hgetall(self.keys.suspects)
         before = {owner.decode(errors="replace"): _Seen.load(row) for owner, row in rows.items()}
         seen: dict[str, _Seen] = {}
-        for owner, score in scores.items():
-            last = before.get(owner)
-            if last is None or (last.score, last.run_id) != (score, run_id):
-                seen[owner] = _Seen(score, run_id, now)
+        for owner, interval in intervals.items():
+            last, fresh = before.get(owner), _Seen(scores[owner], run_id, now)
+            if last is None or last[:2] != fresh[:2]:
+                seen[owner] = fresh
             else:
-                gap = min(max(0.0, (now - last.at) / 1000), self.most)
-                seen[owner] = _Seen(score, run_id, now, last.silent + last.gap, gap)
+                seen[owner] = last.then(now, interval + RETRY_INTERVAL, self.config.reap_interval)
         if keep:
             self._write(seen, gone=set(before) - set(scores))
-        return {owner: row.silent + min(row.gap, self.latest) for owner, row in seen.items()}
+        return {owner: row.silent for owner, row in seen.items()}
 
     def _write(self, seen: Mapping[str, _Seen], gone: set[str]) -> None:
         rows = [(owner, json.dumps(row)) for owner, row in seen.items()]
@@ -68,15 +64,29 @@ class Suspects:
 
 
 class _Seen(NamedTuple):
-    """One owner as the latest pass saw it."""
+    """One owner as passes saw it."""
 
     score: int
     run_id: str
-    #: Time of that pass, server ms.
+    #: Time of the latest pass that came late enough after the one before it, server ms.
     at: int
     #: Seconds of silence up to the pass before, and from there to that pass.
     silent: float = 0.0
     gap: float = 0.0
+
+    def then(self, now: int, wait: float, reap_interval: float) -> _Seen:
+        """After one more pass that found the same; one that came too soon says nothing.
+
+        Arguments:
+            wait: seconds until whoever lives is heard again.
+        """
+        past = (now - self.at) / 1000
+        if past < 0:  # the server's clock was set back
+            return self._replace(at=now)
+        if past < wait:
+            return self
+        gap = min(past, max(wait, 2 * reap_interval))
+        return self._replace(at=now, silent=self.silent + self.gap, gap=gap)
 
     @classmethod
     def load(cls, row: bytes) -> _Seen | None:

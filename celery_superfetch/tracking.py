@@ -11,7 +11,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from .blocking import OVERDUE
 from .membership import BLOCK_TIMEOUT, Membership
-from .places import lone_connection, patient
+from .places import lone_connection
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class Tracking:
 
     def _open(self) -> bool:
         """Connect; False where the server does not allow it."""
-        params = {**patient(self.membership.params), "protocol": 2}
+        params = {**self.membership.home.params, "protocol": 2}
         self._hearer, self._looker = lone_connection(params), lone_connection(params)
         try:
             self._hearer.connect()

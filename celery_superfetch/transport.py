@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from kombu.transport import redis
 from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from .channel import Channel
 from .config import Config
+from .errors import ConfigError
+from .keys import Keys
 from .poller import Poller
-from .preflight import ReadOnlyServer, check_writable
+from .preflight import check_writable, warn_once
 
 #: Options that kombu and Celery read from ``broker_transport_options`` with a Redis broker,
 #: beside those a channel takes over (``Channel.from_transport_options``).
@@ -61,18 +65,35 @@ class Transport(redis.Transport):
 
     Channel = Channel
 
+    #: The Celery worker that this connection serves; it is an owner of its own.
+    worker: object = None
+
     def __init__(self, client: Any, **kwargs: Any) -> None:
-        self.config = Config.from_options(client.transport_options or {}, known_options())
         super().__init__(client, **kwargs)
+        try:
+            self.config  # noqa: B018 - a word now, to whoever only publishes; who consumes is refused
+        except ConfigError as exc:
+            warn_once(f"celery_superfetch: {exc} (a worker refuses to start with it)")
         self.cycle = Poller()
         _keep_transport(client)
 
+    @cached_property
+    def config(self) -> Config:
+        """The options of this connection.
+
+        Raises:
+            ConfigError: one is unknown or impossible.
+        """
+        return Config.from_options(self.client.transport_options or {}, known_options())
+
     def establish_connection(self) -> Any:
-        """Connect; a read-only replica is refused here, where kombu tries again with a pause."""
+        """Connect; a server of no use is refused here, where kombu tries again with a pause."""
         connection = super().establish_connection()
+        channel = self._avail_channels[-1]
+        never = Keys(channel.global_keyprefix).never
         try:
-            check_writable(Redis(connection_pool=self._avail_channels[-1].pool))
-        except ReadOnlyServer:
+            check_writable(Redis(connection_pool=channel.pool), never)
+        except RedisConnectionError:
             self.close_connection(connection)
             raise
         return connection

@@ -16,6 +16,7 @@ class Reason(Enum):
     PROCESS_ZOMBIE = "its process is a zombie"
     PID_REUSED = "its pid belongs to another process now"
     SUPERSEDED = "the same process re-executed and registered anew"
+    STUCK = "it says that its event loop has not turned for its owner_ttl"
     DISCONNECTED = "its connections are gone and it missed two heartbeats"
     SILENT = "no heartbeat for its owner_ttl"
     # alive
@@ -27,6 +28,11 @@ class Reason(Enum):
     # over
     REAPED = "already reaped"
 
+    @property
+    def dead(self) -> bool:
+        """True when the owner's jobs are to be given back."""
+        return self in _DEAD
+
 
 _DEAD = frozenset(
     {
@@ -34,6 +40,7 @@ _DEAD = frozenset(
         Reason.PROCESS_ZOMBIE,
         Reason.PID_REUSED,
         Reason.SUPERSEDED,
+        Reason.STUCK,
         Reason.DISCONNECTED,
         Reason.SILENT,
     }
@@ -59,6 +66,8 @@ class Evidence:
     silent_for: float | None = None
     #: What the judge's own host says of the process; None: not the same ground.
     process: LocalProcess | None = None
+    #: It said so by its last heartbeat: nobody settles or hands on its jobs.
+    stuck: bool = False
     #: A newer program of the same process has registered.
     superseded: bool = False
     #: Some of the pool processes it registered still run (asked on the same ground only).
@@ -69,30 +78,16 @@ class Evidence:
     reaped: bool = False
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The judgement on one owner."""
-
-    reason: Reason
-
-    @property
-    def dead(self) -> bool:
-        """True when the owner's jobs are to be given back."""
-        return self.reason in _DEAD
-
-
-def judge(evidence: Evidence) -> Verdict:
+def judge(evidence: Evidence) -> Reason:
     """The table of ``docs/how_it_works``, row by row; never raises, never asks anybody."""
-    return Verdict(_reason(evidence))
-
-
-def _reason(evidence: Evidence) -> Reason:
     if evidence.reaped:
         return Reason.REAPED
     silent = evidence.silent_for or 0.0
     missed = silent >= MISSED_HEARTBEATS * evidence.heartbeat_interval
     if evidence.superseded:
         return Reason.SUPERSEDED
+    if evidence.stuck:
+        return Reason.STUCK
     if evidence.process is LocalProcess.RUNNING:
         return Reason.RUNNING_SILENT if missed else Reason.RUNNING
     if evidence.process is not None:

@@ -52,7 +52,8 @@ class Watch:
 
     def silent_for(self, owner: str, score: int, now: float) -> float | None:
         """Seconds ``owner`` has stood still at ``score``; 0 if it is heard, None: unknown."""
-        if self._last is None or now - self._last > self.longest_gap:
+        last = self._last  # another thread may look meanwhile
+        if last is None or now - last > self.longest_gap:
             return None
         known = self._still.get(owner)
         if known is None or known[0] != score:
@@ -61,6 +62,8 @@ class Watch:
 
     def suspects(self, now: float, silence: float) -> list[str]:
         """Owners that stood still for at least ``silence`` seconds."""
-        if self._last is None or now - self._last > self.longest_gap:
-            return []
-        return [owner for owner, (_, since) in self._still.items() if now - since >= silence]
+        return [
+            owner
+            for owner, (score, _) in self._still.items()
+            if (self.silent_for(owner, score, now) or 0.0) >= silence
+        ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -56,6 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     chance.addoption("--seed", type=int, help="begin with this seed, to see a run again")
     chance.addoption("--runs", type=int, default=1, help="runs of the campaign of troubles")
     chance.addoption("--minutes", type=float, default=1.5, help="how long the soak lasts")
+    chance.addoption("--fuzz", type=int, default=3, help="batches of odd messages for each pool")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -145,6 +147,14 @@ def nobodys_owner() -> Iterator[None]:
             if membership._heartbeats is not None:  # a test left it with jobs
                 membership._heartbeats.stop()
         memberships._memberships.clear()
+
+
+@pytest.fixture
+def no_results_left() -> Iterator[None]:
+    """Results of chords are known to each other, and talk to their backend when they go: that
+    should be before it goes."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture

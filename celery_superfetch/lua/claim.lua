@@ -25,7 +25,9 @@ local function mark(payload)
   if not counted then return 0 end
   local key = counters .. redis.sha1hex(payload)
   if redis.call('EXISTS', key) == 0 then return 0 end
-  return redis.call('HMGET', key, 'recoveries', 'strikes', 'requeues')
+  -- A key of another type says as little as none, and the job has been claimed.
+  local known = redis.pcall('HMGET', key, 'recoveries', 'strikes', 'requeues')
+  return known.err and 0 or known
 end
 
 local function private_of(at) return prefix .. string.sub(KEYS[at + 3], cut) end
@@ -63,7 +65,8 @@ local function take(at)
   local payload = redis.pcall('LMOVE', queue, private, 'RIGHT', 'LEFT')
   if type(payload) == 'table' and string.find(payload.err, 'OOM') then
     -- Over its memory limit a server before 7.0 refuses what adds, unless a removal came first.
-    payload = redis.pcall('RPOP', queue)
+    payload = redis.pcall('LLEN', private)
+    if type(payload) == 'number' then payload = redis.pcall('RPOP', queue) end
     if type(payload) == 'string' then redis.call('LPUSH', private, payload) end
   end
   if type(payload) == 'table' then

@@ -4,13 +4,14 @@
 --       then field and value of each fact that changed
 -- Returns: {"ok", ms, {quiet owner, score, ...}, {owner of this host, ...}, {list with
 --       probation, ...}}, where a quiet owner has not written since the caller's last
---       heartbeat; or {"missing"}, {"reaped"}
+--       heartbeat; or {"missing"} (but for its facts), {"unknown"}, {"reaped"}
 -- Crash: nothing half done.
 local owners, facts, host = KEYS[1], KEYS[2], KEYS[3]
 local owner, since, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local state = redis.call('HGET', facts, 'state')
 if state == 'reaped' then return {'reaped'} end
-if not state or not redis.call('ZSCORE', owners, owner) then return {'missing'} end
+if not state then return {'unknown'} end
+if not redis.call('ZSCORE', owners, owner) then return {'missing'} end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('ZREM', owners, owner)

@@ -5,6 +5,9 @@
 -- Crash: each job is in exactly one of the two; whoever empties the one looks into the other.
 local private, held, running = KEYS[1], KEYS[2], KEYS[3]
 local moved = {}
+-- What has another type is found here, and not when a job has left its list.
+redis.call('HLEN', held)
+redis.call('HLEN', running)
 for i = 1, #ARGV / 2 do
   local payload, id = ARGV[2 * i - 1], ARGV[2 * i]
   -- From the left, where the newest claims are.

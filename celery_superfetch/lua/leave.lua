@@ -1,21 +1,23 @@
 -- Takes an owner that ends in order out of the registry.
--- KEYS: owners, the owner's facts, its host's owners, tombstones, its running jobs, then its
---       private lists, then as many keys of held jobs
+-- KEYS: owners, the owner's facts, its host's owners, tombstones, suspects, its running jobs, then
+--       its private lists, then as many keys of held jobs
 -- ARGV: owner, ms to keep a tombstone (0: its claims are all answered, none is needed)
 -- Returns: number of jobs still in its private lists, or -1 when it was taken for dead; unless
 --       0 nothing was changed
 -- Crash: the owner is out, or it stays registered and is reaped later.
-local owners, facts, host, reaped, running = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local owners, facts, host, reaped, suspects, running =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local owner, keep = ARGV[1], tonumber(ARGV[2])
 if redis.call('HGET', facts, 'state') == 'reaped' then return -1 end
 local left = 0
-local lists = (#KEYS - 5) / 2
-for i = 6, 5 + lists do
+local lists = (#KEYS - 6) / 2
+for i = 7, 6 + lists do
   left = left + redis.call('LLEN', KEYS[i]) + redis.call('HLEN', KEYS[i + lists])
 end
 if left > 0 then return left end
 redis.call('ZREM', owners, owner)
 redis.call('SREM', host, owner)
+redis.call('HDEL', suspects, owner)
 redis.call('DEL', running)
 if keep == 0 then
   redis.call('DEL', facts)

@@ -11,6 +11,11 @@ local owner, seen = ARGV[1], tonumber(ARGV[2])
 local listed, kept, reason = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local score = redis.call('ZSCORE', owners, owner)
 if not score or tonumber(score) ~= seen then return 0 end
+-- What has another type is found before the owner is in neither registry.
+redis.call('ZCARD', reaped)
+redis.call('SISMEMBER', host, owner)
+redis.call('HEXISTS', suspects, owner)
+local record = redis.call('HGETALL', running)
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 -- The state as it was (running, stopping) decides whether its jobs get strikes.
@@ -19,15 +24,16 @@ redis.call('ZREM', owners, owner)
 redis.call('HSET', facts, 'state', 'reaped', 'was', state, 'reaped_at', now, 'reason', reason)
 -- Who is blamed depends on how many ran now: a frozen process that settles one of two later must
 -- not leave the other alone with it.
-local ran, record = 0, redis.call('HGETALL', running)
+local ran = 0
 for i = 1, #record, 2 do
-  if record[i] ~= 'alone' and record[i + 1] ~= '-' then ran = ran + 1 end
+  if record[i] ~= 'alone' then ran = ran + 1 end
 end
-if ran > 1 then redis.call('HSET', running, 'ran', ran) end
+-- In any case: what a late reply's job leaves in here goes with it.
+redis.call('HSET', running, 'ran', ran)
 redis.call('PEXPIRE', facts, kept)
 redis.call('PEXPIRE', running, kept)
 redis.call('ZADD', reaped, now + listed, owner)
 redis.call('SREM', host, owner)
 redis.call('HDEL', suspects, owner)
-redis.call('HINCRBY', stats, 'owners_reaped', 1)
+redis.pcall('HINCRBY', stats, 'owners_reaped', 1)
 return 1

@@ -19,13 +19,13 @@ end
 local function take(tag, payload, lists, counters)
   -- The removal first: a server over its memory limit allows what follows a write.
   redis.call('HDEL', unacked, tag)
-  redis.call('ZREM', index, tag)
   for _, at in ipairs(lists) do
     redis.call('RPUSH', KEYS[4 + at], payload)
     local expires = tonumber(ARGV[2 + at])
     if expires > 0 then redis.call('PEXPIRE', KEYS[4 + at], expires) end
   end
-  redis.call('HINCRBY', counters, 'requeues', 1)
+  redis.call('ZREM', index, tag)
+  redis.pcall('HINCRBY', counters, 'requeues', 1)
   if redis.call('TTL', counters) < 0 then redis.call('EXPIRE', counters, window) end
 end
 
@@ -52,6 +52,6 @@ for i = 1, #KEYS - 4 - count do
 end
 if total > 0 then
   redis.call('SET', flag, 1, 'EX', window)
-  redis.call('HINCRBY', stats, 'migrated', total)
+  redis.pcall('HINCRBY', stats, 'migrated', total)
 end
 return outcomes

@@ -22,6 +22,8 @@ for _, name in ipairs({queue, probation}) do
   end
 end
 local unmarked = marked and redis.call('HGET', facts, 'state') ~= 'reaped'
+redis.call('SISMEMBER', on_probation, queue_list)
+redis.call('HLEN', running)
 local now = tonumber(redis.call('TIME')[1])
 
 local function forget(id)
@@ -39,7 +41,8 @@ local function struck(id)
   return marked and id ~= '' and redis.call('HGET', running, id) == 'struck'
 end
 local jobs = #KEYS - 8
--- All is read before anything moves: an error half way would lose what had left its list.
+-- All is read before anything moves, whatever for: what has another type is found here, and not
+-- when a job has left its list and cannot arrive.
 local known, encoded = {}, {}
 for i = 1, jobs do
   known[i] = redis.call('HMGET', KEYS[8 + i], 'recoveries', 'history', 'probation')
@@ -57,49 +60,53 @@ local function history(before, blame)
   return encoded[blame]
 end
 
-local outcomes, counted, to_queue, suspects = {}, {}, {}, {}
-for i = 1, jobs do
-  local counters, at = KEYS[8 + i], 1 + 6 * i
-  local payload, expected, strikes, blame, id =
-    ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 5]
-  if unmarked then
-    outcomes[i] = 'unmarked'
-  elseif counted[counters] or (known[i][1] or '0') ~= expected or struck(id) then
-    outcomes[i] = 'recounted'
+local outcomes, counted, suspects, recovered = {}, {}, {}, 0
+local function why_not(i)
+  local counters, payload = KEYS[8 + i], ARGV[1 + 6 * i]
+  if unmarked then return 'unmarked' end
+  local recounted = counted[counters] or (known[i][1] or '0') ~= ARGV[2 + 6 * i]
+  if recounted or struck(ARGV[6 + 6 * i]) then return 'recounted' end
   -- Of a dead owner's it was among the newest a moment ago. What another reaper has moved since
   -- must not be looked for through the whole list.
-  elseif marked and not redis.call('LPOS', private, payload, 'MAXLEN', near) then
-    outcomes[i] = 'moved'
-  elseif redis.call('LREM', private, 1, payload) == 0 then
-    outcomes[i] = 'moved'
+  local there = redis.call('LPOS', private, payload, 'MAXLEN', marked and near or 0)
+  return not there and 'moved' or nil
+end
+local function recover(i)
+  local counters, at = KEYS[8 + i], 1 + 6 * i
+  local payload, expected, strikes, blame, suspect, id =
+    ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4] == '1', ARGV[at + 5]
+  local told = history(known[i][2], blame)
+  redis.call('LREM', private, 1, payload)
+  -- At once: between the two it is nowhere.
+  if suspect then
+    redis.call('LPUSH', probation, payload)
+    redis.call('SADD', on_probation, queue_list)
   else
-    redis.call('HSET', counters, 'recoveries', expected + 1, 'strikes', strikes,
-      'history', history(known[i][2], blame))
-    if redis.call('TTL', counters) < 0 then redis.call('EXPIRE', counters, window) end
-    counted[counters] = true
-    forget(id)
-    if ARGV[at + 4] == '1' then
-      table.insert(suspects, 1, payload)
-      redis.call('HSET', counters, 'probation', 1)
-    else
-      to_queue[#to_queue + 1] = payload
-      -- Its own app may never let it run alone, where another's had put it there.
-      if known[i][3] then redis.call('HDEL', counters, 'probation') end
-    end
-    outcomes[i] = 'ok'
+    redis.call('RPUSH', queue, payload)
+    if expires > 0 then redis.call('PEXPIRE', queue, expires) end
+  end
+  redis.call('HSET', counters, 'recoveries', expected + 1, 'strikes', strikes, 'history', told)
+  if suspect then
+    redis.call('HSET', counters, 'probation', 1)
+  elseif known[i][3] then
+    -- Its own app may never let it run alone, where another's had put it there.
+    redis.call('HDEL', counters, 'probation')
+  end
+  if redis.call('TTL', counters) < 0 then redis.call('EXPIRE', counters, window) end
+  recovered = recovered + 1
+  forget(id)
+end
+for i = 1, jobs do
+  outcomes[i] = why_not(i) or 'ok'
+  if outcomes[i] == 'ok' then
+    counted[KEYS[8 + i]] = true
+    if ARGV[5 + 6 * i] == '1' then table.insert(suspects, 1, i) else recover(i) end
   end
 end
-if #to_queue > 0 then
-  redis.call('RPUSH', queue, unpack(to_queue))
-  if expires > 0 then redis.call('PEXPIRE', queue, expires) end
-end
 -- Behind those that wait already, the oldest first.
-if #suspects > 0 then
-  redis.call('LPUSH', probation, unpack(suspects))
-  redis.call('SADD', on_probation, queue_list)
-end
-if #to_queue + #suspects > 0 then
+for _, i in ipairs(suspects) do recover(i) end
+if recovered > 0 then
   redis.call('SET', flag, 1, 'EX', window)
-  redis.call('HINCRBY', stats, 'recovered', #to_queue + #suspects)
+  redis.pcall('HINCRBY', stats, 'recovered', recovered)
 end
 return outcomes

@@ -1,13 +1,15 @@
 -- Registers an owner, or writes its facts anew, and counts as a heartbeat.
--- KEYS: owners, the owner's facts, its host's owners, tombstones
+-- KEYS: owners, the owner's facts, its host's owners, lists with probation, tombstones
 -- ARGV: owner, then field and value of each fact
--- Returns: server time in ms, or "reaped" when this owner was taken for dead
+-- Returns: as a heartbeat does, with no quiet owners; or {"reaped"} when this owner was taken
+--       for dead
 -- Crash: the caller is registered and claims nothing; it is judged like any owner.
-local owners, facts, host, reaped = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local owners, facts, host, reaped = KEYS[1], KEYS[2], KEYS[3], KEYS[5]
 local owner = ARGV[1]
 if redis.call('ZSCORE', reaped, owner) or redis.call('HGET', facts, 'state') == 'reaped' then
-  return 'reaped'
+  return {'reaped'}
 end
+local probation = redis.call('SMEMBERS', KEYS[4])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 -- The removal first: a server over its memory limit allows what follows a write.
@@ -18,4 +20,4 @@ for i = 2, #ARGV, 2 do
 end
 redis.call('HSETNX', facts, 'registered_at', now)
 redis.call('SADD', host, owner)
-return now
+return {'ok', now, {}, redis.call('SMEMBERS', host), probation}

@@ -1,61 +1,70 @@
 -- Gives jobs back to their queue, or on probation, on purpose; never counted against them.
 -- KEYS: private list, public queue list, flag, stats, running jobs, probation list, lists with
---       probation, then each job's counters
+--       probation, held jobs, the owner's facts, then each job's counters
 -- ARGV: queue list, "front" (next to be claimed) or "back", seconds to remember that they were delivered,
---       ms of the queue's x-expires (0: none), then for each job its payload, its claim id, and
---       1 when it was handed to a pool that may start it at this moment; for the front newest
---       first
--- Returns: for each job 1; 0 when it was no longer in the private list, or this very claim was
---       given back before; 2 when the pool had started it, and it was left where it is
--- Crash: each job is in exactly one of the two lists. All move at once, so that a consumer
---       that waits gets the oldest and not the first that was moved. One that a pool has is
---       either recorded as running or called off, never both: `start` looks at the same field.
-local private, queue, flag, stats, running, probation, on_probation =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+--       ms of the queue's x-expires (0: none), number of this call among its owner's (0: not the
+--       owner itself), then for each job its payload and its claim id; for the front newest first
+-- Returns: for each job 1, or 0 when it was not in flight, or this call came late
+-- Crash: each job is in exactly one of the lists. All move at once, so that a consumer that waits
+--       gets the oldest and not the first that was moved.
+local private, queue, flag, stats, running, probation, on_probation, held, facts =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local queue_list, push = ARGV[1], ARGV[2] == 'front' and 'RPUSH' or 'LPUSH'
-local window, expires = tonumber(ARGV[3]), tonumber(ARGV[4])
-local kind = redis.call('TYPE', queue).ok
-if kind ~= 'list' and kind ~= 'none' then
-  return redis.error_reply("WRONGTYPE '" .. queue .. "' is no queue, it holds a " .. kind)
+local window, expires, number = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local jobs, moved, suspected = #KEYS - 9, {}, {}
+-- All is read before anything moves: what has another type is found here, and not when a job has
+-- left its list and cannot arrive.
+for _, name in ipairs({queue, probation}) do
+  local kind = redis.call('TYPE', name).ok
+  if kind ~= 'list' and kind ~= 'none' then
+    return redis.error_reply("WRONGTYPE '" .. name .. "' is no queue, it holds a " .. kind)
+  end
 end
--- Whether a claim can be given back: nil; else what to answer. A network that stood still may
--- bring the same call a second time, when its owner has claimed the job anew and runs it.
-local function refused(id, handed_over)
-  if id == '' then return nil end
-  local known = redis.call('HMGET', running, id, 'alone')
-  if known[1] == '-' then return 0 end
-  -- One on probation is recorded before it starts.
-  if known[1] and handed_over and string.sub(known[1], 1, 1) ~= '?' then return 2 end
-  redis.call('HSET', running, id, '-')
-  if known[2] == id then redis.call('HDEL', running, 'alone') end
-  return nil
+redis.call('SISMEMBER', on_probation, queue_list)
+redis.call('LLEN', private)
+redis.call('HLEN', held)
+for i = 1, jobs do suspected[i] = redis.call('HEXISTS', KEYS[9 + i], 'probation') == 1 end
+local alone = redis.call('HGET', running, 'alone')
+-- Whoever heard no answer repeats the call, and a network that stood still may bring it after its own
+-- repetition: by then another thread of the owner may have claimed the job anew, and run it.
+if number > 0 and tonumber(redis.call('HGET', facts, 'returned') or 0) >= number then
+  for i = 1, jobs do moved[i] = 0 end
+  return moved
 end
 -- A removal first: before 7.0 a server over its memory limit allows what follows one.
 redis.call('HDEL', running, '')
-local moved, total, to_queue = {}, 0, 0
-for i = 1, #KEYS - 7 do
-  local payload, id, counters = ARGV[2 + 3 * i], ARGV[3 + 3 * i], KEYS[7 + i]
-  moved[i] = refused(id, ARGV[4 + 3 * i] == '1')
-  if not moved[i] then
-    -- From the left: what is given back is mostly what was claimed last.
-    moved[i] = redis.call('LREM', private, 1, payload)
-    if moved[i] > 0 then
-      if redis.call('HEXISTS', counters, 'probation') == 1 then
-        redis.call(push, probation, payload)
-        redis.call('SADD', on_probation, queue_list)
-      else
-        redis.call(push, queue, payload)
-        to_queue = to_queue + 1
-      end
-      redis.call('HINCRBY', counters, 'requeues', 1)
-      if redis.call('TTL', counters) < 0 then redis.call('EXPIRE', counters, window) end
-      total = total + 1
+if number > 0 and redis.call('HEXISTS', facts, 'state') == 1 then
+  redis.call('HSET', facts, 'returned', number)
+end
+local function taken(payload, id)
+  if id ~= '' then
+    redis.call('HDEL', running, id)
+    if alone == id then redis.call('HDEL', running, 'alone') end
+    if redis.call('HDEL', held, id) == 1 then return true end
+  end
+  -- From the left: what is given back is mostly what was claimed last.
+  return redis.call('LREM', private, 1, payload) > 0
+end
+local total, to_queue = 0, 0
+for i = 1, jobs do
+  local payload, id, counters = ARGV[4 + 2 * i], ARGV[5 + 2 * i], KEYS[9 + i]
+  moved[i] = 0
+  if taken(payload, id) then
+    moved[i], total = 1, total + 1
+    if suspected[i] then
+      redis.call(push, probation, payload)
+      redis.call('SADD', on_probation, queue_list)
+    else
+      redis.call(push, queue, payload)
+      to_queue = to_queue + 1
     end
+    redis.pcall('HINCRBY', counters, 'requeues', 1)
+    if redis.call('TTL', counters) < 0 then redis.call('EXPIRE', counters, window) end
   end
 end
 if total > 0 then
   if expires > 0 and to_queue > 0 then redis.call('PEXPIRE', queue, expires) end
   redis.call('SET', flag, 1, 'EX', window)
-  redis.call('HINCRBY', stats, 'requeued', total)
+  redis.pcall('HINCRBY', stats, 'requeued', total)
 end
 return moved

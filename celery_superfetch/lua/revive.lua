@@ -1,11 +1,11 @@
 -- Puts one job of the dead set back on a queue, as if it were new.
--- KEYS: dead set, dead jobs, junk, unannounced, public queue list, the job's counters, stats,
---       lock of those who retry it, flag
+-- KEYS: dead set, dead jobs, the caps of each, unannounced, public queue list, the job's counters,
+--       stats, lock of those who retry it, flag
 -- ARGV: job id, payload, ms of the queue's x-expires (0: none that we know of), seconds for
 --       which the strikes that the payload carries are forgiven (0: it carries none)
 -- Returns: 1, or 0 when the job is no longer in the dead set
 -- Crash: the job is in exactly one of the two.
-local dead, jobs, junk, unannounced, queue, counters, stats, lock, flag =
+local dead, jobs, caps, unannounced, queue, counters, stats, lock, flag =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local id, payload = ARGV[1], ARGV[2]
 local expires, forgiven = tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -14,13 +14,22 @@ local kind = redis.call('TYPE', queue).ok
 if kind ~= 'list' and kind ~= 'none' then
   return redis.error_reply("WRONGTYPE '" .. queue .. "' is no queue, it holds a " .. kind)
 end
+-- What has another type is found before the job leaves the dead set.
+local cap = redis.call('HGET', caps, id)
+if cap then redis.call('ZCARD', cap) end
+redis.call('ZCARD', dead)
+redis.call('SISMEMBER', unannounced, id)
+if redis.call('HEXISTS', jobs, id) == 0 then return 0 end
 if expires == 0 and redis.call('TTL', queue) >= 0 then
   -- Its x-expires is known to others only, and may be over in a moment. They will set it again.
   redis.call('PERSIST', queue)
 end
-if redis.call('HDEL', jobs, id) == 0 then return 0 end
+redis.call('HDEL', jobs, id)
+redis.call('LPUSH', queue, payload)
+if expires > 0 then redis.call('PEXPIRE', queue, expires) end
 redis.call('ZREM', dead, id)
-redis.call('ZREM', junk, id)
+if cap then redis.call('ZREM', cap, id) end
+redis.call('HDEL', caps, id)
 redis.call('SREM', unannounced, id)
 redis.call('DEL', counters)
 if forgiven > 0 then
@@ -29,7 +38,5 @@ if forgiven > 0 then
   redis.call('EXPIRE', counters, forgiven)
   redis.call('SET', flag, 1, 'EX', forgiven)
 end
-redis.call('LPUSH', queue, payload)
-if expires > 0 then redis.call('PEXPIRE', queue, expires) end
-redis.call('HINCRBY', stats, 'retried', 1)
+redis.pcall('HINCRBY', stats, 'retried', 1)
 return 1

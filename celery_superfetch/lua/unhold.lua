@@ -5,6 +5,8 @@
 -- Crash: each job is in exactly one of the two. Asking again is harmless.
 local held, private = KEYS[1], KEYS[2]
 local moved = 0
+-- What has another type is found here, and not when a job has left its hash.
+redis.call('LLEN', private)
 for _, id in ipairs(ARGV) do
   local payload = redis.call('HGET', held, id)
   if payload then

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from apps.build import build_app
-from celery_superfetch import drain
+from celery_superfetch import recoveries
 from celery_superfetch.recovery import Blame, Recovery
 
 recovery_of = Recovery.of
@@ -17,7 +17,7 @@ def without_probation(*args: Any, **kwargs: Any) -> Recovery:
     return replace(recovery_of(*args, **kwargs), probation=False)
 
 
-drain.blame = lambda *_: Blame.EXACT
+recoveries.blame = lambda *_: Blame.EXACT
 Recovery.of = without_probation  # type: ignore[method-assign,assignment]
 
 app = build_app(os.environ)

@@ -84,6 +84,13 @@ def add_tasks(app: Celery, ledger_url: str) -> None:
         os.kill(OWNER_PID, signal.SIGKILL)
         time.sleep(30)  # as a pool child, wait here for the kernel to take us along
 
+    @app.task(name="shop.stop_owner", shared=False)
+    def stop_owner(job: str) -> None:
+        """What a unit's `OOMPolicy=stop` does: tell the MainProcess to stop, and end this one."""
+        ledger().started(job)
+        os.kill(OWNER_PID, signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGKILL)
+
     @app.task(name="shop.fail", shared=False)
     def fail(job: str) -> None:
         ledger().started(job)

@@ -6,9 +6,12 @@ import os
 from typing import Any
 
 from apps.build import build_app
-from celery_superfetch import worker
 from celery_superfetch.acks import Acks, Answers
 from celery_superfetch.in_flight import InFlight
+from celery_superfetch.job import Job
+from celery_superfetch.probation import Probation
+from celery_superfetch.reception import Reception
+from celery_superfetch.settling import Stage
 
 app = build_app(os.environ)
 
@@ -31,7 +34,7 @@ def forget_unconfirmed_acks() -> None:
         try:
             return send(self, *args, **options)
         except BaseException:
-            self._waiting.clear()
+            self.waiting.clear()
             raise
 
     Acks.send = careless  # type: ignore[method-assign]
@@ -39,12 +42,31 @@ def forget_unconfirmed_acks() -> None:
 
 def forget_what_runs() -> None:
     """A channel that closes gives back whatever it has delivered."""
-    worker._running = list
-    worker.guard_starts = lambda pool: None
+    start = InFlight.start
+
+    def forgetful(self: InFlight, job: Job, record: str = "") -> float:
+        until = start(self, job, record)
+        self._held[job] = Stage.CLAIMED
+        return until
+
+    InFlight.start = forgetful  # type: ignore[method-assign]
+
+
+def forget_who_rests() -> None:
+    """Whoever is busy comes to rest for a suspect, and for as long as it takes."""
+    Probation._ask = lambda self, waiting: bool(waiting)  # type: ignore[method-assign]
+
+
+def receive_whatever_comes() -> None:
+    """What Celery raises is raised, and a job that another app has spared runs."""
+    Reception.refuses = lambda *_, **__: False  # type: ignore[method-assign]
+    Reception.kills = lambda *_: False  # type: ignore[method-assign]
 
 
 {
+    "reception": receive_whatever_comes,
     "claims": forget_lost_claims,
     "acks": forget_unconfirmed_acks,
     "running": forget_what_runs,
+    "rests": forget_who_rests,
 }[os.environ["CARELESS"]]()

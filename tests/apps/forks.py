@@ -183,6 +183,39 @@ def two_settings() -> None:
     threading.Event().wait()
 
 
+def embed() -> None:
+    """A worker in a thread ends while its pool is at a job, and the next begins, as in tests."""
+    from celery import Celery
+    from celery.contrib.testing.worker import start_worker
+
+    import celery_superfetch
+
+    app = celery_superfetch.install(Celery("shop", broker=URL))
+    begun, end, ran = threading.Event(), threading.Event(), threading.Event()
+
+    @app.task
+    def hold() -> None:
+        begun.set()
+        end.wait()
+
+    @app.task
+    def note() -> None:
+        ran.set()
+
+    with start_worker(app, pool="threads", perform_ping_check=False):
+        hold.delay()
+        begun.wait(20)
+    with start_worker(app, pool="threads", perform_ping_check=False):
+        note.delay()
+        say(who="second", ran=ran.wait(10))
+    end.set()
+    names = [thread.name for thread in threading.enumerate()]
+    say(
+        who="end",
+        threads=sorted({n for n in names if "superfetch" in n} - {"superfetch-heartbeat"}),
+    )
+
+
 PROGRAMS: dict[str, Callable[..., None]] = {
     "consume_then_fork": consume_then_fork,
     "serve": serve,
@@ -190,6 +223,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "executed": executed,
     "hold": hold,
     "two_settings": two_settings,
+    "embed": embed,
 }
 
 if __name__ == "__main__":

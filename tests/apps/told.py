@@ -2,26 +2,35 @@
 
 KILL=1 kills each job that is to be recovered. HALF_WAY names a step at which the first process to
 announce a pill is ended ("result", "count", "counted", "hook"), or every one ("always").
-NOT_NOTED=1 is the control: nobody reads what was noted of a chord.
+HANGS names a pill whose hook hangs until it is released. Controls: NOT_NOTED=1 (nobody reads what
+was noted of a chord), WITHIN_THE_PASS=1 (a worker's pass announces by itself, and waits as long as
+Celery's result backends do).
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 from celery import Celery
 from celery.backends.redis import RedisBackend
 from celery.signals import task_failure
 
-from apps.build import build_app
-from celery_superfetch import Decision, announcement, job_killed, job_recovering
+from apps.build import STEP, build_app
+from celery_superfetch import Decision, announcement, announcements, job_killed, job_recovering
 from harness.ledger import Ledger
 
 HALF_WAY = os.environ.get("HALF_WAY")
 # Whoever takes over from the dead need not wait so long here.
 announcement.TIME_LIMIT = 0.3
+announcements.LIMIT = announcements.PAUSE = 3.0
+if os.environ.get("WITHIN_THE_PASS") == "1":
+    announcements.own_backend = lambda app: app.backend
+    announcements.LIMIT = announcements.FAILURES = 1000  # type: ignore[assignment]
+    _init = announcements.Announcements.__init__
+    announcements.Announcements.__init__ = lambda self, *args, **_: _init(self, *args, waits=True)  # type: ignore[method-assign]
 
 app: Celery = build_app(os.environ)
 
@@ -41,6 +50,10 @@ class Told(app.Task):  # type: ignore[misc, name-defined]
 
     def on_poisoned(self, exc: Any, task_id: str, args: Any, kwargs: Any) -> None:
         crossing("hook")
+        if args[0] == os.environ.get("HANGS"):
+            ledger().gave_up(args[0], "hangs")
+            while not ledger().released(args[0]):
+                time.sleep(STEP)
         same = self.request.id == task_id
         ledger().gave_up(args[0], "poisoned" if same else "poisoned, out of context")
         if args[0] == "careless":

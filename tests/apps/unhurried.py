@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 from apps.build import build_app
-from celery_superfetch import worker
+from celery_superfetch import start, worker
 
 worker.Stopper.give_back = lambda self: None  # type: ignore[method-assign]
-worker.guard_starts = lambda pool: None
+start.told_to_stop = lambda membership: False
+start.keep_what_runs = lambda pool, forget: None
 
 app = build_app(os.environ)

@@ -6,14 +6,15 @@ import os
 
 from apps.build import build_app
 from celery_superfetch import channel
+from celery_superfetch.heart import Heart
 from celery_superfetch.membership import Membership
 
 app = build_app(os.environ)
 
 if os.environ["WITHOUT"] == "following":
     # As if the servers of a failover list had nothing to do with each other.
-    Membership.follow = lambda self, params: params["port"] == self.params["port"]
-    Membership._look_elsewhere = lambda self: None
+    Membership.follow = lambda self, params: params["port"] == self.home.params["port"]
+    Heart._look_elsewhere = lambda self: None
 elif os.environ["WITHOUT"] == "leaving":
     # READONLY is a reply like any other, as in stock redis-py.
     channel.leaving_replicas = lambda connection_class: connection_class

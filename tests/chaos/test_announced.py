@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -21,15 +20,9 @@ from harness.process import Process
 from harness.waiting import eventually
 from harness.worker import process_env
 
+pytestmark = pytest.mark.usefixtures("no_results_left")
+
 ONE_STRIKE = {"strike_limit": 1, "reap_interval": 1}
-
-
-@pytest.fixture(autouse=True)
-def no_results_left() -> Iterator[None]:
-    """Results of chords are known to each other, and talk to their backend when they go: that
-    should be before it goes."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture
@@ -86,7 +79,8 @@ def test_everybody_hears_of_a_job_that_killed_its_pool_child(
     dump: Process,
 ) -> None:
     dump.wait_log("starting capture")
-    one = worker(app="apps.told", concurrency=2, options=ONE_STRIKE, args=["-E"])
+    conf = {"result_extended": True}
+    one = worker(app="apps.told", concurrency=2, options=ONE_STRIKE, args=["-E"], conf=conf)
     errbacks = [told.old(), told.new(), told.old().set(queue="elsewhere"), app.signature("no.such")]
     pill = told.pill("pill").apply_async(link_error=errbacks)
     quiet = told.quiet("quiet").apply_async(link_error=told.old())
@@ -128,6 +122,7 @@ def test_everybody_hears_of_a_job_that_killed_its_pool_child(
     assert "never" not in ledger.starts(), "neither the chain nor the chord went on"
     assert (quiet.state, ignored.state) == ("PENDING", "PENDING"), "ignored results are not stored"
     assert said(ledger, "stored FAILURE").count(pill.id) == 1
+    assert pill.worker == f"{one.name}@{host}", "E7: where it ran, as Celery's own results say it"
     eventually(lambda: not db.keys("superfetch:announcement:*"))
     assert not db.client.exists("superfetch:dead:unannounced")
 
@@ -159,8 +154,8 @@ def test_without_a_result_backend_and_events_the_rest_is_told_all_the_same(
     app.signature("told.pill", args=("pill",), app=app).apply_async(link_error=old)
     worker(**settings, result_url="", ready=False).wait_exit()
     cli("reap", app="apps.told", options=settings["options"], result_url="")
-    eventually(lambda: "task-recovered" in {event["type"] for event in events})
-    (event,) = (event for event in events if event["type"] == "task-recovered")
+    eventually(lambda: "superfetch-recovered" in {event["type"] for event in events})
+    (event,) = (event for event in events if event["type"] == "superfetch-recovered")
     assert (event["name"], event["recoveries"]) == ("told.pill", 1)
     worker(**settings, result_url="", ready=False).wait_exit()
     heir = worker(**settings, result_url="")

@@ -29,10 +29,12 @@ def ran(ledger: Ledger) -> dict[str, int]:
 
 @pytest.fixture
 def events(app: Celery) -> Iterator[list[dict[str, Any]]]:
-    """The `task-ownership-lost` events that are sent meanwhile."""
+    """The `superfetch-ownership-lost` events that are sent meanwhile."""
     seen: list[dict[str, Any]] = []
     with app.connection_for_read() as connection:
-        receiver = app.events.Receiver(connection, handlers={"task-ownership-lost": seen.append})
+        receiver = app.events.Receiver(
+            connection, handlers={"superfetch-ownership-lost": seen.append}
+        )
         thread = threading.Thread(target=receiver.capture, kwargs={"limit": None, "wakeup": False})
         thread.start()
         yield seen

@@ -55,5 +55,12 @@ def test_a_job_of_any_queue_runs_once_however_connections_break(
         assert one.alive()
         assert all(len(times) == 1 for times in ledger.starts().values()), "each ran once"
         db = Database(client)
-        eventually(lambda: not db.held() and not sum(client.llen(queue) for queue in QUEUES))
+
+        def nothing_is_left() -> bool:
+            held, waiting = db.held(), {queue: client.llen(queue) for queue in QUEUES}
+            assert not held
+            assert not sum(waiting.values())
+            return True
+
+        eventually(nothing_is_left)
         ledger.close()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
+from celery import Celery
+from celery.result import AsyncResult
 
 from celery_superfetch import PoisonPill
 from celery_superfetch.config import Config
@@ -14,7 +17,10 @@ from celery_superfetch.dead_set import DeadSet
 from celery_superfetch.keys import Keys
 from harness.database import Database
 from harness.ledger import Ledger
-from harness.waiting import always, eventually
+from harness.waiting import eventually
+
+#: Of a process that has just ended: nobody may have waited for it yet.
+GONE = "its process is (gone|a zombie)"
 
 #: The default, spelled out: these tests are about exactly this number of runs.
 STRIKES = 3
@@ -43,6 +49,15 @@ def test_a_job_that_kills_its_pool_child_runs_three_times_and_no_more(
     assert not db.counters()
 
 
+def ended_by_its_strikes(pill: AsyncResult, shop: SimpleNamespace, ledger: Ledger) -> None:
+    """Its caller hears of it, the worker goes on, and it has run as often as it may."""
+    with pytest.raises(PoisonPill, match=rf"killed after {STRIKES} strikes.*{GONE}"):
+        pill.get(timeout=30)
+    shop.note.delay("next")
+    eventually(lambda: ledger.finishes().get("next"))
+    assert runs(ledger, "pill") == STRIKES
+
+
 def test_a_job_that_kills_its_worker_runs_three_times_and_no_more(
     worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> None:
@@ -52,10 +67,19 @@ def test_a_job_that_kills_its_worker_runs_three_times_and_no_more(
     assert runs(ledger, "pill") == STRIKES
     assert not db.dead(), "nobody was left to judge the last death"
     worker(pool="solo", concurrency=1)
-    with pytest.raises(PoisonPill, match=rf"killed after {STRIKES} strikes.*its process is gone"):
-        pill.get(timeout=30)
-    shop.note.delay("next")
-    eventually(lambda: ledger.finishes().get("next"))
+    ended_by_its_strikes(pill, shop, ledger)
+    assert [record["task_id"] for record in db.dead()] == [pill.id]
+
+
+def test_a_task_that_is_loaded_later_is_guarded_like_the_others(
+    worker: Any, app: Celery, ledger: Ledger, db: Database
+) -> None:
+    """A5: it ran for ever, by Celery's own request class."""
+    worker(concurrency=1, conf={"worker_pool_restarts": True})
+    [reply] = app.control.pool_restart(modules=["apps.late"], reply=True, timeout=30, limit=1)
+    assert {"ok": "reload started"} in reply.values()
+    pill = app.send_task("late.kill_child", ("pill",))
+    eventually(lambda: db.dead(), 60, message="it is killed")
     assert runs(ledger, "pill") == STRIKES
     assert [record["task_id"] for record in db.dead()] == [pill.id]
 
@@ -100,7 +124,7 @@ def test_an_item_that_is_no_message_is_put_aside_and_the_worker_goes_on(
     shop.note.delay("next")
     eventually(lambda: ledger.finishes().get("next"))
     eventually(lambda: len(db.dead()) == 1)
-    one.wait_log("is not a kombu message")
+    one.wait_log("was put into quarantine: unparseable payload")
     assert one.alive()
     (job,) = DeadSet(db.client, Keys(), Config())
     assert job.payload == junk
@@ -131,20 +155,58 @@ def test_a_job_retried_from_the_dead_set_runs_again_with_a_clean_record(
     assert runs(ledger, "pill") == 2
     dead_set = DeadSet(client, Keys(), Config())
     (job,) = dead_set
-    assert dead_set.retry(job)
+    assert dead_set.scripts.ask(dead_set.revive(job, job.queue_list, 0))
     eventually(lambda: runs(ledger, "pill") == 4 and len(db.dead()) == 1)
     assert runs(ledger, "pill") == 4
 
 
-def test_another_app_recovers_a_job_but_does_not_kill_it(
+@pytest.fixture
+def spared(
     worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
+) -> Callable[[int], AsyncResult]:
+    """A pill that is over its limit, and whose owners another app has reaped, with a limit of its
+    own."""
+
+    def make(theirs: int) -> AsyncResult:
+        limits = {"strike_limit": theirs, "reap_interval": 1}
+        stranger = worker(app="apps.stranger", queues=["elsewhere"], concurrency=1, options=limits)
+        pill: AsyncResult = shop.kill_owner.delay("pill")
+        for death in range(1, STRIKES + 1):
+            worker(pool="solo", concurrency=1, ready=False).wait_exit()
+            eventually(
+                lambda n=death: db.strikes().get("pill") == (n, "exact"), message="it is back"
+            )
+        assert not db.dead(), "a stranger kills nobody else's"
+        assert ("belongs to app 'shop'" in stranger.log()) == (theirs == STRIKES)
+        return pill
+
+    return make
+
+
+@pytest.mark.parametrize("theirs", [STRIKES, 10], ids=["on probation", "on its queue"])
+def test_what_another_app_has_spared_its_own_kills_before_it_runs_again(
+    worker: Any,
+    shop: SimpleNamespace,
+    ledger: Ledger,
+    db: Database,
+    spared: Callable[[int], AsyncResult],
+    theirs: int,
 ) -> None:
-    limits = {"strike_limit": 1, "reap_interval": 1}
-    stranger = worker(app="apps.stranger", queues=["elsewhere"], concurrency=1, options=limits)
-    shop.kill_owner.delay("pill")
-    for death in (1, 2):
-        worker(pool="solo", concurrency=1, options=limits, ready=False).wait_exit()
-        eventually(lambda: db.on_probation() == ["pill"], message=f"recovered: death {death}")
-    assert "belongs to app 'shop'" in stranger.log()
-    assert not db.dead()
-    always(lambda: runs(ledger, "pill") == 2, during=0.5, message="a stranger never runs it")
+    """A4: the stranger was always the first to look, and the job went on for ever."""
+    pill = spared(theirs)
+    worker(pool="solo", concurrency=1)
+    ended_by_its_strikes(pill, shop, ledger)
+    [record] = db.dead()
+    assert [entry["strike"] for entry in record["history"]] == ["exact"] * STRIKES
+    assert not db.counters()
+    assert not db.on_probation()
+
+
+def test_otherwise_it_runs_again(
+    worker: Any, ledger: Ledger, spared: Callable[[int], AsyncResult]
+) -> None:
+    """A4, the control."""
+    spared(STRIKES)
+    env = {"CARELESS": "reception"}
+    worker(app="apps.careless", pool="solo", concurrency=1, env=env, ready=False).wait_exit()
+    assert runs(ledger, "pill") == STRIKES + 1

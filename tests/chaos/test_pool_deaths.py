@@ -1,4 +1,4 @@
-"""A child of the pool that dies while its worker looks at another that has died."""
+"""A child of the pool that dies while its worker looks elsewhere, or has ended it itself."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import celery
 import pytest
+import redis
 from celery import Celery
 
 from harness.database import Database
+from harness.faults import kill_connections
 from harness.ledger import Ledger
 from harness.process import is_alive
-from harness.waiting import eventually
+from harness.waiting import always, eventually
+from harness.worker import Worker
 
 Runs = Callable[[bool], int]
 
@@ -71,3 +75,81 @@ def test_each_of_its_runs_is_a_strike(runs: Runs) -> None:
 
 def test_otherwise_it_runs_once_more(runs: Runs) -> None:
     assert runs(True) == 3
+
+
+def test_a_child_that_dies_while_its_worker_reconnects_is_missed(
+    worker: Any, client: redis.Redis, shop: SimpleNamespace, ledger: Ledger, db: Database
+) -> None:
+    """Its job stayed in flight until the worker ended."""
+    one = worker(app="apps.sudden_ends")
+    shop.hold.delay("job")
+    eventually(lambda: ledger.starts().get("job"))
+    kill_connections(client)
+    eventually(lambda: len(ledger.starts()["job"]) == 2)
+    ledger.release()
+    eventually(lambda: not db.held())
+    assert one.alive()
+    assert len(ledger.starts()["job"]) == 2
+
+
+@pytest.mark.skipif(celery.VERSION >= (5, 6), reason="later versions remember it by themselves")
+def test_otherwise_its_job_stays_with_the_worker(
+    worker: Any, client: redis.Redis, shop: SimpleNamespace, ledger: Ledger, db: Database
+) -> None:
+    one = worker(app="apps.sudden_ends", env={"OF_THE_LIVING": "1"})
+    shop.hold.delay("job")
+    eventually(lambda: ledger.starts().get("job"))
+    kill_connections(client)
+    one.wait_log("exited with")
+    shop.note.delay("next")
+    eventually(lambda: "next" in ledger.finishes())
+    # Longer than the pool waits for a last word of the dead.
+    always(lambda: db.running() == ["job"] and len(ledger.starts()["job"]) == 1, during=12.0)
+
+
+@pytest.fixture
+def cancelled(
+    worker: Any, client: redis.Redis, shop: SimpleNamespace, ledger: Ledger
+) -> Callable[..., Worker]:
+    """A worker that has cancelled a job, and could not tell the result backend."""
+
+    def cancel(**env: str) -> Worker:
+        one: Worker = worker(
+            app="apps.deaf_results",
+            env=env,
+            conf={"worker_cancel_long_running_tasks_on_connection_loss": True},
+        )
+        shop.hold.delay("job")
+        eventually(lambda: ledger.starts().get("job"))
+        kill_connections(client)
+        one.wait_log("Failed to cancel active request")
+        return one
+
+    return cancel
+
+
+GUARDED = pytest.mark.skipif(celery.VERSION < (5, 7), reason="there the worker ends over it")
+
+
+@GUARDED
+def test_what_was_cancelled_while_the_result_backend_is_away_is_run_again(
+    cancelled: Callable[..., Worker], ledger: Ledger, db: Database
+) -> None:
+    """It was taken for revoked, acked and gone."""
+    one = cancelled()
+    eventually(lambda: len(ledger.starts()["job"]) == 2)
+    ledger.release()
+    eventually(lambda: not db.held())
+    assert list(ledger.finishes()) == ["job"]
+    assert one.alive()
+
+
+@GUARDED
+def test_otherwise_it_is_gone(
+    cancelled: Callable[..., Worker], ledger: Ledger, db: Database
+) -> None:
+    cancelled(UNHEARD="1")
+    eventually(lambda: not db.held())
+    assert not db.waiting()
+    assert len(ledger.starts()["job"]) == 1
+    assert not ledger.finishes()

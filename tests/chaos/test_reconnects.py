@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import redis
+from celery import Celery
 
 from harness.faults import kill_connections
 from harness.ledger import LEDGER_DB, Ledger
 from harness.server import ExternalServer, Server
 from harness.waiting import eventually
+from harness.worker import Worker
 from parts.fleet import Fleet
 from parts.shown import STARTED
 
@@ -116,3 +120,48 @@ def test_the_control_a_leak_of_each_kind_is_seen(
             return True
 
         eventually(seen, 15)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_what_waits_for_its_time_is_scheduled_once_after_a_lost_connection(
+    worker: Callable[..., Worker],
+    shop: SimpleNamespace,
+    app: Celery,
+    client: redis.Redis,
+    ledger: Ledger,
+    pool: str,
+) -> None:
+    """C3. Celery keeps those of the lost connection, too, until their time comes: its monitors
+    show both, and 30,000 of them cost each run of the garbage collector half a second, in which
+    the heart is not heard."""
+    names = ["one", "two", "three"]
+    for name in names:
+        shop.note.apply_async((name,), countdown=3600)
+    worker(pool=pool, concurrency=1)
+
+    def scheduled() -> list[str]:
+        answers = app.control.inspect().scheduled() or {}
+        return sorted(row["request"]["args"][0] for rows in answers.values() for row in rows)
+
+    eventually(lambda: scheduled() == sorted(names))
+    kill_connections(client)
+    shop.note.delay("back")
+    eventually(lambda: "back" in ledger.finishes())
+    eventually(lambda: scheduled() == sorted(names))
+
+
+def test_a_free_slot_is_filled_while_others_run_through_a_lost_connection(
+    worker: Callable[..., Worker], shop: SimpleNamespace, ledger: Ledger, client: redis.Redis
+) -> None:
+    """C9. What runs counts against the prefetch here; Celery's own reduction counted it again."""
+    one = worker(concurrency=4, args=["--prefetch-multiplier=1"])
+    running = [f"running{number}" for number in range(3)]
+    for name in running:
+        shop.hold.delay(name)
+    eventually(lambda: set(ledger.starts()) == {*running})
+    kill_connections(client)
+    one.wait_log("Trying to re-establish the connection")
+    shop.note.delay("at once")
+    eventually(lambda: "at once" in ledger.finishes(), 10, message="the fourth slot is free")
+    ledger.release()
+    eventually(lambda: {*running} <= set(ledger.finishes()))

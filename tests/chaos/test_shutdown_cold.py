@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
+from harness.worker import Worker
 from parts.rows import row
 from parts.scene import Scene
 
@@ -46,6 +47,16 @@ def test_quit_cuts_what_runs_and_gives_back_everything_in_order(scenes: Stage) -
     runs = cut[-1].plays_out()
     assert runs.pop("running") == 2
     assert set(runs.values()) == {1}, runs
+
+
+def test_an_idle_worker_ends_at_once_and_without_an_error(worker: Callable[..., Worker]) -> None:
+    """F2. Its pool is gone by the time at which Celery flushes it."""
+    quick, remapped = worker(), worker(env={"REMAP_SIGTERM": "SIGQUIT"})
+    quick.wait_ready().quit()
+    remapped.wait_ready().term()
+    for process in (quick, remapped):
+        process.wait_exit()
+        assert "Traceback" not in process.log(), process.tail()
 
 
 @row("INT twice")
@@ -101,8 +112,7 @@ def test_an_idle_worker_gives_back_its_eta_jobs_at_once_though_it_waits(scenes: 
     for scene in idle:
         scene.note("eta0", "eta1", countdown=3600)
         scene.worker.wait_ready()
-        scene.says(lambda s=scene: s.db.owner_of("eta1"), "they are claimed")
-        scene.owner = scene.db.owner_of("eta1")
+        scene.owner = scene.says(lambda s=scene: s.db.owner_of("eta1"), "they are claimed")
     for scene in idle:
         scene.tell(signal.SIGQUIT)
     for scene in idle:

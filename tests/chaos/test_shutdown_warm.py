@@ -58,12 +58,14 @@ def test_another_worker_runs_meanwhile_what_a_stopping_one_gave_back(scenes: Sta
 @row("TERM")
 def test_a_busy_worker_that_is_told_to_stop_loses_and_doubles_nothing(scenes: Stage) -> None:
     """Many short jobs: some are between the queue, the worker, its pool and their ack."""
-    jobs = {f"job{n}" for n in range(300)}
+    jobs = {f"job{n}" for n in range(600)}
     busy = scenes("prefork", "threads", "gevent", jobs=False, concurrency=4)
     for scene in busy:
         scene.worker.wait_ready()
-        scene.note(*sorted(jobs))
     for scene in busy:
+        scene.tell(signal.SIGSTOP)  # it may be faster than who publishes
+        scene.note(*sorted(jobs))
+        scene.tell(signal.SIGCONT)
         scene.says(lambda s=scene: len(s.ledger.lines("finished")) > 30, "it is busy")
         scene.tell(signal.SIGTERM)
     for scene in busy:

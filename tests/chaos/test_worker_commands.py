@@ -66,7 +66,7 @@ def test_the_control_stock_sends_several(cost: Callable[[str, bool], float]) -> 
     assert cost("threads", False) >= 2 * MOST["threads"]
 
 
-@pytest.mark.parametrize(("app_module", "kept"), [("apps.shop", []), ("apps.unhurried", ["done"])])
+@pytest.mark.parametrize(("app_module", "kept"), [("apps.shop", []), ("apps.unguarded", ["done"])])
 def test_an_ack_does_not_wait_for_the_job_that_runs_next_in_the_same_thread(
     worker: Any,
     shop: SimpleNamespace,
@@ -75,7 +75,7 @@ def test_an_ack_does_not_wait_for_the_job_that_runs_next_in_the_same_thread(
     app_module: str,
     kept: list[str],
 ) -> None:
-    """It goes with that one's record, or question. The control: nobody records or asks."""
+    """It goes with that one's record. The control: nobody records."""
     shop.note.delay("done")
     shop.hold.delay("running")
     shop.note.delay("behind")

@@ -38,6 +38,10 @@ class Database:
         """Names of the jobs that wait on probation, next to run alone first."""
         return [name_of(raw) for raw in reversed(self._list(f"{OWN}probation:{queue}"))]
 
+    def rest(self) -> dict[str, str]:
+        """The latest rest for what is on probation: owner, since, until, next."""
+        return {name.decode(): raw.decode() for name, raw in self._hash(f"{OWN}rest").items()}
+
     # -- owners
 
     def owners(self) -> list[str]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 #: A command on the wire: its words.
 Words = list[bytes]
 CHUNK = 1 << 16
+#: Bytes of a reply that says no more than "nothing", or "done".
+SHORT = 64
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 _numbers = itertools.count(1)
 
@@ -53,6 +55,7 @@ class FaultProxy:
         self._listener: asyncio.Server | None = None
         self._lines: set[_Line] = set()
         self._cuts: list[Cut] = []
+        self._halves: list[tuple[Callable[[Words], bool], threading.Event]] = []
         self._flowing = asyncio.Event()
         self._delay = 0.0
 
@@ -93,6 +96,15 @@ class FaultProxy:
         cut = Cut(matches, nth, reply_lost)
         self._loop.call_soon_threadsafe(self._cuts.append, cut)
         return cut.done
+
+    def halve_at(self, matches: Callable[[Words], bool]) -> threading.Event:
+        """Let half of the reply to a command that `matches` through, and from then on nothing on
+        that connection, which stays open; set when it happened. Replies of a few bytes, such as
+        that nothing has come, do not count.
+        """
+        done = threading.Event()
+        self._loop.call_soon_threadsafe(self._halves.append, (matches, done))
+        return done
 
     # -- faults that last
 
@@ -185,6 +197,7 @@ class FaultProxy:
                 buffer.clear()
                 continue
             for raw, words in _split(buffer):
+                line.halves = [done for matches, done in self._halves if matches(words)]
                 cut = next((c for c in list(self._cuts) if c.hits(words)), None)
                 if cut is None:
                     line.server.write(raw)
@@ -215,6 +228,10 @@ class FaultProxy:
                     line.lost.done.set()
                     return
                 continue
+            if len(data) > SHORT and any(not done.is_set() for done in line.halves):
+                data, line.deaf = data[: len(data) // 2], True
+                for done in line.halves:
+                    done.set()
             line.client.write(data)
             await line.client.drain()
         if not line.deaf:
@@ -228,6 +245,8 @@ class _Line:
         self.client = client
         self.server: asyncio.StreamWriter | None = None
         self.deaf = False
+        #: Those that wait for a reply on this connection to be cut half-way.
+        self.halves: list[threading.Event] = []
         #: The cut that waits for the server to have done what it must not hear of.
         self.lost: Cut | None = None
 

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from traceback import format_exception
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery, chord
+from celery.signals import task_failure
 
 from celery_superfetch import PoisonPill
 from celery_superfetch.announcement import Announcement, TakenOver
+from celery_superfetch.announcements import FAILURES
 from celery_superfetch.announcing import TRIES
 from celery_superfetch.recovery import Decision
 from celery_superfetch.signals import job_killed, job_recovering
 from celery_superfetch.tasks import reaper_of
 from harness.cli import superfetch_command
 from harness.ledger import Ledger
+from harness.proxy import FaultProxy
 from harness.waiting import eventually
 from harness.worker import process_env
 from parts.bench import Bench
 
+pytestmark = pytest.mark.usefixtures("no_results_left")
+
 KILLED = -9
-
-
-@pytest.fixture(autouse=True)
-def no_results_left() -> Iterator[None]:
-    """Results of chords are known to each other, and talk to their backend when they go: that
-    should be before it goes."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture
@@ -173,7 +172,7 @@ def test_a_broker_that_takes_no_events_holds_nobody_up(
 
 
 def test_an_announcement_that_failed_goes_on_with_the_next_pass(
-    shop: Callable[..., Celery], bench: Bench
+    shop: Callable[..., Celery], bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The result backend is away; that people hear of the death does not wait for it."""
     app, killed = shop(), []
@@ -181,20 +180,61 @@ def test_an_announcement_that_failed_goes_on_with_the_next_pass(
     note = app.tasks["shop.note"]
     result = note.apply_async(("a",))
     orphaned(bench)
-    whole = note.backend.store_result
 
     def away(*args: Any, **kwargs: Any) -> None:
         raise ConnectionError("the result backend is away")
 
-    note.backend.store_result = away
-    for _ in range(TRIES + 2):
-        reaper_of(app, bench.client).reap()
-        assert not announced(bench)
-    note.backend.store_result = whole
+    with monkeypatch.context() as patch:  # whoever announces has a backend of his own
+        patch.setattr(type(note.backend), "store_result", away)
+        for _ in range(TRIES + 2):
+            reaper_of(app, bench.client).reap()
+            assert not announced(bench)
     reaper_of(app, bench.client).reap()
     assert announced(bench)
     assert isinstance(result.result, PoisonPill)
     assert killed == [result.id], "once"
+
+
+def test_a_receiver_of_task_failure_finds_the_error_under_way(
+    shop: Callable[..., Celery], bench: Bench
+) -> None:
+    """F4. As where Celery sends it: elastic-apm and others ask `sys.exc_info()`."""
+    app, seen = shop(), []
+
+    def receiver(exception: Exception, traceback: Any, **_: Any) -> None:
+        seen.append((sys.exc_info(), exception, traceback))
+
+    task_failure.connect(receiver)
+    try:
+        app.tasks["shop.note"].apply_async(("a",))
+        orphaned(bench)
+        reaper_of(app, bench.client).reap()
+    finally:
+        task_failure.disconnect(receiver)
+    [((kind, value, traceback), exception, told)] = seen
+    assert kind is PoisonPill
+    assert value is exception
+    assert traceback is not None
+    assert "PoisonPill" in "".join(format_exception(value))
+    assert told
+
+
+def test_a_pass_waits_for_no_more_than_a_few_that_fail(
+    shop: Callable[..., Celery], bench: Bench, client: redis.Redis
+) -> None:
+    """C1: beat's task and the command wait for what they announce, but not for each of many."""
+    with FaultProxy(client.connection_pool.connection_kwargs["port"]) as proxy:
+        app, tried = shop(result_url=proxy.url()), []
+        job_killed.connect(lambda job, **_: tried.append(job.task_id), sender=app, weak=False)
+        for _ in range(50):
+            shop(superfetch=False).tasks["shop.note"].apply_async(("a",))
+        orphaned(bench)
+        proxy.stall()
+        report = reaper_of(app, bench.client).reap()
+        proxy.heal()
+    assert (report.killed, report.errors) == (50, 0)
+    assert not announced(bench)
+    assert FAILURES <= len(tried) <= FAILURES + 1
 
 
 def test_one_process_announces_at_a_time(bench: Bench) -> None:
@@ -216,3 +256,25 @@ def test_one_process_announces_at_a_time(bench: Bench) -> None:
     one.done()
     assert not two.begin()
     assert bench.key_names() == set()
+
+
+def test_what_an_owner_announces_is_its_own_while_it_lives(bench: Bench) -> None:
+    """C1: a try that hangs is no crash: it counts, and is another's, when its owner has died."""
+    bench.client.sadd(bench.keys.unannounced, "id")
+    owner = bench.owner()
+    one = Announcement(bench.client, bench.keys, "id", owner.owner)
+    two = Announcement(bench.client, bench.keys, "id")
+    assert one.begin()
+    bench.client.hset(bench.keys.announcement("id"), "ends", 1)  # as if it had been long ago
+    assert not two.begin()
+    one.give_back()
+    assert two.begin()
+    assert two.tries == 1, "what was given back did not count"
+    two.give_back()
+    assert one.begin()
+    one.note(chord="begun")
+    assert one.tries == 1
+    assert not two.begin()
+    bench.client.zrem(bench.keys.owners, owner.owner)
+    assert two.begin()
+    assert (two.chord, two.tries) == ("begun", 2)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from time import monotonic
 
 import pytest
+import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from celery_superfetch.blocking import BlockingRead, unblock
 from celery_superfetch.job import Claimed, Job
 from celery_superfetch.membership import BLOCK_TIMEOUT
+from celery_superfetch.registry import Registry, connection_id, run_id
 from harness.proxy import FaultProxy
 from harness.server import Server
 from harness.waiting import eventually
@@ -60,6 +63,42 @@ def test_what_cannot_be_called_off_in_time_is_left_to_wait(inbox: Inbox) -> None
         read = opened(inbox)  # never armed: the server knows it, and it never blocks
         assert not unblock(inbox.channel.membership.client, [read])
         read.close()
+
+
+def test_the_ids_of_one_server_are_strangers_at_another(
+    fresh_server: Callable[..., Server], bench: Bench
+) -> None:
+    """D5. A failover behind one address: the read still leads to the old server, and whoever
+    calls it off, or cuts it, connects to the new one."""
+    old, new = fresh_server(), fresh_server()
+    strangers: list[redis.Redis] = []
+    with FaultProxy(old.port) as address:
+        inbox = Inbox(address.url(), consume=False)
+        inbox.channel.fetch.join({"mail": 0})
+        membership = inbox.channel.membership
+        read = opened(inbox)
+        read.arm()
+        address.upstream = ("127.0.0.1", new.port)
+        membership.client.connection_pool.disconnect()
+        while not strangers or connection_id(strangers[-1]) < read._id:
+            strangers.append(redis.Redis(port=new.port, single_connection_client=True))
+        waiting = [threading.Thread(target=other.blpop, args=("none", 3)) for other in strangers]
+        for one in waiting:
+            one.start()
+        look = new.client()
+        eventually(lambda: look.info("clients")["blocked_clients"] == len(strangers))
+        assert not unblock(membership.client, [read]), "it cannot be called off from here,"
+        assert not read.close(), "nor cut: a claim may still land"
+        facts = bench.owner().with_(run_id=run_id(old.client()), connections=(read._id,))
+        Registry(look, bench.keys, bench.config).cut(facts)
+        assert look.info("clients")["blocked_clients"] == len(strangers)
+        for one in waiting:
+            one.join()
+        for other in strangers:
+            other.close()
+        address.upstream = ("127.0.0.1", old.port)
+        membership.client.connection_pool.disconnect()
+        inbox.close()
 
 
 def test_a_reply_that_another_thread_overtook_is_not_believed(bench: Bench) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from harness.server import free_port
 from harness.waiting import eventually
+from parts.bench import payload
 
 ONE_STRIKE = {"strike_limit": 1}
 ISO = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00$")
@@ -83,6 +84,40 @@ def test_payloads_that_are_no_text(cli, worker, client):
     assert "\\x1b[31mnot a message" in shown
     assert "\x1b" not in shown, "a payload must not speak to the terminal"
     assert "(unparseable)" in cli("dead", "list").out
+
+
+def test_no_command_lets_a_payload_speak_to_the_terminal(cli, bench):
+    """E4. Not its results, not its errors, and not what is logged on the way."""
+    red = "\x1b[31m"
+    names = [f"{red}task", f"{red}deleted"]
+    for number, name in enumerate(names):
+        bench.killed(payload(f"{red}{number}", task=name), queue=f"{red}mail")
+    retried, deleted = (f"{red}{number}" for number in range(2))
+    bench.dead_owner([payload(f"{red}back", task=f"{red}own")], lists=["mail"])
+    done = [
+        cli("dead", "list"),
+        cli("dead", "retry", retried, "--to", f"{red}elsewhere"),
+        cli("dead", "delete", f"{red}none", code=1),
+        cli("dead", "show", f"{red}none", code=1),
+        cli("dead", "delete", deleted),
+        cli("reap"),
+        cli("status"),
+    ]
+    for result in done:
+        assert red not in result.out + result.err
+    assert "\\x1b[31mtask" in done[1].out
+
+
+def test_histories_that_others_wrote_hide_no_job(cli, bench):
+    """E4."""
+    foreign = [{"at": "x"}, {"at": 1e300}, {"at": None, "owner": 7}, "no event", None]
+    [job] = bench.killed(payload("a"))
+    record = json.loads(bench.client.hget(bench.keys.dead_jobs, job.id))
+    record["history"] = foreign
+    bench.client.hset(bench.keys.dead_jobs, job.id, json.dumps(record))
+    [shown] = cli("dead", "list", "--json").json()["jobs"]
+    assert [event["time"] for event in shown["history"][:3]] == [None] * 3
+    assert "no event" in cli("dead", "show", job.id).out
 
 
 def test_a_retried_poison_job_runs_again(cli, worker, shop, kill, ledger):

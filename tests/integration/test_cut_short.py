@@ -9,8 +9,8 @@ import pytest
 
 from celery_superfetch.cut_short import CutShort
 from celery_superfetch.facts import Facts
-from celery_superfetch.job import Carried, Claimed, digest, parse
-from celery_superfetch.recovery import Blame, Counters, Decision, Recovery
+from celery_superfetch.job import Carried, Claimed, Job, digest, parse
+from celery_superfetch.recovery import Blame, Counters, Decision, Limits, Recovery
 from celery_superfetch.signals import LostJob, job_recovering
 from parts.bench import Bench, payload
 
@@ -60,6 +60,38 @@ def test_a_job_that_lost_its_child_is_killed_when_a_receiver_says_so(
     assert [job.id for job in bench.dead_set] == [dead.id]
     assert bench.queue() == bench.private(owner) == []
     assert len(bench.in_flight) == 0
+
+
+def test_a_killed_job_is_logged_once_and_with_the_way_back(
+    bench: Bench, owner: Facts, cut_short: CutShort, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender = object()
+    job_recovering.connect(lambda **_: Decision.KILL, sender=sender, weak=False)
+    [claimed] = claim(bench, owner, payload(1))
+    dead = cut_short.recover_or_kill(claimed.job, "pool child lost", sender)
+    assert dead is not None
+    [said] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert f"{claimed.job.title} was killed after 1 strikes and 1 recoveries" in said
+    assert f"dead set as {dead.id}" in said
+
+
+def test_each_strike_is_a_warning_that_names_the_job(
+    bench: Bench, owner: Facts, cut_short: CutShort, caplog: pytest.LogCaptureFixture
+) -> None:
+    """E7. Strikes 1 and 2 of a lost child were nameless."""
+    for strike, then in ((1, "killed at strike 3"), (2, "on probation")):
+        [claimed] = claim(bench, owner, payload(1))
+        with caplog.at_level("WARNING"):
+            cut_short.recover_or_kill(claimed.job, "pool child lost", object())
+        said = caplog.messages[-1]
+        assert said.startswith(f"Job shop.note[1]: strike {strike} of 3; ")
+        assert then in said
+        assert "pool child lost" in said
+        bench.client.delete("mail", bench.keys.probation("mail"))
+    before = len(caplog.messages)
+    [claimed] = claim(bench, owner, payload(2))
+    cut_short.recover_or_kill(claimed.job, "pool child lost", object(), stopping=True)
+    assert len(caplog.messages) == before, "no strike, no warning"
 
 
 def test_a_job_that_lost_its_child_and_was_taken_away_is_announced(
@@ -114,9 +146,8 @@ def test_the_record_of_its_start_is_in_before_it_is_removed(
     """It goes by another connection: what came in late would forbid other starts."""
     sender, on_their_way = object(), []
     in_flight = bench.in_flight
-    in_flight.leases.has_slot = lambda: True
     [claimed] = claim(bench, owner, payload(1))
-    assert in_flight.hand_over(claimed.job, digest(payload(1)))
+    assert in_flight.start(claimed.job, digest(payload(1)))
     assert in_flight.unread
 
     def look(recovery: Recovery, **_: object) -> None:
@@ -203,6 +234,57 @@ def test_at_its_last_strike_a_job_is_not_sent_anew(
     assert [job.id for job in bench.dead_set] == [judged.id]
     assert bench.private(owner) == bench.queue() == []
     assert len(bench.in_flight) == 0
+
+
+def spared(bench: Bench, owner: Facts, cut_short: CutShort, stopping: bool = False) -> Job:
+    """A claimed job with three strikes, and perhaps a recovery for which it has none."""
+    bench.push("mail", payload(1))
+    for last in (False, False, False, *[True] * stopping):
+        [claimed] = claim(bench, owner)
+        assert cut_short.recover_or_kill(claimed.job, "lost", object(), stopping=last) is None
+        if not bench.queue():
+            bench.client.rename(bench.keys.probation("mail"), "mail")
+    [claimed] = claim(bench, owner)
+    assert claimed.earlier is not None
+    assert claimed.earlier.strikes == 3
+    return claimed.job
+
+
+@pytest.mark.parametrize("decision", Decision)
+def test_who_comes_back_over_its_limit_is_killed_unless_it_is_spared_again(
+    bench: Bench, owner: Facts, cut_short: CutShort, decision: Decision
+) -> None:
+    """A4: whoever recovered it may have been of another app."""
+    sender, seen = object(), []
+
+    def answer(recovery: Recovery, **_: object) -> Decision:
+        seen.append(recovery)
+        return decision
+
+    job = spared(bench, owner, cut_short)
+    job_recovering.connect(answer, sender=sender)
+    dead = cut_short.kill_spared(job, sender, Limits.of(bench.config))
+    [asked] = seen
+    assert (asked.strikes, asked.recoveries, asked.blame) == (3, 3, Blame.EXACT)
+    if decision is Decision.RECOVER:
+        assert dead is None
+        assert bench.in_flight.holds(job)
+        return
+    assert dead is not None
+    assert (dead.reason, dead.strikes, dead.recoveries, len(dead.history)) == ("lost", 3, 3, 3)
+    assert [job.record() for job in bench.dead_set] == [dead.record()]
+    assert bench.private(owner) == bench.queue() == []
+
+
+def test_who_comes_back_over_its_limit_by_no_fault_of_its_own_is_spared(
+    bench: Bench, owner: Facts, cut_short: CutShort
+) -> None:
+    """A4: the last strike has to be its own."""
+    job = spared(bench, owner, cut_short, stopping=True)
+    sender = object()
+    job_recovering.connect(lambda **_: Decision.KILL, sender=sender, weak=False)
+    assert cut_short.kill_spared(job, sender, Limits.of(bench.config)) is None
+    assert cut_short.kill_spared(job, sender, Limits(lambda _: None, 20)) is None
 
 
 def test_a_job_that_was_taken_away_is_not_sent_anew(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -38,9 +39,9 @@ def kill(
 ) -> tuple[bytes, Recovery]:
     if held:
         bench.give(owner.owner, "mail", [raw])
-    recovery = bench.recovery(Job(owner.owner, "mail", raw), counters)
+    recovery = bench.recovery(Job(owner.owner, "mail", raw), counters, reason="struck out")
     reply: bytes
-    reply, *_ = bench.run(bench.dead_set.kill(recovery, "struck out", marked=marked))
+    reply, *_ = bench.run(bench.dead_set.kill(recovery, marked=marked))
     return reply, recovery
 
 
@@ -58,8 +59,8 @@ def test_a_killed_job_is_kept_whole(bench: Bench, owner: Facts) -> None:
     reply, recovery = kill(bench, owner, JOB)
     assert reply == b"ok"
     [job] = bench.dead_set.page()
-    assert job == dead_job(recovery, "struck out").__class__(
-        **{**vars(dead_job(recovery, "struck out")), "died_at": job.died_at}
+    assert job == dead_job(recovery).__class__(
+        **{**vars(dead_job(recovery)), "died_at": job.died_at}
     )
     assert (job.payload, job.queue_list, job.id) == (JOB, "mail", digest(JOB))
     assert (job.task, job.task_id, job.app_name) == ("shop.note", "id-1", "shop")
@@ -81,7 +82,7 @@ def test_any_payload_comes_back_byte_for_byte(bench: Bench, owner: Facts, raw: b
     job = killed(bench, owner, raw)
     assert job.payload == raw
     assert json.loads(json.dumps(job.as_dict()))["id"] == digest(raw)
-    assert bench.dead_set.retry(job)
+    assert bench.retry(job)
     assert bench.queue() == [raw]
 
 
@@ -109,23 +110,21 @@ def test_a_decision_on_old_counters_does_not_hold(bench: Bench, owner: Facts) ->
 def test_a_killed_job_waits_to_be_announced_and_junk_does_not(bench: Bench, owner: Facts) -> None:
     job = killed(bench, owner, JOB)
     killed(bench, owner, b"junk")
-    assert bench.dead_set.unannounced() == [job]
+    assert [*bench.dead_set.unannounced()] == [job]
     bench.dead_set.announced(job.id)
-    assert bench.dead_set.unannounced() == []
+    assert [*bench.dead_set.unannounced()] == []
     assert bench.dead_set.size() == 2
 
 
 def test_an_announcement_of_a_job_that_is_gone_is_dropped(bench: Bench) -> None:
     bench.client.sadd(bench.keys.unannounced, "0" * 40)
-    assert bench.dead_set.unannounced() == []
+    assert [*bench.dead_set.unannounced()] == []
     assert not bench.client.exists(bench.keys.unannounced)
 
 
 def test_pages_begin_with_the_newest(bench: Bench, owner: Facts) -> None:
     for n in range(7):
-        raw = payload(n)
-        kill(bench, owner, raw)
-        bench.client.zadd(bench.keys.dead, {digest(raw): 1000 + n})
+        bench.die_at(killed(bench, owner, payload(n)), 1000 + n)
     ids = [job.task_id for job in bench.dead_set.page(0, 3)]
     ids += [job.task_id for job in bench.dead_set.page(3, 3)]
     assert ids == ["6", "5", "4", "3", "2", "1"]
@@ -164,11 +163,11 @@ def test_a_retried_job_is_as_new(bench: Bench, owner: Facts) -> None:
     job = killed(bench, owner, JOB)
     bench.client.hset(bench.keys.recoveries(job.id), "strikes", 2)
     bench.push("mail", b"backlog")
-    assert bench.dead_set.retry(job)
+    assert bench.retry(job)
     assert bench.queue() == [b"backlog", JOB]
     assert bench.counters(JOB) == Counters()
     assert bench.dead_set.size() == 0
-    assert bench.dead_set.unannounced() == []
+    assert [*bench.dead_set.unannounced()] == []
     assert bench.stat("retried") == 1
 
 
@@ -177,7 +176,7 @@ def test_strikes_that_a_retried_job_carries_are_forgiven(bench: Bench, owner: Fa
     kill(bench, owner, raw)
     [job] = bench.dead_set
     assert job.strikes == 3
-    assert bench.dead_set.retry(job)
+    assert bench.retry(job)
     [again] = bench.claim(bench.owner()).jobs
     assert again.job.payload == raw, "byte for byte"
     assert again.earlier == Earlier(strikes=0)
@@ -188,12 +187,12 @@ def test_strikes_that_a_retried_job_carries_are_forgiven(bench: Bench, owner: Fa
 
 def test_a_job_is_retried_once(bench: Bench, owner: Facts) -> None:
     job = killed(bench, owner, JOB)
-    assert [bench.dead_set.retry(job) for _ in range(3)] == [True, False, False]
+    assert [bench.retry(job) for _ in range(3)] == [True, False, False]
     assert bench.queue() == [JOB]
 
 
 def test_a_job_can_be_retried_on_another_queue(bench: Bench, owner: Facts) -> None:
-    assert bench.dead_set.retry(killed(bench, owner, JOB), "slow")
+    assert bench.retry(killed(bench, owner, JOB), "slow")
     assert bench.queue("slow") == [JOB]
     assert bench.queue() == []
 
@@ -202,7 +201,7 @@ def test_a_job_cannot_be_retried_on_a_key_of_another_type(bench: Bench, owner: F
     job = killed(bench, owner, JOB)
     bench.client.set("mail", "a text")
     with pytest.raises(ResponseError, match="WRONGTYPE"):
-        bench.dead_set.retry(job)
+        bench.retry(job)
     assert bench.dead_set.get(job.id) == job
 
 
@@ -222,7 +221,7 @@ def test_trimming_drops_what_is_too_old_and_counts_it(
     old, new = killed(bench, owner, payload("old")), killed(bench, owner, payload("new"))
     assert bench.dead_set.trim() == (0, 0)
     short = make_bench(dead_ttl=100).dead_set
-    bench.client.zadd(bench.keys.dead, {old.id: old.died_at - 101_000})
+    bench.die_at(old, old.died_at - 101_000)
     assert short.trim() == (1, 0)
     assert [job.id for job in bench.dead_set] == [new.id]
     assert [job.id for job in bench.dead_set.unannounced()] == [new.id]
@@ -235,7 +234,7 @@ def test_the_cap_drops_the_oldest_and_counts_it(make_bench: Callable[..., Bench]
     for n in range(5):
         raw = payload(n)
         assert kill(bench, owner, raw, marked=False)[0] == b"ok"
-        bench.client.zadd(bench.keys.dead, {digest(raw): 1000 + n})
+        bench.die_at(bench.dead_set.get(digest(raw)), 1000 + n)
     assert [job.task_id for job in bench.dead_set] == ["4", "3", "2"]
     assert bench.stat("dead_dropped") == 2
     assert bench.client.hlen(bench.keys.dead_jobs) == 3
@@ -245,13 +244,75 @@ def test_the_cap_drops_the_oldest_and_counts_it(make_bench: Callable[..., Bench]
 def test_junk_has_a_cap_of_its_own(bench: Bench, owner: Facts) -> None:
     """It must not push out what can be retried."""
     job = killed(bench, owner, JOB)
-    bench.client.zadd(bench.keys.dead, {job.id: 1})  # the oldest of all
+    bench.die_at(job, 1)  # the oldest of all
     for n in range(JUNK_LIMIT + 5):
         kill(bench, owner, b"junk %d" % n, Counters())
     assert bench.client.zcard(bench.keys.dead_junk) == JUNK_LIMIT
     assert bench.dead_set.size() == JUNK_LIMIT + 1
     assert bench.dead_set.get(job.id).payload == JOB
     assert bench.stat("dead_dropped") == 5
+
+
+def test_the_one_that_comes_is_not_the_one_that_goes(make_bench: Callable[..., Bench]) -> None:
+    """However early it died, by a clock that was set back, or in the same millisecond."""
+    bench = make_bench(dead_limit=1)
+    for n in range(5):
+        [job] = bench.killed(payload(n))
+        bench.die_at(job, 2 * job.died_at)
+    assert [job.task_id for job in bench.dead_set] == ["4"]
+
+
+def of_each_app(bench: Bench) -> dict[str, int]:
+    return dict(Counter(job.app_name if job.parsed else "junk" for job in bench.dead_set))
+
+
+def test_the_caps_of_one_app_leave_anothers_jobs_alone(make_bench: Callable[..., Bench]) -> None:
+    """E5. One with a cap of 100 cut the 300 of another on its database to 100."""
+    shop = make_bench(dead_limit=30)
+    blog = make_bench(app_name="blog", dead_limit=5, dead_ttl=100)
+    for job in shop.killed(*(payload(n) for n in range(30))):
+        shop.die_at(job, job.died_at - 101_000)
+    blog.killed(*(payload(f"blog {n}") for n in range(8)), *(b"junk %d" % n for n in range(7)))
+    assert of_each_app(blog) == {"shop": 30, "blog": 5, "junk": 7}
+    assert shop.dead_set.trim() == (0, 0), "who drops them tells of it"
+    assert blog.dead_set.trim() == (0, 3)
+    assert of_each_app(blog) == {"shop": 30, "blog": 5, "junk": 7}
+    assert make_bench(app_name="blog", dead_limit=2).dead_set.trim() == (0, 3)
+    assert make_bench(dead_limit=20, dead_ttl=1000).dead_set.trim() == (0, 10)
+    assert of_each_app(blog) == {"shop": 20, "blog": 2, "junk": 7}
+    [other] = shop.killed(payload("another"))
+    assert make_bench(dead_ttl=100).dead_set.trim() == (20, 0)
+    assert of_each_app(blog) == {"shop": 1, "blog": 2, "junk": 7}
+    assert shop.dead_set.get(other.id).app_name == "shop"
+
+
+def test_who_kills_a_job_of_another_app_caps_nothing(make_bench: Callable[..., Bench]) -> None:
+    """E5. A receiver of the user's may answer KILL for any app's."""
+    shop, blog = make_bench(dead_limit=3), make_bench(app_name="blog", dead_limit=1)
+    for n in range(4):
+        blog.give("h|1|n", "mail", [payload(n)])
+        recovery = blog.recovery(Job("h|1|n", "mail", payload(n)), app_name="shop")
+        assert blog.run(blog.dead_set.kill(recovery, marked=False))[0] == b"ok"
+    assert blog.dead_set.trim() == (0, 0)
+    assert of_each_app(blog) == {"shop": 4}
+    assert shop.dead_set.trim() == (0, 1)
+
+
+@pytest.mark.parametrize("app_name", ["", "shop:dead", "a{b}", "schön"])
+def test_an_app_of_any_name_leaves_nothing(make_bench: Callable[..., Bench], app_name: str) -> None:
+    """E5. Whatever takes a job away by its id alone finds where it is counted."""
+    bench = make_bench(app_name=app_name, dead_limit=5)
+    junk, _ = bench.killed(b"junk", b"more junk")
+    bench.killed(*(payload(n) for n in range(7)))
+    jobs = [job for job in bench.dead_set if job.parsed]
+    assert bench.client.zcard(bench.keys.dead_of(app_name)) == len(jobs) == 5
+    assert bench.retry(jobs[0])
+    assert bench.retry(junk)
+    assert bench.dead_set.delete(jobs[1].id) == 1
+    assert bench.client.zcard(bench.keys.dead_of(app_name)) == 3
+    assert make_bench(app_name=app_name, dead_limit=1).dead_set.trim() == (0, 2 + 2)
+    assert bench.dead_set.purge() == 2
+    assert not [name for name in bench.key_names() if name.startswith(bench.keys.dead)]
 
 
 def test_two_items_of_the_same_bytes_are_both_kept(bench: Bench) -> None:
@@ -265,16 +326,16 @@ def test_two_items_of_the_same_bytes_are_both_kept(bench: Bench) -> None:
     assert bench.dead_set.get(first.id) == first, "a whole id is no start of another"
     with pytest.raises(JobNotFound, match="fits 2 jobs"):
         bench.dead_set.get(first.id[:12])
-    assert bench.dead_set.retry(second)
+    assert bench.retry(second)
     assert (bench.queue(), bench.queue("slow")) == ([], [JOB])
-    assert bench.dead_set.retry(first)
+    assert bench.retry(first)
     assert bench.queue() == [JOB]
 
 
 def test_a_retry_clears_the_counters_of_a_second_item_of_the_same_bytes(bench: Bench) -> None:
     _, second = bench.killed(JOB, JOB)
     bench.client.hset(bench.keys.recoveries(digest(JOB)), "strikes", 2)
-    assert bench.dead_set.retry(second)
+    assert bench.retry(second)
     assert bench.counters(JOB) == Counters()
 
 
@@ -284,7 +345,7 @@ def test_what_the_cap_drops_is_told_once(make_bench: Callable[..., Bench]) -> No
     assert bench.dead_set.trim() == (0, 2)
     assert bench.dead_set.trim() == (0, 0)
     assert bench.stat("dead_dropped") == 2
-    assert not bench.client.exists(bench.keys.dead_overflow)
+    assert not bench.client.exists(bench.keys.dead_overflow("shop"))
 
 
 def test_a_lowered_limit_is_reached_a_batch_at_a_time(
@@ -303,8 +364,9 @@ def test_a_pass_logs_what_the_caps_drop(
     make_bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = make_bench(dead_limit=2, dead_ttl=100)
-    jobs = bench.killed(*(payload(n) for n in range(3)))
-    bench.die_at(jobs[1], jobs[1].died_at - 101_000)
+    bench.killed(*(payload(n) for n in range(3)))
+    [job, _] = bench.dead_set
+    bench.die_at(job, job.died_at - 101_000)
     bench.reaper().reap()
     assert "1 jobs older than dead_ttl were dropped" in caplog.text
     assert "The dead set is full: its 1 oldest jobs were dropped" in caplog.text
@@ -362,7 +424,7 @@ def test_the_unannounced_are_read_by_id_alone(bench: Bench) -> None:
     bench.killed(*(payload(n) for n in range(3)))
     bench.client.sadd(bench.keys.unannounced, *(f"{n:040x}" for n in range(50)))
     bench.client.config_resetstat()
-    assert len(bench.dead_set.unannounced()) == 3
+    assert len([*bench.dead_set.unannounced()]) == 3
     assert bench.client.info("commandstats")["cmdstat_hmget"]["calls"] == 1
     assert bench.client.scard(bench.keys.unannounced) == 3
 
@@ -372,7 +434,7 @@ def test_a_queue_that_expires_is_renewed(bench: Bench) -> None:
     for name in ("mail", "slow"):
         bench.push(name, b"backlog")
         bench.client.pexpire(name, 5000)
-    assert bench.dead_set.retry(known, expires=60_000)
+    assert bench.retry(known, expires=60_000)
     assert 5000 < bench.client.pttl("mail") <= 60_000
-    assert bench.dead_set.retry(unknown, "slow")
+    assert bench.retry(unknown, "slow")
     assert bench.client.pttl("slow") == -1, "better kept than gone in a moment, job and all"

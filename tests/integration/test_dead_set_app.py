@@ -174,11 +174,11 @@ def test_control_without_the_look_into_the_dead_set_a_job_is_put_back_twice(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = scripts.source
-    guard = "if redis.call('HDEL', jobs, id) == 0 then return 0 end"
+    guard = "if redis.call('HEXISTS', jobs, id) == 0 then return 0 end"
     assert guard in own("revive")
     monkeypatch.setattr(scripts, "source", lambda name: own(name).replace(guard, ""))
     [job] = bench.killed(JOB)
-    assert [bench.dead_set.retry(job) for _ in range(2)] == [True, True]
+    assert [bench.retry(job) for _ in range(2)] == [True, True]
     assert bench.queue() == [JOB, JOB]
 
 
@@ -249,74 +249,6 @@ def test_a_reservation_ends_by_itself(dead: DeadSet, bench: Bench) -> None:
     assert dead.retry(job).error is None
 
 
-# -- files
-
-
-def test_what_is_exported_comes_back_as_it_was(dead: DeadSet, bench: Bench, tmp_path: Path) -> None:
-    raws = [b"\xff\0junk", b"", "sch\u00f6n".encode(), *(payload(n) for n in range(120)), JOB, JOB]
-    bench.killed(*raws)
-    bench.dead_set.announced(digest(JOB))
-    before, untold = list(dead), {job.id for job in bench.dead_set.unannounced(1000)}
-    file = tmp_path / "dead.jsonl"
-    with file.open("w") as stream:
-        stream.writelines(dead.export_lines())
-    assert len(dead) == len(raws), "an export changes nothing"
-    assert dead.purge() == len(raws)
-
-    with file.open("rb") as stream:
-        done = dead.import_lines(stream)
-    assert (done.imported, done.present, done.refused) == (len(raws), 0, {})
-    assert list(dead) == before
-    assert {job.id for job in bench.dead_set.unannounced(1000)} == untold
-    assert bench.client.zcard(bench.keys.dead_junk) == 3
-    assert list(dead.export_lines()) == file.read_text().splitlines(keepends=True)
-    with file.open("rb") as stream:
-        again = dead.import_lines(stream)
-    assert (again.imported, again.present, again.refused) == (0, len(raws), {})
-    assert list(dead) == before
-    assert bench.stat("dead_imported") == len(raws)
-
-    [first, second] = [job for job in dead if job.payload == JOB]
-    dead.retry(first)
-    dead.retry(second)
-    assert bench.queue() == [JOB, JOB]
-
-
-def test_an_export_takes_a_filter(dead: DeadSet, bench: Bench) -> None:
-    bench.killed(JOB, payload("id-2", task="shop.add"))
-    [line] = dead.export_lines(task="shop.add")
-    assert '"id-2"' in line
-
-
-def test_bad_lines_are_refused_by_number_and_hold_up_no_others(dead: DeadSet, bench: Bench) -> None:
-    bench.killed(*(payload(n) for n in range(2)))
-    good = list(dead.export_lines())
-    dead.purge()
-    done = dead.import_lines([good[0], "no json\n", "\n", good[1].replace("mail", ""), good[1]])
-    assert done.imported == 2
-    assert list(done.refused) == [2, 4]
-    assert "no JSON" in done.refused[2]
-    assert done.as_dict()["refused"][0]["line"] == 2
-    assert len(dead) == 2
-
-
-def test_an_import_pushes_nobody_out(make_app: Callable[..., Celery], bench: Bench) -> None:
-    bench.killed(*(payload(n) for n in range(4)))
-    bench.die_at(bench.dead_set.get("0"), bench.registry.server_time() - 200_000)
-    with DeadSet(make_app()) as dead:
-        lines = list(dead.export_lines())
-        dead.purge()
-    bench.killed(payload("here"))
-    with DeadSet(make_app(options={"dead_limit": 3, "dead_ttl": 100})) as dead:
-        done = dead.import_lines(lines)
-        assert (done.imported, list(done.refused)) == (2, [1, 4])
-        assert "dead_ttl is 100 s" in done.refused[1]
-        assert "the dead set is full (dead_limit 3" in done.refused[4]
-        assert "here" in ids(dead)
-        assert len(dead) == 3
-    assert bench.stat("dead_dropped") == 0
-
-
 def test_the_permissions_that_the_docs_name_suffice(
     fresh_server: Callable[..., Any], make_app: Callable[..., Celery]
 ) -> None:
@@ -330,16 +262,14 @@ def test_the_permissions_that_the_docs_name_suffice(
     user = redis.Redis(port=own.port, username="shop", password="password")
     bench = Bench(user, dead_limit=2)
     jobs = bench.killed(*(payload(n) for n in range(3)), JOB, JOB)
-    assert bench.dead_set.unannounced(), "a worker's part"
+    assert [*bench.dead_set.unannounced()], "a worker's part"
     assert bench.dead_set.trim().surplus == 3
     with DeadSet(make_app(result_url=""), bench.client) as dead:
         assert dead.get(jobs[-1].id)
         with pytest.raises(redis.exceptions.NoPermissionError):
             list(dead)
         root.execute_command("ACL", "SETUSER", "shop", *more.split(), "+scard", "+hlen")
-        lines = list(dead.export_lines())
-        assert dead.purge() == 2
-        assert dead.import_lines(lines).imported == 2
+        assert len(list(dead)) == 2
         root.lpush("mail", b"backlog")
         root.pexpire("mail", 60_000)
         assert all(one.error is None for one in dead.retry_all())

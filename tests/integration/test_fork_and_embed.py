@@ -15,7 +15,10 @@ import kombu
 import psutil
 import pytest
 from celery import Celery
+from redis.connection import parse_url
 
+from celery_superfetch.memberships import membership_for, memberships
+from celery_superfetch.stopping import Stopper, told_to_stop
 from harness.database import Database
 from harness.hosts import Host
 from harness.ledger import Ledger
@@ -198,6 +201,33 @@ def test_two_apps_with_different_brokers_in_one_process(
         connection.close()
     assert nothing_left(bench)
     assert nothing_left(other)
+
+
+def test_a_second_embedded_worker_runs_jobs_while_the_first_ends(
+    program: Callable[..., Program],
+) -> None:
+    """C9. The first's pool is still at a job, so its owner stays, and is stopping. As with stock,
+    the next worker of the process has nothing to do with that, and no thread is left."""
+    process = program("embed")
+    assert process.wait_said("second")["ran"]
+    assert process.wait_said("end")["threads"] == []
+    assert process.wait_exit() == 0
+
+
+def test_a_worker_that_is_told_to_stop_does_not_speak_for_its_neighbours(
+    url: str, make_bench: Callable[..., Bench]
+) -> None:
+    """F3. Two workers in one process, of the same app or of another, and a plain consumer."""
+    params, config = parse_url(url), make_bench().config
+    first, second = object(), object()
+    one, two = (membership_for(params, config, worker=worker) for worker in (first, second))
+    plain = membership_for(params, config)
+    Stopper(first).say_so()
+    assert [told_to_stop(each) for each in (one, two, plain)] == [True, False, False]
+    # The next worker makes room: of one that was told, and has left, nothing is kept.
+    membership_for(params, config, worker=object())
+    assert one not in memberships()
+    assert {two, plain} <= set(memberships())
 
 
 @pytest.mark.netns

@@ -192,7 +192,7 @@ def test_commands_come_and_go_on_a_machine(tmp_path):
 
     with Machine("box", tmp_path) as machine, start("one") as one, start("two") as two:
         for process in (one, two):
-            eventually(lambda process=process: process.log())
+            eventually(lambda process=process: process.log().endswith("\n"))
             inside = pid_inside(psutil.Process(process.pid))
             assert process.log().split() == [str(inside), "box"]
         one.host.kill()

@@ -57,6 +57,31 @@ def test_the_heart_needs_no_connection_of_the_others(make: Make, bench: Bench) -
     taken.close()
 
 
+def test_the_heart_takes_nobodys_lock(make: Make, bench: Bench) -> None:
+    """C3: others hold theirs while they wait for the server, or run a user's receiver."""
+    membership = make(heartbeat_interval=0.1)
+    membership.join(1, {"mail": 0})
+    old, host = membership.owner, membership.facts.process.host
+
+    def is_heard() -> None:
+        before = score(bench, membership)
+        eventually(lambda: score(bench, membership) > before + 300, 5)
+
+    with membership._lock, membership.in_flight._lock:
+        is_heard()
+        bench.client.client_kill_filter(_id=membership.facts.connections[0])
+        eventually(lambda: membership.overdue, 5, message="its loss is somebody else's to mend")
+        is_heard()
+        eventually(
+            lambda: bench.registry.mark(old, host, score(bench, membership), 60, "silent"), 5
+        )
+        eventually(lambda: membership.owner != old, 5)
+        is_heard()
+    assert not membership.heart.outages
+    membership.catch_up()
+    assert membership.heart.outages == 1
+
+
 def test_its_connections_are_registered_and_named_anew_when_they_change(
     make: Make, bench: Bench
 ) -> None:
@@ -82,8 +107,8 @@ def test_its_connections_are_registered_and_named_anew_when_they_change(
 def test_what_changes_is_told_with_the_next_heartbeat(make: Make, bench: Bench) -> None:
     membership = make(heartbeat_interval=0.1)
     membership.join(1, {"mail": 0})
-    membership.pool = lambda: [(7, "start")]
-    membership.stopping()
+    membership.heart.pool = lambda: [(7, "start")]
+    membership.heart.stopping = True
 
     def told() -> bool:
         facts = bench.registry.facts([membership.owner])[membership.owner]
@@ -95,7 +120,7 @@ def test_what_changes_is_told_with_the_next_heartbeat(make: Make, bench: Bench) 
 def test_that_it_stops_is_told_before_a_heartbeat_is_due(make: Make, bench: Bench) -> None:
     membership = make(heartbeat_interval=600, owner_ttl=6000)
     membership.join(1, {"mail": 0})
-    membership.stopping()
+    membership.heart.stopping = True
     eventually(
         lambda: bench.registry.facts([membership.owner])[membership.owner].state == "stopping", 5
     )
@@ -112,7 +137,7 @@ def test_the_heart_survives_an_outage_and_says_so_once(
     owner, before = membership.owner, score(bench, membership)
     server.kill()
     eventually(lambda: "failed" in caplog.text, 10)
-    assert membership.watch.silent_for("anybody", 1, 0.0) is None, "what it saw is void"
+    assert membership.heart.watch.silent_for("anybody", 1, 0.0) is None, "what it saw is void"
     server.restart()
     eventually(lambda: score(bench, membership) > before, 10)
     assert membership.owner == owner

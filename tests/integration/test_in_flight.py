@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 
 import pytest
 
@@ -196,3 +197,22 @@ def test_a_new_process_holds_nothing(bench: Bench) -> None:
     fresh = InFlight(bench.client, bench.keys, bench.config)
     assert (len(fresh), fresh.doubt) == (0, False)
     assert fresh.settlements == {"acks": 0, "returns": 0}
+
+
+def test_jobs_that_went_back_leave_no_payload_behind(bench: Bench) -> None:
+    """C10. What was called off was remembered by its payload for 300 s: 40 s of
+    `Reject(requeue=True)` took 193 MB, and what a lost reply had brought is remembered for 60 s."""
+    owner, held = bench.owner().owner, bench.in_flight
+    tracemalloc.start()
+    try:
+        for number in range(15):
+            bench.push("mail", payload(number, padding="x" * 1_000_000))
+            [claimed] = held.claim(owner, ["mail"], 1, 1, []).jobs
+            held.requeue([claimed.job])
+            bench.client.lmove("mail", bench.keys.private(owner, "mail"))
+            assert held.reconcile(owner, ["mail"]) == 1, "nobody has heard of this claim"
+            bench.client.delete("mail")
+            del claimed
+        assert tracemalloc.get_traced_memory()[0] < 5_000_000
+    finally:
+        tracemalloc.stop()

@@ -14,10 +14,9 @@ import redis
 from celery_superfetch.config import Config
 from celery_superfetch.errors import StillInUse
 from celery_superfetch.keys import Keys
-from celery_superfetch.lib_name import is_ours
-from celery_superfetch.migration import Migration
+from celery_superfetch.migration import Migration, stock_consumers
+from celery_superfetch.places import is_ours
 from celery_superfetch.stock import Unacked
-from celery_superfetch.stock_consumers import stock_consumers
 from harness.cli import Result, kill_in_the_middle, superfetch_command
 from harness.ledger import LEDGER_DB
 from harness.process import Process

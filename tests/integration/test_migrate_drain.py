@@ -158,7 +158,7 @@ def test_the_command_refuses_and_forgets_all_but_the_dead(
     # The server has none of its connections any more: nothing of it can still land.
     killed = bench.dead_owner(jobs("poison"), run_id=run_id(client), connections=(10**9,))
     (job,) = bench.lists.in_flight(killed.owner, "mail")
-    killed = bench.run(bench.dead_set.kill(bench.recovery(job), "poison", marked=False))
+    killed = bench.run(bench.dead_set.kill(bench.recovery(job, reason="poison"), marked=False))
     assert killed[0] == b"ok"
 
     refused = cli("drain", "--json", code=1)
@@ -169,6 +169,7 @@ def test_the_command_refuses_and_forgets_all_but_the_dead(
     assert "The dead set keeps its 1 jobs" in done.out
     assert client.lrange("celery", 0, -1) == before
     own = {key for key in bench.key_names() if key.startswith("superfetch")}
-    assert own == {"superfetch:dead", "superfetch:dead:jobs", "superfetch:dead:unannounced"}
+    kept = {"", ":jobs", ":unannounced", ":caps", ":of:shop"}
+    assert own == {f"superfetch:dead{name}" for name in kept}
     again = cli("drain", "--json").json()
     assert (again["given_back"], again["dead_set"], again["keys"]) == (0, 1, 0)

@@ -202,12 +202,13 @@ def test_working_on_what_was_given_back_before_says_so(url: str, bench: Bench) -
 
 
 def test_working_on_what_was_taken_away_says_so(url: str, bench: Bench) -> None:
-    """Frozen, and taken for dead meanwhile: only the server knows."""
+    """Frozen, and taken for dead meanwhile; its heart has heard of it by now."""
     bench.push("mail", payload(1))
     with Inbox(url) as inbox:
         inbox.receive(1)
         [(owner, score)] = bench.registry.owners().items()
         assert bench.registry.mark(owner, owner.partition("|")[0], score, 60, "test")
+        assert inbox.channel.membership.heartbeat().status == "reaped"
         with working_on(inbox.messages[0]) as ours:
             assert not ours
         assert len(bench.private(owner)) == 1, "the reaper's to give back"
@@ -230,6 +231,20 @@ def test_work_that_fails_gives_the_message_back(url: str, bench: Bench, closed: 
         with pytest.raises(ZeroDivisionError):
             fail()
         assert bench.queue() == ([payload(1)] if closed else [])
+    assert bench.queue() == [payload(1)]
+
+
+def test_what_a_callback_raises_is_its_consumers_own_affair(url: str, bench: Bench) -> None:
+    """A1: outside Celery nobody puts a message aside for it."""
+    bench.push("mail", payload(1))
+
+    def fail(_: kombu.Message) -> None:
+        raise ZeroDivisionError
+
+    with Inbox(url) as inbox:
+        inbox.consumer.on_message = fail
+        with pytest.raises(ZeroDivisionError):
+            inbox.connection.drain_events(timeout=10)
     assert bench.queue() == [payload(1)]
 
 

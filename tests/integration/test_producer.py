@@ -65,6 +65,50 @@ def test_an_installed_app_that_publishes_is_nobodys_owner(url: str, bench: Bench
     assert not {name for name in bench.key_names() if "superfetch" in name}
 
 
+def test_a_producer_on_windows_publishes(url: str, bench: Bench) -> None:
+    """E3. As far as it can be had here: what Python lacks there is taken away first."""
+    run(
+        url,
+        """
+        import os, signal
+        for module, names in {
+            os: "fork forkpty register_at_fork getuid geteuid getgid getegid getpgid setsid killpg",
+            signal: "SIGQUIT SIGKILL SIGHUP SIGUSR1 SIGUSR2 SIGALRM SIGCHLD",
+        }.items():
+            for name in names.split():
+                delattr(module, name)
+        from celery import Celery
+        import celery_superfetch
+        app = celery_superfetch.install(Celery("shop", broker=os.environ["URL"]))
+        app.send_task("shop.note", ("a",))
+        """,
+    )
+    assert len(bench.queue("celery")) == 1
+
+
+def test_what_stock_kombu_ignores_stops_no_producer(url: str, bench: Bench) -> None:
+    """E2. Options of other brokers and of the result backend; a worker refuses to start."""
+    run(
+        url,
+        """
+        import os
+        import celery_superfetch
+        from celery import Celery
+        app = Celery("shop", broker=os.environ["URL"])
+        app.conf.broker_transport_options = {"confirm_publish": True}
+        celery_superfetch.install(app)
+        app.send_task("shop.note", ("a",))
+        try:
+            app.WorkController().start()
+        except SystemExit as exc:
+            assert "unknown option 'confirm_publish'" in str(exc), exc
+        else:
+            raise AssertionError("it started")
+        """,
+    )
+    assert len(bench.queue("celery")) == 1
+
+
 def test_with_the_named_transport_a_producer_needs_nothing_but_it(url: str, bench: Bench) -> None:
     report = run(
         url,

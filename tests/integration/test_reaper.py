@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
+import pytest
 import redis
 from celery.utils.dispatch import Signal
 
+from celery_superfetch.drain import NAMED
 from celery_superfetch.job import Claimed, Job, digest
 from celery_superfetch.owner import ProcessImage
-from celery_superfetch.private_list import CALLED_OFF
 from celery_superfetch.recovery import Blame, Counters
 from celery_superfetch.signals import ReapedOwner, job_recovered, owner_reaped
 from celery_superfetch.verdict import Reason
@@ -236,14 +237,6 @@ def test_what_a_frozen_owner_settles_late_does_not_leave_the_other_alone_with_th
     assert bench.counters(two).history[0]["strike"] == "suspect"
 
 
-def test_a_claim_that_was_called_off_did_not_run(bench: Bench) -> None:
-    """Its mark stays for some minutes; the one that ran was alone."""
-    owner = bench.dead_owner([payload(1)], running=[payload(1)])
-    bench.client.hset(bench.keys.running(owner.owner), "other", CALLED_OFF)
-    bench.reaper().reap()
-    assert bench.counters(payload(1)).history[0]["strike"] == "exact"
-
-
 def test_a_suspect_is_never_killed_for_it(bench: Bench) -> None:
     """Whoever ran beside it: two strikes of three, and there it stays."""
     one, two = payload(1), payload(2)
@@ -315,6 +308,24 @@ def test_signals_tell_what_was_done(bench: Bench) -> None:
     )
     assert {call["recovery"].task_id for call in recovered} == {"job-0", "job-1"}
     assert len(recovered) == 2
+
+
+def test_what_is_said_of_a_dead_owner_names_its_jobs(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """E7. "7 of its jobs were taken back" named none."""
+    bench.dead_owner(jobs(2))
+    bench.dead_owner(jobs(NAMED + 3, "many"))
+    bench.dead_owner()
+    with caplog.at_level("WARNING"):
+        bench.reaper().reap()
+    said = sorted(message.partition(" is dead: ")[2] for message in caplog.messages)
+    gone = "its process is gone."
+    none, many, two = said
+    assert none == f"{gone} 0 of its jobs were taken back."
+    assert two == f"{gone} 2 of its jobs were taken back: shop.note[job-1], shop.note[job-0]."
+    assert many.endswith(" and 3 more.")
+    assert many.count("shop.note[many-") == NAMED
 
 
 def test_a_mark_on_an_old_verdict_robs_nobody(bench: Bench) -> None:

@@ -223,24 +223,33 @@ def test_what_cannot_be_parsed_is_counted_and_killed_like_the_rest(bench: Bench)
     assert not job.parsed
 
 
-def test_who_is_told_and_what_a_failed_announcement_leaves(bench: Bench) -> None:
-    sender = Sender()
+class Announcements:
+    """Writes down what a pass asks of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    def soon(self, job: DeadJob) -> None:
+        self.asked.append(job.payload)
+
+    def look(self) -> None:
+        self.asked.append("look")
+
+    def after_pass(self) -> None:
+        self.asked.append("after")
+
+
+def test_a_pass_tells_nobody_itself(bench: Bench) -> None:
+    """C1: it leaves that to others, for the jobs that it killed and for those that others left."""
+    sender, announcements = Sender(), Announcements()
     asked(sender, lambda recovery: Decision.KILL)
-    told: list[DeadJob] = []
-
-    def broken(job: DeadJob) -> bool:
-        raise RuntimeError("the result backend is away")
-
-    def announce(job: DeadJob) -> bool:
-        told.append(job)
-        return True
-
     bench.dead_owner([JOB, b"junk"])
-    report = bench.reaper(sender=sender, announce=broken).reap()
+    reaper = bench.reaper(sender=sender, announcements=announcements)
+    report = reaper.reap()
     assert (report.killed, report.errors) == (2, 0)
+    assert announcements.asked == [b"junk", JOB, "look", "after"], "newest first"
+    reaper.reap()
+    assert announcements.asked[4:] == ["after"], "what others left is not looked for each time"
+    reaper.reap(dry_run=True)
+    assert len(announcements.asked) == 5
     assert [job.payload for job in bench.dead_set.unannounced()] == [JOB]
-    bench.reaper(announce=lambda job: False).reap()
-    assert bench.dead_set.unannounced(), "not ours to tell: it waits for its own app"
-    bench.reaper(announce=announce).reap()
-    bench.reaper(announce=announce).reap()
-    assert [job.payload for job in told] == [JOB], "once"

@@ -12,7 +12,7 @@ from celery_superfetch import drain, suspects
 from celery_superfetch.drain import BATCH, ROOM
 from celery_superfetch.facts import Facts
 from celery_superfetch.job import Job, digest
-from celery_superfetch.private_list import CALLED_OFF, PAGE
+from celery_superfetch.private_list import PAGE
 from parts.bench import Bench, elsewhere, payload
 from parts.work import WITHOUT_END, Work, noted
 
@@ -121,10 +121,10 @@ def test_what_another_reaper_moved_is_not_looked_for_through_the_list(
 def test_what_the_owner_ran_is_not_read_again_for_each_batch(
     bench: Bench, own: redis.Redis
 ) -> None:
-    """It has a mark for each job that was called off lately; that may be thousands."""
+    """A worker of greenlets may run thousands."""
     owner = dead(bench, jobs(JOBS))
     running = bench.keys.running(owner.owner)
-    own.hset(running, mapping={f"{n:x}": CALLED_OFF for n in range(JOBS)})
+    own.hset(running, mapping={f"{n:x}": f"job {n}" for n in range(JOBS)})
     own.hset(running, "ran-1", digest(jobs(JOBS)[0]))
     reaper = bench.reaper()
     with noted(own) as work:

@@ -38,7 +38,7 @@ def test_registering_again_is_a_heartbeat_and_keeps_the_first_date(bench: Bench)
 def test_a_reaped_owner_cannot_register(bench: Bench) -> None:
     facts = bench.owner()
     assert bench.registry.mark(facts.owner, HERE, bench.registry.owners()[facts.owner], 60, "gone")
-    assert bench.registry.register(facts) is None
+    assert bench.registry.register(facts).status == "reaped"
     assert bench.registry.owners() == {}
 
 
@@ -60,7 +60,7 @@ def test_a_heartbeat_without_a_row_says_missing(bench: Bench) -> None:
     assert bench.registry.owners() == {}, "it writes nothing: facts alone could not be judged"
     bench.registry.register(facts)
     bench.client.delete(bench.keys.facts(facts.owner))
-    assert bench.registry.heartbeat(facts, 0, {"state": "stopping"}).status == "missing"
+    assert bench.registry.heartbeat(facts, 0, {"state": "stopping"}).status == "unknown"
     assert not bench.client.exists(bench.keys.facts(facts.owner))
 
 
@@ -120,7 +120,7 @@ def test_a_mark_is_set_once(bench: Bench) -> None:
 @pytest.mark.parametrize("state", ["running", "stopping"])
 def test_a_mark_leaves_a_tombstone_that_knows_the_state_before(bench: Bench, state: str) -> None:
     facts = bench.owner(state=state)
-    bench.suspects.look({facts.owner: 1}, 1, "run")
+    bench.suspects.look({facts.owner: 1}, {facts.owner: 5.0}, 1, "run")
     bench.registry.mark(facts.owner, HERE, bench.registry.owners()[facts.owner], 60, "gone")
     read = bench.registry.facts([facts.owner])[facts.owner]
     assert (read.state, read.was) == ("reaped", state)
@@ -233,9 +233,10 @@ def test_cutting_an_owners_connections_ends_them(bench: Bench, url: str) -> None
     run = run_id(bench.client)
     with redis.Redis.from_url(url, single_connection_client=True) as other:
         facts = bench.owner(connections=(connection_id(other),), run_id=run)
-        bench.registry.cut(facts, "another run")
+        bench.registry.cut(facts.with_(run_id="another run"))
+        bench.registry.cut(facts.with_(run_id=""))
         assert bench.registry.connected(facts, run) is True
-        bench.registry.cut(facts, run)
+        bench.registry.cut(facts)
         eventually(lambda: bench.registry.connected(facts, run) is False, 5)
 
 

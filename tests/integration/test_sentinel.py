@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from traceback import format_exception
 from typing import Any
 
 import pytest
@@ -122,6 +123,22 @@ def test_too_few_sentinels_know_no_primary(make_app: Any, group: SentinelGroup) 
         client_of(app)
 
 
+def test_no_error_shows_the_password_of_the_sentinels(
+    make_app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E4. redis-py before 8 puts it into its error: workers logged it, commands printed it."""
+    monkeypatch.setattr(redis.ConnectionPool, "SENSITIVE_REPR_KEYS", frozenset(), raising=False)
+    broker = f"sentinel://127.0.0.1:{free_port()}/0"
+    app = make_app(url=broker, conf={"broker_transport_options": OPTIONS})
+    sentinels = Sentinels(
+        NAME, (("127.0.0.1", free_port()),), options={"password": SENTINEL_PASSWORD}
+    )
+    for ask in (lambda: client_of(app), sentinels.get_master_address):
+        with pytest.raises(redis.exceptions.ConnectionError, match="No master found") as caught:
+            ask()
+        assert SENTINEL_PASSWORD not in "".join(format_exception(caught.value))
+
+
 def test_a_group_is_one_database_in_whatever_order_it_is_named() -> None:
     def place(name: str, *ports: int) -> object:
         asked = tuple(("127.0.0.1", port) for port in ports)
@@ -165,11 +182,11 @@ def test_an_owner_goes_on_at_the_replica_and_at_no_other_server(
     for _ in range(2):
         with pytest.raises(redis.exceptions.ConnectionError):
             membership.heartbeat()
-        assert membership.params["port"] == primary.port, "nobody has been promoted"
+        assert membership.home.params["port"] == primary.port, "nobody has been promoted"
     pair.promote()
     with pytest.raises(redis.exceptions.ConnectionError):
         membership.heartbeat()
-    assert membership.params["port"] == replica.port
+    assert membership.home.params["port"] == replica.port
     assert membership.heartbeat().status == "ok"
     assert membership.owner == owner
     assert membership.in_flight.doubt, "what is in flight has to be compared"

@@ -89,7 +89,7 @@ def test_whatever_happens_no_job_is_lost_and_no_innocent_is_killed(
 CONTROLS = {
     "recover": ("if unmarked then", "if false then"),
     "ack": ("if there then redis.call('DEL', KEYS[key]) end", ""),
-    "probation": ("if value ~= '-' then return {'busy'} end", ""),
+    "requeue": ("if number > 0 and tonumber", "if false and tonumber"),
 }
 
 
@@ -104,5 +104,12 @@ def test_the_control_finds_what_a_script_without_one_of_its_lines_does(
         "source",
         lambda name: source(name).replace(line, other) if name == script else source(name),
     )
-    with pytest.raises(AssertionError):
-        play(1, phases=[Phase.generate])
+    assert not all(_passes(play, number) for number in range(3, 8)), "most seeds find it"
+
+
+def _passes(play: Callable[..., Counter[str]], number: int) -> bool:
+    try:
+        play(number, phases=[Phase.generate])
+    except AssertionError:
+        return False
+    return True

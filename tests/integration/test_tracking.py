@@ -39,7 +39,7 @@ def waits(inbox: Inbox) -> Inbox:
 
     def settled() -> bool:
         inbox.turn()
-        return len(told._tracked) == len(inbox.channel.queue_lists()) - MOST_BLOCKS
+        return len(told._tracked) == len(inbox.channel.queue_lists) - MOST_BLOCKS
 
     eventually(settled, message="every list is waited on, or tracked")
     return inbox
@@ -136,7 +136,7 @@ def test_a_list_that_cannot_be_claimed_from_costs_one_look_a_second(
     before = looked(server.client())
     for _ in range(3):
         inbox.turn(POLL_INTERVAL)
-    each = len(inbox.channel.queue_lists())
+    each = len(inbox.channel.queue_lists)
     assert looked(server.client()) - before <= 5 * each
     publish(server.url(), QUEUES[-2], "others")
     assert inbox.receive(1) == ["others"]

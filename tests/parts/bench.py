@@ -84,7 +84,7 @@ class Bench:
         self.dead_set = DeadSet(*shared)
         self.suspects = Suspects(*shared)
         self.in_flight = InFlight(*shared)
-        self.scripts = Scripts(client)
+        self.scripts = Scripts(client, self.keys)
 
     def reaper(self, **options: Any) -> Reaper:
         return Reaper(self.client, self.config, **options)
@@ -106,7 +106,7 @@ class Bench:
         queue_lists = dict(lists) if isinstance(lists, Mapping) else dict.fromkeys(lists, 0)
         made = Facts.mine(mint_owner(image), image, self.config).with_(lists=queue_lists, **facts)
         if register:
-            assert self.registry.register(made) is not None
+            assert self.registry.register(made).status == "ok"
         return made
 
     def dead_owner(
@@ -195,19 +195,26 @@ class Bench:
         for raw in payloads:
             recovery = self.recovery(Job(owner, queue, raw), reason=reason)
             before = self.client.zrange(self.keys.dead, 0, -1)
-            reply, *_ = self.run(self.dead_set.kill(recovery, reason, marked=False))
+            reply, *_ = self.run(self.dead_set.kill(recovery, marked=False))
             assert reply == b"ok"
             [id] = set(self.client.zrange(self.keys.dead, 0, -1)) - set(before)
             jobs += self.dead_set.read([id.decode()])
         return jobs
 
+    def retry(self, job: DeadJob, queue_list: str = "", expires: int = 0) -> bool:
+        """Put a dead job back on its queue, or on another."""
+        call = self.dead_set.revive(job, queue_list or job.queue_list, expires)
+        return bool(self.run(call))
+
     def die_at(self, job: DeadJob, ms: float) -> None:
         """Give a dead job another time of death."""
-        self.client.zadd(self.keys.dead, {job.id: ms})
+        cap = self.client.hget(self.keys.dead_caps, job.id)
+        for index in (self.keys.dead, cap):
+            self.client.zadd(index, {job.id: ms}, xx=True)
 
     def recovery(self, job: Job, counters: Counters | None = None, **changes: Any) -> Recovery:
         """The recovery of a job as a reaper would build it."""
-        details: dict[str, Any] = {"reason": "gone", "app_name": "shop", **changes}
+        details: dict[str, Any] = {"reason": "gone", "app_name": self.config.app_name, **changes}
         details.setdefault("blame", Blame.EXACT)
         details.setdefault("limits", Limits.of(self.config))
         return Recovery.of(job, parse(job.payload), counters or self.counters(job), **details)

@@ -14,7 +14,6 @@ from celery_superfetch.facts import Facts
 from celery_superfetch.give_back import GiveBack
 from celery_superfetch.in_flight import InFlight
 from celery_superfetch.job import Claimed, Job, digest
-from celery_superfetch.leases import Leases
 from celery_superfetch.owner import ProcessImage
 from celery_superfetch.private_list import PrivateLists
 from celery_superfetch.reaper import Reaper
@@ -22,7 +21,6 @@ from celery_superfetch.recoveries import Recoveries
 from celery_superfetch.recovery import Limits
 from celery_superfetch.registry import Registry
 from celery_superfetch.scripts import Call, Line
-from celery_superfetch.start import STILL_OURS, Starts, Ticket
 from parts.bench import Bench
 from parts.scripts_seen import Truth
 
@@ -59,7 +57,7 @@ class Stage:
             if self.truth is not None:
                 for call, reply in zip(calls, replies, strict=True):
                     self.truth.saw(call, reply)
-                    if call.name == "requeue" and call.args[5] and reply == [1]:
+                    if call.name == "requeue" and call.args[4] and reply == [1]:
                         self.requeues.append(call)
             if self.lose:
                 self.lose = False
@@ -100,14 +98,14 @@ class Stage:
                 self.truth.forget_running(owner, held)
 
         monkeypatch.setattr(PrivateLists, "forget_running", forgotten)
-        waits = PrivateLists.waits
+        unrecord = InFlight.unrecord
 
-        def waited(lists: PrivateLists, job: Job) -> None:
-            waits(lists, job)
+        def unrecorded(in_flight: InFlight, job: Job) -> None:
+            unrecord(in_flight, job)
             if self.truth is not None:
                 self.truth.running[job.owner].pop(job.claim_id, None)
 
-        monkeypatch.setattr(PrivateLists, "waits", waited)
+        monkeypatch.setattr(InFlight, "unrecord", unrecorded)
         # Of two that were marked, the clock decides whether it was in the same ms.
         tombstones = Registry.tombstones
         monkeypatch.setattr(
@@ -163,13 +161,11 @@ class Worker:
         self, bench: Bench, names: Callable[[], str], lists: Sequence[str], slots: int
     ) -> None:
         self.bench = bench
-        #: How many jobs may start without a question of their own.
+        #: How many jobs may run at once, and are recorded by their claim.
         self.slots = slots
         self._names, self._lists = names, lists
         self.in_flight = InFlight(bench.client, bench.keys, bench.config)
-        self.in_flight.running = lambda: [claimed.job for claimed in self.runs]
         self.cut_short = CutShort(self.in_flight)
-        self._starts = Starts(lambda: bench.client)
         #: Delivered, or in the pool's queue; among these are some that were given back.
         self.waits: list[Claimed] = []
         self.runs: list[Claimed] = []
@@ -185,11 +181,9 @@ class Worker:
         image = ProcessImage.current()
         facts = Facts.mine(f"{image.host}|{image.pid}|{self._names()}", image, self.bench.config)
         self.facts = facts.with_(lists=dict.fromkeys(self._lists, 0))
-        self.in_flight.leases = Leases(self.bench.config.heartbeat_interval)
-        self.in_flight.leases.has_slot = lambda: len(self.runs) < self.slots
         self.owner = self.facts.owner
         self.looks_dead = False
-        assert self.bench.registry.register(self.facts) is not None
+        assert self.bench.registry.register(self.facts).status == "ok"
 
     def look_dead(self) -> None:
         """From here on every judge takes its pid for another process's."""
@@ -216,9 +210,10 @@ class Worker:
             self.in_flight.delivered(claimed.job)
 
     def claim_alone(self, queue_list: str) -> bool:
-        """As ``Probation`` does: never while something of a former self still runs."""
-        if any(claimed.job.owner != self.owner for claimed in self.runs):
+        """As ``Probation`` does: not while something runs, or is yet to be delivered."""
+        if self.runs:
             return False
+        self.deliver()
         claimed = self.in_flight.claim_alone(self.owner, queue_list)
         if claimed is not None:
             self.waits.append(claimed)
@@ -230,8 +225,9 @@ class Worker:
             self.claim(1)
 
     def claim_alone_and_lose_the_reply(self, queue_list: str, stage: Stage) -> None:
-        if any(claimed.job.owner != self.owner for claimed in self.runs):
+        if self.runs:
             return
+        self.deliver()
         stage.lose = True
         with pytest.raises(redis.ConnectionError):
             self.claim_alone(queue_list)
@@ -240,30 +236,27 @@ class Worker:
         """Look for what lost replies spoke of; a suspect among it is alone no longer."""
         self.in_flight.reconcile(self.owner, self._lists)
 
-    def hand_over(self, claimed: Claimed) -> float:
-        """Until when the pool may start it without a question."""
-        job = claimed.job
-        if self.bench.client.hget(self.bench.keys.facts(job.owner), "state") == b"reaped":
-            # Not even a mark in the very ms of its verdict comes while a lease lasts.
-            self.in_flight.leases = Leases(0)
-        return self.in_flight.hand_over(job, digest(job.payload))
-
-    def start(self, claimed: Claimed, reply_lost: bool = False) -> bool:
-        """Hand a job to the pool, whose process asks whether it may run it."""
-        job = claimed.job
-        ticket = Ticket(job.owner, job.claim_id, digest(job.payload), True, "")
-        may_start = self.hand_over(claimed)
-        answers = [""] if may_start else [self._starts.ask(ticket) for _ in range(1 + reply_lost)]
-        assert len(set(answers)) == 1, "asking again changes nothing"
-        self.waits.remove(claimed)
-        if not answers[0]:
-            self.runs.append(claimed)
-        elif answers[0] in STILL_OURS:
-            self.in_flight.ended(job)
+    def start(self, claimed: Claimed) -> bool:
+        """Hand a job to the pool, as ``Gate`` does; whether it runs."""
+        job, alone = claimed.job, self.in_flight.alone
+        if not self.in_flight.may_start(job):
+            self.waits.remove(claimed)
+        elif alone not in (None, job):
+            self.waits.remove(claimed)
             self.in_flight.requeue([job])
-        else:
-            self.in_flight.drop(job)
-        return not answers[0]
+        elif not (alone and self.runs) and not self._was_reaped(job):
+            started = bool(self.in_flight.start(job, digest(job.payload)))
+            assert started != self.in_flight.doubt
+            if not started:
+                return False
+            self.waits.remove(claimed)
+            self.runs.append(claimed)
+            return True
+        return False
+
+    def _was_reaped(self, job: Job) -> bool:
+        """Not even a mark in the very ms of its verdict comes while a certificate lasts."""
+        return self.bench.client.hget(self.bench.keys.facts(job.owner), "state") == b"reaped"
 
     def finish(self, claimed: Claimed) -> None:
         """It is done, and settled with the next claim or flush."""

@@ -111,8 +111,6 @@ class Fleet:
         """What waits or is in flight, key by key."""
         keys = [*self.pools, *(k for own in FLYING for k in self.db.keys(f"superfetch:{own}:*"))]
         rows = {key: self.db.contents(key) for key in keys}
-        # What was called off before its start is not running.
-        rows = {key: [row for row in held if row[1:] != (b"-",)] for key, held in rows.items()}
         return {key: str(held)[:300] for key, held in rows.items() if held}
 
     def at_rest(self) -> bool:

@@ -107,7 +107,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(data=st.data())
     def retry(self, data: st.DataObject) -> None:
         dead = sorted(self.bench.dead_set, key=lambda job: job.payload)
-        assert self.bench.dead_set.retry(data.draw(st.sampled_from(dead)))
+        assert self.bench.retry(data.draw(st.sampled_from(dead)))
 
     # -- workers
 
@@ -134,7 +134,6 @@ class Fleet(RuleBasedStateMachine):
     @precondition(lambda self: living(self) and self.suspects())
     @rule(data=st.data(), starts=st.booleans())
     def claim_alone(self, data: st.DataObject, starts: bool) -> None:
-        """By an owner of any kind: the server has to say who is busy."""
         worker, name = self.who(data, anybody), data.draw(st.sampled_from(self.suspects()))
         self._claim_alone(worker, name, starts)
 
@@ -150,13 +149,12 @@ class Fleet(RuleBasedStateMachine):
         return [name for name in QUEUES if +self.truth.lists[probation(name)]]
 
     @some(waiting)
-    @rule(data=st.data(), reply_lost=st.booleans())
-    def start(self, data: st.DataObject, reply_lost: bool) -> None:
-        worker, claimed = self.which(data, waiting)
-        self._start(worker, claimed, reply_lost)
+    @rule(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        self._start(*self.which(data, waiting))
 
-    def _start(self, worker: Worker, claimed: Claimed, reply_lost: bool = False) -> None:
-        if worker.start(claimed, reply_lost):
+    def _start(self, worker: Worker, claimed: Claimed) -> None:
+        if worker.start(claimed):
             self.truth.begins(claimed.job.payload)
 
     @some(harmless)
@@ -181,13 +179,11 @@ class Fleet(RuleBasedStateMachine):
         self.who(data, unsettled).in_flight.flush()
 
     @some(waiting)
-    @rule(data=st.data(), in_pool=st.booleans(), where=st.sampled_from(["front", "back"]))
-    def requeue(self, data: st.DataObject, in_pool: bool, where: str) -> None:
-        """A pool that has it may ask for it later."""
+    @rule(data=st.data(), stays=st.booleans(), where=st.sampled_from(["front", "back"]))
+    def requeue(self, data: st.DataObject, stays: bool, where: str) -> None:
+        """Its channel was closed; whoever waits for a slot with it does not know yet."""
         worker, claimed = self.which(data, waiting)
-        if in_pool:
-            worker.hand_over(claimed)
-        else:
+        if not stays:
             worker.waits.remove(claimed)
         worker.in_flight.requeue([claimed.job], where)
 
@@ -201,7 +197,7 @@ class Fleet(RuleBasedStateMachine):
     @some(running)
     @rule(data=st.data(), rejected=st.booleans())
     def requeue_what_runs(self, data: st.DataObject, rejected: bool) -> None:
-        """Its task asks for it; or its worker, which is told that it has started."""
+        """Its task asks for it; or its channel is closed, and it runs on."""
         worker, claimed = self.which(data, running)
         if rejected:
             worker.reject(claimed)

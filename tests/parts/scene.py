@@ -152,6 +152,7 @@ class Scene:
         """The worker is gone, and left nothing in Redis but the queues."""
         found = self.worker.wait_exit()
         assert code is None or found == code, f"{self.pool}: exit code {found}"
+        assert "Error on " not in self.worker.log(), f"{self.pool}: a step of its shutdown failed"
         self.left_nothing()
 
     def left_nothing(self) -> None:
@@ -182,7 +183,7 @@ class Scene:
 
     def strikes(self) -> list[Mapping[str, Any]]:
         """Counters of jobs that got a strike."""
-        return [row for row in self.db.counters() if "strikes" in row]
+        return [row for row in self.db.counters() if int(row.get("strikes", 0))]
 
     def plays_out(self, tombstone: bool = False) -> dict[str, int]:
         """A fresh worker runs what is left (ETA jobs excepted); how often each was started.

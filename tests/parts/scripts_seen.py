@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 from celery_superfetch.job import digest
-from celery_superfetch.private_list import ALONE, CALLED_OFF, RAN, UNSTARTED
+from celery_superfetch.private_list import ALONE, RAN
 from celery_superfetch.scripts import Call
 from parts.truth import STRUCK, Card, Known, Verdict
 
@@ -69,7 +69,7 @@ class Truth(Known):
         """What an owner does not hold, it does not run."""
         running = self.running[owner]
         for id, value in list(running.items()):
-            if (value if id == ALONE else id) not in held and value != CALLED_OFF:
+            if id != RAN and (value if id == ALONE else id) not in held:
                 del running[id]
 
     def _register(self, call: Call, reply: Any) -> None:
@@ -90,18 +90,18 @@ class Truth(Known):
             self.owners.discard(owner)
             ran = len(self.what_runs(owner))
             self.reaped[owner] = Verdict(ran, owner in self.stopping)
-            if ran > 1:
-                self.running[owner][RAN] = str(ran)
+            self.running[owner][RAN] = str(ran)
         else:
             self.notable["a mark came too late"] += 1
 
     def _leave(self, call: Call, reply: Any) -> None:
         owner = call.args[0]
-        left = sum(sum(self.lists[key].values()) for key in call.keys[5:])
+        left = sum(sum(self.lists[key].values()) for key in call.keys[6:])
         assert reply == (-1 if owner in self.reaped else left)
         if reply == 0:
             self.owners.discard(owner)
             self.running.pop(owner, None)
+            self.returned.pop(owner, None)
 
     def _adopt(self, call: Call, reply: Any) -> None:
         assert reply == b"known", "every owner of a private list is registered"
@@ -127,47 +127,15 @@ class Truth(Known):
     def _probation(self, call: Call, reply: Any) -> None:
         (_, _, running, probation, private), (owner, name, _, id) = call.keys, call.args
         waiting = sum(self.lists[probation].values())
-        expected = (
-            b"unregistered"
-            if owner not in self.owners
-            else b"busy"
-            # One that waits with its process for itself keeps that, though it does not run.
-            if any(value != CALLED_OFF for value in self.running[owner].values())
-            else b"ok"
-            if waiting
-            else b"none"
-        )
+        expected = b"unregistered" if owner not in self.owners else b"ok" if waiting else b"none"
         assert reply[0] == expected
         if expected in (b"ok", b"none") and waiting <= 1:
             self.on_probation.discard(name)
         if expected == b"ok":
             assert self._take(probation, reply[1])
             self.lists[private][reply[1]] += 1
-            self.running[self._owner_of(running)] |= {
-                ALONE: id,
-                id: UNSTARTED + digest(reply[1]),
-            }
+            self.running[self._owner_of(running)] = {ALONE: id, id: digest(reply[1])}
             self.notable["a suspect has its turn"] += 1
-
-    def _start(self, call: Call, reply: Any) -> None:
-        owner, (id, name, *_) = self._owner_of(call.keys[1]), call.args
-        running = self.running[owner]
-        known, alone = running.get(id), running.get(ALONE)
-        expected = (
-            b"reaped"
-            if owner in self.reaped
-            else b"called off"
-            if known == CALLED_OFF
-            else b"ok"
-            if alone in (None, id)
-            else b"beside probation"
-        )
-        assert reply == expected
-        if expected != b"ok":
-            self.notable[f"no start: {expected.decode()}"] += 1
-            return
-        running[id] = name
-        assert not alone or len(self.what_runs(owner)) == 1, "it runs alone"
 
     def begins(self, payload: bytes) -> None:
         """A job was started. Once it has struck as often as it may, that must not be."""
@@ -182,48 +150,55 @@ class Truth(Known):
         card.runs += 1
 
     def _ack(self, call: Call, reply: Any) -> None:
-        settled = call.args[0]
+        settled, counted = call.args[0], 0
         for at in range(settled):
             private, running = call.keys[2 * at : 2 * at + 2]
-            payload, counted, id = call.args[3 * at + 1 : 3 * at + 4]
+            payload, counts, aside, id = call.args[4 * at + 1 : 4 * at + 5]
+            assert not aside
             removed = self._take(private, payload)
             assert removed == (at + 1 not in reply)
             if removed:
                 self.settled[payload] += 1
                 card, owner = self.cards[payload], self._owner_of(running)
-                if counted:
+                if counts:
                     self._clear(payload)
                 elif self.running[owner].get(id) == digest(payload):
                     card.runs -= 1  # it ended well, and is none of the next copy's
-                if not counted and card.counted and owner in self.reaped:
+                if not counts and card.counted and owner in self.reaped:
                     card.left = True
             else:
                 self.notable["an ack came too late"] += 1
             self.end(self._owner_of(running), id)
-        counted = sum(call.args[2 : 3 * settled + 1 : 3])
+            counted += counts
         starting = zip(
             call.keys[2 * settled + counted :],
-            call.args[3 * settled + 1 :: 2],
-            call.args[3 * settled + 2 :: 2],
+            call.args[4 * settled + 1 :: 2],
+            call.args[4 * settled + 2 :: 2],
             strict=True,
         )
         for running, id, name in starting:
-            self.running[self._owner_of(running)].setdefault(id, name)
-            self.notable["started beside an ack" if settled else "started unasked"] += 1
+            owner = self._owner_of(running)
+            self.running[owner][id] = name
+            if self.running[owner].get(ALONE) != id:
+                self.running[owner].pop(ALONE, None)
+            assert ALONE not in self.running[owner] or len(self.what_runs(owner)) == 1
+            self.notable["started beside an ack" if settled else "started"] += 1
 
     def _requeue(self, call: Call, reply: Any) -> None:
         private, queue, _, _, running, probation = call.keys[:6]
-        owner = self._owner_of(running)
+        owner, number = self._owner_of(running), call.args[4]
+        if number and self.returned.get(owner, 0) >= number:
+            assert not any(reply), "it had been sent again meanwhile"
+            return
+        if number and (owner in self.owners or owner in self.reaped):
+            self.returned[owner] = number
         for at, moved in enumerate(reply):
-            payload, id, handed_over = call.args[4 + 3 * at : 7 + 3 * at]
+            payload, id = call.args[5 + 2 * at : 7 + 2 * at]
             known = self.running[owner].get(id) if id else None
-            started = bool(known) and not known.startswith(UNSTARTED)
-            if known == CALLED_OFF or (started and handed_over):
-                assert moved == (0 if known == CALLED_OFF else 2)
-                continue
+            # An operator's drain knows of no claims.
+            ran = [known] if id else self.what_runs(owner).values()
             if id:
                 self.end(owner, id)
-                self.running[owner][id] = CALLED_OFF
             assert moved == self._take(private, payload)
             if moved:
                 card = self.cards[payload]
@@ -231,8 +206,6 @@ class Truth(Known):
                 if card.probation:
                     self.on_probation.add(call.args[0])
                 card.counted = True
-                # An operator's drain knows of no claims.
-                ran = [known] if id else self.what_runs(owner).values()
                 card.runs -= digest(payload) in ran
             else:
                 self.notable["a requeue came too late"] += 1
@@ -268,9 +241,9 @@ class Truth(Known):
             assert limit is None or card.strikes < limit, "the last strike kills"
 
     def _kill(self, call: Call, reply: Any) -> None:
-        (payload, marked, seen, name, text), id = call.args[:5], call.args[8]
-        owner, record = self._owner_of(call.keys[8]), json.loads(text)
-        ran = (self.running[owner].get(id) or "").lstrip(UNSTARTED)
+        (payload, marked, seen, name, text), id = call.args[:5], call.args[7]
+        owner, record = self._owner_of(call.keys[9]), json.loads(text)
+        ran = self.running[owner].get(id) or ""
         has_struck = bool(marked and id) and ran != name
         if not self._holds(
             bool(marked), owner, -1 if has_struck else seen, call.keys[1], payload, reply[0]

@@ -16,7 +16,7 @@ import redis
 from celery_superfetch.config import Config
 from celery_superfetch.job import digest, parse
 from celery_superfetch.keys import Keys
-from celery_superfetch.private_list import ALONE, CALLED_OFF, RAN, UNSTARTED
+from celery_superfetch.private_list import ALONE, RAN
 from celery_superfetch.recovery import Limits
 
 STRUCK = "struck"
@@ -73,6 +73,8 @@ class Known:
         #: Queue lists that are known to have suspects.
         self.on_probation: set[str] = set()
         self.drained = False
+        #: Owner -> number of its last call that gave jobs back.
+        self.returned: dict[str, int] = {}
         self.owners: set[str] = set()
         self.stopping: set[str] = set()
         self.reaped: dict[str, Verdict] = {}
@@ -97,9 +99,8 @@ class Known:
 
     def what_runs(self, owner: str) -> dict[str, str]:
         """Claim id -> digest of what an owner runs, or ran."""
-        hash = self.running[owner]
-        claims = {id: v.lstrip(UNSTARTED) for id, v in hash.items() if id not in (ALONE, RAN)}
-        return {id: name for id, name in claims.items() if name != CALLED_OFF}
+        claims = self.running[owner].items()
+        return {id: name for id, name in claims if id not in (ALONE, RAN)}
 
     def blame(self, owner: str, payload: bytes) -> str:
         """How the end of an owner counts against a job."""
@@ -130,18 +131,24 @@ class Known:
             for payload in self.published:
                 pipe.hgetall(keys.recoveries(digest(payload)))
             pipe.smembers(keys.on_probation)
-            pipe.hvals(keys.dead_jobs)
+            pipe.hgetall(keys.dead_jobs)
+            pipe.hgetall(keys.dead_caps)
+            for index in (keys.dead, keys.dead_of(self.config.app_name)):
+                pipe.zrange(index, 0, -1)
             replies = iter(pipe.execute())
         found = {key: Counter(next(replies)) for key in lists}
         running = {owner: _text(next(replies)) for owner in self.running}
         counters = {payload: _text(next(replies)) for payload in self.published}
         on_probation = {name.decode() for name in next(replies)}
-        dead = Counter(json.loads(record)["payload"].encode() for record in next(replies))
+        records, caps, *indexes = replies
+        dead = Counter(json.loads(record)["payload"].encode() for record in records.values())
 
         everywhere = sum((*found.values(), dead), Counter()) + self.settled
         assert everywhere == self.published, "each is in one place, or settled"
         assert found == {key: +self.lists[key] for key in lists}
         assert dead == +self.dead
+        assert all(set(index) == set(records) for index in indexes), "each is under its app's cap"
+        assert caps == dict.fromkeys(records, keys.dead_of(self.config.app_name).encode())
         assert running == self.running
         suspects = {name for name in queue_lists if found[keys.probation(name)]}
         assert on_probation == self.on_probation >= suspects

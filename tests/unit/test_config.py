@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_superfetch.config import OPTIONS, Config
+from celery_superfetch.config import LONGEST, OPTIONS, Config
 from celery_superfetch.errors import ConfigError, SuperfetchError
 
 DEFAULTS = {
@@ -41,6 +41,15 @@ def test_options_are_taken_over() -> None:
     assert (config.owner_ttl, config.strike_limit) == (30, 5)
     assert config.global_keyprefix == "shop:"
     assert config.heartbeat_interval == 5
+
+
+@pytest.mark.parametrize("name", [name for name in NUMBERS if OPTIONS[name] == "float"])
+def test_a_duration_has_an_upper_bound(name: str) -> None:
+    """D2. With a `strike_window` of 10**16 s EXPIRE failed behind LREM: the job was nowhere."""
+    ttl = {"owner_ttl": LONGEST} if name == "heartbeat_interval" else {}
+    with pytest.raises(ConfigError, match=rf"'{name}' must be at most 315360000 s \(ten years\)"):
+        Config(**{name: 1e16, **ttl})  # type: ignore[arg-type]
+    assert getattr(Config(**{"owner_ttl": LONGEST, name: LONGEST / 2}), name) == LONGEST / 2  # type: ignore[arg-type]
 
 
 def test_kombus_options_pass_unread() -> None:

@@ -1,4 +1,4 @@
-"""A job of the dead set as a value: what is shown of it, what a file must say, what is meant."""
+"""A job of the dead set as a value: what is shown of it, which ones are meant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from celery_superfetch.arguments import MOST, MOST_BODY, arguments
-from celery_superfetch.dead_job import DeadFilter, DeadJob, dump_line, load_line
+from celery_superfetch.dead_job import DeadFilter, DeadJob
 from celery_superfetch.errors import BadFilter
 from celery_superfetch.job import digest
 from parts.bench import payload
@@ -28,6 +28,7 @@ def dead(raw: bytes = b"junk", **fields: Any) -> DeadJob:
         task="shop.note",
         task_id="id-1",
         app_name="shop",
+        node="celery@web1",
         owner="web1|7|abc",
         strikes=3,
         recoveries=4,
@@ -110,10 +111,13 @@ def test_the_history_names_owner_host_time_and_exit_status() -> None:
         "reason": "gone",
         "strike": "suspect",
         "at": 7,
+        "time": "1970-01-01T00:00:07.000+00:00",
         "status": None,
     }
     assert (last["host"], last["status"], last["strike"]) == ("web1", -9, "exact")
     assert last["at"] == 9.5, "the one that killed it has the time of death"
+    assert last["time"] == dead().as_dict()["time_of_death"] == "1970-01-01T00:00:09.500+00:00"
+    assert dead(died_at=0).as_dict()["time_of_death"] is None, "its killer does not know"
 
 
 # -- which ones are meant
@@ -173,56 +177,3 @@ def test_ages_become_a_window_of_times() -> None:
 def test_a_filter_that_makes_no_sense_is_refused(conditions: dict[str, Any], said: str) -> None:
     with pytest.raises(BadFilter, match=said):
         DeadFilter(**conditions)
-
-
-# -- lines of a file
-
-
-@pytest.mark.parametrize("raw", [b"junk", b"\xff\0", b"", "sch\u00f6n".encode()], ids=repr)
-@pytest.mark.parametrize("announced", [True, False])
-def test_a_line_comes_back_whole(raw: bytes, announced: bool) -> None:
-    line = dump_line(dead(raw, task=None, task_id=None), announced)
-    assert line.count("\n") == 1
-    assert line.isascii()
-    assert load_line(line) == (dead(raw, task=None, task_id=None), announced)
-    assert load_line(line.encode()) == load_line(line)
-
-
-def test_the_line_of_a_second_item_of_the_same_bytes_comes_back() -> None:
-    second = dead(id=f"{digest(b'junk')}-1700000000000000")
-    assert load_line(dump_line(second, True))[0] == second
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"id": None}, "has no 'id'"),
-        ({"history": None}, "has no 'history'"),
-        ({"payload": "junk!"}, "does not fit"),
-        ({"id": "0" * 40}, "does not fit"),
-        ({"id": digest(b"junk") + "-x"}, "does not fit"),
-        ({"encoding": "latin-1"}, "encoding"),
-        ({"encoding": "base64", "payload": "a"}, "cannot be decoded"),
-        ({"payload": "\ud800"}, "cannot be decoded"),
-        ({"died_at": "now"}, "'died_at' cannot be"),
-        ({"died_at": True}, "'died_at' cannot be"),
-        ({"died_at": 0}, "time of death"),
-        ({"queue": ""}, "queue"),
-        ({"strikes": "3"}, "'strikes' cannot be"),
-        ({"history": ["x"]}, "'history' must"),
-    ],
-    ids=str,
-)
-def test_a_bad_line_is_refused(change: dict[str, Any], said: str) -> None:
-    document = {**json.loads(dump_line(dead(), True)), **change}
-    line = json.dumps({k: v for k, v in document.items() if v is not None})
-    with pytest.raises(ValueError, match=said):
-        load_line(line)
-
-
-@pytest.mark.parametrize(
-    "line", ["", "x", "[]", "null", b"\xff", "[" * 100_000], ids=lambda x: x[:5]
-)
-def test_what_is_no_object_is_refused(line: str | bytes) -> None:
-    with pytest.raises(ValueError, match="no JSON"):
-        load_line(line)

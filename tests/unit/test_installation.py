@@ -14,6 +14,7 @@ import celery_superfetch
 from celery_superfetch.config import Config
 from celery_superfetch.connection import config_of
 from celery_superfetch.errors import ConfigError, SuperfetchError
+from celery_superfetch.preflight import warn_once
 
 URL = "redis://localhost:6399/0"
 ENTRY = "superfetch-reap"
@@ -186,7 +187,6 @@ def test_the_interval_of_the_beat_entry_is_the_reap_interval(make: Make) -> None
     entry = app.conf.beat_schedule[ENTRY]
     assert entry["task"] == "celery_superfetch.reap"
     assert entry["schedule"] == 4
-    assert entry["options"]["expires"] == 4
 
 
 def test_the_users_own_entry_is_kept(make: Make) -> None:
@@ -221,13 +221,29 @@ def test_a_refused_second_install_leaves_the_first_as_it_was(make: Make) -> None
     assert config_of(app).heartbeat_interval == 20
 
 
-def test_a_wrong_option_of_the_transport_is_refused_when_it_is_read(make: Make) -> None:
+def test_a_wrong_option_of_the_transport_is_refused_when_it_is_needed(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """E2. Who only publishes needs none of them: stock kombu ignores what it does not know."""
+    warn_once.cache_clear()
     app = make()
     app.conf.broker_transport_options = {"owner_tll": 30}
     celery_superfetch.install(app)
-    with pytest.raises(ConfigError, match="did you mean 'owner_ttl'"), app.connection() as conn:
-        conn.transport  # noqa: B018 - making it reads the options
+    for _ in range(2):
+        with app.connection() as conn, pytest.raises(ConfigError, match="did you mean 'owner_ttl'"):
+            conn.transport.config  # noqa: B018
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "once"
+    assert "did you mean 'owner_ttl'" in caplog.text
+    with pytest.raises(ConfigError, match="did you mean 'owner_ttl'"):
+        config_of(app)
     assert issubclass(ConfigError, SuperfetchError)
+
+
+def test_kombus_options_may_be_given_to_install_as_well(make: Make) -> None:
+    """E2."""
+    app = celery_superfetch.install(make(), visibility_timeout=60, owner_ttl=90)
+    assert app.conf.broker_transport_options["visibility_timeout"] == 60
+    assert config_of(app).owner_ttl == 90
 
 
 def test_an_installed_app_can_be_pickled_as_a_stock_one_can(make: Make) -> None:

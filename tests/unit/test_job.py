@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import pickle
 from typing import Any
 
 import pytest
@@ -52,6 +54,49 @@ def test_names_that_are_no_text_are_not_names() -> None:
     assert envelope.message is not None
     assert envelope.task is None
     assert envelope.task_id == "id-1"
+
+
+def body(value: Any) -> str:
+    return base64.b64encode(json.dumps(value).encode()).decode()
+
+
+@pytest.mark.parametrize("encoding", ["base64", "utf-8"])
+def test_protocol_1_names_its_task_in_the_body(encoding: str) -> None:
+    """A2."""
+    told = {"task": "shop.add", "id": "id-2", "eta": "2026-01-02T03:04:05", "args": []}
+    old = message(
+        headers={"mine": 1}, body=body(told) if encoding == "base64" else json.dumps(told)
+    )
+    old |= {"content-type": "application/json"}
+    old["properties"]["body_encoding"] = encoding
+    envelope = parse(json.dumps(old).encode())
+    assert (envelope.task, envelope.task_id) == ("shop.add", "id-2")
+    assert envelope.eta == 1767323045.0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"body": pickle.dumps({"task": "shop.add"}).hex()},
+        {"content-type": "application/x-python-serialize"},
+        {"headers": {"compression": "zlib"}},
+        {"headers": {"task": None}},
+        {"body": "%"},
+        {"body": None},
+        {"body": body([{"task": "shop.add"}])},
+        {"body": body({"task": ["shop.add"], "id": 7})},
+        {"body": "[" * 100_000},
+    ],
+    ids=repr,
+)
+def test_a_body_that_cannot_be_read_safely_names_nothing(changes: dict[str, Any]) -> None:
+    """A2: nothing is unpickled, nothing unpacked."""
+    old = {**message(headers={}, body=body({"task": "shop.add", "id": "id-2"})), **changes}
+    old.setdefault("content-type", "application/json")
+    old["properties"]["body_encoding"] = "utf-8" if str(old["body"]).startswith("[") else "base64"
+    envelope = parse(json.dumps(old).encode())
+    assert envelope.message is not None
+    assert (envelope.task, envelope.task_id) == (None, "id-1")
 
 
 def test_strikes_that_a_message_carries_are_read() -> None:
@@ -114,6 +159,9 @@ JUNK = {
         properties={"delivery_tag": "t", "delivery_info": "mail"}
     ),
     "headers of another type": payload(headers=[1]),
+    "a delivery tag of another type": payload(
+        properties={"delivery_tag": [], "delivery_info": {"routing_key": "mail"}}
+    ),
     "nested without end": b"[" * 100_000,
     "a lone surrogate for a number": b'{"properties": \\ud800}',
 }

@@ -95,3 +95,10 @@ def test_demo_and_test_extras_bring_the_same_server() -> None:
     extras = setup_cfg()["options.extras_require"]
     demo = extras["demo"].split()
     assert set(demo) <= set(extras["test"].split())
+
+
+def test_a_floor_for_redis_py_is_our_own() -> None:
+    """F5. That of kombu 5.5 lets in 4.5.2 (ImportError) and 4.6.0 (TypeError)."""
+    required = setup_cfg()["options"]["install_requires"].split()
+    [own] = [one for one in required if one.startswith("redis")]
+    assert own == "redis>=5.0"

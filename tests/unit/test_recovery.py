@@ -148,3 +148,20 @@ def test_a_recovery_knows_its_job_by_name_and_by_digest() -> None:
     assert (named.task, named.task_id, named.parsed) == ("shop.add", "id-1", True)
     assert named.digest == digest(b"payload")
     assert not recovery(Envelope()).parsed
+
+
+@pytest.mark.parametrize(
+    ("strikes", "limit", "blamed", "said"),
+    [
+        (0, 3, Blame.EXACT, "strike 1 of 3; it runs again, and is killed at strike 3"),
+        (1, 3, Blame.EXACT, "strike 2 of 3; on probation"),
+        (1, 3, Blame.SUSPECT, "strike 2 of 3; on probation"),
+        (7, None, Blame.EXACT, "strike 8; its task has no limit"),
+    ],
+)
+def test_a_strike_says_what_comes_next(
+    strikes: int, limit: int | None, blamed: Blame, said: str
+) -> None:
+    """E7. A count without its limit tells nobody how close the job is to its end."""
+    found = recovery(counters=Counters(strikes, strikes), blame=blamed, limits=limits(limit))
+    assert found.outlook.startswith(said)

@@ -37,6 +37,11 @@ DEAD = {
         replace(RUNNING, superseded=True),
         Reason.SUPERSEDED,
     ),
+    "it runs here, and said that its loop is stuck": (replace(RUNNING, stuck=True), Reason.STUCK),
+    "elsewhere, and it said so with its last heartbeat, a moment ago": (
+        replace(ELSEWHERE, stuck=True, silent_for=0.0, connected=True),
+        Reason.STUCK,
+    ),
     "its pool outlived it for two heartbeats": (
         replace(GONE, pool_left=True, silent_for=MISSED),
         Reason.PROCESS_GONE,
@@ -96,6 +101,10 @@ NOT_DEAD = {
         Reason.POOL_LEFT,
     ),
     "it was reaped before": (replace(GONE, reaped=True), Reason.REAPED),
+    "it was stuck, and was reaped for it": (
+        replace(RUNNING, stuck=True, reaped=True),
+        Reason.REAPED,
+    ),
     "it was reaped before and is silent for ever": (
         replace(ELSEWHERE, reaped=True, silent_for=1e9),
         Reason.REAPED,
@@ -106,13 +115,13 @@ NOT_DEAD = {
 @pytest.mark.parametrize(("evidence", "reason"), DEAD.values(), ids=DEAD)
 def test_an_owner_is_dead_when(evidence: Evidence, reason: Reason) -> None:
     verdict = judge(evidence)
-    assert (verdict.reason, verdict.dead) == (reason, True)
+    assert (verdict, verdict.dead) == (reason, True)
 
 
 @pytest.mark.parametrize(("evidence", "reason"), NOT_DEAD.values(), ids=NOT_DEAD)
 def test_an_owner_is_not_dead_when(evidence: Evidence, reason: Reason) -> None:
     verdict = judge(evidence)
-    assert (verdict.reason, verdict.dead) == (reason, False)
+    assert (verdict, verdict.dead) == (reason, False)
 
 
 def test_the_owners_own_settings_are_the_measure() -> None:
@@ -145,6 +154,6 @@ def test_more_silence_never_brings_an_owner_back_to_life() -> None:
 
 
 def test_every_reason_can_be_reached_and_reads_as_a_clause() -> None:
-    reached = {judge(evidence).reason for evidence, _ in (DEAD | NOT_DEAD).values()}
+    reached = {judge(evidence) for evidence, _ in (DEAD | NOT_DEAD).values()}
     assert reached == set(Reason)
     assert all(reason.value and not reason.value.endswith(".") for reason in Reason)

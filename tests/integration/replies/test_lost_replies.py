@@ -144,6 +144,30 @@ def test_a_return_whose_reply_was_lost_goes_back_once(
     assert (len(held), lost) == (0, [])
 
 
+def test_a_return_that_is_repeated_takes_back_nothing_that_was_claimed_since(
+    server: Server, hasty: Bench, owner: Facts
+) -> None:
+    """A blocking read of the same process waits for the job and gets it, before anybody knows
+    that it went. It ran twice."""
+    held = hasty.in_flight
+    hasty.push("mail", payload(1))
+    held.requeue([held.claim(owner.owner, ["mail"], 1, 1, []).jobs[0].job])  # tells the script
+    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    server.pause()
+    held.requeue([claimed.job])
+    server.resume()
+    eventually(hasty.queue, message="the control: it went all the same")
+    hasty.client.lmove("mail", hasty.keys.private(owner.owner, "mail"))
+    again = hasty.lists.job(owner.owner, "mail", payload(1))
+    assert held.take(again)
+    held.flush()
+    assert hasty.private(owner) == [payload(1)]
+    assert hasty.queue() == []
+    assert held.holds(again)
+    assert not held.holds(claimed.job)
+    assert held.doubt, "or one that no reply spoke of would stay here"
+
+
 def test_redis_pys_own_retries_do_not_hide_a_lost_reply(server: Server) -> None:
     """`retry_on_timeout` is an option of kombu's; a claim that redis-py repeats claims twice."""
     bench = Bench(server.client())
@@ -194,6 +218,28 @@ def test_what_a_promoted_replica_had_not_seen_acked_is_acked_again(
     assert (len(held), lost) == (0, [])
 
 
+def test_a_second_job_of_the_same_bytes_is_not_acked_unseen(
+    server: Server, url: str, hasty: Bench
+) -> None:
+    """D4. The reply to its claim was lost within two minutes of the first one's ack."""
+    params = {"host": "127.0.0.1", "port": server.port, "socket_timeout": TIMEOUT}
+    membership = Membership(params, hasty.config)
+    membership.join(1, {"mail": 0})
+    held, again = membership.in_flight, payload("again")
+    for _ in range(2):
+        hasty.push("mail", again)
+        [claimed] = membership.claim(["mail"], 1, 1).jobs
+        held.ack(claimed)
+        held.flush()
+        hasty.push("mail", again)
+        unheard(server, lambda: membership.claim(["mail"], 1, 1))
+        eventually(lambda: hasty.private(membership.owner) == [again])
+        assert held.reconcile(membership.owner, ["mail"]) == 1
+        assert hasty.queue() == [again]
+        hasty.client.delete("mail")
+    membership.leave_for_good()
+
+
 def test_a_claim_for_a_suspect_that_was_lost_and_brought_none_leaves_the_next_one_alone(
     server: Server, hasty: Bench, owner: Facts
 ) -> None:
@@ -219,3 +265,37 @@ def test_two_lost_claims_for_a_suspect_leave_nothing_that_seems_to_run(
     eventually(lambda: hasty.private(owner) == [suspect])
     assert held.reconcile(owner.owner, ["mail"]) == 1
     assert hasty.lists.running(owner.owner).digests == ()
+
+
+def test_nothing_starts_while_a_lost_reply_may_speak_of_a_suspect(
+    server: Server, hasty: Bench, owner: Facts
+) -> None:
+    """B. Beside it the crash of what starts would be the suspect's, which nobody has begun. The
+    control: once the doubt is gone, the job starts."""
+    held, one, suspect = hasty.in_flight, payload(1), payload("suspect")
+    hasty.push("mail", one)
+    [(job, _)] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    hasty.client.lpush(hasty.keys.probation("mail"), suspect)
+    unheard(server, lambda: held.claim_alone(owner.owner, "mail"))
+    eventually(lambda: hasty.private(owner) == [suspect, one])
+    assert not held.start(job, digest(one))
+    assert held.reconcile(owner.owner, ["mail"]) == 1
+    assert held.start(job, digest(one))
+    held.flush()
+    assert hasty.lists.running(owner.owner).alone == ""
+    assert hasty.lists.running(owner.owner).digests == (digest(one),)
+
+
+def test_a_claim_for_a_suspect_that_comes_late_is_not_alone_with_what_starts(
+    hasty: Bench, owner: Facts
+) -> None:
+    """A network that stood still brought it after the doubt was cleared."""
+    held, one, suspect = hasty.in_flight, payload(1), payload("suspect")
+    hasty.push("mail", one)
+    [(job, _)] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    hasty.client.lpush(hasty.keys.probation("mail"), suspect)
+    assert hasty.run(hasty.lists.claim_alone(owner.owner, "mail"))[0] == b"ok"
+    assert held.start(job, digest(one))
+    held.flush()
+    assert hasty.lists.running(owner.owner).alone == ""
+    assert sorted(hasty.lists.running(owner.owner).digests) == sorted(map(digest, (one, suspect)))

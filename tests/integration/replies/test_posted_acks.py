@@ -82,30 +82,20 @@ def test_a_refusal_is_heard_with_the_next_thing_that_waits(hasty: Bench, owner: 
     assert held.settlements["acks"] == 0
 
 
-def test_the_refusal_of_a_record_is_heard_at_once(hasty: Bench, owner: Facts) -> None:
-    """A job has started on the strength of it, and those that follow must not."""
-    held = hasty.in_flight
-    held.leases.has_slot = lambda: True
-    hasty.push("mail", *(payload(n) for n in range(3)))
-    one, two, three = held.claim(owner.owner, ["mail"], 3, 1, []).jobs
-    held.ack(one)
-    held.post()
-    hasty.client.set(hasty.keys.running(owner.owner), "not a hash")
-    assert held.hand_over(two.job, digest(payload(1)))
-    assert not held.hand_over(three.job, digest(payload(2))), "it has to ask"
-
-
-def test_the_refusal_of_a_record_is_heard_by_whoever_sends_next(hasty: Bench, owner: Facts) -> None:
-    """Though it be an ack, which itself waits for nobody."""
-    held = hasty.in_flight
-    held.leases.has_slot = lambda: True
-    hasty.push("mail", payload(0), payload(1))
-    one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
-    hasty.client.set(hasty.keys.running(owner.owner), "not a hash")
-    assert held.hand_over(two.job, digest(payload(1)))
-    held.ack(one)
-    with pytest.raises(redis.ResponseError):
-        held.post()
+def test_the_refusal_of_a_record_is_heard_with_the_next_thing_that_waits(
+    hasty: Bench, owner: Facts
+) -> None:
+    """The job runs on, and is recorded as soon as that is possible."""
+    held, running = hasty.in_flight, hasty.keys.running(owner.owner)
+    hasty.push("mail", payload(0))
+    [one] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    hasty.client.set(running, "not a hash")
+    assert held.start(one.job, digest(payload(0)))
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        held.flush()
+    hasty.client.delete(running)
+    held.flush()
+    assert hasty.lists.running(owner.owner).digests == (digest(payload(0)),)
 
 
 def test_a_signals_handler_may_settle_while_a_claim_waits(

@@ -1,0 +1,193 @@
+"""Hundreds of workers die at once, start at once, or live on one host: what it costs the others.
+
+A server of its own; one worker's maintenance over a prepared registry, by the very structures that
+a worker has:
+
+    python benchmarks/mass.py [--before PATH] [--rounds 1] [--only tombstones]
+
+The aims, at the default limits: 1,000 silent workers found and reaped within 75 s (owner_ttl is
+60 s of that); 200 workers on a host use a tenth of a core to look at each other. The limits here
+are a fifth of the defaults, so that mass death takes a fifth of its time but for the work itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from typing import Any
+
+from celery import Celery
+from compare import BEFORE, OURS, Table, arguments, begin, finish_all, import_before, parsed
+from redis.connection import parse_url
+
+from celery_superfetch.facts import Facts
+from celery_superfetch.registry import run_id
+from harness.server import Server
+from parts.bench import Bench, elsewhere, image_of, payload
+
+#: A fifth of the defaults.
+LIMITS = {"heartbeat_interval": 1.0, "owner_ttl": 12.0, "reap_interval": 2.0}
+OWNERS_PER_HOST = 10
+#: Seconds between two rounds of a worker's maintenance.
+ROUND = 1.0
+#: Seconds after which it is given up.
+PATIENCE = 600.0
+LISTS = [f"list-{number}" for number in range(80)]
+
+Measured = Callable[[], float]
+
+
+class Package:
+    """Our code, or that of the other checkout."""
+
+    def __init__(self, name: str, server: Server) -> None:
+        self.name, self.server = name, server
+        self.app = Celery("shop", broker=server.url(), set_as_current=False)
+        self.app.conf.broker_transport_options = {"app_name": "shop", **LIMITS}
+        self.app.finalize()
+
+    def part(self, module: str, name: str) -> Any:
+        """Something of one of its modules."""
+        return getattr(import_module(f"{self.name}.{module}"), name)
+
+    @contextmanager
+    def member(self, **limits: float) -> Iterator[Any]:
+        """This process as an owner, with a heart."""
+        config = self.part("config", "Config")(app_name="shop", **{**LIMITS, **limits})
+        membership = self.part("membership", "Membership")(parse_url(self.server.url()), config)
+        membership.join(1, {"mail": 0})
+        try:
+            yield membership
+        finally:
+            membership.leave(1)
+
+    def rounds(self, membership: Any) -> Any:
+        """What its maintenance does."""
+        return self.part("maintenance", "Rounds")(self.app, membership)
+
+
+def mass_death(package: Package, dead: int, connected: bool) -> float:
+    """Seconds from the last heartbeats until a worker elsewhere has given all jobs back."""
+    client = package.server.client()
+    client.flushall()
+    bench = Bench(client, **LIMITS)
+    with package.member() as membership:
+        rounds = package.rounds(membership)
+        facts = {} if connected else {"run_id": run_id(client), "connections": (1 << 40,)}
+        for number in range(dead):
+            gone = bench.owner(elsewhere(f"gone-{number // OWNERS_PER_HOST}", number + 1), **facts)
+            bench.give(gone.owner, "mail", [payload(number)])
+        began = time.monotonic()
+        while client.llen("mail") < dead and time.monotonic() - began < PATIENCE:
+            rounds.go(time.monotonic())
+            time.sleep(ROUND)
+    assert client.llen("mail") == dead
+    return time.monotonic() - began
+
+
+def start(package: Package, owners: int, per_host: int) -> float:
+    """kB that the server sends to one worker at its start, beside so many owners."""
+    client = package.server.client()
+    client.flushall()
+    bench = Bench(client, **LIMITS)
+    here = bench.owner().process.host
+    for number in range(owners):
+        host = here if number < per_host else f"host-{number // per_host}"
+        bench.owner(elsewhere(host, number + 1))
+    with package.member() as membership:
+        rounds = package.rounds(membership)
+        client.set(bench.keys.lock("all"), 1)  # somebody else's pass over all owners is on
+        client.set(bench.keys.lock("full"), 1)
+        before = sent(client)
+        package.part("worker", "_first_pass")(package.app, membership)
+        rounds.go(time.monotonic())
+        return (sent(client) - before) / 1000
+
+
+def sent(client: Any) -> int:
+    """Bytes that the server has sent."""
+    return int(client.info("stats")["total_net_output_bytes"])
+
+
+def one_host(package: Package, workers: int) -> float:
+    """Cores that so many workers of one host use to look at each other."""
+    client = package.server.client()
+    client.flushall()
+    bench = Bench(client, **LIMITS)
+    with ExitStack() as stack:
+        for _ in range(workers - 1):
+            sleeper = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"],
+                stdin=subprocess.PIPE,
+            )
+            stack.callback(sleeper.communicate)
+            bench.owner(image_of(sleeper.pid))
+        membership = stack.enter_context(package.member(heartbeat_interval=60, owner_ttl=120))
+        rounds = package.rounds(membership)
+        rounds._next_pass = time.monotonic() + 3600
+        rounds.go(time.monotonic())  # it learns their faces
+        times, began = 50, time.process_time()
+        for _ in range(times):
+            rounds.go(time.monotonic())
+        return workers * (time.process_time() - began) / times / ROUND
+
+
+def tombstones(package: Package, count: int) -> float:
+    """ms that a pass takes over so many tombstones with 80 lists each, all of them empty."""
+    client = package.server.client()
+    client.flushall()
+    bench = Bench(client, **LIMITS)
+    gone: list[Facts] = [bench.owner(elsewhere(f"gone-{n}"), lists=LISTS) for n in range(count)]
+    for facts in gone:
+        score = bench.registry.owners()[facts.owner]
+        assert bench.registry.mark(facts.owner, facts.process.host, score, 3600, "gone")
+    reaper = package.part("reaper", "Reaper")(client, package.part("config", "Config")())
+    reaper.reap()
+    began = time.perf_counter()
+    report = reaper.reap()
+    assert not report.errors
+    return (time.perf_counter() - began) * 1000
+
+
+def cases() -> Iterator[tuple[str, str, str, Callable[[Package], float]]]:
+    """Title, unit, case, and how it is measured."""
+    title = "Mass death: found and reaped, at a fifth of the default limits"
+    for dead in (100, 600, 1000):
+        yield title, "s", f"{dead:,} silent", lambda p, n=dead: mass_death(p, n, True)
+        yield title, "s", f"{dead:,} disconnected", lambda p, n=dead: mass_death(p, n, False)
+    title = "Mass start: what the server sends to one worker"
+    yield title, "kB", "1,000 owners, 10 a host", lambda p: start(p, 1000, 10)
+    yield title, "kB", "200 owners on one host", lambda p: start(p, 200, 200)
+    title = "Workers of one host looking at each other"
+    yield title, "cores", "200 workers on one host", lambda p: one_host(p, 200)
+    yield "Tombstones", "ms a pass", "100 tombstones of 80 lists", lambda p: tombstones(p, 100)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parsed(arguments(__doc__ or "", rounds=1), argv)
+    logging.disable(logging.ERROR)  # a line for each owner that is reaped is for operators
+    tables: dict[str, Table] = {}
+    with Server() as server:
+        packages = {OURS: Package("celery_superfetch", server)}
+        if args.before:
+            import_before()
+            packages[BEFORE] = Package("celery_superfetch_before", server)
+        for title, unit, case, measured in cases():
+            if args.only in case:
+                if title not in tables:
+                    tables[title] = Table(title, unit, more=False)
+                    begin(tables[title])
+                contenders: dict[str, Measured] = {
+                    name: lambda p=package, m=measured: m(p) for name, package in packages.items()
+                }
+                tables[title].measure(case, args.rounds, contenders)
+    finish_all(args, [*tables.values()][:1])
+
+
+if __name__ == "__main__":
+    main()

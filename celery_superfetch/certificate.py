@@ -1,0 +1,40 @@
+"""Until when a process may start jobs: as long as nobody can have taken it for dead."""
+
+from __future__ import annotations
+
+import math
+from time import monotonic
+
+#: Heartbeats after the last that was heard. A verdict needs two of silence.
+HEARTBEATS = 1.5
+
+
+class Certificate:
+    """What the last heartbeat that the server answered is good for. Any thread may ask or tell.
+
+    Arguments:
+        heartbeat_interval: seconds.
+    """
+
+    def __init__(self, heartbeat_interval: float) -> None:
+        self._interval = heartbeat_interval
+        #: Who was heard, and until when that is good (monotonic s). Where nobody tells of
+        #: heartbeats, nobody reaps either.
+        self._heard: tuple[str | None, float] = None, math.inf
+
+    def heard(self, owner: str, asked: float) -> None:
+        """Note that the server has answered a heartbeat of ``owner``.
+
+        Arguments:
+            asked: when it was sent (monotonic s).
+        """
+        self._heard = owner, asked + HEARTBEATS * self._interval
+
+    def until(self, owner: str) -> float:
+        """Until when jobs that ``owner`` has claimed may start (monotonic s); 0 for not now."""
+        known, until = self._heard
+        return until if known in (None, owner) and until > monotonic() else 0.0
+
+    def is_past(self, owner: str) -> bool:
+        """Whether this process goes on under another name than ``owner``, who was reaped."""
+        return self._heard[0] not in (None, owner)

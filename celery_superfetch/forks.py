@@ -1,0 +1,138 @@
+"""Keeps forks and what the other threads of a process do in libraries apart.
+
+A forked child has one thread, and a lock that another held at that moment is held in it for ever:
+Celery's, kombu's, a user's, that of a log file. So a thread of ours that may hold one says
+``with kept_off()``. A fork waits for it, and that of a pool does not even stand and wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a fork waits for somebody at most. What is foreign may hang, and a pool must not be
+#: short of a process for as long.
+LIMIT = 15.0
+
+#: Seconds between two tries of a pool to fork.
+AGAIN = 0.05
+
+#: Seconds that nobody comes in while a pool wants to fork, unless it asks again.
+CLOSED = 1.0
+
+#: Seconds for which a fork waits for a log that is being written.
+WRITING = 1.0
+
+# Reentrant, since a signal's handler may be where its thread is already.
+_turn = threading.Condition(threading.RLock())
+#: Threads inside -> since when (monotonic s).
+_inside: dict[int, float] = {}
+#: Which thread wants to fork, and until when the others stay outside (monotonic s).
+_wanted = 0, 0.0
+_writing: list[logging.Handler] = []
+
+
+@contextmanager
+def kept_off() -> Iterator[None]:
+    """No fork while we are here; waits for one that is wanted. May be nested."""
+    me = threading.get_ident()
+    if me in _inside:
+        yield
+        return
+    with _turn:
+        while _wanted[0] != me and (left := _wanted[1] - monotonic()) > 0:
+            _turn.wait(left)
+        _inside[me] = monotonic()
+    try:
+        yield
+    finally:
+        with _turn:
+            _inside.pop(me, None)
+            _turn.notify_all()
+
+
+def _wait_for() -> float:
+    """Seconds for which a fork by this thread has to wait for others, if they stay so long."""
+    me, now = threading.get_ident(), monotonic()
+    for who, since in list(_inside.items()):
+        if who != me and now - since >= LIMIT:
+            del _inside[who]
+            names = {thread.ident: thread.name for thread in threading.enumerate()}
+            logger.error(
+                "Thread %s has been in foreign code for %g s (a result backend, a receiver of a "
+                "signal). Forks do not wait for it any more: a child that needs a lock which it "
+                "holds may hang. Look what it hangs in (py-spy dump), and give that a timeout.",
+                names.get(who, who),
+                LIMIT,
+            )
+    return max((since + LIMIT - now for who, since in _inside.items() if who != me), default=0.0)
+
+
+def postpone(pool: Any, call_later: Callable[..., object]) -> None:
+    """Let a pool replace its lost processes when nobody is inside, and its loop turn till then.
+
+    Arguments:
+        pool: billiard's pool of Celery's.
+        call_later: calls a function in the loop after some seconds.
+    """
+    repopulate = pool._repopulate_pool
+    lost: list[int] = []
+
+    def when_free(exitcodes: Sequence[int]) -> None:
+        global _wanted
+        lost.extend(exitcodes)
+        if len(pool._pool) < pool._processes:
+            with _turn:
+                _wanted = threading.get_ident(), monotonic() + CLOSED
+                busy = _wait_for() > 0
+            if busy:
+                call_later(AGAIN, pool.maintain_pool)
+                return
+        try:
+            repopulate(tuple(lost))
+        finally:
+            lost.clear()
+            with _turn:
+                _wanted = 0, 0.0
+                _turn.notify_all()
+
+    pool._repopulate_pool = when_free
+
+
+def _before() -> None:
+    """Whoever forks, and whyever: nobody else is inside from here until there is a child."""
+    _turn.acquire()
+    while (left := _wait_for()) > 0:
+        _turn.wait(left)
+    # Handlers get new locks in the child, and what they write to does not.
+    for reference in list(logging._handlerList):  # type: ignore[attr-defined]
+        handler = reference()
+        lock = getattr(handler, "lock", None)
+        if lock is not None and lock.acquire(timeout=WRITING):
+            _writing.append(handler)
+
+
+def _after_in_parent() -> None:
+    while _writing:
+        _writing.pop().release()
+    _turn.release()
+
+
+def _after_in_child() -> None:
+    global _turn, _wanted
+    _turn, _wanted = threading.Condition(threading.RLock()), (0, 0.0)
+    _inside.clear()
+    _writing.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child
+    )

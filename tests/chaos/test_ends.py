@@ -1,0 +1,74 @@
+"""How a job ends: whatever it raises, the worker lives, and the job is not left in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from harness.database import Database
+from harness.ledger import Ledger
+from harness.server import Server
+from harness.waiting import eventually
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+def test_a_task_that_runs_out_of_memory_fails_like_any_other(
+    worker: Any, app: Celery, shop: SimpleNamespace, ledger: Ledger, db: Database, pool: str
+) -> None:
+    """A, B. Celery raises a task's MemoryError once more in the MainProcess. With processes that
+    ended the worker, who gave the job back uncounted: to the next, through the whole fleet. With
+    threads and greenlets it was in flight, and running, as long as the worker lived."""
+    one = worker(app="apps.ends", pool=pool, concurrency=1)
+    failed = app.send_task("ends.memory_error", ("odd",))
+    shop.note.delay("behind")
+    eventually(lambda: ledger.finishes().get("behind"))
+    eventually(lambda: not db.held() and not db.length())
+    assert one.alive()
+    assert len(ledger.starts()["odd"]) == 1
+    assert failed.state == "FAILURE"
+    assert not db.dead()
+
+
+def test_the_control_ends_over_it(worker: Any, app: Celery, db: Database) -> None:
+    one = worker(app="apps.ends", concurrency=1, superfetch=False)
+    app.send_task("ends.memory_error", ("odd",))
+    one.wait_exit()
+    assert db.waiting() == ["odd"], "the next worker is to have it"
+
+
+#: The result backend is asked once more, and not for 20 s.
+IMPATIENT = {
+    "result_backend_transport_options": {"retry_policy": {"max_retries": 1, "interval_start": 0}}
+}
+
+
+@pytest.mark.parametrize("end", ["rejected", "revoked", "timed out"])
+def test_a_job_whose_end_cannot_be_told_does_not_stay_in_flight(
+    worker: Any,
+    app: Celery,
+    ledger: Ledger,
+    db: Database,
+    fresh_server: Callable[..., Server],
+    end: str,
+) -> None:
+    """B. Celery tells the result backend first, and raises if that is away. The job has ended: it
+    counted as running, and against the prefetch, as long as the worker lived."""
+    results = fresh_server()
+    pool = "gevent" if end == "timed out" else "prefork"
+    worker(app="apps.ends", pool=pool, concurrency=1, result_url=results.url(), conf=IMPATIENT)
+    results.close()
+    task = "ends.reject" if end == "rejected" else "shop.hold"
+    limits = {"time_limit": 1} if end == "timed out" else {}
+    job = app.send_task(task, ("odd",), **limits)
+    eventually(lambda: ledger.starts().get("odd"))
+    if end == "revoked":
+        app.control.revoke(job.id, terminate=True)
+    if end == "timed out":  # nobody knows of its failure: it is run again, and that is counted
+        eventually(db.dead)
+    eventually(lambda: not db.held() and not db.length())
+    assert not db.running()
+    assert len(ledger.starts()["odd"]) == (3 if end == "timed out" else 1)

@@ -1,0 +1,51 @@
+"""What users do when they are told of a loss is not done by the heart (C3)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.database import Database
+from harness.ledger import Ledger
+from harness.waiting import always, eventually
+
+QUICK = {"heartbeat_interval": 0.3, "reap_interval": 600}
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("foreign", ["0", "1"], ids=["heart", "control"])
+def test_a_receiver_of_a_loss_that_blocks_leaves_its_owner_heard(
+    worker: Any,
+    shop: SimpleNamespace,
+    ledger: Ledger,
+    db: Database,
+    tmp_path: Path,
+    pool: str,
+    foreign: str,
+) -> None:
+    """C3: a worker that was taken for dead says so by a signal. The control is the old way."""
+    block = tmp_path / "block"
+    block.touch()
+    env = {"BLOCK": str(block), "FOREIGN": foreign}
+    one = worker(app="apps.blocking_receiver", pool=pool, options=QUICK, concurrency=1, env=env)
+    shop.hold.delay("running")
+    eventually(lambda: ledger.starts())
+    old = db.owner_of("running")
+    db.client.hset(f"superfetch:owner:{old}", "state", "reaped")
+    eventually(block.with_suffix(".called").exists, message="it is told")
+    [new] = [owner for owner in db.owners() if owner != old]
+    if foreign == "1":
+        last = db.heard(new)
+        always(lambda: db.heard(new) == last, during=3.0, message="silenced")
+    else:
+        for _ in range(5):
+            before = db.heard(new)
+            eventually(lambda before=before: db.heard(new) > before, 5, message="heard again")
+    block.unlink()
+    ledger.release()
+    eventually(lambda: db.heard(new) > 0 and db.stat("ownership_lost") == 1)
+    one.term()
+    assert one.wait_exit() == 0

@@ -1,0 +1,153 @@
+"""One way to start a job: the MainProcess hands it over, and those who run it ask nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from celery import Celery
+
+from harness.database import Database
+from harness.ledger import Ledger
+from harness.server import Server
+from harness.waiting import always, eventually
+from harness.worker import Worker
+
+POOLS = ("prefork", "threads", "solo", "gevent")
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_an_app_that_a_task_makes_has_no_say_in_what_starts(
+    worker: Any, app: Celery, ledger: Ledger, db: Database, pool: str
+) -> None:
+    """B. Jobs behind it asked the broker of whichever app was the current one, for 10 s each, and
+    ran unrecorded."""
+    jobs = [f"job-{n}" for n in range(6)]
+    for job in jobs:
+        app.send_task("shop.build", (job,))
+    app.tasks["shop.hold"].delay("last")
+    one = worker(app="apps.builder", pool=pool, concurrency=1, args=["--prefetch-multiplier=8"])
+    eventually(lambda: ledger.starts().get("last"))
+    assert set(ledger.finishes()) == set(jobs)
+    eventually(lambda: db.running() == ["last"], message="what runs is recorded")
+    ledger.release()
+    eventually(lambda: not db.held())
+    assert all(len(times) == 1 for times in ledger.starts().values())
+    assert "could not be asked" not in one.log()
+
+
+def test_no_pool_process_has_a_connection_to_the_broker(
+    worker: Any, shop: SimpleNamespace, db: Database
+) -> None:
+    """B. Each had one of its own, to ask whether its job might start."""
+    one = worker(concurrency=2, result_url="", conf={"task_ignore_result": True})
+    for number in range(20):
+        shop.add.delay(number, number)
+    eventually(lambda: not db.held() and not db.length())
+    assert one.log().count("succeeded") == 20
+    port = db.client.connection_pool.connection_kwargs["port"]
+
+    def connected(process: Any) -> list[Any]:
+        return [c for c in process.net_connections("tcp") if c.raddr and c.raddr.port == port]
+
+    assert connected(psutil.Process(one.pid)), "the control: the MainProcess has some"
+    assert not [connected(child) for child in one.children() if connected(child)]
+
+
+@pytest.fixture
+def unheard(
+    fresh_server: Callable[..., Server], make_app: Any, worker: Any, ledger: Ledger
+) -> Callable[[str, str], Worker]:
+    """A worker with one slot, a job in it and one behind it, when its server stands still."""
+
+    def start(module: str, pool: str) -> Worker:
+        server = fresh_server()
+        app = make_app(superfetch=False, url=server.url())
+        app.tasks["shop.hold"].delay("running")
+        app.tasks["shop.note"].delay("behind")
+        one: Worker = worker(
+            app=module,
+            url=server.url(),
+            result_url="",
+            pool=pool,
+            concurrency=1,
+            options={"heartbeat_interval": 1, "owner_ttl": 600},
+        )
+        eventually(lambda: ledger.starts().get("running"))
+        db = Database(server.client())
+        eventually(lambda: [*db.held().values()] == [["running", "behind"]])
+        server.pause()
+        one.wait_log("Heartbeat of owner", 30)  # "... failed": it was not heard for an interval
+        one.server = server  # type: ignore[attr-defined]
+        return one
+
+    return start
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_nothing_new_starts_while_the_owner_is_not_heard(
+    unheard: Callable[[str, str], Worker], ledger: Ledger, pool: str
+) -> None:
+    """B. Another may have what waits here, for all that its owner knows. What runs goes on."""
+    one = unheard("apps.shop", pool)
+    ledger.release()
+    eventually(lambda: ledger.finishes().get("running"))
+    always(lambda: not ledger.starts().get("behind"), during=2.0)
+    one.server.resume()  # type: ignore[attr-defined]
+    eventually(lambda: ledger.finishes().get("behind"))
+    assert len(ledger.starts()["behind"]) == 1
+
+
+def test_the_control_starts_it_unheard(
+    unheard: Callable[[str, str], Worker], ledger: Ledger
+) -> None:
+    unheard("apps.trusting", "threads")
+    ledger.release()
+    eventually(lambda: ledger.starts().get("behind"))
+
+
+def test_a_job_that_came_too_late_has_no_process_that_a_revoke_could_end(
+    worker: Any, app: Celery, ledger: Ledger, db: Database
+) -> None:
+    """B. A frozen child comes too late to its job, and runs the next; that died of the order to end
+    the first, and was gone: it counted as revoked."""
+    one = worker(concurrency=1, options={"heartbeat_interval": 1})
+    [child] = one.children()
+    child.suspend()
+    late = app.tasks["shop.note"].delay("late")
+    eventually(lambda: db.running() == ["late"])
+    app.tasks["shop.hold"].delay("other")
+    eventually(lambda: [*db.held().values()] == [["late", "other"]])
+    always(lambda: not ledger.starts(), during=3.0)
+    child.resume()
+    eventually(lambda: ledger.starts().get("other"), message="the first waits for its turn again")
+    app.control.revoke(late.id, terminate=True)
+    always(child.is_running, during=2.0)
+    ledger.release()
+    eventually(lambda: ledger.finishes().get("other"))
+    eventually(lambda: not db.held() and not db.length())
+    assert list(ledger.starts()) == ["other"]
+
+
+@pytest.mark.parametrize("terminate", [True, False])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_a_job_that_is_revoked_while_it_waits_does_not_start(
+    worker: Any, app: Celery, ledger: Ledger, db: Database, pool: str, terminate: bool
+) -> None:
+    """B. It waits in the MainProcess. Threads and greenlets ran it, or with ``terminate`` left it
+    in flight, and running, as long as the worker lived."""
+    worker(pool=pool, concurrency=1)
+    app.tasks["shop.hold"].delay("first")
+    eventually(lambda: ledger.starts().get("first"))
+    revoked = app.tasks["shop.note"].delay("revoked")
+    eventually(lambda: [*db.held().values()] == [["first", "revoked"]])
+    app.control.revoke(revoked.id, terminate=terminate)
+    assert app.control.ping(timeout=5, limit=1), "what was said before it was heard"
+    ledger.release()
+    app.tasks["shop.note"].delay("behind")
+    eventually(lambda: ledger.finishes().get("behind"))
+    eventually(lambda: not db.held() and not db.length() and not db.records())
+    assert set(ledger.starts()) == {"first", "behind"}

@@ -1,0 +1,68 @@
+"""E1. Schedulers that keep beat's entries elsewhere send our reap task as Celery's own does."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from harness.database import Database
+from harness.ledger import Ledger
+from harness.waiting import always, eventually
+
+REAP = "celery_superfetch.reap"
+OPTIONS = {"reap_interval": 1}
+
+
+def reaps_as_ever(worker: Any, start: Any, db: Database) -> None:
+    """The task of a beat that ``start`` starts arrives once, expires, and is run."""
+    worker(queues=["elsewhere"], options=OPTIONS)  # somebody is registered
+    start()
+    eventually(lambda: db.length() == 1, within=60)
+    always(lambda: db.length() == 1, during=3, message="one message waits, and no more")
+    headers = json.loads(db.contents("celery")[0])["headers"]
+    assert headers["task"] == REAP
+    assert datetime.fromisoformat(headers["expires"]) > datetime.now().astimezone()
+    one = worker(options=OPTIONS, loglevel="DEBUG")
+    eventually(lambda: one.log().count(f"Task {REAP}[") > 3)
+    assert "succeeded" in one.log()
+
+
+def test_django_celery_beat(worker: Any, beat: Any, db: Database, tmp_path: Path) -> None:
+    pytest.importorskip("django_celery_beat", reason="django-celery-beat is not installed")
+    tables = tmp_path / "django.sqlite3"
+
+    def start() -> None:
+        beat(
+            app="apps.scheduled",
+            args=["--scheduler", "django_celery_beat.schedulers:DatabaseScheduler"],
+            env={"DJANGO_DB": str(tables)},
+            options=OPTIONS,
+            conf={"beat_max_loop_interval": 1},
+        )
+
+    reaps_as_ever(worker, start, db)
+    with sqlite3.connect(tables) as book:
+        rows = book.execute("SELECT task FROM django_celery_beat_periodictask").fetchall()
+    assert (REAP,) in rows
+
+
+def test_redbeat(worker: Any, beat: Any, db: Database, ledger: Ledger) -> None:
+    pytest.importorskip("redbeat", reason="celery-redbeat is not installed")
+
+    def start() -> None:
+        beat(
+            app="apps.scheduled",
+            args=["--scheduler", "redbeat.RedBeatScheduler"],
+            options=OPTIONS,
+            conf={"beat_max_loop_interval": 1, "redbeat_redis_url": ledger.url},
+        )
+
+    reaps_as_ever(worker, start, db)
+    with redis.Redis.from_url(ledger.url, decode_responses=True) as client:
+        assert client.exists("redbeat:superfetch-reap")
