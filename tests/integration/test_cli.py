@@ -149,7 +149,8 @@ def test_a_broker_that_accepts_and_says_nothing(cli):
     for connection in asked:
         connection.close()
     for result in failed:
-        assert f"@127.0.0.1:{port}/0) cannot be asked: Timeout" in result.err
+        # kombu 5.7 names an empty user before the host, 5.6 does not.
+        assert f"127.0.0.1:{port}/0) cannot be asked: Timeout" in result.err
 
 
 def test_no_app(cli, tmp_path):
