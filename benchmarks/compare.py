@@ -27,7 +27,7 @@ OURS, BEFORE, STOCK, PLUS = "superfetch", "before", "stock", "redis-plus"
 
 #: Contender -> its transport as kombu names it.
 TRANSPORTS = {
-    OURS: "celery_superfetch.transport:Transport",
+    OURS: "celery_superfetch.transport.transport:Transport",
     STOCK: "redis",
     PLUS: "celery_redis_plus.transport:Transport",
     BEFORE: "celery_superfetch_before:Transport",
@@ -180,7 +180,7 @@ def import_before() -> None:
 
 def lines() -> list[Any]:
     """The classes by which our code sends its scripts: ours, and that of the other checkout."""
-    from celery_superfetch.scripts import Line
+    from celery_superfetch.store.wire.scripts import Line
 
     found = [Line]
     if CHECKOUT in os.environ:

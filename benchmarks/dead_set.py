@@ -25,7 +25,7 @@ from celery import states
 
 from apps.build import build_app
 from celery_superfetch import DeadSet, PoisonPill
-from celery_superfetch.job import Job
+from celery_superfetch.model.job import Job
 from harness.server import Server
 from harness.worker import app_env
 from parts.bench import Bench, payload

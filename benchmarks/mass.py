@@ -25,8 +25,8 @@ from celery import Celery
 from compare import BEFORE, OURS, Table, arguments, begin, finish_all, import_before, parsed
 from redis.connection import parse_url
 
-from celery_superfetch.facts import Facts
-from celery_superfetch.registry import run_id
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.store.registry import run_id
 from harness.server import Server
 from parts.bench import Bench, elsewhere, image_of, payload
 

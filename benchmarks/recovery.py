@@ -25,8 +25,8 @@ from compare import OURS, STOCK, Table, arguments, begin, finish_all, measure_al
 from kombu import Connection
 from sent import watch_sent
 
-from celery_superfetch.facts import Facts
-from celery_superfetch.registry import connection_id, run_id
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.store.registry import connection_id, run_id
 from harness.server import Server
 from parts.bench import Bench, elsewhere, payload
 from parts.work import noted

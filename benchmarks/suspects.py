@@ -32,8 +32,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from apps.build import build_app
-from celery_superfetch.job import digest
-from celery_superfetch.keys import Keys
+from celery_superfetch.model.job import digest
+from celery_superfetch.store.keys import Keys
 from harness.ledger import LEDGER_DB, Ledger
 from harness.server import Server
 from harness.worker import TESTS, Worker, app_env

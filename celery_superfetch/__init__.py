@@ -9,11 +9,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from .model.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .app_dead_set import DeadSet as DeadSet
-    from .dead_job import DeadJob as DeadJob
+    from .app.dead_set import DeadSet as DeadSet
+    from .app.installation import install as install
     from .errors import BadFilter as BadFilter
     from .errors import ConfigError as ConfigError
     from .errors import ForkedConnection as ForkedConnection
@@ -22,33 +22,33 @@ if TYPE_CHECKING:
     from .errors import SuperfetchError as SuperfetchError
     from .errors import UnsupportedBroker as UnsupportedBroker
     from .errors import WrongType as WrongType
-    from .installation import install as install
-    from .plain import reap as reap
-    from .plain import working_on as working_on
-    from .recovery import Decision as Decision
-    from .sentinel import SentinelTransport as SentinelTransport
+    from .model.dead_job import DeadJob as DeadJob
+    from .model.strikes import Decision as Decision
     from .signals import job_killed as job_killed
     from .signals import job_recovered as job_recovered
     from .signals import job_recovering as job_recovering
     from .signals import owner_reaped as owner_reaped
     from .signals import ownership_lost as ownership_lost
-    from .transport import Transport as Transport
+    from .transport.plain_kombu import reap as reap
+    from .transport.plain_kombu import working_on as working_on
+    from .transport.sentinel import SentinelTransport as SentinelTransport
+    from .transport.transport import Transport as Transport
 
 #: Where the public names live. Looked up when first asked for, so that a producer loads the
 #: transport and nothing else.
 _HOMES = {
     name: home
     for home, names in {
-        "app_dead_set": "DeadSet",
-        "dead_job": "DeadJob",
+        "app.dead_set": "DeadSet",
+        "model.dead_job": "DeadJob",
         "errors": "BadFilter ConfigError ForkedConnection JobNotFound PoisonPill SuperfetchError "
         "UnsupportedBroker WrongType",
-        "installation": "install",
-        "plain": "reap working_on",
-        "recovery": "Decision",
-        "sentinel": "SentinelTransport",
+        "app.installation": "install",
+        "transport.plain_kombu": "reap working_on",
+        "model.strikes": "Decision",
+        "transport.sentinel": "SentinelTransport",
         "signals": "job_killed job_recovered job_recovering owner_reaped ownership_lost",
-        "transport": "Transport",
+        "transport.transport": "Transport",
     }.items()
     for name in names.split()
 }

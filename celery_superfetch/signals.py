@@ -8,9 +8,9 @@ from typing import Any
 from celery.utils import dispatch
 from celery.utils.log import get_logger
 
-from . import forks
-from .job import Envelope, Job
-from .recovery import Decision, Recovery
+from .model import forks
+from .model.job import Envelope, Job
+from .model.strikes import Decision, Recovery
 
 logger = get_logger(__name__)
 

@@ -7,11 +7,11 @@ from typing import Any
 import redis
 from celery import Celery
 
-from celery_superfetch.config import Config
-from celery_superfetch.dead_set import DeadJob, DeadSet
-from celery_superfetch.keys import Keys
-from celery_superfetch.private_list import PrivateLists
-from celery_superfetch.registry import Registry
+from celery_superfetch.model.config import Config
+from celery_superfetch.store.dead_jobs import DeadJob, DeadSet
+from celery_superfetch.store.keys import Keys
+from celery_superfetch.store.private_lists import PrivateLists
+from celery_superfetch.store.registry import Registry
 
 from .app import PREFIX, QUEUE
 from .children import DemoError

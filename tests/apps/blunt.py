@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from apps.build import build_app
-from celery_superfetch import recoveries
-from celery_superfetch.recovery import Blame, Recovery
+from celery_superfetch.model.strikes import Blame, Recovery
+from celery_superfetch.reaper.reaper import judge as recoveries
 
 recovery_of = Recovery.of
 

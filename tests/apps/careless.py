@@ -6,12 +6,12 @@ import os
 from typing import Any
 
 from apps.build import build_app
-from celery_superfetch.acks import Acks, Answers
-from celery_superfetch.in_flight import InFlight
-from celery_superfetch.job import Job
-from celery_superfetch.probation import Probation
-from celery_superfetch.reception import Reception
-from celery_superfetch.settling import Stage
+from celery_superfetch.model.job import Job
+from celery_superfetch.owner.in_flight.acks import Acks, Answers
+from celery_superfetch.owner.in_flight.in_flight import InFlight
+from celery_superfetch.owner.in_flight.settling import Stage
+from celery_superfetch.transport.fetch.probation import Probation
+from celery_superfetch.worker.reception import Reception
 
 app = build_app(os.environ)
 

@@ -8,7 +8,7 @@ from typing import Any
 from celery.backends.base import Backend
 
 from apps.build import build_app
-from celery_superfetch.stopping import Returnable
+from celery_superfetch.worker.stopping import Returnable
 
 
 def away(*args: Any, **kwargs: Any) -> None:

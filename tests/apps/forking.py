@@ -17,7 +17,8 @@ from celery.events import EventDispatcher
 from celery.signals import worker_before_create_process, worker_ready
 
 from apps.build import build_app
-from celery_superfetch import forks, job_killed
+from celery_superfetch import job_killed
+from celery_superfetch.model import forks
 from harness.ledger import Ledger
 
 app: Celery = build_app(os.environ)

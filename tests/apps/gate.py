@@ -52,7 +52,7 @@ def log_file() -> None:
 
 def hanging() -> None:
     """Another thread never comes out again: the fork waits for it, and not for ever."""
-    from celery_superfetch import forks
+    from celery_superfetch.model import forks
 
     forks.LIMIT = 1.0
     logging.basicConfig(stream=sys.stdout)
@@ -75,5 +75,5 @@ def hanging() -> None:
 
 if __name__ == "__main__":
     if sys.argv[2:] != ["ungated"]:
-        import celery_superfetch.forks  # noqa: F401
+        import celery_superfetch.model.forks  # noqa: F401
     {"log_file": log_file, "hanging": hanging}[sys.argv[1]]()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from redis.connection import parse_url
 
-from celery_superfetch.config import Config
-from celery_superfetch.membership import Membership
+from celery_superfetch.model.config import Config
+from celery_superfetch.owner.membership import Membership
 
 url, directory = sys.argv[1], Path(sys.argv[2])
 membership = Membership(parse_url(url), Config(heartbeat_interval=0.1, owner_ttl=5))

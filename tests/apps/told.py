@@ -19,7 +19,9 @@ from celery.backends.redis import RedisBackend
 from celery.signals import task_failure
 
 from apps.build import STEP, build_app
-from celery_superfetch import Decision, announcement, announcements, job_killed, job_recovering
+from celery_superfetch import Decision, job_killed, job_recovering
+from celery_superfetch.app import announcer as announcements
+from celery_superfetch.store import announcements as announcement
 from harness.ledger import Ledger
 
 HALF_WAY = os.environ.get("HALF_WAY")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from apps.build import build_app
-from celery_superfetch import certificate
+from celery_superfetch.model import certificate
 
 certificate.HEARTBEATS = 1e6
 

@@ -6,7 +6,7 @@ import os
 from time import monotonic
 
 from apps.build import build_app
-from celery_superfetch.start import _Handover
+from celery_superfetch.worker.start import _Handover
 
 _Handover.is_ours = property(lambda _: True)
 _Handover.may_begin = lambda _: monotonic() + 60.0

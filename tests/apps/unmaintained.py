@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from apps.build import build_app
-from celery_superfetch.maintenance import MaintenanceThread
+from celery_superfetch.worker.maintenance import MaintenanceThread
 
 MaintenanceThread.run = lambda self: None  # type: ignore[method-assign]
 app = build_app(os.environ)

@@ -16,8 +16,8 @@ from celery.worker.control import inspect_command
 from kombu.transport import redis
 
 from apps.build import build_app
-from celery_superfetch.blocking import BlockingRead
-from celery_superfetch.fetch import Fetch
+from celery_superfetch.transport.fetch.blocking_read import BlockingRead
+from celery_superfetch.transport.fetch.fetch import Fetch
 
 #: Made anew for each connection.
 MADE = (BlockingRead, Fetch, redis.Channel, redis.MultiChannelPoller, redis.Transport)

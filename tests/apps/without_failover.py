@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from apps.build import build_app
-from celery_superfetch import channel
-from celery_superfetch.heart import Heart
-from celery_superfetch.membership import Membership
+from celery_superfetch.owner.heart import Heart
+from celery_superfetch.owner.membership import Membership
+from celery_superfetch.transport.transport import channel
 
 app = build_app(os.environ)
 

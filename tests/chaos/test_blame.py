@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_superfetch.tasks import reaper_of
+from celery_superfetch.app.reaping import reaper_of
 from harness.database import Database
 from harness.ledger import Ledger
 from harness.waiting import eventually

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from celery_superfetch.scripts import source
+from celery_superfetch.store.wire.scripts import source
 from harness.faults import (
     command,
     kill_connections,

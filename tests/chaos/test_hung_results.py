@@ -12,9 +12,9 @@ from celery import Celery, chord
 from celery.exceptions import ChordError
 
 from celery_superfetch import PoisonPill
-from celery_superfetch.connection import config_of
-from celery_superfetch.reaper import Reaper
-from celery_superfetch.recovery import Decision
+from celery_superfetch.app.broker import config_of
+from celery_superfetch.model.strikes import Decision
+from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.signals import job_recovering
 from harness.database import Database
 from harness.ledger import Ledger

@@ -12,9 +12,9 @@ from celery import Celery
 from celery.result import AsyncResult
 
 from celery_superfetch import PoisonPill
-from celery_superfetch.config import Config
-from celery_superfetch.dead_set import DeadSet
-from celery_superfetch.keys import Keys
+from celery_superfetch.model.config import Config
+from celery_superfetch.store.dead_jobs import DeadSet
+from celery_superfetch.store.keys import Keys
 from harness.database import Database
 from harness.ledger import Ledger
 from harness.waiting import eventually

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_superfetch.job import digest
+from celery_superfetch.model.job import digest
 from harness.database import OWN, Database
 from harness.ledger import Ledger
 from harness.waiting import always, eventually

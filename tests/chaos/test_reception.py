@@ -11,7 +11,7 @@ import redis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from celery_superfetch.job import digest
+from celery_superfetch.model.job import digest
 from harness.cli import Result
 from harness.database import Database
 from harness.ledger import Ledger

@@ -11,8 +11,8 @@ import redis
 from celery import Celery
 from celery.app.task import Context
 
-from celery_superfetch.job import digest
-from celery_superfetch.keys import Keys
+from celery_superfetch.model.job import digest
+from celery_superfetch.store.keys import Keys
 from harness.database import Database
 from harness.waiting import eventually
 

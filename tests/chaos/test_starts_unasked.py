@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_superfetch.tasks import reaper_of
+from celery_superfetch.app.reaping import reaper_of
 from harness.database import Database
 from harness.faults import kill_connections
 from harness.ledger import Ledger

@@ -29,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionstart() -> None:
     """Neither half may test the other's transport by mistake."""
     module = kombu.Connection("redis://").get_transport_cls().__module__
-    assert module == ("celery_superfetch.transport" if OURS else "kombu.transport.redis")
+    assert module == ("celery_superfetch.transport.transport" if OURS else "kombu.transport.redis")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,9 +6,9 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_superfetch import announcements
-from celery_superfetch.announcements import LONGEST_PAUSE, Announcements
-from celery_superfetch.job import parse
+from celery_superfetch.app import announcer as announcements
+from celery_superfetch.app.announcer import LONGEST_PAUSE, Announcements
+from celery_superfetch.model.job import parse
 from parts.bench import Bench, payload
 
 STRANGERS = 45

@@ -17,12 +17,12 @@ from celery import Celery, chord
 from celery.signals import task_failure
 
 from celery_superfetch import PoisonPill
-from celery_superfetch.announcement import Announcement, TakenOver
-from celery_superfetch.announcements import FAILURES
-from celery_superfetch.announcing import TRIES
-from celery_superfetch.recovery import Decision
+from celery_superfetch.app.announcer import FAILURES
+from celery_superfetch.app.announcing import TRIES
+from celery_superfetch.app.reaping import reaper_of
+from celery_superfetch.model.strikes import Decision
 from celery_superfetch.signals import job_killed, job_recovering
-from celery_superfetch.tasks import reaper_of
+from celery_superfetch.store.announcements import Announcement, TakenOver
 from harness.cli import superfetch_command
 from harness.ledger import Ledger
 from harness.proxy import FaultProxy

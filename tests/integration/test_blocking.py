@@ -10,10 +10,10 @@ import pytest
 import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from celery_superfetch.blocking import BlockingRead, unblock
-from celery_superfetch.job import Claimed, Job
-from celery_superfetch.membership import BLOCK_TIMEOUT
-from celery_superfetch.registry import Registry, connection_id, run_id
+from celery_superfetch.model.job import Claimed, Job
+from celery_superfetch.owner.membership import BLOCK_TIMEOUT
+from celery_superfetch.store.registry import Registry, connection_id, run_id
+from celery_superfetch.transport.fetch.blocking_read import BlockingRead, unblock
 from harness.proxy import FaultProxy
 from harness.server import Server
 from harness.waiting import eventually

@@ -9,9 +9,9 @@ from typing import Any
 import kombu
 import pytest
 
-from celery_superfetch.fetch import ALIKE, Fetch
-from celery_superfetch.private_list import CLAIM_BYTES, PrivateLists
-from celery_superfetch.scripts import Call
+from celery_superfetch.store.private_lists import CLAIM_BYTES, PrivateLists
+from celery_superfetch.store.wire.scripts import Call
+from celery_superfetch.transport.fetch.fetch import ALIKE, Fetch
 from parts.bench import Bench, payload
 from parts.inbox import Inbox
 

@@ -9,10 +9,10 @@ import pytest
 from redis.exceptions import AskError, ResponseError, TryAgainError
 
 from celery_superfetch.errors import UnsupportedBroker
-from celery_superfetch.facts import Facts
-from celery_superfetch.job import Job, digest
-from celery_superfetch.preflight import check_server
-from celery_superfetch.scripts import FIRST_LINE, Call, source
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Job, digest
+from celery_superfetch.store.wire.scripts import FIRST_LINE, Call, source
+from celery_superfetch.store.wire.server import check_server
 from harness.cluster import Cluster, cluster
 from harness.server import NoServerBinary, Server
 from harness.worker import Worker

@@ -9,7 +9,7 @@ import kombu
 import pytest
 from kombu.asynchronous.hub import Hub
 
-from celery_superfetch import scripts
+from celery_superfetch.store.wire import scripts
 from harness.server import NoServerBinary, Server
 from parts.bench import Bench, payload
 from parts.commands import OURS, STOCK, commands

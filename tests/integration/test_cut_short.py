@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from celery_superfetch.cut_short import CutShort
-from celery_superfetch.facts import Facts
-from celery_superfetch.job import Carried, Claimed, Job, digest, parse
-from celery_superfetch.recovery import Blame, Counters, Decision, Limits, Recovery
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Carried, Claimed, Job, digest, parse
+from celery_superfetch.model.strikes import Blame, Counters, Decision, Limits, Recovery
+from celery_superfetch.owner.in_flight.lost_runs import CutShort
 from celery_superfetch.signals import LostJob, job_recovering
 from parts.bench import Bench, payload
 

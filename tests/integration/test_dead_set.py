@@ -9,12 +9,12 @@ from collections.abc import Callable
 import pytest
 from redis.exceptions import ResponseError
 
-from celery_superfetch.dead_job import DeadFilter, DeadJob, dead_job
-from celery_superfetch.dead_set import BATCH, JUNK_LIMIT
 from celery_superfetch.errors import JobNotFound
-from celery_superfetch.facts import Facts
-from celery_superfetch.job import Carried, Earlier, Job, digest
-from celery_superfetch.recovery import Counters, Recovery
+from celery_superfetch.model.dead_job import DeadFilter, DeadJob, dead_job
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Carried, Earlier, Job, digest
+from celery_superfetch.model.strikes import Counters, Recovery
+from celery_superfetch.store.dead_jobs import BATCH, JUNK_LIMIT
 from parts.bench import Bench, payload
 
 JOB = payload("id-1")

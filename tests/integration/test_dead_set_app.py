@@ -15,11 +15,12 @@ import redis
 from celery import Celery, states
 from kombu import Queue
 
-from celery_superfetch import DeadJob, DeadSet, JobNotFound, PoisonPill, WrongType, scripts
-from celery_superfetch import app_dead_set as module
-from celery_superfetch import dead_set as structure
-from celery_superfetch.channel import Channel
-from celery_superfetch.job import digest
+from celery_superfetch import DeadJob, DeadSet, JobNotFound, PoisonPill, WrongType
+from celery_superfetch.app import dead_set as module
+from celery_superfetch.model.job import digest
+from celery_superfetch.store import dead_jobs as structure
+from celery_superfetch.store.wire import scripts
+from celery_superfetch.transport.channel import Channel
 from parts.bench import Bench, payload
 
 JOB = payload("id-1")

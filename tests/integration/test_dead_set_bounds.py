@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import redis
 
-from celery_superfetch import DeadSet, app_dead_set
-from celery_superfetch import dead_set as structure
-from celery_superfetch.dead_job import DeadFilter
-from celery_superfetch.dead_set import BATCH, IDS
+from celery_superfetch import DeadSet
+from celery_superfetch.app import dead_set as app_dead_set
+from celery_superfetch.model.dead_job import DeadFilter
+from celery_superfetch.store import dead_jobs as structure
+from celery_superfetch.store.dead_jobs import BATCH, IDS
 from parts.bench import Bench, payload
 from parts.work import WITHOUT_END, Work, noted
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_superfetch.poller import Poller
+from celery_superfetch.transport.poller import Poller
 
 
 def rings(poller: Poller) -> bool:

@@ -12,7 +12,7 @@ from celery import Celery
 from celery.events.state import TASK_EVENT_TO_STATE
 
 from celery_superfetch import PoisonPill
-from celery_superfetch.events import EVENTS, Monitors
+from celery_superfetch.app.events import EVENTS, Monitors
 from harness.waiting import eventually
 from harness.worker import Worker
 from parts.bench import Bench

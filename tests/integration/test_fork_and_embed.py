@@ -17,8 +17,8 @@ import pytest
 from celery import Celery
 from redis.connection import parse_url
 
-from celery_superfetch.memberships import membership_for, memberships
-from celery_superfetch.stopping import Stopper, told_to_stop
+from celery_superfetch.owner.memberships import membership_for, memberships
+from celery_superfetch.worker.stopping import Stopper, told_to_stop
 from harness.database import Database
 from harness.hosts import Host
 from harness.ledger import Ledger

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_superfetch.verdict import Reason
+from celery_superfetch.model.verdict import Reason
 from harness.waiting import eventually
 from parts.bench import Bench
 

@@ -10,8 +10,8 @@ import pytest
 import redis
 from redis.connection import parse_url
 
-from celery_superfetch.membership import Membership
-from celery_superfetch.registry import run_id
+from celery_superfetch.owner.membership import Membership
+from celery_superfetch.store.registry import run_id
 from harness.server import Server
 from harness.waiting import eventually
 from parts.bench import Bench

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_superfetch.facts import Facts
-from celery_superfetch.job import Claimed
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Claimed
 from harness.waiting import eventually
 from parts.bench import Bench, ended_process, payload
 

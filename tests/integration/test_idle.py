@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import redis
 
-from celery_superfetch.config import Config
-from celery_superfetch.membership import BLOCK_TIMEOUT
+from celery_superfetch.model.config import Config
+from celery_superfetch.owner.membership import BLOCK_TIMEOUT
 from harness.server import Server
 from harness.waiting import eventually
 from parts.commands import looked

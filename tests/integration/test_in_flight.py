@@ -7,9 +7,9 @@ import tracemalloc
 
 import pytest
 
-from celery_superfetch.facts import Facts
-from celery_superfetch.in_flight import InFlight
-from celery_superfetch.job import Claimed, parse
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Claimed, parse
+from celery_superfetch.owner.in_flight.in_flight import InFlight
 from celery_superfetch.signals import LostJob
 from harness.waiting import eventually
 from parts.bench import Bench, payload

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from celery_superfetch.facts import Facts
-from celery_superfetch.job import Claimed, Earlier, Job, digest
-from celery_superfetch.reaper import TOMBSTONE
-from celery_superfetch.registry import TOMBSTONE_FACTS
-from celery_superfetch.stock import Delivery, StockJob, Unacked
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Claimed, Earlier, Job, digest
+from celery_superfetch.reaper.reaper import TOMBSTONE
+from celery_superfetch.store.registry import TOMBSTONE_FACTS
+from celery_superfetch.store.unacked import Delivery, StockJob, Unacked
 from parts.bench import Bench, payload
 
 ONE, TWO = payload("1"), payload("2")

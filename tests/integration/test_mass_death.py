@@ -12,11 +12,11 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_superfetch.facts import Facts
-from celery_superfetch.maintenance import LOOKS, Rounds
-from celery_superfetch.membership import Membership
-from celery_superfetch.owner import ProcessImage
-from celery_superfetch.worker import _first_pass
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.process import ProcessImage
+from celery_superfetch.owner.membership import Membership
+from celery_superfetch.worker.maintenance import LOOKS, Rounds
+from celery_superfetch.worker.steps import _first_pass
 from parts.bench import Bench, elsewhere, payload
 from parts.work import noted
 

@@ -11,9 +11,9 @@ import pytest
 import redis
 from redis.connection import parse_url
 
-from celery_superfetch.heartbeats import Heartbeats
-from celery_superfetch.membership import MANY_UNUSED, Membership
-from celery_superfetch.memberships import membership_for, memberships
+from celery_superfetch.owner.heartbeats import Heartbeats
+from celery_superfetch.owner.membership import MANY_UNUSED, Membership
+from celery_superfetch.owner.memberships import membership_for, memberships
 from harness.waiting import eventually
 from parts.bench import Bench, payload
 

@@ -12,11 +12,11 @@ import redis
 from celery import Celery
 from kombu.transport.redis import Channel
 
-from celery_superfetch.config import Config
-from celery_superfetch.keys import Keys
-from celery_superfetch.migration import Migrated, Migration, Routes
-from celery_superfetch.routes import routes_of
-from celery_superfetch.stock import Unacked
+from celery_superfetch.app.queues import routes_of
+from celery_superfetch.cli.from_stock import Migrated, Migration, Routes
+from celery_superfetch.model.config import Config
+from celery_superfetch.store.keys import Keys
+from celery_superfetch.store.unacked import Unacked
 from parts.inbox import Inbox, publish
 
 PREFIX = "shop-a:"

@@ -11,12 +11,12 @@ from typing import Any, cast
 import pytest
 import redis
 
-from celery_superfetch.config import Config
+from celery_superfetch.cli.from_stock import Migration, stock_consumers
 from celery_superfetch.errors import StillInUse
-from celery_superfetch.keys import Keys
-from celery_superfetch.migration import Migration, stock_consumers
-from celery_superfetch.places import is_ours
-from celery_superfetch.stock import Unacked
+from celery_superfetch.model.config import Config
+from celery_superfetch.store.keys import Keys
+from celery_superfetch.store.unacked import Unacked
+from celery_superfetch.store.wire.connections import is_ours
 from harness.cli import Result, kill_in_the_middle, superfetch_command
 from harness.ledger import LEDGER_DB
 from harness.process import Process

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import redis
 
+from celery_superfetch.cli.to_stock import GiveBack
 from celery_superfetch.errors import StillInUse
-from celery_superfetch.give_back import GiveBack
-from celery_superfetch.registry import run_id
+from celery_superfetch.store.registry import run_id
 from harness.cli import Result, kill_in_the_middle
 from harness.waiting import eventually
 from parts.bench import Bench, elsewhere, payload

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from celery_superfetch.job import Claimed, Earlier, Job, digest
-from celery_superfetch.private_list import CLAIM_BYTES, Claims
+from celery_superfetch.model.job import Claimed, Earlier, Job, digest
+from celery_superfetch.store.private_lists import CLAIM_BYTES, Claims
 from parts.bench import Bench, payload
 
 MB = 1024 * 1024

@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 from celery.beat import Scheduler
 
-from celery_superfetch.tasks import REAP_ENTRY, REAP_TASK
+from celery_superfetch.app.reaping import REAP_ENTRY, REAP_TASK
 from parts.bench import Bench
 
 Make = Callable[..., Celery]
@@ -82,7 +82,7 @@ def test_without_a_queue_for_it_one_warning_says_so(
     app.conf.update(task_create_missing_queues=False, task_queues=[kombu.Queue("mail")])
     for _ in range(3):
         assert app.tasks[REAP_TASK].apply_async() is None
-    [record] = [r for r in caplog.records if r.name == "celery_superfetch.tasks"]
+    [record] = [r for r in caplog.records if r.name == "celery_superfetch.app.reaping"]
     assert record.levelname == "WARNING"
     assert "route the task" in record.getMessage()
 

@@ -9,12 +9,12 @@ import pytest
 import redis
 from celery.utils.dispatch import Signal
 
-from celery_superfetch.drain import NAMED
-from celery_superfetch.job import Claimed, Job, digest
-from celery_superfetch.owner import ProcessImage
-from celery_superfetch.recovery import Blame, Counters
+from celery_superfetch.model.job import Claimed, Job, digest
+from celery_superfetch.model.process import ProcessImage
+from celery_superfetch.model.strikes import Blame, Counters
+from celery_superfetch.model.verdict import Reason
+from celery_superfetch.reaper.drain import NAMED
 from celery_superfetch.signals import ReapedOwner, job_recovered, owner_reaped
-from celery_superfetch.verdict import Reason
 from harness.waiting import eventually
 from parts.bench import Bench, ended_process, payload
 

@@ -8,10 +8,10 @@ from time import monotonic
 import pytest
 import redis
 
-from celery_superfetch.facts import Facts
-from celery_superfetch.registry import connection_id, run_id
-from celery_superfetch.verdict import Reason
-from celery_superfetch.watch import Watch
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.verdict import Reason
+from celery_superfetch.model.watch import Watch
+from celery_superfetch.store.registry import connection_id, run_id
 from harness.waiting import always, eventually
 from parts.bench import Bench, elsewhere, payload
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_superfetch.dead_set import DeadJob
-from celery_superfetch.poison_pill import guard_of
-from celery_superfetch.recovery import Blame, Decision, Recovery, decide
+from celery_superfetch.app.poison_pill import guard_of
+from celery_superfetch.model.strikes import Blame, Decision, Recovery, decide
 from celery_superfetch.signals import job_killed, job_recovering
+from celery_superfetch.store.dead_jobs import DeadJob
 from parts.bench import Bench, payload
 
 JOB = payload(1)

@@ -7,9 +7,9 @@ import logging
 import pytest
 from celery import Celery
 
-from celery_superfetch.poison_pill import limits_of
-from celery_superfetch.reaper import Reaper
-from celery_superfetch.recovery import Limits
+from celery_superfetch.app.poison_pill import limits_of
+from celery_superfetch.model.strikes import Limits
+from celery_superfetch.reaper.reaper import Reaper
 from parts.bench import Bench, payload
 
 BAD_LIMITS = ["10", 0, -1, 2.5, True, float("nan"), object()]

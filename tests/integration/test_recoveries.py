@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from celery_superfetch.facts import Facts
-from celery_superfetch.job import Earlier, Job, digest
-from celery_superfetch.recovery import Blame, Counters
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Earlier, Job, digest
+from celery_superfetch.model.strikes import Blame, Counters
 from harness.waiting import eventually
 from parts.bench import Bench, payload
 

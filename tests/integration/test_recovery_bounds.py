@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import pytest
 import redis
 
-from celery_superfetch import drain, suspects
-from celery_superfetch.drain import BATCH, ROOM
-from celery_superfetch.facts import Facts
-from celery_superfetch.job import Job, digest
-from celery_superfetch.private_list import PAGE
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Job, digest
+from celery_superfetch.reaper.drain import BATCH, ROOM
+from celery_superfetch.reaper.reaper import drain
+from celery_superfetch.store import silences as suspects
+from celery_superfetch.store.private_lists import PAGE
 from parts.bench import Bench, elsewhere, payload
 from parts.work import WITHOUT_END, Work, noted
 

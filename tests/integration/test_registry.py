@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from celery_superfetch.owner import ProcessImage
-from celery_superfetch.registry import connection_id, run_id
+from celery_superfetch.model.process import ProcessImage
+from celery_superfetch.store.registry import connection_id, run_id
 from harness.waiting import eventually
 from parts.bench import Bench, elsewhere, ended_process
 

@@ -12,10 +12,10 @@ from unittest import mock
 import pytest
 import redis
 
-from celery_superfetch.dead_set import DeadSet
-from celery_superfetch.job import Claimed, Earlier, Job, digest
-from celery_superfetch.scripts import Call, Scripts, source
-from celery_superfetch.stock import Delivery, StockJob, Unacked
+from celery_superfetch.model.job import Claimed, Earlier, Job, digest
+from celery_superfetch.store.dead_jobs import DeadSet
+from celery_superfetch.store.unacked import Delivery, StockJob, Unacked
+from celery_superfetch.store.wire.scripts import Call, Scripts, source
 from parts.bench import Bench, payload
 from parts.whereabouts import content, places
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import redis
 
-from celery_superfetch.connection import client_of
+from celery_superfetch.app.broker import client_of
 from celery_superfetch.errors import UnsupportedBroker
-from celery_superfetch.membership import Membership
-from celery_superfetch.places import Sentinels, place_of
-from celery_superfetch.preflight import check_server
+from celery_superfetch.owner.membership import Membership
+from celery_superfetch.store.wire.connections import Sentinels, place_of
+from celery_superfetch.store.wire.server import check_server
 from harness.database import Database
 from harness.process import Process
 from harness.sentinel import NAME, Replicated, SentinelGroup

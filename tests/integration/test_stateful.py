@@ -19,9 +19,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from celery_superfetch import scripts
-from celery_superfetch.recovery import Decision, Recovery, decide
+from celery_superfetch.model.strikes import Decision, Recovery, decide
 from celery_superfetch.signals import job_recovering
+from celery_superfetch.store.wire import scripts
 from parts.bench import Bench
 from parts.cast import Stage
 from parts.machine import SENDER, Fleet

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_superfetch.suspects import Suspects
+from celery_superfetch.store.silences import Suspects
 from parts.bench import Bench
 
 OWNER, RUN = "a|1|x", "run-1"

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import redis
+from celery_superfetch.transport.transport.fetch import blocking_read as blocking
+from celery_superfetch.transport.transport.fetch import tracking
 
-from celery_superfetch import blocking, tracking
-from celery_superfetch.blocking_reads import MOST_BLOCKS, UNBLOCKABLE
-from celery_superfetch.config import Config
-from celery_superfetch.fetch import POLL_INTERVAL
-from celery_superfetch.membership import Membership
+from celery_superfetch.model.config import Config
+from celery_superfetch.owner.membership import Membership
+from celery_superfetch.transport.fetch.fetch import POLL_INTERVAL
+from celery_superfetch.transport.fetch.reads import MOST_BLOCKS, UNBLOCKABLE
 from harness.server import Server
 from harness.waiting import eventually
 from parts.commands import looked

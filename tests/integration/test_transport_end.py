@@ -8,7 +8,7 @@ from typing import Any
 import kombu
 import pytest
 
-from celery_superfetch.job import Carried, digest
+from celery_superfetch.model.job import Carried, digest
 from harness.waiting import eventually
 from parts.bench import Bench, payload
 from parts.inbox import TRANSPORT, Inbox, publish

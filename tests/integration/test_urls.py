@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from celery_superfetch.connection import client_of
+from celery_superfetch.app.broker import client_of
 from harness.server import Server, free_port
 from harness.waiting import eventually
 from harness.worker import Worker

@@ -11,21 +11,21 @@ from typing import Any, cast
 
 import redis
 
-from celery_superfetch.config import Config
-from celery_superfetch.dead_job import DeadJob
-from celery_superfetch.dead_set import DeadSet
-from celery_superfetch.facts import Facts
-from celery_superfetch.in_flight import InFlight
-from celery_superfetch.job import Claimed, Job, digest, parse
-from celery_superfetch.keys import Keys
-from celery_superfetch.owner import ProcessImage, mint_owner, start_time
-from celery_superfetch.private_list import ALONE, Claims, PrivateLists
-from celery_superfetch.reaper import Reaper
-from celery_superfetch.recoveries import Recoveries
-from celery_superfetch.recovery import Blame, Counters, Limits, Recovery
-from celery_superfetch.registry import Registry
-from celery_superfetch.scripts import Call, Scripts
-from celery_superfetch.suspects import Suspects
+from celery_superfetch.model.config import Config
+from celery_superfetch.model.dead_job import DeadJob
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Claimed, Job, digest, parse
+from celery_superfetch.model.process import ProcessImage, mint_owner, start_time
+from celery_superfetch.model.strikes import Blame, Counters, Limits, Recovery
+from celery_superfetch.owner.in_flight.in_flight import InFlight
+from celery_superfetch.reaper.judge import Recoveries
+from celery_superfetch.reaper.reaper import Reaper
+from celery_superfetch.store.dead_jobs import DeadSet
+from celery_superfetch.store.keys import Keys
+from celery_superfetch.store.private_lists import ALONE, Claims, PrivateLists
+from celery_superfetch.store.registry import Registry
+from celery_superfetch.store.silences import Suspects
+from celery_superfetch.store.wire.scripts import Call, Scripts
 
 
 def payload(name: object, queue: str = "mail", task: str = "shop.note", **headers: Any) -> bytes:

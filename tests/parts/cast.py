@@ -9,18 +9,18 @@ import pytest
 import redis
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from celery_superfetch.cut_short import CutShort
-from celery_superfetch.facts import Facts
-from celery_superfetch.give_back import GiveBack
-from celery_superfetch.in_flight import InFlight
-from celery_superfetch.job import Claimed, Job, digest
-from celery_superfetch.owner import ProcessImage
-from celery_superfetch.private_list import PrivateLists
-from celery_superfetch.reaper import Reaper
-from celery_superfetch.recoveries import Recoveries
-from celery_superfetch.recovery import Limits
-from celery_superfetch.registry import Registry
-from celery_superfetch.scripts import Call, Line
+from celery_superfetch.cli.to_stock import GiveBack
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Claimed, Job, digest
+from celery_superfetch.model.process import ProcessImage
+from celery_superfetch.model.strikes import Limits
+from celery_superfetch.owner.in_flight.in_flight import InFlight
+from celery_superfetch.owner.in_flight.lost_runs import CutShort
+from celery_superfetch.reaper.judge import Recoveries
+from celery_superfetch.reaper.reaper import Reaper
+from celery_superfetch.store.private_lists import PrivateLists
+from celery_superfetch.store.registry import Registry
+from celery_superfetch.store.wire.scripts import Call, Line
 from parts.bench import Bench
 from parts.scripts_seen import Truth
 

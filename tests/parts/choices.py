@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis.stateful import precondition
 
-from celery_superfetch.job import Claimed
+from celery_superfetch.model.job import Claimed
 from parts.bench import payload
 from parts.cast import Worker
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from celery_superfetch.drain import Report
-from celery_superfetch.job import Claimed
-from celery_superfetch.recovery import Limits
+from celery_superfetch.model.job import Claimed
+from celery_superfetch.model.strikes import Limits
+from celery_superfetch.reaper.drain import Report
 from parts.bench import Bench
 from parts.cast import Pass, Stage, Worker
 from parts.choices import (

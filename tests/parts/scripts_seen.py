@@ -9,9 +9,9 @@ import json
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
-from celery_superfetch.job import digest
-from celery_superfetch.private_list import ALONE, RAN
-from celery_superfetch.scripts import Call
+from celery_superfetch.model.job import digest
+from celery_superfetch.store.private_lists import ALONE, RAN
+from celery_superfetch.store.wire.scripts import Call
 from parts.truth import STRUCK, Card, Known, Verdict
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from celery_superfetch.scripts import source
+from celery_superfetch.store.wire.scripts import source
 from harness.faults import (
     command,
     kill_connections,

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import redis
 
-from celery_superfetch.config import Config
-from celery_superfetch.job import digest, parse
-from celery_superfetch.keys import Keys
-from celery_superfetch.private_list import ALONE, RAN
-from celery_superfetch.recovery import Limits
+from celery_superfetch.model.config import Config
+from celery_superfetch.model.job import digest, parse
+from celery_superfetch.model.strikes import Limits
+from celery_superfetch.store.keys import Keys
+from celery_superfetch.store.private_lists import ALONE, RAN
 
 STRUCK = "struck"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import redis
 
-from celery_superfetch.dead_job import DeadJob
+from celery_superfetch.model.dead_job import DeadJob
 
 
 def content(client: redis.Redis) -> dict[bytes, Any]:

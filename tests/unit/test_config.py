@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from celery_superfetch.config import LONGEST, OPTIONS, Config
 from celery_superfetch.errors import ConfigError, SuperfetchError
+from celery_superfetch.model.config import LONGEST, OPTIONS, Config
 
 DEFAULTS = {
     "heartbeat_interval": 5,

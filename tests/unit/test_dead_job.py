@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from celery_superfetch.arguments import MOST, MOST_BODY, arguments
-from celery_superfetch.dead_job import DeadFilter, DeadJob
 from celery_superfetch.errors import BadFilter
-from celery_superfetch.job import digest
+from celery_superfetch.model.arguments import MOST, MOST_BODY, arguments
+from celery_superfetch.model.dead_job import DeadFilter, DeadJob
+from celery_superfetch.model.job import digest
 from parts.bench import payload
 
 SEP = "\x06\x16"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from celery_superfetch.config import Config
-from celery_superfetch.facts import Facts
-from celery_superfetch.owner import ProcessImage
+from celery_superfetch.model.config import Config
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.process import ProcessImage
 
 IMAGE = ProcessImage(
     host="web-1",

@@ -11,10 +11,10 @@ import pytest
 from celery import Celery
 
 import celery_superfetch
-from celery_superfetch.config import Config
-from celery_superfetch.connection import config_of
+from celery_superfetch.app.broker import config_of
 from celery_superfetch.errors import ConfigError, SuperfetchError
-from celery_superfetch.preflight import warn_once
+from celery_superfetch.model.config import Config
+from celery_superfetch.store.wire.server import warn_once
 
 URL = "redis://localhost:6399/0"
 ENTRY = "superfetch-reap"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from celery_superfetch.job import Carried, Envelope, Job, digest, parse
+from celery_superfetch.model.job import Carried, Envelope, Job, digest, parse
 
 
 def message(**changes: Any) -> dict[str, Any]:

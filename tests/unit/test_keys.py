@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 
-from celery_superfetch.keys import Keys
+from celery_superfetch.store.keys import Keys
 
 ARGUMENTS = {"owner": "web-1|7|abc", "queue_list": "mail", "digest": "0" * 40, "host": "web-1"}
 

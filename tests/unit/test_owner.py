@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_superfetch.owner import (
+from celery_superfetch.model.process import (
     LocalProcess,
     ProcessImage,
     host_name,
@@ -84,11 +84,11 @@ except PermissionError:
     pass
 else:
     sys.exit(77)
-from celery_superfetch.owner import look_at
+from celery_superfetch.model.process import look_at
 print(look_at(1, {started!r}).value, look_at(1, "x").value)
 """
     # Imported as the user we are: another may not be able to read the package.
-    code = "import celery_superfetch.owner\n" + asked
+    code = "import celery_superfetch.model.process\n" + asked
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if done.returncode == 77:
         pytest.skip("every user here may signal pid 1")
@@ -153,7 +153,7 @@ def test_a_forked_child_is_somebody_else() -> None:
 def test_a_program_executed_in_the_same_process_is_a_newer_image() -> None:
     """HUP: Celery executes itself again under its pid, with the same start time."""
     report = (
-        "from celery_superfetch.owner import ProcessImage as P; i = P.current();"
+        "from celery_superfetch.model.process import ProcessImage as P; i = P.current();"
         "print(i.pid, i.start_time, i.image, flush=True)"
     )
     again = (

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from celery_superfetch.job import Carried, Envelope, Job, digest
-from celery_superfetch.recovery import (
+from celery_superfetch.model.job import Carried, Envelope, Job, digest
+from celery_superfetch.model.strikes import (
     Blame,
     Counters,
     Decision,

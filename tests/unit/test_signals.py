@@ -8,8 +8,8 @@ import pytest
 from celery.utils.dispatch import Signal
 
 from celery_superfetch import signals
-from celery_superfetch.dead_set import DeadJob
-from celery_superfetch.recovery import Recovery
+from celery_superfetch.model.strikes import Recovery
+from celery_superfetch.store.dead_jobs import DeadJob
 
 PAYLOADS = {
     "job_recovering": ("recovery", Recovery),

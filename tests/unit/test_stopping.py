@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from celery_superfetch.stopping import Stopper, wrap_handlers
+from celery_superfetch.worker.stopping import Stopper, wrap_handlers
 
 
 class Shy(Stopper):

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from celery_superfetch.owner import LocalProcess
-from celery_superfetch.verdict import Evidence, Reason, judge
+from celery_superfetch.model.process import LocalProcess
+from celery_superfetch.model.verdict import Evidence, Reason, judge
 
 HEARTBEAT, TTL = 5.0, 60.0
 MISSED = 2 * HEARTBEAT  # two of the owner's heartbeats

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_superfetch.watch import Watch
+from celery_superfetch.model.watch import Watch
 
 OWNER, SCORE = "a|1|x", 1_000_000
 GAP = 11.0  # what a process with a heartbeat of 5 s allows itself

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from celery_superfetch.facts import Facts
+from celery_superfetch.model.facts import Facts
 from harness.server import Server
 from parts.bench import Bench
 

@@ -11,11 +11,11 @@ import pytest
 import redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_superfetch.acks import LEFT_MOST
-from celery_superfetch.facts import Facts
-from celery_superfetch.job import digest
-from celery_superfetch.scripts import Scripts
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import digest
+from celery_superfetch.owner.in_flight.acks import LEFT_MOST
 from celery_superfetch.signals import LostJob
+from celery_superfetch.store.wire.scripts import Scripts
 from harness.faults import kill_connections
 from harness.server import Server
 from harness.waiting import eventually

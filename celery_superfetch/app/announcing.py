@@ -1,0 +1,257 @@
+"""Tells everybody of a killed job: its caller, its callbacks, its monitors.
+
+A crash may come between any two steps; a later pass then goes on. Their order, and what is noted
+of them in between (``announcement``), make these promises:
+
+1. ``job_killed`` and ``task-killed`` first, so that people hear of it while the result backend is
+   away; then noted. A crash before the note repeats them.
+2. The result. Looked up before it is stored, so that it is stored once.
+3. Chord and chain: noted before and after. A crash in between leaves open whether the chord has
+   counted the job; a second count could call its body with a result missing. So it is not counted
+   again: the chord is failed by name, unless it has failed already.
+4. Errbacks, ``on_poisoned``, ``task_failure`` and ``task-failed``. A crash among them repeats them.
+5. Done, in one step with leaving the unannounced.
+
+One process announces a job at a time. What ends its process ``TRIES`` times is not done again: an
+errback, a receiver or a payload can kill as well as a task can.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import celery.app.task
+from billiard.einfo import ExceptionInfo
+from celery import Celery, signals, states
+from celery.app.task import Context
+from celery.backends.base import DisabledBackend
+from celery.canvas import maybe_signature
+from celery.exceptions import ChordError
+from celery.utils.log import get_logger
+from kombu.exceptions import OperationalError
+from kombu.utils.encoding import safe_repr
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from ..errors import PoisonPill
+from ..signals import job_killed
+from ..store.announcements import Announcement
+from ..store.dead_jobs import DeadJob
+from .events import monitors_of
+from .killed_request import request_of
+
+logger = get_logger(__name__)
+
+#: Announcements of one job that may end with their process.
+TRIES = 3
+
+#: Seconds to wait for a result backend on Redis; what could not be told is tried again later.
+REPLY_TIMEOUT = 3.0
+
+
+def own_backend(app: Celery) -> Any:
+    """A result backend of this thread's own; one on Redis does not try again, nor wait for long."""
+    backend = app._get_backend()
+    backend.always_retry = False
+    params = getattr(backend, "connparams", None)
+    if params is not None:
+        for name in ("socket_timeout", "socket_connect_timeout"):
+            if name in params:  # there is no connecting to a path
+                params[name] = min(params[name] or REPLY_TIMEOUT, REPLY_TIMEOUT)
+        params.update(retry=Retry(NoBackoff(), 0), retry_on_timeout=False)
+        backend.retry_policy = {**backend.retry_policy, "max_retries": 0}
+    if not backend.thread_safe:  # else the app has one for all its threads
+        app._backend = backend
+    return backend
+
+
+class Telling:
+    """The steps, for one killed job of this app.
+
+    Arguments:
+        announcement: begun.
+        backend: for a task that has none of its own.
+    """
+
+    def __init__(self, app: Celery, job: DeadJob, announcement: Announcement, backend: Any) -> None:
+        self.app = app
+        # Whoever killed it does not know the server's time of that.
+        self.job = job = replace(job, died_at=announcement.died_at)
+        self.announcement = announcement
+        self.task = app.tasks[job.task]
+        self.backend = self.task._backend or backend
+        self.exc = pill_of(job)
+        self.careful = announcement.tries > TRIES
+        self.request = request_of(app, job, with_body=not self.careful)
+        self.stores = self._stores()
+
+    def go(self) -> None:
+        """Tell all but the announcement, which is done then.
+
+        Raises:
+            TakenOver: another process goes on with it.
+            Exception: whatever the result backend or the broker raises; a later try goes on.
+        """
+        if not self.announcement.told:
+            job_killed.send(sender=self.app, job=self.job)
+            self.announcement.note(told="1")
+        state = self._state()
+        if state == states.SUCCESS:
+            return  # it had finished; only its ack never came through
+        if self.stores and state is None:
+            self.backend.store_result(
+                self.job.task_id, self.exc, states.FAILURE, traceback=None, request=self.request
+            )
+        if self.careful:
+            logger.error(
+                "Announcing killed job %s[%s] has ended %d processes: its caller is told, but "
+                "errbacks, chord, chain and receivers are left out. One of them, or reading its "
+                "body, kills whoever does it.",
+                self.job.task,
+                self.job.task_id,
+                TRIES,
+            )
+            return
+        self._chord_and_chain()
+        self.announcement.note()
+        self._callbacks()
+
+    # -- result
+
+    def _stores(self) -> bool:
+        """Whether the failure is stored: as Celery's own request decides."""
+        actual = getattr(celery.app.task, "get_actual_ignore_result", None)  # came with 5.7
+        ignored = (
+            actual(self.task, self.request)
+            if actual is not None
+            else self.request.ignore_result or self.task.ignore_result
+        )
+        return not ignored or bool(self.task.store_errors_even_if_ignored)
+
+    def _state(self) -> str | None:
+        """SUCCESS, or FAILURE if that is ours; None for anything that is to be overwritten, and
+        where the backend keeps no result that others can read.
+        """
+        backend = self.backend
+        if isinstance(backend, DisabledBackend) or backend.as_uri() == "rpc://" or not self.stores:
+            return None
+        meta = backend.get_task_meta(self.job.task_id, cache=False)
+        state, result = meta["status"], meta["result"]
+        ours = state == states.FAILURE and isinstance(result, PoisonPill)
+        return state if ours or state == states.SUCCESS else None
+
+    # -- chord and chain
+
+    def _chord_and_chain(self) -> None:
+        request = self.request
+        if not (request.chord or request.chain) or self.announcement.chord == "done":
+            return
+        if not self.announcement.chord:
+            self.announcement.note(chord="begun")
+            self._fail(request)
+        else:
+            chain = [dict(step, options=dict(step["options"])) for step in request.chain or ()]
+            chords = [request.chord, *(step["options"].pop("chord", None) for step in chain)]
+            for chord in filter(None, chords):
+                self._fail_chord(chord)
+            if chain:
+                self._fail(Context({"chain": chain}))
+        self.announcement.note(chord="done")
+
+    def _fail(self, request: Context) -> None:
+        """Count the job in the chord of ``request``, and fail what follows it in its chain."""
+        self.backend.mark_as_failure(
+            self.job.task_id,
+            self.exc,
+            request=request,
+            # It is stored already; but the same word decides on those that follow.
+            store_result=bool(request.chain) and self.stores,
+            call_errbacks=False,
+        )
+
+    def _fail_chord(self, body: Any) -> None:
+        """Fail a chord by its body, whatever its header has counted."""
+        callback = maybe_signature(body, app=self.app)
+        if callback.id and self.backend.get_state(callback.id) in states.READY_STATES:
+            return
+        try:
+            raise ChordError(f"Dependency {self.job.task_id} raised {self.exc!r}") from self.exc
+        except ChordError as exc:  # "from stack": it has to be under way
+            self.backend.chord_error_from_stack(callback, exc)
+
+    # -- callbacks
+
+    def _callbacks(self) -> None:
+        if self.request.errbacks:
+            self._errbacks()
+        try:
+            raise self.exc from None
+        except PoisonPill:  # it is under way for all of them, as where Celery tells them
+            self._tell_failure(ExceptionInfo())
+
+    def _tell_failure(self, einfo: ExceptionInfo) -> None:
+        task, request, exc = self.task, self.request, self.exc
+        task.request_stack.push(request)  # receivers find it there, as in Celery's own request
+        try:
+            self._on_poisoned()
+            signals.task_failure.send(
+                sender=task,
+                task_id=request.id,
+                exception=exc,
+                args=request.args,
+                kwargs=request.kwargs,
+                traceback=einfo.traceback,
+                einfo=einfo,
+            )
+        finally:
+            task.request_stack.pop()
+        if task.send_events:
+            monitors_of(self.app).send(
+                "task-failed",
+                uuid=request.id,
+                name=task.name,
+                exception=safe_repr(exc),
+                traceback=einfo.traceback,
+            )
+
+    def _errbacks(self) -> None:
+        try:
+            self.backend._call_task_errbacks(self.request, self.exc, None)
+        except (OperationalError, RedisError, OSError):
+            raise  # they could not be sent; a later pass can
+        except Exception:  # before 5.7 Celery lets through what an errback raises
+            logger.exception(
+                "An errback of killed job %s[%s] failed.", self.task.name, self.request.id
+            )
+
+    def _on_poisoned(self) -> None:
+        request, hook = self.request, getattr(self.task, "on_poisoned", None)
+        try:
+            if hook is not None:
+                hook(self.exc, request.id, request.args, request.kwargs)
+        except Exception:
+            logger.exception("on_poisoned of %s failed for job %s.", self.task.name, request.id)
+
+
+def pill_of(job: DeadJob) -> PoisonPill:
+    """What the caller of a killed job gets."""
+    text = (
+        f"Job {job.task}[{job.task_id}] was killed after {job.strikes} strikes and "
+        f"{job.recoveries} recoveries (last: {job.reason}; owner {job.owner}). It is in the dead "
+        f"set as {job.id}."
+    )
+    return PoisonPill(
+        text,
+        {
+            "reason": job.reason,
+            "strikes": job.strikes,
+            "recoveries": job.recoveries,
+            "owners": [str(entry["owner"]) for entry in job.history],
+            # The last entry is its death.
+            "times": [entry.get("at") for entry in job.history[:-1]]
+            + [entry.get("at", job.died) for entry in job.history[-1:]],
+            "dead_id": job.id,
+        },
+    )

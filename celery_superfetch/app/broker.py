@@ -1,0 +1,99 @@
+"""A Celery app's own way to our transport; every other connection in the process stays stock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import celery.app.amqp
+import kombu.connection
+from celery import Celery
+from kombu.utils.collections import HashedSeq
+from redis import ConnectionPool, Redis
+
+from ..errors import UnsupportedBroker
+from ..model.config import Config
+from ..store.wire.connections import REPLY_TIMEOUT
+from ..store.wire.server import warn_once
+from ..transport.sentinel import SentinelTransport
+from ..transport.transport import Transport, known_options
+
+#: URL schemes that we serve, as kombu names them.
+SCHEMES = {"redis": Transport, "rediss": Transport, "sentinel": SentinelTransport}
+
+
+class Connection(kombu.Connection):
+    """A kombu connection whose ``redis://``, ``rediss://`` and ``sentinel://`` mean ours.
+
+    The URL keeps its scheme. So a switch to the next URL of a failover list keeps our
+    transport, ``rediss://`` its TLS defaults, and Flower its broker page.
+    """
+
+    def get_transport_cls(self) -> Any:
+        name = self.transport_cls
+        if name in SCHEMES:
+            return SCHEMES[name]
+        cls = super().get_transport_cls()
+        if not issubclass(cls, Transport):
+            warn_once(
+                f"celery_superfetch is installed, but the broker is {name!r}, not Redis: jobs have "
+                "that broker's own guarantees and no others."
+            )
+        return cls
+
+    def Pool(self, limit: int | None = None, **kwargs: Any) -> Any:
+        return _Pool(self, limit, **kwargs)
+
+    def __eqhash__(self) -> HashedSeq:
+        """kombu keeps one pool for equal connections, and a stock one is not equal to ours."""
+        return HashedSeq(Connection, super().__eqhash__())
+
+
+class _PooledConnection(Connection, kombu.connection.PooledConnection):
+    """One of the pool; what the app takes from there consumes as reliably as any other."""
+
+
+class _Pool(kombu.connection.ConnectionPool):
+    def new(self) -> _PooledConnection:
+        return _PooledConnection(self, **dict(self.connection._info(resolve=False)))
+
+
+class AMQP(celery.app.amqp.AMQP):
+    """Celery's own, with our connections."""
+
+    Connection = Connection
+
+
+def config_of(app: Celery) -> Config:
+    """The app's options, validated.
+
+    Raises:
+        ConfigError: an option is unknown or impossible.
+    """
+    return Config.from_options(app.conf.broker_transport_options or {}, known_options())
+
+
+def client_of(app: Celery) -> Redis:
+    """A plain client for the database the app's workers consume from.
+
+    Raises:
+        UnsupportedBroker: the app's broker is not Redis.
+        redis.exceptions.RedisError: it cannot be reached.
+    """
+    with app.connection_for_read() as connection:
+        # kombu alone tries two servers of a failover list, however many there are; and one that
+        # accepts and says nothing twice.
+        servers = max(1, len(connection.alt))
+        connection.ensure_connection(
+            max_retries=servers,
+            timeout=(servers - 0.5) * REPLY_TIMEOUT,
+            interval_start=0,
+            interval_step=0,
+            reraise_as_library_errors=False,
+        )
+        channel = connection.channel()
+        if not isinstance(channel, Transport.Channel):
+            raise UnsupportedBroker(
+                f"the app's broker ({connection.as_uri()}) is not served by celery_superfetch: "
+                "call celery_superfetch.install(app), and use a redis:// or sentinel:// broker_url"
+            )
+        return Redis(connection_pool=ConnectionPool(**channel.here()))

@@ -1,0 +1,81 @@
+"""The guard: kills a job at its last strike, if that is its own; each task may have a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from celery import Celery
+from celery.utils.log import get_logger
+
+from ..errors import ConfigError
+from ..model.config import check
+from ..model.strikes import Decision, Limits, Recovery, decide
+from .broker import config_of
+
+logger = get_logger(__name__)
+
+
+def guard_of(app: Celery) -> Callable[..., Decision]:
+    """The receiver of ``job_recovering`` that ships, for one app."""
+
+    def guard(recovery: Recovery, **_: Any) -> Decision:
+        decision = decide(recovery)
+        if decision is Decision.KILL and recovery.parsed:
+            return _spare_strangers(app, config_of(app).app_name, recovery)
+        return decision
+
+    guard.shipped = True  # type: ignore[attr-defined]
+    return guard
+
+
+def limits_of(app: Celery) -> Limits:
+    """When jobs of ``app`` are killed: its options, and what its tasks say of themselves."""
+    config = config_of(app)
+
+    def strikes(name: str | None) -> int | None:
+        task = app.tasks.get(name)
+        limit: int | None = getattr(task, "superfetch_strike_limit", config.strike_limit)
+        try:
+            check({"strike_limit": config.strike_limit if limit is None else limit})
+        except ConfigError:
+            _refuse(str(name), repr(limit), config.strike_limit)
+            return config.strike_limit
+        return limit
+
+    return Limits(strikes, config.recovery_limit)
+
+
+@cache
+def _refuse(task: str, limit: str, instead: int) -> None:
+    """Say it once; the task's author has to hear of it, and its jobs need some limit."""
+    logger.error(
+        "Task %s: superfetch_strike_limit must be None or a whole number greater than 0, it is %s. "
+        "The option's own (strike_limit, %d) holds instead.",
+        task,
+        limit,
+        instead,
+    )
+
+
+def _spare_strangers(app: Celery, app_name: str, recovery: Recovery) -> Decision:
+    """Kill only what is one's own: another app may give the task other limits, or none."""
+    stranger = (
+        f"belongs to app {recovery.app_name!r}"
+        if recovery.app_name != app_name
+        else "is of a task this app does not have"
+        if recovery.task not in app.tasks
+        else ""
+    )
+    if not stranger:
+        return Decision.KILL
+    logger.warning(
+        "Job %s reached its limit (%d strikes, %d recoveries) but %s: it was recovered, not "
+        "killed. A worker of its own app has to be the one that reaps it.",
+        recovery.title,
+        recovery.strikes,
+        recovery.recoveries,
+        stranger,
+    )
+    return Decision.RECOVER

@@ -1,0 +1,154 @@
+"""The task that beat schedules, and what it and the CLI share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from celery import Celery, Task
+from celery.exceptions import QueueNotFound
+from celery.utils.log import get_logger
+from redis import Redis
+
+from ..model.watch import Watch
+from ..reaper.drain import Report
+from ..reaper.reaper import Reaper
+from ..store.keys import Keys
+from ..store.wire.scripts import Scripts
+from .announcer import Announcements
+from .broker import client_of, config_of
+from .events import monitors_of
+from .poison_pill import limits_of
+
+logger = get_logger(__name__)
+
+#: Name of the task and of its entry in ``beat_schedule``.
+REAP_TASK = "celery_superfetch.reap"
+REAP_ENTRY = "superfetch-reap"
+
+#: Scopes of the locks that keep passes to one per interval, whoever runs them.
+LOCK_ALL = "all"
+LOCK_FULL = "full"
+
+#: The same for the task's message while it waits: the one that runs takes it away ...
+LOCK_SENT = "sent"
+
+#: ... and one that got lost holds off the next for so many seconds.
+WAITS = 3600
+
+#: Loggers of Celery's that say INFO of each task: whoever has one every few seconds pays for it.
+ROUTINE = ("celery.beat", "celery.worker.strategy", "celery.app.trace")
+
+
+def reaper_of(
+    app: Celery,
+    client: Redis,
+    watch: Watch | None = None,
+    announcements: Announcements | None = None,
+) -> Reaper:
+    """A reaper that speaks for ``app``: its guard decides, its callers are told.
+
+    Arguments:
+        announcements: the worker's; None: each pass tells them at its end.
+    """
+    return Reaper(
+        client,
+        config_of(app),
+        watch=watch,
+        sender=app,
+        announcements=announcements or Announcements(app, client, waits=True),
+        limits=limits_of(app),
+    )
+
+
+def scheduled_pass(reaper: Reaper) -> Report:
+    """One pass unless another had its turn in this interval."""
+    config = reaper.config
+    full = reaper.reap(full=True, lock=LOCK_FULL, lock_for=config.full_sweep_interval)
+    if full.ran:
+        return full
+    return reaper.reap(lock=LOCK_ALL, lock_for=config.reap_interval)
+
+
+class ReapTask(Task):
+    """A task that is sent where there is something to do, and that waits once at most."""
+
+    def apply_async(self, *args: Any, **options: Any) -> Any:
+        """Send it; None where nobody is registered, or one waits already.
+
+        Here and not in the schedule: each of beat's schedulers comes by. What no worker serves
+        would pile up, and keep awake whoever scales by the length of the queue.
+        """
+        wanted = True  # whoever cannot be asked may be there again when a worker runs it
+        with suppress(Exception), client_of(self.app) as client:
+            keys = self._keys
+            wanted = bool(client.exists(keys.owners, keys.reaped)) and bool(
+                Scripts(client, keys).run("lock", [keys.lock(LOCK_SENT)], [WAITS * 1000])
+            )
+        if not wanted:
+            return None
+        try:
+            return super().apply_async(*args, **{"expires": WAITS, **options})
+        except QueueNotFound as exc:
+            logger.warning(
+                "%s is not sent: %s. Workers reap all the same. For beat to see to it as well, "
+                "route the task to a queue of yours.",
+                REAP_TASK,
+                exc,
+            )
+        except Exception:
+            with suppress(Exception), client_of(self.app) as client:
+                client.delete(self._keys.lock(LOCK_SENT))
+            raise
+
+    def begun(self, client: Redis) -> None:
+        """The message waits no more."""
+        client.delete(self._keys.lock(LOCK_SENT))
+
+    @property
+    def _keys(self) -> Keys:
+        return Keys(config_of(self.app).global_keyprefix)
+
+
+def _demote(record: logging.LogRecord) -> bool:
+    """Let a line of Celery's on the task be DEBUG: a pass that did something has one of its own."""
+    args = record.args or ()
+    ours = args.get("name") == REAP_TASK if isinstance(args, Mapping) else REAP_TASK in args
+    if ours and record.levelno == logging.INFO:
+        record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+        return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
+    return True
+
+
+def add_reap_task(app: Celery) -> None:
+    """Register ``celery_superfetch.reap`` with ``app``, once."""
+    for name in ROUTINE:
+        logging.getLogger(name).addFilter(_demote)
+
+    @app.task(
+        base=ReapTask,
+        name=REAP_TASK,
+        bind=True,
+        # Shared, it would be registered with every other app of the process.
+        shared=False,
+        ignore_result=True,
+        # One that is lost is made up for by the next; it must not be recovered itself.
+        acks_late=False,
+        reject_on_worker_lost=False,
+    )
+    def reap(self: Any) -> str:
+        client, monitors = client_of(app), monitors_of(app)
+        monitors.hostname = self.request.hostname
+        try:
+            self.begun(client)
+            return str(scheduled_pass(reaper_of(app, client)))
+        finally:
+            client.close()
+            monitors.close()
+
+
+def reap_entry(interval: float) -> dict[str, Any]:
+    """The entry for ``beat_schedule``."""
+    return {"task": REAP_TASK, "schedule": interval}

@@ -1,0 +1,36 @@
+"""``celery -A app superfetch ...``: what operators do, a file for each group of commands.
+
+Nothing imports it: no worker and no producer loads a command.
+"""
+
+from __future__ import annotations
+
+import click
+
+from . import dead, stock  # noqa: F401 - they add their commands to the group
+from .session import Session, command, know_tasks, superfetch
+
+__all__ = ["superfetch"]
+
+
+@command(superfetch, "status")
+def status(session: Session) -> None:
+    """Owners with their verdicts, queues, dead set and counters. Only reads."""
+    from .status import status_of
+
+    found = status_of(session.app, session.reaper)
+    session.say(found, lambda: session.tables.status(found))
+
+
+@command(superfetch, "reap")
+@click.option("--full", is_flag=True, help="Also look for private lists that nobody registered.")
+@click.option("--dry-run", is_flag=True, help="Judge and count; change nothing.")
+def reap(session: Session, full: bool, dry_run: bool) -> None:
+    """One pass now, whoever else may be reaping."""
+    know_tasks(session.app)
+    report = session.reaper.reap(full=full, dry_run=dry_run)
+    dead = {owner: reason.value for owner, reason in report.dead.items()}
+    document = {**vars(report), "dead": dead, "probation": sorted(report.probation)}
+    session.say(document, lambda: session.tables.line(str(report)))
+    if report.errors:
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,198 @@
+"""``celery superfetch dead ...``: jobs that were killed."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .session import Session, command, know_tasks, say_lines, superfetch, warn
+
+if TYPE_CHECKING:
+    from ..app.dead_set import Retried
+
+#: Jobs after which a program that reads stderr hears of the progress; a person: each batch.
+PROGRESS = 1000
+
+
+@superfetch.group(name="dead")
+def dead() -> None:
+    """Jobs that were killed: list, show, retry, delete, purge.
+
+    ID is a job's id, the start of it, or its Celery task id.
+    """
+
+
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def age(text: str) -> float:
+    """A time that has passed, in seconds."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", text)
+    if not found:
+        raise click.BadParameter(f"{text!r} is no age: write 90, 90s, 15m, 36h or 7d")
+    return float(found[1]) * UNITS[found[2]]
+
+
+CONDITIONS = (
+    click.option("--task", help="Only this task; * stands for anything."),
+    click.option("--queue", help="Only those from this queue; * stands for anything."),
+    click.option("--reason", help="Only those with this in their reason."),
+    click.option("--older-than", type=age, help="Only those that died longer ago: 15m, 36h, 7d."),
+    click.option("--newer-than", type=age, help="Only those that died since then."),
+)
+
+
+def conditions(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that pick jobs; the names are those of ``DeadFilter``."""
+    for option in reversed(CONDITIONS):
+        function = option(function)
+    return function
+
+
+def given(conditions: dict[str, Any]) -> dict[str, Any]:
+    """The conditions that were given."""
+    return {name: value for name, value in conditions.items() if value is not None}
+
+
+@command(dead, "list")
+@conditions
+@click.option("--first", type=click.IntRange(0), default=0, help="Skip so many of the newest.")
+@click.option(
+    "--count", type=click.IntRange(1), default=50, show_default=True, help="Show so many."
+)
+def dead_list(session: Session, first: int, count: int, **conditions: Any) -> None:
+    """Killed jobs, the newest first."""
+    size = len(session.dead_set)
+    # One more than is shown tells whether there are more.
+    found = session.dead_set.page(first, count + 1, **conditions)
+    jobs, more = [job.as_dict() for job in found[:count]], len(found) > count
+    session.say(
+        {"size": size, "more": more, "jobs": jobs},
+        lambda: session.tables.dead_jobs(size, first, jobs, more, bool(given(conditions))),
+    )
+
+
+@command(dead, "show")
+@click.argument("id", metavar="ID")
+def dead_show(session: Session, id: str) -> None:
+    """One killed job, whole."""
+    job = session.dead_set.get(id).as_dict()
+    session.say(job, lambda: session.tables.dead_job(job))
+
+
+@command(dead, "retry")
+@click.argument("ids", metavar="[ID...]", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All that are in the dead set.")
+@conditions
+@click.option("--to", metavar="QUEUE", help="Put them on this queue instead of their own.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def dead_retry(
+    session: Session,
+    ids: tuple[str, ...],
+    everything: bool,
+    to: str | None,
+    yes: bool,
+    **conditions: Any,
+) -> None:
+    """Put killed jobs back on their queues, as if they were new.
+
+    Either those that are named, or those that the conditions pick, or --all of them.
+    """
+    picked = given(conditions)
+    if ids and (picked or everything):
+        raise click.UsageError(
+            "name jobs by ID, or pick them with conditions; not both. (--queue picks those from "
+            "a queue; --to QUEUE says where they go.)"
+        )
+    if everything and picked:
+        raise click.UsageError("--all leaves no room for conditions: leave out one of the two")
+    if not (ids or picked or everything):
+        raise click.UsageError("which jobs? Name them by ID, give conditions, or say --all")
+    if to == "":
+        raise click.UsageError("--to needs the name of a queue")
+    know_tasks(session.app)
+    if to and to not in session.app.amqp.queues:
+        warn(f"the app has no queue {to!r}; a worker has to be started with -Q {to}")
+    jobs: Sequence[str] = tuple(dict.fromkeys(ids))
+    if not ids:
+        jobs = [job.id for job in session.dead_set.find(**picked)][::-1]
+        where = f" on {to!r}" if to else ""
+        if jobs and not yes:
+            click.confirm(f"Put {len(jobs)} jobs back{where}?", abort=True, err=True)
+    done = session.dead_set.retry_many(jobs, to, None if ids else _progress(len(jobs)))
+    _say_retried(session, done, each=bool(ids))
+
+
+def _progress(total: int) -> Callable[[int], None]:
+    """How far it is, on stderr."""
+
+    def progress(done: int) -> None:
+        text = f"{done} of {total} jobs"
+        if sys.stderr.isatty():
+            click.echo(f"\r{text}", nl=done >= total, err=True)
+        elif done % PROGRESS == 0 or done >= total:
+            click.echo(text, err=True)
+
+    return progress
+
+
+def _say_retried(session: Session, done: Sequence[Retried], each: bool) -> None:
+    rows = [one for one in done if one.error is None]
+    errors = [{"id": one.id, "error": one.error} for one in done if one.error is not None]
+    warnings = [one.warning for one in rows if one.warning]
+    for text in warnings if each else warnings[:1]:
+        warn(text)
+    if len(warnings) > 1 and not each:
+        warn(f"and so it is with {len(warnings) - 1} more results")
+    lines = [f"Put back on {row.queue}: {row.task}[{row.task_id or row.id}]" for row in rows]
+    if not each:
+        lines = [f"Put back {len(rows)} of {len(done)} jobs."]
+    retried = [
+        {"id": row.id, "task": row.task, "task_id": row.task_id, "queue": row.queue} for row in rows
+    ]
+    session.say({"retried": retried, "errors": errors}, lambda: say_lines(*lines))
+    _end(errors)
+
+
+@command(dead, "delete")
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+def dead_delete(session: Session, ids: tuple[str, ...]) -> None:
+    """Delete killed jobs for good."""
+    from ..errors import JobNotFound
+
+    deleted: list[str] = []
+    errors: list[dict[str, Any]] = []
+    for id in dict.fromkeys(ids):
+        try:
+            job = session.dead_set.get(id)
+            if not session.dead_set.delete(job.id):
+                raise JobNotFound(f"no job {id!r} in the dead set: somebody else was quicker")
+            deleted.append(job.id)
+        except JobNotFound as exc:
+            errors.append({"id": id, "error": str(exc)})
+    lines = [f"Deleted {id}" for id in deleted]
+    session.say({"deleted": deleted, "errors": errors}, lambda: say_lines(*lines))
+    _end(errors)
+
+
+@command(dead, "purge")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def dead_purge(session: Session, yes: bool) -> None:
+    """Delete everything in the dead set for good."""
+    size = len(session.dead_set)
+    if size and not yes:
+        click.confirm(f"Delete all {size} jobs of the dead set for good?", abort=True, err=True)
+    deleted = session.dead_set.purge()
+    session.say({"deleted": deleted}, lambda: click.echo(f"Deleted {deleted} jobs."))
+
+
+def _end(errors: Sequence[dict[str, Any]]) -> None:
+    """Say the errors on stderr; with one, the exit code is 1."""
+    for error in errors:
+        say_lines(f"Error: {error['id']}: {error['error']}", err=True)
+    if errors:
+        raise click.exceptions.Exit(1)

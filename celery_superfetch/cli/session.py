@@ -1,0 +1,137 @@
+"""What all commands share: their group, a session, and how errors are said."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+from celery.bin.base import CeleryCommand, handle_preload_options
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from ..app.dead_set import DeadSet
+    from ..reaper.reaper import Reaper
+    from .tables import Tables
+
+# The rest of the package is imported by the commands: `celery --help` pays for none of it, and
+# whatever may be wrong with it, `celery` itself goes on working.
+
+
+@click.group(name="superfetch")
+@click.pass_context
+@handle_preload_options
+def superfetch(ctx: click.Context, **_: Any) -> None:
+    """Reliable fetch: owners, reaper and dead set."""
+
+
+@dataclass
+class Session:
+    """What a command works with."""
+
+    app: Celery
+    reaper: Reaper
+    dead_set: DeadSet
+    tables: Tables
+    as_json: bool
+
+    def say(self, document: Any, text: Callable[[], object]) -> None:
+        """Print the document with ``--json``, else what ``text`` prints."""
+        if self.as_json:
+            click.echo(json.dumps(document, indent=2))
+        else:
+            text()
+
+
+def command(group: click.Group, name: str) -> Callable[[Callable[..., Any]], Any]:
+    """A sub-command that gets a session, and says its errors without a traceback."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+        @click.pass_context
+        @functools.wraps(function)
+        def run(ctx: click.Context, /, *args: Any, as_json: bool, **kwargs: Any) -> Any:
+            with _session(ctx, as_json) as session:
+                return function(session, *args, **kwargs)
+
+        return group.command(name=name, cls=CeleryCommand)(run)
+
+    return decorate
+
+
+class _Printable(logging.Formatter):
+    """For what is logged on the way, and goes to stderr where the app has set up no logging."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        from ..model.arguments import printable
+
+        return printable(super().format(record))
+
+
+@contextmanager
+def _session(ctx: click.Context, as_json: bool) -> Iterator[Session]:
+    from redis.exceptions import RedisError
+
+    from ..app.broker import client_of
+    from ..app.dead_set import DeadSet
+    from ..app.reaping import reaper_of
+    from ..errors import SuperfetchError
+    from ..model.arguments import printable
+    from ..store.wire.scripts import info
+    from ..store.wire.server import check_cluster
+    from .tables import Tables
+
+    app = ctx.obj.app
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Printable())
+    try:
+        try:
+            client = client_of(app)
+        except KeyError as exc:  # kombu's "No such transport"
+            raise click.ClickException(f"broker_url is of no use: {exc.args[0]}") from exc
+        except OSError as exc:  # of another broker's transport
+            raise click.ClickException(_unreachable(app, exc)) from exc
+        with client:
+            reaper, tables = reaper_of(app, client), Tables(ctx.obj.no_color)
+            check_cluster(info(client), reaper.keys.prefix)
+            yield Session(app, reaper, DeadSet(app, client), tables, as_json)
+    except SuperfetchError as exc:
+        raise click.ClickException(printable(f"{exc}{_which_app(app)}")) from exc
+    except RedisError as exc:
+        raise click.ClickException(_unreachable(app, exc)) from exc
+
+
+def _unreachable(app: Celery, exc: Exception) -> str:
+    uri = app.connection_for_read().as_uri()
+    served = (
+        "" if uri.startswith(("redis", "sentinel")) else " is not served by celery_superfetch and"
+    )
+    return f"the broker ({uri}){served} cannot be asked: {exc}{_which_app(app)}"
+
+
+def _which_app(app: Celery) -> str:
+    """A hint where nobody said which app: Celery then makes up one of its own."""
+    return "; name the app: celery -A your_app superfetch ..." if app.main == "default" else ""
+
+
+def know_tasks(app: Celery) -> None:
+    """Load the app's task modules as a worker does: the guard spares what it does not know."""
+    app.loader.import_default_modules()
+
+
+def say_lines(*lines: str, err: bool = False) -> None:
+    """Lines that may have something of a payload in them."""
+    from ..model.arguments import printable
+
+    for line in lines:
+        click.echo(printable(line), err=err)
+
+
+def warn(text: str) -> None:
+    say_lines(f"Warning: {text}", err=True)

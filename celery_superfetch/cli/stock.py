@@ -1,0 +1,145 @@
+"""``celery superfetch migrate`` and ``drain``: from stock kombu, and back to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from .session import Session, command, superfetch, warn
+
+if TYPE_CHECKING:
+    from .from_stock import Migrated
+    from .to_stock import GivenBack
+
+T = TypeVar("T")
+
+#: Seconds between two tries while waiting for workers to end.
+AGAIN = 1.0
+
+
+def _seconds(name: str, help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(name, type=click.FloatRange(0), default=0.0, metavar="SECONDS", help=help)
+
+
+_wait = _seconds("--wait", "Wait so long for those who are still at work to end.")
+
+
+@command(superfetch, "migrate")
+@click.option("--force", is_flag=True, help="Also while stock consumers are connected.")
+@_seconds("--older-than", "Only jobs that were delivered more than so long ago.")
+@click.option(
+    "--queue", "otherwise", default="", help="For jobs whose exchange and routing key lead nowhere."
+)
+@click.option("--dry-run", is_flag=True, help="Count; change nothing.")
+@_wait
+def migrate(session: Session, wait: float, **options: Any) -> None:
+    """Take over the jobs that stock workers have left unacked.
+
+    They go to the front of their queues, the oldest first. Refuses while a stock worker may
+    still hold them.
+    """
+    from ..app.queues import routes_of
+    from ..store.unacked import Unacked
+    from .from_stock import Migration
+
+    reaper = session.reaper
+    with routes_of(session.app) as routes:
+        unacked = Unacked(reaper.client, reaper.keys, reaper.config, *routes.unacked)
+        migration = Migration(reaper.client, unacked, routes)
+        report = _patiently(wait, lambda: migration.run(**options))
+    session.say(report.as_dict(), lambda: _migrated(session, report))
+    if report.left:
+        raise click.exceptions.Exit(1)
+
+
+@command(superfetch, "drain")
+@click.option("--force", is_flag=True, help="Also take what living owners hold.")
+@click.option("--forget", is_flag=True, help="Then delete all keys of ours but the dead set.")
+@click.option("--dry-run", is_flag=True, help="Count; change nothing.")
+@_wait
+def drain(session: Session, force: bool, forget: bool, dry_run: bool, wait: float) -> None:
+    """Give every job in flight back to its queue, so that stock kombu can go on.
+
+    Refuses while an owner lives: stop all workers first. The dead set stays.
+    """
+    from .to_stock import GiveBack
+
+    give_back = GiveBack(session.reaper)
+    report = _patiently(wait, lambda: give_back.run(force=force, dry_run=dry_run))
+    try:
+        if forget and not dry_run:
+            _patiently(wait, lambda: give_back.forget(report))
+    finally:
+        session.say(report.as_dict(), lambda: _given_back(session, report))
+    if report.errors or (report.in_flight and not dry_run):
+        raise click.exceptions.Exit(1)
+
+
+def _patiently(wait: float, run: Callable[[], T]) -> T:
+    """Try until nobody is in the way, or the time is over."""
+    from ..errors import StillInUse
+
+    until = time.monotonic() + wait
+    while True:
+        try:
+            return run()
+        except StillInUse:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(AGAIN)
+
+
+def _migrated(session: Session, report: Migrated) -> None:
+    line = session.tables.line
+    for consumer in report.consumers or ():
+        warn(f"a stock consumer is connected: {consumer}")
+    verb = "Would take over" if report.dry_run else "Took over"
+    line(f"{verb} {report.taken} of {report.found} unacked jobs{_where(report.queues)}.")
+    if report.copied:
+        line(
+            f"{report.copied} of them went to more than one queue, as their exchange has it: stock "
+            "does not keep which queue had delivered them, so they may run again on the others."
+        )
+    if report.younger:
+        line(f"{report.younger} were delivered later than --older-than asks for: left.")
+    if report.gone:
+        line(f"{report.gone} were acked or delivered anew meanwhile: left.")
+    for job in report.left:
+        line(
+            f"Left: {job.task or '(unknown task)'}[{job.task_id or job.tag}], exchange "
+            f"{job.exchange!r}, routing key {job.routing_key!r}: {job.why}."
+        )
+    if report.left:
+        line("Declare their queues (start a worker that consumes them), or name one by --queue.")
+
+
+def _given_back(session: Session, report: GivenBack) -> None:
+    line = session.tables.line
+    for one in report.alive:
+        warn(f"{one.owner} is not known to be dead ({one.reason}): it has to be stopped")
+    for owner, reason in report.owners.items():
+        line(f"Owner {owner}: {reason}.")
+    verb = "Would give back" if report.dry_run else "Gave back"
+    line(f"{verb} {report.given_back} jobs{_where(report.queues)}.")
+    if report.in_flight:
+        line(f"{report.in_flight} jobs are in private lists.")
+    if report.dead_set:
+        line(
+            f"The dead set keeps its {report.dead_set} jobs: `dead list` shows them, `dead retry` "
+            "puts one back on its queue."
+        )
+    if report.deleted:
+        line(f"Deleted {report.deleted} keys of bookkeeping.")
+    elif report.keys:
+        line(
+            f"{report.keys} keys of bookkeeping are left; they hold no job. --forget deletes them."
+        )
+
+
+def _where(queues: Any) -> str:
+    """``: celery 3, mail 1``."""
+    rows = ", ".join(f"{name} {number}" for name, number in sorted(queues.items()) if number)
+    return f": {rows}" if rows else ""

@@ -1,0 +1,123 @@
+"""One frozen, validated value for all options, read from ``broker_transport_options``."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..errors import ConfigError
+
+#: Seconds that a duration may have at most: ten years. Beyond 2**63 ms from now the server refuses.
+LONGEST = 10 * 365 * 86400.0
+
+
+@dataclass(frozen=True)
+class Config:
+    """All options of celery_superfetch. Durations are seconds.
+
+    Raises:
+        ConfigError: a value has the wrong type or is impossible.
+    """
+
+    #: Seconds between two heartbeats of an owner.
+    heartbeat_interval: float = 5.0
+    #: Seconds of watched silence after which a still connected remote owner is dead.
+    owner_ttl: float = 60.0
+    #: Seconds between two full looks at the registry, by workers and by beat.
+    reap_interval: float = 10.0
+    #: Seconds between two scans of the keyspace for private lists nobody registered.
+    full_sweep_interval: float = 3600.0
+    #: A job is killed at this many strikes, the last its own (Sidekiq Pro's figure) ...
+    strike_limit: int = 3
+    #: ... within this many seconds of the first (72 h, likewise).
+    strike_window: float = 72 * 3600.0
+    #: Recoveries, strikes or not, after which a job goes on probation (RabbitMQ's delivery limit).
+    recovery_limit: int = 20
+    #: Jobs the dead set holds at most (Sidekiq's figure).
+    dead_limit: int = 10_000
+    #: Seconds a job stays in the dead set at most (180 days, likewise).
+    dead_ttl: float = 180 * 86400.0
+    #: Jobs one claim takes at most, whatever the prefetch allows.
+    claim_limit: int = 64
+    #: Name of the Celery app; ``install`` sets it. Jobs are killed only by their own app.
+    app_name: str = ""
+    #: kombu's option of the same name.
+    global_keyprefix: str = ""
+
+    def __post_init__(self) -> None:
+        check(vars(self))
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], known: Iterable[str] = ()) -> Config:
+        """Build from transport options.
+
+        Arguments:
+            options: ``broker_transport_options``: ours and kombu's side by side.
+            known: names that belong to kombu and pass unread.
+
+        Raises:
+            ConfigError: an option is unknown to both, or impossible.
+        """
+        return cls(**own_options(options, known))
+
+
+def own_options(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """Those of ``options`` that are ours.
+
+    Raises:
+        ConfigError: an option is neither ours nor ``known``.
+    """
+    valid = {*OPTIONS, *known}
+    for name in options:
+        if name not in valid:
+            raise ConfigError(unknown_option(name, valid))
+    return {name: value for name, value in options.items() if name in OPTIONS}
+
+
+def check(options: Mapping[str, Any]) -> None:
+    """Refuse options of ours that are impossible, alone or together.
+
+    Raises:
+        ConfigError: the text names the option, and what is wrong.
+    """
+    for name, value in options.items():
+        if OPTIONS[name] == "str":
+            if not isinstance(value, str):
+                raise ConfigError(f"option {name!r} must be a string, it is {value!r}")
+        else:
+            _check_number(name, value)
+    interval, ttl = options.get("heartbeat_interval"), options.get("owner_ttl")
+    if interval is not None and ttl is not None and ttl < 2 * interval:
+        raise ConfigError(
+            f"option 'owner_ttl' ({ttl:g} s) must be at least twice 'heartbeat_interval' "
+            f"({interval:g} s): one late heartbeat would already count as death"
+        )
+
+
+def _check_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(
+            f"option {name!r} must be a number, it is {value!r} ({type(value).__name__})"
+        )
+    if not math.isfinite(value) or value <= 0:
+        raise ConfigError(f"option {name!r} must be greater than 0 and finite, it is {value!r}")
+    if OPTIONS[name] == "float" and value > LONGEST:
+        raise ConfigError(
+            f"option {name!r} must be at most {LONGEST:.0f} s (ten years), it is {value!r}"
+        )
+    if OPTIONS[name] == "int" and value != int(value):
+        raise ConfigError(f"option {name!r} must be a whole number, it is {value!r}")
+
+
+def unknown_option(name: str, valid: Iterable[str]) -> str:
+    """The error text for an unknown option, with the nearest valid name where one is near."""
+    nearest = difflib.get_close_matches(str(name), sorted(valid), n=1, cutoff=0.6)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return f"unknown option {name!r}{hint}"
+
+
+#: Names of all options -> the names of their types.
+OPTIONS = {field.name: field.type for field in fields(Config)}

@@ -1,0 +1,221 @@
+"""One job of the dead set: what is kept of it, what is shown of it, and which ones are meant."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ..errors import BadFilter
+from .arguments import arguments
+from .job import digest
+from .strikes import Recovery
+
+#: The digest of the payload; for a further item of the same bytes with a number behind it.
+FULL_ID = re.compile(r"[0-9a-f]{40}(-[0-9]{1,20})?")
+
+#: Fields of a job that its record has under the same names.
+AS_THEY_ARE = ("reason", "task", "task_id", "owner", "strikes", "recoveries")
+
+
+def utc(seconds: float | None) -> str | None:
+    """A time of the server's clock in ISO 8601; None where nobody noted it."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
+
+
+@dataclass(frozen=True)
+class DeadJob:
+    """One job of the dead set."""
+
+    id: str
+    payload: bytes
+    queue_list: str
+    reason: str
+    task: str | None
+    task_id: str | None
+    app_name: str
+    #: Celery's name of its last owner; empty outside Celery.
+    node: str
+    owner: str
+    strikes: int
+    recoveries: int
+    #: Its recoveries, oldest first, its death last: owner, reason, strike, at (server s) and,
+    #: where it is known, status (the exit status).
+    history: tuple[Mapping[str, Any], ...] = ()
+    #: Time of death in server ms.
+    died_at: int = 0
+
+    @property
+    def parsed(self) -> bool:
+        """False for junk: there is no task to run and no caller to tell."""
+        return self.task is not None
+
+    @property
+    def died(self) -> float | None:
+        """Time of death in server s; None for one that was killed just now, by this process."""
+        return self.died_at / 1000 if self.died_at else None
+
+    @property
+    def digest(self) -> str:
+        """The job's name in our other keys, which a second one of the same bytes shares."""
+        return digest(self.payload)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything there is to see, for people and for ``--json``.
+
+        The payload is text where it is UTF-8, else base64; the arguments are a view, cut.
+        """
+        args, kwargs = arguments(self.payload)
+        return {
+            **self.record(),
+            "id": self.id,
+            "died_at": self.died_at,
+            "time_of_death": utc(self.died),
+            "args": args,
+            "kwargs": kwargs,
+            "history": [self._event(entry) for entry in self.history],
+        }
+
+    def _event(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """One line of the history; the one that killed it has the time of death."""
+        host = str(entry.get("owner") or "").partition("|")[0]
+        at = entry.get("at", self.died)
+        noted = {"status": None, "strike": None, **entry}
+        return {**noted, "host": host, "at": at, "time": utc(at)}
+
+    def record(self) -> dict[str, Any]:
+        """What the dead set stores: all but the id and the time of death, which index it."""
+        try:
+            payload, encoding = self.payload.decode("utf-8"), "utf-8"
+        except UnicodeDecodeError:
+            payload, encoding = base64.b64encode(self.payload).decode(), "base64"
+        return {
+            "payload": payload,
+            "encoding": encoding,
+            "queue": self.queue_list,
+            "app": self.app_name,
+            "node": self.node,
+            **{name: getattr(self, name) for name in AS_THEY_ARE},
+            "history": list(self.history),
+        }
+
+    @classmethod
+    def load(cls, id: str, record: Mapping[str, Any], died_at: int) -> DeadJob:
+        """Read a record back."""
+        text = record["payload"]
+        return cls(
+            id=id,
+            payload=base64.b64decode(text) if record["encoding"] == "base64" else text.encode(),
+            queue_list=record["queue"],
+            app_name=record["app"],
+            node=record.get("node", ""),
+            **{name: record[name] for name in AS_THEY_ARE},
+            history=tuple(_event(entry) for entry in record["history"]),
+            died_at=died_at,
+        )
+
+
+def _event(entry: Any) -> Mapping[str, Any]:
+    """A line of a history; others may have written it, and it must not hide the rest."""
+    given = entry if isinstance(entry, Mapping) else {"reason": str(entry)}
+    event = {"owner": "", "reason": "", **given}
+    try:
+        utc(event.get("at"))
+    except (TypeError, ValueError, OverflowError, OSError):
+        event["at"] = None
+    return event
+
+
+def dead_job(recovery: Recovery, id: str = "") -> DeadJob:
+    """What a killed job leaves in the dead set.
+
+    Arguments:
+        id: its name there, which tells copies of the same bytes apart.
+    """
+    history = recovery.history
+    if not recovery.counted:
+        lost = {"owner": recovery.job.owner, "reason": recovery.reason}
+        history += ({**lost, "strike": recovery.blame.value},)
+    return DeadJob(
+        id=id or recovery.digest,
+        payload=recovery.job.payload,
+        queue_list=recovery.job.queue_list,
+        reason=recovery.reason,
+        task=recovery.task,
+        task_id=recovery.task_id,
+        app_name=recovery.app_name,
+        node=recovery.node,
+        owner=str(history[-1].get("owner")),
+        strikes=recovery.strikes,
+        recoveries=recovery.recoveries,
+        history=history,
+    )
+
+
+@dataclass(frozen=True)
+class DeadFilter:
+    """Which jobs of the dead set are meant; one without conditions means all of them.
+
+    Raises:
+        BadFilter: a condition is empty, or no job could meet them all.
+    """
+
+    #: The task's name; ``*`` stands for anything, ``?`` for one character.
+    task: str | None = None
+    #: The queue's name, for all of its priority steps; likewise.
+    queue: str | None = None
+    #: A part of the reason, in any case.
+    reason: str | None = None
+    #: Seconds since the time of death, at least ...
+    older_than: float | None = None
+    #: ... and at most.
+    newer_than: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("task", "queue", "reason"):
+            # A shell variable that is not set must not mean "all", nor silently nothing.
+            if getattr(self, name) == "":
+                raise BadFilter(f"the filter {name!r} is empty: leave it out, or say which")
+        older, newer = self.older_than, self.newer_than
+        for name, age in (("older_than", older), ("newer_than", newer)):
+            if age is not None and not 0 <= age < float("inf"):
+                raise BadFilter(f"the filter {name!r} must be seconds, 0 or more, it is {age!r}")
+        if older is not None and newer is not None and older >= newer:
+            raise BadFilter(
+                f"no job can have died more than {older:g} s ago and less than {newer:g} s ago"
+            )
+
+    def window(self, now: int) -> tuple[float, float]:
+        """The earliest and the latest time of death in server ms, both included.
+
+        Arguments:
+            now: server ms.
+        """
+        newer, older = self.newer_than, self.older_than
+        return (
+            float("-inf") if newer is None else now - newer * 1000,
+            float("inf") if older is None else now - older * 1000,
+        )
+
+    def takes(self, job: DeadJob, separator: str) -> bool:
+        """Whether a job of the right age is meant.
+
+        Arguments:
+            separator: what kombu puts between a queue's name and a priority step.
+        """
+        queue = job.queue_list.partition(separator)[0]
+        return (
+            (self.task is None or _like(job.task or "", self.task))
+            and (self.queue is None or _like(queue, self.queue))
+            and (self.reason is None or self.reason.casefold() in job.reason.casefold())
+        )
+
+
+def _like(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern.replace("[", "[[]"))

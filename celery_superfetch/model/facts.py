@@ -1,0 +1,142 @@
+"""What an owner says of itself in the registry, and back again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .config import Config
+from .process import ProcessImage
+
+#: Version of the facts' layout; a reader skips what it does not know.
+SCHEMA = 1
+
+#: Seconds between two tries while heartbeats fail.
+RETRY_INTERVAL = 1.0
+
+#: The state of an owner whose event loop does not turn; it sends no heartbeat until it does.
+STUCK = "stuck"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One owner's row in the registry. Durations are seconds, times server ms."""
+
+    owner: str
+    process: ProcessImage
+    heartbeat_interval: float
+    owner_ttl: float
+    app: str = ""
+    #: Celery's name of the worker; empty outside Celery.
+    node: str = ""
+    state: str = "running"
+    #: ``connections`` are ids of this run of the server; an empty run id: unusable.
+    run_id: str = ""
+    connections: tuple[int, ...] = ()
+    #: Pool processes as ``(pid, start time)``.
+    pool: tuple[tuple[int, str], ...] = ()
+    #: Queue list -> ms of its x-expires (0: none), each registered before its first claim.
+    lists: Mapping[str, int] = field(default_factory=dict)
+    registered_at: int = 0
+    #: The state before it was marked reaped.
+    was: str = ""
+
+    @classmethod
+    def mine(cls, owner: str, process: ProcessImage, config: Config) -> Facts:
+        """The first facts of an owner of this process."""
+        return cls(
+            owner=owner,
+            process=process,
+            heartbeat_interval=config.heartbeat_interval,
+            owner_ttl=config.owner_ttl,
+            app=config.app_name,
+        )
+
+    def with_(self, **changes: Any) -> Facts:
+        """A copy with some facts changed."""
+        return replace(self, **changes)
+
+    def dump(self) -> dict[str, str]:
+        """Fields of the hash; ``registered_at`` and ``was`` are the server's to write."""
+        return {
+            "schema": str(SCHEMA),
+            **{name: str(value) for name, value in vars(self.process).items()},
+            "heartbeat_interval": repr(self.heartbeat_interval),
+            "owner_ttl": repr(self.owner_ttl),
+            "app": self.app,
+            "node": self.node,
+            "state": self.state,
+            "run_id": self.run_id,
+            "connections": json.dumps(self.connections),
+            "pool": json.dumps(self.pool),
+            "lists": json.dumps(self.lists),
+        }
+
+    @classmethod
+    def load(cls, owner: str, row: Mapping[bytes, bytes], config: Config) -> Facts:
+        """Read a row; what is missing or broken falls back to the reader's own settings.
+
+        A row may come from another version, or from ``adopt`` with next to nothing in it. It
+        must never stop a pass: the weaker the facts, the longer the verdict waits.
+        """
+        text = {
+            key.decode(errors="replace"): value.decode(errors="replace")
+            for key, value in row.items()
+        }
+        host, _, rest = owner.partition("|")
+        pid = rest.partition("|")[0]
+        return cls(
+            owner=owner,
+            process=ProcessImage(
+                host=text.get("host", host),
+                pid=_int(text.get("pid", pid)),
+                start_time=text.get("start_time", ""),
+                boot_id=text.get("boot_id", ""),
+                pid_namespace=text.get("pid_namespace", ""),
+                image=text.get("image", ""),
+            ),
+            heartbeat_interval=_float(text.get("heartbeat_interval"), config.heartbeat_interval),
+            owner_ttl=_float(text.get("owner_ttl"), config.owner_ttl),
+            app=text.get("app", ""),
+            node=text.get("node", ""),
+            state=text.get("state", "running"),
+            run_id=text.get("run_id", ""),
+            connections=tuple(_int(item) for item in _json(text.get("connections"), [])),
+            pool=tuple(
+                (_int(child[0]), str(child[1]))
+                for child in _json(text.get("pool"), [])
+                if isinstance(child, list) and len(child) == 2
+            ),
+            # Half a character is JSON, but no key's name.
+            lists={
+                name.encode(errors="replace").decode(): _int(expires)
+                for name, expires in _json(text.get("lists"), {}).items()
+            },
+            registered_at=_int(text.get("registered_at")),
+            was=text.get("was", ""),
+        )
+
+
+def _int(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return 0
+
+
+def _float(value: str | None, default: float) -> float:
+    try:
+        number = float(value or "")
+    except ValueError:
+        return default
+    return number if number > 0 else default
+
+
+def _json(value: str | None, default: Any) -> Any:
+    try:
+        loaded = json.loads(value or "")
+    except (ValueError, RecursionError):
+        return default
+    return loaded if isinstance(loaded, type(default)) else default

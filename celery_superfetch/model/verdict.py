@@ -1,0 +1,103 @@
+"""Who is dead: a pure function of evidence, with a named reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from .process import LocalProcess
+
+
+class Reason(Enum):
+    """Why an owner was judged as it was; the text goes to logs and ``status``."""
+
+    # dead
+    PROCESS_GONE = "its process is gone"
+    PROCESS_ZOMBIE = "its process is a zombie"
+    PID_REUSED = "its pid belongs to another process now"
+    SUPERSEDED = "the same process re-executed and registered anew"
+    STUCK = "it says that its event loop has not turned for its owner_ttl"
+    DISCONNECTED = "its connections are gone and it missed two heartbeats"
+    SILENT = "no heartbeat for its owner_ttl"
+    # alive
+    HEARD = "its heartbeats are heard"
+    RUNNING = "its process runs on this host"
+    RUNNING_SILENT = "its process runs on this host but sends no heartbeat (frozen, or cut off)"
+    POOL_LEFT = "its process is gone but its pool processes still run"
+    WATCHED = "silent; not yet for long enough"
+    # over
+    REAPED = "already reaped"
+
+    @property
+    def dead(self) -> bool:
+        """True when the owner's jobs are to be given back."""
+        return self in _DEAD
+
+
+_DEAD = frozenset(
+    {
+        Reason.PROCESS_GONE,
+        Reason.PROCESS_ZOMBIE,
+        Reason.PID_REUSED,
+        Reason.SUPERSEDED,
+        Reason.STUCK,
+        Reason.DISCONNECTED,
+        Reason.SILENT,
+    }
+)
+_LOCAL = {
+    LocalProcess.GONE: Reason.PROCESS_GONE,
+    LocalProcess.ZOMBIE: Reason.PROCESS_ZOMBIE,
+    LocalProcess.REUSED: Reason.PID_REUSED,
+}
+
+#: Missed heartbeats after which the loss of an owner's connections counts as its death.
+MISSED_HEARTBEATS = 2
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that a judge may know of one owner. Times are seconds."""
+
+    #: The owner's own settings, as it registered them, not the judge's.
+    heartbeat_interval: float
+    owner_ttl: float
+    #: How long the judge *watched* the owner's heartbeat stand still; None: not watched yet.
+    silent_for: float | None = None
+    #: What the judge's own host says of the process; None: not the same ground.
+    process: LocalProcess | None = None
+    #: It said so by its last heartbeat: nobody settles or hands on its jobs.
+    stuck: bool = False
+    #: A newer program of the same process has registered.
+    superseded: bool = False
+    #: Some of the pool processes it registered still run (asked on the same ground only).
+    pool_left: bool = False
+    #: Whether the server still has its connections; None: unusable (proxy, ACL, other run id).
+    connected: bool | None = None
+    #: It was reaped before and only its tombstone is left.
+    reaped: bool = False
+
+
+def judge(evidence: Evidence) -> Reason:
+    """The table of ``docs/how_it_works``, row by row; never raises, never asks anybody."""
+    if evidence.reaped:
+        return Reason.REAPED
+    silent = evidence.silent_for or 0.0
+    missed = silent >= MISSED_HEARTBEATS * evidence.heartbeat_interval
+    if evidence.superseded:
+        return Reason.SUPERSEDED
+    if evidence.stuck:
+        return Reason.STUCK
+    if evidence.process is LocalProcess.RUNNING:
+        return Reason.RUNNING_SILENT if missed else Reason.RUNNING
+    if evidence.process is not None:
+        # Pool processes that outlive their parent may still be at work on its jobs; once
+        # they had two heartbeats' time to end, waiting longer helps nobody.
+        if evidence.pool_left and not missed:
+            return Reason.POOL_LEFT
+        return _LOCAL[evidence.process]
+    if silent >= evidence.owner_ttl:
+        return Reason.SILENT
+    if missed and evidence.connected is False:
+        return Reason.DISCONNECTED
+    return Reason.WATCHED if silent > 0 else Reason.HEARD

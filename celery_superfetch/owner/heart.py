@@ -1,0 +1,297 @@
+"""The heart of an owner: all that the server is told of it, by one thread and one connection."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from ..model.config import Config
+from ..model.facts import RETRY_INTERVAL, STUCK, Facts
+from ..model.process import ProcessImage, mint_owner
+from ..model.watch import Watch
+from ..store.keys import Keys
+from ..store.registry import Heartbeat, Registry, connection_id, run_id
+from .heartbeats import heart_client
+from .home import Home, promoted
+from .in_flight.in_flight import InFlight
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a loop may sleep at a time although it is well; Celery's sleep 2 at most.
+LONGEST_SLEEP = 3.0
+
+#: The loop's name in the watch over it.
+LOOP = "loop"
+
+
+class Heart:
+    """Registers an owner, says that it lives, and hears what became of it.
+
+    Everything here is done by the thread that ``Heartbeats`` is (before it runs: by whoever
+    joins), without a lock: what others want to know is an attribute, written once it is true,
+    and what follows for them is put on ``overdue``.
+
+    Arguments:
+        overdue: what another thread has to do, since it may take long.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        keys: Keys,
+        config: Config,
+        in_flight: InFlight,
+        overdue: deque[Callable[[], object]],
+    ) -> None:
+        self.home = home
+        self.keys = keys
+        self.config = config
+        self.in_flight = in_flight
+        self.overdue = overdue
+        #: What the registry was told last.
+        self.facts = Facts.mine("", ProcessImage.current(), config)
+        #: Whether this process is registered.
+        self.joined = False
+        #: Who is silent, as this process saw it by its own heartbeats.
+        self.watch = Watch(longest_gap=2 * config.heartbeat_interval + RETRY_INTERVAL)
+        #: Owners registered on this host at the last heartbeat.
+        self.neighbours: tuple[str, ...] = ()
+        #: How often it lost its connection and found the server again.
+        self.outages = 0
+        #: Ids of the blocking connections: they are cut when the owner is reaped.
+        self.blocking: set[int] = set()
+        #: Asked at each heartbeat for the pool processes as ``(pid, start time)``.
+        self.pool: Callable[[], Sequence[tuple[int, str]]] = tuple
+        #: Asked at each look how often the event loop has turned; 0: there is none to vouch for.
+        self.turns: Callable[[], int] = int
+        #: Set once the process was told to stop; a signal handler may do it. It claims and starts
+        #: nothing more.
+        self.stopping = False
+        #: The loop is watched as other owners are: by looks that came in time.
+        self._loop = Watch(longest_gap=2 * RETRY_INTERVAL)
+        #: How often it had turned when it was found to stand still; 0: it does not.
+        self._stuck_at = 0
+        self._written: dict[str, str] = {}
+        self._last_ms = 0
+        self._unheard = False
+        #: Our last two heartbeats: whoever knows one is our server, or its replica.
+        self._heard: tuple[int, ...] = ()
+        self._at: object = None
+        self._registry: Registry | None = None
+        #: The same, once it knows its server: the pulse cannot ask.
+        self._heard_by: Registry | None = None
+        self._socket: object = None
+        self._id, self._run_id = 0, ""
+
+    # -- its connection
+
+    def connect(self) -> Redis:
+        """A client with a connection that nobody else uses, to where the server is now."""
+        return heart_client(self.home.params, self.config.heartbeat_interval)
+
+    @property
+    def registry(self) -> Registry:
+        """The registry, by this connection; made again after the database has moved."""
+        if self._registry is None or self._at is not self.home.params:
+            at = self.home.params
+            self._registry, self._at = Registry(self.connect(), self.keys, self.config), at
+        return self._registry
+
+    @property
+    def client(self) -> Redis:
+        """Its client."""
+        return self.registry.client
+
+    def _known(self) -> Facts:
+        """The facts, with those brought up to date that change while the owner lives."""
+        socket = getattr(self.client.connection, "_sock", None)
+        if socket is None or socket is not self._socket:
+            again = self._socket is not None
+            self._id = connection_id(self.client)
+            self._run_id = run_id(self.client) if self._id else ""
+            self._socket = getattr(self.client.connection, "_sock", None)
+            if again:  # a restart or a failover may have undone what we were told was done
+                self.in_flight.doubt = True
+        # None where the server does not tell our own: they say nothing then.
+        connections = sorted({self._id, *self.blocking}) if self._id else ()
+        return self.facts.with_(
+            state=self.state,
+            node=self.in_flight.node,
+            run_id=self._run_id,
+            connections=tuple(connections),
+            pool=tuple(self.pool()),
+        )
+
+    # -- what it says
+
+    def register(
+        self,
+        lists: Mapping[str, int] | None = None,
+        *,
+        forget: Collection[str] = (),
+        anew: bool = False,
+    ) -> None:
+        """Write all facts, under a new name where there is none or it was reaped.
+
+        Arguments:
+            lists: queue lists to be added -> ms of their x-expires.
+            forget: those to be removed; nothing of ours is there, or can come.
+            anew: under a new name in any case.
+
+        Raises:
+            redis.exceptions.RedisError: it was not heard.
+        """
+        facts, old = self._known(), self.facts.owner
+        kept = {name: ms for name, ms in facts.lists.items() if name not in forget}
+        facts = facts.with_(lists={**kept, **(lists or {})})
+        if anew or not old:
+            facts = facts.with_(owner=mint_owner(facts.process))
+        asked = monotonic()
+        while (heard := self.registry.register(facts)).status == "reaped":
+            facts, anew = facts.with_(owner=mint_owner(facts.process)), True
+        self._heard = ()
+        # The first look: it saw nobody, and from here on it sees who is not heard.
+        self.watch.interrupt()
+        self._note(facts, heard, asked)
+        self.joined = True
+        if anew and old:
+            self.overdue.append(partial(self._taken_for_dead, old, facts.owner))
+
+    def heartbeat(self) -> Heartbeat:
+        """One heartbeat; registers again what is missing.
+
+        Raises:
+            redis.exceptions.RedisError: it was not heard; what the watch knew is void.
+        """
+        if not self.joined:  # it left while this heartbeat waited for its turn
+            return Heartbeat("left")
+        try:
+            facts = self._known()
+            fields, asked = facts.dump(), monotonic()
+            # The pulse may have told another state meanwhile.
+            changed = {k: v for k, v in fields.items() if k == "state" or self._written.get(k) != v}
+            heard = self.registry.heartbeat(facts, self._last_ms, changed)
+        except RedisError:
+            self.watch.interrupt()
+            self._loop.interrupt()
+            self._last_ms, self._unheard = 0, True
+            self._look_elsewhere()
+            raise
+        if self._unheard:
+            self._unheard = False
+            self.overdue.append(self._distrust_connections)
+        if heard.status == "ok":
+            self._note(facts, heard, asked)
+        else:
+            # Missing: somebody deleted the row. Unknown: or the whole database; the tombstone of
+            # a reaped owner stays for a day, so we cannot know, and take a new name.
+            self.register(anew=heard.status != "missing")
+        return heard
+
+    def _note(self, facts: Facts, heard: Heartbeat, asked: float) -> None:
+        """Take in what was said and heard; who goes by the certificate finds the new name there."""
+        self.facts, self._written, self._heard_by = facts, facts.dump(), self.registry
+        self._last_ms = heard.now
+        self._heard = (*self._heard[-1:], heard.now)
+        self.watch.look(heard.quiet, monotonic())
+        self.neighbours = heard.neighbours
+        self.in_flight.probation = heard.probation
+        self.in_flight.certificate.heard(facts.owner, asked)
+
+    def pulse(self) -> Sequence[Any]:
+        """The command that says no more than that this owner lives, and its state."""
+        assert self._heard_by is not None
+        return self._heard_by.pulse(self.facts, self.state)
+
+    def leave(self, tombstone: float) -> int:
+        """The last that is said, unless it is refused; the answer is that of ``Registry.leave``.
+
+        Raises:
+            redis.exceptions.RedisError: it was not heard.
+        """
+        left = self.registry.leave(self.facts, tombstone)
+        if left <= 0:
+            self.joined, self.neighbours = False, ()
+            self.facts = self.facts.with_(owner="", lists={}, state="running")
+            if self.client.connection is not None:
+                # Nobody uses it from here on; the server may close it before the next join does.
+                self.client.connection.disconnect()
+        return left
+
+    # -- what it vouches for
+
+    @property
+    def state(self) -> str:
+        """What there is to say of this owner."""
+        if self.stopping:
+            return "stopping"
+        return STUCK if self._stuck_at else "running"
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to say before the next heartbeat is due."""
+        return self.joined and self.state != self.facts.state
+
+    def look(self) -> None:
+        """See whether the loop turns. To be called once a second, by one native thread at most.
+
+        It stands still if it did not turn in ``owner_ttl`` of such looks, all of them in time: a
+        process that was frozen has watched nothing. Neither has one that is not heard: its loop
+        may wait for the server as well.
+        """
+        turns, now = 0 if self.stopping else self.turns(), monotonic()
+        self._loop.look({LOOP: turns or -1}, now)
+        still = self._loop.silent_for(LOOP, turns, now) or 0.0
+        if turns and still >= max(self.config.owner_ttl, LONGEST_SLEEP):
+            self._stuck_at = turns
+        elif turns != self._stuck_at:
+            self._stuck_at = 0
+
+    # -- what follows from what it hears
+
+    def _taken_for_dead(self, old: str, new: str) -> None:
+        self.was_reaped(old)
+        logger.warning("Owner %s goes on as owner %s.", old, new)
+
+    def was_reaped(self, owner: str) -> None:
+        """Say that an owner of ours was taken for dead, and which running jobs that concerns."""
+        logger.warning(
+            "This process was taken for dead as owner %s: it had not been heard for longer than "
+            "its limits allow (frozen, its event loop stuck, or cut off from the server). Its jobs "
+            "were given back: those that run may run twice, the others are dropped here without "
+            "being started.",
+            owner,
+        )
+        self.in_flight.taken_away(owner)
+
+    def _distrust_connections(self) -> None:
+        """The heart lost its connection: what idles may be as dead without showing it.
+
+        A firewall that forgets a connection says nothing; a blocking read would wait on it for
+        a reply that cannot come.
+        """
+        self.in_flight.rest()
+        self.home.client.connection_pool.disconnect(inuse_connections=False)
+        self.outages += 1
+
+    def _look_elsewhere(self) -> None:
+        """Go on at the server that took ours' place, if there is one."""
+        others = [params for params in self.home.elsewhere if not self.home.is_at(params)]
+        found = promoted(others, self.config, self.keys, self.facts, self._heard)
+        if found is not None:
+            self.move(found)
+
+    def move(self, params: Mapping[str, Any]) -> None:
+        """Go on at another server; whoever has found it may say so."""
+        logger.warning(
+            "Owner %s goes on at the server that took its server's place.", self.facts.owner
+        )
+        self.home.move(params)
+        self.in_flight.doubt = True

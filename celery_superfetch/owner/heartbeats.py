@@ -1,0 +1,122 @@
+"""The heart of an owner: a thread and a connection of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from redis import ConnectionPool, Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from ..model.facts import RETRY_INTERVAL, STUCK
+
+if TYPE_CHECKING:
+    from .gevent_heart import Pulse
+    from .heart import Heart
+
+logger = logging.getLogger(__name__)
+
+#: Seconds the server has to answer a heartbeat at least, however short the interval.
+SHORTEST_WAIT = 1.0
+
+T = TypeVar("T")
+
+
+class Heartbeats(threading.Thread):
+    """Sends heartbeats until it is stopped, whatever else the process is busy with."""
+
+    def __init__(self, heart: Heart, pulse: Pulse | None = None) -> None:
+        super().__init__(name="superfetch-heartbeat", daemon=True)
+        self.heart = heart
+        self.pulse = pulse
+        self._asked: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._wake = threading.Event()
+        self._stopped = False
+        self._failing = False
+
+    def stop(self) -> None:
+        """Send no more; does not wait for one that is under way."""
+        self._stopped = True
+        if self.pulse is not None:
+            self.pulse.stop()
+
+    def ask(self, act: Callable[[], T]) -> T:
+        """Have something said at once, by the only thread that speaks; wait for how it went.
+
+        Raises:
+            redis.exceptions.RedisError: it was not heard, or the heart has stopped.
+        """
+        answer: Future[T] = Future()
+        self._asked.append((act, answer))
+        self._wake.set()
+        while not wait([answer], RETRY_INTERVAL).done:
+            if not self.is_alive() and not answer.done():
+                raise RedisConnectionError("the heart of this process has stopped")
+        return answer.result()
+
+    def run(self) -> None:
+        config = self.heart.config
+        due = monotonic() + config.heartbeat_interval
+        # Short waits: a signal handler can set a flag, but must not touch this thread's lock.
+        while not self._stopped:
+            left = due - monotonic() if self.heart.state != STUCK else RETRY_INTERVAL
+            self._wake.wait(max(0.0, min(RETRY_INTERVAL, config.heartbeat_interval, left)))
+            self._wake.clear()
+            if self.pulse is None:
+                self.heart.look()
+            while self._asked and not self._stopped:
+                act, answer = self._asked.popleft()
+                try:
+                    answer.set_result(act())
+                except BaseException as exc:  # it is for whoever asked
+                    answer.set_exception(exc)
+            late = self._failing or monotonic() >= due
+            # One whose loop is stuck has said so, and says nothing more.
+            if self.heart.has_news or (late and self.heart.state != STUCK):
+                due = monotonic() + config.heartbeat_interval
+                if not self._stopped:
+                    self._beat()
+
+    def _beat(self) -> None:
+        config = self.heart.config
+        try:
+            self.heart.heartbeat()
+            if self.pulse is not None:
+                self.pulse.tend()
+        except Exception as exc:  # whatever it is, an owner without a heart is dead
+            if not self._failing:
+                self._wake.set()  # the connection alone may be lost: once more, on another
+                logger.warning(
+                    "Heartbeat of owner %s failed: %r. Retrying every %g s; other hosts take "
+                    "this process for dead after %g s of silence.",
+                    self.heart.facts.owner,
+                    exc,
+                    RETRY_INTERVAL,
+                    config.owner_ttl,
+                )
+            self._failing = True
+        else:
+            if self._failing:
+                logger.info("Heartbeat of owner %s is heard again.", self.heart.facts.owner)
+            self._failing = False
+
+
+def heart_client(params: Mapping[str, Any], heartbeat_interval: float) -> Redis:
+    """A client with one connection: a full pool, or a reply that waits, must not stop a heart.
+
+    Arguments:
+        params: arguments of ``redis.ConnectionPool``, with limits to its waits.
+        heartbeat_interval: seconds, and the longest wait for the server: a half-open connection
+            must not silence the owner for longer.
+    """
+    own = {**params, "max_connections": 2}
+    longest = max(SHORTEST_WAIT, heartbeat_interval)
+    for name in ("socket_timeout", "socket_connect_timeout"):
+        if name in own:
+            own[name] = min(own[name], longest)
+    return Redis(connection_pool=ConnectionPool(**own), single_connection_client=True)

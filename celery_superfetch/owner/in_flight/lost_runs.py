@@ -1,0 +1,222 @@
+"""Jobs of a live owner that end otherwise than by ack or requeue."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any, cast
+
+from ...model.job import Carried, Job, digest, parse
+from ...model.strikes import Blame, Decision, Limits, Recovery, Running, decide
+from ...reaper.judge import Outcome, Recoveries, tell, warn_of
+from ...signals import ask, job_killed
+from ...store.dead_jobs import DeadJob, dead_job
+from .in_flight import InFlight
+
+logger = logging.getLogger(__name__)
+
+#: How often a decision is taken anew when another process changed the counters meanwhile.
+DECISIONS = 5
+
+
+class CutShort:
+    """Recovers or kills jobs that this process holds and whose run was cut short."""
+
+    def __init__(self, in_flight: InFlight) -> None:
+        self.in_flight = in_flight
+        self.config = in_flight.config
+        self.recoveries = Recoveries(in_flight.client, in_flight.keys, in_flight.config)
+
+    def recover_or_kill(
+        self,
+        job: Job,
+        reason: str,
+        sender: Any,
+        limits: Limits | None = None,
+        *,
+        stopping: bool = False,
+        together: int = 1,
+    ) -> DeadJob | None:
+        """Recover a job whose pool child was lost, or kill it; the dead job if it was killed.
+
+        Whoever asked announces it (``job_killed`` included).
+
+        Arguments:
+            sender: the Celery app, for the receivers of ``job_recovering``.
+            limits: when a job is killed; None for the options' alone.
+            stopping: the process has been told to stop: its children may have been told, too.
+            together: how many jobs the child ran as one: any of them may have done it.
+
+        Raises:
+            redis.exceptions.RedisError: the job stays in its private list, still held.
+        """
+        name = digest(job.payload)
+        alone = name if job == self.in_flight.alone and together == 1 else ""
+        running = Running((name,), alone=alone, stopping=stopping, at_death=together)
+        done = self._settle(job, running, reason, sender, limits)
+        return tell(done, sender) if done else None
+
+    def kill_spared(self, job: Job, sender: Any, limits: Limits) -> DeadJob | None:
+        """Kill a job that comes back over its limit: whoever recovered it knew no better.
+
+        As a rule that was another app's reaper. Whoever asked announces it.
+
+        Returns:
+            the dead job, or None: it is spared again, or was taken away.
+
+        Raises:
+            redis.exceptions.RedisError: the job stays in its private list, still held.
+        """
+        for _ in range(DECISIONS):
+            recovery = self._look(job, Running(), "", limits)
+            if recovery.recoveries == 1 or not recovery.history:  # none was counted
+                return None
+            latest = recovery.latest()
+            if decide(latest) is not Decision.KILL or ask(latest, sender) is not Decision.KILL:
+                return None
+            done = self._carry_out(latest, Decision.KILL)
+            if done is not None:
+                return tell(done, sender)
+        return None
+
+    def sent_anew(
+        self,
+        job: Job,
+        reason: str,
+        sender: Any,
+        limits: Limits | None = None,
+        *,
+        blame: Blame,
+        settled: bool,
+    ) -> Carried | DeadJob | None:
+        """Judge a job whose pool child was lost, and that is about to be sent as a new message.
+
+        Whoever asked announces its death.
+
+        Arguments:
+            limits: as for ``recover_or_kill``.
+            blame: NONE when the loss is nobody's fault.
+            settled: it was acked before it ran, so there is nothing left to move.
+
+        Returns:
+            what the new message has to carry; the dead job, if this was its last strike; None
+            when it must not be sent: it was taken away, or it is settled and out of strikes.
+
+        Raises:
+            redis.exceptions.RedisError: the server cannot be asked; nothing has changed.
+        """
+        self.in_flight.bring_back(job)
+        for _ in range(DECISIONS):
+            if not (settled or self._is_ours(job)):
+                return None
+            now: int = self.in_flight.client.time()[0]
+            envelope = parse(job.payload)
+            carried = envelope.carried.within(self.config.strike_window, now)
+            [counters] = self.recoveries.counters([digest(job.payload)])
+            recovery = Recovery.of(
+                job,
+                replace(envelope, carried=carried),
+                counters,
+                reason=reason,
+                app_name=self.config.app_name,
+                node=self.in_flight.node,
+                blame=blame,
+                limits=limits or Limits.of(self.config),
+            )
+            if blame is Blame.NONE or ask(recovery, sender) is not Decision.KILL:
+                break
+            if settled:
+                return None
+            done = self._carry_out(recovery, Decision.KILL)
+            if done is not None:
+                return tell(done, sender)
+        history = recovery.history
+        if blame is not Blame.NONE:
+            warn_of(replace(recovery, probation=False))
+            owner = job.owner
+            history += ({"owner": owner, "reason": reason, "strike": blame.value, "at": now},)
+        since = carried.since or next((entry["at"] for entry in history if "at" in entry), now)
+        return Carried(recovery.strikes, since, history)
+
+    def _is_ours(self, job: Job) -> bool:
+        """Whether a job is still in its private list; announces one that was taken away."""
+        if not self.in_flight.holds(job):
+            return False
+        lists = self.in_flight.lists
+        private = lists.keys.private(job.owner, job.queue_list)
+        if lists.client.lpos(private, cast("str", job.payload)) is None:
+            self.in_flight.let_go(job)
+            return False
+        return True
+
+    def quarantine(self, job: Job, reason: str = "unparseable payload") -> None:
+        """Move a payload that is no message, or no job, to the dead set: it would end us.
+
+        Raises:
+            redis.exceptions.RedisError: it stays in its private list.
+        """
+        done = self._settle(job, Running(), reason, junk=True)
+        if done is None:
+            return
+        dead = dead_job(done.recovery, done.dead_id.decode())
+        logger.error(
+            "An item on queue %s was put into quarantine: %s (%d bytes, starts with %r). It is in "
+            "the dead set as %s: look with `celery superfetch dead show`, then mend whoever wrote "
+            "it.",
+            job.queue_list,
+            reason,
+            len(job.payload),
+            job.payload[:40],
+            dead.id,
+        )
+        job_killed.send(sender=None, job=dead)
+
+    def _settle(
+        self,
+        job: Job,
+        running: Running,
+        reason: str,
+        sender: Any = None,
+        limits: Limits | None = None,
+        *,
+        junk: bool = False,
+    ) -> Outcome | None:
+        """Decide on a job until nobody has counted it meanwhile; None where no decision held.
+
+        Arguments:
+            junk: it is killed as no message, and nobody is asked.
+        """
+        self.in_flight.bring_back(job)
+        for _ in range(DECISIONS):
+            found = self._look(job, running, reason, limits)
+            recovery = replace(found, parsed=found.parsed and not junk)
+            done = self._carry_out(recovery, Decision.KILL if junk else ask(recovery, sender))
+            if done is not None:
+                return done
+        # The job was taken away, or somebody counts it without end.
+        self.in_flight.ended(job)
+        self.in_flight.requeue([job])
+        return None
+
+    def _look(self, job: Job, running: Running, reason: str, limits: Limits | None) -> Recovery:
+        told = {"app_name": self.config.app_name, "node": self.in_flight.node, "reason": reason}
+        [found] = self.recoveries.look([job], running, limits or Limits.of(self.config), **told)
+        return found
+
+    def _carry_out(self, recovery: Recovery, decision: Decision) -> Outcome | None:
+        """Do it; None when the decision no longer held, or the job was taken away."""
+        job, in_flight = recovery.job, self.in_flight
+        if not in_flight.holds(job):
+            return None
+        expires = in_flight.expires.get(job.queue_list, 0)
+        [outcome] = self.recoveries.carry_out([(recovery, decision)], expires, marked=False)
+        if isinstance(outcome.answer, Exception):
+            raise outcome.answer
+        if outcome.answer == b"moved":
+            in_flight.let_go(job)
+        if outcome.answer != b"ok":
+            return None
+        in_flight.drop(job)
+        if recovery.probation and decision is Decision.RECOVER:
+            in_flight.probation |= {job.queue_list}
+        return outcome

@@ -1,0 +1,210 @@
+"""Empties the private lists of an owner that was reaped."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from redis.exceptions import RedisError
+
+from ..model import forks
+from ..model.facts import Facts
+from ..model.job import Job, digest
+from ..model.strikes import Limits, Running
+from ..model.verdict import Reason
+from ..signals import ask, job_killed
+from ..store.dead_jobs import DeadJob
+from ..store.private_lists import PrivateLists
+from .judge import Outcome, Recoveries, tell
+
+logger = logging.getLogger(__name__)
+
+#: Jobs looked at and moved in one round trip, and bytes (but for the job that passes the mark): a
+#: script keeps everybody else waiting.
+BATCH = 50
+ROOM = 256 * 1024
+
+#: Jobs that a pass names of each owner.
+NAMED = 10
+
+#: Batches in a row without progress after which a list is left for the next pass.
+STALLS = 3
+
+
+@dataclass
+class Report:
+    """What one pass found and did."""
+
+    owners: int = 0
+    #: Dead owners -> why.
+    dead: dict[str, Reason] = field(default_factory=dict)
+    recovered: int = 0
+    #: Queue lists whose suspects went on probation.
+    probation: set[str] = field(default_factory=set)
+    killed: int = 0
+    #: Owners or lists that nobody had registered and the full sweep found.
+    adopted: int = 0
+    errors: int = 0
+    seconds: float = 0.0
+    dry_run: bool = False
+    #: False: another pass holds the lock of this scope; nothing was looked at.
+    ran: bool = True
+
+    @property
+    def did_something(self) -> bool:
+        """True when there is something to log."""
+        return bool(self.dead or self.recovered or self.killed or self.adopted or self.errors)
+
+    def failed(self, what: str, exc: Exception) -> None:
+        """Note an error that the pass survives."""
+        self.errors += 1
+        logger.error(
+            "reap: %s: %s. It was left as it is, nothing was lost; the next pass tries again.",
+            what,
+            exc if isinstance(exc, RedisError) else repr(exc),
+            exc_info=None if isinstance(exc, RedisError) else exc,
+        )
+
+    @contextmanager
+    def surviving(self, what: str) -> Iterator[None]:
+        """What fails in here is noted, and the pass goes on after it."""
+        try:
+            yield
+        except Exception as exc:  # of Redis, of one job, or of an app's code: others wait
+            self.failed(what, exc)
+
+    def __str__(self) -> str:
+        if not self.ran:
+            return "another pass had its turn"
+        verb = "would recover" if self.dry_run else "recovered"
+        reasons = "; ".join(f"{owner}: {reason.value}" for owner, reason in self.dead.items())
+        return (
+            f"reap: {len(self.dead)} of {self.owners} owners dead, {verb} {self.recovered} jobs, "
+            f"killed {self.killed}, adopted {self.adopted}, errors {self.errors}, "
+            f"{self.seconds:.3f} s" + (f" ({reasons})" if reasons else "")
+        )
+
+
+class Announcements(Protocol):
+    """Whoever tells the callers of killed jobs. No pass waits for a result backend."""
+
+    def soon(self, job: DeadJob) -> None:
+        """Tell of a job that was killed now; its ``job_killed`` included."""
+
+    def look(self) -> None:
+        """Tell of those that others left."""
+
+    def after_pass(self) -> None:
+        """A pass is over."""
+
+
+class Drain:
+    """Recovers or kills the jobs of reaped owners, a batch at a time.
+
+    Arguments: as for ``Reaper``.
+    """
+
+    def __init__(
+        self,
+        lists: PrivateLists,
+        recoveries: Recoveries,
+        sender: Any,
+        announcements: Announcements | None,
+        limits: Limits,
+    ) -> None:
+        self.lists = lists
+        self.recoveries = recoveries
+        self.sender = sender
+        self.announcements = announcements
+        self.limits = limits
+        #: The first few of the jobs that were taken back since this was cleared.
+        self.names: list[str] = []
+
+    def drain(self, facts: Facts, reason: str, report: Report) -> None:
+        """Empty the private lists of one owner that is marked reaped.
+
+        An error on one list or job is logged and counted; the others go on.
+        """
+        there = self.lists.has_jobs((facts.owner, [name]) for name in facts.lists)
+        for (queue_list, expires), is_filled in zip(facts.lists.items(), there, strict=True):
+            if not is_filled:
+                continue
+            with report.surviving(f"private list of {facts.owner} for {queue_list}"):
+                self._drain_list(facts, queue_list, expires, reason, report)
+
+    def _drain_list(
+        self, facts: Facts, queue_list: str, expires: int, reason: str, report: Report
+    ) -> None:
+        """Newest first, each to the front of the queue: the old order is the new one."""
+        owner = facts.owner
+        self.lists.unhold_all(owner, queue_list)
+        stalls, running = 0, None
+        newest = self.lists.newest(owner, queue_list, BATCH, ROOM)
+        while stalls < STALLS:
+            payloads = self.lists.scripts.ask(newest)
+            if not payloads:
+                return
+            running = running or self.lists.running(owner, stopping=facts.was == "stopping")
+            # Whatever is claimed again by a connection that died a moment later than its process
+            # did not run: the strike goes with the claim that did.
+            ids = running.claim_ids
+            jobs = [Job(owner, queue_list, raw, ids.get(digest(raw), "")) for raw in payloads]
+            with forks.kept_off():  # the app's tasks are asked for their limits
+                told = {"reason": reason, "app_name": facts.app, "node": facts.node}
+                outcomes = self._settle(jobs, running, expires, told, report)
+                left = [self._note(outcome, report) for outcome in outcomes]
+                stalls += not any(left)
+            # Who has been blamed is not blamed again for a copy that was claimed late.
+            if any(job.claim_id for job in jobs):
+                running = None
+
+    def _settle(
+        self,
+        jobs: Sequence[Job],
+        running: Running,
+        expires: int,
+        told: Mapping[str, str],
+        report: Report,
+    ) -> list[Outcome]:
+        """Decide on jobs and carry that out; one that cannot be decided on holds up no other."""
+        try:
+            found = self.recoveries.look(jobs, running, self.limits, **told)
+            decided = [(recovery, ask(recovery, self.sender)) for recovery in found]
+            return self.recoveries.carry_out(decided, expires, marked=True)
+        except RedisError:
+            raise
+        except Exception as exc:
+            if len(jobs) == 1:
+                report.failed(f"job {jobs[0].title} of {jobs[0].owner}", exc)
+                return []
+            return [
+                outcome
+                for job in jobs
+                for outcome in self._settle([job], running, expires, told, report)
+            ]
+
+    def _note(self, outcome: Outcome, report: Report) -> bool:
+        """Note what became of one job; True when it left the private list."""
+        recovery, answer = outcome.recovery, outcome.answer
+        if isinstance(answer, Exception):
+            report.failed(f"job {recovery.title} of {recovery.job.owner}", answer)
+            return False
+        if answer != b"ok":
+            return answer == b"moved"
+        dead = tell(outcome, self.sender)
+        if len(self.names) < NAMED:
+            self.names.append(recovery.title)
+        if dead is None:
+            report.recovered += 1
+            if recovery.probation:
+                report.probation.add(recovery.job.queue_list)
+            return True
+        report.killed += 1
+        if self.announcements is not None:
+            self.announcements.soon(dead)
+        else:
+            job_killed.send(sender=self.sender, job=dead)
+        return True

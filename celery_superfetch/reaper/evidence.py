@@ -1,0 +1,131 @@
+"""Gathers what can be known of owners, for the verdict to judge."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import cache
+from time import monotonic
+
+from ..model.facts import STUCK, Facts
+from ..model.process import LocalProcess, ProcessImage, look_at
+from ..model.verdict import MISSED_HEARTBEATS, Evidence, Reason, judge
+from ..model.watch import Watch
+from ..store.registry import Registry, run_id
+from ..store.silences import Suspects
+
+
+class Jury:
+    """Judges the owners of a registry; its watch is that of the ``Reaper``."""
+
+    def __init__(self, registry: Registry, suspects: Suspects, watch: Watch | None) -> None:
+        self.registry = registry
+        self.suspects = suspects
+        self.watch = watch
+        self.process = ProcessImage.current()
+
+    def judge_all(
+        self,
+        only: Collection[str] | None = None,
+        *,
+        keep: bool = False,
+        surviving: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    ) -> list[tuple[Facts, int, Reason]]:
+        """Every registered owner (or ``only`` some) with its score and verdict.
+
+        Arguments:
+            keep: add what is seen to the suspects, where passes add up the silence.
+            surviving: around each owner; one that cannot be judged is left out, if it allows.
+        """
+        look = self.registry.look
+        scores, at = look() if self.watch is None else (self.registry.owners(), 0)
+        chosen = sorted(set(scores) if only is None else set(scores) & set(only))
+        if not scores:
+            return []
+        # Whoever superseded one of them is an owner of the same host.
+        hosts = {owner.partition("|")[0] for owner in chosen}
+        facts = self.registry.facts(o for o in scores if o.partition("|")[0] in hosts)
+        # Asked at most once a pass, and not by a worker that has heard everybody lately.
+        server_run = cache(lambda: run_id(self.registry.client))
+        if self.watch is not None:
+            now = monotonic()
+            silent = {o: self.watch.silent_for(o, scores[o], now) for o in chosen}
+        else:
+            intervals = {owner: known.heartbeat_interval for owner, known in facts.items()}
+            silent = {**self.suspects.look(scores, intervals, at, server_run(), keep=keep)}
+        same_pid = by_pid(facts.values())
+        judged = []
+        for owner in chosen:
+            with surviving(f"owner {owner}"):
+                known = facts[owner]
+                others = same_pid[known.process.pid]
+                verdict = self._judge(known, silent[owner], others, server_run)
+                judged.append((known, scores[owner], verdict))
+        return judged
+
+    def _judge(
+        self,
+        facts: Facts,
+        silent_for: float | None,
+        others: Collection[Facts],
+        server_run: Callable[[], str],
+    ) -> Reason:
+        evidence = local_evidence(facts, self.process, others, silent_for)
+        missed = MISSED_HEARTBEATS * facts.heartbeat_interval
+        if evidence.process is None and silent_for is not None and silent_for >= missed:
+            connected = self.registry.connected(facts, server_run())
+            evidence = replace(evidence, connected=connected)
+        return judge(evidence)
+
+
+def by_pid(everybody: Iterable[Facts]) -> dict[int, list[Facts]]:
+    """Pid -> who had it: only among these may one have superseded another."""
+    found = defaultdict(list)
+    for facts in everybody:
+        found[facts.process.pid].append(facts)
+    return found
+
+
+def local_evidence(
+    facts: Facts,
+    here: ProcessImage,
+    others: Collection[Facts],
+    silent_for: float | None,
+) -> Evidence:
+    """What can be known of an owner without asking the server.
+
+    Arguments:
+        others: owners that had its pid, as ``by_pid`` finds them.
+    """
+    process: LocalProcess | None = None
+    pool_left = False
+    superseded = False
+    if here.same_ground(facts.process):
+        process = look_at(facts.process.pid, facts.process.start_time)
+        superseded = _superseded(facts, here, others)
+        if process is not LocalProcess.RUNNING:
+            pool_left = any(look_at(*child) is LocalProcess.RUNNING for child in facts.pool)
+    return Evidence(
+        heartbeat_interval=facts.heartbeat_interval,
+        owner_ttl=facts.owner_ttl,
+        silent_for=silent_for,
+        process=process,
+        superseded=superseded,
+        pool_left=pool_left,
+        stuck=facts.state == STUCK,
+        reaped=facts.state == "reaped",
+    )
+
+
+def _superseded(facts: Facts, here: ProcessImage, others: Collection[Facts]) -> bool:
+    """Whether a newer program of the same process exists (HUP): this one, or a registered one."""
+    if facts.process.same_process(here) and facts.process.image != here.image:
+        return True
+    return any(
+        other.process.same_process(facts.process)
+        and other.process.image != facts.process.image
+        and other.registered_at > facts.registered_at
+        for other in others
+    )

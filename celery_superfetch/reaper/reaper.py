@@ -1,0 +1,249 @@
+"""The reaper: one pass that finds dead owners and gives their jobs back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from itertools import chain
+from time import monotonic
+from typing import Any
+
+from redis import Redis
+
+from ..model.config import Config
+from ..model.facts import Facts
+from ..model.strikes import Limits
+from ..model.verdict import Reason
+from ..model.watch import Watch
+from ..signals import ReapedOwner, owner_reaped
+from ..store.dead_jobs import JUNK_LIMIT
+from ..store.keys import Keys
+from ..store.private_lists import PrivateLists
+from ..store.registry import Registry
+from ..store.silences import Suspects
+from ..store.wire.scripts import OnServer
+from .drain import Announcements, Drain, Report
+from .evidence import Jury
+from .judge import Recoveries
+
+logger = logging.getLogger(__name__)
+
+#: Seconds a tombstone's lists are drained again. A blocking claim of a frozen process lands
+#: at the latest when its block times out; the rest is for the network.
+TOMBSTONE = 60.0
+
+#: Passes of one reaper from one look at the dead set's announcements and caps to the next.
+HOUSEKEEPING = 6
+
+#: Seconds after which a lock that is held for longer is asked for again.
+ASK_AGAIN = 60.0
+
+#: Keys the full sweep asks for in one SCAN step.
+SCAN_COUNT = 1000
+
+
+class Reaper(OnServer):
+    """Finds dead owners and empties their private lists; holds no loop and no thread.
+
+    Arguments:
+        client: a plain client for the broker's database.
+        watch: a watch that is kept by heartbeats; without one, the silence of owners is added
+            up over passes in Redis.
+        sender: the Celery app, for receivers of signals.
+        announcements: tells the callers of killed jobs; None: nobody is told.
+        limits: when a job is killed; None for the options' alone.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        config: Config,
+        *,
+        watch: Watch | None = None,
+        sender: Any = None,
+        announcements: Announcements | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        keys = Keys(config.global_keyprefix)
+        super().__init__(client, keys, config)
+        self.registry = Registry(client, keys, config)
+        self.lists = PrivateLists(client, keys, config)
+        self.jury = Jury(self.registry, Suspects(client, keys, config), watch)
+        recoveries = Recoveries(client, keys, config)
+        self.dead_set = recoveries.dead_set
+        limits = limits or Limits.of(config)
+        self.drain = Drain(self.lists, recoveries, sender, announcements, limits)
+        self.announcements = announcements
+        self.sender = sender
+        #: Lock of a long interval -> when it is asked for again (monotonic s).
+        self._refused: dict[str, float] = {}
+        self._next_housekeeping = 0.0
+
+    def reap(
+        self,
+        only: Collection[str] | None = None,
+        *,
+        full: bool = False,
+        dry_run: bool = False,
+        lock: str = "",
+        lock_for: float = 0.0,
+    ) -> Report:
+        """One pass.
+
+        Arguments:
+            only: look at these owners alone; None for all.
+            full: also look for private lists that no registry knows (SCAN of the keyspace).
+            dry_run: judge and count, change nothing.
+            lock: name of a scope in which one pass per ``lock_for`` seconds is enough.
+
+        Raises:
+            redis.exceptions.RedisError: the registry could not be read at all.
+        """
+        started = monotonic()
+        report = Report(dry_run=dry_run)
+        if lock and not self._lock(lock, lock_for):
+            report.ran = False
+            return report
+        if full:
+            self.sweep(report)
+        verdicts = self.jury.judge_all(only, keep=not dry_run, surviving=report.surviving)
+        report.owners = len(verdicts)
+        for facts, score, verdict in verdicts:
+            if not verdict.dead:
+                continue
+            with report.surviving(f"owner {facts.owner}"):
+                self._reap_owner(facts, score, verdict, report)
+        if not dry_run and only is None:
+            self._again(report)
+            # Commands that an idle fleet need not send at each pass.
+            if started >= self._next_housekeeping:
+                self._next_housekeeping = started + HOUSEKEEPING * self.config.reap_interval
+                if self.announcements is not None:
+                    with report.surviving("the unannounced"):
+                        self.announcements.look()
+                with report.surviving("the dead set"):
+                    self._trim()
+        if self.announcements is not None and not dry_run:
+            self.announcements.after_pass()
+        report.seconds = monotonic() - started
+        if report.did_something:
+            logger.info("%s", report)
+        return report
+
+    def _lock(self, scope: str, seconds: float) -> bool:
+        """One pass per interval; never released, it expires, so a crash holds up nobody."""
+        now = monotonic()
+        if now < self._refused.get(scope, 0.0):
+            return False
+        milliseconds = max(1, int(seconds * 1000))
+        ours = bool(self.scripts.run("lock", [self.keys.lock(scope)], [milliseconds]))
+        if not ours and seconds > ASK_AGAIN:
+            self._refused[scope] = now + ASK_AGAIN
+        return ours
+
+    # -- reaping one owner
+
+    def _reap_owner(self, facts: Facts, score: int, reason: Reason, report: Report) -> None:
+        owner = facts.owner
+        if report.dry_run:
+            report.dead[owner] = reason
+            report.recovered += self.lists.sizes([(owner, facts.lists)]).get(owner, 0)
+            return
+        # The mark holds only if the owner was not heard since the verdict's evidence.
+        if not self.registry.mark(owner, facts.process.host, score, TOMBSTONE, reason.value):
+            return
+        report.dead[owner] = reason
+        self.registry.cut(facts)
+        before = report.recovered, report.killed
+        self.drain.names.clear()
+        self.drain.drain(facts.with_(was=facts.state), reason.value, report)
+        reaped = ReapedOwner(
+            owner=owner,
+            host=facts.process.host,
+            pid=facts.process.pid,
+            app_name=facts.app,
+            reason=reason.value,
+            recovered=report.recovered - before[0],
+            killed=report.killed - before[1],
+        )
+        jobs = reaped.recovered + reaped.killed
+        names = self.drain.names
+        more = f" and {jobs - len(names)} more" if jobs > len(names) else ""
+        logger.warning(
+            "Owner %s is dead: %s. %d of its jobs were taken back%s.",
+            owner,
+            reason.value,
+            jobs,
+            f": {', '.join(names)}{more}" if names else "",
+        )
+        owner_reaped.send(sender=self.sender, reaped=reaped)
+
+    def _again(self, report: Report) -> None:
+        """Drain tombstones again: what landed late, and what a crashed reaper left."""
+        tombstones = self.registry.tombstones()
+        if not tombstones:
+            return
+        now = self.registry.server_time()
+        known = self.registry.facts(tombstones)
+        filled = self.lists.has_jobs((owner, facts.lists) for owner, facts in known.items())
+        for (owner, facts), has_jobs in zip(known.items(), filled, strict=True):
+            with report.surviving(f"tombstone of {owner}"):
+                over = now > tombstones[owner]
+                if has_jobs:
+                    self.drain.drain(facts, "its owner was reaped", report)
+                    over = over and not any(self.lists.has_jobs([(owner, facts.lists)]))
+                if over:
+                    self.registry.forget_tombstone(owner)
+
+    # -- the rest of a pass
+
+    def _trim(self) -> None:
+        """Drop what is too old, or too much, and say so."""
+        dropped = self.dead_set.trim()
+        if dropped.old:
+            logger.warning(
+                "%d jobs older than dead_ttl were dropped from the dead set.", dropped.old
+            )
+        if dropped.surplus:
+            logger.warning(
+                "The dead set is full: its %d oldest jobs were dropped for newer ones. Look what "
+                "is killed so often (`celery superfetch dead list`), put back what you need (`dead "
+                "retry`), or raise dead_limit (%d; for unparseable items it is %d).",
+                dropped.surplus,
+                self.config.dead_limit,
+                JUNK_LIMIT,
+            )
+
+    def sweep(self, report: Report) -> None:
+        """Register owners of private lists, or of facts, that nobody knows; never drains them."""
+        patterns = self.keys.private_pattern, self.keys.held_pattern
+        with report.surviving("the full sweep"):  # SCAN may be forbidden; the rest of it is not
+            for key in chain(*(self.client.scan_iter(match=p, count=SCAN_COUNT) for p in patterns)):
+                with report.surviving(f"private list {key!r}"):
+                    self._adopt(key, report)
+            known = self.registry.owners()
+            for key in self.client.scan_iter(match=self.keys.facts_pattern, count=SCAN_COUNT):
+                owner, _ = self.keys.parse_private(key.decode(errors="replace"))
+                with report.surviving(f"facts {key!r}"):
+                    if not report.dry_run and owner not in known and self.registry.readmit(owner):
+                        report.adopted += 1
+                        logger.warning(
+                            "Owner %s was in no registry: registered. It is taken for dead if it "
+                            "is not heard for a full owner_ttl.",
+                            owner,
+                        )
+
+    def _adopt(self, key: bytes, report: Report) -> None:
+        try:
+            owner, queue_list = self.keys.parse_private(key.decode())
+        except UnicodeDecodeError:
+            logger.warning("Key %r looks like a private list, but no owner made it.", key)
+            return
+        if not report.dry_run and self.registry.adopt(owner, queue_list, TOMBSTONE) != "known":
+            report.adopted += 1
+            logger.warning(
+                "Private list of unknown owner %s for queue %s: registered. Its jobs are given "
+                "back if nobody is heard under that name for a full owner_ttl.",
+                owner,
+                queue_list,
+            )

@@ -1,0 +1,248 @@
+"""The registry of owners: who claims, since when, and when each was last heard."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from redis import Redis
+from redis.exceptions import RedisError, ResponseError
+
+from ..model.facts import Facts
+from .wire.scripts import CHECKOUT, Call, OnServer, info, milliseconds, reply_of
+
+#: Rows one heartbeat returns at most. They are the oldest, and the same each time: whoever is
+#: beyond that is watched only once those are reaped, a whole ``owner_ttl`` later. A thousand are
+#: 50 kB, while so many are silent.
+HEARTBEAT_ROWS = 4096
+
+#: Seconds a tombstone's facts are kept, so that an owner thawed within a day learns its fate.
+TOMBSTONE_FACTS = 86400
+
+RUN_ID = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
+
+#: Socket -> the run of the server at its other end.
+_runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """What one heartbeat brought back.
+
+    ``status`` is ``ok``; ``missing``: the row in ``superfetch:owners``; ``unknown``: the facts as
+    well; ``reaped``; or ``left`` when none was sent.
+    """
+
+    status: str
+    #: Server time in ms.
+    now: int = 0
+    #: Owners that did not write since the caller's last heartbeat -> their score.
+    quiet: Mapping[str, int] = field(default_factory=dict)
+    #: Owners registered on the caller's host.
+    neighbours: tuple[str, ...] = ()
+    #: Queue lists with suspects that wait on probation.
+    probation: frozenset[str] = frozenset()
+
+
+class Registry(OnServer):
+    """Owners, their facts and heartbeats (``superfetch:owners``, ``superfetch:owner:*``)."""
+
+    def register(self, facts: Facts) -> Heartbeat:
+        """Write all facts; counts as a heartbeat, whose status is ``ok`` or ``reaped``."""
+        fields = [part for pair in facts.dump().items() for part in pair]
+        keys = [*self._heard_in(facts), self.keys.reaped]
+        return _heartbeat(self.scripts.run("register", keys, [facts.owner, *fields]))
+
+    def heartbeat(self, facts: Facts, since: int, changed: Mapping[str, str]) -> Heartbeat:
+        """One heartbeat.
+
+        Arguments:
+            since: ``now`` of the caller's last one; 0 when it has none to compare with.
+            changed: facts that changed since then, as ``Facts.dump`` has them.
+        """
+        fields = [part for pair in changed.items() for part in pair]
+        args = [facts.owner, since, HEARTBEAT_ROWS, *fields]
+        return _heartbeat(self.scripts.run("heartbeat", self._heard_in(facts), args))
+
+    def _heard_in(self, facts: Facts) -> list[str]:
+        return [*self._rows(facts.owner, facts.process.host), self.keys.on_probation]
+
+    def _rows(self, owner: str, host: str) -> list[str]:
+        """What has a row, or is one, for each owner that lives."""
+        return [self.keys.owners, self.keys.facts(owner), self.keys.host(host)]
+
+    def pulse(self, facts: Facts, state: str) -> list[Any]:
+        """A heartbeat as a bare command: it asks for nobody, and tells of nothing but ``state``."""
+        args = [facts.owner, 0, 0, "state", state]
+        return self.scripts.bare(Call("heartbeat", self._heard_in(facts), args))
+
+    def leave(self, facts: Facts, tombstone: float) -> int:
+        """End in order; unless 0 nothing was done: the number of jobs left, or -1 when reaped.
+
+        Arguments:
+            tombstone: seconds during which a claim of ours may still land; 0 for none.
+        """
+        keys, owner = self.keys, facts.owner
+        names = [*self._rows(owner, facts.process.host), keys.reaped, keys.suspects]
+        names += [keys.running(owner)]
+        names += [keys.private(owner, name) for name in facts.lists]
+        names += [keys.held(owner, name) for name in facts.lists]
+        return int(self.scripts.run("leave", names, [owner, int(tombstone * 1000)]))
+
+    def on_probation(self) -> frozenset[str]:
+        """Queue lists with suspects on probation."""
+        names: Any = self.client.smembers(self.keys.on_probation)
+        return frozenset(name.decode() for name in names)
+
+    def owners(self) -> dict[str, int]:
+        """Every registered owner -> its score, the last heartbeat in server ms."""
+        return _scores(self.client.zrange(self.keys.owners, 0, -1, withscores=True))
+
+    def look(self) -> tuple[dict[str, int], int]:
+        """``owners``, and at which instant that was, in server ms."""
+        with self.client.pipeline(transaction=True) as pipe:
+            pipe.zrange(self.keys.owners, 0, -1, withscores=True)
+            pipe.time()
+            rows, time = pipe.execute()
+        return _scores(rows), milliseconds(time)
+
+    def tombstones(self) -> dict[str, int]:
+        """Owners that were reaped lately -> until when they are drained again (server ms)."""
+        return _scores(self.client.zrange(self.keys.reaped, 0, -1, withscores=True))
+
+    def facts(self, owners: Iterable[str]) -> dict[str, Facts]:
+        """The facts of some owners, in one round trip; an empty row gives the weakest facts."""
+        names = list(owners)
+        with self.client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.hgetall(self.keys.facts(name))
+            rows = pipe.execute(raise_on_error=False)
+        return {
+            # A key of another type says as little as none.
+            name: Facts.load(name, row if isinstance(row, dict) else {}, self.config)
+            for name, row in zip(names, rows, strict=True)
+        }
+
+    def mark(self, owner: str, host: str, score: int, tombstone: float, reason: str) -> bool:
+        """Mark an owner reaped unless it was heard since ``score``.
+
+        Arguments:
+            tombstone: seconds to drain its lists again, for claims that land late.
+        """
+        keys = self.keys
+        names = [*self._rows(owner, host), keys.reaped, keys.suspects, keys.stats]
+        times = [score, int(tombstone * 1000), TOMBSTONE_FACTS * 1000]
+        reply = self.scripts.run("mark", [*names, keys.running(owner)], [owner, *times, reason])
+        return bool(reply)
+
+    def adopt(self, owner: str, queue_list: str, tombstone: float) -> str:
+        """Register the owner of an unknown private list; see ``adopt.lua`` for the answer."""
+        keys, config = self.keys, self.config
+        host, _, rest = owner.partition("|")
+        names = [keys.owners, keys.facts(owner), keys.reaped]
+        names += [keys.private(owner, queue_list), keys.held(owner, queue_list)]
+        limits = [repr(config.heartbeat_interval), repr(config.owner_ttl), int(tombstone * 1000)]
+        args = [owner, queue_list, host, rest.partition("|")[0], *limits]
+        return bytes(self.scripts.run("adopt", names, args)).decode()
+
+    def readmit(self, owner: str) -> bool:
+        """Have an owner judged that has facts and no row; False if it needs none."""
+        state: Any = self.client.hget(self.keys.facts(owner), "state")
+        if state in (None, b"reaped"):
+            return False
+        return bool(self.client.zadd(self.keys.owners, {owner: self.server_time()}, nx=True))
+
+    def forget_tombstone(self, owner: str) -> None:
+        """Stop draining a reaped owner; its facts go by their own TTL."""
+        self.client.zrem(self.keys.reaped, owner)
+
+    def connected(self, facts: Facts, run_id: str) -> bool | None:
+        """Whether the server still has any of the owner's connections; None: cannot tell."""
+        if not facts.connections or not facts.run_id or facts.run_id != run_id:
+            return None
+        try:
+            reply: Any = self.client.execute_command("CLIENT", "LIST", "ID", *facts.connections)
+        except ResponseError:  # forbidden by ACL
+            return None
+        return bool(bytes(reply).strip())
+
+    def cut(self, facts: Facts) -> None:
+        """CLIENT KILL the owner's connections, so that a frozen one claims nothing more."""
+        # Gone already, forbidden, or of another run of the server: the tombstone covers it.
+        to_connections(self.client, facts.run_id, ("KILL", "ID"), facts.connections)
+
+
+def _scores(rows: Any) -> dict[str, int]:
+    """Owner -> score. What is no name or no time is nobody's, and no reason to fail."""
+    scores = ((owner.decode(errors="replace"), float(score)) for owner, score in rows)
+    return {owner: int(score) if isfinite(score) else 0 for owner, score in scores}
+
+
+def _heartbeat(reply: Any) -> Heartbeat:
+    status = reply[0].decode()
+    if status != "ok":
+        return Heartbeat(status)
+    rows = reply[2]
+    return Heartbeat(
+        status,
+        int(reply[1]),
+        _scores(zip(rows[::2], rows[1::2], strict=True)),
+        tuple(owner.decode(errors="replace") for owner in reply[3]),
+        frozenset(name.decode(errors="replace") for name in reply[4]),
+    )
+
+
+def run_id(client: Redis) -> str:
+    """Which run of the server this is; empty where INFO is forbidden or lacks it."""
+    return str(info(client, "server").get("run_id", ""))
+
+
+def run_behind(connection: Any) -> str:
+    """Which run of the server an open connection leads to; asked once."""
+    if connection._sock not in _runs:
+        connection.send_command("INFO", "server", check_health=False)
+        told = reply_of(connection)
+        found = None if isinstance(told, ResponseError) else RUN_ID.search(told)
+        _runs[connection._sock] = found[1].decode() if found else ""
+    return _runs[connection._sock]
+
+
+def to_connections(
+    client: Redis, run_id: str, command: Sequence[str], ids: Sequence[int]
+) -> list[Any] | None:
+    """Send a sub-command of CLIENT to some connections of one run of the server.
+
+    After a restart, or a failover behind one address, their ids are strangers'. So it goes by one
+    connection of which it is known where it leads.
+
+    Returns:
+        the replies, errors among them; None: another run is there now, or nobody can tell.
+
+    Raises:
+        redis.exceptions.RedisError: the server cannot be reached.
+    """
+    pool = client.connection_pool
+    connection = pool.get_connection(*CHECKOUT)
+    try:
+        if not run_id or run_behind(connection) != run_id:
+            return None
+        commands = [("CLIENT", *command, id) for id in ids]
+        connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+        return [reply_of(connection) for _ in ids]
+    except BaseException:
+        connection.disconnect()
+        raise
+    finally:
+        pool.release(connection)
+
+
+def connection_id(client: Redis) -> int:
+    """The id of the connection that ``client`` would use next; 0 where that is forbidden."""
+    try:
+        return int(client.execute_command("CLIENT", "ID"))
+    except (RedisError, TypeError, ValueError):
+        return 0

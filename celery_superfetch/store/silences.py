@@ -1,0 +1,98 @@
+"""The watch of passes that do not stay: beat's task and the CLI look once and are gone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ..model.facts import RETRY_INTERVAL
+from .wire.scripts import Call, OnServer
+
+#: Owners that one script removes and writes at most: it keeps everybody else waiting.
+BATCH = 100
+
+
+class Suspects(OnServer):
+    """What one-shot passes saw, added up in ``superfetch:suspects``.
+
+    The time between two passes counts once a further pass still finds nothing, after as long as
+    whoever lives needs to be heard again: an outage between two passes convicts nobody. It counts
+    only up to two reap intervals, and so does a step of the server's clock.
+    """
+
+    def look(
+        self,
+        scores: Mapping[str, int],
+        intervals: Mapping[str, float],
+        now: int,
+        run_id: str,
+        *,
+        keep: bool = True,
+    ) -> dict[str, float]:
+        """Take in one pass; owner -> seconds of silence that all passes saw together.
+
+        Arguments:
+            scores: every registered owner -> its last heartbeat (server ms).
+            intervals: owners that are looked at -> seconds between their heartbeats.
+            now: when the scores were read, server ms.
+            run_id: which run of the server this is; what was seen in another does not count.
+            keep: False only reads (a dry run, ``status``).
+        """
+        rows: Any = self.client.hgetall(self.keys.suspects)
+        before = {owner.decode(errors="replace"): _Seen.load(row) for owner, row in rows.items()}
+        seen: dict[str, _Seen] = {}
+        for owner, interval in intervals.items():
+            last, fresh = before.get(owner), _Seen(scores[owner], run_id, now)
+            if last is None or last[:2] != fresh[:2]:
+                seen[owner] = fresh
+            else:
+                seen[owner] = last.then(now, interval + RETRY_INTERVAL, self.config.reap_interval)
+        if keep:
+            self._write(seen, gone=set(before) - set(scores))
+        return {owner: row.silent for owner, row in seen.items()}
+
+    def _write(self, seen: Mapping[str, _Seen], gone: set[str]) -> None:
+        rows = [(owner, json.dumps(row)) for owner, row in seen.items()]
+        names = sorted(gone)
+        calls = []
+        for at in range(0, max(len(rows), len(names), 1), BATCH):
+            removed = names[at : at + BATCH]
+            written = [part for row in rows[at : at + BATCH] for part in row]
+            calls.append(Call("suspect", [self.keys.suspects], [len(removed), *removed, *written]))
+        self.scripts.run_all(calls)
+
+
+class _Seen(NamedTuple):
+    """One owner as passes saw it."""
+
+    score: int
+    run_id: str
+    #: Time of the latest pass that came late enough after the one before it, server ms.
+    at: int
+    #: Seconds of silence up to the pass before, and from there to that pass.
+    silent: float = 0.0
+    gap: float = 0.0
+
+    def then(self, now: int, wait: float, reap_interval: float) -> _Seen:
+        """After one more pass that found the same; one that came too soon says nothing.
+
+        Arguments:
+            wait: seconds until whoever lives is heard again.
+        """
+        past = (now - self.at) / 1000
+        if past < 0:  # the server's clock was set back
+            return self._replace(at=now)
+        if past < wait:
+            return self
+        gap = min(past, max(wait, 2 * reap_interval))
+        return self._replace(at=now, silent=self.silent + self.gap, gap=gap)
+
+    @classmethod
+    def load(cls, row: bytes) -> _Seen | None:
+        """Read a row; a broken one counts as none."""
+        try:
+            score, run_id, at, silent, gap = json.loads(row)
+            return cls(int(score), str(run_id), int(at), float(silent), float(gap))
+        except (TypeError, ValueError):
+            return None

@@ -1,0 +1,302 @@
+"""Loads ``lua/*.lua`` and runs them by digest; a script lost by the server is sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from time import monotonic
+from typing import Any, NamedTuple
+
+import redis
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, ResponseError
+
+from ...model.config import Config
+from ...model.job import digest
+from ..keys import Keys
+from .resp import LARGE, packed
+
+#: What redis-py before 5.3 wants to know of the command when it hands out a connection.
+CHECKOUT = () if redis.VERSION >= (5, 3) else ("EVALSHA",)
+
+#: Seconds after which a connection is looked at before it is used: the server may have closed it.
+IDLE = 1.0
+
+#: The scripts do not see the key that never exists.
+FIRST_LINE = "KEYS[#KEYS] = nil\n"
+
+
+class Call(NamedTuple):
+    """One run of a script: its name, keys and arguments."""
+
+    name: str
+    keys: Sequence[str]
+    args: Sequence[Any]
+    #: Send the whole text, which no server can have forgotten: what follows in the same round
+    #: trip relies on it, and a script that is sent again comes after its successors.
+    whole: bool = False
+
+
+class Scripts:
+    """The scripts, run through one client.
+
+    Arguments:
+        client: a plain client (not kombu's prefixing one), for the broker's database.
+        keys: each call declares the one that never exists.
+    """
+
+    def __init__(self, client: Redis, keys: Keys) -> None:
+        self.client = client
+        self._never = keys.never
+        self._header: str | None = None
+        self._digests: dict[str, str] = {}
+
+    def run(self, name: str, keys: Sequence[str], args: Sequence[Any] = ()) -> Any:
+        """Run one script and return its reply.
+
+        Raises:
+            redis.exceptions.RedisError: the server could not be asked, or refused.
+        """
+        return self.ask(Call(name, keys, args))
+
+    def ask(self, call: Call) -> Any:
+        """Run one script and return its reply; raises as ``run``."""
+        return self.run_all([call])[0]
+
+    def run_all(self, calls: Sequence[Call], *, errors: bool = False) -> list[Any]:
+        """Run several scripts, in order, in one round trip (not as one transaction).
+
+        Arguments:
+            errors: return a script's error in its place instead of raising the first.
+        """
+        line = Line(self)
+        try:
+            _, replies = line.exchange(calls)
+        finally:
+            line.give_back()
+        if not errors:
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    raise reply
+        return replies
+
+    def bare(self, call: Call) -> list[Any]:
+        """One run as a command with the whole script, which no server can have forgotten."""
+        return ["EVAL", self._source(call.name), *self._arguments(call)]
+
+    def command(self, call: Call) -> list[Any]:
+        """One run as it is sent."""
+        if call.whole:
+            return self.bare(call)
+        name = self._digests.get(call.name)
+        if name is None:
+            name = self._digests[call.name] = digest(self._source(call.name).encode())
+        return ["EVALSHA", name, *self._arguments(call)]
+
+    def _arguments(self, call: Call) -> list[Any]:
+        return [len(call.keys) + 1, *call.keys, self._never, *call.args]
+
+    def _source(self, name: str) -> str:
+        return self._flags() + source(name)
+
+    def _flags(self) -> str:
+        """The first line that lets scripts run on a server over its memory limit.
+
+        Redis 6.2 does not know the line; there the scripts remove before they add, which it
+        allows. Claims, acks and heartbeats must go on: they are what frees the memory.
+        """
+        if self._header is None:
+            version = server_version(info(self.client, "server"))
+            self._header = "#!lua flags=allow-oom\n" if version >= (7, 0) else ""
+        return self._header
+
+
+class OnServer:
+    """Whatever has to do with one database: its client, and the keys and scripts of ours there."""
+
+    def __init__(self, client: Redis, keys: Keys, config: Config) -> None:
+        self.client = client
+        self.keys = keys
+        self.config = config
+        self.scripts = Scripts(client, keys)
+
+    def server_time(self) -> int:
+        """The server's clock in ms: the only clock that is shared."""
+        return milliseconds(self.client.time())
+
+
+class Line:
+    """A connection on which more may be sent before the last replies were read. Not thread-safe.
+
+    By the connection itself: redis-py's own way around it, with its retries, which we forbid, costs
+    more than twice as much as what it is for.
+    """
+
+    def __init__(self, scripts: Scripts) -> None:
+        self.scripts = scripts
+        self._connection: Any = None
+        self._pool: Any = None
+        self._used = 0.0
+        self._owed: list[Call] = []
+        #: When the first of them was sent (monotonic s).
+        self._owed_since = 0.0
+        #: Scripts that the server at the other end was told whole.
+        self._told: set[str] = set()
+        #: The last call, and its bytes: a small one that was sent alone, and waited for.
+        self._last: tuple[Sequence[Call], list[bytes]] = ((), [])
+
+    @property
+    def owes(self) -> int:
+        """How many replies were not read yet."""
+        return len(self._owed)
+
+    @property
+    def overdue(self) -> bool:
+        """Whether they came long ago; the connection may be lost by now."""
+        return bool(self._owed) and monotonic() >= self._used + IDLE
+
+    def exchange(
+        self, calls: Sequence[Call], *, wait: bool = True, leave: int = 0
+    ) -> tuple[list[Any], list[Any]]:
+        """Send scripts, and read what is owed.
+
+        Arguments:
+            wait: read the replies to ``calls``, too; else a later exchange does.
+            leave: how many replies may be left to it, without ``wait``, and for IDLE at most;
+                beyond that, those before ``calls`` are read. One without calls reads all.
+
+        Returns:
+            the replies that were owed, and those to ``calls``, as far as they were read; in
+            order, errors among them.
+
+        Raises:
+            redis.exceptions.RedisError: the connection is lost, and so are all replies.
+        """
+        # Taken out meanwhile: a signal's handler may come by here in the middle.
+        connection, self._connection = self._connected(), None
+        owed, self._owed = self._owed, []
+        due = [] if calls and not wait and self._can_wait(len(owed), leave) else owed
+        try:
+            if calls:
+                # A health check would take what is owed for the reply to itself.
+                connection.send_packed_command(self.packed(calls, wait), check_health=not owed)
+            read = [*due, *calls] if wait else due
+            replies = self._again(read, [reply_of(connection) for _ in read])
+        except BaseException:
+            self._forget_handlers()
+            self._connection = connection
+            self.forget()
+            raise
+        self._forget_handlers()
+        left = [] if wait else [*calls] if due else [*owed, *calls]
+        # All at once: a signal's handler may raise in between.
+        self._connection, self._used, self._owed = connection, monotonic(), left
+        if due or not owed:
+            self._owed_since = self._used
+        return replies[: len(due)], replies[len(due) :]
+
+    def _forget_handlers(self) -> None:
+        """The connection that a signal's handler has put in place of the one that was taken out."""
+        if self._connection is not None:
+            self.forget()
+
+    def _can_wait(self, owed: int, leave: int) -> bool:
+        """Whether the replies that are owed may be left to a later exchange."""
+        return not owed or (owed < leave and monotonic() < self._owed_since + IDLE)
+
+    def packed(self, calls: Sequence[Call], wait: bool) -> list[bytes]:
+        """As they are sent; a consumer of one job at a time claims in the same words again."""
+        known, pieces = self._last
+        if not wait or calls != known:
+            pieces = packed(self._command(call, wait) for call in calls)
+            if wait and len(calls) == len(pieces) == 1 and len(pieces[0]) < LARGE:
+                self._last = calls, pieces
+        return pieces
+
+    def _command(self, call: Call, wait: bool) -> list[Any]:
+        """What nobody waits for has to be carried out although the server may not know it yet."""
+        if wait or call.name in self._told:
+            return self.scripts.command(call)
+        self._told.add(call.name)
+        return self.scripts.bare(call)
+
+    def _connected(self) -> Any:
+        """The connection of last time; one that lay idle is looked at by its pool."""
+        pool = self.scripts.client.connection_pool
+        if self._owed:
+            if self._pool is pool:
+                return self._connection
+            self.forget()
+            raise RedisConnectionError("the server was left, and with it the answers it owed")
+        if self._connection is not None:
+            if self._pool is pool and monotonic() < self._used + IDLE:
+                return self._connection
+            self.give_back()
+        self._pool, self._told = pool, set()
+        self._connection = self.scripts.client.connection or pool.get_connection(*CHECKOUT)
+        return self._connection
+
+    def forget(self) -> None:
+        """Give up what is owed: read later, it would be taken for the replies to somebody else."""
+        self._owed = []
+        self._connection.disconnect()
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Let others have the connection; nothing may be owed."""
+        connection, self._connection = self._connection, None
+        if connection is not None and connection is not self.scripts.client.connection:
+            self._pool.release(connection)
+
+    def _again(self, calls: Sequence[Call], replies: list[Any]) -> list[Any]:
+        """A restarted server forgot its scripts, a new one never knew them. Nothing ran, so
+        running it now, after its successors, is the only thing left to do.
+        """
+        for at, reply in enumerate(replies):
+            if isinstance(reply, NoScriptError):
+                again = calls[at]._replace(whole=True)
+                replies[at] = self.scripts.run_all([again], errors=True)[0]
+        return replies
+
+
+@cache
+def source(name: str) -> str:
+    """The text of ``lua/<name>.lua``, behind the line that all begin with."""
+    return FIRST_LINE + (files(__package__) / "lua" / f"{name}.lua").read_text()
+
+
+def reply_of(connection: Any) -> Any:
+    """The next reply; an error that the server answered is one."""
+    try:
+        return connection.read_response()
+    except ResponseError as exc:
+        return exc
+
+
+def milliseconds(time: Any) -> int:
+    """The reply to TIME as ms."""
+    seconds, micros = time
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+def info(client: Redis, section: str = "default") -> dict[str, Any]:
+    """What the server says of itself; nothing where that is forbidden."""
+    try:
+        found: Any = client.info(section)
+    except ResponseError:
+        return {}
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def server_version(told: Mapping[str, Any]) -> tuple[int, int]:
+    """``(major, minor)`` of the Redis that the server is, or is compatible with, by its ``info``.
+
+    Where it says nothing the answer is (6, 2): the least that is supported.
+    """
+    try:
+        major, minor = str(told["redis_version"]).split(".")[:2]
+        return int(major), int(minor)
+    except (KeyError, ValueError):
+        return 6, 2

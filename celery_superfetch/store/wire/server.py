@@ -1,0 +1,130 @@
+"""Checks of the server before the first claim: what cannot work is refused by name."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoPermissionError
+
+from ...errors import UnsupportedBroker
+from .scripts import info, server_version
+
+logger = logging.getLogger(__name__)
+
+#: LMOVE, BLMOVE and LPOS with what we need of them came with Redis 6.2.
+OLDEST_SERVER = (6, 2)
+
+#: A key, or a prefix, with the name in braces by which a cluster chooses its slot.
+TAGGED = re.compile(r"[^{]*\{[^}]+\}")
+
+
+class ReadOnlyServer(RedisConnectionError):
+    """The server is a read-only replica; a connection error, since a failover mends it."""
+
+
+@cache
+def warn_once(text: str) -> None:
+    """Once in a process, whoever finds it again."""
+    logger.warning(text)
+
+
+def check_platform() -> None:
+    """Refuse Windows, where asking for a process by ``os.kill(pid, 0)`` ends it.
+
+    Raises:
+        UnsupportedBroker: this is Windows.
+    """
+    if sys.platform == "win32":
+        raise UnsupportedBroker(
+            "celery_superfetch cannot consume on Windows: its liveness check would end the "
+            "processes it looks at. Run the worker on Linux or macOS; producers may stay."
+        )
+
+
+def check_cluster(told: Mapping[str, Any], prefix: str) -> None:
+    """Refuse a cluster that would spread the keys of one app over its nodes.
+
+    Arguments:
+        told: the server's INFO.
+        prefix: before all of the app's keys. What stands in its first braces decides where in a
+            cluster they are.
+
+    Raises:
+        UnsupportedBroker: they are not in one place.
+    """
+    if str(told.get("cluster_enabled", "0")) == "1" and not TAGGED.match(prefix):
+        raise UnsupportedBroker(
+            "the broker is a cluster, which keeps all keys of an app in one place only under a "
+            'prefix with a name in braces. Set broker_transport_options = {"global_keyprefix": '
+            '"{shop}:"}, with a name of your own, for producers and workers alike'
+        )
+
+
+def check_server(client: Redis, prefix: str = "") -> None:
+    """Refuse a server that cannot carry the guarantee; warn of one that may break it.
+
+    Arguments:
+        prefix: before all of the app's keys.
+
+    Raises:
+        UnsupportedBroker: the server is too old, or its ACL forbids scripts, or it is a
+            Sentinel whose URL does not say so, or a cluster (``check_cluster``).
+    """
+    check_platform()
+    told = info(client)
+    check_cluster(told, prefix)
+    if "sentinel" in (told.get("redis_mode"), told.get("server_mode")):  # Redis, Valkey
+        raise UnsupportedBroker(
+            "the broker is a Sentinel: it keeps no jobs, it knows who does. Name it in "
+            "broker_url as sentinel://..., and the primary in broker_transport_options as "
+            "'master_name'"
+        )
+    if server_version(told) < OLDEST_SERVER:
+        raise UnsupportedBroker(
+            f"the broker is Redis {told['redis_version']}; celery_superfetch needs Redis 6.2 or "
+            "later, or Valkey. Nothing was claimed; upgrade the server, or remove "
+            "celery_superfetch.install() from the app to go on with stock kombu."
+        )
+    policy = str(told.get("maxmemory_policy", "noeviction"))
+    if policy != "noeviction":
+        warn_once(
+            f"The broker may evict keys (maxmemory-policy is {policy}): private lists, the dead "
+            "set and kombu's own queues can then vanish, jobs and all. Set `maxmemory-policy "
+            "noeviction` on the server; celery_superfetch goes on working at its limit."
+        )
+    try:
+        client.evalsha(client.script_load("return 1"), 0)
+    except NoPermissionError as exc:
+        raise UnsupportedBroker(
+            f"the broker's ACL forbids this user to run scripts ({exc}). Nothing was claimed; "
+            "grant +@scripting (docs/configuration lists every command that is needed)."
+        ) from exc
+
+
+def check_writable(client: Redis, never: str) -> None:
+    """Refuse a read-only replica, and a node of a cluster that has not our slot.
+
+    Arguments:
+        never: a key that never exists.
+
+    Raises:
+        redis.exceptions.ConnectionError: it is one (``ReadOnlyServer``); a consumer connects
+            again until a failover has mended it, or the next of its servers is the right one.
+    """
+    if TAGGED.match(never):  # else a cluster is refused, by what says how to mend it
+        client.exists(never)
+    told = info(client, "replication")
+    if told.get("role") == "slave" and str(told.get("slave_read_only", "1")) == "1":
+        raise ReadOnlyServer(
+            "the broker is a read-only replica of "
+            f"{told.get('master_host')}:{told.get('master_port')}: no job can be claimed from "
+            "it or sent to it. Nothing was lost; it is asked again until a failover is over. If "
+            "there is none, point broker_url at the primary"
+        )

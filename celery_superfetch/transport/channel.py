@@ -1,0 +1,380 @@
+"""A channel: translates kombu's calls to claims, acks and requeues."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
+from functools import cached_property
+from itertools import islice
+from json import JSONDecoder
+from queue import Empty
+from types import SimpleNamespace
+from typing import Any
+
+from kombu.log import get_logger
+from kombu.transport import redis
+from kombu.utils.encoding import bytes_to_str
+from kombu.utils.json import object_hook
+from kombu.utils.scheduling import cycle_by_name, round_robin_cycle
+from redis.exceptions import ConnectionError, RedisError
+
+from ..model.config import LONGEST, Config
+from ..model.job import CARRIED, EARLIER, Carried, Claimed, Earlier, Job, digest
+from ..owner.in_flight.lost_runs import CutShort
+from ..owner.membership import Membership
+from ..owner.memberships import membership_for
+from ..store.keys import Keys
+from ..store.wire.connections import Params, leaving_replicas, named, patient
+from .fetch.fetch import Fetch
+from .qos import Delivered, QoS
+
+logger = get_logger(__name__)
+
+#: kombu makes a decoder for each message.
+_plain, _typed = JSONDecoder().decode, JSONDecoder(object_hook=object_hook).decode
+
+
+def loads(payload: bytes | str) -> Any:
+    """``kombu.utils.json.loads``; the hook is called for each dict, and few messages need it."""
+    text = bytes_to_str(payload)
+    return (_typed if '"__type__"' in text else _plain)(text)
+
+
+class Channel(redis.Channel):
+    """kombu's Redis channel; jobs that want an ack are fetched reliably."""
+
+    QoS = QoS
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._pid = os.getpid()
+        self._reliable: set[str] = set()
+        self._fetch: Fetch | None = None
+        super().__init__(*args, **kwargs)
+        self.QoS = QoS  # ack_emulation=False would bring one that forgets at once
+        self._claim_cycle = cycle_by_name(self.queue_order_strategy)()
+        self._queue_of: dict[str, str] = {}
+        self._lists_of_queue: dict[str, list[str]] = {}
+        self._callbacks: dict[str, Callable[[Any], Any]] = {}
+        #: Queue lists of the reliable queues, priorities first.
+        self.queue_lists: list[str] = []
+        self._list_expires: dict[str, int] = {}
+        self._expires_at: tuple[list[str], dict[str, Any]] = ([], {})
+
+    @property
+    def config(self) -> Config:
+        """Its options.
+
+        Raises:
+            ConfigError: one is unknown or impossible: who publishes needs none of them.
+        """
+        config: Config = self.connection.config
+        return config
+
+    # -- where the database is
+
+    def here(self) -> Params:
+        """Where connections of our own find the database."""
+        return self._connparams()
+
+    def elsewhere(self) -> list[Params]:
+        """The same for the other servers of a failover list."""
+        client = self.connection.client
+        found: list[Params] = []
+        for url in dict.fromkeys(client.alt):
+            other, channel = client.clone(), copy(self)
+            other.switch(url)
+            channel.connection = SimpleNamespace(
+                client=other, default_port=self.connection.default_port
+            )
+            found.append(channel._connparams())
+        return found
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        params: dict[str, Any] = super()._connparams(asynchronous)
+        params["connection_class"] = leaving_replicas(params["connection_class"])
+        return patient(named(params))
+
+    # -- which queues are fetched how
+
+    @property
+    def active_queues(self) -> list[str]:
+        """What kombu's BRPOP serves: queues without ack, which have nothing to protect."""
+        return [queue for queue in super().active_queues if queue not in self._reliable]
+
+    def list_expires(self) -> dict[str, int]:
+        """``expires_of`` each of them; asked at each turn."""
+        known = getattr(self, "_expires", {})
+        if self._expires_at != (self.queue_lists, known):
+            self._expires_at = self.queue_lists, dict(known)
+            self._list_expires = {name: self.expires_of(name) for name in self.queue_lists}
+        return self._list_expires
+
+    @property
+    def turn(self) -> int:
+        """How many neighbours in the order of claiming are equals: all, by kombu's default."""
+        return len(self._lists_of_queue) if type(self._claim_cycle) is round_robin_cycle else 1
+
+    def claim_order(self, most: int | None) -> list[str]:
+        """The lists in the order of claiming, or the first of them.
+
+        Arguments:
+            most: how many lists; None for all.
+        """
+        queues = self._claim_cycle.consume(len(self._lists_of_queue))
+        return list(islice(self._by_priority(queues), most))
+
+    def _by_priority(self, queues: Iterable[str]) -> Iterator[str]:
+        for step in range(len(self.priority_steps)):
+            for queue in queues:
+                yield self._lists_of_queue[queue][step]
+
+    def claimed_from(self, queue_list: str) -> None:
+        """Let the next claim begin with another queue."""
+        self._claim_cycle.rotate(self._queue_of[queue_list])
+
+    def expires_of(self, queue_list: str) -> int:
+        """ms of the queue's x-expires; 0 for none."""
+        expires = getattr(self, "_expires", {})  # came with kombu 5.6
+        ms = int(expires.get(self._queue_of.get(queue_list, queue_list)) or 0)
+        return min(ms, int(LONGEST * 1000))
+
+    def _update_queue_cycle(self) -> None:
+        super()._update_queue_cycle()
+        queues = [q for q in dict.fromkeys(self._active_queues) if q in self._reliable]
+        self._claim_cycle.update(queues)
+        self._lists_of_queue = {queue: self._lists_of(queue) for queue in queues}
+        self.queue_lists = list(self._by_priority(queues))
+        self._queue_of = {name: q for q, names in self._lists_of_queue.items() for name in names}
+
+    # -- fetching
+
+    @property
+    def membership(self) -> Membership:
+        """This process as an owner in the broker's database."""
+        return self.fetch.membership
+
+    @property
+    def fetch(self) -> Fetch:
+        """Made on the first consume: a producer needs none of it."""
+        if self._fetch is None:
+            worker = self.connection.worker
+            membership = membership_for(self.here(), self.config, self.elsewhere(), worker)
+            self._fetch = Fetch(self, membership)
+        return self._fetch
+
+    def give_back_waiting(self) -> int:
+        """Give back at once, and in order, what is claimed and not started; any thread may."""
+        if self._fetch is None:
+            return 0
+        jobs = self._fetch.take_back_waiting()
+        self.requeue(jobs, "front")
+        return len(jobs) + int(self.qos.take_back_waiting())
+
+    def deliver(self, claimed: Claimed) -> bool:
+        """Hand a claimed job to its consumer."""
+        reception = self.fetch.reception
+        try:
+            dead = claimed.earlier and reception and reception.kills(claimed, self)
+            message = None if dead else self._decode(claimed)
+        except (RedisError, OSError):
+            self.fetch.ready.appendleft(claimed)  # it goes back with those behind it
+            raise
+        if message is None:
+            return False
+        queue = self._queue_of[claimed.job.queue_list]
+        # kombu knows one callback for each queue of a connection; two channels are two consumers.
+        callback = self._callbacks.get(queue)
+        try:
+            if callback is not None:
+                callback(message)
+            else:
+                self.connection._deliver(message, queue)
+        except Exception as exc:
+            if reception is None or not reception.refuses(message, exc):
+                raise
+        return True
+
+    def _decode(self, claimed: Claimed) -> Any:
+        """The message in a payload; None when it is none and was put into quarantine."""
+        try:
+            raw = Delivered(loads(claimed.job.payload))
+            raw.claimed = claimed
+            again = claimed.redelivered
+            raw["properties"]["delivery_info"]["redelivered"] = again
+            headers = raw["headers"] = raw.get("headers") or {}
+            headers.pop(EARLIER, None)  # what we say of a delivery, nobody else can say
+            strikes = Carried.of(headers).strikes if CARRIED in headers else 0
+            if again:
+                headers["redelivered"] = True
+            if again or strikes:
+                headers[EARLIER] = (claimed.earlier or Earlier()).told(strikes)
+            message = self.Message(raw, channel=self)
+            hash(message.delivery_tag)  # deliveries are known by it
+            # The message has it, and the payload goes back as it came.
+            raw["body"] = None
+            return message
+        except Exception:  # whatever a payload can do to a parser must not end the worker
+            self.cut_short.quarantine(claimed.job)
+            return None
+
+    def basic_consume(
+        self,
+        queue: str,
+        no_ack: bool,
+        callback: Callable[[Any], Any],
+        consumer_tag: str,
+        **kwargs: Any,
+    ) -> Any:
+        reliable = not no_ack and queue not in self._fanout_queues
+        if reliable:
+            self._reliable.add(queue)
+            self.fetch  # noqa: B018 - made here, where the connection's parameters are known
+        result = super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
+        if reliable:
+            # kombu's own callback would decode the message a second time.
+            def deliver(message: Any) -> Any:
+                self.qos.append(message, message.delivery_tag)
+                return callback(message)
+
+            self.connection._callbacks[queue] = self._callbacks[queue] = deliver
+        return result
+
+    def _basic_cancel(self, consumer_tag: str) -> Any:
+        queue = self._tag_to_queue.get(consumer_tag)
+        result = super()._basic_cancel(consumer_tag)
+        if queue in self._reliable and queue not in self._active_queues:
+            self._reliable.discard(queue)
+            self._callbacks.pop(queue, None)
+            self.fetch.cancel(set(self._lists_of(queue)))
+            self._update_queue_cycle()
+        return result
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
+        if no_ack:
+            return super().basic_get(queue, no_ack, **kwargs)
+        while (claimed := self.fetch.claim_one(self._lists_of(queue))) is not None:
+            message = self._decode(claimed)
+            if message is not None:
+                self.qos.append(message, message.delivery_tag)
+                return message
+        return None
+
+    def _lists_of(self, queue: str) -> list[str]:
+        return [self._q_for_pri(queue, pri) for pri in self.priority_steps]
+
+    # To kombu a queue holds what no consumer has seen, and what was claimed ahead is among it.
+
+    def _ahead(self, queue: str) -> int:
+        return self._fetch.ahead(self._lists_of(queue)) if self._fetch is not None else 0
+
+    def _purge(self, queue: str) -> int:
+        keys = Keys()  # kombu's client puts the prefix before it
+        purged = int(super()._purge(queue))
+        with self.conn_or_acquire() as client, client.pipeline() as pipe:
+            for name in self._lists_of(queue):
+                suspects = keys.probation(name)
+                pipe.llen(suspects).delete(suspects).srem(keys.on_probation, name)
+            return purged + sum(pipe.execute()[::3])
+
+    def _size(self, queue: str) -> int:
+        try:
+            size = int(super()._size(queue))
+        except self.ResponseError as exc:
+            if "WRONGTYPE" not in str(exc):
+                raise
+            size = 0  # whoever claims from it says so; a worker that starts has other queues, too
+        return size + self._ahead(queue)
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        return self._ahead(queue) > 0 or bool(super()._has_queue(queue, **kwargs))
+
+    def _get(self, queue: str) -> Any:
+        """For ``no_ack`` alone. Says as stock does whether the message was delivered before:
+        there the bytes that went back tell, here its counters."""
+        renew = getattr(self, "_maybe_update_queues_expire", None)  # came with kombu 5.7
+        with self.conn_or_acquire() as client:
+            payload = next(filter(None, map(client.rpop, self._lists_of(queue))), None)
+            if renew is not None:
+                renew(client, queue)
+            if payload is None:
+                raise Empty
+            message = loads(payload)
+            if client.exists(Keys(self.global_keyprefix).recoveries(digest(payload))):
+                message["headers"]["redelivered"] = True
+            return message
+
+    def basic_publish(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().basic_publish(*args, **kwargs)
+        except AttributeError as exc:
+            if self.connection is not None:
+                raise
+            # Another thread closed it, whose connection was lost. By its true name, kombu tries
+            # again on a new channel; else a task's retry, sent at that moment, would be lost.
+            raise ConnectionError("the channel was closed while it published") from exc
+
+    # -- settling
+
+    def settle(self, claimed: Claimed) -> None:
+        """Ack: with the loop's next turn where there is one, else at once.
+
+        In the callback of the last job at once, too: by the time of the next claim, which is
+        waited for, the server has done with it.
+        """
+        in_flight = self.fetch.in_flight
+        in_flight.ack(claimed)
+        # Where nobody comes by later to read the answer, it is waited for.
+        unattended = self.closed or not self.queue_lists
+        at_once = not self.fetch.poller.comes_back or self.fetch.delivers_the_last
+        if unattended or at_once:
+            send = in_flight.flush if unattended else in_flight.post
+            try:
+                send()
+            except (*self.connection_errors, self.ResponseError) as exc:
+                logger.warning("An ack could not be sent yet (%s); it is kept and sent again.", exc)
+        self.fetch.poller.wake()
+
+    def requeue(self, jobs: Iterable[Job], where: str) -> None:
+        """Give jobs back to their queues; what fails now is tried again."""
+        self.fetch.in_flight.requeue(jobs, where)
+        self.fetch.poller.wake()
+
+    @cached_property
+    def cut_short(self) -> CutShort:
+        """For jobs that end otherwise than by ack or requeue."""
+        return CutShort(self.fetch.in_flight)
+
+    def quarantine(self, delivery_tag: Any, reason: str) -> None:
+        """A delivery that cannot be received goes to the dead set, as what is no message does."""
+        claimed = self.qos.claimed(delivery_tag)
+        if claimed is not None:
+            self.cut_short.quarantine(claimed.job, reason)
+            self.qos._quick_ack(delivery_tag)
+
+    def give_back(self, delivery_tag: str) -> None:
+        """A delivery whose run was called off goes back to the front of its queue."""
+        self.qos.give_back(delivery_tag, "front")
+
+    def ended(self, delivery_tag: str) -> None:
+        """A delivery runs no more, and is to go back with those that never ran."""
+        claimed = self.qos.claimed(delivery_tag)
+        if claimed is not None:
+            self.fetch.in_flight.ended(claimed.job)
+
+    def _restore(self, message: Any, leftmost: bool = False) -> None:
+        claimed = getattr(message._raw, "claimed", None)
+        if claimed is not None:
+            self.requeue([claimed.job], "back" if leftmost else "front")
+
+    def close(self) -> None:
+        if self._pid != os.getpid():
+            # A forked child closes what it has inherited (kombu's pools do it unasked). The jobs
+            # are its parent's, and so is the other end of each socket.
+            self.closed = True
+            return
+        if self._fetch is not None and not self.closed:
+            self._fetch.close()
+        super().close()
+        if self._fetch is not None:
+            self._fetch.leave()

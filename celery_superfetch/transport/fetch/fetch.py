@@ -1,0 +1,409 @@
+"""When to claim, when to block, and what to do with what comes: one per channel."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from threading import get_ident
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from kombu.log import get_logger
+from redis.exceptions import RedisError, ResponseError
+
+from ...model.job import Claimed, Job
+from ...owner.membership import Membership
+from .probation import Probation
+from .reads import BlockingReads
+
+if TYPE_CHECKING:
+    from ...worker.reception import Reception
+    from ..channel import Channel
+
+logger = get_logger(__name__)
+
+#: Seconds between two looks at lists that cannot be blocked on.
+POLL_INTERVAL = 1.0
+
+#: Seconds between two complaints about one queue list.
+COMPLAINT_INTERVAL = 60.0
+
+#: Claims in a row that were filled from the first few lists before one names only those. Naming 80
+#: costs half as much as a claim more, which is what it takes to find that they are dry.
+ALIKE = 4
+
+
+class Fetch:
+    """Fetches jobs for one channel.
+
+    While there are jobs, one script claims as many as the prefetch allows; when the lists are
+    dry, a blocking read waits on each. Nothing polls an idle worker's lists.
+    """
+
+    def __init__(self, channel: Channel, membership: Membership) -> None:
+        self.channel = channel
+        self.membership = membership
+        self.poller = channel.connection.cycle
+        self.in_flight = membership.in_flight
+        #: Claimed and confirmed, not delivered yet.
+        self.ready: deque[Claimed] = deque()
+        #: Brought by a blocking read; the next claim confirms them.
+        self.unconfirmed: list[Job] = []
+        self.reads = BlockingReads(
+            membership, self.poller, self._accept, self._come_again, self._complain
+        )
+        self.probation = Probation(self)
+        #: A Celery worker's; it says what becomes of a job that its consumer cannot digest.
+        self.reception: Reception | None = None
+        self._dry = False
+        #: How many of the lists it would have been enough to name, for each of the last claims.
+        self._reaches: deque[int] = deque(maxlen=ALIKE)
+        self._look_at = 0.0
+        self._silenced: dict[str, float] = {}
+        self._refused_until = 0.0
+        #: The oldest ack when acks were last left to the next job.
+        self._left: Job | None = None
+        self._joined: dict[str, int] = {}
+        self._outages = membership.heart.outages
+        #: The thread that delivers a job at this moment.
+        self._delivering = 0
+
+    @property
+    def waiting(self) -> int:
+        """Claimed jobs that the consumer has not seen yet; they count against the prefetch."""
+        return len(self.ready) + len(self.unconfirmed)
+
+    # -- one turn of the loop
+
+    def turn(self) -> None:
+        """Settle, claim or block, as the prefetch and the lists allow.
+
+        Raises:
+            redis.exceptions.RedisError: the broker cannot be asked; the consumer reconnects.
+        """
+        if self.channel.closed:
+            return
+        self.membership.check_process()
+        self.in_flight.runner.pump()
+        now = monotonic()
+        if now < self._refused_until:
+            return
+        try:
+            self._turn()
+        except ResponseError as exc:
+            # A full disk, too few replicas: that passes, and a worker that ended would help
+            # nobody.
+            self._refused_until = now + POLL_INTERVAL
+            if now >= self._silenced.get("", 0.0):
+                self._silenced[""] = now + COMPLAINT_INTERVAL
+                logger.error(
+                    "The broker refuses to serve claims and acks: %s. Nothing was lost, running "
+                    "jobs go on; it is asked again every %g s.",
+                    exc,
+                    POLL_INTERVAL,
+                )
+
+    def _turn(self) -> None:
+        lists = self.channel.queue_lists
+        if not lists:
+            self.in_flight.flush()
+            return
+        self.join(self.channel.list_expires())
+        self._mind_connections()
+        if self.membership.heart.stopping:
+            self.channel.give_back_waiting()
+            self.in_flight.flush()
+            return
+        if self.probation.has_the_floor(lists):
+            self._dry = False
+            alone = self.in_flight.alone
+            self.in_flight.flush()
+            if alone is not None and self.in_flight.alone is None:
+                self.poller.ring()
+            return
+        credit = self.channel.qos.credit()
+        now = monotonic()
+        if self._dry and now >= self._look_at and not self.reads.can_cover(lists):
+            self._dry = False
+        if self.unconfirmed or (credit and not self._dry and self._runs_short(credit)):
+            self._claim(lists, credit, now)
+        elif self._has_to_settle() and not self._goes_with_the_next():
+            self.in_flight.post()
+        if self._dry and self.channel.qos.credit():
+            self.reads.wait_on(lists)
+
+    def _has_to_settle(self) -> bool:
+        """Whether something is to be sent, or there is the leisure to read answers."""
+        return self.in_flight.unsent or (self.in_flight.unread and not self.ready)
+
+    def _goes_with_the_next(self) -> bool:
+        """Whether the next job takes the acks along, with the record of its start.
+
+        In the solo pool it does so here and now. One that did not (its time has not come) leaves
+        them to the next turn.
+        """
+        if not (self.poller.solo and self.ready):
+            return False
+        oldest = self.in_flight.oldest_ack
+        if oldest is None or oldest is self._left:
+            return False
+        self._left = oldest
+        return True
+
+    def _runs_short(self, credit: int) -> bool:
+        """Whether it is time to claim.
+
+        While jobs wait here for whoever runs them nobody is idle, and rather than one for each
+        that ends, more are claimed at once: as soon as there is room for as many as wait. Where
+        this thread may run them, it claims when it has none.
+        """
+        waiting = self.waiting
+        if self.poller.inline and waiting:
+            return False
+        limit = self.channel.config.claim_limit
+        held = self.channel.qos.in_use() - waiting
+        reserve = waiting + min(held, self.in_flight.runner.reserve())
+        return waiting < limit and credit >= min(reserve, limit)
+
+    def join(self, expires: dict[str, int]) -> None:
+        """Register this process and its queue lists, unless the server knows them already.
+
+        Arguments:
+            expires: queue list -> ms of its queue's x-expires; 0 for none.
+
+        Raises:
+            redis.exceptions.RedisError: the server could not be asked.
+            UnsupportedBroker: it cannot carry the guarantee.
+        """
+        changed = expires is not self._joined and expires != self._joined
+        if changed or not self.membership.joined:
+            self.membership.join(id(self), expires)
+            self._joined = expires
+
+    def _mind_connections(self) -> None:
+        if self.membership.overdue and not self.poller.endless:  # else a worker's maintenance does
+            self.membership.catch_up()
+        if self.reads.overdue:
+            logger.warning("A blocking read got no reply in time; its connection is replaced.")
+            self.in_flight.doubt = True
+        if self._outages != self.membership.heart.outages:
+            self._outages = self.membership.heart.outages
+            self.in_flight.doubt = True
+        if self.in_flight.in_doubt():
+            # With no claim on its way, what the private lists hold beyond what we do is what
+            # lost replies spoke of.
+            self.reads.close()
+            found = self.in_flight.reconcile(self.membership.owner, self.membership.facts.lists)
+            if found:
+                logger.warning("%d claims whose reply was lost were given back.", found)
+            self._dry = False
+            self.in_flight.runner.pump()  # nothing starts while in doubt
+
+    def _claim(self, lists: list[str], credit: int, now: float) -> None:
+        confirm, self.unconfirmed = self._still_ours(self.unconfirmed), []
+        reach = None if confirm else self._reach(lists, credit)
+        order, turn = self.channel.claim_order(reach), self.channel.turn
+        starts = max(0, self.in_flight.runner.free() - len(self.ready))
+        try:
+            claims = self.membership.claim(order, credit, turn, confirm, starts)
+        except RedisError:
+            self.in_flight.requeue(reversed(confirm))
+            raise
+        if not claims.registered:  # somebody removes our row faster than we write it
+            self.in_flight.requeue(reversed(confirm))
+            return
+        self.ready.extend(filter(None, claims.confirmed))
+        self.ready.extend(claims.jobs)
+        for name, text in claims.errors:
+            self.reads.refused(name, text)
+        for claimed in claims.jobs:
+            self.channel.claimed_from(claimed.job.queue_list)
+        self._look_at = now + POLL_INTERVAL
+        short = claims.fell_short(credit)
+        self._dry = short and reach is None
+        if short:
+            self._reaches.clear()
+            if reach is not None:
+                left = min(credit - len(claims.jobs), self.channel.qos.credit())
+                self._claim(lists, left, now)
+        elif claims.jobs:
+            self._reaches.append(claims.reach(order))
+
+    def _reach(self, lists: list[str], credit: int) -> int | None:
+        """How many of the lists the next claim names; None for all.
+
+        Those that are served in turn go together, unless it is for one job.
+        """
+        if len(self._reaches) < ALIKE:
+            return None
+        reach, turn = max(self._reaches), 1 if credit == 1 else self.channel.turn
+        reach += -reach % turn
+        return reach if reach < len(lists) else None
+
+    def _still_ours(self, jobs: list[Job]) -> list[Job]:
+        """Without those of an owner that we were before we were taken for dead."""
+        for job in jobs:
+            if job.owner != self.membership.owner:
+                self.in_flight.drop(job)
+        return [job for job in jobs if job.owner == self.membership.owner]
+
+    def claim_one(self, lists: list[str]) -> Claimed | None:
+        """One job from ``lists`` now (``basic_get``); one that was claimed ahead comes first."""
+        self.membership.check_process()
+        these = {name: self.channel.expires_of(name) for name in lists}
+        self.join({**self.channel.list_expires(), **these})
+        self._mind_connections()
+        alone = self.probation.has_the_floor(lists)
+        ahead = self._take_ahead(lists)
+        if ahead is not None or alone:
+            return ahead
+        claims = self.membership.claim(lists, 1, 1)
+        for name, text in claims.errors:
+            raise ResponseError(f"queue list {name}: {text}")
+        return claims.jobs[0] if claims.jobs else None
+
+    def _take_ahead(self, lists: list[str]) -> Claimed | None:
+        self.reads.call_off([read for read in self.reads.armed if read.queue_list in lists])
+        if any(job.queue_list in lists for job in self.unconfirmed):
+            self._claim(self.channel.queue_lists, 0, monotonic())
+        for claimed in [c for c in self.ready if c.job.queue_list in lists]:
+            self.ready.remove(claimed)
+            if claimed.job.owner == self.membership.owner:
+                return claimed
+            self.in_flight.let_go(claimed.job)
+        return None
+
+    def ahead(self, lists: Iterable[str]) -> int:
+        """Jobs from ``lists`` that were claimed and that no consumer has seen."""
+        names = set(lists)
+        jobs = [*(claimed.job for claimed in self.ready), *self.unconfirmed]
+        return sum(job.queue_list in names for job in jobs)
+
+    def _complain(self, name: str, text: str) -> None:
+        now = monotonic()
+        if now >= self._silenced.get(name, 0.0):
+            self._silenced[name] = now + COMPLAINT_INTERVAL
+            logger.error(
+                "Queue list %s cannot be claimed from: %s. Nothing was taken; the other queues "
+                "go on. If the key holds something else, rename it or the queue.",
+                name,
+                text,
+            )
+
+    # -- delivery
+
+    @property
+    def deliverable(self) -> bool:
+        """True while there is a job to deliver."""
+        return bool(self.ready) and not self.membership.heart.stopping
+
+    def deliver(self) -> bool:
+        """Deliver one job to the consumer; False when there was none."""
+        if not self.deliverable:
+            return False
+        if armed := self.reads.armed:
+            left = self.channel.qos.credit()
+            if not left or self.poller.inline:
+                # A callback that runs the job here would keep a surplus claim waiting for it.
+                # Where it is sure to, nobody could even give back what comes meanwhile.
+                self.reads.call_off(armed[0 if self.poller.solo else left :])
+        try:
+            claimed = self.ready.popleft()
+        except IndexError:  # given back a moment ago: the process is stopping
+            return False
+        if claimed.job.owner != self.membership.owner:
+            # We were taken for dead since the claim; the job was given to somebody else, and
+            # nobody here has started it.
+            self.in_flight.drop(claimed.job)
+            return False
+        self._delivering = get_ident()
+        try:
+            delivered = self.channel.deliver(claimed)
+        finally:
+            self._delivering = 0
+        self.in_flight.delivered(claimed.job)
+        return delivered
+
+    @property
+    def delivers_the_last(self) -> bool:
+        """Whether this is the callback of the last job that was claimed."""
+        return self._delivering == get_ident() and not self.ready
+
+    @property
+    def must_look(self) -> bool:
+        """True while some lists have to be looked at once a second."""
+        if monotonic() < self._refused_until:
+            return True
+        return bool(self._joined) and not self.reads.can_cover(self._joined)
+
+    def _accept(self, job: Job, asked: float) -> None:
+        if not self.in_flight.take(job, asked):
+            return
+        if self.channel.qos.credit():
+            self.unconfirmed.append(job)
+            self._dry = False  # more may have come with it
+        else:
+            self.in_flight.requeue([job])
+
+    def _come_again(self) -> None:
+        """There is something in a list on which no read waits."""
+        self._dry = False
+
+    def cancel(self, lists: set[str]) -> None:
+        """Stop fetching from some lists; what was claimed from them goes back."""
+        try:
+            self.reads.call_off([read for read in self.reads.armed if read.queue_list in lists])
+        except RedisError:
+            self.in_flight.doubt = True
+        self.reads.close(lists)
+        back = [claimed.job for claimed in self.ready if claimed.job.queue_list in lists]
+        back += [job for job in self.unconfirmed if job.queue_list in lists]
+        self.ready = deque(c for c in self.ready if c.job.queue_list not in lists)
+        self.unconfirmed = [job for job in self.unconfirmed if job.queue_list not in lists]
+        self.in_flight.requeue(reversed(back))
+
+    def take_back_waiting(self) -> list[Job]:
+        """What the consumer has not seen, newest first; any thread may take it."""
+        back: list[Job] = []
+        with suppress(IndexError):
+            while True:
+                back.append(self.unconfirmed.pop())
+        with suppress(IndexError):
+            while True:
+                back.append(self.ready.pop().job)
+        return back
+
+    # -- end
+
+    def close(self) -> None:
+        """The channel closes: nothing is claimed from here on; never raises."""
+        try:
+            jobs = [*(claimed.job for claimed in self.ready), *self.unconfirmed]
+            self.cancel(self.reads.lists | {job.queue_list for job in jobs})
+        except (RedisError, OSError) as exc:
+            logger.warning("Blocking reads could not be called off: %s", exc)
+            self.in_flight.doubt = True
+        self.reads.close()
+
+    def leave(self) -> None:
+        """The channel is closed and gave back what it could; never raises."""
+        for last in (False, True):
+            try:
+                try:
+                    self.in_flight.flush()
+                    if self.in_flight.doubt:
+                        self.in_flight.reconcile(self.membership.owner, self.membership.facts.lists)
+                finally:  # whatever waits still, this channel is no reason to stay registered
+                    self.membership.leave(id(self), answered=self.reads.answered)
+                return
+            except (RedisError, OSError) as exc:
+                # The first try may only have learned that the idle connections are lost, and
+                # where no channel comes after this one, nobody else would send the rest.
+                self.membership.client.connection_pool.disconnect(inuse_connections=False)
+                if last:
+                    logger.warning(
+                        "Could not settle at the channel's close: %s. What is left stays in the "
+                        "private lists; it is settled when the server answers, or recovered.",
+                        exc,
+                    )

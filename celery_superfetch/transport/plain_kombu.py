@@ -1,0 +1,73 @@
+"""For programs that consume with kombu and without Celery: what Celery's worker does by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import kombu
+
+from ..errors import UnsupportedBroker
+from ..model.job import digest
+from ..reaper.drain import Report
+from ..reaper.reaper import Reaper
+from .channel import Channel
+
+
+@contextmanager
+def working_on(message: Any) -> Iterator[bool]:
+    """Keep a message while the block runs, also when its connection is lost meanwhile.
+
+    kombu closes the channel of a lost connection, which gives back what it has delivered. A
+    message that a thread works on would be delivered again and run twice::
+
+        with working_on(message) as ours:
+            if ours:
+                do(message.payload)
+                message.ack()
+
+    The ack finds its way without the old connection. A block that ends without one gives the
+    message back when its channel is closed (at once if it is closed already).
+
+    Yields:
+        False when the message was given back, or taken away, before the block was entered; or when
+        the server has not heard of this process lately, so that others may take it for dead.
+    """
+    claimed = getattr(getattr(message, "_raw", None), "claimed", None)
+    if claimed is None:  # no_ack, fanout, or another transport: nothing to protect
+        yield True
+        return
+    channel, job = message.channel, claimed.job
+    in_flight = channel.fetch.in_flight
+    try:
+        ours = bool(in_flight.start(job, digest(job.payload)))
+        if not ours:
+            channel.give_back(message.delivery_tag)
+        yield ours
+    finally:
+        in_flight.ended(job)
+        if channel.closed and in_flight.holds(job):
+            channel.requeue([job], "front")
+
+
+def reap(connection: kombu.Connection, *, dry_run: bool = False) -> Report:
+    """One pass over the broker's database: the jobs of dead owners go back to their queues.
+
+    To be called every few seconds by any process that is there anyway, best by several. A
+    database that Celery workers with this package share needs none: they reap for all.
+
+    Raises:
+        UnsupportedBroker: the connection's transport is another.
+        redis.exceptions.RedisError: the registry could not be read.
+    """
+    channel = connection.default_channel
+    if not isinstance(channel, Channel):
+        raise UnsupportedBroker(
+            f"{connection.as_uri()} is not served by celery_superfetch: make the connection with "
+            'transport="celery_superfetch:Transport"'
+        )
+    membership = channel.membership
+    # Heartbeats keep a watch on the others. Who sends none adds up their silence in Redis.
+    watch = membership.heart.watch if membership.joined else None
+    return Reaper(membership.client, channel.config, watch=watch).reap(dry_run=dry_run)

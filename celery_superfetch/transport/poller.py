@@ -1,0 +1,248 @@
+"""kombu's poller, with our sockets beside its own and one turn of fetching each loop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from queue import Empty
+from time import monotonic
+from typing import Any
+
+from kombu.transport.redis import MultiChannelPoller
+from kombu.utils.eventio import poll
+
+from .fetch.fetch import POLL_INTERVAL, Fetch
+
+#: Seconds of one turn of the loop that go into deliveries; remote control, timers and other sockets
+#: wait meanwhile. The acks of those to a pool wait, too: it bounds what a crash runs again.
+DELIVERING = 0.01
+
+#: Seconds a consumer without an event loop waits at most before it looks around.
+LONGEST_WAIT = 5.0
+
+
+class Poller(MultiChannelPoller):
+    """Serves BRPOP (``no_ack`` queues) and LISTEN (fanout) as kombu does, and fetches jobs.
+
+    A pipe that is readable while claimed jobs are left to deliver (the doorbell) makes any kind of
+    loop come back for the next.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pid = os.getpid()
+        self.hub: Any = None
+        #: Celery's solo pool: jobs run in the thread of the hub.
+        self.solo = False
+        #: Celery's loop: whoever rings the doorbell from another thread, or greenlet, is heard.
+        self.endless = False
+        #: How often the loop has come by; 0 before the first time, and when this is closed.
+        self.turns = 0
+        #: Called at each turn.
+        self.on_turn: Callable[[], object] = bool
+        self._ticks: set[Callable[[], object]] = set()
+        self._turn_timer: Any = None
+        self._watched: dict[int, Callable[[], bool]] = {}
+        self._doorbell: tuple[int, int] | None = None
+        self._rung = False
+        self._end_round = False
+        #: When other sockets were looked at last (monotonic s).
+        self._looked = 0.0
+        #: Held where the doorbell is rung from elsewhere, and where it is taken down.
+        self._door = threading.Lock()
+        self._loop = threading.get_ident()
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether the loop turns by itself, so that an ack may wait for it."""
+        return self.hub is not None or (self.endless and threading.get_ident() != self._loop)
+
+    @property
+    def inline(self) -> bool:
+        """True where a job may run in the consumer's own thread."""
+        return self.hub is None or self.solo
+
+    def attach(self, hub: Any, ticks: set[Callable[[], object]]) -> None:
+        """Use Celery's event loop from here on.
+
+        Arguments:
+            ticks: what kombu asked the loop to call at each turn. It never takes that back: each
+                reconnect would leave a transport behind that the loop goes on calling.
+        """
+        self.hub = hub
+        self._ticks |= ticks
+        for fd in self._watched:
+            hub.add_reader(fd, self.on_readable, fd)
+        if self._turn_timer is not None:
+            self._turn_timer.cancel()
+        # Lists that cannot be blocked on are looked at in on_poll_start; this wakes the loop.
+        self._turn_timer = hub.call_repeatedly(POLL_INTERVAL, bool)
+
+    # -- our sockets
+
+    def watch(self, fd: int, on_readable: Callable[[], bool]) -> None:
+        """Call ``on_readable`` when ``fd`` is; it answers whether it delivered a message."""
+        self._watched[fd] = on_readable
+        if self.hub is not None:
+            self.hub.add_reader(fd, self.on_readable, fd)
+        else:
+            self.poller.register(fd, self.eventflags)
+
+    def unwatch(self, fd: int) -> None:
+        """Undo ``watch``; harmless when the loop is gone already."""
+        if self._watched.pop(fd, None) is None:
+            return
+        try:
+            if self.hub is not None:
+                self.hub.remove_reader(fd)
+            else:
+                self.poller.unregister(fd)
+        except (KeyError, ValueError, OSError):
+            pass
+
+    # -- the doorbell
+
+    def ring(self) -> None:
+        """Make the loop come back at once."""
+        doorbell = self._hung()
+        if not self._rung:
+            self._rung = True
+            os.write(doorbell[1], b"!")
+
+    def _hung(self) -> tuple[int, int]:
+        if self._doorbell is None:
+            self._doorbell = os.pipe()
+            os.set_blocking(self._doorbell[0], False)
+            self.watch(self._doorbell[0], self._answer)
+        return self._doorbell
+
+    def wake(self, *, end_round: bool = False) -> None:
+        """A settlement from another thread, or greenlet, than the loop's: it may free the prefetch.
+
+        A loop that sleeps over a full prefetch waits for nothing else, and Celery's sleeps for
+        seconds: under gevent always, with threads before 5.7.
+
+        Arguments:
+            end_round: let ``drain_events`` return, as for a message.
+        """
+        if threading.get_ident() != self._loop:
+            with self._door:
+                if self._doorbell is not None:
+                    self._end_round |= end_round
+                    self.ring()
+
+    def _answer(self) -> bool:
+        if self._doorbell is not None:
+            # All of it, since two threads may have rung at once; and first, so that none who
+            # rings from here on is drowned. One who rang in between finds the loop awake.
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._doorbell[0], 16)
+            self._rung = False
+        end_round, self._end_round = self._end_round, False
+        delivered = self._deliver(monotonic() + DELIVERING)
+        if self._deliverable:
+            self.ring()
+        return delivered or end_round
+
+    @property
+    def _fetches(self) -> list[Fetch]:
+        return [made for channel in list(self._channels) if (made := channel._fetch) is not None]
+
+    @property
+    def _deliverable(self) -> bool:
+        return any(fetch.deliverable for fetch in self._fetches)
+
+    def _deliver(self, until: float) -> bool:
+        """Deliver what is ready, until some time (monotonic s); whether anything was.
+
+        One job where it may run here, since its ack must not wait for the next.
+        """
+        delivered, until = False, 0.0 if self.inline else until
+        for fetch in self._fetches:
+            while fetch.deliverable:
+                delivered = fetch.deliver() or delivered
+                if monotonic() >= until:
+                    break
+        return delivered
+
+    # -- kombu's interface
+
+    def on_poll_start(self) -> None:
+        super().on_poll_start()
+        # ``get`` has done it: before 5.7 kombu's does not come by here.
+        if not self._in_protected_read:
+            until, delivered = monotonic() + DELIVERING, False
+            self._turn()
+            # In the solo pool the ack of a job comes when this turn of Celery's loop is over.
+            while not self.solo and self._deliverable and monotonic() < until:
+                delivered = self._deliver(until) or delivered
+                self._turn()
+            # If not in this one, a pool of processes hears of its new jobs in the next turn.
+            if self._deliverable or (delivered and self._channels):
+                self.ring()
+
+    def _turn(self) -> None:
+        self._loop = threading.get_ident()
+        self.turns += 1
+        self.on_turn()
+        for fetch in self._fetches:
+            fetch.turn()
+
+    def on_readable(self, fileno: int) -> Any:
+        handler = self._watched.get(fileno)
+        if handler is not None:
+            return handler()
+        return super().on_readable(fileno)
+
+    def handle_event(self, fileno: int, event: int) -> Any:
+        if fileno in self._watched:
+            # Truthy ends the round, and drain_events returns: as a rule for a delivered message.
+            return self.on_readable(fileno) or None
+        if fileno not in self._fd_to_chan:  # closed by what was read before it in this round
+            return None
+        return super().handle_event(fileno, event)
+
+    def get(self, callback: Any, timeout: float | None = None) -> Any:
+        self._turn()
+        if self._deliverable and self._deliver_here(callback):
+            return None
+        if any(fetch.must_look for fetch in self._fetches):
+            timeout = POLL_INTERVAL if timeout is None else min(timeout, POLL_INTERVAL)
+        # A wait without end would never find out that a silent connection is dead.
+        timeout = LONGEST_WAIT if timeout is None else min(timeout, LONGEST_WAIT)
+        return super().get(callback, timeout)
+
+    def _deliver_here(self, callback: Any) -> bool:
+        """Deliver, if not what another socket has brought: every so often that comes first.
+
+        In Celery's worker always: of what comes there, remote control is the most urgent.
+        """
+        self._hung()  # for whoever settles what is delivered now
+        now = monotonic()
+        if self.endless or now >= self._looked + DELIVERING:
+            self._looked = now
+            with contextlib.suppress(Empty):
+                super().get(callback, 0)
+                return True
+        return self._deliver(now)
+
+    def close(self) -> None:
+        self.turns = 0
+        if self._pid != os.getpid():
+            # The kernel's list of sockets is shared with the parent, who goes on listening.
+            self.poller, self.hub, self._door = poll(), None, threading.Lock()
+        for fd in list(self._watched):
+            self.unwatch(fd)
+        with self._door:
+            if self._doorbell is not None:
+                for fd in self._doorbell:
+                    os.close(fd)
+                self._doorbell = None
+                self._rung = False
+        if self.hub is not None:
+            self.hub.on_tick -= self._ticks
+        if self._turn_timer is not None:
+            self._turn_timer.cancel()
+        super().close()

@@ -1,0 +1,144 @@
+"""What a channel has delivered, and how much more it may be given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu.log import get_logger
+from kombu.transport import virtual
+from kombu.utils.uuid import uuid
+
+from ..model.job import Claimed, Job
+
+logger = get_logger(__name__)
+
+
+class Delivered(dict[str, Any]):
+    """A decoded message that remembers its claim; kombu keeps it as ``message._raw``."""
+
+    claimed: Claimed
+    #: Its ack is on its way; its consumer will say so in a moment.
+    settled = False
+
+
+def claim_of(request: Any) -> Claimed | None:
+    """The claim that a Celery request stands for; None for what is not fetched reliably."""
+    raw = getattr(getattr(request, "message", None), "_raw", None)
+    return raw.claimed if isinstance(raw, Delivered) else None
+
+
+class QoS(virtual.QoS):
+    """What a channel has delivered. Redis knows the same from the private lists."""
+
+    def in_use(self) -> int:
+        """Jobs that count against the prefetch."""
+        fetch = self.channel._fetch
+        ahead = fetch.waiting + len(fetch.in_flight.outlived) if fetch is not None else 0
+        return len(self._delivered) - len(self._dirty) + ahead
+
+    def can_consume(self) -> bool:
+        return not self.prefetch_count or self.in_use() < self.prefetch_count
+
+    def credit(self) -> int:
+        """How many more jobs may be claimed now."""
+        fetch = self.channel.fetch
+        if fetch.membership.heart.stopping:
+            return 0
+        limit = self.channel.config.claim_limit
+        if "can_consume" in self.__dict__:
+            # Celery's worker_disable_prefetch counts free pool slots in its own way, which
+            # says nothing of the second job.
+            return int(not fetch.waiting and bool(self.can_consume()))
+        if not self.prefetch_count:
+            return limit
+        return max(0, min(limit, self.prefetch_count - self.in_use()))
+
+    def append(self, message: Any, delivery_tag: Any) -> None:
+        # kombu's tag is made at publish; a job copied by hand brings it twice.
+        if delivery_tag in self._delivered and delivery_tag not in self._dirty:
+            delivery_tag = message.delivery_tag = uuid()
+        super().append(message, delivery_tag)
+
+    def claimed(self, delivery_tag: Any) -> Claimed | None:
+        """The claim behind a delivery; None when it is settled, or was no claim (fanout)."""
+        if delivery_tag in self._dirty:
+            return None
+        raw = getattr(self._delivered.get(delivery_tag), "_raw", None)
+        return raw.claimed if isinstance(raw, Delivered) and not raw.settled else None
+
+    def settle_first(self, delivery_tag: Any) -> None:
+        """Settle a delivery that its consumer is going to ack in a moment.
+
+        Its tag stays taken until then: a copy with the same one must not be acked with it.
+        """
+        claimed = self.claimed(delivery_tag)
+        if claimed is not None:
+            self._delivered[delivery_tag]._raw.settled = True
+            self.channel.settle(claimed)
+
+    def ack(self, delivery_tag: Any) -> None:
+        claimed = self.claimed(delivery_tag)
+        self._quick_ack(delivery_tag)
+        if claimed is not None:
+            self.channel.settle(claimed)
+
+    def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
+        if not requeue:
+            return self.ack(delivery_tag)
+        self.give_back(delivery_tag, "back")
+
+    def give_back(self, delivery_tag: Any, where: str) -> None:
+        """Requeue a delivery that does not run (any more)."""
+        claimed = self.claimed(delivery_tag)
+        self._quick_ack(delivery_tag)
+        if claimed is not None:
+            self.channel.fetch.in_flight.ended(claimed.job)
+            self.channel.requeue([claimed.job], where)
+
+    def restore_unacked(self, client: Any = None) -> list[Any]:
+        """Give back what was delivered and does not run, in its old order."""
+        self._flush()
+        back = {job: tag for tag, job in self._in_hand()}
+        if not back:
+            return []
+        # What runs stays ours; its ack comes later, by way of the process, not of this channel.
+        in_flight = self.channel.fetch.in_flight
+        self.channel.requeue(back, "front")
+        given = back.keys() - in_flight.outlived
+        if given:
+            logger.info("Giving %d jobs back to their queues.", len(given))
+        for job, tag in back.items():
+            if not in_flight.holds(job):
+                del self._delivered[tag]
+        return []
+
+    def _in_hand(self) -> list[tuple[Any, Job]]:
+        """What was delivered and not settled, the newest first, each with its tag."""
+        return [
+            (tag, message._raw.claimed.job)
+            for tag, message in reversed(list(self._delivered.items()))
+            if tag not in self._dirty and isinstance(message._raw, Delivered)
+        ]
+
+    def take_back_waiting(self, *, all_of_them: bool = True) -> int:
+        """Give back deliveries whose consumer has not started them, and now cannot; their number.
+
+        Any thread may call it: the consumer's may be busy with a job.
+
+        Arguments:
+            all_of_them: those, too, that wait for their time.
+        """
+        tags = {job: tag for tag, job in self._in_hand()}
+        back = self.channel.fetch.in_flight.take_back(tags, all_of_them)
+        for job in back:
+            self._delivered.pop(tags[job], None)
+        return len(back)
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:
+        """kombu calls this at each close and at exit; it must not raise, nor mind twice."""
+        self._on_collect.cancel()
+        if self.channel.do_restore:
+            self.restore_unacked()
+
+    def restore_visible(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing comes back by a timeout: the reaper knows who is dead."""

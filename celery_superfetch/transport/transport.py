@@ -1,0 +1,112 @@
+"""The kombu transport: its options, its connection to the broker and to the event loop."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from kombu.transport import redis
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from ..errors import ConfigError
+from ..model.config import Config
+from ..store.keys import Keys
+from ..store.wire.server import check_writable, warn_once
+from .channel import Channel
+from .poller import Poller
+
+#: Options that kombu and Celery read from ``broker_transport_options`` with a Redis broker,
+#: beside those a channel takes over (``Channel.from_transport_options``).
+KOMBU_OPTIONS = frozenset(
+    {
+        "callback",
+        "connection_pool_kwargs",
+        "credential_provider",
+        "errback",
+        "interval_max",
+        "interval_start",
+        "interval_step",
+        "max_retries",
+        "polling_interval",
+        "reauth_check_interval",
+        "retry_on_error",
+        "socket_read_size",
+    }
+)
+
+
+def known_options() -> frozenset[str]:
+    """Transport options that are not ours and pass unread."""
+    return KOMBU_OPTIONS | set(redis.SentinelChannel.from_transport_options)
+
+
+def _keep_transport(client: Any) -> None:
+    """Let a connection that names this transport by its path keep it through a failover.
+
+    kombu's ``switch`` takes the transport from the next URL's scheme, and so goes back to its
+    own without a word. (``install`` needs none of this: its connections go by the scheme.)
+    """
+    name = client.transport_cls
+    if getattr(client.switch, "keeps", None) or (isinstance(name, str) and ":" not in name):
+        return
+    switch = client.switch
+
+    def keep(url: str) -> None:
+        switch(url)
+        client.transport_cls = name
+
+    keep.keeps = True  # type: ignore[attr-defined]
+    client.switch = keep
+
+
+class Transport(redis.Transport):
+    """kombu's Redis transport with reliable fetch."""
+
+    Channel = Channel
+
+    #: The Celery worker that this connection serves; it is an owner of its own.
+    worker: object = None
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        try:
+            self.config  # noqa: B018 - a word now, to whoever only publishes; who consumes is refused
+        except ConfigError as exc:
+            warn_once(f"celery_superfetch: {exc} (a worker refuses to start with it)")
+        self.cycle = Poller()
+        _keep_transport(client)
+
+    @cached_property
+    def config(self) -> Config:
+        """The options of this connection.
+
+        Raises:
+            ConfigError: one is unknown or impossible.
+        """
+        return Config.from_options(self.client.transport_options or {}, known_options())
+
+    def establish_connection(self) -> Any:
+        """Connect; a server of no use is refused here, where kombu tries again with a pause."""
+        connection = super().establish_connection()
+        channel = self._avail_channels[-1]
+        never = Keys(channel.global_keyprefix).never
+        try:
+            check_writable(Redis(connection_pool=channel.pool), never)
+        except RedisConnectionError:
+            self.close_connection(connection)
+            raise
+        return connection
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        before = set(loop.on_tick)
+        super().register_with_event_loop(connection, loop)
+        self.cycle.attach(loop, loop.on_tick - before)
+
+    def _reject_inbound_message(self, raw_message: Any) -> None:
+        claimed = getattr(getattr(raw_message, "_raw", None), "claimed", None)
+        if claimed is None:
+            return super()._reject_inbound_message(raw_message)
+        for channel in self.channels:
+            if channel._fetch is not None:
+                return channel.requeue([claimed.job], "front")

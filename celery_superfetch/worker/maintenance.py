@@ -1,0 +1,143 @@
+"""The maintenance thread of a worker: looks at its host every second, and reaps."""
+
+from __future__ import annotations
+
+import threading
+from functools import cache, partial
+from time import monotonic
+
+from celery import Celery
+from celery.utils.log import get_logger
+from redis.exceptions import RedisError
+
+from ..app.announcer import announcements_of
+from ..app.reaping import reaper_of, scheduled_pass
+from ..model import forks
+from ..model.facts import Facts
+from ..model.process import ProcessImage
+from ..model.verdict import MISSED_HEARTBEATS, judge
+from ..owner.membership import Membership
+from ..owner.memberships import memberships
+from ..reaper.drain import Report
+from ..reaper.evidence import by_pid, local_evidence
+
+logger = get_logger(__name__)
+
+#: Seconds between two looks at the processes of this host. A look costs no command.
+LOOK_INTERVAL = 1.0
+
+#: Processes that each worker looks at: one would do if all of them knew of the same neighbours,
+#: and none could be frozen. If each looked at all, 200 on a host would use up some cores for it.
+LOOKS = 4
+
+#: Lock scope of passes that one death on this host, or one silence elsewhere, set off. All
+#: workers see it in the same second, and one pass is enough.
+LOCK_LOCAL = "host:{host}"
+LOCK_REMOTE = "remote"
+
+
+class MaintenanceThread(threading.Thread):
+    """Runs passes until it is stopped; survives any error of theirs."""
+
+    def __init__(self, app: Celery) -> None:
+        super().__init__(name="superfetch-maintenance", daemon=True)
+        self._stopped = threading.Event()
+        self._rounds = cache(partial(Rounds, app))
+
+    def run(self) -> None:
+        while not self._stopped.wait(LOOK_INTERVAL):
+            for membership in memberships():
+                if not membership.joined:
+                    continue
+                try:
+                    with forks.kept_off():
+                        rounds = self._rounds(membership)
+                        membership.catch_up()
+                    rounds.announcements.attend()
+                    rounds.go(monotonic())
+                except (RedisError, OSError) as exc:
+                    logger.warning("Maintenance could not ask the broker: %s", exc)
+                except Exception:  # a thread that ended would take nobody's jobs back
+                    logger.exception("Maintenance failed; it goes on.")
+
+    def stop(self) -> None:
+        """Stop after the pass under way."""
+        self._stopped.set()
+
+
+class Rounds:
+    """What the maintenance thread looks at for one membership."""
+
+    def __init__(self, app: Celery, membership: Membership) -> None:
+        self.membership = membership
+        self.announcements = announcements_of(app, membership)
+        self.reaper = reaper_of(app, membership.client, membership.heart.watch, self.announcements)
+        self._facts: dict[str, Facts] = {}
+        self._next_pass = 0.0
+        self._next_look: dict[str, float] = {}
+
+    def go(self, now: float) -> None:
+        """One round.
+
+        Raises:
+            redis.exceptions.RedisError: the broker cannot be asked; nobody is convicted.
+        """
+        interval = self.reaper.config.reap_interval
+        if self._sees_death():  # others may have died with it
+            scope = LOCK_LOCAL.format(host=ProcessImage.current().host)
+            self.note(self.reaper.reap(self._neighbours(), lock=scope, lock_for=LOOK_INTERVAL / 2))
+        suspects = self._due_suspects(now)
+        if suspects:
+            self.note(self.reaper.reap(suspects, lock=LOCK_REMOTE, lock_for=LOOK_INTERVAL / 2))
+        if now >= self._next_pass:
+            self._next_pass = now + interval
+            self.note(scheduled_pass(self.reaper))
+
+    def note(self, report: Report) -> None:
+        """Know of suspects before the next heartbeat tells."""
+        self.membership.in_flight.probation |= report.probation
+
+    def _sees_death(self) -> bool:
+        """Whether one of those that are looked at is gone; costs a command for a new face alone."""
+        here, watched = ProcessImage.current(), self._watched()
+        same_pid = by_pid([*self._facts.values(), self.membership.facts])
+        return any(
+            judge(local_evidence(facts, here, same_pid[facts.process.pid], None)).dead
+            for facts in watched
+        )
+
+    def _watched(self) -> list[Facts]:
+        """The next few after this one, in a ring of all that live on this ground.
+
+        Wherever there are dead and living ones in it, somebody living comes right before a dead
+        one. So each death is seen, and nobody looks at everybody.
+        """
+        own, here = self.membership.owner, ProcessImage.current()
+        after = sorted(self._neighbours(), key=lambda owner: (owner < own, owner))
+        # Pool pids change, and matter only once the owner is gone: then they are read again
+        # by the pass itself.
+        self._facts = {owner: self._facts[owner] for owner in after if owner in self._facts}
+        found: list[Facts] = []
+        for at in range(0, len(after), LOOKS):
+            names = after[at : at + LOOKS]
+            new = [owner for owner in names if owner not in self._facts]
+            if new:
+                self._facts.update(self.reaper.registry.facts(new))
+            known = [self._facts[owner] for owner in names]
+            found += [facts for facts in known if here.same_ground(facts.process)]
+            if len(found) >= LOOKS:
+                break
+        return found[:LOOKS]
+
+    def _neighbours(self) -> list[str]:
+        return [o for o in self.membership.heart.neighbours if o != self.membership.owner]
+
+    def _due_suspects(self, now: float) -> list[str]:
+        """Silent owners that are worth a verdict now: at once, then at each heartbeat."""
+        interval = self.reaper.config.heartbeat_interval
+        suspects = self.membership.heart.watch.suspects(now, MISSED_HEARTBEATS * interval)
+        self._next_look = {o: t for o, t in self._next_look.items() if o in suspects}
+        due = [owner for owner in suspects if now >= self._next_look.get(owner, 0.0)]
+        for owner in due:
+            self._next_look[owner] = now + interval
+        return due
