@@ -18,8 +18,8 @@ from ..model import forks
 from ..owner.membership import Membership
 from ..signals import job_killed
 from ..store.announcements import Announcement, TakenOver
-from ..store.dead_jobs import DeadJob, DeadSet
-from ..store.keys import Keys
+from ..store.database import Database
+from ..store.dead_jobs import DeadJob, DeadJobs
 from .announcing import Telling, own_backend
 from .broker import config_of
 
@@ -57,9 +57,8 @@ class Announcements:
     def __init__(
         self, app: Celery, client: Redis, owner: Callable[[], str] = str, *, waits: bool = False
     ) -> None:
-        config = config_of(app)
         self.app = app
-        self.dead_set = DeadSet(client, Keys(config.global_keyprefix), config)
+        self.dead_jobs = DeadJobs(Database(client, config_of(app)))
         self.owner = owner
         self.waits = waits
         self._waiting: deque[DeadJob] = deque()
@@ -87,11 +86,11 @@ class Announcements:
         with self._lock:
             known = {*self._since, *(job.id for job in self._waiting)}
         known |= {id for id, (until, _) in self._pauses.items() if until > now}
-        app_name = self.dead_set.config.app_name
+        app_name = self.dead_jobs.config.app_name
         for key in [key for key, until in _strangers.items() if until <= now]:
             _strangers.pop(key, None)
         known |= {id for name, id in list(_strangers) if name == app_name}
-        for job in self.dead_set.unannounced(known):
+        for job in self.dead_jobs.unannounced(known):
             if self._is_ours(job):
                 with self._lock:
                     self._waiting.append(job)
@@ -172,15 +171,14 @@ class Announcements:
         """Whether this app can announce a job: one without a name is anybody's."""
         if job.task is None or job.task_id is None:
             return True
-        return job.app_name == self.dead_set.config.app_name and job.task in self.app.tasks
+        return job.app_name == self.dead_jobs.config.app_name and job.task in self.app.tasks
 
     def _try(self, job: DeadJob, backend: Any) -> None:
-        dead_set = self.dead_set
         if job.task is None or job.task_id is None:  # nobody waits for it
             job_killed.send(sender=self.app, job=job)
-            dead_set.announced(job.id)
+            self.dead_jobs.announced(job.id)
         elif self._is_ours(job):
-            right = Announcement(dead_set.client, dead_set.keys, job.id, self.owner())
+            right = Announcement(self.dead_jobs.database, job.id, self.owner())
             if not right.begin():
                 return
             try:

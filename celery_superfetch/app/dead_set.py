@@ -14,9 +14,8 @@ from redis import Redis
 
 from ..errors import JobNotFound, WrongType
 from ..model.dead_job import DeadFilter, DeadJob
-from ..store import dead_jobs as dead_set
-from ..store.dead_jobs import BATCH, SEPARATOR
-from ..store.keys import Keys
+from ..store.database import Database
+from ..store.dead_jobs import BATCH, SEPARATOR, DeadJobs
 from .broker import client_of, config_of
 
 #: Results in a row that could not be forgotten, after which the others are left as they are:
@@ -63,12 +62,8 @@ class DeadSet:
         options = app.conf.broker_transport_options or {}
         self.app = app
         self._owns_client = client is None
-        self._set = dead_set.DeadSet(
-            client_of(app) if client is None else client,
-            Keys(config.global_keyprefix),
-            config,
-            str(options.get("sep") or SEPARATOR),
-        )
+        database = Database(client_of(app) if client is None else client, config)
+        self._set = DeadJobs(database, str(options.get("sep") or SEPARATOR))
 
     def close(self) -> None:
         """Close the connection, if it is its own."""

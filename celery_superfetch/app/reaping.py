@@ -15,8 +15,8 @@ from redis import Redis
 from ..model.watch import Watch
 from ..reaper.drain import Report
 from ..reaper.reaper import Reaper
+from ..store.database import Database
 from ..store.keys import Keys
-from ..store.wire.scripts import Scripts
 from .announcer import Announcements
 from .broker import client_of, config_of
 from .events import monitors_of
@@ -54,8 +54,7 @@ def reaper_of(
         announcements: the worker's; None: each pass tells them at its end.
     """
     return Reaper(
-        client,
-        config_of(app),
+        Database(client, config_of(app)),
         watch=watch,
         sender=app,
         announcements=announcements or Announcements(app, client, waits=True),
@@ -83,9 +82,10 @@ class ReapTask(Task):
         """
         wanted = True  # whoever cannot be asked may be there again when a worker runs it
         with suppress(Exception), client_of(self.app) as client:
-            keys = self._keys
+            database = Database(client, config_of(self.app))
+            keys = database.keys
             wanted = bool(client.exists(keys.owners, keys.reaped)) and bool(
-                Scripts(client, keys).run("lock", [keys.lock(LOCK_SENT)], [WAITS * 1000])
+                database.scripts.run("lock", [keys.lock(LOCK_SENT)], [WAITS * 1000])
             )
         if not wanted:
             return None

@@ -29,8 +29,8 @@ def reap(session: Session, full: bool, dry_run: bool) -> None:
     """One pass now, whoever else may be reaping."""
     know_tasks(session.app)
     report = session.reaper.reap(full=full, dry_run=dry_run)
-    dead = {owner: reason.value for owner, reason in report.dead.items()}
-    document = {**vars(report), "dead": dead, "probation": sorted(report.probation)}
+    reasons = {owner: reason.value for owner, reason in report.dead.items()}
+    document = {**vars(report), "dead": reasons, "probation": sorted(report.probation)}
     session.say(document, lambda: session.tables.line(str(report)))
     if report.errors:
         raise click.exceptions.Exit(1)

@@ -22,7 +22,7 @@ def status_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
     """
     verdicts = reaper.jury.judge_all(keep=False)
     owners = [facts for facts, _, _ in verdicts]
-    now = reaper.registry.server_time()
+    now = reaper.database.server_time()
     in_flight = _in_flight(reaper, owners)
     reaped = reaper.registry.facts(reaper.registry.tombstones()).values()
     with app.connection_for_read() as connection:
@@ -55,7 +55,7 @@ def status_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
         # Of stock workers: what they work on, and what the killed ones left.
         "unacked": unacked,
         "dead_set": {
-            "size": reaper.dead_set.size(),
+            "size": reaper.dead_jobs.size(),
             "unannounced": int(reaper.client.scard(reaper.keys.unannounced)),
         },
         "counters": {name.decode(): int(number) for name, number in sorted(counters.items())},

@@ -47,7 +47,7 @@ def migrate(session: Session, wait: float, **options: Any) -> None:
 
     reaper = session.reaper
     with routes_of(session.app) as routes:
-        unacked = Unacked(reaper.client, reaper.keys, reaper.config, *routes.unacked)
+        unacked = Unacked(reaper.database, *routes.unacked)
         migration = Migration(reaper.client, unacked, routes)
         report = _patiently(wait, lambda: migration.run(**options))
     session.say(report.as_dict(), lambda: _migrated(session, report))

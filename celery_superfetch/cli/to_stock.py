@@ -114,7 +114,7 @@ class GiveBack:
     def _alive(self, judged: list[tuple[Facts, int, Reason]]) -> list[Alive]:
         living = [(f, score, v) for f, score, v in judged if not v.dead]
         sizes = self.lists.sizes([(facts.owner, facts.lists) for facts, _, _ in living])
-        now = self.registry.server_time()
+        now = self.reaper.database.server_time()
         return [
             Alive(
                 owner=facts.owner,
@@ -183,7 +183,7 @@ class GiveBack:
             for key in private:
                 pipe.hlen(key) if self.keys.is_held(key) else pipe.llen(key)
             report.in_flight = sum(n for n in pipe.execute(raise_on_error=False) if n)
-        report.dead_set, report.keys = self.reaper.dead_set.size(), len(doomed)
+        report.dead_set, report.keys = self.reaper.dead_jobs.size(), len(doomed)
         return doomed
 
     def forget(self, report: GivenBack) -> None:
@@ -206,7 +206,7 @@ class GiveBack:
         if owners := self.registry.owners():
             raise StillInUse(f"nothing was forgotten: {', '.join(owners)} is registered; stop it")
         tombstones = self.registry.tombstones()
-        now, run = self.registry.server_time(), run_id(self.client)
+        now, run = self.reaper.database.server_time(), run_id(self.client)
         for owner, facts in self.registry.facts(tombstones).items():
             seconds = (tombstones[owner] - now) / 1000
             # Its blocking read may still claim, unless the server has none of its connections.

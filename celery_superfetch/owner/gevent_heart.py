@@ -13,15 +13,13 @@ import contextlib
 import sys
 from collections.abc import Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redis.exceptions import RedisError
 
 from ..model.facts import STUCK
 from ..store.wire.resp import packed
-
-if TYPE_CHECKING:
-    from .heart import Heart
+from .heart import Heart
 
 #: Seconds between two looks for a connection, or for the end.
 LOOK_INTERVAL = 1.0

@@ -16,10 +16,9 @@ from ..model.config import Config
 from ..model.facts import RETRY_INTERVAL, STUCK, Facts
 from ..model.process import ProcessImage, mint_owner
 from ..model.watch import Watch
-from ..store.keys import Keys
+from ..store.database import Database
 from ..store.registry import Heartbeat, Registry, connection_id, run_id
-from .heartbeats import heart_client
-from .home import Home, promoted
+from .home import Home, heart_client, promoted
 from .in_flight.in_flight import InFlight
 
 logger = logging.getLogger(__name__)
@@ -45,13 +44,11 @@ class Heart:
     def __init__(
         self,
         home: Home,
-        keys: Keys,
         config: Config,
         in_flight: InFlight,
         overdue: deque[Callable[[], object]],
     ) -> None:
         self.home = home
-        self.keys = keys
         self.config = config
         self.in_flight = in_flight
         self.overdue = overdue
@@ -101,7 +98,7 @@ class Heart:
         """The registry, by this connection; made again after the database has moved."""
         if self._registry is None or self._at is not self.home.params:
             at = self.home.params
-            self._registry, self._at = Registry(self.connect(), self.keys, self.config), at
+            self._registry, self._at = Registry(Database(self.connect(), self.config)), at
         return self._registry
 
     @property
@@ -284,7 +281,7 @@ class Heart:
     def _look_elsewhere(self) -> None:
         """Go on at the server that took ours' place, if there is one."""
         others = [params for params in self.home.elsewhere if not self.home.is_at(params)]
-        found = promoted(others, self.config, self.keys, self.facts, self._heard)
+        found = promoted(others, self.config, self.facts, self._heard)
         if found is not None:
             self.move(found)
 

@@ -5,24 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from redis import ConnectionPool, Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ..model.facts import RETRY_INTERVAL, STUCK
-
-if TYPE_CHECKING:
-    from .gevent_heart import Pulse
-    from .heart import Heart
+from .gevent_heart import Pulse
+from .heart import Heart
 
 logger = logging.getLogger(__name__)
-
-#: Seconds the server has to answer a heartbeat at least, however short the interval.
-SHORTEST_WAIT = 1.0
 
 T = TypeVar("T")
 
@@ -104,19 +98,3 @@ class Heartbeats(threading.Thread):
             if self._failing:
                 logger.info("Heartbeat of owner %s is heard again.", self.heart.facts.owner)
             self._failing = False
-
-
-def heart_client(params: Mapping[str, Any], heartbeat_interval: float) -> Redis:
-    """A client with one connection: a full pool, or a reply that waits, must not stop a heart.
-
-    Arguments:
-        params: arguments of ``redis.ConnectionPool``, with limits to its waits.
-        heartbeat_interval: seconds, and the longest wait for the server: a half-open connection
-            must not silence the owner for longer.
-    """
-    own = {**params, "max_connections": 2}
-    longest = max(SHORTEST_WAIT, heartbeat_interval)
-    for name in ("socket_timeout", "socket_connect_timeout"):
-        if name in own:
-            own[name] = min(own[name], longest)
-    return Redis(connection_pool=ConnectionPool(**own), single_connection_client=True)

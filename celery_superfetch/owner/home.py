@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from redis import ConnectionPool, Redis
 from redis.exceptions import RedisError
 
 from ..model.config import Config
 from ..model.facts import Facts
-from ..store.keys import Keys
+from ..store.database import Database
 from ..store.registry import Registry
 from ..store.wire.connections import Params, patient, place_of, without_retries
-from .heartbeats import heart_client
 
 logger = logging.getLogger(__name__)
+
+#: Seconds the server has to answer a heartbeat at least, however short the interval.
+SHORTEST_WAIT = 1.0
 
 
 class Home:
@@ -49,7 +52,7 @@ class Home:
         old.disconnect(inuse_connections=False)
 
 
-def knows(params: Params, keys: Keys, owner: str) -> bool:
+def knows(params: Params, config: Config, owner: str) -> bool:
     """Whether a server has ever heard of ``owner``.
 
     Replication keeps the order of writes: one that has not has none of its claims either.
@@ -59,14 +62,14 @@ def knows(params: Params, keys: Keys, owner: str) -> bool:
     """
     client = Redis(connection_pool=ConnectionPool(**params))
     try:
-        return bool(client.exists(keys.facts(owner)))
+        return Registry(Database(client, config)).knows(owner)
     finally:
         client.close()
         client.connection_pool.disconnect()
 
 
 def promoted(
-    candidates: Sequence[Params], config: Config, keys: Keys, facts: Facts, heard: Collection[int]
+    candidates: Sequence[Params], config: Config, facts: Facts, heard: Collection[int]
 ) -> Params | None:
     """The candidate that took our server's place, or None.
 
@@ -80,9 +83,9 @@ def promoted(
         try:
             client = heart_client(params, config.heartbeat_interval)
             try:
-                score = client.zscore(keys.owners, facts.owner)
-                if score is not None and int(score) in heard:
-                    Registry(client, keys, config).heartbeat(facts, 0, {})
+                registry = Registry(Database(client, config))
+                if registry.last_heard(facts.owner) in heard:
+                    registry.heartbeat(facts, 0, {})
                     return params
             finally:
                 client.close()
@@ -90,3 +93,19 @@ def promoted(
         except RedisError as exc:
             logger.debug("Not the primary: %s", exc)
     return None
+
+
+def heart_client(params: Mapping[str, Any], heartbeat_interval: float) -> Redis:
+    """A client with one connection: a full pool, or a reply that waits, must not stop a heart.
+
+    Arguments:
+        params: arguments of ``redis.ConnectionPool``, with limits to its waits.
+        heartbeat_interval: seconds, and the longest wait for the server: a half-open connection
+            must not silence the owner for longer.
+    """
+    own = {**params, "max_connections": 2}
+    longest = max(SHORTEST_WAIT, heartbeat_interval)
+    for name in ("socket_timeout", "socket_connect_timeout"):
+        if name in own:
+            own[name] = min(own[name], longest)
+    return Redis(connection_pool=ConnectionPool(**own), single_connection_client=True)

@@ -18,7 +18,7 @@ from ..model.config import Config
 from ..model.facts import Facts
 from ..model.job import Job
 from ..model.process import own_pid
-from ..store.keys import Keys
+from ..store.database import Database
 from ..store.private_lists import Claims
 from ..store.registry import Heartbeat, run_id
 from ..store.wire.connections import Params
@@ -57,15 +57,15 @@ class Membership:
         self.config = config
         #: The Celery worker that it is of; None for another consumer.
         self.worker: object = None
-        self.keys = Keys(config.global_keyprefix)
         self.pid = own_pid()
         self.home = Home(params, elsewhere)
-        self.in_flight = InFlight(self.client, self.keys, config)
+        self.database = Database(self.home.client, config)
+        self.in_flight = InFlight(self.database)
         #: Called with no argument after registration and before the first claim.
         self.on_joined: list[Callable[[], object]] = []
         #: What may take long, or could not be done while the server was away; ``catch_up`` does it.
         self.overdue: deque[Callable[[], object]] = deque()
-        self.heart = Heart(self.home, self.keys, config, self.in_flight, self.overdue)
+        self.heart = Heart(self.home, config, self.in_flight, self.overdue)
         #: Channels -> the queue lists that each claims from.
         self._users: dict[int, Mapping[str, int]] = {}
         #: Held over whole conversations with the server; the heart's thread never takes it.
@@ -124,7 +124,7 @@ class Membership:
             if not first and not new:
                 return
             if first:
-                check_server(self.client, self.keys.prefix)
+                check_server(self.client, self.config.global_keyprefix)
                 self.in_flight.run_id = run_id(self.client)
                 self.heart.stopping = False  # it left, and comes back
             self.in_flight.expires.update({name: ms for name, ms in new.items() if ms})
@@ -169,7 +169,7 @@ class Membership:
         with self._lock:
             if self.home.is_at(params):
                 return True
-            if self.owner and not knows(params, self.keys, self.owner):
+            if self.owner and not knows(params, self.config, self.owner):
                 return False
             self.heart.move(params)
             return True

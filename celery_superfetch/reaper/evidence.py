@@ -14,13 +14,13 @@ from ..model.process import LocalProcess, ProcessImage, look_at
 from ..model.verdict import MISSED_HEARTBEATS, Evidence, Reason, judge
 from ..model.watch import Watch
 from ..store.registry import Registry, run_id
-from ..store.silences import Suspects
+from ..store.silences import Silences
 
 
 class Jury:
     """Judges the owners of a registry; its watch is that of the ``Reaper``."""
 
-    def __init__(self, registry: Registry, suspects: Suspects, watch: Watch | None) -> None:
+    def __init__(self, registry: Registry, suspects: Silences, watch: Watch | None) -> None:
         self.registry = registry
         self.suspects = suspects
         self.watch = watch

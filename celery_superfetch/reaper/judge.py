@@ -8,15 +8,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from redis import Redis
-
-from ..model.config import Config
 from ..model.job import Job, digest, parse
 from ..model.strikes import Blame, Counters, Decision, Limits, Recovery, Running, blame
 from ..signals import job_recovered
-from ..store.dead_jobs import DeadJob, DeadSet, dead_job
-from ..store.keys import Keys
-from ..store.wire.scripts import Call, OnServer
+from ..store.database import Database, Structure
+from ..store.dead_jobs import DeadJob, DeadJobs, dead_job
+from ..store.wire.scripts import Call
 
 logger = logging.getLogger(__name__)
 
@@ -33,15 +30,15 @@ class Outcome(NamedTuple):
     dead_id: bytes = b""
 
 
-class Recoveries(OnServer):
+class Recoveries(Structure):
     """Recovers jobs, of the dead and one's own, or kills them.
 
     It counts strikes and recoveries (``superfetch:recoveries:<digest>``).
     """
 
-    def __init__(self, client: Redis, keys: Keys, config: Config) -> None:
-        super().__init__(client, keys, config)
-        self.dead_set = DeadSet(client, keys, config)
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.dead_jobs = DeadJobs(database)
 
     def counters(self, digests: Sequence[str]) -> list[Counters]:
         """The counters of some jobs, in one command."""
@@ -87,7 +84,7 @@ class Recoveries(OnServer):
         """Do what was decided, in one round trip; the arguments are those of ``recover``."""
         killed = [recovery for recovery, decision in decided if decision is Decision.KILL]
         spared = [recovery for recovery, decision in decided if decision is Decision.RECOVER]
-        calls = [self.dead_set.kill(one, marked=marked) for one in killed]
+        calls = [self.dead_jobs.kill(one, marked=marked) for one in killed]
         if spared:
             # One script for all, so that a waiting consumer finds the oldest in front.
             calls.append(self.recover(spared, expires, marked=marked))

@@ -8,20 +8,16 @@ from itertools import chain
 from time import monotonic
 from typing import Any
 
-from redis import Redis
-
-from ..model.config import Config
 from ..model.facts import Facts
 from ..model.strikes import Limits
 from ..model.verdict import Reason
 from ..model.watch import Watch
 from ..signals import ReapedOwner, owner_reaped
+from ..store.database import Database, Structure
 from ..store.dead_jobs import JUNK_LIMIT
-from ..store.keys import Keys
 from ..store.private_lists import PrivateLists
 from ..store.registry import Registry
-from ..store.silences import Suspects
-from ..store.wire.scripts import OnServer
+from ..store.silences import Silences
 from .drain import Announcements, Drain, Report
 from .evidence import Jury
 from .judge import Recoveries
@@ -42,11 +38,10 @@ ASK_AGAIN = 60.0
 SCAN_COUNT = 1000
 
 
-class Reaper(OnServer):
+class Reaper(Structure):
     """Finds dead owners and empties their private lists; holds no loop and no thread.
 
     Arguments:
-        client: a plain client for the broker's database.
         watch: a watch that is kept by heartbeats; without one, the silence of owners is added
             up over passes in Redis.
         sender: the Celery app, for receivers of signals.
@@ -56,22 +51,20 @@ class Reaper(OnServer):
 
     def __init__(
         self,
-        client: Redis,
-        config: Config,
+        database: Database,
         *,
         watch: Watch | None = None,
         sender: Any = None,
         announcements: Announcements | None = None,
         limits: Limits | None = None,
     ) -> None:
-        keys = Keys(config.global_keyprefix)
-        super().__init__(client, keys, config)
-        self.registry = Registry(client, keys, config)
-        self.lists = PrivateLists(client, keys, config)
-        self.jury = Jury(self.registry, Suspects(client, keys, config), watch)
-        recoveries = Recoveries(client, keys, config)
-        self.dead_set = recoveries.dead_set
-        limits = limits or Limits.of(config)
+        super().__init__(database)
+        self.registry = Registry(database)
+        self.lists = PrivateLists(database)
+        self.jury = Jury(self.registry, Silences(database), watch)
+        recoveries = Recoveries(database)
+        self.dead_jobs = recoveries.dead_jobs
+        limits = limits or Limits.of(database.config)
         self.drain = Drain(self.lists, recoveries, sender, announcements, limits)
         self.announcements = announcements
         self.sender = sender
@@ -183,7 +176,7 @@ class Reaper(OnServer):
         tombstones = self.registry.tombstones()
         if not tombstones:
             return
-        now = self.registry.server_time()
+        now = self.database.server_time()
         known = self.registry.facts(tombstones)
         filled = self.lists.has_jobs((owner, facts.lists) for owner, facts in known.items())
         for (owner, facts), has_jobs in zip(known.items(), filled, strict=True):
@@ -199,7 +192,7 @@ class Reaper(OnServer):
 
     def _trim(self) -> None:
         """Drop what is too old, or too much, and say so."""
-        dropped = self.dead_set.trim()
+        dropped = self.dead_jobs.trim()
         if dropped.old:
             logger.warning(
                 "%d jobs older than dead_ttl were dropped from the dead set.", dropped.old

@@ -6,10 +6,7 @@ from itertools import chain
 from typing import Any
 from uuid import uuid4
 
-from redis import Redis
-
-from .keys import Keys
-from .wire.scripts import Scripts
+from .database import Database, Structure
 
 #: Seconds one step may take before another process may take over from one that is no owner. An
 #: owner has the right for as long as it is registered.
@@ -23,17 +20,15 @@ class TakenOver(Exception):
     """Another process goes on with the announcement: this one took too long."""
 
 
-class Announcement:
+class Announcement(Structure):
     """The announcement of one killed job (``superfetch:announcement:<id>``).
 
     Arguments:
         owner: the owner that announces; empty for a process that is none.
     """
 
-    def __init__(self, client: Redis, keys: Keys, id: str, owner: str = "") -> None:
-        self.client = client
-        self.keys = keys
-        self.scripts = Scripts(client, keys)
+    def __init__(self, database: Database, id: str, owner: str = "") -> None:
+        super().__init__(database)
         self.id = id
         self.owner = owner
         self.who = uuid4().hex

@@ -7,17 +7,14 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from redis import Redis
-
 from ..errors import JobNotFound
-from ..model.config import Config
 from ..model.dead_job import FULL_ID, DeadFilter, DeadJob, dead_job
 from ..model.job import parse
 from ..model.strikes import Recovery
-from .keys import Keys
-from .wire.scripts import Call, OnServer
+from .database import Database, Structure
+from .wire.scripts import Call
 
-__all__ = ["DeadJob", "DeadSet", "dead_job"]
+__all__ = ["DeadJob", "DeadJobs", "dead_job"]
 
 #: Unparseable jobs the dead set holds at most: junk must not push out what can be retried.
 JUNK_LIMIT = 1000
@@ -51,16 +48,14 @@ class Dropped(NamedTuple):
     surplus: int
 
 
-class DeadSet(OnServer):
+class DeadJobs(Structure):
     """Killed jobs (``superfetch:dead``, ``superfetch:dead:jobs``), newest first.
 
     No command reads or moves more than a batch of them.
     """
 
-    def __init__(
-        self, client: Redis, keys: Keys, config: Config, separator: str = SEPARATOR
-    ) -> None:
-        super().__init__(client, keys, config)
+    def __init__(self, database: Database, separator: str = SEPARATOR) -> None:
+        super().__init__(database)
         self.separator = separator
 
     def kill(self, recovery: Recovery, *, marked: bool) -> Call:
@@ -119,7 +114,7 @@ class DeadSet(OnServer):
         By ZSCAN: what is there from its begin to its end is found, whatever others move
         meanwhile. By rank, each job that leaves would hide another.
         """
-        least, most = which.window(self.server_time())
+        least, most = which.window(self.database.server_time())
         found: Iterable[Any] = self.client.zscan_iter(self.keys.dead, count=IDS)
         rows = {id: score for id, score in found if least <= score <= most}
         return sorted(rows.items(), key=lambda row: (row[1], row[0]), reverse=True)

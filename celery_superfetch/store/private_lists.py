@@ -6,13 +6,10 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
-from redis import Redis
-
-from ..model.config import Config
 from ..model.job import Claimed, Earlier, Job, digest
 from ..model.strikes import Running
-from .keys import Keys
-from .wire.scripts import Call, OnServer
+from .database import Database, Structure
+from .wire.scripts import Call
 
 #: Bytes one claim takes at most, but for the job that passes the mark. It bounds the reply,
 #: and so the time the server and the consumer's loop spend on one claim.
@@ -54,11 +51,11 @@ class Claims(NamedTuple):
         return 1 + max(map(order.index, {claimed.job.queue_list for claimed in self.jobs}))
 
 
-class PrivateLists(OnServer):
+class PrivateLists(Structure):
     """Jobs in flight (``superfetch:private:<owner>:<queue list>``)."""
 
-    def __init__(self, client: Redis, keys: Keys, config: Config) -> None:
-        super().__init__(client, keys, config)
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
         self._claim_ids = count(1)
 
     def job(self, owner: str, queue_list: str, payload: bytes) -> Job:

@@ -13,7 +13,8 @@ from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from ..model.facts import Facts
-from .wire.scripts import CHECKOUT, Call, OnServer, info, milliseconds, reply_of
+from .database import Structure
+from .wire.scripts import CHECKOUT, Call, info, milliseconds, reply_of
 
 #: Rows one heartbeat returns at most. They are the oldest, and the same each time: whoever is
 #: beyond that is watched only once those are reaped, a whole ``owner_ttl`` later. A thousand are
@@ -48,7 +49,7 @@ class Heartbeat:
     probation: frozenset[str] = frozenset()
 
 
-class Registry(OnServer):
+class Registry(Structure):
     """Owners, their facts and heartbeats (``superfetch:owners``, ``superfetch:owner:*``)."""
 
     def register(self, facts: Facts) -> Heartbeat:
@@ -67,6 +68,15 @@ class Registry(OnServer):
         fields = [part for pair in changed.items() for part in pair]
         args = [facts.owner, since, HEARTBEAT_ROWS, *fields]
         return _heartbeat(self.scripts.run("heartbeat", self._heard_in(facts), args))
+
+    def knows(self, owner: str) -> bool:
+        """Whether this server has ever heard of ``owner``."""
+        return bool(self.client.exists(self.keys.facts(owner)))
+
+    def last_heard(self, owner: str) -> int | None:
+        """Server ms of its last heartbeat; None when it has none here."""
+        score = self.client.zscore(self.keys.owners, owner)
+        return None if score is None else int(score)
 
     def _heard_in(self, facts: Facts) -> list[str]:
         return [*self._rows(facts.owner, facts.process.host), self.keys.on_probation]
@@ -154,7 +164,9 @@ class Registry(OnServer):
         state: Any = self.client.hget(self.keys.facts(owner), "state")
         if state in (None, b"reaped"):
             return False
-        return bool(self.client.zadd(self.keys.owners, {owner: self.server_time()}, nx=True))
+        return bool(
+            self.client.zadd(self.keys.owners, {owner: self.database.server_time()}, nx=True)
+        )
 
     def forget_tombstone(self, owner: str) -> None:
         """Stop draining a reaped owner; its facts go by their own TTL."""

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..model.facts import RETRY_INTERVAL
-from .wire.scripts import Call, OnServer
+from .database import Structure
+from .wire.scripts import Call
 
 #: Owners that one script removes and writes at most: it keeps everybody else waiting.
 BATCH = 100
 
 
-class Suspects(OnServer):
+class Silences(Structure):
     """What one-shot passes saw, added up in ``superfetch:suspects``.
 
     The time between two passes counts once a further pass still finds nothing, after as long as

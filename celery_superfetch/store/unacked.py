@@ -7,12 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from redis import Redis
-
-from ..model.config import Config
 from ..model.job import digest
-from .keys import Keys
-from .wire.scripts import Call, OnServer
+from .database import Database, Structure
+from .wire.scripts import Call
 
 _decoder = json.JSONDecoder()
 
@@ -58,7 +55,7 @@ class StockJob:
         return cls(delivery, value, start, end, message, exchange or "", routing_key or "")
 
 
-class Unacked(OnServer):
+class Unacked(Structure):
     """Stock kombu's hash of unacked messages and its index by time of delivery.
 
     Arguments:
@@ -66,11 +63,11 @@ class Unacked(OnServer):
         index: kombu's ``unacked_index_key``.
     """
 
-    def __init__(self, client: Redis, keys: Keys, config: Config, name: str, index: str) -> None:
-        super().__init__(client, keys, config)
+    def __init__(self, database: Database, name: str, index: str) -> None:
+        super().__init__(database)
         # kombu's own keys: the prefix is all that is put before them.
-        self.name = keys.queue(name)
-        self.index = keys.queue(index)
+        self.name = self.keys.queue(name)
+        self.index = self.keys.queue(index)
 
     def deliveries(self) -> list[Delivery]:
         """All entries, the newest first; those that the index does not know last."""

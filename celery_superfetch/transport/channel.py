@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from copy import copy
 from functools import cached_property
-from itertools import islice
 from json import JSONDecoder
 from queue import Empty
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 from kombu.log import get_logger
 from kombu.transport import redis
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import object_hook
-from kombu.utils.scheduling import cycle_by_name, round_robin_cycle
 from redis.exceptions import ConnectionError, RedisError
 
 from ..model.config import LONGEST, Config
@@ -27,6 +25,7 @@ from ..owner.memberships import membership_for
 from ..store.keys import Keys
 from ..store.wire.connections import Params, leaving_replicas, named, patient
 from .fetch.fetch import Fetch
+from .fetch.queue_lists import QueueLists
 from .qos import Delivered, QoS
 
 logger = get_logger(__name__)
@@ -41,6 +40,16 @@ def loads(payload: bytes | str) -> Any:
     return (_typed if '"__type__"' in text else _plain)(text)
 
 
+class Reception(Protocol):
+    """Keeps a Celery worker alive, whatever message comes."""
+
+    def kills(self, claimed: Claimed, channel: Any) -> bool:
+        """Whether a job has come back over its limit, and is dead now."""
+
+    def refuses(self, message: Any, exc: Exception) -> bool:
+        """Put a job aside at which its consumer raised; False when that is not the job's fault."""
+
+
 class Channel(redis.Channel):
     """kombu's Redis channel; jobs that want an ack are fetched reliably."""
 
@@ -52,12 +61,11 @@ class Channel(redis.Channel):
         self._fetch: Fetch | None = None
         super().__init__(*args, **kwargs)
         self.QoS = QoS  # ack_emulation=False would bring one that forgets at once
-        self._claim_cycle = cycle_by_name(self.queue_order_strategy)()
-        self._queue_of: dict[str, str] = {}
-        self._lists_of_queue: dict[str, list[str]] = {}
+        #: Those of the queues that are fetched reliably.
+        self.lists = QueueLists(self.queue_order_strategy)
         self._callbacks: dict[str, Callable[[Any], Any]] = {}
-        #: Queue lists of the reliable queues, priorities first.
-        self.queue_lists: list[str] = []
+        #: A Celery worker's; it says what becomes of a job that its consumer cannot digest.
+        self.reception: Reception | None = None
         self._list_expires: dict[str, int] = {}
         self._expires_at: tuple[list[str], dict[str, Any]] = ([], {})
 
@@ -105,47 +113,21 @@ class Channel(redis.Channel):
     def list_expires(self) -> dict[str, int]:
         """``expires_of`` each of them; asked at each turn."""
         known = getattr(self, "_expires", {})
-        if self._expires_at != (self.queue_lists, known):
-            self._expires_at = self.queue_lists, dict(known)
-            self._list_expires = {name: self.expires_of(name) for name in self.queue_lists}
+        if self._expires_at != (self.lists.names, known):
+            self._expires_at = self.lists.names, dict(known)
+            self._list_expires = {name: self.expires_of(name) for name in self.lists.names}
         return self._list_expires
-
-    @property
-    def turn(self) -> int:
-        """How many neighbours in the order of claiming are equals: all, by kombu's default."""
-        return len(self._lists_of_queue) if type(self._claim_cycle) is round_robin_cycle else 1
-
-    def claim_order(self, most: int | None) -> list[str]:
-        """The lists in the order of claiming, or the first of them.
-
-        Arguments:
-            most: how many lists; None for all.
-        """
-        queues = self._claim_cycle.consume(len(self._lists_of_queue))
-        return list(islice(self._by_priority(queues), most))
-
-    def _by_priority(self, queues: Iterable[str]) -> Iterator[str]:
-        for step in range(len(self.priority_steps)):
-            for queue in queues:
-                yield self._lists_of_queue[queue][step]
-
-    def claimed_from(self, queue_list: str) -> None:
-        """Let the next claim begin with another queue."""
-        self._claim_cycle.rotate(self._queue_of[queue_list])
 
     def expires_of(self, queue_list: str) -> int:
         """ms of the queue's x-expires; 0 for none."""
         expires = getattr(self, "_expires", {})  # came with kombu 5.6
-        ms = int(expires.get(self._queue_of.get(queue_list, queue_list)) or 0)
+        ms = int(expires.get(self.lists.queue(queue_list)) or 0)
         return min(ms, int(LONGEST * 1000))
 
     def _update_queue_cycle(self) -> None:
         super()._update_queue_cycle()
         queues = [q for q in dict.fromkeys(self._active_queues) if q in self._reliable]
-        self._claim_cycle.update(queues)
-        self._lists_of_queue = {queue: self._lists_of(queue) for queue in queues}
-        self.queue_lists = list(self._by_priority(queues))
-        self._queue_of = {name: q for q, names in self._lists_of_queue.items() for name in names}
+        self.lists.serve({queue: self._lists_of(queue) for queue in queues})
 
     # -- fetching
 
@@ -160,29 +142,29 @@ class Channel(redis.Channel):
         if self._fetch is None:
             worker = self.connection.worker
             membership = membership_for(self.here(), self.config, self.elsewhere(), worker)
-            self._fetch = Fetch(self, membership)
+            self._fetch = Fetch(self, self.connection.cycle, membership)
         return self._fetch
 
     def give_back_waiting(self) -> int:
         """Give back at once, and in order, what is claimed and not started; any thread may."""
         if self._fetch is None:
             return 0
-        jobs = self._fetch.take_back_waiting()
+        jobs = self._fetch.backlog.take_all()
         self.requeue(jobs, "front")
         return len(jobs) + int(self.qos.take_back_waiting())
 
     def deliver(self, claimed: Claimed) -> bool:
         """Hand a claimed job to its consumer."""
-        reception = self.fetch.reception
+        reception = self.reception
         try:
             dead = claimed.earlier and reception and reception.kills(claimed, self)
             message = None if dead else self._decode(claimed)
         except (RedisError, OSError):
-            self.fetch.ready.appendleft(claimed)  # it goes back with those behind it
+            self.fetch.backlog.ready.appendleft(claimed)  # it goes back with those behind it
             raise
         if message is None:
             return False
-        queue = self._queue_of[claimed.job.queue_list]
+        queue = self.lists.queue(claimed.job.queue_list)
         # kombu knows one callback for each queue of a connection; two channels are two consumers.
         callback = self._callbacks.get(queue)
         try:
@@ -325,7 +307,7 @@ class Channel(redis.Channel):
         in_flight = self.fetch.in_flight
         in_flight.ack(claimed)
         # Where nobody comes by later to read the answer, it is waited for.
-        unattended = self.closed or not self.queue_lists
+        unattended = self.closed or not self.lists.names
         at_once = not self.fetch.poller.comes_back or self.fetch.delivers_the_last
         if unattended or at_once:
             send = in_flight.flush if unattended else in_flight.post

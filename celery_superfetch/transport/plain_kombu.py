@@ -70,4 +70,4 @@ def reap(connection: kombu.Connection, *, dry_run: bool = False) -> Report:
     membership = channel.membership
     # Heartbeats keep a watch on the others. Who sends none adds up their silence in Redis.
     watch = membership.heart.watch if membership.joined else None
-    return Reaper(membership.client, channel.config, watch=watch).reap(dry_run=dry_run)
+    return Reaper(membership.database, watch=watch).reap(dry_run=dry_run)

@@ -33,7 +33,7 @@ class QoS(virtual.QoS):
     def in_use(self) -> int:
         """Jobs that count against the prefetch."""
         fetch = self.channel._fetch
-        ahead = fetch.waiting + len(fetch.in_flight.outlived) if fetch is not None else 0
+        ahead = len(fetch.backlog) + len(fetch.in_flight.outlived) if fetch is not None else 0
         return len(self._delivered) - len(self._dirty) + ahead
 
     def can_consume(self) -> bool:
@@ -48,7 +48,7 @@ class QoS(virtual.QoS):
         if "can_consume" in self.__dict__:
             # Celery's worker_disable_prefetch counts free pool slots in its own way, which
             # says nothing of the second job.
-            return int(not fetch.waiting and bool(self.can_consume()))
+            return int(not fetch.backlog and bool(self.can_consume()))
         if not self.prefetch_count:
             return limit
         return max(0, min(limit, self.prefetch_count - self.in_use()))

@@ -148,8 +148,9 @@ class Guarded(bootsteps.StartStopStep):
         transport.cycle.endless = True
         monitors = monitors_of(consumer.app)
         transport.cycle.on_turn, monitors.wake = monitors.drain, transport.cycle.wake
-        fetch = consumer.connection.default_channel.fetch
-        fetch.reception = consumer.controller.reception
+        channel = consumer.connection.default_channel
+        channel.reception = consumer.controller.reception
+        fetch = channel.fetch
         membership = fetch.membership
         membership.heart.pool = _PoolPids(consumer.pool)
         membership.heart.turns = _turns(transport.cycle, consumer.pool)

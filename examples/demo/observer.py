@@ -8,8 +8,8 @@ import redis
 from celery import Celery
 
 from celery_superfetch.model.config import Config
-from celery_superfetch.store.dead_jobs import DeadJob, DeadSet
-from celery_superfetch.store.keys import Keys
+from celery_superfetch.store.database import Database
+from celery_superfetch.store.dead_jobs import DeadJob, DeadJobs
 from celery_superfetch.store.private_lists import PrivateLists
 from celery_superfetch.store.registry import Registry
 
@@ -27,12 +27,12 @@ class Observer:
     def __init__(self, app: Celery, client: redis.Redis) -> None:
         options = app.conf.broker_transport_options
         config = Config.from_options({k: v for k, v in options.items() if k == "global_keyprefix"})
-        keys = Keys(config.global_keyprefix)
+        database = Database(client, config)
         self.client = client
-        self.keys = keys
-        self.registry = Registry(client, keys, config)
-        self.lists = PrivateLists(client, keys, config)
-        self.dead_set = DeadSet(client, keys, config)
+        self.keys = database.keys
+        self.registry = Registry(database)
+        self.lists = PrivateLists(database)
+        self.dead_set = DeadJobs(database)
 
     # -- the place
 

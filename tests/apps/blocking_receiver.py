@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from apps.build import build_app
-from celery_superfetch.model.process import heart
+from celery_superfetch.owner import heart
 from celery_superfetch.signals import ownership_lost
 
 BLOCK = Path(os.environ["BLOCK"])

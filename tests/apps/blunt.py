@@ -8,7 +8,7 @@ from typing import Any
 
 from apps.build import build_app
 from celery_superfetch.model.strikes import Blame, Recovery
-from celery_superfetch.reaper.reaper import judge as recoveries
+from celery_superfetch.reaper import judge as recoveries
 
 recovery_of = Recovery.of
 

@@ -18,7 +18,7 @@ from apps.build import OWNER_PID, build_app
 from harness.ledger import Ledger
 
 if os.environ.get("FEATURES_WITHOUT_PULSE"):  # the control: what gevent does to the heart
-    from celery_superfetch.model.process import membership
+    from celery_superfetch.owner import membership
 
     membership.threads_are_greenlets = lambda: False
 

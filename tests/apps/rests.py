@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-from celery_superfetch.transport.transport.fetch import probation
-
 from apps.build import build_app
+from celery_superfetch.transport.fetch import probation
 
 first, work = os.environ["RESTS"].split(",")
 probation.FIRST_REST, probation.WORK = float(first), int(work)

@@ -12,7 +12,7 @@ from celery.concurrency.asynpool import AsynPool
 from apps.build import build_app
 
 if os.environ.get("DEAF"):  # the control
-    from celery_superfetch.worker.steps import start
+    from celery_superfetch.worker import start
 
     start.hear_the_dead = lambda pool: None
 

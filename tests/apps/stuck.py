@@ -18,9 +18,9 @@ from celery import signals
 from celery.worker.control import inspect_command
 
 from apps.build import build_app
-from celery_superfetch.model.process import heart
+from celery_superfetch.owner import heart
 from celery_superfetch.store.wire import connections as places
-from celery_superfetch.worker.steps import steps as worker
+from celery_superfetch.worker import steps as worker
 
 HANG = Path(os.environ.get("HANG", "/nonexistent"))
 _monkey = sys.modules.get("gevent.monkey")

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from apps.build import build_app
-from celery_superfetch.worker.steps import prefork as pool_flush
+from celery_superfetch.worker import prefork as pool_flush
 
 remember = pool_flush._remember
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from apps.build import build_app
-from celery_superfetch.worker.steps import start
-from celery_superfetch.worker.steps import steps as worker
+from celery_superfetch.worker import start
+from celery_superfetch.worker import steps as worker
 
 worker.Stopper.give_back = lambda self: None  # type: ignore[method-assign]
 start.told_to_stop = lambda membership: False

@@ -7,7 +7,7 @@ import os
 from apps.build import build_app
 from celery_superfetch.owner.heart import Heart
 from celery_superfetch.owner.membership import Membership
-from celery_superfetch.transport.transport import channel
+from celery_superfetch.transport import channel
 
 app = build_app(os.environ)
 

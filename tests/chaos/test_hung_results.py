@@ -16,6 +16,7 @@ from celery_superfetch.app.broker import config_of
 from celery_superfetch.model.strikes import Decision
 from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.signals import job_recovering
+from celery_superfetch.store import database as store
 from harness.database import Database
 from harness.ledger import Ledger
 from harness.proxy import FaultProxy
@@ -48,7 +49,7 @@ def unannounced(
     jobs = bench.queue("celery")
     client.delete("celery")
     bench.dead_owner(jobs, "celery", lists=["celery"])
-    assert Reaper(client, config_of(killer), sender=killer).reap().killed == 3
+    assert Reaper(store.Database(client, config_of(killer)), sender=killer).reap().killed == 3
     assert client.scard(bench.keys.unannounced) == 3
     return {"alone": alone, "body": choir, "pills": [alone, *choir.parent.results]}
 

@@ -13,8 +13,8 @@ from celery.result import AsyncResult
 
 from celery_superfetch import PoisonPill
 from celery_superfetch.model.config import Config
-from celery_superfetch.store.dead_jobs import DeadSet
-from celery_superfetch.store.keys import Keys
+from celery_superfetch.store import database as store
+from celery_superfetch.store.dead_jobs import DeadJobs
 from harness.database import Database
 from harness.ledger import Ledger
 from harness.waiting import eventually
@@ -126,7 +126,7 @@ def test_an_item_that_is_no_message_is_put_aside_and_the_worker_goes_on(
     eventually(lambda: len(db.dead()) == 1)
     one.wait_log("was put into quarantine: unparseable payload")
     assert one.alive()
-    (job,) = DeadSet(db.client, Keys(), Config())
+    (job,) = DeadJobs(store.Database(db.client, Config()))
     assert job.payload == junk
     eventually(lambda: not db.private_lists())
 
@@ -153,7 +153,7 @@ def test_a_job_retried_from_the_dead_set_runs_again_with_a_clean_record(
     shop.kill_child.delay("pill")
     eventually(lambda: len(db.dead()) == 1)
     assert runs(ledger, "pill") == 2
-    dead_set = DeadSet(client, Keys(), Config())
+    dead_set = DeadJobs(store.Database(client, Config()))
     (job,) = dead_set
     assert dead_set.scripts.ask(dead_set.revive(job, job.queue_list, 0))
     eventually(lambda: runs(ledger, "pill") == 4 and len(db.dead()) == 1)

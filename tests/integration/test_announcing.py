@@ -238,7 +238,7 @@ def test_a_pass_waits_for_no_more_than_a_few_that_fail(
 
 
 def test_one_process_announces_at_a_time(bench: Bench) -> None:
-    one, two = (Announcement(bench.client, bench.keys, "id") for _ in "12")
+    one, two = (Announcement(bench.database, "id") for _ in "12")
     assert not one.begin(), "there is nothing to announce"
     bench.client.sadd(bench.keys.unannounced, "id")
     assert one.begin()
@@ -262,8 +262,8 @@ def test_what_an_owner_announces_is_its_own_while_it_lives(bench: Bench) -> None
     """C1: a try that hangs is no crash: it counts, and is another's, when its owner has died."""
     bench.client.sadd(bench.keys.unannounced, "id")
     owner = bench.owner()
-    one = Announcement(bench.client, bench.keys, "id", owner.owner)
-    two = Announcement(bench.client, bench.keys, "id")
+    one = Announcement(bench.database, "id", owner.owner)
+    two = Announcement(bench.database, "id")
     assert one.begin()
     bench.client.hset(bench.keys.announcement("id"), "ends", 1)  # as if it had been long ago
     assert not two.begin()

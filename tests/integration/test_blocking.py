@@ -12,6 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from celery_superfetch.model.job import Claimed, Job
 from celery_superfetch.owner.membership import BLOCK_TIMEOUT
+from celery_superfetch.store.database import Database
 from celery_superfetch.store.registry import Registry, connection_id, run_id
 from celery_superfetch.transport.fetch.blocking_read import BlockingRead, unblock
 from harness.proxy import FaultProxy
@@ -90,7 +91,7 @@ def test_the_ids_of_one_server_are_strangers_at_another(
         assert not unblock(membership.client, [read]), "it cannot be called off from here,"
         assert not read.close(), "nor cut: a claim may still land"
         facts = bench.owner().with_(run_id=run_id(old.client()), connections=(read._id,))
-        Registry(look, bench.keys, bench.config).cut(facts)
+        Registry(Database(look, bench.config)).cut(facts)
         assert look.info("clients")["blocked_clients"] == len(strangers)
         for one in waiting:
             one.join()
@@ -158,7 +159,7 @@ def test_what_no_claim_has_confirmed_goes_back_when_its_connection_is_gone(
         bench.push("mail", payload(1))
         eventually(lambda: bench.queue() == [])
         fetch.reads.call_off([read])
-        assert len(fetch.unconfirmed) == 1
+        assert len(fetch.backlog.unconfirmed) == 1
         fetch.reads.close()
     assert bench.queue() == [payload(1)]
     assert bench.registry.owners() == {}

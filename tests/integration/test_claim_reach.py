@@ -11,7 +11,8 @@ import pytest
 
 from celery_superfetch.store.private_lists import CLAIM_BYTES, PrivateLists
 from celery_superfetch.store.wire.scripts import Call
-from celery_superfetch.transport.fetch.fetch import ALIKE, Fetch
+from celery_superfetch.transport.fetch.fetch import Fetch
+from celery_superfetch.transport.fetch.queue_lists import ALIKE
 from parts.bench import Bench, payload
 from parts.inbox import Inbox
 

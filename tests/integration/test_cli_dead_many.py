@@ -14,7 +14,7 @@ DAY = 86_400_000
 @pytest.fixture
 def dead(bench: Bench) -> Bench:
     """Three of a kind, the older the higher the number, one of another task, and junk."""
-    now = bench.registry.server_time()
+    now = bench.database.server_time()
     notes = bench.killed(*(payload(n) for n in range(3)), reason="its process is gone")
     for days, job in enumerate(notes):
         bench.die_at(job, now - days * DAY - 5000)

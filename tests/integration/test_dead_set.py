@@ -67,7 +67,7 @@ def test_a_killed_job_is_kept_whole(bench: Bench, owner: Facts) -> None:
     assert (job.strikes, job.recoveries, job.reason) == (2, 3, "struck out")
     assert [entry["owner"] for entry in job.history] == ["earlier", owner.owner]
     assert job.history[-1]["strike"] == recovery.blame.value == "exact"
-    assert abs(job.died_at - bench.registry.server_time()) < 5000
+    assert abs(job.died_at - bench.database.server_time()) < 5000
     assert bench.private(owner) == bench.queue() == []
     assert not bench.client.exists(counters)
     assert bench.stat("killed") == 1
@@ -392,7 +392,7 @@ def test_all_are_found_while_others_leave(bench: Bench) -> None:
 
 
 def test_a_filter_picks_by_what_is_asked(bench: Bench) -> None:
-    now = bench.registry.server_time()
+    now = bench.database.server_time()
     made = [
         *bench.killed(payload("a"), reason="its process is gone"),
         *bench.killed(payload("b", task="shop.add"), queue="slow"),

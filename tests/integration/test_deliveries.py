@@ -11,7 +11,7 @@ import kombu
 import pytest
 from kombu.asynchronous.hub import Hub
 
-from celery_superfetch.transport.transport import poller
+from celery_superfetch.transport import poller
 from harness.waiting import always, eventually
 from parts.bench import Bench, payload
 from parts.inbox import Inbox, publish, turn_of

@@ -58,7 +58,7 @@ def test_a_job_wakes_one_of_many_consumers(fresh_server: Callable[..., Server]) 
     client = own.client()
     with ExitStack() as stack:
         inboxes = [stack.enter_context(Inbox(own.url())) for _ in range(CONSUMERS)]
-        lists = len(inboxes[0].channel.queue_lists)
+        lists = len(inboxes[0].channel.lists.names)
 
         def turn(done: Callable[[], bool]) -> bool:
             for inbox in inboxes:

@@ -194,7 +194,7 @@ def test_settling_from_many_threads_loses_nothing(
 
 
 def test_a_new_process_holds_nothing(bench: Bench) -> None:
-    fresh = InFlight(bench.client, bench.keys, bench.config)
+    fresh = InFlight(bench.database)
     assert (len(fresh), fresh.doubt) == (0, False)
     assert fresh.settlements == {"acks": 0, "returns": 0}
 

@@ -168,7 +168,7 @@ def test_what_was_migrated_leaves_its_counters_for_the_window(bench: Bench) -> N
     bench.client.zadd("unacked_index", {"tag": 1})
     job = StockJob.parse(delivery, value)
     assert job is not None
-    unacked = Unacked(bench.client, bench.keys, bench.config, "unacked", "unacked_index")
+    unacked = Unacked(bench.database, "unacked", "unacked_index")
     assert bench.run(unacked.take([(job, {"mail": 0})])) == [b"ok"]
     bench.client.delete("mail")
     is_left(bench, counters=WINDOW, recovered=WINDOW)

@@ -15,7 +15,7 @@ from kombu.transport.redis import Channel
 from celery_superfetch.app.queues import routes_of
 from celery_superfetch.cli.from_stock import Migrated, Migration, Routes
 from celery_superfetch.model.config import Config
-from celery_superfetch.store.keys import Keys
+from celery_superfetch.store.database import Database
 from celery_superfetch.store.unacked import Unacked
 from parts.inbox import Inbox, publish
 
@@ -45,9 +45,8 @@ def migrate(
         app = make_app(conf={"broker_transport_options": options or {}})
         app.conf.task_queues = queues
         config = Config(global_keyprefix=(options or {}).get("global_keyprefix", ""))
-        keys = Keys(config.global_keyprefix)
         with routes_of(app) as routes:
-            unacked = Unacked(client, keys, config, *routes.unacked)
+            unacked = Unacked(Database(client, config), *routes.unacked)
             return Migration(client, unacked, through(routes)).run(**how)
 
     return run

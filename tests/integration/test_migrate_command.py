@@ -14,7 +14,7 @@ import redis
 from celery_superfetch.cli.from_stock import Migration, stock_consumers
 from celery_superfetch.errors import StillInUse
 from celery_superfetch.model.config import Config
-from celery_superfetch.store.keys import Keys
+from celery_superfetch.store.database import Database
 from celery_superfetch.store.unacked import Unacked
 from celery_superfetch.store.wire.connections import is_ours
 from harness.cli import Result, kill_in_the_middle, superfetch_command
@@ -31,7 +31,7 @@ MANY = 10_000
 
 def migration(client: redis.Redis) -> Migration:
     """A pass that knows no exchange."""
-    unacked = Unacked(client, Keys(), Config(), "unacked", "unacked_index")
+    unacked = Unacked(Database(client, Config()), "unacked", "unacked_index")
     return Migration(client, unacked, lambda message, exchange, routing_key: {routing_key: 0})
 
 

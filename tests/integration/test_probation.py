@@ -56,7 +56,7 @@ def test_the_next_rest_is_twice_as_long_and_some_time_later(bench: Bench, suspec
     """C2: who rested in vain went on for ever."""
     assert ask(bench, "a", "mail", first=SHORT) == 1
     first = rest(bench, "until")
-    eventually(lambda: bench.registry.server_time() > first)
+    eventually(lambda: bench.database.server_time() > first)
     assert ask(bench, "a", "mail", first=SHORT) == 0, "it goes back to work"
     eventually(lambda: ask(bench, "b", "mail", first=SHORT, work=LITTLE))
     assert rest(bench, "since") >= first + LITTLE * 1000, "a rest costs a second at least"
@@ -68,12 +68,12 @@ def test_a_rest_ends_when_a_suspect_had_its_turn_and_the_next_is_a_first_one(
 ) -> None:
     assert ask(bench, "a", "mail") == 1
     assert rest(bench, "next") == 2 * LONG * 1000
-    eventually(lambda: bench.registry.server_time() > rest(bench, "since"))
+    eventually(lambda: bench.database.server_time() > rest(bench, "since"))
     before = rest(bench, "until")
     assert ask(bench, "b") == -1
     assert rest(bench, "until") == before, "nobody ends another's"
     ask(bench, "a")
-    assert rest(bench, "until") <= bench.registry.server_time()
+    assert rest(bench, "until") <= bench.database.server_time()
     assert rest(bench, "next") == LONG * 1000
     assert ask(bench, "a", "mail") == 0, "what it took counts"
     eventually(lambda: ask(bench, "b", "mail", work=LITTLE), message="and no more than that")
@@ -88,12 +88,12 @@ def test_nobody_rests_for_an_empty_list(bench: Bench, suspect: bytes) -> None:
     assert ask(bench, "a", "mail") == 1
     bench.client.delete(bench.keys.probation("mail"))  # somebody who was idle took it
     assert ask(bench, "a", "mail") == -1
-    assert rest(bench, "until") <= bench.registry.server_time()
+    assert rest(bench, "until") <= bench.database.server_time()
     assert not bench.client.exists(bench.keys.on_probation)
 
 
 def test_a_clock_that_was_set_back_keeps_nobody_from_rest(bench: Bench, suspect: bytes) -> None:
-    hour = bench.registry.server_time() + 3_600_000
+    hour = bench.database.server_time() + 3_600_000
     latest = {"owner": "a", "since": hour, "until": hour + 1, "next": 7_200_000}
     bench.client.hset(bench.keys.rest, mapping=latest)
     assert ask(bench, "b", "mail") == 1

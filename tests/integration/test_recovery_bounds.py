@@ -10,8 +10,8 @@ import redis
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Job, digest
+from celery_superfetch.reaper import drain
 from celery_superfetch.reaper.drain import BATCH, ROOM
-from celery_superfetch.reaper.reaper import drain
 from celery_superfetch.store import silences as suspects
 from celery_superfetch.store.private_lists import PAGE
 from parts.bench import Bench, elsewhere, payload

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from celery_superfetch.model.job import Claimed, Earlier, Job, digest
-from celery_superfetch.store.dead_jobs import DeadSet
+from celery_superfetch.store.dead_jobs import DeadJobs
 from celery_superfetch.store.unacked import Delivery, StockJob, Unacked
 from celery_superfetch.store.wire.scripts import Call, Scripts, source
 from parts.bench import Bench, payload
@@ -123,7 +123,7 @@ def revive(bench: Bench) -> Case:
     return Case(bench.dead_set.revive(job, "mail", 60_000), (bench.keys.dead_of("shop"),))
 
 
-def two_dead(bench: Bench) -> DeadSet:
+def two_dead(bench: Bench) -> DeadJobs:
     """One more than may be."""
     Bench(bench.client).killed(ONE, TWO)
     return bench.dead_set
@@ -150,7 +150,7 @@ def call_of(method: Callable[[], object], answer: Any) -> Call:
 
 
 def migrate(bench: Bench) -> Case:
-    unacked = Unacked(bench.client, bench.keys, bench.config, "unacked", "unacked_index")
+    unacked = Unacked(bench.database, "unacked", "unacked_index")
     jobs = []
     for at, raw in enumerate((TWO, ONE), 1):
         value = b"[" + raw + b', "", "mail"]'

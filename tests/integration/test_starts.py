@@ -10,7 +10,7 @@ import redis
 from celery_superfetch.model.certificate import HEARTBEATS, Certificate
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Job, digest
-from celery_superfetch.worker.steps import start
+from celery_superfetch.worker import start
 from harness.faults import kill_connections
 from harness.waiting import eventually
 from parts.bench import Bench, payload

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import redis
-from celery_superfetch.transport.transport.fetch import blocking_read as blocking
-from celery_superfetch.transport.transport.fetch import tracking
 
 from celery_superfetch.model.config import Config
 from celery_superfetch.owner.membership import Membership
+from celery_superfetch.transport.fetch import blocking_read as blocking
+from celery_superfetch.transport.fetch import tracking
 from celery_superfetch.transport.fetch.fetch import POLL_INTERVAL
 from celery_superfetch.transport.fetch.reads import MOST_BLOCKS, UNBLOCKABLE
 from harness.server import Server
@@ -40,7 +40,7 @@ def waits(inbox: Inbox) -> Inbox:
 
     def settled() -> bool:
         inbox.turn()
-        return len(told._tracked) == len(inbox.channel.queue_lists) - MOST_BLOCKS
+        return len(told._tracked) == len(inbox.channel.lists.names) - MOST_BLOCKS
 
     eventually(settled, message="every list is waited on, or tracked")
     return inbox
@@ -137,7 +137,7 @@ def test_a_list_that_cannot_be_claimed_from_costs_one_look_a_second(
     before = looked(server.client())
     for _ in range(3):
         inbox.turn(POLL_INTERVAL)
-    each = len(inbox.channel.queue_lists)
+    each = len(inbox.channel.lists.names)
     assert looked(server.client()) - before <= 5 * each
     publish(server.url(), QUEUES[-2], "others")
     assert inbox.receive(1) == ["others"]

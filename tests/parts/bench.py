@@ -20,12 +20,12 @@ from celery_superfetch.model.strikes import Blame, Counters, Limits, Recovery
 from celery_superfetch.owner.in_flight.in_flight import InFlight
 from celery_superfetch.reaper.judge import Recoveries
 from celery_superfetch.reaper.reaper import Reaper
-from celery_superfetch.store.dead_jobs import DeadSet
-from celery_superfetch.store.keys import Keys
+from celery_superfetch.store.database import Database
+from celery_superfetch.store.dead_jobs import DeadJobs
 from celery_superfetch.store.private_lists import ALONE, Claims, PrivateLists
 from celery_superfetch.store.registry import Registry
-from celery_superfetch.store.silences import Suspects
-from celery_superfetch.store.wire.scripts import Call, Scripts
+from celery_superfetch.store.silences import Silences
+from celery_superfetch.store.wire.scripts import Call
 
 
 def payload(name: object, queue: str = "mail", task: str = "shop.note", **headers: Any) -> bytes:
@@ -76,18 +76,17 @@ class Bench:
     def __init__(self, client: redis.Redis, **options: Any) -> None:
         self.client = client
         self.config = Config(**{"app_name": "shop", **options})
-        self.keys = Keys(self.config.global_keyprefix)
-        shared = (client, self.keys, self.config)
-        self.registry = Registry(*shared)
-        self.lists = PrivateLists(*shared)
-        self.recoveries = Recoveries(*shared)
-        self.dead_set = DeadSet(*shared)
-        self.suspects = Suspects(*shared)
-        self.in_flight = InFlight(*shared)
-        self.scripts = Scripts(client, self.keys)
+        self.database = Database(client, self.config)
+        self.keys, self.scripts = self.database.keys, self.database.scripts
+        self.registry = Registry(self.database)
+        self.lists = PrivateLists(self.database)
+        self.recoveries = Recoveries(self.database)
+        self.dead_set = DeadJobs(self.database)
+        self.suspects = Silences(self.database)
+        self.in_flight = InFlight(self.database)
 
     def reaper(self, **options: Any) -> Reaper:
-        return Reaper(self.client, self.config, **options)
+        return Reaper(self.database, **options)
 
     def run(self, call: Call) -> Any:
         return self.scripts.ask(call)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_superfetch.model.process import memberships
+from celery_superfetch.owner import memberships
 
 
 def test_a_signal_handler_that_interrupts_the_registry_gets_its_answer() -> None:

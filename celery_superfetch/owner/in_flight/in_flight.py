@@ -6,12 +6,10 @@ import contextlib
 import math
 from collections.abc import Iterable, Sequence
 
-from redis import Redis
 from redis.exceptions import RedisError
 
-from ...model.config import Config
 from ...model.job import Claimed, Job
-from ...store.keys import Keys
+from ...store.database import Database
 from ...store.private_lists import Claims, earlier_of
 from ...store.registry import run_id
 from .losses import announce
@@ -48,8 +46,8 @@ class Consumer:
 class InFlight(Settling):
     """The jobs in flight of one process, for all its channels on one database. Thread-safe."""
 
-    def __init__(self, client: Redis, keys: Keys, config: Config) -> None:
-        super().__init__(client, keys, config)
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
         #: Celery's name of the worker; empty outside Celery.
         self.node = ""
         #: A worker sets its gate.

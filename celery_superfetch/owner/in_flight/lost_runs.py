@@ -25,7 +25,7 @@ class CutShort:
     def __init__(self, in_flight: InFlight) -> None:
         self.in_flight = in_flight
         self.config = in_flight.config
-        self.recoveries = Recoveries(in_flight.client, in_flight.keys, in_flight.config)
+        self.recoveries = Recoveries(in_flight.database)
 
     def recover_or_kill(
         self,

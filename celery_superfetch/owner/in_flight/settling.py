@@ -8,15 +8,13 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any
 
-from redis import Redis
 from redis.exceptions import RedisError
 
 from ...model.certificate import Certificate
-from ...model.config import Config
 from ...model.job import Claimed, Job
-from ...store.keys import Keys
+from ...store.database import Database, Structure
 from ...store.private_lists import PrivateLists
-from ...store.wire.scripts import Call, OnServer
+from ...store.wire.scripts import Call
 from .acks import Acks
 from .held import Held
 from .losses import announce
@@ -36,16 +34,16 @@ class Stage(Enum):
     STARTED = "started"
 
 
-class Settling(OnServer):
+class Settling(Structure):
     """The jobs that one process holds, from their claim on.
 
     Thread-safe: acks come from the consumer's loop, from the threads of a pool, and after the
     channel is closed; none of them needs a channel here.
     """
 
-    def __init__(self, client: Redis, keys: Keys, config: Config) -> None:
-        super().__init__(client, keys, config)
-        self.lists = PrivateLists(client, keys, config)
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.lists = PrivateLists(database)
         #: ms of x-expires for each queue list that has it.
         self.expires: dict[str, int] = {}
         #: A reply was lost: the private lists may hold jobs that nobody here knows.
@@ -58,7 +56,7 @@ class Settling(OnServer):
         #: Jobs that run on although the channel that delivered them is closed: they count
         #: against the prefetch of the next, or it would reserve jobs behind them.
         self.outlived: set[Job] = set()
-        self.certificate = Certificate(config.heartbeat_interval)
+        self.certificate = Certificate(self.config.heartbeat_interval)
         self._held_aside = Held(self.lists)
         self._acks = Acks(self.lists, self._held_aside)
         self._returns = Returns(self.lists, self.expires)

@@ -13,9 +13,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
-from ...model.config import Config
 from ...model.job import digest
-from ..keys import Keys
 from .resp import LARGE, packed
 
 #: What redis-py before 5.3 wants to know of the command when it hands out a connection.
@@ -44,12 +42,12 @@ class Scripts:
 
     Arguments:
         client: a plain client (not kombu's prefixing one), for the broker's database.
-        keys: each call declares the one that never exists.
+        never: the key that never exists; each call declares it.
     """
 
-    def __init__(self, client: Redis, keys: Keys) -> None:
+    def __init__(self, client: Redis, never: str) -> None:
         self.client = client
-        self._never = keys.never
+        self._never = never
         self._header: str | None = None
         self._digests: dict[str, str] = {}
 
@@ -111,20 +109,6 @@ class Scripts:
             version = server_version(info(self.client, "server"))
             self._header = "#!lua flags=allow-oom\n" if version >= (7, 0) else ""
         return self._header
-
-
-class OnServer:
-    """Whatever has to do with one database: its client, and the keys and scripts of ours there."""
-
-    def __init__(self, client: Redis, keys: Keys, config: Config) -> None:
-        self.client = client
-        self.keys = keys
-        self.config = config
-        self.scripts = Scripts(client, keys)
-
-    def server_time(self) -> int:
-        """The server's clock in ms: the only clock that is shared."""
-        return milliseconds(self.client.time())
 
 
 class Line:

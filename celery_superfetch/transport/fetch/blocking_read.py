@@ -76,7 +76,7 @@ class BlockingRead:
         """Send the blocking claim; its reply is read when the socket is readable."""
         self.owner = self.membership.owner
         self.armed_at = monotonic()
-        keys = self.membership.keys
+        keys = self.membership.database.keys
         self.connection.send_command(
             "BLMOVE",
             keys.queue(self.queue_list),

@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
-from contextlib import suppress
 from threading import get_ident
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from kombu.log import get_logger
 from redis.exceptions import RedisError, ResponseError
 
 from ...model.job import Claimed, Job
 from ...owner.membership import Membership
+from .backlog import Backlog
 from .probation import Probation
-from .reads import BlockingReads
-
-if TYPE_CHECKING:
-    from ...worker.reception import Reception
-    from ..channel import Channel
+from .queue_lists import QueueLists
+from .reads import COMPLAINT_INTERVAL, BlockingReads
 
 logger = get_logger(__name__)
 
 #: Seconds between two looks at lists that cannot be blocked on.
 POLL_INTERVAL = 1.0
 
-#: Seconds between two complaints about one queue list.
-COMPLAINT_INTERVAL = 60.0
 
-#: Claims in a row that were filled from the first few lists before one names only those. Naming 80
-#: costs half as much as a claim more, which is what it takes to find that they are dry.
-ALIKE = 4
+class Consumer(Protocol):
+    """Who a fetch works for: a channel."""
+
+    closed: bool
+    lists: QueueLists
+    #: How much more may be claimed (``credit``), how much was (``in_use``).
+    qos: Any
+
+    def list_expires(self) -> dict[str, int]:
+        """Each list that is claimed from, with the ms of its queue's x-expires; 0 for none."""
+
+    def expires_of(self, queue_list: str) -> int:
+        """The same for any list."""
+
+    def deliver(self, claimed: Claimed) -> bool:
+        """Hand a claimed job to whoever consumes from its queue."""
+
+    def give_back_waiting(self) -> int:
+        """Give back what is claimed and not started."""
 
 
 class Fetch:
@@ -41,38 +51,24 @@ class Fetch:
     dry, a blocking read waits on each. Nothing polls an idle worker's lists.
     """
 
-    def __init__(self, channel: Channel, membership: Membership) -> None:
-        self.channel = channel
+    def __init__(self, consumer: Consumer, poller: Any, membership: Membership) -> None:
+        self.consumer = consumer
+        self.poller = poller
         self.membership = membership
-        self.poller = channel.connection.cycle
         self.in_flight = membership.in_flight
-        #: Claimed and confirmed, not delivered yet.
-        self.ready: deque[Claimed] = deque()
-        #: Brought by a blocking read; the next claim confirms them.
-        self.unconfirmed: list[Job] = []
-        self.reads = BlockingReads(
-            membership, self.poller, self._accept, self._come_again, self._complain
-        )
-        self.probation = Probation(self)
-        #: A Celery worker's; it says what becomes of a job that its consumer cannot digest.
-        self.reception: Reception | None = None
+        self.lists = consumer.lists
+        self.backlog = Backlog()
+        self.reads = BlockingReads(membership, poller, self._accept, self._come_again)
+        self.probation = Probation(consumer, poller, membership, self.backlog, self.reads)
         self._dry = False
-        #: How many of the lists it would have been enough to name, for each of the last claims.
-        self._reaches: deque[int] = deque(maxlen=ALIKE)
         self._look_at = 0.0
-        self._silenced: dict[str, float] = {}
-        self._refused_until = 0.0
+        self._refused_until = self._silent_until = 0.0
         #: The oldest ack when acks were last left to the next job.
         self._left: Job | None = None
         self._joined: dict[str, int] = {}
         self._outages = membership.heart.outages
         #: The thread that delivers a job at this moment.
         self._delivering = 0
-
-    @property
-    def waiting(self) -> int:
-        """Claimed jobs that the consumer has not seen yet; they count against the prefetch."""
-        return len(self.ready) + len(self.unconfirmed)
 
     # -- one turn of the loop
 
@@ -82,7 +78,7 @@ class Fetch:
         Raises:
             redis.exceptions.RedisError: the broker cannot be asked; the consumer reconnects.
         """
-        if self.channel.closed:
+        if self.consumer.closed:
             return
         self.membership.check_process()
         self.in_flight.runner.pump()
@@ -95,8 +91,8 @@ class Fetch:
             # A full disk, too few replicas: that passes, and a worker that ended would help
             # nobody.
             self._refused_until = now + POLL_INTERVAL
-            if now >= self._silenced.get("", 0.0):
-                self._silenced[""] = now + COMPLAINT_INTERVAL
+            if now >= self._silent_until:
+                self._silent_until = now + COMPLAINT_INTERVAL
                 logger.error(
                     "The broker refuses to serve claims and acks: %s. Nothing was lost, running "
                     "jobs go on; it is asked again every %g s.",
@@ -105,14 +101,14 @@ class Fetch:
                 )
 
     def _turn(self) -> None:
-        lists = self.channel.queue_lists
+        lists = self.lists.names
         if not lists:
             self.in_flight.flush()
             return
-        self.join(self.channel.list_expires())
+        self.join(self.consumer.list_expires())
         self._mind_connections()
         if self.membership.heart.stopping:
-            self.channel.give_back_waiting()
+            self.consumer.give_back_waiting()
             self.in_flight.flush()
             return
         if self.probation.has_the_floor(lists):
@@ -122,20 +118,20 @@ class Fetch:
             if alone is not None and self.in_flight.alone is None:
                 self.poller.ring()
             return
-        credit = self.channel.qos.credit()
+        credit = self.consumer.qos.credit()
         now = monotonic()
         if self._dry and now >= self._look_at and not self.reads.can_cover(lists):
             self._dry = False
-        if self.unconfirmed or (credit and not self._dry and self._runs_short(credit)):
+        if self.backlog.unconfirmed or (credit and not self._dry and self._runs_short(credit)):
             self._claim(lists, credit, now)
         elif self._has_to_settle() and not self._goes_with_the_next():
             self.in_flight.post()
-        if self._dry and self.channel.qos.credit():
+        if self._dry and self.consumer.qos.credit():
             self.reads.wait_on(lists)
 
     def _has_to_settle(self) -> bool:
         """Whether something is to be sent, or there is the leisure to read answers."""
-        return self.in_flight.unsent or (self.in_flight.unread and not self.ready)
+        return self.in_flight.unsent or (self.in_flight.unread and not self.backlog.ready)
 
     def _goes_with_the_next(self) -> bool:
         """Whether the next job takes the acks along, with the record of its start.
@@ -143,7 +139,7 @@ class Fetch:
         In the solo pool it does so here and now. One that did not (its time has not come) leaves
         them to the next turn.
         """
-        if not (self.poller.solo and self.ready):
+        if not (self.poller.solo and self.backlog.ready):
             return False
         oldest = self.in_flight.oldest_ack
         if oldest is None or oldest is self._left:
@@ -158,11 +154,11 @@ class Fetch:
         that ends, more are claimed at once: as soon as there is room for as many as wait. Where
         this thread may run them, it claims when it has none.
         """
-        waiting = self.waiting
+        waiting = len(self.backlog)
         if self.poller.inline and waiting:
             return False
-        limit = self.channel.config.claim_limit
-        held = self.channel.qos.in_use() - waiting
+        limit = self.membership.config.claim_limit
+        held = self.consumer.qos.in_use() - waiting
         reserve = waiting + min(held, self.in_flight.runner.reserve())
         return waiting < limit and credit >= min(reserve, limit)
 
@@ -201,45 +197,35 @@ class Fetch:
             self.in_flight.runner.pump()  # nothing starts while in doubt
 
     def _claim(self, lists: list[str], credit: int, now: float) -> None:
-        confirm, self.unconfirmed = self._still_ours(self.unconfirmed), []
-        reach = None if confirm else self._reach(lists, credit)
-        order, turn = self.channel.claim_order(reach), self.channel.turn
-        starts = max(0, self.in_flight.runner.free() - len(self.ready))
+        backlog = self.backlog
+        confirm, backlog.unconfirmed = self._still_ours(backlog.unconfirmed), []
+        reach = None if confirm else self.lists.reach(credit)
+        order = self.lists.order(reach)
+        starts = max(0, self.in_flight.runner.free() - len(backlog.ready))
         try:
-            claims = self.membership.claim(order, credit, turn, confirm, starts)
+            claims = self.membership.claim(order, credit, self.lists.equals, confirm, starts)
         except RedisError:
             self.in_flight.requeue(reversed(confirm))
             raise
         if not claims.registered:  # somebody removes our row faster than we write it
             self.in_flight.requeue(reversed(confirm))
             return
-        self.ready.extend(filter(None, claims.confirmed))
-        self.ready.extend(claims.jobs)
+        backlog.ready.extend(filter(None, claims.confirmed))
+        backlog.ready.extend(claims.jobs)
         for name, text in claims.errors:
             self.reads.refused(name, text)
         for claimed in claims.jobs:
-            self.channel.claimed_from(claimed.job.queue_list)
+            self.lists.served(claimed.job.queue_list)
         self._look_at = now + POLL_INTERVAL
         short = claims.fell_short(credit)
         self._dry = short and reach is None
         if short:
-            self._reaches.clear()
+            self.lists.filled_by(None)
             if reach is not None:
-                left = min(credit - len(claims.jobs), self.channel.qos.credit())
+                left = min(credit - len(claims.jobs), self.consumer.qos.credit())
                 self._claim(lists, left, now)
         elif claims.jobs:
-            self._reaches.append(claims.reach(order))
-
-    def _reach(self, lists: list[str], credit: int) -> int | None:
-        """How many of the lists the next claim names; None for all.
-
-        Those that are served in turn go together, unless it is for one job.
-        """
-        if len(self._reaches) < ALIKE:
-            return None
-        reach, turn = max(self._reaches), 1 if credit == 1 else self.channel.turn
-        reach += -reach % turn
-        return reach if reach < len(lists) else None
+            self.lists.filled_by(claims.reach(order))
 
     def _still_ours(self, jobs: list[Job]) -> list[Job]:
         """Without those of an owner that we were before we were taken for dead."""
@@ -251,8 +237,8 @@ class Fetch:
     def claim_one(self, lists: list[str]) -> Claimed | None:
         """One job from ``lists`` now (``basic_get``); one that was claimed ahead comes first."""
         self.membership.check_process()
-        these = {name: self.channel.expires_of(name) for name in lists}
-        self.join({**self.channel.list_expires(), **these})
+        these = {name: self.consumer.expires_of(name) for name in lists}
+        self.join({**self.consumer.list_expires(), **these})
         self._mind_connections()
         alone = self.probation.has_the_floor(lists)
         ahead = self._take_ahead(lists)
@@ -265,10 +251,10 @@ class Fetch:
 
     def _take_ahead(self, lists: list[str]) -> Claimed | None:
         self.reads.call_off([read for read in self.reads.armed if read.queue_list in lists])
-        if any(job.queue_list in lists for job in self.unconfirmed):
-            self._claim(self.channel.queue_lists, 0, monotonic())
-        for claimed in [c for c in self.ready if c.job.queue_list in lists]:
-            self.ready.remove(claimed)
+        if any(job.queue_list in lists for job in self.backlog.unconfirmed):
+            self._claim(self.lists.names, 0, monotonic())
+        for claimed in [c for c in self.backlog.ready if c.job.queue_list in lists]:
+            self.backlog.ready.remove(claimed)
             if claimed.job.owner == self.membership.owner:
                 return claimed
             self.in_flight.let_go(claimed.job)
@@ -277,39 +263,27 @@ class Fetch:
     def ahead(self, lists: Iterable[str]) -> int:
         """Jobs from ``lists`` that were claimed and that no consumer has seen."""
         names = set(lists)
-        jobs = [*(claimed.job for claimed in self.ready), *self.unconfirmed]
-        return sum(job.queue_list in names for job in jobs)
-
-    def _complain(self, name: str, text: str) -> None:
-        now = monotonic()
-        if now >= self._silenced.get(name, 0.0):
-            self._silenced[name] = now + COMPLAINT_INTERVAL
-            logger.error(
-                "Queue list %s cannot be claimed from: %s. Nothing was taken; the other queues "
-                "go on. If the key holds something else, rename it or the queue.",
-                name,
-                text,
-            )
+        return sum(job.queue_list in names for job in self.backlog.jobs)
 
     # -- delivery
 
     @property
     def deliverable(self) -> bool:
         """True while there is a job to deliver."""
-        return bool(self.ready) and not self.membership.heart.stopping
+        return bool(self.backlog.ready) and not self.membership.heart.stopping
 
     def deliver(self) -> bool:
         """Deliver one job to the consumer; False when there was none."""
         if not self.deliverable:
             return False
         if armed := self.reads.armed:
-            left = self.channel.qos.credit()
+            left = self.consumer.qos.credit()
             if not left or self.poller.inline:
                 # A callback that runs the job here would keep a surplus claim waiting for it.
                 # Where it is sure to, nobody could even give back what comes meanwhile.
                 self.reads.call_off(armed[0 if self.poller.solo else left :])
         try:
-            claimed = self.ready.popleft()
+            claimed = self.backlog.ready.popleft()
         except IndexError:  # given back a moment ago: the process is stopping
             return False
         if claimed.job.owner != self.membership.owner:
@@ -319,7 +293,7 @@ class Fetch:
             return False
         self._delivering = get_ident()
         try:
-            delivered = self.channel.deliver(claimed)
+            delivered = self.consumer.deliver(claimed)
         finally:
             self._delivering = 0
         self.in_flight.delivered(claimed.job)
@@ -328,7 +302,7 @@ class Fetch:
     @property
     def delivers_the_last(self) -> bool:
         """Whether this is the callback of the last job that was claimed."""
-        return self._delivering == get_ident() and not self.ready
+        return self._delivering == get_ident() and not self.backlog.ready
 
     @property
     def must_look(self) -> bool:
@@ -340,8 +314,8 @@ class Fetch:
     def _accept(self, job: Job, asked: float) -> None:
         if not self.in_flight.take(job, asked):
             return
-        if self.channel.qos.credit():
-            self.unconfirmed.append(job)
+        if self.consumer.qos.credit():
+            self.backlog.unconfirmed.append(job)
             self._dry = False  # more may have come with it
         else:
             self.in_flight.requeue([job])
@@ -357,30 +331,14 @@ class Fetch:
         except RedisError:
             self.in_flight.doubt = True
         self.reads.close(lists)
-        back = [claimed.job for claimed in self.ready if claimed.job.queue_list in lists]
-        back += [job for job in self.unconfirmed if job.queue_list in lists]
-        self.ready = deque(c for c in self.ready if c.job.queue_list not in lists)
-        self.unconfirmed = [job for job in self.unconfirmed if job.queue_list not in lists]
-        self.in_flight.requeue(reversed(back))
-
-    def take_back_waiting(self) -> list[Job]:
-        """What the consumer has not seen, newest first; any thread may take it."""
-        back: list[Job] = []
-        with suppress(IndexError):
-            while True:
-                back.append(self.unconfirmed.pop())
-        with suppress(IndexError):
-            while True:
-                back.append(self.ready.pop().job)
-        return back
+        self.in_flight.requeue(self.backlog.take_out(lists))
 
     # -- end
 
     def close(self) -> None:
         """The channel closes: nothing is claimed from here on; never raises."""
         try:
-            jobs = [*(claimed.job for claimed in self.ready), *self.unconfirmed]
-            self.cancel(self.reads.lists | {job.queue_list for job in jobs})
+            self.cancel(self.reads.lists | {job.queue_list for job in self.backlog.jobs})
         except (RedisError, OSError) as exc:
             logger.warning("Blocking reads could not be called off: %s", exc)
             self.in_flight.doubt = True

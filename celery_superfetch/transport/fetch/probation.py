@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Any
 
 from kombu.log import get_logger
 
-if TYPE_CHECKING:
-    from .fetch import Fetch
+from ...owner.membership import Membership
+from .backlog import Backlog
+from .reads import BlockingReads
 
 logger = get_logger(__name__)
 
@@ -34,9 +35,20 @@ class Probation:
     ended. Between two suspects an owner claims other jobs once: neither starves.
     """
 
-    def __init__(self, fetch: Fetch) -> None:
-        self.fetch = fetch
-        self.in_flight = fetch.in_flight
+    def __init__(
+        self,
+        consumer: Any,
+        poller: Any,
+        membership: Membership,
+        backlog: Backlog,
+        reads: BlockingReads,
+    ) -> None:
+        self.consumer = consumer
+        self.poller = poller
+        self.membership = membership
+        self.in_flight = membership.in_flight
+        self.backlog = backlog
+        self.reads = reads
         self._others_first = False
         #: This owner came to rest, and has not gone back to work since.
         self._resting = False
@@ -59,9 +71,9 @@ class Probation:
                 self._ask([])
             self._others_first = False
             if waiting:  # come back for the next, though no other job may come
-                self.fetch.poller.ring()
+                self.poller.ring()
             return False
-        if not (self.in_flight.runner.busy or self.fetch.waiting):
+        if not (self.in_flight.runner.busy or self.backlog):
             self._put_aside()
             if any(self._take(name) for name in waiting):
                 return True
@@ -75,17 +87,15 @@ class Probation:
 
     def _put_aside(self) -> None:
         """Give back what is claimed and was not delivered, and wait for no more."""
-        reads = self.fetch.reads
-        reads.call_off(reads.armed)
-        self.in_flight.requeue(self.fetch.take_back_waiting())
+        self.reads.call_off(self.reads.armed)
+        self.in_flight.requeue(self.backlog.take_all())
 
     def _take(self, queue_list: str) -> bool:
-        membership = self.fetch.membership
-        claimed = self.in_flight.claim_alone(membership.owner, queue_list)
+        claimed = self.in_flight.claim_alone(self.membership.owner, queue_list)
         if claimed is None:
             return False
         self._others_first = True
-        self.fetch.ready.append(claimed)
+        self.backlog.ready.append(claimed)
         logger.warning(
             "Job %s is on probation: it runs alone in this process now, since it may be the one "
             "that killed others. Other jobs wait until it has ended.",
@@ -107,7 +117,7 @@ class Probation:
             rests = self._ask(waiting)
             if rests and not self._resting:
                 # Others may have what would only keep it busy for longer.
-                self.fetch.channel.qos.take_back_waiting(all_of_them=False)
+                self.consumer.qos.take_back_waiting(all_of_them=False)
                 logger.info(
                     "A job is on probation, and this worker is the one that makes room for it: it "
                     "claims nothing for a while, and runs that job alone if its own end meanwhile. "
@@ -136,7 +146,7 @@ class Probation:
         answer = self.in_flight.scripts.run(
             "rest",
             [keys.rest, keys.on_probation, *map(keys.probation, waiting)],
-            [self.fetch.membership.owner, int(FIRST_REST * 1000), WORK, *waiting],
+            [self.membership.owner, int(FIRST_REST * 1000), WORK, *waiting],
         )
         if answer < 0:
             self.in_flight.probation -= set(waiting)

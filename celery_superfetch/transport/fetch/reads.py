@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from time import monotonic
 
+from kombu.log import get_logger
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from ...model.job import Job
@@ -12,11 +13,16 @@ from ...owner.membership import Membership
 from .blocking_read import BlockingRead, unblock
 from .tracking import Loop, Tracking
 
+logger = get_logger(__name__)
+
 #: Blocking connections of one channel at most; the server tells of changes in the other lists.
 MOST_BLOCKS = 16
 
 #: Seconds for which a list that the server refuses to block on is looked at instead.
 UNBLOCKABLE = 2.0
+
+#: Seconds between two complaints about one queue list.
+COMPLAINT_INTERVAL = 60.0
 
 
 class BlockingReads:
@@ -26,7 +32,6 @@ class BlockingReads:
         on_job: called with each job that a read brought, and when that began to wait
             (monotonic s).
         on_jobs: called when there is something in a list that none waits on.
-        on_refused: called with a queue list and why the server does not serve it.
     """
 
     def __init__(
@@ -35,17 +40,17 @@ class BlockingReads:
         loop: Loop,
         on_job: Callable[[Job, float], object],
         on_jobs: Callable[[], object],
-        on_refused: Callable[[str, str], object],
     ) -> None:
         self.membership = membership
         self.loop = loop
         self.on_job = on_job
-        self.on_refused = on_refused
         #: False once a claim may land that nobody waits for: it could not be called off.
         self.answered = True
         self._reads: dict[str, BlockingRead] = {}
         self._fds: dict[str, int] = {}
         self._unblockable: dict[str, float] = {}
+        #: Queue list -> until when nobody complains of it again (monotonic s).
+        self._silenced: dict[str, float] = {}
         #: Until when the server blocks on none (monotonic s): it is over its memory limit.
         self._none_until = 0.0
         self._tracking = Tracking(membership, loop, self._note_news, on_jobs)
@@ -75,8 +80,16 @@ class BlockingReads:
 
     def refused(self, name: str, why: str) -> None:
         """Wait on a list no more for a while: the server does not serve it."""
-        self._unblockable[name] = monotonic() + UNBLOCKABLE
-        self.on_refused(name, why)
+        now = monotonic()
+        self._unblockable[name] = now + UNBLOCKABLE
+        if now >= self._silenced.get(name, 0.0):
+            self._silenced[name] = now + COMPLAINT_INTERVAL
+            logger.error(
+                "Queue list %s cannot be claimed from: %s. Nothing was taken; the other queues "
+                "go on. If the key holds something else, rename it or the queue.",
+                name,
+                why,
+            )
 
     def wait_on(self, lists: Sequence[str]) -> None:
         """Let a read wait on each list, as far as that is possible, and on no other.

@@ -99,7 +99,7 @@ class Tracking:
             self._send(self._hearer, "PING")  # a firewall forgets a connection that is silent
         new = [name for name in lists if name not in self._tracked]
         if new:
-            keys = [self.membership.keys.queue(name) for name in new]
+            keys = [self.membership.database.keys.queue(name) for name in new]
             self._lists.update(zip((key.encode() for key in keys), new, strict=True))
             self._asked = set(new)
             self._send(self._looker, "EXISTS", *keys)

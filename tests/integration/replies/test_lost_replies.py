@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import redis
-from celery_superfetch.model.process.in_flight import lost_claims as lost_replies
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import digest, parse
+from celery_superfetch.owner.in_flight import lost_claims as lost_replies
 from celery_superfetch.owner.membership import Membership
 from celery_superfetch.signals import LostJob
 from harness.server import Server

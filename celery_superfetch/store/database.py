@@ -1,0 +1,38 @@
+"""The broker's database, as one value: what everybody needs who reads or writes there."""
+
+from __future__ import annotations
+
+from redis import Redis
+
+from ..model.config import Config
+from .keys import Keys
+from .wire.scripts import Scripts, milliseconds
+
+
+class Database:
+    """A client, with the options of whoever uses it, and the keys and scripts of ours there.
+
+    Arguments:
+        client: a plain client (not kombu's prefixing one).
+    """
+
+    def __init__(self, client: Redis, config: Config) -> None:
+        self.client = client
+        self.config = config
+        self.keys = Keys(config.global_keyprefix)
+        self.scripts = Scripts(client, self.keys.never)
+
+    def server_time(self) -> int:
+        """The server's clock in ms: the only clock that is shared."""
+        return milliseconds(self.client.time())
+
+
+class Structure:
+    """One structure in a database."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.client = database.client
+        self.config = database.config
+        self.keys = database.keys
+        self.scripts = database.scripts
