@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,6 +47,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 def pytest_configure(config: pytest.Config) -> None:
     if EXTERNAL and config.getoption("numprocesses", None):
         raise pytest.UsageError(f"{ONE_AT_A_TIME}; leave out -n, or say -n auto")
+    # A shell's job in the background ignores these, and so would each worker until Celery handles
+    # them: one that is told to quit while it starts would go on.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
