@@ -15,7 +15,7 @@ BY_HAND = {"import", "migrate", "revive"}
 
 def scripts() -> dict[str, set[str]]:
     """Each script that workers run, and the commands in it."""
-    folder = Path(celery_superfetch.__file__).parent / "lua"
+    folder = Path(celery_superfetch.__file__).parent / "store" / "lua"
     return {
         path.stem: {
             name.lower() for name in re.findall(r"redis\.p?call\(\s*'([A-Z]+)'", path.read_text())

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "celery_superfetch"
-SCRIPTS = sorted((PACKAGE / "lua").glob("*.lua"))
+SCRIPTS = sorted((PACKAGE / "store" / "lua").glob("*.lua"))
 # A script is a state transition; these are what a reader must know before its first line.
 CONTRACT = ("KEYS", "ARGV", "Returns", "Crash")
 

@@ -1,4 +1,4 @@
-"""Loads ``lua/*.lua`` and runs them by digest; a script lost by the server is sent again."""
+"""Loads ``store/lua/*.lua`` and runs them by digest; a script lost by the server is sent again."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ CHECKOUT = () if redis.VERSION >= (5, 3) else ("EVALSHA",)
 
 #: Seconds after which a connection is looked at before it is used: the server may have closed it.
 IDLE = 1.0
+
+#: One file for each transition, beside those who ask for it.
+LUA = files("celery_superfetch.store") / "lua"
 
 #: The scripts do not see the key that never exists.
 FIRST_LINE = "KEYS[#KEYS] = nil\n"
@@ -248,7 +251,7 @@ class Line:
 @cache
 def source(name: str) -> str:
     """The text of ``lua/<name>.lua``, behind the line that all begin with."""
-    return FIRST_LINE + (files(__package__) / "lua" / f"{name}.lua").read_text()
+    return FIRST_LINE + (LUA / f"{name}.lua").read_text()
 
 
 def reply_of(connection: Any) -> Any:
