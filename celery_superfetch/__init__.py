@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .model.version import __version__ as __version__
-
 if TYPE_CHECKING:
     from .app.dead_set import DeadSet as DeadSet
     from .app.installation import install as install
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
     from .errors import WrongType as WrongType
     from .model.dead_job import DeadJob as DeadJob
     from .model.strikes import Decision as Decision
+    from .model.version import __version__ as __version__
     from .signals import job_killed as job_killed
     from .signals import job_recovered as job_recovered
     from .signals import job_recovering as job_recovering
@@ -46,6 +45,7 @@ _HOMES = {
         "app.installation": "install",
         "transport.plain_kombu": "reap working_on",
         "model.strikes": "Decision",
+        "model.version": "__version__",
         "transport.sentinel": "SentinelTransport",
         "signals": "job_killed job_recovered job_recovering owner_reaped ownership_lost",
         "transport.transport": "Transport",
@@ -53,7 +53,7 @@ _HOMES = {
     for name in names.split()
 }
 
-__all__ = ["__version__", *_HOMES]
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:

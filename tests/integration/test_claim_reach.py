@@ -11,8 +11,7 @@ import pytest
 
 from celery_superfetch.store.private_lists import CLAIM_BYTES, PrivateLists
 from celery_superfetch.store.wire.scripts import Call
-from celery_superfetch.transport.fetch.fetch import Fetch
-from celery_superfetch.transport.fetch.queue_lists import ALIKE
+from celery_superfetch.transport.fetch.queue_lists import ALIKE, QueueLists
 from parts.bench import Bench, payload
 from parts.inbox import Inbox
 
@@ -166,7 +165,7 @@ def test_the_jobs_come_in_the_order_of_claims_which_name_all(
 
     few, lists_of_few = order(), sum(named)
     named.clear()
-    monkeypatch.setattr(Fetch, "_reach", lambda *_: None)
+    monkeypatch.setattr(QueueLists, "reach", lambda *_: None)
     all_named = order()
     assert lists_of_few < sum(named)
     if strategy == "round_robin" and prefetch > 1:

@@ -233,7 +233,7 @@ def test_nobody_forgets_the_result_of_the_next_run(
 def test_control_without_the_reservation_it_is_forgotten(
     app: Celery, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(structure.DeadSet, "reserve", lambda self, jobs: [True] * len(jobs))
+    monkeypatch.setattr(structure.DeadJobs, "reserve", lambda self, jobs: [True] * len(jobs))
     [done], state = slow_one_and_quick_one(app, bench, monkeypatch)
     assert done.error is None
     assert state == states.PENDING, "the job has run, and its result is gone"

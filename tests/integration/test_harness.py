@@ -257,7 +257,7 @@ def test_a_killed_pytest_takes_its_processes_along(fresh_server, tmp_path):
 def test_processes_share_no_server(number, url, said):
     pytest.importorskip("xdist")
     argv = [sys.executable, "-m", "pytest", "-n", number, "-p", "no:cacheprovider"]
-    test = f"{Path(__file__).parents[1]}/unit/test_imports.py::test_no_module_stands_in_two_places"
+    test = f"{Path(__file__).parents[1]}/unit/test_rooms.py::test_no_circle"
     env = {**os.environ, "SUPERFETCH_TEST_URL": url, "PYTEST_XDIST_AUTO_NUM_WORKERS": "1"}
     done = subprocess.run([*argv, test], env=env, capture_output=True, text=True, check=False)
     assert said in done.stdout + done.stderr

@@ -66,7 +66,7 @@ def test_data_files_are_shipped() -> None:
 
 @needs_package
 def test_the_version_is_a_literal_and_in_the_changelog() -> None:
-    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    tree = ast.parse((PACKAGE / "model" / "version.py").read_text())
     versions = [
         ast.literal_eval(node.value)
         for node in tree.body
@@ -78,7 +78,7 @@ def test_the_version_is_a_literal_and_in_the_changelog() -> None:
     assert f"## [{versions[0]}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-@pytest.mark.skipif(not (PACKAGE / "cli.py").exists(), reason="there is no command yet")
+@pytest.mark.skipif(not (PACKAGE / "cli").exists(), reason="there is no command yet")
 def test_the_celery_command_is_named_by_click() -> None:
     """Celery shows click's name and ignores the entry point's."""
     line = setup_cfg()["options.entry_points"]["celery.commands"].strip()
