@@ -200,7 +200,7 @@ class Heart:
         self.watch.look(heard.quiet, monotonic())
         self.neighbours = heard.neighbours
         self.in_flight.probation = heard.probation
-        self.in_flight.certificate.heard(facts.owner, asked)
+        self.in_flight.starts.certificate.heard(facts.owner, asked)
 
     def pulse(self) -> Sequence[Any]:
         """The command that says no more than that this owner lives, and its state."""
@@ -266,7 +266,7 @@ class Heart:
             "being started.",
             owner,
         )
-        self.in_flight.taken_away(owner)
+        self.in_flight.lose_all(owner)
 
     def _distrust_connections(self) -> None:
         """The heart lost its connection: what idles may be as dead without showing it.

@@ -125,7 +125,7 @@ class Membership:
                 return
             if first:
                 check_server(self.client, self.config.global_keyprefix)
-                self.in_flight.run_id = run_id(self.client)
+                self.in_flight.lost_claims.run_id = run_id(self.client)
                 self.heart.stopping = False  # it left, and comes back
             self.in_flight.expires.update({name: ms for name, ms in new.items() if ms})
             empty = self._empty()
@@ -143,7 +143,7 @@ class Membership:
     def _empty(self) -> Collection[str]:
         """Queue lists from which nobody claims any more, once they are many; sure to be empty."""
         unused = self.facts.lists.keys() - set(chain(*self._users.values()))
-        unused -= self.in_flight.queue_lists
+        unused -= self.in_flight.jobs.queue_lists
         if len(unused) < MANY_UNUSED or not self.in_flight.knows_all:
             return ()
         return () if self.in_flight.lists.sizes([(self.owner, unused)])[self.owner] else unused
@@ -213,7 +213,7 @@ class Membership:
             except (RedisError, OSError):
                 self.overdue.append(act)
                 raise
-        if self.in_flight.unsent or self.in_flight.unread:
+        if self.in_flight.outbox.unsent or self.in_flight.outbox.unread:
             self.in_flight.flush()
 
     # -- end
@@ -226,7 +226,7 @@ class Membership:
         """
         with self._lock:
             self._users.pop(user, None)
-            if self._users or not self.joined or len(self.in_flight):
+            if self._users or not self.joined or len(self.in_flight.jobs):
                 return
             self._end(answered)
 
@@ -239,7 +239,7 @@ class Membership:
                 if self.in_flight.doubt:
                     self.in_flight.reconcile(self.owner, self.facts.lists)
                 self.in_flight.flush()
-                self.in_flight.give_all_back()
+                self.in_flight.requeue_all()
                 self._users.clear()
                 self._end(answered=True)
             except RedisError as exc:

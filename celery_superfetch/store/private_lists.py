@@ -262,6 +262,10 @@ class PrivateLists(Structure):
             at_death=at_death,
         )
 
+    def unrecord(self, job: Job) -> None:
+        """Remove what says that a job runs."""
+        self.client.hdel(self.keys.running(job.owner), job.claim_id)
+
     def forget_running(self, owner: str, held: Container[str]) -> None:
         """Remove what says that ``owner`` runs claims that it does not hold.
 

@@ -342,7 +342,7 @@ class Channel(redis.Channel):
         """A delivery runs no more, and is to go back with those that never ran."""
         claimed = self.qos.claimed(delivery_tag)
         if claimed is not None:
-            self.fetch.in_flight.ended(claimed.job)
+            self.fetch.in_flight.starts.end(claimed.job)
 
     def _restore(self, message: Any, leftmost: bool = False) -> None:
         claimed = getattr(message._raw, "claimed", None)

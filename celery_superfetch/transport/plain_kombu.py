@@ -41,12 +41,12 @@ def working_on(message: Any) -> Iterator[bool]:
     channel, job = message.channel, claimed.job
     in_flight = channel.fetch.in_flight
     try:
-        ours = bool(in_flight.start(job, digest(job.payload)))
+        ours = bool(in_flight.starts.start(job, digest(job.payload)))
         if not ours:
             channel.give_back(message.delivery_tag)
         yield ours
     finally:
-        in_flight.ended(job)
+        in_flight.starts.end(job)
         if channel.closed and in_flight.holds(job):
             channel.requeue([job], "front")
 

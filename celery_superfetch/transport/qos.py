@@ -9,6 +9,7 @@ from kombu.transport import virtual
 from kombu.utils.uuid import uuid
 
 from ..model.job import Claimed, Job
+from ..owner.in_flight.jobs import State
 
 logger = get_logger(__name__)
 
@@ -33,7 +34,10 @@ class QoS(virtual.QoS):
     def in_use(self) -> int:
         """Jobs that count against the prefetch."""
         fetch = self.channel._fetch
-        ahead = len(fetch.backlog) + len(fetch.in_flight.outlived) if fetch is not None else 0
+        ahead = 0
+        if fetch is not None:
+            # What runs on although its channel is closed: else jobs would be reserved behind it.
+            ahead = len(fetch.backlog) + fetch.in_flight.jobs.count(State.OUTLIVED)
         return len(self._delivered) - len(self._dirty) + ahead
 
     def can_consume(self) -> bool:
@@ -92,7 +96,7 @@ class QoS(virtual.QoS):
         claimed = self.claimed(delivery_tag)
         self._quick_ack(delivery_tag)
         if claimed is not None:
-            self.channel.fetch.in_flight.ended(claimed.job)
+            self.channel.fetch.in_flight.starts.end(claimed.job)
             self.channel.requeue([claimed.job], where)
 
     def restore_unacked(self, client: Any = None) -> list[Any]:
@@ -104,9 +108,9 @@ class QoS(virtual.QoS):
         # What runs stays ours; its ack comes later, by way of the process, not of this channel.
         in_flight = self.channel.fetch.in_flight
         self.channel.requeue(back, "front")
-        given = back.keys() - in_flight.outlived
+        given = sum(in_flight.jobs.state(job) is not State.OUTLIVED for job in back)
         if given:
-            logger.info("Giving %d jobs back to their queues.", len(given))
+            logger.info("Giving %d jobs back to their queues.", given)
         for job, tag in back.items():
             if not in_flight.holds(job):
                 del self._delivered[tag]
@@ -129,7 +133,7 @@ class QoS(virtual.QoS):
             all_of_them: those, too, that wait for their time.
         """
         tags = {job: tag for tag, job in self._in_hand()}
-        back = self.channel.fetch.in_flight.take_back(tags, all_of_them)
+        back = self.channel.fetch.in_flight.requeue_waiting(tags, all_of_them)
         for job in back:
             self._delivered.pop(tags[job], None)
         return len(back)

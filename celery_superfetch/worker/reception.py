@@ -113,7 +113,7 @@ class Reception:
         if channel.qos.claimed(message.delivery_tag) is None:
             logger.error("Celery discarded job %s, and failed over it.", job.title, exc_info=exc)
             return True
-        if not channel.fetch.in_flight.may_start(job) if ran is None else ran:
+        if not channel.fetch.in_flight.starts.may_start(job) if ran is None else ran:
             return False  # in the consumer's own thread
         logger.error("Celery failed over job %s before it ran.", job.title, exc_info=exc)
         for request in [*state.reserved_requests, *state.requests.values()]:

@@ -66,7 +66,7 @@ class CountedRequest:
             return
         with suppress(OverflowError, ValueError, OSError):  # an ETA that Celery will refuse
             if eta.timestamp() - time() > WORTH_MOVING:
-                self.message.channel.fetch.in_flight.waits(claimed.job)  # type: ignore[attr-defined]
+                self.message.channel.fetch.in_flight.starts.set_aside(claimed.job)  # type: ignore[attr-defined]
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         # A task's own Reject is on purpose; anything else that ends in a requeue is a child

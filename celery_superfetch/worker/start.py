@@ -75,17 +75,19 @@ class _Handover:
 
         One with early ack that was taken back is settled, and nobody else's either.
         """
-        if self.in_flight.certificate.is_past(self.job.owner):
+        if self.in_flight.starts.certificate.is_past(self.job.owner):
             return False
-        return bool(self.request.acknowledged or self.in_flight.may_start(self.job))
+        return bool(self.request.acknowledged or self.in_flight.starts.may_start(self.job))
 
     def may_begin(self) -> float:
         """Record it and note that the pool has it; until when it may begin, 0 for not now."""
         if self.request.acknowledged:
-            return float(self.in_flight.certificate.until(self.job.owner))
+            return float(self.in_flight.starts.certificate.until(self.job.owner))
         # One with early ack may be settled before it runs: nothing would take its record away.
         late = self.request.task.acks_late
-        return float(self.in_flight.start(self.job, digest(self.job.payload) if late else ""))
+        return float(
+            self.in_flight.starts.start(self.job, digest(self.job.payload) if late else "")
+        )
 
 
 class Gate:
@@ -165,7 +167,7 @@ class Gate:
         """The next job that may start, and until when; None if none may now."""
         while self._waiting:
             first = self._waiting[0]
-            alone = first.in_flight.alone
+            alone = first.in_flight.jobs.alone
             if not first.is_ours:
                 self._drop(self._waiting.popleft(), "it is not ours any more")
             elif alone is not None and first.job != alone and not first.request.acknowledged:
@@ -193,7 +195,7 @@ class Gate:
                 return self._release()
             result = self._apply(start, (until, what.target, *what.args), what.kwargs, **options)
         except BaseException as exc:
-            what.in_flight.ended(what.job)
+            what.in_flight.starts.end(what.job)
             self._out.discard(what)
             # It may be another's turn that this is a part of, who must not hear of it.
             if isinstance(exc, Exception) and self.worker.reception.takes_back(request, exc):
@@ -264,7 +266,7 @@ class Gate:
         """The pool has forgotten a job that it had not begun with; it goes back to its queue."""
         for what in [what for what in self._out if what.request is request]:
             self._out.discard(what)
-            what.in_flight.ended(what.job)
+            what.in_flight.starts.end(what.job)
             what.in_flight.requeue([what.job])
 
     def take_back(self, request: Any) -> None:
@@ -272,10 +274,10 @@ class Gate:
         claimed = claim_of(request)
         assert claimed is not None
         in_flight = request.message.channel.fetch.in_flight
-        in_flight.ended(claimed.job)
-        in_flight.will_ask(claimed.job)
+        in_flight.starts.end(claimed.job)
+        in_flight.starts.wait(claimed.job)
         with suppress(RedisError, OSError):  # it may be recorded as running for a moment longer
-            in_flight.unrecord(claimed.job)
+            in_flight.starts.unrecord(claimed.job)
         # The process runs others by now: who ends this job must not end that.
         request.time_start = request.worker_pid = request._apply_result = None
         state.task_ready(request)

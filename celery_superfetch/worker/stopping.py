@@ -54,7 +54,7 @@ class Returnable:
         claimed = claim_of(self)
         if claimed is not None:
             asks = self.task.Strategy == ASKS_FIRST  # type: ignore[attr-defined]
-            message.channel.fetch.in_flight.will_ask(claimed.job, asks)
+            message.channel.fetch.in_flight.starts.wait(claimed.job, asks)
 
     def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
         """A cold shutdown, or a lost connection, ends what runs; it goes back to its queue."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from celery_superfetch.owner.in_flight.settling import Stage
+
 from apps.build import build_app
 from celery_superfetch.model.job import Job
 from celery_superfetch.owner.in_flight.acks import Acks, Answers
 from celery_superfetch.owner.in_flight.in_flight import InFlight
-from celery_superfetch.owner.in_flight.settling import Stage
 from celery_superfetch.transport.fetch.probation import Probation
 from celery_superfetch.worker.reception import Reception
 

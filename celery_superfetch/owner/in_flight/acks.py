@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from ...model.job import Claimed, Earlier, Job
+from ...model.job import Claimed, Job
 from ...model.process import own_pid
 from ...store.private_lists import PrivateLists
 from ...store.wire.scripts import Call, Line
@@ -205,18 +205,16 @@ class Acks:
         """Note that it is known already that these were taken away."""
         self._no_news.update(jobs)
 
-    def settle_again(self, jobs: Iterable[Job]) -> list[Job]:
-        """Add those that were settled lately, as often as they were; returns the others.
+    def settled_lately(self, jobs: Iterable[Job]) -> list[Job]:
+        """Of these, those that were settled lately, as often as they were.
 
         By their bytes: a private list has nothing else. So for a server that was told otherwise.
         """
         now = monotonic()
         lately = Counter(what for at, what in self._lately if now - at < SETTLED)
-        others = []
+        again = []
         for job in jobs:
             if lately[job.trace] > 0:
                 lately[job.trace] -= 1
-                self.add(Claimed(job, Earlier()))
-            else:
-                others.append(job)
-        return others
+                again.append(job)
+        return again

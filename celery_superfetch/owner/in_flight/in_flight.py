@@ -1,20 +1,22 @@
-"""How jobs come to this process and how it loses them: claims, lost replies, jobs taken away."""
+"""The jobs in flight of one process: how they come, who has them, and how they leave."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Iterable, Sequence
 
 from redis.exceptions import RedisError
 
 from ...model.job import Claimed, Job
-from ...store.database import Database
-from ...store.private_lists import Claims, earlier_of
-from ...store.registry import run_id
+from ...store.database import Database, Structure
+from ...store.private_lists import Claims, PrivateLists, earlier_of
+from .jobs import Jobs, State
 from .losses import announce
-from .lost_claims import LostReplies
-from .settling import Settling, Stage
+from .lost_claims import LostClaims
+from .outbox import Outbox
+from .starts import Starts
 
 
 class Consumer:
@@ -43,20 +45,40 @@ class Consumer:
         """Begin with what waits, if that may start by now."""
 
 
-class InFlight(Settling):
-    """The jobs in flight of one process, for all its channels on one database. Thread-safe."""
+class InFlight(Structure):
+    """The jobs in flight of one process, for all its channels on one database.
+
+    Thread-safe: acks come from the consumer's loop, from the threads of a pool, and after the
+    channel is closed; none of them needs a channel here.
+    """
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
+        self.lists = PrivateLists(database)
         #: Celery's name of the worker; empty outside Celery.
         self.node = ""
         #: A worker sets its gate.
         self.runner = Consumer(self)
+        #: ms of x-expires for each queue list that has it.
+        self.expires: dict[str, int] = {}
         #: Queue lists with suspects on probation, as far as this process has heard.
         self.probation: frozenset[str] = frozenset()
-        #: Which run of the server was told of what was settled; None: nobody has asked.
-        self.run_id: str | None = None
-        self._lost_replies = LostReplies(self.lists, self._held_aside)
+        self._lock = threading.RLock()
+        self.jobs = Jobs()
+        self.outbox = Outbox(self.lists, self.jobs, self.expires)
+        self.starts = Starts(self.outbox, self.config.heartbeat_interval, self._lock)
+        self.lost_claims = LostClaims(self.lists, self.jobs, self.outbox)
+
+    # -- what is held
+
+    def holds(self, job: Job) -> bool:
+        """True while ``job`` is claimed here and has not left."""
+        return job in self.jobs
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether something is held and not acked."""
+        return len(self.jobs) > self.jobs.count(State.SETTLED)
 
     # -- claims
 
@@ -76,18 +98,18 @@ class InFlight(Settling):
                 and a claim whose reply was lost is found by ``reconcile``.
         """
         with self._lock:
-            self._send_returns()
             call = self.lists.claim(owner, lists, most, turn, confirm, starts)
-            reply = self._run(call)
+            reply = self.outbox.send(call)
             if isinstance(reply, Exception):
                 raise reply
             claims = self.lists.claims(call, lists, confirm, reply)
-            self._recorded.update(job for job, _ in claims.started)
             for claimed in claims.jobs:
-                self._held[claimed.job] = Stage.CLAIMED
+                self.jobs.add(claimed.job)
+            for job, _ in claims.started:
+                self.jobs.record(job, True)
             for job, still_ours in zip(confirm, claims.confirmed, strict=False):
                 if still_ours is None:
-                    self.let_go(job)
+                    self.lose(job)
             return claims
 
     def take(self, job: Job, asked: float = math.inf) -> bool:
@@ -100,57 +122,10 @@ class InFlight(Settling):
             redis.exceptions.RedisError: that had to be looked up, and could not be.
         """
         with self._lock:
-            if self._lost_replies.may_be_late(job, asked) and not self._is_there(job):
-                return False
-            self._held[job] = Stage.CLAIMED
-            return True
-
-    def _is_there(self, job: Job) -> bool:
-        """Whether the claim that a late reply speaks of is ours, or another one's by now.
-
-        Another channel of this process, in another thread, found the job there and gave it back
-        before this reply was read. By now a third one may have claimed it again, and its reply
-        may wait to be read: that one has to look as well.
-        """
-        self._lost_replies.goes_back([job])
-        try:
-            self._run()  # one that was acked is held until the answer is read
-            return self._lost_replies.is_there(job, self._held)
-        except RedisError:
-            self.doubt = True
-            raise
-
-    def delivered(self, job: Job) -> None:
-        """Note that its consumer has the job: one that only waits now does not count as running.
-
-        A suspect has done nobody harm yet; another may wait for its rate limit.
-
-        Raises:
-            redis.exceptions.RedisError: the server could not be asked.
-        """
-        if job not in self._recorded and job != self._alone:
-            return
-        with self._lock:
-            if self.may_start(job) and not (job in self._acks or self._held_aside.is_due(job)):
-                self.unrecord(job)
-
-    def unrecord(self, job: Job) -> None:
-        """Have a job that counts as running count as waiting.
-
-        Raises:
-            redis.exceptions.RedisError: the server could not be asked.
-        """
-        with self._lock:
-            self._recorded.discard(job)
-            self._acks.forget_start(job)
-            self.client.hdel(self.keys.running(job.owner), job.claim_id)
-
-    # -- suspects
-
-    @property
-    def unsettled(self) -> bool:
-        """Whether something is held and not acked."""
-        return not self._held.keys() <= set(self._acks)
+            ours = self.lost_claims.is_ours(job, asked)
+            if ours:
+                self.jobs.add(job)
+            return ours
 
     def claim_alone(self, owner: str, queue_list: str) -> Claimed | None:
         """Claim the next suspect of a queue list, if nothing runs here; None if there is none.
@@ -161,18 +136,12 @@ class InFlight(Settling):
         """
         with self._lock:
             self.flush()
-            # By another thread, since this one looked. What is acked has ended. What is gathered
-            # begins unseen, with the suspect perhaps, unless its time has not come.
-            begun = {
-                job
-                for job, stage in self._held.items()
-                if stage is Stage.STARTED
-                or (stage is Stage.GATHERED and job not in self._held_aside)
-            }
-            if begun - set(self._acks):
+            # By another thread, since this one looked.
+            if self.jobs.those(self._has_begun):
                 return None
             call = self.lists.claim_alone(owner, queue_list)
-            self._recorded.clear()  # it is alone in the record, too
+            for job in self.jobs:
+                self.jobs.record(job, False)  # it is alone in the record, too
             try:
                 reply = self.scripts.ask(call)
             except BaseException:
@@ -182,77 +151,147 @@ class InFlight(Settling):
                 self.probation -= {queue_list}
             if reply[0] != b"ok":
                 return None
-            self._alone = Job(owner, queue_list, reply[1], call.args[-1])
-            self._held[self._alone] = Stage.CLAIMED
-            return Claimed(self._alone, earlier_of(reply[2]))
+            alone = Job(owner, queue_list, reply[1], call.args[-1])
+            self.jobs.add(alone, alone=True)
+            return Claimed(alone, earlier_of(reply[2]))
 
-    # -- claims whose reply was lost
+    def _has_begun(self, job: Job, state: State) -> bool:
+        """What is gathered begins unseen, unless its time has not come."""
+        gathered = state is State.GATHERED and job not in self.outbox.aside
+        return gathered or state in (State.STARTED, State.OUTLIVED)
 
-    def in_doubt(self) -> bool:
-        """Whether ``reconcile`` has to look at the private lists."""
-        return self.doubt or self._lost_replies.due
+    # -- how a job leaves: acked, given back, recovered or killed (``lost_runs``), or taken away
 
-    @property
-    def knows_all(self) -> bool:
-        """Whether the private lists hold nothing that nobody here knows, nor will."""
-        return not self.doubt and not self._lost_replies.looks_again
+    def ack(self, claimed: Claimed) -> None:
+        """Settle a job with whatever is sent next; one that is not held is not ours."""
+        with self._lock:
+            self.outbox.ack(claimed)
 
-    def reconcile(self, owner: str, lists: Iterable[str]) -> int:
-        """Give back what the private lists hold and nobody here does; the number of jobs.
+    def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
+        """Give jobs back on purpose, in the order given (newest first for the front).
 
-        These are claims whose reply was lost, or is on its way to another thread's channel. After
-        a failover, what was settled here lately is settled again: a replica that was promoted had
-        not seen it. A server that was told has forgotten nothing: what it has is another job, of
-        the same bytes.
+        What runs stays. What cannot be given back now is, as soon as the server can be asked
+        again.
         """
         with self._lock:
-            self.flush()
-            # A doubt that comes up from here on asks for another look.
-            self.doubt = False
-            try:
-                run = run_id(self.client)
-                unknown = self._lost_replies.look(owner, lists, self._held)
-                self._held.update(dict.fromkeys(unknown, Stage.CLAIMED))
-                back = unknown if run == self.run_id else self._acks.settle_again(unknown)
-                self._lost_replies.goes_back(back)
-                self.requeue(back)
-                self.flush()
-                self._forget_running(owner)
-                self.run_id = run
-            except RedisError:
-                self.doubt = True
-                raise
-            return len(back)
+            self.outbox.requeue(jobs, where)
 
-    def _forget_running(self, owner: str) -> None:
-        """Claims that were settled or given back under a new id leave nothing that runs.
+    def requeue_waiting(self, jobs: Iterable[Job], all_of_them: bool = True) -> list[Job]:
+        """Give back those whose consumers have not handed them over, and now cannot.
 
-        What they left would forbid every other start, or keep suspects from their turn.
+        Arguments:
+            all_of_them: those, too, that wait for their time.
+
+        Returns:
+            the jobs; in the order given, which is that of ``requeue``.
         """
-        self.lists.forget_running(owner, {job.claim_id for job in self._held if job.owner == owner})
+        with self._lock:
+            back = [job for job in jobs if self.jobs.state(job) is State.WAITING]
+            if not all_of_them:
+                aside = self.outbox.aside
+                back = [job for job in back if not (job in aside or aside.is_due(job))]
+            self.requeue(back)
+            return back
 
-    # -- what was taken away
+    def requeue_all(self) -> None:
+        """Give back whatever is still held, newest claims first (the process ends)."""
+        with self._lock:
+            # Nothing is about to start any more: the pool has ended.
+            for job in self.jobs:
+                self.starts.end(job)
+            self.requeue(reversed(list(self.jobs)))
 
-    def let_go(self, job: Job) -> None:
+    def bring_back(self, job: Job) -> None:
+        """Have a job in its private list, where whatever is done to it looks for it.
+
+        Raises:
+            redis.exceptions.RedisError: the server could not be asked.
+        """
+        with self._lock:
+            self.outbox.bring_back(job)
+
+    def drop(self, job: Job) -> None:
+        """Note that a job has left the private list, or was never started."""
+        with self._lock:
+            self.outbox.drop(job)
+
+    def lose(self, job: Job) -> None:
         """Forget a job that was taken away, and say so."""
         self.drop(job)
         announce(job, self.lists)
         with contextlib.suppress(RedisError), self._lock:  # the next doubt mends it
-            self._forget_running(job.owner)
+            self.lost_claims.forget_running(job.owner)
 
-    def taken_away(self, owner: str) -> None:
+    def lose_all(self, owner: str) -> None:
         """An owner of ours was reaped: announce what runs, forget the rest.
 
         Its acks are still sent, each for its old private list: one that comes before the
         reaper saves a second run, and one that comes later removes nothing of anybody else's.
         """
         with self._lock:
-            self._acks.forget_starts_of(owner)
-            ours = {job: stage for job, stage in self._held.items() if job.owner == owner}
-            for job, stage in ours.items():
-                if stage is Stage.WAITS or job in self._returns:
+            acks = self.outbox.acks
+            acks.forget_starts_of(owner)
+            for job in self.jobs.those(lambda job, _: job.owner == owner):
+                if self.jobs.state(job) in (State.WAITING, State.RETURNING):
                     self.drop(job)
-            lost = [job for job, stage in ours.items() if stage is Stage.STARTED]
-            self._acks.announced(lost)
+            run = (State.STARTED, State.OUTLIVED)
+            lost = self.jobs.those(lambda job, state: job.owner == owner and state in run)
+            acks.announced(lost)
         for job in lost:
             announce(job, self.lists)
+
+    # -- claims whose reply was lost
+
+    @property
+    def doubt(self) -> bool:
+        """A reply was lost: the private lists may hold jobs that nobody here knows."""
+        return self.outbox.doubt
+
+    @doubt.setter
+    def doubt(self, doubt: bool) -> None:
+        self.outbox.doubt = doubt
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether ``reconcile`` has to look at the private lists."""
+        return self.doubt or self.lost_claims.due
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether the private lists hold nothing that nobody here knows, nor will."""
+        return not self.doubt and not self.lost_claims.looks_again
+
+    def reconcile(self, owner: str, lists: Iterable[str]) -> int:
+        """``LostClaims.reconcile``: give back what nobody here knows of."""
+        with self._lock:
+            return self.lost_claims.reconcile(owner, lists)
+
+    # -- round trips
+
+    def flush(self) -> None:
+        """Send what waits to be settled now, and see that it is.
+
+        Raises:
+            redis.exceptions.RedisError: it still waits, and is sent again.
+        """
+        with self._lock:
+            self.outbox.send()
+
+    def post(self) -> None:
+        """Send what waits to be settled; something that is sent later reads the answer.
+
+        Once sent it arrives, whatever becomes of this process; and nobody waits for the server.
+
+        Raises:
+            redis.exceptions.RedisError: it still waits, and is sent again.
+        """
+        with self._lock:
+            self.outbox.send(wait=False)
+
+    def rest(self) -> None:
+        """Leave an idle connection to whoever looks after those; another thread may be using it."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self.outbox.acks.rest()
+            finally:
+                self._lock.release()

@@ -51,7 +51,7 @@ class CutShort:
             redis.exceptions.RedisError: the job stays in its private list, still held.
         """
         name = digest(job.payload)
-        alone = name if job == self.in_flight.alone and together == 1 else ""
+        alone = name if job == self.in_flight.jobs.alone and together == 1 else ""
         running = Running((name,), alone=alone, stopping=stopping, at_death=together)
         done = self._settle(job, running, reason, sender, limits)
         return tell(done, sender) if done else None
@@ -145,7 +145,7 @@ class CutShort:
         lists = self.in_flight.lists
         private = lists.keys.private(job.owner, job.queue_list)
         if lists.client.lpos(private, cast("str", job.payload)) is None:
-            self.in_flight.let_go(job)
+            self.in_flight.lose(job)
             return False
         return True
 
@@ -194,7 +194,7 @@ class CutShort:
             if done is not None:
                 return done
         # The job was taken away, or somebody counts it without end.
-        self.in_flight.ended(job)
+        self.in_flight.starts.end(job)
         self.in_flight.requeue([job])
         return None
 
@@ -213,7 +213,7 @@ class CutShort:
         if isinstance(outcome.answer, Exception):
             raise outcome.answer
         if outcome.answer == b"moved":
-            in_flight.let_go(job)
+            in_flight.lose(job)
         if outcome.answer != b"ok":
             return None
         in_flight.drop(job)

@@ -113,9 +113,9 @@ class Fetch:
             return
         if self.probation.has_the_floor(lists):
             self._dry = False
-            alone = self.in_flight.alone
+            alone = self.in_flight.jobs.alone
             self.in_flight.flush()
-            if alone is not None and self.in_flight.alone is None:
+            if alone is not None and self.in_flight.jobs.alone is None:
                 self.poller.ring()
             return
         credit = self.consumer.qos.credit()
@@ -131,7 +131,9 @@ class Fetch:
 
     def _has_to_settle(self) -> bool:
         """Whether something is to be sent, or there is the leisure to read answers."""
-        return self.in_flight.unsent or (self.in_flight.unread and not self.backlog.ready)
+        return self.in_flight.outbox.unsent or (
+            self.in_flight.outbox.unread and not self.backlog.ready
+        )
 
     def _goes_with_the_next(self) -> bool:
         """Whether the next job takes the acks along, with the record of its start.
@@ -141,7 +143,7 @@ class Fetch:
         """
         if not (self.poller.solo and self.backlog.ready):
             return False
-        oldest = self.in_flight.oldest_ack
+        oldest = self.in_flight.outbox.oldest_ack
         if oldest is None or oldest is self._left:
             return False
         self._left = oldest
@@ -186,7 +188,7 @@ class Fetch:
         if self._outages != self.membership.heart.outages:
             self._outages = self.membership.heart.outages
             self.in_flight.doubt = True
-        if self.in_flight.in_doubt():
+        if self.in_flight.in_doubt:
             # With no claim on its way, what the private lists hold beyond what we do is what
             # lost replies spoke of.
             self.reads.close()
@@ -257,7 +259,7 @@ class Fetch:
             self.backlog.ready.remove(claimed)
             if claimed.job.owner == self.membership.owner:
                 return claimed
-            self.in_flight.let_go(claimed.job)
+            self.in_flight.lose(claimed.job)
         return None
 
     def ahead(self, lists: Iterable[str]) -> int:
@@ -296,7 +298,7 @@ class Fetch:
             delivered = self.consumer.deliver(claimed)
         finally:
             self._delivering = 0
-        self.in_flight.delivered(claimed.job)
+        self.in_flight.starts.delivered(claimed.job)
         return delivered
 
     @property

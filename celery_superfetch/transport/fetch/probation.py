@@ -60,7 +60,7 @@ class Probation:
         Raises:
             redis.exceptions.RedisError: the server could not be asked.
         """
-        if self.in_flight.alone is not None:
+        if self.in_flight.jobs.alone is not None:
             if self._resting and self._is_time():
                 self._ask([])  # its run is part of what the rest costs
             return True
