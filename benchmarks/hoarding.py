@@ -26,8 +26,8 @@ from compare import OURS, STOCK, TRANSPORTS, Row, Table, arguments, begin, finis
 from kombu import Connection, Consumer, Queue
 
 from celery_superfetch.owner.memberships import memberships
-from harness.server import Server
-from parts.bench import payload
+from support.servers.server import Server
+from support.workers.bench import payload
 
 NEAR = "near"
 #: Seconds without any job after which something is wrong.
