@@ -23,13 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from celery import states
 
-from apps.build import build_app
 from celery_superfetch import DeadSet, PoisonPill
 from celery_superfetch.model.job import Job
-from harness.server import Server
-from harness.worker import app_env
-from parts.bench import Bench, payload
-from parts.work import Work, noted
+from support.apps.build import build_app
+from support.servers.server import Server
+from support.servers.work import Work, noted
+from support.workers.bench import Bench, payload
+from support.workers.worker import app_env
 
 OWNER = "bench|1|nonce"
 #: One job in ten is of the task that is retried by filter.

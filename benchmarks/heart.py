@@ -28,12 +28,12 @@ from typing import Any, cast
 import redis
 from compare import arguments  # noqa: F401 - finds the tests' harness
 
-from apps.build import build_app
-from harness.faults import kill_connections
-from harness.ledger import LEDGER_DB
-from harness.server import Server
-from harness.waiting import eventually
-from harness.worker import TESTS, Worker, app_env
+from support.apps.build import build_app
+from support.servers.faults import kill_connections
+from support.servers.ledger import LEDGER_DB
+from support.servers.server import Server
+from support.waiting import eventually
+from support.workers.worker import TESTS, Worker, app_env
 
 #: Seconds between two heartbeats.
 INTERVAL = 1.0

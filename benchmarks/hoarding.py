@@ -26,8 +26,8 @@ from compare import OURS, STOCK, TRANSPORTS, Row, Table, arguments, begin, finis
 from kombu import Connection, Consumer, Queue
 
 from celery_superfetch.owner.memberships import memberships
-from harness.server import Server
-from parts.bench import payload
+from support.servers.server import Server
+from support.workers.bench import payload
 
 NEAR = "near"
 #: Seconds without any job after which something is wrong.
@@ -78,7 +78,7 @@ class Hoarder:
         """What a worker's request does with a job whose ETA lies ahead."""
         in_flight = messages[0].channel.fetch.in_flight
         for message in messages:
-            in_flight.waits(message._raw.claimed.job)
+            in_flight.starts.set_aside(message._raw.claimed.job)
         in_flight.flush()
 
     def acks(self, count: int) -> tuple[float, float]:

@@ -37,10 +37,10 @@ from typing import Any
 from compare import STOCK, TRANSPORTS, Row, Table, arguments, begin, finish, without_plus
 from noop import NAME, Counts, build
 
-from harness.process import Process
-from harness.server import Server
-from harness.waiting import eventually
-from harness.worker import Worker, process_env
+from support.process import Process
+from support.servers.server import Server
+from support.waiting import eventually
+from support.workers.worker import Worker, process_env
 
 CONSUMERS = 50
 #: Seconds within which a job that was sent has started, or something is wrong.

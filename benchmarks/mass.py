@@ -27,8 +27,8 @@ from redis.connection import parse_url
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.store.registry import run_id
-from harness.server import Server
-from parts.bench import Bench, elsewhere, image_of, payload
+from support.servers.server import Server
+from support.workers.bench import Bench, elsewhere, image_of, payload
 
 #: A fifth of the defaults.
 LIMITS = {"heartbeat_interval": 1.0, "owner_ttl": 12.0, "reap_interval": 2.0}

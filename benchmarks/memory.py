@@ -25,7 +25,7 @@ from compare import TRANSPORTS, Table, arguments, begin, finish_all, measure_all
 from kombu import Connection, Consumer, Exchange, Queue
 from transport import fill
 
-from harness.server import Server
+from support.servers.server import Server
 
 QUEUE = Queue("bench", Exchange("bench", type="direct"), "bench")
 #: Seconds after which something is wrong.

@@ -32,7 +32,7 @@ from compare import (
     without_plus,
 )
 
-from harness.server import Server
+from support.servers.server import Server
 
 #: Jobs that are sent before the time runs, so that connections are there.
 WARM = 20

@@ -27,9 +27,9 @@ from sent import watch_sent
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.store.registry import connection_id, run_id
-from harness.server import Server
-from parts.bench import Bench, elsewhere, payload
-from parts.work import noted
+from support.servers.server import Server
+from support.servers.work import noted
+from support.workers.bench import Bench, elsewhere, payload
 
 OWNERS_PER_HOST = 10
 #: us from which on the server notes a command; to note them all would cost more than they do.

@@ -27,13 +27,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from apps.build import build_app
-from harness.hosts import Host, namespaces_available
-from harness.ledger import LEDGER_DB, Ledger
-from harness.process import Process
-from harness.server import Server
-from harness.waiting import eventually
-from harness.worker import Worker, app_env
+from support.apps.build import build_app
+from support.hosts import Host, namespaces_available
+from support.process import Process
+from support.servers.ledger import LEDGER_DB, Ledger
+from support.servers.server import Server
+from support.waiting import eventually
+from support.workers.worker import Worker, app_env
 
 CEILING = 120.0  # seconds after which a measurement has failed
 HEARTBEAT = 5.0  # seconds between two heartbeats, by default

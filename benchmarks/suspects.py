@@ -31,12 +31,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from apps.build import build_app
 from celery_superfetch.model.job import digest
 from celery_superfetch.store.keys import Keys
-from harness.ledger import LEDGER_DB, Ledger
-from harness.server import Server
-from harness.worker import TESTS, Worker, app_env
+from support.apps.build import build_app
+from support.servers.ledger import LEDGER_DB, Ledger
+from support.servers.server import Server
+from support.workers.worker import TESTS, Worker, app_env
 
 FIRST_REST, WORK, SHORT = 60.0, 10, 0.1
 #: Seconds between two looks at the ledger; short jobs that always wait, more than start meanwhile.
@@ -76,7 +76,7 @@ class Fleet:
             started = [
                 Worker(
                     self.env,
-                    app="apps.rests",
+                    app="support.apps.rests",
                     pool="threads",
                     concurrency=threads,
                     queues=["celery", f"long-{number}"],

@@ -38,7 +38,7 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.asynchronous import Hub
 from sent import watch_sent
 
-from harness.server import Server
+from support.servers.server import Server
 
 #: Of the jobs of a run, the part that is consumed before the time runs.
 WARM = 10

@@ -55,9 +55,9 @@ from compare import (
 )
 from noop import NAME, Counts, build
 
-from harness.process import Process
-from harness.server import Server
-from harness.worker import Worker, process_env
+from support.process import Process
+from support.servers.server import Server
+from support.workers.worker import Worker, process_env
 
 RQ = "RQ SimpleWorker"
 #: Pool -> its size. A greenlet a job is what gevent is for; 100 would hold all that is prefetched.

@@ -16,14 +16,14 @@ import redis
 from celery import Celery
 from kombu import pools
 
-from apps.build import build_app
-from harness.cli import Result, run_superfetch
-from harness.hosts import namespaces_available
-from harness.ledger import LEDGER_DB, Ledger
-from harness.process import Process
-from harness.server import ExternalServer, NoServerBinary, NotOurServer, Server
-from harness.worker import Beat, Worker, app_env
-from parts.shown import STARTED
+from support.apps.build import build_app
+from support.hosts import namespaces_available
+from support.process import Process
+from support.servers.ledger import LEDGER_DB, Ledger
+from support.servers.server import ExternalServer, NoServerBinary, NotOurServer, Server
+from support.shown import STARTED
+from support.workers.cli import Result, run_superfetch
+from support.workers.worker import Beat, Worker, app_env
 
 # Each process of xdist starts a server of its own; a server named by URL is one for all, and the
 # tests empty its databases.
@@ -224,7 +224,7 @@ def cli(env: Callable[..., dict[str, str]], tmp_path: Path) -> Callable[..., Res
     def run(
         *args: str,
         code: int = 0,
-        app: str | None = "apps.shop",
+        app: str | None = "support.apps.shop",
         answer: str = "",
         environ: dict[str, str] | None = None,
         **settings: Any,

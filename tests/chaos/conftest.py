@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import redis
 
-from harness.database import Database
-from harness.process import Process
-from harness.server import Server
-from parts.scene import Scene
+from support.process import Process
+from support.servers.database import Database
+from support.servers.server import Server
+from support.workers.scene import Scene
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from celery import Celery, chain, chord, group
 from celery.exceptions import ChordError
 
 from celery_superfetch import PoisonPill
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.process import Process
-from harness.waiting import eventually
-from harness.worker import process_env
+from support.process import Process
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import eventually
+from support.workers.worker import process_env
 
 pytestmark = pytest.mark.usefixtures("no_results_left")
 
@@ -27,7 +27,7 @@ ONE_STRIKE = {"strike_limit": 1, "reap_interval": 1}
 
 @pytest.fixture
 def told(app: Celery) -> SimpleNamespace:
-    """Signatures of the tasks of `apps.told`."""
+    """Signatures of the tasks of `support.apps.told`."""
     return SimpleNamespace(
         **{
             name: lambda *args, name=name, **kwargs: app.signature(f"told.{name}", args, kwargs)
@@ -53,7 +53,7 @@ def events(app: Celery) -> Iterator[list[dict[str, Any]]]:
 def dump(env: Any, tmp_path: Path, remember: Callable[[Process], None]) -> Iterator[Process]:
     """`celery events --dump`, which shows what it receives."""
     shown = Process(
-        [sys.executable, "-m", "celery", "-A", "apps.shop", "events", "--dump"],
+        [sys.executable, "-m", "celery", "-A", "support.apps.shop", "events", "--dump"],
         log=tmp_path / "dump.log",
         env=process_env(env()),
         cwd=tmp_path,
@@ -80,7 +80,7 @@ def test_everybody_hears_of_a_job_that_killed_its_pool_child(
 ) -> None:
     dump.wait_log("starting capture")
     conf = {"result_extended": True}
-    one = worker(app="apps.told", concurrency=2, options=ONE_STRIKE, args=["-E"], conf=conf)
+    one = worker(app="support.apps.told", concurrency=2, options=ONE_STRIKE, args=["-E"], conf=conf)
     errbacks = [told.old(), told.new(), told.old().set(queue="elsewhere"), app.signature("no.such")]
     pill = told.pill("pill").apply_async(link_error=errbacks)
     quiet = told.quiet("quiet").apply_async(link_error=told.old())
@@ -149,11 +149,15 @@ def test_without_a_result_backend_and_events_the_rest_is_told_all_the_same(
 ) -> None:
     """A worker that dies whole: its successor tells. Two strikes: the first is a recovery."""
     app = make_app(superfetch=False, result_url="")
-    settings = {"app": "apps.told", "pool": "solo", "options": {**ONE_STRIKE, "strike_limit": 2}}
+    settings = {
+        "app": "support.apps.told",
+        "pool": "solo",
+        "options": {**ONE_STRIKE, "strike_limit": 2},
+    }
     old = app.signature("told.old", app=app)
     app.signature("told.pill", args=("pill",), app=app).apply_async(link_error=old)
     worker(**settings, result_url="", ready=False).wait_exit()
-    cli("reap", app="apps.told", options=settings["options"], result_url="")
+    cli("reap", app="support.apps.told", options=settings["options"], result_url="")
     eventually(lambda: "superfetch-recovered" in {event["type"] for event in events})
     (event,) = (event for event in events if event["type"] == "superfetch-recovered")
     assert (event["name"], event["recoveries"]) == ("told.pill", 1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.waiting import always, eventually
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import always, eventually
 
 QUICK = {"heartbeat_interval": 1, "owner_ttl": 5, "reap_interval": 1}
 
@@ -19,7 +19,7 @@ def test_beat_reaps_when_no_worker_looks_after_the_others(
     shop.hold.delay("running")
     eventually(lambda: ledger.starts())
     owner = db.owner_of("running")
-    other = worker(app="apps.unmaintained", concurrency=1, options=QUICK)
+    other = worker(app="support.apps.unmaintained", concurrency=1, options=QUICK)
     victim.kill9_all()
     always(lambda: db.owner_of("running") == owner, during=3, message="the control: no reaper")
     beat(options=QUICK)

@@ -10,10 +10,10 @@ import pytest
 from celery import Celery
 
 from celery_superfetch.app.reaping import reaper_of
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.waiting import eventually
-from harness.worker import Worker
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import eventually
+from support.workers.worker import Worker
 
 SLOTS = {"prefork": 2, "threads": 2, "solo": 1}
 
@@ -74,7 +74,8 @@ def test_what_ran_alone_is_blamed_for_its_workers_end(
 
 
 @pytest.mark.parametrize(
-    ("module", "strikes"), [("apps.shop", (1, "exact")), ("apps.unguarded", (0, ""))]
+    ("module", "strikes"),
+    [("support.apps.shop", (1, "exact")), ("support.apps.unguarded", (0, ""))],
 )
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
 def test_what_kills_in_its_first_line_is_blamed_although_its_record_was_only_sent(

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.ledger import Ledger
-from harness.server import ExternalServer, Server
-from parts.fleet import SOCKET_TIMEOUT, Fleet
-from parts.shown import STARTED
-from parts.troubles import TROUBLES
+from support.servers.ledger import Ledger
+from support.servers.server import ExternalServer, Server
+from support.shown import STARTED
+from support.workers.fleet import SOCKET_TIMEOUT, Fleet
+from support.workers.troubles import TROUBLES
 
 pytest.importorskip("gevent")
 

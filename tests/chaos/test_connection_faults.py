@@ -17,21 +17,21 @@ from typing import Any
 import pytest
 
 from celery_superfetch.store.wire.scripts import source
-from harness.faults import (
+from support.servers.faults import (
     command,
     kill_connections,
     killed_and_restarted,
     script,
     standstill,
 )
-from harness.ledger import LEDGER_DB, Ledger
-from harness.proxy import Words
-from harness.server import ExternalServer, Server
-from harness.waiting import always, eventually
-from harness.worker import Worker
-from parts.fleet import SOCKET_TIMEOUT, Fleet
-from parts.load import Load
-from parts.shown import STARTED
+from support.servers.ledger import LEDGER_DB, Ledger
+from support.servers.proxy import Words
+from support.servers.server import ExternalServer, Server
+from support.shown import STARTED
+from support.waiting import always, eventually
+from support.workers.fleet import SOCKET_TIMEOUT, Fleet
+from support.workers.load import Load
+from support.workers.worker import Worker
 
 pytest.importorskip("gevent")
 
@@ -237,7 +237,7 @@ def test_a_child_that_is_lost_while_the_server_is_away_costs_its_job_no_more_tha
 
 def half_a_result(small: Callable[..., Fleet], **env: str) -> Fleet:
     """A worker that lost its connection while it read a result, and is to read the rest."""
-    fleet = small(pools={"prefork": 1}, app="apps.slow_results", env=env)
+    fleet = small(pools={"prefork": 1}, app="support.apps.slow_results", env=env)
     fleet.app.tasks["shop.fail"].apply_async(("x" * 20_000,), queue="prefork")
     eventually(lambda: fleet.ledger.starts().get("result"), message="a part of it is sent")
     kill_connections(fleet.server.client())
@@ -275,7 +275,7 @@ def test_stock_runs_a_job_twice_when_its_connection_is_cut(small: Callable[..., 
 
 
 def careless(small: Callable[..., Fleet], of_what: str) -> Fleet:
-    return small(pools={"threads": 2}, app="apps.careless", env={"CARELESS": of_what})
+    return small(pools={"threads": 2}, app="support.apps.careless", env={"CARELESS": of_what})
 
 
 def test_a_lost_claim_that_nobody_looks_for_is_stranded(small: Callable[..., Fleet]) -> None:

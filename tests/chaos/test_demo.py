@@ -16,9 +16,9 @@ import psutil
 import pytest
 import redis
 
-from harness.process import is_alive
-from harness.server import NoServerBinary, find_binary
-from harness.waiting import eventually
+from support.process import is_alive
+from support.servers.server import NoServerBinary, find_binary
+from support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "superfetch-demo:"

@@ -8,15 +8,15 @@ from typing import Any
 import celery
 import pytest
 
-from harness.database import Database
-from harness.hosts import Host, namespaces_available
-from harness.ledger import Ledger
-from harness.proxy import FaultProxy
-from harness.sentinel import NAME, Replicated, SentinelGroup
-from harness.server import NoServerBinary
-from harness.waiting import always, eventually
-from harness.worker import Worker
-from parts.load import Load
+from support.hosts import Host, namespaces_available
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.servers.proxy import FaultProxy
+from support.servers.sentinel import NAME, Replicated, SentinelGroup
+from support.servers.server import NoServerBinary
+from support.waiting import always, eventually
+from support.workers.load import Load
+from support.workers.worker import Worker
 
 #: Any outage here is longer than `owner_ttl`: nobody is to be taken for dead by it.
 OPTIONS = {"heartbeat_interval": 0.5, "owner_ttl": 2, "reap_interval": 1}
@@ -212,7 +212,7 @@ def one_busy(without: str) -> dict[str, Any]:
     settings = {"pool": "threads", "concurrency": 1, "options": OPTIONS}
     if not without:
         return settings
-    return {**settings, "app": "apps.without_failover", "env": {"WITHOUT": without}}
+    return {**settings, "app": "support.apps.without_failover", "env": {"WITHOUT": without}}
 
 
 def test_a_sentinel_that_does_not_coordinate_loses_what_the_old_primary_still_takes(

@@ -8,16 +8,16 @@ import pytest
 from celery import Celery
 
 from celery_superfetch import PoisonPill
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.waiting import always, eventually
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import always, eventually
 
 BUSY = {"reap_interval": 1, "heartbeat_interval": 0.2}
 
 
 def a_child_is_lost(worker: Any, app: Celery, gate: str) -> None:
     worker(
-        app="apps.forking",
+        app="support.apps.forking",
         concurrency=1,
         args=["-E"],
         options={**BUSY, "strike_limit": 1},
@@ -52,7 +52,7 @@ def test_no_child_hangs(
 ) -> None:
     """A6: children are replaced under events, announcements and heartbeats (`--runs=200`)."""
     one = worker(
-        app="apps.forking",
+        app="support.apps.forking",
         concurrency=1 + (round_ + 1) % 4,
         args=["-E", "--max-tasks-per-child=4"],
         options={**BUSY, "strike_limit": 1},

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from harness.database import Database
-from harness.hosts import Host
-from harness.ledger import Ledger
-from harness.waiting import eventually
+from support.hosts import Host
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import eventually
 
 pytestmark = pytest.mark.netns
 
@@ -81,7 +81,7 @@ def test_a_thawed_worker_drops_what_it_had_not_started(
     events: list[dict[str, Any]],
     pool: str,
 ) -> None:
-    done = freeze_with_jobs_in_the_pool(worker, shop, ledger, db, pool, "apps.shop")
+    done = freeze_with_jobs_in_the_pool(worker, shop, ledger, db, pool, "support.apps.shop")
     thawed, owner = done.worker, done.owner
     assert "is no longer ours" in thawed.log(), "the running one is reported"
     assert db.stat("ownership_lost") == 1
@@ -107,11 +107,13 @@ def test_the_control_runs_twice_what_it_had_not_started(
     worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> None:
     """Without asking at the start; one that had not started is enough to show it."""
-    freeze_with_jobs_in_the_pool(worker, shop, ledger, db, "threads", "apps.unguarded")
+    freeze_with_jobs_in_the_pool(worker, shop, ledger, db, "threads", "support.apps.unguarded")
     eventually(lambda: max(ran(ledger)[name] for name in RESERVED) == 2)
 
 
-@pytest.mark.parametrize(("module", "runs"), [("apps.shop", 1), ("apps.trusting", 2)])
+@pytest.mark.parametrize(
+    ("module", "runs"), [("support.apps.shop", 1), ("support.apps.trusting", 2)]
+)
 def test_a_job_that_need_not_ask_asks_when_that_was_long_ago(
     worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, module: str, runs: int
 ) -> None:

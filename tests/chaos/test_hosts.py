@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from harness.database import Database
-from harness.hosts import Host
-from harness.ledger import Ledger
-from harness.waiting import always, eventually
+from support.hosts import Host
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import always, eventually
 
 pytestmark = pytest.mark.netns
 

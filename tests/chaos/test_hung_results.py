@@ -17,12 +17,12 @@ from celery_superfetch.model.strikes import Decision
 from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.signals import job_recovering
 from celery_superfetch.store import database as store
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.proxy import FaultProxy
-from harness.server import Server
-from harness.waiting import always, eventually
-from parts.bench import Bench, payload
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.servers.proxy import FaultProxy
+from support.servers.server import Server
+from support.waiting import always, eventually
+from support.workers.bench import Bench, payload
 
 pytestmark = pytest.mark.usefixtures("no_results_left")
 
@@ -70,7 +70,7 @@ def test_a_result_backend_that_hangs_stops_nobody(
     """C1: it is ready at once, takes back a dead neighbour's jobs and replaces lost children;
     callers hear later, errbacks and chord included."""
     proxy.stall()
-    one = worker(app="apps.told", options=OFTEN, result_url=proxy.url(), pool=pool)
+    one = worker(app="support.apps.told", options=OFTEN, result_url=proxy.url(), pool=pool)
     for child in one.children():
         child.kill()
     pills = {pill.id for pill in unannounced["pills"]}
@@ -102,7 +102,7 @@ def test_the_control_waits_within_its_pass(
     """C1: who announces within his passes takes back nobody's jobs while the backend hangs."""
     proxy.stall()
     env = {"WITHIN_THE_PASS": "1"}
-    worker(app="apps.told", options=OFTEN, result_url=proxy.url(), env=env)
+    worker(app="support.apps.told", options=OFTEN, result_url=proxy.url(), env=env)
     eventually(lambda: said(ledger, "job_killed"))
     job = payload("orphan", "celery", "told.note", ignore_result=True)
     Bench(client).dead_owner([job], "celery", lists=["celery"])
@@ -118,7 +118,7 @@ def test_one_that_hangs_does_not_stop_the_others(
     """C1: a hook that hangs, in a worker that lives: the job is given up for now, and not counted
     as a crash."""
     options = {**OFTEN, "strike_limit": 1}
-    worker(app="apps.told", options=options, env={"HANGS": "hung"}, concurrency=1)
+    worker(app="support.apps.told", options=options, env={"HANGS": "hung"}, concurrency=1)
     hung = app.send_task("told.pill", ("hung",))
     eventually(lambda: said(ledger, "hangs") == {"hung"})
     other = app.send_task("told.pill", ("other",))

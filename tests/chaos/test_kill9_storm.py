@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.waiting import always, eventually
-from harness.worker import Worker
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import always, eventually
+from support.workers.worker import Worker
 
 CONCURRENCY = 2
 SEED = 20240229

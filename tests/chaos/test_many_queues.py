@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from harness.database import Database
-from harness.faults import kill_connections
-from harness.ledger import LEDGER_DB, Ledger
-from harness.proxy import FaultProxy
-from harness.server import Server
-from harness.waiting import eventually
+from support.servers.database import Database
+from support.servers.faults import kill_connections
+from support.servers.ledger import LEDGER_DB, Ledger
+from support.servers.proxy import FaultProxy
+from support.servers.server import Server
+from support.waiting import eventually
 
 QUEUES = [f"q{number}" for number in range(20)]
 #: The first and the last steps: the last has no connection that waits on it.

@@ -15,9 +15,9 @@ from celery_superfetch import PoisonPill
 from celery_superfetch.model.config import Config
 from celery_superfetch.store import database as store
 from celery_superfetch.store.dead_jobs import DeadJobs
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.waiting import eventually
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import eventually
 
 #: Of a process that has just ended: nobody may have waited for it yet.
 GONE = "its process is (gone|a zombie)"
@@ -76,7 +76,9 @@ def test_a_task_that_is_loaded_later_is_guarded_like_the_others(
 ) -> None:
     """A5: it ran for ever, by Celery's own request class."""
     worker(concurrency=1, conf={"worker_pool_restarts": True})
-    [reply] = app.control.pool_restart(modules=["apps.late"], reply=True, timeout=30, limit=1)
+    [reply] = app.control.pool_restart(
+        modules=["support.apps.late"], reply=True, timeout=30, limit=1
+    )
     assert {"ok": "reload started"} in reply.values()
     pill = app.send_task("late.kill_child", ("pill",))
     eventually(lambda: db.dead(), 60, message="it is killed")
@@ -169,7 +171,9 @@ def spared(
 
     def make(theirs: int) -> AsyncResult:
         limits = {"strike_limit": theirs, "reap_interval": 1}
-        stranger = worker(app="apps.stranger", queues=["elsewhere"], concurrency=1, options=limits)
+        stranger = worker(
+            app="support.apps.stranger", queues=["elsewhere"], concurrency=1, options=limits
+        )
         pill: AsyncResult = shop.kill_owner.delay("pill")
         for death in range(1, STRIKES + 1):
             worker(pool="solo", concurrency=1, ready=False).wait_exit()
@@ -208,5 +212,7 @@ def test_otherwise_it_runs_again(
     """A4, the control."""
     spared(STRIKES)
     env = {"CARELESS": "reception"}
-    worker(app="apps.careless", pool="solo", concurrency=1, env=env, ready=False).wait_exit()
+    worker(
+        app="support.apps.careless", pool="solo", concurrency=1, env=env, ready=False
+    ).wait_exit()
     assert runs(ledger, "pill") == STRIKES + 1

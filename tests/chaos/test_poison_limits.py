@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import redis
 
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.waiting import eventually
-from harness.worker import Worker
-from parts.bench import payload
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import eventually
+from support.workers.bench import payload
+from support.workers.worker import Worker
 
 
 def test_each_task_has_a_limit_of_its_own(
     worker: Any, app: Any, ledger: Ledger, db: Database
 ) -> None:
-    worker(app="apps.limits", concurrency=1)
+    worker(app="support.apps.limits", concurrency=1)
     for name in ("once", "twice", "never"):
         app.send_task(f"limits.{name}", (name,))
     eventually(lambda: len(db.dead()) == 2 and ledger.finishes().get("never"), within=90)
@@ -56,7 +56,7 @@ def test_a_payload_that_kills_whoever_decodes_it_ends_in_the_dead_set(
 
     def started() -> Worker:
         one: Worker = worker(
-            app="apps.limits", pool="solo", concurrency=1, options=options, ready=False
+            app="support.apps.limits", pool="solo", concurrency=1, options=options, ready=False
         )
         return one
 

@@ -9,9 +9,9 @@ import pytest
 from celery import Celery
 
 from celery_superfetch import PoisonPill
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.waiting import eventually
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import eventually
 
 STRIKES = 3
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from celery_superfetch import PoisonPill
-from harness.database import Database
-from harness.ledger import Ledger
+from support.servers.database import Database
+from support.servers.ledger import Ledger
 
 #: Recoveries without a strike, and then the strikes.
 RECOVERIES, STRIKES = 2, 3

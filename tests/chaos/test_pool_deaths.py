@@ -13,12 +13,12 @@ import pytest
 import redis
 from celery import Celery
 
-from harness.database import Database
-from harness.faults import kill_connections
-from harness.ledger import Ledger
-from harness.process import is_alive
-from harness.waiting import always, eventually
-from harness.worker import Worker
+from support.process import is_alive
+from support.servers.database import Database
+from support.servers.faults import kill_connections
+from support.servers.ledger import Ledger
+from support.waiting import always, eventually
+from support.workers.worker import Worker
 
 Runs = Callable[[bool], int]
 
@@ -37,7 +37,7 @@ def runs(
     def count(deaf: bool) -> int:
         funeral = tmp_path / "funeral"
         one = worker(
-            app="apps.slow_funerals",
+            app="support.apps.slow_funerals",
             concurrency=2,
             options={"strike_limit": 2},
             env={"FUNERAL": str(funeral), **({"DEAF": "1"} if deaf else {})},
@@ -81,7 +81,7 @@ def test_a_child_that_dies_while_its_worker_reconnects_is_missed(
     worker: Any, client: redis.Redis, shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> None:
     """Its job stayed in flight until the worker ended."""
-    one = worker(app="apps.sudden_ends")
+    one = worker(app="support.apps.sudden_ends")
     shop.hold.delay("job")
     eventually(lambda: ledger.starts().get("job"))
     kill_connections(client)
@@ -96,7 +96,7 @@ def test_a_child_that_dies_while_its_worker_reconnects_is_missed(
 def test_otherwise_its_job_stays_with_the_worker(
     worker: Any, client: redis.Redis, shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> None:
-    one = worker(app="apps.sudden_ends", env={"OF_THE_LIVING": "1"})
+    one = worker(app="support.apps.sudden_ends", env={"OF_THE_LIVING": "1"})
     shop.hold.delay("job")
     eventually(lambda: ledger.starts().get("job"))
     kill_connections(client)
@@ -115,7 +115,7 @@ def cancelled(
 
     def cancel(**env: str) -> Worker:
         one: Worker = worker(
-            app="apps.deaf_results",
+            app="support.apps.deaf_results",
             env=env,
             conf={"worker_cancel_long_running_tasks_on_connection_loss": True},
         )

@@ -17,10 +17,10 @@ from typing import Any
 import celery
 import pytest
 
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.waiting import always, eventually
-from parts.programme import Programme
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import always, eventually
+from support.workers.programme import Programme
 
 STRIKES = 2
 BACKLOG = [f"n{n}" for n in range(12)]
@@ -98,7 +98,7 @@ def test_features(
     programme.plain(BACKLOG)
     last = programme.send("shop.note", "revoked", runs=0)
     one = worker(
-        app="apps.features",
+        app="support.apps.features",
         pool=line.pool,
         concurrency=line.slots,
         args=line.args,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.waiting import always, eventually
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import always, eventually
 
 # So short that several of the owner's limits pass while a task computes.
 SHORT = {"heartbeat_interval": 0.2, "owner_ttl": 0.5, "reap_interval": 0.5}
@@ -31,7 +31,7 @@ def burn(shop: SimpleNamespace, tmp_path: Path) -> Callable[[str], Path]:
 
 def busy(worker: Any, ledger: Ledger, burn: Any, db: Database, **settings: Any) -> Any:
     """A worker whose one job computes; the worker, the job's end, its owner."""
-    one = worker(app="apps.features", concurrency=2, options=SHORT, **settings)
+    one = worker(app="support.apps.features", concurrency=2, options=SHORT, **settings)
     end = burn("busy")
     eventually(lambda: ledger.starts().get("busy"))
     return one, end, db.owner_of("busy")

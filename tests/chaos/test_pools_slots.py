@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.waiting import always, eventually
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import always, eventually
 
 NAMES = [f"n{n}" for n in range(30)]
 

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from celery_superfetch.model.job import digest
-from harness.cli import Result
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.waiting import eventually
-from harness.worker import Worker
-from parts.odd import KNOWN, fields, message, payload
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import eventually
+from support.workers.cli import Result
+from support.workers.odd import KNOWN, fields, message, payload
+from support.workers.worker import Worker
 
 WITHIN = 15.0
 POOLS = ("prefork", "threads", "solo")
@@ -87,7 +87,9 @@ class Inbox:
 @pytest.fixture
 def inbox(worker: Any, client: redis.Redis, ledger: Ledger) -> Callable[[str], Inbox]:
     def start(pool: str) -> Inbox:
-        return Inbox(lambda: worker(app="apps.odd", pool=pool, concurrency=2), client, ledger)
+        return Inbox(
+            lambda: worker(app="support.apps.odd", pool=pool, concurrency=2), client, ledger
+        )
 
     return start
 
@@ -107,7 +109,7 @@ def test_what_cannot_be_put_aside_yet_is_later(
     worker: Any, client: redis.Redis, db: Database, ledger: Ledger
 ) -> None:
     """A1: the server refuses, and neither the worker nor the jobs behind it wait for that."""
-    one = worker(app="apps.odd", pool="threads")
+    one = worker(app="support.apps.odd", pool="threads")
     broken = payload(message("odd", **KNOWN["past, timelimit [1]"]))
     in_the_way = f"superfetch:recoveries:{digest(broken)}"
     client.set(in_the_way, "no hash")
@@ -127,7 +129,7 @@ def test_else_it_ends_each_worker_and_nobody_counts(
     """A1, the control."""
     client.lpush("celery", payload(message("odd", task="shop.note", **KNOWN["body []"])))
     for _ in range(2):
-        worker(app="apps.careless", env={"CARELESS": "reception"}, ready=False).wait_exit()
+        worker(app="support.apps.careless", env={"CARELESS": "reception"}, ready=False).wait_exit()
         assert db.length() == 1
         assert not any("recoveries" in counters for counters in db.counters())
 

@@ -10,13 +10,13 @@ import pytest
 import redis
 from celery import Celery
 
-from harness.faults import kill_connections
-from harness.ledger import LEDGER_DB, Ledger
-from harness.server import ExternalServer, Server
-from harness.waiting import eventually
-from harness.worker import Worker
-from parts.fleet import Fleet
-from parts.shown import STARTED
+from support.servers.faults import kill_connections
+from support.servers.ledger import LEDGER_DB, Ledger
+from support.servers.server import ExternalServer, Server
+from support.shown import STARTED
+from support.waiting import eventually
+from support.workers.fleet import Fleet
+from support.workers.worker import Worker
 
 pytest.importorskip("gevent")
 
@@ -85,7 +85,7 @@ def grown(before: Resources, now: Resources) -> dict[str, dict[str, str]]:
 def test_fifty_reconnects_leave_nothing_behind(
     request: pytest.FixtureRequest, server: Server, books: Ledger, tmp_path: Path
 ) -> None:
-    with Fleet(server.url(), books, tmp_path, pools=POOLS, app="apps.watched") as fleet:
+    with Fleet(server.url(), books, tmp_path, pools=POOLS, app="support.apps.watched") as fleet:
         request.node.stash[STARTED] = list(fleet.workers.values())
         rows = []
         for _ in range(FIRST):
@@ -106,7 +106,7 @@ def test_fifty_reconnects_leave_nothing_behind(
 def test_the_control_a_leak_of_each_kind_is_seen(
     request: pytest.FixtureRequest, server: Server, books: Ledger, tmp_path: Path
 ) -> None:
-    leaky = {"app": "apps.watched", "env": {"LEAK": "1"}}
+    leaky = {"app": "support.apps.watched", "env": {"LEAK": "1"}}
     with Fleet(server.url(), books, tmp_path, pools=POOLS, **leaky) as fleet:
         request.node.stash[STARTED] = list(fleet.workers.values())
         lose_connections(fleet, 1)

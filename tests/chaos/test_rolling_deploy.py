@@ -14,10 +14,10 @@ import redis
 from celery import Celery
 from kombu.transport.redis import Channel
 
-from harness.cli import Result
-from harness.database import Database, name_of
-from harness.ledger import Ledger
-from harness.waiting import always, eventually
+from support.servers.database import Database, name_of
+from support.servers.ledger import Ledger
+from support.waiting import always, eventually
+from support.workers.cli import Result
 
 RESTORES_AT_ONCE = {
     "visibility_timeout": 1,

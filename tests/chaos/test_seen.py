@@ -13,8 +13,8 @@ from celery.app.task import Context
 
 from celery_superfetch.model.job import digest
 from celery_superfetch.store.keys import Keys
-from harness.database import Database
-from harness.waiting import eventually
+from support.servers.database import Database
+from support.waiting import eventually
 
 COUNTS = {"recoveries": 2, "strikes": 1, "requeues": 4}
 
@@ -47,7 +47,7 @@ def test_a_task_sees_that_it_is_a_recovery_and_how_often(
         client.hset(keys.recoveries(digest(raw)), mapping=COUNTS)
     if pool == "prefork":
         results[2, "crash"] = send(app, "crash", True)
-    worker(app="apps.features", pool=pool, concurrency=1)
+    worker(app="support.apps.features", pool=pool, concurrency=1)
 
     for (_, job), result in results.items():
         seen, redelivered, headers = eventually(result, 30)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import redis
 
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.server import Server
-from harness.waiting import always, eventually
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.servers.server import Server
+from support.waiting import always, eventually
 
 QUICK = {"heartbeat_interval": 1, "owner_ttl": 3, "reap_interval": 1}
 

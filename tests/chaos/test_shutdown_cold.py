@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
-from harness.worker import Worker
-from parts.rows import row
-from parts.scene import Scene
+from support.rows import row
+from support.workers.scene import Scene
+from support.workers.worker import Worker
 
 Stage = Callable[..., list[Scene]]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.waiting import always
-from parts.rows import row
-from parts.scene import Scene
+from support.rows import row
+from support.waiting import always
+from support.workers.scene import Scene
 
 Stage = Callable[..., list[Scene]]
 

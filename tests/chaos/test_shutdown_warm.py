@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
-from harness.worker import SCRIPT
-from parts.rows import row
-from parts.scene import SHUTDOWN, URGENT, Scene
+from support.rows import row
+from support.workers.scene import SHUTDOWN, URGENT, Scene
+from support.workers.worker import SCRIPT
 
 Stage = Callable[..., list[Scene]]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.waiting import always, eventually
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import always, eventually
 
 QUICK = {"heartbeat_interval": 0.3, "reap_interval": 600}
 
@@ -30,7 +30,9 @@ def test_a_receiver_of_a_loss_that_blocks_leaves_its_owner_heard(
     block = tmp_path / "block"
     block.touch()
     env = {"BLOCK": str(block), "FOREIGN": foreign}
-    one = worker(app="apps.blocking_receiver", pool=pool, options=QUICK, concurrency=1, env=env)
+    one = worker(
+        app="support.apps.blocking_receiver", pool=pool, options=QUICK, concurrency=1, env=env
+    )
     shop.hold.delay("running")
     eventually(lambda: ledger.starts())
     old = db.owner_of("running")

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.server import ExternalServer, Server
-from parts.runs import Harm, report
-from parts.shown import STARTED
-from parts.soak import Soak
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.servers.server import ExternalServer, Server
+from support.shown import STARTED
+from support.workers.runs import Harm, report
+from support.workers.soak import Soak
 
 pytest.importorskip("gevent")
 

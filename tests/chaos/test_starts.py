@@ -10,11 +10,11 @@ import psutil
 import pytest
 from celery import Celery
 
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.server import Server
-from harness.waiting import always, eventually
-from harness.worker import Worker
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.servers.server import Server
+from support.waiting import always, eventually
+from support.workers.worker import Worker
 
 POOLS = ("prefork", "threads", "solo", "gevent")
 
@@ -29,7 +29,9 @@ def test_an_app_that_a_task_makes_has_no_say_in_what_starts(
     for job in jobs:
         app.send_task("shop.build", (job,))
     app.tasks["shop.hold"].delay("last")
-    one = worker(app="apps.builder", pool=pool, concurrency=1, args=["--prefetch-multiplier=8"])
+    one = worker(
+        app="support.apps.builder", pool=pool, concurrency=1, args=["--prefetch-multiplier=8"]
+    )
     eventually(lambda: ledger.starts().get("last"))
     assert set(ledger.finishes()) == set(jobs)
     eventually(lambda: db.running() == ["last"], message="what runs is recorded")
@@ -92,7 +94,7 @@ def test_nothing_new_starts_while_the_owner_is_not_heard(
     unheard: Callable[[str, str], Worker], ledger: Ledger, pool: str
 ) -> None:
     """B. Another may have what waits here, for all that its owner knows. What runs goes on."""
-    one = unheard("apps.shop", pool)
+    one = unheard("support.apps.shop", pool)
     ledger.release()
     eventually(lambda: ledger.finishes().get("running"))
     always(lambda: not ledger.starts().get("behind"), during=2.0)
@@ -104,7 +106,7 @@ def test_nothing_new_starts_while_the_owner_is_not_heard(
 def test_the_control_starts_it_unheard(
     unheard: Callable[[str, str], Worker], ledger: Ledger
 ) -> None:
-    unheard("apps.trusting", "threads")
+    unheard("support.apps.trusting", "threads")
     ledger.release()
     eventually(lambda: ledger.starts().get("behind"))
 

@@ -11,14 +11,14 @@ import pytest
 from celery import Celery
 
 from celery_superfetch.app.reaping import reaper_of
-from harness.database import Database
-from harness.faults import kill_connections
-from harness.ledger import Ledger
-from harness.process import is_alive
-from harness.waiting import eventually
-from harness.worker import Worker
+from support.process import is_alive
+from support.servers.database import Database
+from support.servers.faults import kill_connections
+from support.servers.ledger import Ledger
+from support.waiting import eventually
+from support.workers.worker import Worker
 
-APP = "apps.slow_children"
+APP = "support.apps.slow_children"
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.proxy import FaultProxy
-from harness.server import Server
-from harness.waiting import always, eventually
-from harness.worker import Worker
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.servers.proxy import FaultProxy
+from support.servers.server import Server
+from support.waiting import always, eventually
+from support.workers.worker import Worker
 
 #: So short that it passes while a test waits; a loop may sleep for 2 s.
 TTL = 3
@@ -33,7 +33,7 @@ def holding(
 ) -> tuple[Worker, str]:
     """A worker that runs one job and holds three, and its owner."""
     one = worker(
-        app="apps.stuck",
+        app="support.apps.stuck",
         options=QUICK,
         concurrency=1,
         args=["--prefetch-multiplier=8"],
@@ -138,7 +138,11 @@ def test_a_hung_gevent_worker_says_so_by_its_pulse(
     pytest.importorskip("gevent")
     file = tmp_path / "hang"
     one = worker(
-        app="apps.stuck", pool="gevent", options=QUICK, concurrency=1, env={"HANG": str(file)}
+        app="support.apps.stuck",
+        pool="gevent",
+        options=QUICK,
+        concurrency=1,
+        env={"HANG": str(file)},
     )
     file.touch()
     shop.note.delay("trigger")
@@ -164,7 +168,7 @@ def test_a_long_job_in_the_loops_own_thread_is_no_hang(
     """C4: it takes longer than owner_ttl."""
     if pool == "gevent":
         pytest.importorskip("gevent")
-    one = worker(app="apps.stuck", pool=pool, options=QUICK, concurrency=2)
+    one = worker(app="support.apps.stuck", pool=pool, options=QUICK, concurrency=2)
     shop.note.app.send_task("shop.keep", ("long",))
     eventually(lambda: ledger.starts())
     never_stuck(db, db.owner_of("long"))
@@ -180,7 +184,7 @@ def test_a_long_warm_shutdown_is_no_hang(
     worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, pool: str
 ) -> None:
     """C4: the loop does not turn while the pool is joined."""
-    one = worker(app="apps.stuck", pool=pool, options=QUICK, concurrency=1)
+    one = worker(app="support.apps.stuck", pool=pool, options=QUICK, concurrency=1)
     shop.hold.delay("long")
     eventually(lambda: ledger.starts())
     owner = db.owner_of("long")
@@ -198,7 +202,7 @@ def test_a_broker_that_is_away_for_long_makes_nobody_stuck(
 ) -> None:
     """C4: the loop waits for the server, and so does the heart."""
     own = fresh_server(appendonly=True, appendfsync="always")
-    one = worker(app="apps.stuck", url=own.url(), options=QUICK, concurrency=1)
+    one = worker(app="support.apps.stuck", url=own.url(), options=QUICK, concurrency=1)
     app = make_app(superfetch=False, url=own.url())
     app.tasks["shop.hold"].delay("long")
     eventually(lambda: ledger.starts())
@@ -221,7 +225,7 @@ def test_a_reply_that_is_cut_half_way_keeps_nobody(
 ) -> None:
     """C4: half of a BLMOVE's reply comes, and the connection stays open."""
     with FaultProxy(server.port) as proxy:
-        worker(app="apps.stuck", url=proxy.url(), concurrency=1, env={"REPLY_TIMEOUT": "1"})
+        worker(app="support.apps.stuck", url=proxy.url(), concurrency=1, env={"REPLY_TIMEOUT": "1"})
         eventually(lambda: db.client.info("clients")["blocked_clients"] >= 1)
         halved = proxy.halve_at(lambda words: words[0].upper() == b"BLMOVE")
         # Those that wait already were sent before.
@@ -245,7 +249,12 @@ def test_no_socket_of_a_worker_is_without_a_timeout(
         pytest.importorskip("gevent")
     queues = ["celery", *(f"q{n}" for n in range(5))]  # so many that some are tracked
     one = worker(
-        app="apps.stuck", pool=pool, concurrency=2, neighbours=True, args=["-E"], queues=queues
+        app="support.apps.stuck",
+        pool=pool,
+        concurrency=2,
+        neighbours=True,
+        args=["-E"],
+        queues=queues,
     )
     for _ in range(3):
         without, opened = app.send_task("shop.sockets").get(timeout=30)

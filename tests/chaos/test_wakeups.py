@@ -7,9 +7,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.waiting import always, eventually
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import always, eventually
 
 
 def test_the_first_job_of_a_fresh_worker_runs(

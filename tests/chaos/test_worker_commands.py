@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.server import Server
-from harness.waiting import always, eventually
-from parts.commands import OURS, STOCK, commands
+from support.servers.commands import OURS, STOCK, commands
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.servers.server import Server
+from support.waiting import always, eventually
 
 JOBS = 400
 SLOTS = {"prefork": 2, "threads": 4, "solo": 1, "gevent": 4}
@@ -66,7 +66,9 @@ def test_the_control_stock_sends_several(cost: Callable[[str, bool], float]) -> 
     assert cost("threads", False) >= 2 * MOST["threads"]
 
 
-@pytest.mark.parametrize(("app_module", "kept"), [("apps.shop", []), ("apps.unguarded", ["done"])])
+@pytest.mark.parametrize(
+    ("app_module", "kept"), [("support.apps.shop", []), ("support.apps.unguarded", ["done"])]
+)
 def test_an_ack_does_not_wait_for_the_job_that_runs_next_in_the_same_thread(
     worker: Any,
     shop: SimpleNamespace,

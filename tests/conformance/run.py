@@ -34,7 +34,7 @@ sys.path[:0] = [str(TESTS), str(HERE)]
 import kombu  # noqa: E402
 from stock_only import Row, missing_counterparts, rows_for  # noqa: E402
 
-from harness.server import NoServerBinary, Server  # noqa: E402
+from support.servers.server import NoServerBinary, Server  # noqa: E402
 
 #: Seconds one process may take: a test that hangs must not hang the build.
 LIMIT = 600

@@ -18,7 +18,7 @@ class Row:
 
     test: str
     reason: str
-    #: Test of ours for the same behaviour: file in `tests/integration`, and name.
+    #: Test of ours for the same behaviour: file in `tests/integration/transport`, and name.
     counterpart: str
     param: str = ""
 
@@ -90,7 +90,7 @@ def missing_counterparts(tests: Path) -> list[str]:
     missing = []
     for row in ROWS:
         file, _, name = row.counterpart.partition("::")
-        path = tests / "integration" / file
+        path = tests / "integration" / "transport" / file
         if not path.exists() or f"def {name}(" not in path.read_text():
             missing.append(row.counterpart)
     return missing

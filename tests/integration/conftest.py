@@ -16,8 +16,8 @@ import pytest
 import redis
 
 from celery_superfetch.signals import LostJob, ownership_lost
-from harness.server import Server
-from parts.bench import Bench
+from support.servers.server import Server
+from support.workers.bench import Bench
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from hypothesis.stateful import run_state_machine_as_test
 from celery_superfetch.model.strikes import Decision, Recovery, decide
 from celery_superfetch.signals import job_recovering
 from celery_superfetch.store.wire import scripts
-from parts.bench import Bench
-from parts.cast import Stage
-from parts.machine import SENDER, Fleet
+from model.cast import Stage
+from model.machine import SENDER, Fleet
+from support.workers.bench import Bench
 
 #: Examples of one run, and steps of one example.
 EXAMPLES, STEPS = 100, 50

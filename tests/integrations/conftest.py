@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from harness.database import Database
+from support.servers.database import Database
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.worker import process_env
+from support.workers.worker import process_env
 
 TESTS = """
 import celery_superfetch

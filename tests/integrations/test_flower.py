@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from harness.process import Process
-from harness.server import free_port
-from harness.waiting import eventually
-from harness.worker import process_env
+from support.process import Process
+from support.servers.server import free_port
+from support.waiting import eventually
+from support.workers.worker import process_env
 
 pytest.importorskip("flower", reason="flower is not installed")
 pytestmark = pytest.mark.usefixtures("no_results_left")
@@ -28,7 +28,7 @@ def page(
 ) -> Iterator[Callable[[str], str]]:
     """`page("/broker")`: what Flower shows there; empty while it cannot be asked."""
     port = free_port()
-    command = f"-m celery -A apps.shop flower --address=127.0.0.1 --port={port}"
+    command = f"-m celery -A support.apps.shop flower --address=127.0.0.1 --port={port}"
     flower = Process(
         [sys.executable, *command.split()],
         log=tmp_path / "flower.log",

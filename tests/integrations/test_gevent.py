@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.waiting import eventually
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import eventually
 
 pytest.importorskip("gevent", reason="gevent is not installed")
 pytestmark = pytest.mark.usefixtures("no_results_left")

@@ -22,9 +22,9 @@ from pytest_celery import (
 )
 from pytest_docker_tools import build, container, fxtr, volume
 
-from harness.server import NoServerBinary
 from smoke.local import LocalServer, LocalWorker
 from smoke.nodes import ShopContainer, ShopOnProcess, ValkeyOnProcess
+from support.servers.server import NoServerBinary
 
 ROOT = Path(__file__).resolve().parents[2]
 # Its data outlives it, as a broker's should.

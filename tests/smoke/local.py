@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.process import Process
-from harness.server import Server
-from harness.worker import process_env
+from support.process import Process
+from support.servers.server import Server
+from support.workers.worker import process_env
 
 
 class LocalContainer(ABC):

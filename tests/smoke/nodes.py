@@ -10,16 +10,16 @@ import pytest_celery.vendors.worker.tasks
 from pytest_celery import CeleryTestContainer, CeleryWorkerContainer, RedisContainer
 from pytest_docker_tools.exceptions import ContainerFailed
 
-from harness.waiting import eventually
-from harness.worker import TESTS, app_env
 from smoke.local import LocalContainer, LocalServer, LocalWorker
+from support.waiting import eventually
+from support.workers.worker import TESTS, app_env
 
 PING = "pytest_celery.vendors.worker.tasks"
 # An image needs the package and none of the tests: a node's directory gets these.
 FILES = {
-    "app.py": TESTS / "apps" / "shop.py",
-    "apps/build.py": TESTS / "apps" / "build.py",
-    "harness/ledger.py": TESTS / "harness" / "ledger.py",
+    "app.py": TESTS / "support" / "apps" / "shop.py",
+    "support/apps/build.py": TESTS / "support" / "apps" / "build.py",
+    "support/servers/ledger.py": TESTS / "support" / "servers" / "ledger.py",
     f"{PING.replace('.', '/')}.py": Path(pytest_celery.vendors.worker.tasks.__file__),
 }
 

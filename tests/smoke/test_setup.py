@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import redis
 
-from harness.database import Database
-from harness.ledger import Ledger
-from harness.waiting import always, eventually
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import always, eventually
 
 pytest.importorskip("pytest_celery", reason="needs the extra `smoke`")
 

@@ -1,0 +1,102 @@
+"""The task that beat schedules: when it is sent, and what is logged of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+
+import kombu
+import pytest
+from celery import Celery
+from celery.beat import Scheduler
+
+from celery_superfetch.app.reaping import REAP_ENTRY, REAP_TASK
+from support.workers.bench import Bench
+
+Make = Callable[..., Celery]
+
+
+@pytest.fixture
+def due(make_app: Make) -> Callable[[], None]:
+    """What any of beat's schedulers does when the entry is due."""
+    app = make_app()
+    scheduler = Scheduler(app, lazy=True)
+    entry = scheduler._maybe_entry(REAP_ENTRY, app.conf.beat_schedule[REAP_ENTRY])
+    return lambda: scheduler.apply_async(entry, advance=False)
+
+
+def test_nothing_is_sent_where_there_is_nobody_to_look_at(
+    due: Callable[[], None], bench: Bench
+) -> None:
+    """E1. Else a fleet that is scaled by the length of its queue never comes to rest."""
+    due()
+    assert not bench.key_names()
+
+
+def test_one_message_waits_at_most(due: Callable[[], None], bench: Bench, make_app: Make) -> None:
+    """E1. Where no worker serves its queue, 8,600 a day piled up."""
+    bench.owner()
+    for _ in range(5):
+        due()
+    [message] = bench.queue("celery")
+    assert json.loads(message)["headers"]["task"] == REAP_TASK
+    assert json.loads(message)["headers"]["expires"], "whatever the scheduler keeps of the entry"
+    make_app().tasks[REAP_TASK]()
+    due()
+    assert len(bench.queue("celery")) == 2, "the first has run as far as it knows"
+
+
+def test_a_tombstone_is_looked_at_as_well(due: Callable[[], None], bench: Bench) -> None:
+    """E1. What landed late in the lists of a reaped owner is drained by later passes."""
+    bench.dead_owner()
+    assert bench.reaper().reap().dead
+    assert not bench.registry.owners()
+    due()
+    assert len(bench.queue("celery")) == 1
+
+
+def test_what_could_not_be_sent_does_not_wait(
+    make_app: Make, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.owner()
+    task = make_app().tasks[REAP_TASK]
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("the broker went away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("celery.app.task.Task.apply_async", fail)
+        with pytest.raises(OSError, match="went away"):
+            task.apply_async()
+    task.apply_async()
+    assert len(bench.queue("celery")) == 1
+
+
+def test_without_a_queue_for_it_one_warning_says_so(
+    make_app: Make, bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F7. Beat logged an error with a traceback each ten seconds."""
+    bench.owner()
+    app = make_app()
+    app.conf.update(task_create_missing_queues=False, task_queues=[kombu.Queue("mail")])
+    for _ in range(3):
+        assert app.tasks[REAP_TASK].apply_async() is None
+    [record] = [r for r in caplog.records if r.name == "celery_superfetch.app.reaping"]
+    assert record.levelname == "WARNING"
+    assert "route the task" in record.getMessage()
+
+
+@pytest.mark.parametrize("name", ["celery.worker.strategy", "celery.app.trace"])
+def test_celerys_lines_on_it_are_no_info(
+    make_app: Make, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """E1. A pass that did something has a line of its own."""
+    make_app()
+    caplog.set_level(logging.DEBUG, name)
+    for task in (REAP_TASK, "shop.note"):
+        logging.getLogger(name).info("Task %(name)s", {"name": task})
+    assert [record.levelname for record in caplog.records] == ["DEBUG", "INFO"]
+    caplog.set_level(logging.INFO, name)
+    logging.getLogger(name).info("Task %(name)s", {"name": REAP_TASK})
+    assert len(caplog.records) == 2

@@ -1,0 +1,34 @@
+"""A server of its own, and a process that does not wait long for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from celery_superfetch.model.facts import Facts
+from support.servers.server import Server
+from support.workers.bench import Bench
+
+
+@pytest.fixture
+def server(fresh_server: Callable[..., Server]) -> Server:
+    return fresh_server(appendonly=True, appendfsync="always")
+
+
+@pytest.fixture
+def hasty(server: Server) -> Bench:
+    """A process that gives up on a reply after 0.3 s."""
+    own = redis.ConnectionPool(host="127.0.0.1", port=server.port, socket_timeout=0.3)
+    return Bench(redis.Redis(connection_pool=own))
+
+
+@pytest.fixture
+def owner(hasty: Bench) -> Facts:
+    facts = hasty.owner()
+    # From here on the server knows the scripts, and we its version.
+    hasty.in_flight.claim(facts.owner, ["mail"], 1, 1, [])
+    hasty.in_flight.scripts.run_all([hasty.lists.ack([])])
+    hasty.in_flight.claim_alone(facts.owner, "mail")
+    return facts

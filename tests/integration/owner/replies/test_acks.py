@@ -1,0 +1,266 @@
+"""Acks for whose answer nobody waits: it is read later, with some others."""
+
+from __future__ import annotations
+
+import os
+import signal
+from threading import Thread
+from time import monotonic
+
+import pytest
+import redis
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import digest
+from celery_superfetch.owner.in_flight.acks import LEFT_MOST
+from celery_superfetch.signals import LostJob
+from celery_superfetch.store.wire.scripts import Scripts
+from support.servers.faults import kill_connections
+from support.servers.server import Server
+from support.waiting import eventually
+from support.workers.bench import Bench, payload
+
+
+def test_an_ack_that_is_posted_waits_for_nobody(server: Server, hasty: Bench, owner: Facts) -> None:
+    """Somebody who comes by later reads the answer."""
+    held = hasty.in_flight
+    hasty.push("mail", payload(1), payload(2), payload(3))
+    one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
+    held.ack(one)
+    server.pause()
+    held.post()
+    assert held.outbox.settlements["acks"] == 1
+    held.requeue([one.job])  # as a channel that is closed does with all that it has delivered
+    server.resume()
+    held.ack(two)
+    held.post()
+    assert held.outbox.settlements["acks"] == 2, "the answers are read some at a time"
+    held.post()
+    assert held.outbox.settlements["acks"] == 0, "or when there is nothing else to do"
+    [three] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    assert three.job.payload == payload(3)
+    assert held.outbox.settlements == {"acks": 0, "returns": 0}
+    assert hasty.private(owner) == [payload(3)]
+    assert hasty.queue() == []
+    assert len(held) == 1
+    assert not held.outbox.unsent
+    assert not held.outbox.unread
+
+
+def post_one_by_one(bench: Bench, owner: Facts, count: int) -> list[int]:
+    """Ack as many jobs; how many answers were still to come after each."""
+    held, unread = bench.in_flight, []
+    bench.push("mail", *(payload(n) for n in range(count)))
+    for claimed in held.claim(owner.owner, ["mail"], count, 1, []).jobs:
+        held.ack(claimed)
+        held.post()
+        unread.append(held.outbox.settlements["acks"])
+    return unread
+
+
+def test_answers_are_read_some_at_a_time(hasty: Bench, owner: Facts, lost: list[LostJob]) -> None:
+    """A look at the socket costs as much as a send; and what is not known to be settled is kept."""
+    rising = [*range(1, LEFT_MOST + 1)]
+    unread = post_one_by_one(hasty, owner, 2 * LEFT_MOST + 1)
+    assert unread == [*rising, 1, *rising[1:], 1][: len(unread)]
+    hasty.in_flight.post()
+    assert (len(hasty.in_flight), hasty.private(owner), lost) == (0, [], [])
+
+
+def test_a_refusal_is_heard_with_the_next_thing_that_waits(hasty: Bench, owner: Facts) -> None:
+    """All that it concerns is sent again."""
+    held, running = hasty.in_flight, hasty.keys.running(owner.owner)
+    hasty.client.set(running, "not a hash")
+    post_one_by_one(hasty, owner, 3)
+    hasty.push("mail", payload("more"))
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        held.claim(owner.owner, ["mail"], 1, 1, [])
+    assert held.outbox.settlements["acks"] == 3
+    hasty.client.delete(running)
+    held.flush()
+    assert held.outbox.settlements["acks"] == 0
+
+
+def test_the_refusal_of_a_record_is_heard_with_the_next_thing_that_waits(
+    hasty: Bench, owner: Facts
+) -> None:
+    """The job runs on, and is recorded as soon as that is possible."""
+    held, running = hasty.in_flight, hasty.keys.running(owner.owner)
+    hasty.push("mail", payload(0))
+    [one] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    hasty.client.set(running, "not a hash")
+    assert held.starts.start(one.job, digest(payload(0)))
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        held.flush()
+    hasty.client.delete(running)
+    held.flush()
+    assert hasty.lists.running(owner.owner).digests == (digest(payload(0)),)
+
+
+def test_a_signals_handler_may_settle_while_a_claim_waits(
+    server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
+) -> None:
+    """Its answer is nobody's then: its ack is sent again, and finds nothing, which is no news."""
+    held, line = hasty.in_flight, hasty.in_flight.outbox.acks._line
+    hasty.push("mail", *(payload(n) for n in range(3)))
+    one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
+
+    def handler(*_: object) -> None:
+        server.resume()
+        held.ack(two)
+        held.post()
+
+    def interrupt() -> None:
+        eventually(lambda: line._connection is None)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        held.ack(one)
+        held.post()
+        server.pause()
+        thread = Thread(target=interrupt)
+        thread.start()
+        [three] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+        thread.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert three.job.payload == payload(2)
+    assert held.outbox.settlements["acks"] == 1
+    held.flush()
+    assert held.outbox.settlements["acks"] == 0
+    assert (len(held), hasty.private(owner), lost) == (1, [payload(2)], [])
+    held.rest()
+    assert not hasty.client.connection_pool._in_use_connections, "the handler's is given back, too"
+
+
+@pytest.mark.parametrize("posted", [1, 5])
+@pytest.mark.parametrize("arrive", [True, False])
+def test_posted_acks_whose_answers_were_lost_are_sent_again_without_an_alarm(
+    server: Server, hasty: Bench, owner: Facts, lost: list[LostJob], arrive: bool, posted: int
+) -> None:
+    held, raws = hasty.in_flight, [payload(n) for n in range(posted + 1)]
+    hasty.push("mail", *raws)
+    *first, last = held.claim(owner.owner, ["mail"], len(raws), 1, []).jobs
+    server.pause()
+    for claimed in first:
+        held.ack(claimed)
+        held.post()
+    held.ack(last)
+    if arrive:
+        with pytest.raises(RedisTimeoutError):
+            held.flush()
+        server.resume()
+        eventually(lambda: hasty.private(owner) == [])
+    else:
+        server.kill()
+        with pytest.raises(redis.ConnectionError):
+            held.flush()
+        server.restart()
+        assert hasty.private(owner) == raws[::-1]
+    assert held.doubt
+    assert held.outbox.settlements["acks"] == len(raws)
+    held.flush()
+    assert hasty.private(owner) == []
+    assert (len(held), lost) == (0, [])
+
+
+def test_a_posted_ack_whose_script_the_server_forgot_is_carried_out(
+    hasty: Bench, owner: Facts
+) -> None:
+    """At once by a server that this connection has not told it; else with the next exchange."""
+    held = hasty.in_flight
+    hasty.push("mail", payload(1), payload(2))
+    one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
+    hasty.client.script_flush()
+    held.ack(one)
+    held.post()
+    eventually(lambda: hasty.private(owner) == [payload(2)])
+    hasty.client.script_flush()
+    held.ack(two)
+    held.post()
+    held.post()
+    assert hasty.private(owner) == []
+    assert len(held) == 0
+
+
+def test_what_cannot_be_carried_out_again_is_sent_again(
+    hasty: Bench, owner: Facts, lost: list[LostJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server forgot the script, and has no connection left for the one that would tell it."""
+
+    def full(*_: object, **__: object) -> None:
+        raise redis.ConnectionError("max number of clients reached")
+
+    held = hasty.in_flight
+    hasty.push("mail", *(payload(n) for n in range(LEFT_MOST + 1)))
+    *first, last = held.claim(owner.owner, ["mail"], LEFT_MOST + 1, 1, []).jobs
+    for claimed in first:
+        held.ack(claimed)
+        held.post()
+        hasty.client.script_flush()
+    held.ack(last)
+    with monkeypatch.context() as patch:
+        patch.setattr(Scripts, "run_all", full)
+        with pytest.raises(redis.ConnectionError):
+            held.post()
+    assert held.outbox.settlements["acks"] == LEFT_MOST + 1
+    held.flush()
+    assert (len(held), hasty.private(owner), lost) == (0, [], [])
+
+
+def test_a_health_check_does_not_take_the_answer_to_a_posted_ack(
+    server: Server, lost: list[LostJob]
+) -> None:
+    """redis-py sends one by itself when a connection was not read from for a while."""
+    interval = 0.01
+    bench = Bench(redis.Redis(host="127.0.0.1", port=server.port, health_check_interval=interval))
+    owner, held = bench.owner(), bench.in_flight
+    bench.push("mail", payload(1), payload(2))
+    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    held.ack(claimed)
+    held.post()
+    began = monotonic()
+    eventually(lambda: monotonic() > began + 2 * interval)
+    [other] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    assert other.job.payload == payload(2)
+    assert (len(held), held.doubt, lost) == (1, False, [])
+
+
+def test_an_answer_that_waited_long_on_a_lost_connection_keeps_nobody_from_asking(
+    hasty: Bench, owner: Facts, lost: list[LostJob]
+) -> None:
+    """A plain consumer was away; meanwhile the server closed what idled."""
+    held = hasty.in_flight
+    hasty.push("mail", payload(1), payload(2))
+    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    held.ack(claimed)
+    held.post()
+    eventually(lambda: hasty.private(owner) == [])
+    kill_connections(hasty.client)
+    eventually(lambda: held.outbox.acks.overdue)
+    [other] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    assert other.job.payload == payload(2)
+    assert (held.outbox.settlements["acks"], lost) == (0, [])
+
+
+def test_a_forked_child_reads_no_answer_of_its_parents(
+    hasty: Bench, owner: Facts, lost: list[LostJob]
+) -> None:
+    held = hasty.in_flight
+    hasty.push("mail", payload(1), payload(2), payload(3))
+    one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
+    held.ack(one)
+    held.post()
+    child = os.fork()
+    if child == 0:
+        try:
+            held.ack(two)
+            held.flush()
+        finally:
+            os._exit(held.outbox.settlements["acks"])
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    [three] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    assert three.job.payload == payload(3)
+    assert (hasty.private(owner), lost) == ([payload(3)], [])

@@ -1,0 +1,301 @@
+"""A server that stands still for longer than a client waits: it does what nobody hears of."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import digest, parse
+from celery_superfetch.owner.in_flight import lost_claims
+from celery_superfetch.owner.membership import Membership
+from celery_superfetch.signals import LostJob
+from support.servers.server import Server
+from support.waiting import always, eventually
+from support.workers.bench import Bench, payload
+
+TIMEOUT = 0.3
+
+
+def unheard(server: Server, call: Callable[[], Any]) -> None:
+    """Make a call whose reply does not come in time; the server carries it out later."""
+    server.pause()
+    with pytest.raises(RedisTimeoutError):
+        call()
+    server.resume()
+
+
+def test_a_claim_whose_reply_was_lost_is_given_back(
+    server: Server, hasty: Bench, owner: Facts
+) -> None:
+    raws = [payload(n) for n in range(5)]
+    hasty.push("mail", *raws)
+    held = hasty.in_flight
+    unheard(server, lambda: held.claim(owner.owner, ["mail"], 3, 1, []))
+    assert held.doubt
+    assert len(held) == 0
+    eventually(lambda: len(hasty.private(owner)) == 3, message="the control: claimed all the same")
+    assert held.reconcile(owner.owner, ["mail"]) == 3
+    assert not held.doubt
+    assert hasty.queue() == raws, "in the old order"
+    assert hasty.private(owner) == []
+    assert len(held) == 0
+
+
+def test_what_is_held_is_not_given_back_with_it(server: Server, hasty: Bench, owner: Facts) -> None:
+    """Of two equal payloads one is held, one came with the lost reply."""
+    held = hasty.in_flight
+    hasty.push("mail", payload("same"))
+    [known] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    hasty.push("mail", payload("same"), payload("other"))
+    unheard(server, lambda: held.claim(owner.owner, ["mail"], 2, 1, []))
+    eventually(lambda: len(hasty.private(owner)) == 3)
+    assert held.reconcile(owner.owner, ["mail"]) == 2
+    assert hasty.private(owner) == [payload("same")]
+    assert sorted(hasty.queue()) == sorted([payload("same"), payload("other")])
+    assert held.holds(known.job)
+
+
+def test_a_claim_that_arrives_after_the_look_is_found_by_the_second_one(
+    hasty: Bench, owner: Facts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lost_claims, "LATE_CLAIM", 0.2)
+    held = hasty.in_flight
+    hasty.push("mail", payload(1))
+    on_its_way = held.lists.claim(owner.owner, ["mail"], 1, 1, [])
+    held.doubt = True
+    assert held.reconcile(owner.owner, ["mail"]) == 0
+    hasty.run(on_its_way)
+    assert hasty.private(owner) == [payload(1)]
+    eventually(held.in_doubt)
+    assert held.reconcile(owner.owner, ["mail"]) == 1
+    assert hasty.queue() == [payload(1)]
+    always(lambda: not held.in_doubt, during=0.5)
+
+
+def test_an_ack_whose_reply_was_lost_is_sent_again_without_an_alarm(
+    server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
+) -> None:
+    held = hasty.in_flight
+    hasty.push("mail", payload(1))
+    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    held.ack(claimed)
+    unheard(server, held.flush)
+    assert held.outbox.settlements["acks"] == 1
+    eventually(lambda: hasty.private(owner) == [], message="the control: acked all the same")
+    held.flush()
+    assert held.outbox.settlements["acks"] == 0
+    assert lost == [], "it found nothing, which proves nothing"
+    assert len(held) == 0
+
+
+def test_only_the_resent_ack_is_silent(
+    server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
+) -> None:
+    held = hasty.in_flight
+    hasty.push("mail", payload(1), payload(2))
+    one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
+    held.ack(one)
+    unheard(server, held.flush)
+    hasty.client.delete(hasty.keys.private(owner.owner, "mail"))
+    held.ack(two)
+    held.flush()
+    assert lost == [LostJob.of(two.job, parse(two.job.payload))]
+
+
+def test_an_ack_that_never_arrived_is_sent_again(
+    server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
+) -> None:
+    """The server died before it read it, and came back with its data."""
+    held = hasty.in_flight
+    hasty.push("mail", payload(1))
+    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    held.ack(claimed)
+    server.kill()
+    with pytest.raises(redis.ConnectionError):
+        held.flush()
+    server.restart()
+    assert hasty.private(owner) == [payload(1)]
+    held.flush()
+    assert hasty.private(owner) == []
+    assert lost == []
+
+
+def test_a_return_whose_reply_was_lost_goes_back_once(
+    server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
+) -> None:
+    held = hasty.in_flight
+    hasty.push("mail", payload(1))
+    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    server.pause()
+    held.requeue([claimed.job])  # does not raise: it is called at close and at exit
+    assert held.outbox.settlements["returns"] == 1
+    server.resume()
+    held.flush()
+    assert held.outbox.settlements["returns"] == 0
+    assert hasty.queue() == [payload(1)]
+    assert hasty.private(owner) == []
+    assert (len(held), lost) == (0, [])
+
+
+def test_a_return_that_is_repeated_takes_back_nothing_that_was_claimed_since(
+    server: Server, hasty: Bench, owner: Facts
+) -> None:
+    """A blocking read of the same process waits for the job and gets it, before anybody knows
+    that it went. It ran twice."""
+    held = hasty.in_flight
+    hasty.push("mail", payload(1))
+    held.requeue([held.claim(owner.owner, ["mail"], 1, 1, []).jobs[0].job])  # tells the script
+    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    server.pause()
+    held.requeue([claimed.job])
+    server.resume()
+    eventually(hasty.queue, message="the control: it went all the same")
+    hasty.client.lmove("mail", hasty.keys.private(owner.owner, "mail"))
+    again = hasty.lists.job(owner.owner, "mail", payload(1))
+    assert held.take(again)
+    held.flush()
+    assert hasty.private(owner) == [payload(1)]
+    assert hasty.queue() == []
+    assert held.holds(again)
+    assert not held.holds(claimed.job)
+    assert held.doubt, "or one that no reply spoke of would stay here"
+
+
+def test_redis_pys_own_retries_do_not_hide_a_lost_reply(server: Server) -> None:
+    """`retry_on_timeout` is an option of kombu's; a claim that redis-py repeats claims twice."""
+    bench = Bench(server.client())
+    params = {"host": "127.0.0.1", "port": server.port}
+    membership = Membership(
+        {**params, "socket_timeout": TIMEOUT, "retry_on_timeout": True}, bench.config
+    )
+    membership.join(1, {"mail": 0})
+    membership.claim(["mail"], 1, 1)
+    bench.push("mail", *(payload(n) for n in range(4)))
+    outcome: list[Any] = []
+
+    def claim() -> None:
+        try:
+            outcome.append(membership.claim(["mail"], 2, 1))
+        except redis.RedisError as exc:
+            outcome.append(exc)
+
+    server.pause()
+    thread, began = threading.Thread(target=claim), monotonic()
+    thread.start()
+    eventually(lambda: monotonic() - began > 1.3 * TIMEOUT)
+    server.resume()
+    thread.join()
+    eventually(lambda: bench.private(membership.owner))
+    unknown = len(bench.private(membership.owner)) - len(membership.in_flight)
+    assert unknown == 0 or membership.in_flight.doubt, f"{outcome} hides {unknown} jobs"
+    membership.in_flight.reconcile(membership.owner, ["mail"])
+    membership.leave_for_good()
+
+
+@pytest.mark.parametrize("remembered", [True, False])
+def test_what_a_promoted_replica_had_not_seen_acked_is_acked_again(
+    hasty: Bench, owner: Facts, lost: list[LostJob], remembered: bool
+) -> None:
+    """The control: without the memory of what was settled it goes back, and runs again."""
+    held = hasty.in_flight
+    hasty.push("mail", payload(1))
+    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    held.ack(claimed)
+    held.flush()
+    hasty.give(owner.owner, "mail", [payload(1), payload(2)])
+    if not remembered:
+        held.outbox.acks._lately.clear()
+    assert held.reconcile(owner.owner, ["mail"]) == (1 if remembered else 2)
+    assert hasty.private(owner) == []
+    assert hasty.queue() == ([payload(2)] if remembered else [payload(1), payload(2)])
+    assert (len(held), lost) == (0, [])
+
+
+def test_a_second_job_of_the_same_bytes_is_not_acked_unseen(
+    server: Server, url: str, hasty: Bench
+) -> None:
+    """D4. The reply to its claim was lost within two minutes of the first one's ack."""
+    params = {"host": "127.0.0.1", "port": server.port, "socket_timeout": TIMEOUT}
+    membership = Membership(params, hasty.config)
+    membership.join(1, {"mail": 0})
+    held, again = membership.in_flight, payload("again")
+    for _ in range(2):
+        hasty.push("mail", again)
+        [claimed] = membership.claim(["mail"], 1, 1).jobs
+        held.ack(claimed)
+        held.flush()
+        hasty.push("mail", again)
+        unheard(server, lambda: membership.claim(["mail"], 1, 1))
+        eventually(lambda: hasty.private(membership.owner) == [again])
+        assert held.reconcile(membership.owner, ["mail"]) == 1
+        assert hasty.queue() == [again]
+        hasty.client.delete("mail")
+    membership.leave_for_good()
+
+
+def test_a_claim_for_a_suspect_that_was_lost_and_brought_none_leaves_the_next_one_alone(
+    server: Server, hasty: Bench, owner: Facts
+) -> None:
+    """Another channel of the process had passed its look at what is in doubt by then."""
+    held, suspect = hasty.in_flight, payload("suspect")
+    unheard(server, lambda: held.claim_alone(owner.owner, "mail"))
+    hasty.client.lpush(hasty.keys.probation("mail"), suspect)
+    claimed = held.claim_alone(owner.owner, "mail")
+    assert claimed is not None
+    assert held.reconcile(owner.owner, ["mail"]) == 0
+    assert held.jobs.alone == claimed.job
+    assert hasty.lists.running(owner.owner).alone == digest(suspect)
+
+
+def test_two_lost_claims_for_a_suspect_leave_nothing_that_seems_to_run(
+    server: Server, hasty: Bench, owner: Facts
+) -> None:
+    """The first took it, the second found the process busy with it."""
+    held, suspect = hasty.in_flight, payload("suspect")
+    hasty.client.lpush(hasty.keys.probation("mail"), suspect)
+    for _ in range(2):
+        unheard(server, lambda: held.claim_alone(owner.owner, "mail"))
+    eventually(lambda: hasty.private(owner) == [suspect])
+    assert held.reconcile(owner.owner, ["mail"]) == 1
+    assert hasty.lists.running(owner.owner).digests == ()
+
+
+def test_nothing_starts_while_a_lost_reply_may_speak_of_a_suspect(
+    server: Server, hasty: Bench, owner: Facts
+) -> None:
+    """B. Beside it the crash of what starts would be the suspect's, which nobody has begun. The
+    control: once the doubt is gone, the job starts."""
+    held, one, suspect = hasty.in_flight, payload(1), payload("suspect")
+    hasty.push("mail", one)
+    [(job, _)] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    hasty.client.lpush(hasty.keys.probation("mail"), suspect)
+    unheard(server, lambda: held.claim_alone(owner.owner, "mail"))
+    eventually(lambda: hasty.private(owner) == [suspect, one])
+    assert not held.starts.start(job, digest(one))
+    assert held.reconcile(owner.owner, ["mail"]) == 1
+    assert held.starts.start(job, digest(one))
+    held.flush()
+    assert hasty.lists.running(owner.owner).alone == ""
+    assert hasty.lists.running(owner.owner).digests == (digest(one),)
+
+
+def test_a_claim_for_a_suspect_that_comes_late_is_not_alone_with_what_starts(
+    hasty: Bench, owner: Facts
+) -> None:
+    """A network that stood still brought it after the doubt was cleared."""
+    held, one, suspect = hasty.in_flight, payload(1), payload("suspect")
+    hasty.push("mail", one)
+    [(job, _)] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    hasty.client.lpush(hasty.keys.probation("mail"), suspect)
+    assert hasty.run(hasty.lists.claim_alone(owner.owner, "mail"))[0] == b"ok"
+    assert held.starts.start(job, digest(one))
+    held.flush()
+    assert hasty.lists.running(owner.owner).alone == ""
+    assert sorted(hasty.lists.running(owner.owner).digests) == sorted(map(digest, (one, suspect)))

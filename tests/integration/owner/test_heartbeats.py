@@ -1,0 +1,146 @@
+"""The heart of an owner: what it says, and that nothing stops it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from redis.connection import parse_url
+
+from celery_superfetch.owner.membership import Membership
+from celery_superfetch.store.registry import run_id
+from support.servers.server import Server
+from support.waiting import eventually
+from support.workers.bench import Bench
+
+Make = Callable[..., Membership]
+
+
+@pytest.fixture
+def make(url: str, make_bench: Callable[..., Bench]) -> Iterator[Make]:
+    """`make(heartbeat_interval=..., params={...})`: this process as an owner."""
+    made: list[Membership] = []
+
+    def start(params: dict[str, Any] | None = None, **options: Any) -> Membership:
+        config = make_bench(**options).config
+        made.append(Membership({**parse_url(url), **(params or {})}, config))
+        return made[-1]
+
+    yield start
+    for membership in made:
+        membership.leave_for_good()
+
+
+def score(bench: Bench, member: Membership) -> int:
+    return bench.registry.owners()[member.owner]
+
+
+def test_the_heart_goes_on_while_the_main_thread_is_blocked(make: Make, bench: Bench) -> None:
+    membership = make(heartbeat_interval=0.1)
+    membership.join(1, {"mail": 0})
+    before = score(bench, membership)
+    bench.client.blpop(["nothing-comes"], 1)
+    assert score(bench, membership) - before > 500
+
+
+def test_the_heart_needs_no_connection_of_the_others(make: Make, bench: Bench) -> None:
+    """A pool that is used up: `max_connections` is an option of kombu's."""
+    membership = make(params={"max_connections": 1}, heartbeat_interval=0.1)
+    membership.join(1, {"mail": 0})
+    pool = membership.client.connection_pool
+    taken = redis.Redis(connection_pool=pool, single_connection_client=True)
+    before = score(bench, membership)
+    eventually(lambda: score(bench, membership) > before + 300, 5)
+    taken.close()
+
+
+def test_the_heart_takes_nobodys_lock(make: Make, bench: Bench) -> None:
+    """C3: others hold theirs while they wait for the server, or run a user's receiver."""
+    membership = make(heartbeat_interval=0.1)
+    membership.join(1, {"mail": 0})
+    old, host = membership.owner, membership.facts.process.host
+
+    def is_heard() -> None:
+        before = score(bench, membership)
+        eventually(lambda: score(bench, membership) > before + 300, 5)
+
+    with membership._lock, membership.in_flight._lock:
+        is_heard()
+        bench.client.client_kill_filter(_id=membership.facts.connections[0])
+        eventually(lambda: membership.overdue, 5, message="its loss is somebody else's to mend")
+        is_heard()
+        eventually(
+            lambda: bench.registry.mark(old, host, score(bench, membership), 60, "silent"), 5
+        )
+        eventually(lambda: membership.owner != old, 5)
+        is_heard()
+    assert not membership.heart.outages
+    membership.catch_up()
+    assert membership.heart.outages == 1
+
+
+def test_its_connections_are_registered_and_named_anew_when_they_change(
+    make: Make, bench: Bench
+) -> None:
+    membership = make(heartbeat_interval=0.1)
+    membership.join(1, {"mail": 0})
+
+    def facts() -> Any:
+        return bench.registry.facts([membership.owner])[membership.owner]
+
+    first = facts()
+    run = run_id(bench.client)
+    assert first.run_id == run
+    assert bench.registry.connected(first, run) is True
+    bench.client.client_kill_filter(_id=first.connections[0])
+    eventually(lambda: facts().connections != first.connections, 10)
+    assert bench.registry.connected(facts(), run) is True
+    membership.heart.blocking.add(4711)
+    eventually(lambda: 4711 in facts().connections, 5)
+    membership.heart.blocking.discard(4711)
+    eventually(lambda: 4711 not in facts().connections, 5)
+
+
+def test_what_changes_is_told_with_the_next_heartbeat(make: Make, bench: Bench) -> None:
+    membership = make(heartbeat_interval=0.1)
+    membership.join(1, {"mail": 0})
+    membership.heart.pool = lambda: [(7, "start")]
+    membership.heart.stopping = True
+
+    def told() -> bool:
+        facts = bench.registry.facts([membership.owner])[membership.owner]
+        return (facts.pool, facts.state) == (((7, "start"),), "stopping")
+
+    eventually(told, 5)
+
+
+def test_that_it_stops_is_told_before_a_heartbeat_is_due(make: Make, bench: Bench) -> None:
+    membership = make(heartbeat_interval=600, owner_ttl=6000)
+    membership.join(1, {"mail": 0})
+    membership.heart.stopping = True
+    eventually(
+        lambda: bench.registry.facts([membership.owner])[membership.owner].state == "stopping", 5
+    )
+
+
+def test_the_heart_survives_an_outage_and_says_so_once(
+    fresh_server: Callable[..., Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    server = fresh_server(appendonly=True, appendfsync="always")
+    bench = Bench(server.client(), heartbeat_interval=0.1)
+    membership = Membership({"host": "127.0.0.1", "port": server.port}, bench.config)
+    membership.join(1, {"mail": 0})
+    owner, before = membership.owner, score(bench, membership)
+    server.kill()
+    eventually(lambda: "failed" in caplog.text, 10)
+    assert membership.heart.watch.silent_for("anybody", 1, 0.0) is None, "what it saw is void"
+    server.restart()
+    eventually(lambda: score(bench, membership) > before, 10)
+    assert membership.owner == owner
+    eventually(lambda: "is heard again" in caplog.text, 5)
+    assert caplog.text.count("Heartbeat of owner") == 2
+    membership.leave_for_good()

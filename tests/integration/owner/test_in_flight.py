@@ -1,0 +1,218 @@
+"""What a process holds: claims, settlements, and who hears of what went wrong."""
+
+from __future__ import annotations
+
+import threading
+import tracemalloc
+
+import pytest
+
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Claimed, parse
+from celery_superfetch.owner.in_flight.in_flight import InFlight
+from celery_superfetch.signals import LostJob
+from support.waiting import eventually
+from support.workers.bench import Bench, payload
+
+
+@pytest.fixture
+def owner(bench: Bench) -> Facts:
+    return bench.owner(lists=["mail", "slow"])
+
+
+def claim(bench: Bench, owner: Facts, *raws: bytes, queue: str = "mail") -> list[Claimed]:
+    """Publish and claim by way of `InFlight`."""
+    bench.push(queue, *raws)
+    found = bench.in_flight.claim(owner.owner, [queue], 100, 1, [])
+    return list(found.jobs)
+
+
+def test_a_claimed_job_is_held_until_it_is_settled(bench: Bench, owner: Facts) -> None:
+    [claimed] = claim(bench, owner, payload(1))
+    held = bench.in_flight
+    assert held.holds(claimed.job)
+    assert len(held) == 1
+    held.ack(claimed)
+    assert bench.private(owner) == [payload(1)], "it waits for the end of the turn"
+    assert held.outbox.settlements == {"acks": 1, "returns": 0}
+    held.flush()
+    assert bench.private(owner) == []
+    assert (len(held), held.holds(claimed.job)) == (0, False)
+
+
+def test_acks_travel_with_the_next_claim(bench: Bench, owner: Facts) -> None:
+    first = claim(bench, owner, payload(1), payload(2))
+    for claimed in first:
+        bench.in_flight.ack(claimed)
+    [next_one] = claim(bench, owner, payload(3))
+    assert bench.private(owner) == [payload(3)]
+    assert bench.in_flight.holds(next_one.job)
+    assert bench.in_flight.outbox.settlements == {"acks": 0, "returns": 0}
+
+
+def test_two_equal_payloads_are_two_jobs(bench: Bench, owner: Facts) -> None:
+    same, other = claim(bench, owner, payload(1), payload(1))
+    assert len(bench.in_flight) == 2
+    bench.in_flight.ack(same)
+    bench.in_flight.flush()
+    assert not bench.in_flight.holds(same.job)
+    assert bench.in_flight.holds(other.job)
+    assert bench.private(owner) == [payload(1)]
+
+
+def test_an_ack_that_finds_nothing_is_announced(
+    bench: Bench, owner: Facts, lost: list[LostJob]
+) -> None:
+    taken, kept = claim(bench, owner, payload("taken"), payload("kept"))
+    bench.client.lrem(bench.keys.private(owner.owner, "mail"), 1, payload("taken"))
+    for claimed in (taken, kept):
+        bench.in_flight.ack(claimed)
+    bench.in_flight.flush()
+    assert lost == [LostJob.of(taken.job, parse(taken.job.payload))]
+    assert len(bench.in_flight) == 0
+
+
+def test_a_confirmed_job_that_is_gone_is_announced(
+    bench: Bench, owner: Facts, lost: list[LostJob]
+) -> None:
+    job = bench.lists.job(owner.owner, "mail", payload(1))
+    bench.in_flight.take(job)
+    claims = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, [job])
+    assert claims.confirmed == [None]
+    assert lost == [LostJob.of(job, parse(job.payload))]
+    assert not bench.in_flight.holds(job)
+
+
+def test_a_requeue_is_not_held_any_more_and_keeps_the_order(bench: Bench, owner: Facts) -> None:
+    raws = [payload(n) for n in range(100)]
+    jobs = [claimed.job for claimed in claim(bench, owner, *raws)]
+    bench.push("mail", b"backlog")
+    bench.in_flight.requeue(reversed(jobs))
+    assert bench.queue() == [*raws, b"backlog"]
+    assert len(bench.in_flight) == 0
+
+
+def test_giving_all_back_keeps_the_order_for_any_number(bench: Bench, owner: Facts) -> None:
+    raws = [payload(n) for n in range(250)]
+    bench.push("mail", *raws)
+    while bench.queue():
+        bench.in_flight.claim(owner.owner, ["mail"], 64, 1, [])
+    bench.in_flight.requeue_all()
+    assert bench.queue() == raws
+    assert len(bench.in_flight) == 0
+
+
+def test_what_waits_to_be_acked_is_not_given_back(
+    bench: Bench, owner: Facts, lost: list[LostJob]
+) -> None:
+    done, open_ = claim(bench, owner, payload("done"), payload("open"))
+    bench.in_flight.ack(done)
+    bench.in_flight.requeue_all()
+    bench.in_flight.requeue([done.job])
+    bench.in_flight.flush()
+    assert bench.queue() == [payload("open")]
+    assert bench.private(owner) == []
+    assert lost == []
+    assert not bench.in_flight.holds(open_.job)
+
+
+def test_a_broken_queue_keeps_its_own_jobs_and_holds_up_no_other(
+    bench: Bench, owner: Facts
+) -> None:
+    """Its key became something else while a job of it was in flight."""
+    [stuck] = claim(bench, owner, payload("stuck"), queue="slow")
+    [other] = claim(bench, owner, payload("other"))
+    bench.client.set("slow", "a text")
+    bench.in_flight.requeue([stuck.job])
+    assert bench.private(owner, "slow") == [payload("stuck")]
+
+    bench.in_flight.ack(other)
+    [claimed] = claim(bench, owner, payload("new"))
+    assert claimed.job.payload == payload("new")
+    assert bench.private(owner) == [payload("new")], "and the ack went out"
+
+    bench.client.delete("slow")
+
+    def given_back() -> bool:
+        bench.in_flight.flush()
+        return bench.queue("slow") == [payload("stuck")]
+
+    eventually(given_back, 10, message="given back when the key is mended")
+
+
+def test_a_broken_queue_does_not_delay_the_returns_of_others(bench: Bench, owner: Facts) -> None:
+    [stuck] = claim(bench, owner, payload("stuck"), queue="slow")
+    [other] = claim(bench, owner, payload("other"))
+    bench.client.set("slow", "a text")
+    bench.in_flight.requeue([stuck.job])
+    bench.in_flight.requeue([other.job])
+    assert bench.queue() == [payload("other")], "at a close there is no later"
+    assert bench.private(owner, "slow") == [payload("stuck")]
+
+
+def test_giving_all_back_gives_equal_payloads_back_as_often_as_held(
+    bench: Bench, owner: Facts
+) -> None:
+    claim(bench, owner, payload(1), payload(1))
+    bench.in_flight.requeue_all()
+    assert bench.queue() == [payload(1), payload(1)]
+
+
+def test_returns_of_a_reaped_owner_are_forgotten_and_its_acks_are_not(
+    bench: Bench, owner: Facts
+) -> None:
+    acked, returned = claim(bench, owner, payload("acked"), payload("returned"))
+    bench.in_flight.ack(acked)
+    bench.client.set("mail", "a text")
+    bench.in_flight.requeue([returned.job])
+    bench.client.delete("mail")
+    assert bench.in_flight.outbox.settlements == {"acks": 1, "returns": 1}
+    bench.in_flight.lose_all(owner.owner)
+    assert bench.in_flight.outbox.settlements == {"acks": 1, "returns": 0}
+    assert not bench.in_flight.holds(returned.job), "or the process could never leave"
+
+
+def test_settling_from_many_threads_loses_nothing(
+    bench: Bench, owner: Facts, lost: list[LostJob]
+) -> None:
+    jobs = claim(bench, owner, *(payload(n) for n in range(100)))
+
+    def settle(part: list[Claimed]) -> None:
+        for n, claimed in enumerate(part):
+            bench.in_flight.ack(claimed)
+            if n % 7 == 0:
+                bench.in_flight.flush()
+
+    threads = [threading.Thread(target=settle, args=(jobs[at::4],)) for at in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    bench.in_flight.flush()
+    assert bench.private(owner) == []
+    assert (len(bench.in_flight), lost) == (0, [])
+
+
+def test_a_new_process_holds_nothing(bench: Bench) -> None:
+    fresh = InFlight(bench.database)
+    assert (len(fresh), fresh.doubt) == (0, False)
+    assert fresh.settlements == {"acks": 0, "returns": 0}
+
+
+def test_jobs_that_went_back_leave_no_payload_behind(bench: Bench) -> None:
+    """C10. What was called off was remembered by its payload for 300 s: 40 s of
+    `Reject(requeue=True)` took 193 MB, and what a lost reply had brought is remembered for 60 s."""
+    owner, held = bench.owner().owner, bench.in_flight
+    tracemalloc.start()
+    try:
+        for number in range(15):
+            bench.push("mail", payload(number, padding="x" * 1_000_000))
+            [claimed] = held.claim(owner, ["mail"], 1, 1, []).jobs
+            held.requeue([claimed.job])
+            bench.client.lmove("mail", bench.keys.private(owner, "mail"))
+            assert held.reconcile(owner, ["mail"]) == 1, "nobody has heard of this claim"
+            bench.client.delete("mail")
+            del claimed
+        assert tracemalloc.get_traced_memory()[0] < 5_000_000
+    finally:
+        tracemalloc.stop()

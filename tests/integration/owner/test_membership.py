@@ -1,0 +1,309 @@
+"""A process as an owner: registered before it claims, heard until it leaves."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from redis.connection import parse_url
+
+from celery_superfetch.owner.heartbeats import Heartbeats
+from celery_superfetch.owner.membership import MANY_UNUSED, Membership
+from celery_superfetch.owner.memberships import membership_for, memberships
+from support.waiting import eventually
+from support.workers.bench import Bench, payload
+
+Make = Callable[..., Membership]
+
+
+@pytest.fixture
+def make(url: str, make_bench: Callable[..., Bench]) -> Iterator[Make]:
+    """`make(heartbeat_interval=..., params={...})`: this process as an owner."""
+    made: list[Membership] = []
+
+    def start(params: dict[str, Any] | None = None, **options: Any) -> Membership:
+        config = make_bench(**options).config
+        made.append(Membership({**parse_url(url), **(params or {})}, config))
+        return made[-1]
+
+    yield start
+    for membership in made:
+        membership.leave_for_good()
+
+
+@pytest.fixture
+def member(make: Make) -> Membership:
+    """Registered for the queue mail, for one channel (1)."""
+    membership = make()
+    membership.join(1, {"mail": 0})
+    return membership
+
+
+def score(bench: Bench, member: Membership) -> int:
+    return bench.registry.owners()[member.owner]
+
+
+def reap(bench: Bench, member: Membership) -> None:
+    """Take it for dead, by way of the registry and the reaper, though it lives."""
+    host = member.facts.process.host
+    assert bench.registry.mark(member.owner, host, score(bench, member), 60, "silent")
+    bench.reaper().reap()
+
+
+def hearts(member: Membership) -> int:
+    """Heartbeat threads of this membership; others of this process may still be ending."""
+    return sum(
+        isinstance(thread, Heartbeats) and thread.heart is member.heart
+        for thread in threading.enumerate()
+    )
+
+
+def test_before_it_joins_a_process_is_nobody(make: Make, bench: Bench) -> None:
+    membership = make()
+    assert (membership.owner, membership.joined) == ("", False)
+    assert not hearts(membership)
+    assert bench.key_names() == set()
+
+
+def test_joining_registers_process_and_lists_before_the_first_claim(
+    make: Make, bench: Bench
+) -> None:
+    membership = make()
+    membership.join(1, {"mail": 0, "slow": 60000})
+    assert membership.joined
+    assert abs(bench.database.server_time() - score(bench, membership)) < 5000
+    facts = bench.registry.facts([membership.owner])[membership.owner]
+    assert facts.lists == {"mail": 0, "slow": 60000}
+    assert facts.process == membership.facts.process
+    assert facts.app == "shop"
+    assert hearts(membership) == 1
+
+
+def test_a_queue_that_is_added_is_registered_before_its_first_claim(
+    member: Membership, bench: Bench
+) -> None:
+    owner = member.owner
+    member.join(1, {"mail": 0, "more": 0})
+    assert member.owner == owner
+    assert set(bench.registry.facts([owner])[owner].lists) == {"mail", "more"}
+    assert hearts(member) == 1, "still one"
+
+
+def test_lists_that_nobody_claims_from_any_more_are_forgotten(
+    member: Membership, bench: Bench
+) -> None:
+    """C10. A thousand queues, one after the other, left facts of 100 kB for good."""
+    member.join(2, {"also": 0})
+    for number in range(3 * MANY_UNUSED):
+        member.join(1, {"mail": 0, f"reply-{number}": 1000})
+        if number == 7:
+            bench.push("reply-7", payload(7))
+            [claimed] = member.claim(["reply-7"], 1, 1).jobs
+    known = bench.registry.facts([member.owner])[member.owner].lists
+    assert len(known) <= MANY_UNUSED + 4
+    assert {"mail", "also", "reply-7", f"reply-{number}"} <= known.keys()
+    assert len(member.in_flight.expires) <= MANY_UNUSED + 4
+    # What it still has is recovered as ever; and what it has settled is in no one's way.
+    member.in_flight.ack(claimed)
+    member.in_flight.flush()
+    assert bench.stat("ownership_lost") == 0
+
+
+def test_while_it_is_not_known_what_is_in_a_list_it_stays_registered(
+    member: Membership, bench: Bench
+) -> None:
+    """C10. A lost reply may have brought a job, and a second look may find it."""
+    bench.give(member.owner, "reply-7", [payload(7)])
+
+    def join(first: int) -> set[str]:
+        for number in range(first, first + MANY_UNUSED + 2):
+            member.join(1, {f"reply-{number}": 0})
+        return set(bench.registry.facts([member.owner])[member.owner].lists)
+
+    assert "reply-7" in join(0), "it is not empty"
+    bench.client.delete(bench.keys.private(member.owner, "reply-7"))
+    member.in_flight.doubt = True
+    assert "reply-7" in join(200)
+    member.in_flight.reconcile(member.owner, member.facts.lists)
+    assert "reply-7" in join(400), "it looks again"
+    member.in_flight.lost_claims._second_look = 0.0
+    member.in_flight.reconcile(member.owner, member.facts.lists)
+    assert "reply-7" not in join(600)
+
+
+def test_hooks_run_after_the_registration_and_before_join_returns(make: Make, bench: Bench) -> None:
+    membership, seen = make(), []
+    membership.on_joined.append(lambda: seen.append(set(bench.registry.owners())))
+    membership.join(1, {"mail": 0})
+    membership.join(2, {"more": 0})
+    assert seen == [{membership.owner}], "once"
+
+
+def test_a_member_claims_and_settles(member: Membership, bench: Bench) -> None:
+    bench.push("mail", payload(1))
+    [claimed] = member.claim(["mail"], 10, 1).jobs
+    assert claimed.job.owner == member.owner
+    member.in_flight.ack(claimed)
+    member.in_flight.flush()
+    assert bench.private(member.owner) == []
+
+
+def test_a_deleted_registry_is_written_again_and_nothing_runs_twice(
+    member: Membership, bench: Bench
+) -> None:
+    owner = member.owner
+    bench.push("mail", payload(1), payload(2))
+    [held] = member.claim(["mail"], 1, 1).jobs
+    bench.client.delete(bench.keys.owners)
+    [other] = member.claim(["mail"], 1, 1).jobs
+    assert member.owner == owner, "the same owner: its lists are its own"
+    assert set(bench.registry.owners()) == {owner}
+    assert not bench.reaper().reap(full=True).did_something
+    assert bench.queue() == []
+    for claimed in (held, other):
+        member.in_flight.ack(claimed)
+    member.in_flight.flush()
+    assert bench.private(owner) == []
+
+
+def test_an_emptied_database_makes_it_a_new_owner(member: Membership, bench: Bench) -> None:
+    old = member.owner
+    bench.client.flushdb()
+    bench.push("mail", payload(1))
+    [claimed] = member.claim(["mail"], 1, 1).jobs
+    assert claimed.job.owner == member.owner != old
+    assert set(bench.registry.owners()) == {member.owner}
+    assert set(bench.registry.facts([member.owner])[member.owner].lists) == {"mail"}
+
+
+def test_a_reaped_process_goes_on_as_a_new_owner(
+    member: Membership, bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = member.owner
+    bench.push("mail", payload(1))
+    [thawed] = member.claim(["mail"], 1, 1).jobs
+    reap(bench, member)
+    assert bench.queue() == [payload(1)]
+    [again] = member.claim(["mail"], 1, 1).jobs
+    assert again.job.owner == member.owner != old
+    member.catch_up()  # a loop's next turn, or a worker's maintenance
+    assert old in caplog.text
+    assert member.owner in caplog.text
+    member.in_flight.ack(thawed)
+    member.in_flight.flush()
+    assert bench.private(member.owner) == [payload(1)], "the old claim settles nothing of the new"
+    member.in_flight.ack(again)
+    member.in_flight.flush()
+    assert bench.private(member.owner) == []
+
+
+def test_a_heartbeat_finds_out_that_it_was_reaped_too(make: Make, bench: Bench) -> None:
+    membership = make(heartbeat_interval=0.1)
+    membership.join(1, {"mail": 0})
+    old = membership.owner
+    reap(bench, membership)
+    eventually(lambda: set(bench.registry.owners()) == {membership.owner} != {old}, 10)
+
+
+def test_leaving_takes_every_key_along(member: Membership, bench: Bench) -> None:
+    bench.push("mail", payload(1))
+    [claimed] = member.claim(["mail"], 1, 1).jobs
+    member.in_flight.ack(claimed)
+    member.in_flight.flush()
+    member.leave(1)
+    assert bench.key_names() == set()
+    assert (member.joined, member.owner) == (False, "")
+    eventually(lambda: not hearts(member), 5)
+
+
+def test_a_process_leaves_with_its_last_channel(member: Membership, bench: Bench) -> None:
+    member.join(2, {"mail": 0})
+    member.leave(1)
+    assert member.joined
+    member.leave(2)
+    assert not member.joined
+    assert bench.registry.owners() == {}
+
+
+def test_a_process_with_a_running_job_stays_registered_when_its_channel_closes(
+    member: Membership, bench: Bench
+) -> None:
+    bench.push("mail", payload(1))
+    [running] = member.claim(["mail"], 1, 1).jobs
+    member.leave(1)
+    assert member.joined
+    assert bench.private(member.owner) == [payload(1)]
+    member.in_flight.ack(running)
+    member.in_flight.flush()
+    member.leave(1)
+    assert bench.key_names() == set()
+
+
+def test_at_its_end_a_process_gives_back_what_it_holds(member: Membership, bench: Bench) -> None:
+    raws = [payload(n) for n in range(150)]
+    bench.push("mail", *raws)
+    while bench.queue():
+        member.claim(["mail"], 64, 1)
+    member.leave_for_good()
+    assert bench.queue() == raws
+    assert bench.registry.owners() == {}
+    assert bench.private(member.owner) == []
+
+
+def test_one_who_left_can_come_back_as_a_new_owner(member: Membership, bench: Bench) -> None:
+    old = member.owner
+    member.heart.stopping = True
+    member.leave(1)
+    member.join(2, {"mail": 0})
+    assert member.owner not in {"", old}
+    assert set(bench.registry.owners()) == {member.owner}
+    assert bench.registry.facts([member.owner])[member.owner].state == "running"
+
+
+def test_a_heartbeat_under_way_does_not_bring_back_one_who_left(make: Make, bench: Bench) -> None:
+    membership = make(heartbeat_interval=0.001)
+    for user in range(200):
+        membership.join(user, {"mail": 0})
+        membership.leave(user)
+        eventually(lambda: not hearts(membership), 5, every=0.001)
+        assert bench.registry.owners() == {}, f"in round {user}"
+
+
+def test_a_forked_child_is_not_its_parents_owner(
+    member: Membership, bench: Bench, url: str
+) -> None:
+    mine = membership_for(parse_url(url), bench.config)
+    assert mine in memberships()
+    bench.push("mail", payload(1))
+    [held] = member.claim(["mail"], 1, 1).jobs
+    pid = os.fork()
+    if not pid:
+        found = len(memberships())
+        member.leave_for_good()  # what the parent's would do at exit
+        os._exit(found)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, "it has none"
+    assert bench.private(member.owner) == [held.job.payload]
+    assert set(bench.registry.owners()) == {member.owner}
+    assert mine in memberships()
+
+
+def test_the_channels_of_a_process_share_one_membership_per_database(
+    url: str, make_bench: Callable[..., Bench]
+) -> None:
+    params, config = parse_url(url), make_bench().config
+    one = membership_for(params, config)
+    assert membership_for(dict(params), config) is one
+    assert membership_for({**params, "db": 5}, config) is not one
+    assert membership_for(params, make_bench(global_keyprefix="x:").config) is not one
+
+
+def test_a_server_that_cannot_be_asked_registers_nobody(make: Make) -> None:
+    membership = make(params={"port": 1})
+    with pytest.raises(redis.ConnectionError):
+        membership.join(1, {"mail": 0})
+    assert not membership.joined
+    assert not hearts(membership)

@@ -1,0 +1,362 @@
+"""One pass of the reaper over dead owners: real processes that were killed."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+import redis
+from celery.utils.dispatch import Signal
+
+from celery_superfetch.model.job import Claimed, Job, digest
+from celery_superfetch.model.process import ProcessImage
+from celery_superfetch.model.strikes import Blame, Counters
+from celery_superfetch.model.verdict import Reason
+from celery_superfetch.reaper.drain import NAMED
+from celery_superfetch.signals import ReapedOwner, job_recovered, owner_reaped
+from support.waiting import eventually
+from support.workers.bench import Bench, ended_process, payload
+
+
+def jobs(count: int, name: str = "job", queue: str = "mail") -> list[bytes]:
+    return [payload(f"{name}-{n}", queue) for n in range(count)]
+
+
+def heard(signal: Signal, sender: object) -> list[dict[str, object]]:
+    """What a signal brings from now on, for one sender."""
+    calls: list[dict[str, object]] = []
+    signal.connect(lambda **kwargs: calls.append(kwargs), sender=sender, weak=False)
+    return calls
+
+
+def test_a_dead_owners_jobs_go_back_in_their_old_order_before_the_backlog(bench: Bench) -> None:
+    orphans = jobs(250)
+    owner = bench.dead_owner(orphans)
+    bench.push("mail", b"backlog")
+    report = bench.reaper().reap()
+    assert bench.queue() == [*orphans, b"backlog"]
+    assert bench.private(owner) == []
+    assert report.dead == {owner.owner: Reason.PROCESS_GONE}
+    assert (report.owners, report.recovered, report.killed, report.errors) == (1, 250, 0, 0)
+    assert report.seconds > 0
+    assert bench.registry.owners() == {}
+    assert {bench.counters(raw).strikes for raw in orphans} == {0}, "nothing says that they ran"
+
+
+def test_every_list_of_the_owner_is_emptied_into_its_own_queue(bench: Bench) -> None:
+    lists = ["mail", "mail\x06\x163", "a:b"]
+    owner = bench.dead_owner(lists=lists)
+    for name in lists:
+        bench.give(owner.owner, name, [name.encode()])
+    assert bench.reaper().reap().recovered == 3
+    assert [bench.queue(name) for name in lists] == [[name.encode()] for name in lists]
+
+
+def test_a_live_owner_keeps_everything(bench: Bench) -> None:
+    mine, dead = bench.owner(), bench.dead_owner([payload(2)])
+    bench.give(mine.owner, "mail", [payload(1)])
+    report = bench.reaper().reap()
+    assert set(report.dead) == {dead.owner}
+    assert bench.private(mine) == [payload(1)]
+    assert set(bench.registry.owners()) == {mine.owner}
+
+
+def test_a_pass_with_nothing_to_do_does_nothing(bench: Bench) -> None:
+    bench.owner()
+    before = bench.key_names()
+    report = bench.reaper().reap()
+    assert not report.did_something
+    assert report.ran
+    assert bench.key_names() - before <= {bench.keys.suspects}
+
+
+def test_a_pass_can_be_kept_to_some_owners(bench: Bench) -> None:
+    one, other = bench.dead_owner([payload(1)]), bench.dead_owner([payload(2)])
+    report = bench.reaper().reap([one.owner, "nobody|1|x"])
+    assert set(report.dead) == {one.owner}
+    assert bench.private(other) == [payload(2)]
+
+
+def test_a_dry_run_judges_and_changes_nothing(bench: Bench, client: redis.Redis) -> None:
+    owner = bench.dead_owner(jobs(3))
+    bench.give("stranger|1|x", "mail", [b"unknown"])
+
+    def contents() -> dict[str, bytes]:
+        return {name: client.dump(name) for name in bench.key_names()}
+
+    before = contents()
+    report = bench.reaper().reap(full=True, dry_run=True)
+    assert report.dead == {owner.owner: Reason.PROCESS_GONE}
+    assert report.recovered == 3
+    assert "would recover 3 jobs" in str(report)
+    assert contents() == before
+    assert bench.reaper().reap().recovered == 3, "the control"
+
+
+def test_a_hup_leaves_one_owner_and_the_older_is_dead(bench: Bench) -> None:
+    """The same process, executed again: its pid and start time are those of the older owner."""
+    image = ProcessImage.current()
+    older = bench.owner(replace(image, image="older"))
+    bench.give(older.owner, "mail", [payload(1)])
+    newer = bench.owner(image)
+    report = bench.reaper().reap()
+    assert report.dead == {older.owner: Reason.SUPERSEDED}
+    assert bench.queue() == [payload(1)]
+    assert set(bench.registry.owners()) == {newer.owner}
+
+
+def test_two_reapers_at_once_lose_nothing_and_double_nothing(bench: Bench, url: str) -> None:
+    orphans = jobs(500)
+    owner = bench.dead_owner(orphans)
+    benches = [Bench(redis.Redis.from_url(url)) for _ in range(4)]
+    start, reports = threading.Barrier(len(benches)), []
+
+    def reap(own: Bench) -> None:
+        reaper = own.reaper()
+        start.wait()
+        reports.append(reaper.reap())
+        own.client.close()
+
+    threads = [threading.Thread(target=reap, args=(own,)) for own in benches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(reports) == len(benches), "none of them failed"
+    assert bench.queue() == orphans, "nothing lost, nothing doubled, the old order"
+    assert bench.private(owner) == []
+    assert sum(report.recovered for report in reports) == 500
+    assert sum(owner.owner in report.dead for report in reports) == 1
+    assert {bench.counters(raw).recoveries for raw in orphans} == {1}
+
+
+def test_a_lock_keeps_a_scope_to_one_pass_per_interval(bench: Bench) -> None:
+    bench.dead_owner([payload(1)])
+    assert bench.reaper().reap(lock="here", lock_for=0.3).recovered == 1
+    bench.dead_owner([payload(2)])
+    refused = bench.reaper().reap(lock="here", lock_for=60)
+    assert (refused.ran, refused.owners, refused.recovered) == (False, 0, 0)
+    assert bench.reaper().reap(lock="another", lock_for=60).recovered == 1
+    eventually(lambda: bench.reaper().reap(lock="here", lock_for=60).ran, 5)
+    assert 0 < bench.client.pttl(bench.keys.lock("here")) <= 60_000, "it expires by itself"
+
+
+def test_a_claim_that_lands_late_is_drained_by_the_next_pass(bench: Bench) -> None:
+    """The blocked BLMOVE of a frozen process: Redis serves it after the owner was reaped."""
+    owner = bench.dead_owner([payload(1)])
+    bench.reaper().reap()
+    assert bench.queue() == [payload(1)]
+    bench.client.blmove("mail", bench.keys.private(owner.owner, "mail"), 1, "RIGHT", "LEFT")
+    assert bench.queue() == []
+    report = bench.reaper().reap()
+    assert report.recovered == 1
+    assert bench.queue() == [payload(1)]
+    assert bench.registry.tombstones(), "and it is drained again until its time is over"
+
+
+def test_a_tombstone_goes_when_its_time_is_over_and_its_lists_are_empty(bench: Bench) -> None:
+    owner = bench.dead_owner([payload(1)])
+    bench.reaper().reap()
+    bench.client.zadd(bench.keys.reaped, {owner.owner: 1})
+    bench.give(owner.owner, "mail", [payload(2)])
+    assert bench.reaper().reap().recovered == 1
+    assert bench.registry.tombstones() == {}
+    assert bench.registry.facts([owner.owner])[owner.owner].state == "reaped", "for a thawed one"
+
+
+def test_what_a_crashed_reaper_left_is_finished_by_the_next(bench: Bench) -> None:
+    """It died right after its mark, and after some of the jobs."""
+    orphans = jobs(4)
+    owner = bench.dead_owner(orphans, state="stopping")
+    score = bench.registry.owners()[owner.owner]
+    bench.registry.mark(owner.owner, owner.process.host, score, 60, "gone")
+    newest = bench.recovery(Job(owner.owner, "mail", orphans[-1]), blame=Blame.NONE)
+    bench.run(bench.recoveries.recover([newest], 0, marked=True))
+    report = bench.reaper().reap()
+    assert report.recovered == 3
+    assert bench.queue() == orphans
+    assert {bench.counters(raw).strikes for raw in orphans} == {0}, "it was stopping: a deploy"
+
+
+def test_a_stopping_owner_gives_no_strike(bench: Bench) -> None:
+    deploy, crash = payload("deploy"), payload("crash")
+    bench.dead_owner([deploy], running=[deploy], state="stopping")
+    bench.dead_owner([crash], running=[crash], state="running")
+    assert bench.reaper().reap().recovered == 2
+    assert bench.counters(deploy) == Counters(0, 1, bench.counters(deploy).history)
+    assert bench.counters(crash).strikes == 1
+
+
+def test_who_ran_when_the_owner_died_is_blamed_and_who_only_waited_is_not(bench: Bench) -> None:
+    two, three, reserved = payload(2), payload(3), payload("reserved")
+    bench.dead_owner([two, three, reserved], running=[two, three])
+    one = payload(1)
+    bench.dead_owner([one, payload("eta")], running=[one])
+    assert bench.reaper().reap().recovered == 5
+    blamed = {raw: bench.counters(raw) for raw in (one, two, three, reserved, payload("eta"))}
+    assert [counters.strikes for counters in blamed.values()] == [1, 1, 1, 0, 0]
+    strikes = [counters.history[0]["strike"] for counters in blamed.values()]
+    assert strikes == ["exact", "suspect", "suspect", "", ""]
+
+
+def test_what_a_dying_connection_claims_again_is_not_struck_again(bench: Bench) -> None:
+    """Its process is gone; its blocking read is served all the same, a moment later."""
+    one, two = payload(1), payload(2)
+    owner = bench.dead_owner([one, two], running=[one, two])
+    bench.reaper().reap()
+    bench.client.lmove("mail", bench.keys.private(owner.owner, "mail"), "RIGHT", "LEFT")
+    bench.reaper().reap()
+    assert bench.queue() == [one, two]
+    assert [bench.counters(raw).strikes for raw in (one, two)] == [1, 1]
+    assert bench.counters(one).recoveries == 2
+
+
+def test_of_two_copies_one_ran_and_each_is_counted(bench: Bench) -> None:
+    """They share their counters, and one batch has both."""
+    ran, waited = payload("ran"), payload("waited")
+    owner = bench.dead_owner([ran, ran, waited, waited], running=[ran])
+    report = bench.reaper().reap()
+    assert (report.recovered, report.errors) == (4, 0)
+    assert bench.private(owner) == []
+    assert (bench.counters(ran).strikes, bench.counters(ran).recoveries) == (1, 2)
+    assert (bench.counters(waited).strikes, bench.counters(waited).recoveries) == (0, 2)
+
+
+def test_what_a_frozen_owner_settles_late_does_not_leave_the_other_alone_with_the_blame(
+    bench: Bench,
+) -> None:
+    one, two = payload(1), payload(2)
+    owner = bench.dead_owner([one, two], running=[one, two])
+    score = bench.registry.owners()[owner.owner]
+    assert bench.registry.mark(owner.owner, owner.process.host, score, 60, "silent")
+    # Thawed before anybody has emptied its lists: the claim ids are those of `dead_owner`.
+    late = Claimed(Job(owner.owner, "mail", one, "0"))
+    assert bench.run(bench.lists.ack([late])) == []
+    bench.reaper().reap()
+    assert bench.counters(two).history[0]["strike"] == "suspect"
+
+
+def test_a_suspect_is_never_killed_for_it(bench: Bench) -> None:
+    """Whoever ran beside it: two strikes of three, and there it stays."""
+    one, two = payload(1), payload(2)
+    for _ in range(6):
+        bench.client.delete("mail", bench.keys.probation("mail"))
+        bench.dead_owner([one, two], running=[one, two])
+        assert bench.reaper().reap().recovered == 2
+    assert [bench.counters(raw).strikes for raw in (one, two)] == [2, 2]
+    assert bench.on_probation() == [one, two]
+
+
+def test_a_queue_key_of_another_type_holds_its_own_jobs_up_only(bench: Bench) -> None:
+    owner = bench.dead_owner(lists=["broken", "mail"])
+    bench.give(owner.owner, "broken", [b"1", b"2"])
+    bench.give(owner.owner, "mail", [b"3"])
+    bench.client.set("broken", "a text")
+    report = bench.reaper().reap()
+    assert report.recovered == 1
+    assert report.errors
+    assert bench.queue() == [b"3"]
+    assert bench.private(owner, "broken") == [b"2", b"1"]
+    assert bench.counters(b"1") == Counters(), "and nothing was counted against them"
+    bench.client.delete("broken")
+    assert bench.reaper().reap().recovered == 2, "mended, and the tombstone is drained"
+    assert bench.queue("broken") == [b"1", b"2"]
+
+
+def test_an_error_on_one_owner_does_not_end_the_pass(bench: Bench) -> None:
+    owners = [bench.dead_owner(process=ended_process()) for _ in range(3)]
+    for n, owner in enumerate(owners):
+        bench.give(owner.owner, "mail", [payload(n)])
+    bench.client.delete(bench.keys.private(owners[1].owner, "mail"))
+    bench.client.set(bench.keys.private(owners[1].owner, "mail"), "a text")
+    report = bench.reaper().reap()
+    assert report.errors
+    assert report.recovered == 2
+    assert set(bench.queue()) == {payload(0), payload(2)}
+
+
+def test_facts_that_cannot_be_read_do_not_end_the_pass(bench: Bench) -> None:
+    broken, dead = bench.dead_owner(), bench.dead_owner([payload(1)])
+    bench.client.hset(bench.keys.facts(broken.owner), "pool", "[1, 2]")
+    assert dead.owner in bench.reaper().reap().dead
+    assert bench.queue() == [payload(1)]
+
+
+def test_facts_of_another_type_do_not_end_the_pass(bench: Bench) -> None:
+    broken, dead = bench.owner(), bench.dead_owner([payload(1)])
+    bench.client.delete(bench.keys.facts(broken.owner))
+    bench.client.set(bench.keys.facts(broken.owner), "a text")
+    assert dead.owner in bench.reaper().reap().dead
+    assert bench.queue() == [payload(1)]
+
+
+def test_signals_tell_what_was_done(bench: Bench) -> None:
+    sender = object()
+    reaped, recovered = heard(owner_reaped, sender), heard(job_recovered, sender)
+    owner = bench.dead_owner(jobs(2))
+    bench.reaper(sender=sender).reap()
+    [call] = reaped
+    assert call["reaped"] == ReapedOwner(
+        owner=owner.owner,
+        host=owner.process.host,
+        pid=owner.process.pid,
+        app_name="shop",
+        reason=Reason.PROCESS_GONE.value,
+        recovered=2,
+        killed=0,
+    )
+    assert {call["recovery"].task_id for call in recovered} == {"job-0", "job-1"}
+    assert len(recovered) == 2
+
+
+def test_what_is_said_of_a_dead_owner_names_its_jobs(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """E7. "7 of its jobs were taken back" named none."""
+    bench.dead_owner(jobs(2))
+    bench.dead_owner(jobs(NAMED + 3, "many"))
+    bench.dead_owner()
+    with caplog.at_level("WARNING"):
+        bench.reaper().reap()
+    said = sorted(message.partition(" is dead: ")[2] for message in caplog.messages)
+    gone = "its process is gone."
+    none, many, two = said
+    assert none == f"{gone} 0 of its jobs were taken back."
+    assert two == f"{gone} 2 of its jobs were taken back: shop.note[job-1], shop.note[job-0]."
+    assert many.endswith(" and 3 more.")
+    assert many.count("shop.note[many-") == NAMED
+
+
+def test_a_mark_on_an_old_verdict_robs_nobody(bench: Bench) -> None:
+    """Heard between verdict and mark; the control shows what a mark without the score does."""
+    mine = bench.owner()
+    [claimed] = bench.claimed(mine, payload(1))
+    seen = bench.age(mine, 60_000)
+    bench.registry.heartbeat(mine, 0, {})
+    host = mine.process.host
+    assert not bench.registry.mark(mine.owner, host, seen, 60, "silent")
+    bench.reaper().reap()
+    assert bench.run(bench.lists.ack([claimed])) == []
+
+    [claimed] = bench.claimed(mine, payload(2))
+    assert bench.registry.mark(
+        mine.owner, host, bench.registry.owners()[mine.owner], 60, "silent"
+    ), "the control: whatever the score is now"
+    bench.reaper().reap()
+    assert bench.queue() == [payload(2)], "it runs again,"
+    assert bench.run(bench.lists.ack([claimed])) == [1], "though its owner was at it"
+
+
+def test_the_digest_of_a_job_is_its_name_for_ever(bench: Bench) -> None:
+    """Recovered twice by two dead owners: one history."""
+    raw = payload(1)
+    bench.push("mail", raw)
+    for _ in range(2):
+        owner = bench.dead_owner()
+        bench.client.lmove("mail", bench.keys.private(owner.owner, "mail"), "RIGHT", "LEFT")
+        bench.client.hset(bench.keys.running(owner.owner), "1", digest(raw))
+        assert bench.reaper().reap().recovered == 1
+    counters = bench.counters(raw)
+    assert (counters.strikes, counters.recoveries, len(counters.history)) == (2, 2, 2)
+    assert bench.client.exists(bench.keys.recoveries(digest(raw)))

@@ -1,0 +1,255 @@
+"""Recover or kill: who is asked, what their answers count, and who is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_superfetch.app.poison_pill import guard_of
+from celery_superfetch.model.strikes import Blame, Decision, Recovery, decide
+from celery_superfetch.signals import job_killed, job_recovering
+from celery_superfetch.store.dead_jobs import DeadJob
+from support.workers.bench import Bench, payload
+
+JOB = payload(1)
+Answer = Callable[[Recovery], Any]
+
+
+class Sender:
+    """Stands for an app: receivers are connected for it alone, and go with it."""
+
+
+def asked(sender: object, answer: Answer) -> list[Recovery]:
+    """Connect a receiver that answers so; the recoveries it was asked about."""
+    questions: list[Recovery] = []
+
+    def receiver(recovery: Recovery, **_: Any) -> Any:
+        questions.append(recovery)
+        return answer(recovery)
+
+    # Receivers are known by their sender's id, which nobody else must get while they are there.
+    receiver.sender = sender  # type: ignore[attr-defined]
+    job_recovering.connect(receiver, sender=sender, weak=False)
+    return questions
+
+
+def die(bench: Bench, sender: object, *raws: bytes, **facts: Any) -> Any:
+    """An owner that holds these jobs, and runs the first one only, dies, and a pass is made."""
+    bench.client.delete("mail", bench.keys.probation("mail"))
+    jobs = raws or (JOB,)
+    bench.dead_owner(jobs, running=jobs[:1], **facts)
+    return bench.reaper(sender=sender).reap()
+
+
+def shop(bench: Bench, **options: Any) -> Celery:
+    """An app whose guard is asked."""
+    app = Celery("shop", broker="redis://localhost:6399", set_as_current=False)
+    app.conf.broker_transport_options = {"app_name": "shop", **options}
+
+    @app.task(name="shop.note", shared=False)
+    def note() -> None: ...
+
+    app.finalize()
+    job_recovering.connect(guard_of(app), sender=app, weak=False)
+    return app
+
+
+def test_without_anybody_to_ask_a_job_is_recovered(bench: Bench) -> None:
+    for _ in range(5):
+        assert die(bench, Sender()).recovered == 1
+
+
+def test_a_receiver_sees_the_job_its_owner_and_its_counts(bench: Bench) -> None:
+    sender = Sender()
+    questions = asked(sender, lambda recovery: None)
+    die(bench, sender)
+    die(bench, sender, state="stopping")
+    one, two = questions
+    assert (one.task, one.task_id, one.app_name) == ("shop.note", "1", "shop")
+    assert one.job.payload == JOB
+    assert (one.strikes, one.recoveries, one.blame) == (1, 1, Blame.EXACT)
+    assert (two.strikes, two.recoveries, two.blame) == (1, 2, Blame.NONE)
+    assert "gone" in one.reason
+
+
+def test_a_first_strike_that_is_the_last_kills_the_copy_that_ran_alone(
+    make_bench: Callable[..., Bench],
+) -> None:
+    bench, sender = make_bench(strike_limit=1), Sender()
+    asked(sender, decide)
+    report = die(bench, sender, JOB, JOB)
+    assert (report.killed, report.recovered, report.errors) == (1, 1, 0)
+    assert (bench.dead_set.size(), len(bench.queue())) == (1, 1)
+    assert bench.counters(JOB).strikes == 0
+
+
+def test_a_receivers_kill_kills(bench: Bench) -> None:
+    sender = Sender()
+    asked(sender, lambda recovery: Decision.KILL)
+    killed: list[DeadJob] = []
+
+    def note(job: DeadJob, **_: Any) -> None:
+        killed.append(job)
+
+    job_killed.connect(note, sender=sender)
+    report = die(bench, sender)
+    assert (report.killed, report.recovered) == (1, 0)
+    assert bench.queue() == []
+    [job] = bench.dead_set
+    assert job.payload == JOB
+    assert [dead.id for dead in killed] == [job.id]
+
+
+def test_kill_outweighs_recover_among_receivers(bench: Bench) -> None:
+    sender = Sender()
+    asked(sender, lambda recovery: Decision.RECOVER)
+    asked(sender, lambda recovery: Decision.KILL)
+    asked(sender, lambda recovery: Decision.RECOVER)
+    assert die(bench, sender).killed == 1
+
+
+@pytest.mark.parametrize("answer", [None, True, "KILL", "kill", 0], ids=repr)
+def test_any_other_answer_has_no_say(bench: Bench, answer: Any) -> None:
+    sender = Sender()
+    assert asked(sender, lambda recovery: answer) == []
+    assert die(bench, sender).recovered == 1
+
+
+def test_a_receiver_that_raises_has_no_say(bench: Bench) -> None:
+    sender = Sender()
+
+    def fail(recovery: Recovery) -> None:
+        raise RuntimeError("no idea")
+
+    questions = asked(sender, fail)
+    assert die(bench, sender).recovered == 1
+    assert len(questions) == 1
+    asked(sender, lambda recovery: Decision.KILL)
+    assert die(bench, sender).killed == 1, "and the others have theirs"
+
+
+def test_each_job_of_a_batch_is_asked_about(bench: Bench) -> None:
+    sender = Sender()
+    asked(sender, lambda r: Decision.KILL if r.task_id in ("1", "3") else None)
+    report = die(bench, sender, *(payload(n) for n in range(5)))
+    assert (report.killed, report.recovered) == (2, 3)
+    assert bench.queue() == [payload(0), payload(2), payload(4)]
+    assert {job.task_id for job in bench.dead_set} == {"1", "3"}
+
+
+def test_the_shipped_guard_kills_at_the_third_strike(bench: Bench) -> None:
+    app = shop(bench)
+    outcomes = [(report.recovered, report.killed) for report in (die(bench, app) for _ in "123")]
+    assert outcomes == [(1, 0), (1, 0), (0, 1)]
+    [job] = bench.dead_set
+    assert (job.strikes, len(job.history)) == (3, 3)
+
+
+def test_another_receiver_overrules_the_shipped_guard(bench: Bench) -> None:
+    app = shop(bench)
+    asked(app, lambda recovery: Decision.RECOVER)
+    assert all(die(bench, app).recovered == 1 for _ in range(5))
+
+
+def test_deploys_do_not_strike_a_job_out(bench: Bench) -> None:
+    app = shop(bench)
+    for _ in range(19):
+        assert die(bench, app, state="stopping").recovered == 1
+        assert bench.queue() == [JOB]
+    assert die(bench, app, state="stopping").recovered == 1
+    assert bench.on_probation() == [JOB], "but their number has a limit, too"
+
+
+def test_a_loop_of_deploys_that_ends_each_worker_it_has_for_itself_ends(
+    make_bench: Callable[..., Bench],
+) -> None:
+    bench = make_bench(recovery_limit=5)
+    app = shop(bench)
+    assert all(die(bench, app, state="stopping").recovered == 1 for _ in range(5))
+    outcomes = [die(bench, app, state="stopping", alone=True).killed for _ in range(3)]
+    assert outcomes == [0, 0, 1]
+
+
+def test_a_job_whose_eta_lies_ahead_is_not_put_on_probation(
+    make_bench: Callable[..., Bench],
+) -> None:
+    """It would have a worker for itself until it is due."""
+    bench = make_bench(recovery_limit=2)
+    ahead = payload("ahead", eta="2999-01-01T00:00:00+00:00")
+    due = payload("due", eta="2001-01-01T00:00:00+00:00")
+    for _ in range(3):
+        bench.client.delete("mail", bench.keys.probation("mail"))
+        bench.dead_owner([ahead, due])
+        assert bench.reaper().reap().recovered == 2
+    assert bench.queue() == [ahead]
+    assert bench.on_probation() == [due]
+
+
+def test_what_kills_whoever_decodes_it_ends(make_bench: Callable[..., Bench]) -> None:
+    """It never runs, so nothing strikes it until it is alone."""
+    bench = make_bench(recovery_limit=5)
+    app = shop(bench)
+    for n in range(5):
+        bystander = payload(f"bystander {n}")
+        bench.dead_owner([bystander, JOB], running=[bystander])
+        assert bench.reaper(sender=app).reap().recovered == 2
+    assert bench.on_probation() == [JOB]
+    assert bench.counters(JOB).strikes == 0
+    assert [die(bench, app, alone=True).killed for _ in range(3)] == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("raw", "facts"),
+    [(JOB, {"app": "another"}), (payload(1, task="shop.unknown"), {})],
+    ids=["of another app", "of a task this app does not have"],
+)
+def test_a_strangers_job_is_recovered_not_killed(
+    bench: Bench, raw: bytes, facts: dict[str, Any]
+) -> None:
+    app = shop(bench)
+    assert all(die(bench, app, raw, **facts).recovered == 1 for _ in range(5))
+    assert bench.dead_set.size() == 0
+
+
+def test_what_cannot_be_parsed_is_counted_and_killed_like_the_rest(bench: Bench) -> None:
+    app = shop(bench)
+    outcomes = [die(bench, app, b"\xffjunk").killed for _ in range(3)]
+    assert outcomes == [0, 0, 1]
+    [job] = bench.dead_set
+    assert job.payload == b"\xffjunk"
+    assert not job.parsed
+
+
+class Announcements:
+    """Writes down what a pass asks of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    def soon(self, job: DeadJob) -> None:
+        self.asked.append(job.payload)
+
+    def look(self) -> None:
+        self.asked.append("look")
+
+    def after_pass(self) -> None:
+        self.asked.append("after")
+
+
+def test_a_pass_tells_nobody_itself(bench: Bench) -> None:
+    """C1: it leaves that to others, for the jobs that it killed and for those that others left."""
+    sender, announcements = Sender(), Announcements()
+    asked(sender, lambda recovery: Decision.KILL)
+    bench.dead_owner([JOB, b"junk"])
+    reaper = bench.reaper(sender=sender, announcements=announcements)
+    report = reaper.reap()
+    assert (report.killed, report.errors) == (2, 0)
+    assert announcements.asked == [b"junk", JOB, "look", "after"], "newest first"
+    reaper.reap()
+    assert announcements.asked[4:] == ["after"], "what others left is not looked for each time"
+    reaper.reap(dry_run=True)
+    assert len(announcements.asked) == 5
+    assert [job.payload for job in bench.dead_set.unannounced()] == [JOB]

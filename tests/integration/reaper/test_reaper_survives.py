@@ -1,0 +1,146 @@
+"""C6. One bad value, one bad job, one bad owner, one bad list: a pass goes on for the others."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from celery import Celery
+
+from celery_superfetch.app.poison_pill import limits_of
+from celery_superfetch.model.strikes import Limits
+from celery_superfetch.reaper.reaper import Reaper
+from support.workers.bench import Bench, payload
+
+BAD_LIMITS = ["10", 0, -1, 2.5, True, float("nan"), object()]
+
+
+def shop(limit: object) -> Celery:
+    app = Celery("shop", broker="redis://localhost:6399", set_as_current=False)
+    app.conf.broker_transport_options = {"app_name": "shop", "strike_limit": 4}
+
+    @app.task(name="shop.note", shared=False, superfetch_strike_limit=limit)
+    def note() -> None: ...
+
+    app.finalize()
+    return app
+
+
+@pytest.mark.parametrize("limit", BAD_LIMITS, ids=lambda limit: type(limit).__name__)
+def test_a_limit_that_is_none_is_said_once_and_the_options_own_holds(
+    limit: object, bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = limits_of(shop(limit))
+    bench.dead_owner([payload(1)], running=[payload(1)])
+    with caplog.at_level(logging.ERROR):
+        report = bench.reaper(limits=limits).reap()
+        assert limits.strikes("shop.note") == 4
+    assert (report.recovered, report.errors) == (1, 0)
+    [said] = caplog.messages
+    assert "shop.note" in said
+    assert repr(limit) in said
+    assert "strike_limit, 4" in said
+
+
+@pytest.mark.parametrize("limit", [None, 1, 10], ids=repr)
+def test_a_limit_that_is_one_holds(limit: int | None) -> None:
+    assert limits_of(shop(limit)).strikes("shop.note") == limit
+
+
+def failing(name: str) -> Limits:
+    """Limits that cannot be told of one task."""
+
+    def strikes(task: str | None) -> int:
+        if task == name:
+            raise RuntimeError("a property of the task's")
+        return 3
+
+    return Limits(strikes, 20)
+
+
+def test_a_job_that_cannot_be_decided_on_holds_up_no_other(bench: Bench) -> None:
+    """Neither in its batch, nor behind it, nor in another list, nor of another owner."""
+    bad = payload("bad", task="shop.bad")
+    good = [payload(number) for number in range(120)]
+    owner = bench.dead_owner([*good[:60], bad, *good[60:119]], lists=["mail", "more"])
+    bench.give(owner.owner, "more", [good[119]])
+    other = bench.dead_owner([payload("other")])
+    reaper = bench.reaper(limits=failing("shop.bad"))
+    report = reaper.reap()
+    assert bench.private(owner) == [bad], "where the next pass finds it"
+    assert report.recovered == 121
+    assert set(report.dead) == {owner.owner, other.owner}
+    assert set(bench.queue()) == {*good[:119], payload("other")}
+    assert bench.queue("more") == [good[119]]
+    assert bench.reaper().reap().recovered == 1, "its task was mended"
+    assert bench.private(owner) == []
+
+
+def test_the_rest_of_a_pass_is_reached(bench: Bench) -> None:
+    """Tombstones, announcements and the caps of the dead set, whatever the others raise."""
+
+    class Broken:
+        looked = done = 0
+
+        def soon(self, job: object) -> None:
+            raise RuntimeError("no thread")
+
+        def look(self) -> None:
+            self.looked += 1
+            raise ValueError("a record of the dead set")
+
+        def after_pass(self) -> None:
+            self.done += 1
+
+    left = bench.dead_owner([payload("left")])
+    bench.reaper().reap()
+    bench.give(left.owner, "mail", [payload("late")])
+    bench.client.lpop("mail")
+    bench.killed(payload("old"))
+    bench.die_at(next(iter(bench.dead_set)), 1)
+    bench.dead_owner([payload("bad", task="shop.bad")])
+    broken = Broken()
+    report = bench.reaper(limits=failing("shop.bad"), announcements=broken).reap()
+    assert bench.queue() == [payload("late")]
+    assert (broken.looked, broken.done) == (1, 1)
+    assert bench.dead_set.size() == 0, "trimmed"
+    assert report.errors
+
+
+ODD_FACTS = {
+    "a pid that is none": {"pid": str(10**30)},
+    "a pid below 0": {"pid": "-1"},
+    "pool pids that are none": {"pid": str(10**9), "pool": f'[[{10**30}, "1"], [-7, "1"]]'},
+    "a name that is no text": {"lists": '{"\\ud800": 0, "mail": 0}'},
+    "intervals that are none": {"heartbeat_interval": "nan", "owner_ttl": "inf"},
+}
+
+
+@pytest.mark.parametrize("facts", ODD_FACTS.values(), ids=ODD_FACTS)
+def test_an_owner_that_says_odd_things_holds_up_no_other(
+    facts: dict[str, str], bench: Bench
+) -> None:
+    odd, dead = bench.owner(), bench.dead_owner([payload(1)])
+    bench.client.hset(bench.keys.facts(odd.owner), mapping=facts)
+    reaper: Reaper = bench.reaper()
+    for _ in range(2):
+        reaper.reap()
+    assert bench.queue() == [payload(1)]
+    assert dead.owner not in bench.registry.owners()
+
+
+@pytest.mark.parametrize(
+    ("member", "score"), [(b"\xff|1|x", 1.0), (b"a|1|x", float("inf"))], ids=["name", "time"]
+)
+def test_a_row_that_is_no_owners_ends_neither_passes_nor_hearts(
+    bench: Bench, member: bytes, score: float
+) -> None:
+    mine = bench.owner()
+    bench.client.zadd(bench.keys.owners, {member: score})
+    bench.client.zadd(bench.keys.reaped, {member: score})
+    bench.client.sadd(bench.keys.host(mine.process.host), member)
+    bench.dead_owner([payload(1)])
+    first = bench.registry.heartbeat(mine, 0, {})
+    assert bench.registry.heartbeat(mine, first.now, {}).status == "ok"
+    bench.reaper().reap()
+    assert bench.queue() == [payload(1)]

@@ -1,0 +1,150 @@
+"""However many jobs an owner leaves, and however many owners there are, no script does more than
+a batch of work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import redis
+
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Job, digest
+from celery_superfetch.reaper import drain
+from celery_superfetch.reaper.drain import BATCH, ROOM
+from celery_superfetch.store import silences as suspects
+from celery_superfetch.store.private_lists import PAGE
+from support.servers.work import WITHOUT_END, Work, noted
+from support.workers.bench import Bench, elsewhere, payload
+
+JOBS = 4 * BATCH + 7
+
+#: Commands for one job between two scripts' ends, at most; and for a script as a whole.
+FOR_ONE, FOR_ALL = 8, 25
+
+
+@pytest.fixture
+def bench(own: redis.Redis) -> Bench:
+    return Bench(own)
+
+
+def jobs(count: int, name: str = "job", size: int = 10) -> list[bytes]:
+    return [payload(f"{name}-{n}", padding="x" * size) for n in range(count)]
+
+
+def dead(bench: Bench, raws: Sequence[bytes], held: Sequence[bytes] = ()) -> Facts:
+    """A dead owner with jobs, and with more that wait for their ETA, oldest first."""
+    owner = bench.dead_owner(raws)
+    key = bench.keys.held(owner.owner, "mail")
+    for number, raw in enumerate(held, 1):
+        bench.client.hset(key, f"{number:x}", raw)
+    return owner
+
+
+def check(work: Work, batch: int = BATCH) -> None:
+    """Fails where one command or script could do more than a batch."""
+    since_script, lists_read = 0, 0
+    for command in work.commands:
+        assert command.number <= 7 * batch + 20, f"{command.name}: {command.number} arguments"
+        if command.name == "lrange":
+            first, last = map(int, command.arguments[1:])
+            lists_read += last - first + 1 if last >= 0 else batch + 1
+        if command.name == "lrem":
+            lists_read += 1
+        if command.name == "lpos":
+            assert command.arguments[2].lower() == b"maxlen"
+            assert int(command.arguments[3]) <= 4 * BATCH
+        if command.name == "evalsha":
+            assert since_script <= FOR_ONE * batch + FOR_ALL, f"{since_script} in one script"
+            # Jobs that are read, or looked for and removed: newest in front.
+            assert lists_read <= batch + 1, f"{lists_read} jobs looked at in one script"
+            since_script = lists_read = 0
+        else:
+            since_script += 1
+
+
+def scripts(work: Work) -> int:
+    return sum(command.name == "evalsha" for command in work.commands)
+
+
+def test_a_pass_over_many_jobs_works_in_batches(bench: Bench, own: redis.Redis) -> None:
+    raws, held = jobs(JOBS), jobs(2 * PAGE + 3, "held")
+    dead(bench, raws, held)
+    reaper = bench.reaper()
+    with noted(own) as work:
+        report = reaper.reap()
+    assert (report.recovered, report.errors) == (len(raws) + len(held), 0)
+    assert bench.queue() == [*raws, *held], "in the order of their claims"
+    check(work, max(BATCH, PAGE))
+    assert scripts(work) <= 3 * (report.recovered / BATCH + 1) + report.recovered / PAGE + 12
+    whole = [command.name for command in work.commands if command.name in WITHOUT_END]
+    # The facts, what the owner ran, the suspects: none for each batch.
+    assert len(whole) <= 10
+
+
+def test_control_the_look_at_the_work_has_teeth(
+    bench: Bench, own: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "BATCH", 100_000)
+    dead(bench, jobs(JOBS))
+    reaper = bench.reaper()
+    with noted(own) as work:
+        reaper.reap()
+    with pytest.raises(AssertionError):
+        check(work)
+
+
+def test_large_jobs_are_recovered_a_few_at_a_time(bench: Bench, own: redis.Redis) -> None:
+    raws = jobs(13, size=ROOM // 4) + jobs(2, "huge", size=2 * ROOM)
+    dead(bench, raws)
+    reaper = bench.reaper()
+    with noted(own) as work:
+        assert reaper.reap().recovered == 15
+    assert bench.queue() == raws
+    # Four fit and the fifth, which passes the mark, is not read: the payloads are a bit larger.
+    check(work, batch=4)
+
+
+def test_what_another_reaper_moved_is_not_looked_for_through_the_list(
+    bench: Bench, own: redis.Redis
+) -> None:
+    owner = dead(bench, jobs(JOBS))
+    score = bench.registry.owners()[owner.owner]
+    assert bench.registry.mark(owner.owner, owner.process.host, score, 60, "gone")
+    gone = [bench.recovery(Job(owner.owner, "mail", raw)) for raw in jobs(BATCH, "gone")]
+    with noted(own) as work:
+        replies = bench.run(bench.recoveries.recover(gone, 0, marked=True))
+    assert set(replies) == {b"moved"}
+    assert {command.name for command in work.commands} & {"lrem", "lpos"} == {"lpos"}
+    check(work)
+
+
+def test_what_the_owner_ran_is_not_read_again_for_each_batch(
+    bench: Bench, own: redis.Redis
+) -> None:
+    """A worker of greenlets may run thousands."""
+    owner = dead(bench, jobs(JOBS))
+    running = bench.keys.running(owner.owner)
+    own.hset(running, mapping={f"{n:x}": f"job {n}" for n in range(JOBS)})
+    own.hset(running, "ran-1", digest(jobs(JOBS)[0]))
+    reaper = bench.reaper()
+    with noted(own) as work:
+        reaper.reap()
+    read = [c for c in work.commands if c.name == "hgetall" and c.arguments == [running.encode()]]
+    assert len(read) <= 3
+    assert bench.counters(jobs(JOBS)[0]).strikes == 1
+
+
+def test_many_owners_are_watched_in_batches(bench: Bench, own: redis.Redis) -> None:
+    owners = 2 * suspects.BATCH + 7
+    facts = [bench.owner(elsewhere(f"host-{n}", n + 1)) for n in range(owners)]
+    with noted(own) as work:
+        assert bench.reaper().reap().owners == owners
+    assert own.hlen(bench.keys.suspects) == owners
+    check(work, suspects.BATCH)
+    for one in facts[1:]:
+        own.zrem(bench.keys.owners, one.owner)
+    with noted(own) as work:
+        assert bench.reaper().reap().owners == 1
+    assert own.hlen(bench.keys.suspects) == 1, "those that are gone leave"
+    check(work, suspects.BATCH)

@@ -1,0 +1,440 @@
+"""The dead set: killing keeps the job whole, and a person can put it back."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from redis.exceptions import ResponseError
+
+from celery_superfetch.errors import JobNotFound
+from celery_superfetch.model.dead_job import DeadFilter, DeadJob, dead_job
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Carried, Earlier, Job, digest
+from celery_superfetch.model.strikes import Counters, Recovery
+from celery_superfetch.store.dead_jobs import BATCH, JUNK_LIMIT
+from support.workers.bench import Bench, payload
+
+JOB = payload("id-1")
+
+
+@pytest.fixture
+def owner(bench: Bench) -> Facts:
+    """An owner that is marked reaped and holds nothing yet."""
+    facts = bench.dead_owner()
+    score = bench.registry.owners()[facts.owner]
+    assert bench.registry.mark(facts.owner, facts.process.host, score, 60, "gone")
+    return facts
+
+
+def kill(
+    bench: Bench,
+    owner: Facts,
+    raw: bytes,
+    counters: Counters | None = None,
+    marked: bool = True,
+    held: bool = True,
+) -> tuple[bytes, Recovery]:
+    if held:
+        bench.give(owner.owner, "mail", [raw])
+    recovery = bench.recovery(Job(owner.owner, "mail", raw), counters, reason="struck out")
+    reply: bytes
+    reply, *_ = bench.run(bench.dead_set.kill(recovery, marked=marked))
+    return reply, recovery
+
+
+def killed(bench: Bench, owner: Facts, raw: bytes) -> DeadJob:
+    assert kill(bench, owner, raw)[0] == b"ok"
+    return bench.dead_set.get(digest(raw))
+
+
+def test_a_killed_job_is_kept_whole(bench: Bench, owner: Facts) -> None:
+    counters = bench.keys.recoveries(digest(JOB))
+    history = [{"owner": "earlier", "reason": "gone", "strike": 1, "at": 7}]
+    bench.client.hset(
+        counters, mapping={"strikes": 1, "recoveries": 2, "history": json.dumps(history)}
+    )
+    reply, recovery = kill(bench, owner, JOB)
+    assert reply == b"ok"
+    [job] = bench.dead_set.page()
+    assert job == dead_job(recovery).__class__(
+        **{**vars(dead_job(recovery)), "died_at": job.died_at}
+    )
+    assert (job.payload, job.queue_list, job.id) == (JOB, "mail", digest(JOB))
+    assert (job.task, job.task_id, job.app_name) == ("shop.note", "id-1", "shop")
+    assert (job.strikes, job.recoveries, job.reason) == (2, 3, "struck out")
+    assert [entry["owner"] for entry in job.history] == ["earlier", owner.owner]
+    assert job.history[-1]["strike"] == recovery.blame.value == "exact"
+    assert abs(job.died_at - bench.database.server_time()) < 5000
+    assert bench.private(owner) == bench.queue() == []
+    assert not bench.client.exists(counters)
+    assert bench.stat("killed") == 1
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"\xff\xfe\x00", b"", "schön".encode(), "\ud800".encode("utf-8", "surrogatepass"), b"\0"],
+    ids=repr,
+)
+def test_any_payload_comes_back_byte_for_byte(bench: Bench, owner: Facts, raw: bytes) -> None:
+    job = killed(bench, owner, raw)
+    assert job.payload == raw
+    assert json.loads(json.dumps(job.as_dict()))["id"] == digest(raw)
+    assert bench.retry(job)
+    assert bench.queue() == [raw]
+
+
+def test_nothing_is_killed_while_the_owner_is_not_marked(bench: Bench) -> None:
+    owner = bench.dead_owner()
+    assert kill(bench, owner, JOB)[0] == b"unmarked"
+    assert bench.private(owner) == [JOB]
+    assert bench.dead_set.size() == 0
+    assert kill(bench, owner, JOB, marked=False, held=False)[0] == b"ok", "it asks for its own"
+
+
+def test_what_somebody_else_moved_is_not_killed(bench: Bench, owner: Facts) -> None:
+    assert kill(bench, owner, JOB, held=False)[0] == b"moved"
+    assert bench.dead_set.size() == 0
+    assert bench.stat("killed") == 0
+
+
+def test_a_decision_on_old_counters_does_not_hold(bench: Bench, owner: Facts) -> None:
+    bench.client.hset(bench.keys.recoveries(digest(JOB)), "recoveries", 2)
+    assert kill(bench, owner, JOB, Counters())[0] == b"recounted"
+    assert bench.private(owner) == [JOB]
+    assert bench.dead_set.size() == 0
+
+
+def test_a_killed_job_waits_to_be_announced_and_junk_does_not(bench: Bench, owner: Facts) -> None:
+    job = killed(bench, owner, JOB)
+    killed(bench, owner, b"junk")
+    assert [*bench.dead_set.unannounced()] == [job]
+    bench.dead_set.announced(job.id)
+    assert [*bench.dead_set.unannounced()] == []
+    assert bench.dead_set.size() == 2
+
+
+def test_an_announcement_of_a_job_that_is_gone_is_dropped(bench: Bench) -> None:
+    bench.client.sadd(bench.keys.unannounced, "0" * 40)
+    assert [*bench.dead_set.unannounced()] == []
+    assert not bench.client.exists(bench.keys.unannounced)
+
+
+def test_pages_begin_with_the_newest(bench: Bench, owner: Facts) -> None:
+    for n in range(7):
+        bench.die_at(killed(bench, owner, payload(n)), 1000 + n)
+    ids = [job.task_id for job in bench.dead_set.page(0, 3)]
+    ids += [job.task_id for job in bench.dead_set.page(3, 3)]
+    assert ids == ["6", "5", "4", "3", "2", "1"]
+    assert [job.task_id for job in bench.dead_set] == ["6", "5", "4", "3", "2", "1", "0"]
+    assert bench.dead_set.page(7, 3) == []
+    assert bench.dead_set.size() == 7
+
+
+def test_a_job_is_found_by_id_by_its_start_and_by_task_id(bench: Bench, owner: Facts) -> None:
+    job = killed(bench, owner, JOB)
+    killed(bench, owner, payload("id-2"))
+    assert bench.dead_set.get(job.id) == job
+    assert bench.dead_set.get(job.id[:12]) == job
+    assert bench.dead_set.get("id-1") == job
+
+
+def test_an_id_that_fits_several_is_refused_and_names_them(bench: Bench, owner: Facts) -> None:
+    one, other = (payload("same", queue=queue) for queue in ("mail", "slow"))
+    killed(bench, owner, one)
+    killed(bench, owner, other)
+    with pytest.raises(JobNotFound) as caught:
+        bench.dead_set.get("same")
+    assert "fits 2 jobs" in str(caught.value)
+    assert digest(one) in str(caught.value)
+    assert digest(other) in str(caught.value)
+
+
+@pytest.mark.parametrize("id", ["nobody", "", "0" * 40])
+def test_an_id_that_is_not_there_is_refused(bench: Bench, owner: Facts, id: str) -> None:
+    killed(bench, owner, JOB)
+    with pytest.raises(JobNotFound, match="superfetch dead list"):
+        bench.dead_set.get(id)
+
+
+def test_a_retried_job_is_as_new(bench: Bench, owner: Facts) -> None:
+    job = killed(bench, owner, JOB)
+    bench.client.hset(bench.keys.recoveries(job.id), "strikes", 2)
+    bench.push("mail", b"backlog")
+    assert bench.retry(job)
+    assert bench.queue() == [b"backlog", JOB]
+    assert bench.counters(JOB) == Counters()
+    assert bench.dead_set.size() == 0
+    assert [*bench.dead_set.unannounced()] == []
+    assert bench.stat("retried") == 1
+
+
+def test_strikes_that_a_retried_job_carries_are_forgiven(bench: Bench, owner: Facts) -> None:
+    raw = payload(1, **Carried(2, 1, ({"owner": "h|1|n"},)).headers())
+    kill(bench, owner, raw)
+    [job] = bench.dead_set
+    assert job.strikes == 3
+    assert bench.retry(job)
+    [again] = bench.claim(bench.owner()).jobs
+    assert again.job.payload == raw, "byte for byte"
+    assert again.earlier == Earlier(strikes=0)
+    assert bench.recovery(again.job).strikes == 1, "not 3 again at once"
+    bench.run(bench.lists.ack([again]))
+    assert bench.counters(raw) == Counters()
+
+
+def test_a_job_is_retried_once(bench: Bench, owner: Facts) -> None:
+    job = killed(bench, owner, JOB)
+    assert [bench.retry(job) for _ in range(3)] == [True, False, False]
+    assert bench.queue() == [JOB]
+
+
+def test_a_job_can_be_retried_on_another_queue(bench: Bench, owner: Facts) -> None:
+    assert bench.retry(killed(bench, owner, JOB), "slow")
+    assert bench.queue("slow") == [JOB]
+    assert bench.queue() == []
+
+
+def test_a_job_cannot_be_retried_on_a_key_of_another_type(bench: Bench, owner: Facts) -> None:
+    job = killed(bench, owner, JOB)
+    bench.client.set("mail", "a text")
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        bench.retry(job)
+    assert bench.dead_set.get(job.id) == job
+
+
+def test_deleting_and_purging_count_what_was_there(bench: Bench, owner: Facts) -> None:
+    jobs = [killed(bench, owner, payload(n)) for n in range(250)]
+    assert bench.dead_set.delete(jobs[0].id, "nobody", jobs[1].id) == 2
+    assert bench.dead_set.delete() == 0
+    assert bench.dead_set.purge() == 248
+    assert bench.stat("dead_deleted") == 250
+    left = {name for name in bench.key_names() if name.startswith(bench.keys.dead)}
+    assert left == set()
+
+
+def test_trimming_drops_what_is_too_old_and_counts_it(
+    make_bench: Callable[..., Bench], bench: Bench, owner: Facts
+) -> None:
+    old, new = killed(bench, owner, payload("old")), killed(bench, owner, payload("new"))
+    assert bench.dead_set.trim() == (0, 0)
+    short = make_bench(dead_ttl=100).dead_set
+    bench.die_at(old, old.died_at - 101_000)
+    assert short.trim() == (1, 0)
+    assert [job.id for job in bench.dead_set] == [new.id]
+    assert [job.id for job in bench.dead_set.unannounced()] == [new.id]
+    assert bench.stat("dead_dropped") == 1
+
+
+def test_the_cap_drops_the_oldest_and_counts_it(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(dead_limit=3)
+    owner = bench.dead_owner()
+    for n in range(5):
+        raw = payload(n)
+        assert kill(bench, owner, raw, marked=False)[0] == b"ok"
+        bench.die_at(bench.dead_set.get(digest(raw)), 1000 + n)
+    assert [job.task_id for job in bench.dead_set] == ["4", "3", "2"]
+    assert bench.stat("dead_dropped") == 2
+    assert bench.client.hlen(bench.keys.dead_jobs) == 3
+    assert {job.task_id for job in bench.dead_set.unannounced()} == {"2", "3", "4"}
+
+
+def test_junk_has_a_cap_of_its_own(bench: Bench, owner: Facts) -> None:
+    """It must not push out what can be retried."""
+    job = killed(bench, owner, JOB)
+    bench.die_at(job, 1)  # the oldest of all
+    for n in range(JUNK_LIMIT + 5):
+        kill(bench, owner, b"junk %d" % n, Counters())
+    assert bench.client.zcard(bench.keys.dead_junk) == JUNK_LIMIT
+    assert bench.dead_set.size() == JUNK_LIMIT + 1
+    assert bench.dead_set.get(job.id).payload == JOB
+    assert bench.stat("dead_dropped") == 5
+
+
+def test_the_one_that_comes_is_not_the_one_that_goes(make_bench: Callable[..., Bench]) -> None:
+    """However early it died, by a clock that was set back, or in the same millisecond."""
+    bench = make_bench(dead_limit=1)
+    for n in range(5):
+        [job] = bench.killed(payload(n))
+        bench.die_at(job, 2 * job.died_at)
+    assert [job.task_id for job in bench.dead_set] == ["4"]
+
+
+def of_each_app(bench: Bench) -> dict[str, int]:
+    return dict(Counter(job.app_name if job.parsed else "junk" for job in bench.dead_set))
+
+
+def test_the_caps_of_one_app_leave_anothers_jobs_alone(make_bench: Callable[..., Bench]) -> None:
+    """E5. One with a cap of 100 cut the 300 of another on its database to 100."""
+    shop = make_bench(dead_limit=30)
+    blog = make_bench(app_name="blog", dead_limit=5, dead_ttl=100)
+    for job in shop.killed(*(payload(n) for n in range(30))):
+        shop.die_at(job, job.died_at - 101_000)
+    blog.killed(*(payload(f"blog {n}") for n in range(8)), *(b"junk %d" % n for n in range(7)))
+    assert of_each_app(blog) == {"shop": 30, "blog": 5, "junk": 7}
+    assert shop.dead_set.trim() == (0, 0), "who drops them tells of it"
+    assert blog.dead_set.trim() == (0, 3)
+    assert of_each_app(blog) == {"shop": 30, "blog": 5, "junk": 7}
+    assert make_bench(app_name="blog", dead_limit=2).dead_set.trim() == (0, 3)
+    assert make_bench(dead_limit=20, dead_ttl=1000).dead_set.trim() == (0, 10)
+    assert of_each_app(blog) == {"shop": 20, "blog": 2, "junk": 7}
+    [other] = shop.killed(payload("another"))
+    assert make_bench(dead_ttl=100).dead_set.trim() == (20, 0)
+    assert of_each_app(blog) == {"shop": 1, "blog": 2, "junk": 7}
+    assert shop.dead_set.get(other.id).app_name == "shop"
+
+
+def test_who_kills_a_job_of_another_app_caps_nothing(make_bench: Callable[..., Bench]) -> None:
+    """E5. A receiver of the user's may answer KILL for any app's."""
+    shop, blog = make_bench(dead_limit=3), make_bench(app_name="blog", dead_limit=1)
+    for n in range(4):
+        blog.give("h|1|n", "mail", [payload(n)])
+        recovery = blog.recovery(Job("h|1|n", "mail", payload(n)), app_name="shop")
+        assert blog.run(blog.dead_set.kill(recovery, marked=False))[0] == b"ok"
+    assert blog.dead_set.trim() == (0, 0)
+    assert of_each_app(blog) == {"shop": 4}
+    assert shop.dead_set.trim() == (0, 1)
+
+
+@pytest.mark.parametrize("app_name", ["", "shop:dead", "a{b}", "schön"])
+def test_an_app_of_any_name_leaves_nothing(make_bench: Callable[..., Bench], app_name: str) -> None:
+    """E5. Whatever takes a job away by its id alone finds where it is counted."""
+    bench = make_bench(app_name=app_name, dead_limit=5)
+    junk, _ = bench.killed(b"junk", b"more junk")
+    bench.killed(*(payload(n) for n in range(7)))
+    jobs = [job for job in bench.dead_set if job.parsed]
+    assert bench.client.zcard(bench.keys.dead_of(app_name)) == len(jobs) == 5
+    assert bench.retry(jobs[0])
+    assert bench.retry(junk)
+    assert bench.dead_set.delete(jobs[1].id) == 1
+    assert bench.client.zcard(bench.keys.dead_of(app_name)) == 3
+    assert make_bench(app_name=app_name, dead_limit=1).dead_set.trim() == (0, 2 + 2)
+    assert bench.dead_set.purge() == 2
+    assert not [name for name in bench.key_names() if name.startswith(bench.keys.dead)]
+
+
+def test_two_items_of_the_same_bytes_are_both_kept(bench: Bench) -> None:
+    """Killing is not losing: the second must not take the place of the first."""
+    [first] = bench.killed(JOB)
+    [second] = bench.killed(JOB, queue="slow", reason="again")
+    assert first.id == digest(JOB)
+    assert second.id.startswith(f"{digest(JOB)}-")
+    assert [job.id for job in bench.dead_set] == [second.id, first.id]
+    assert {job.id for job in bench.dead_set.unannounced()} == {first.id, second.id}
+    assert bench.dead_set.get(first.id) == first, "a whole id is no start of another"
+    with pytest.raises(JobNotFound, match="fits 2 jobs"):
+        bench.dead_set.get(first.id[:12])
+    assert bench.retry(second)
+    assert (bench.queue(), bench.queue("slow")) == ([], [JOB])
+    assert bench.retry(first)
+    assert bench.queue() == [JOB]
+
+
+def test_a_retry_clears_the_counters_of_a_second_item_of_the_same_bytes(bench: Bench) -> None:
+    _, second = bench.killed(JOB, JOB)
+    bench.client.hset(bench.keys.recoveries(digest(JOB)), "strikes", 2)
+    assert bench.retry(second)
+    assert bench.counters(JOB) == Counters()
+
+
+def test_what_the_cap_drops_is_told_once(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(dead_limit=3)
+    bench.killed(*(payload(n) for n in range(5)))
+    assert bench.dead_set.trim() == (0, 2)
+    assert bench.dead_set.trim() == (0, 0)
+    assert bench.stat("dead_dropped") == 2
+    assert not bench.client.exists(bench.keys.dead_overflow("shop"))
+
+
+def test_a_lowered_limit_is_reached_a_batch_at_a_time(
+    make_bench: Callable[..., Bench], bench: Bench
+) -> None:
+    jobs = bench.killed(*(payload(n) for n in range(BATCH + 7)))
+    for at, job in enumerate(jobs):
+        bench.die_at(job, job.died_at - 1000 + at)
+    low = make_bench(dead_limit=2).dead_set
+    assert [low.trim() for _ in range(3)] == [(0, BATCH), (0, 5), (0, 0)]
+    assert [job.id for job in bench.dead_set] == [jobs[-1].id, jobs[-2].id]
+    assert bench.stat("dead_dropped") == BATCH + 5
+
+
+def test_a_pass_logs_what_the_caps_drop(
+    make_bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = make_bench(dead_limit=2, dead_ttl=100)
+    bench.killed(*(payload(n) for n in range(3)))
+    [job, _] = bench.dead_set
+    bench.die_at(job, job.died_at - 101_000)
+    bench.reaper().reap()
+    assert "1 jobs older than dead_ttl were dropped" in caplog.text
+    assert "The dead set is full: its 1 oldest jobs were dropped" in caplog.text
+    caplog.clear()
+    bench.reaper().reap()
+    assert "dropped" not in caplog.text
+
+
+def test_all_are_found_while_others_leave(bench: Bench) -> None:
+    """Page by page, each that leaves would hide another: the control."""
+    bench.killed(*(payload(n) for n in range(2 * BATCH + 10)))
+    seen = []
+    for job in bench.dead_set:
+        seen.append(job.task_id)
+        assert bench.dead_set.delete(job.id) == 1
+    assert len(set(seen)) == len(seen) == 2 * BATCH + 10
+    bench.killed(*(payload(n) for n in range(2 * BATCH + 10)))
+    paged, first = 0, 0
+    while page := bench.dead_set.page(first, BATCH):
+        paged += bench.dead_set.delete(*(job.id for job in page))
+        first += BATCH
+    assert paged < 2 * BATCH + 10
+
+
+def test_a_filter_picks_by_what_is_asked(bench: Bench) -> None:
+    now = bench.database.server_time()
+    made = [
+        *bench.killed(payload("a"), reason="its process is gone"),
+        *bench.killed(payload("b", task="shop.add"), queue="slow"),
+        *bench.killed(payload("c"), queue="slow\x06\x163"),
+    ]
+    for days, job in enumerate(made):
+        bench.die_at(job, now - days * 86_400_000 - 5000)
+
+    def found(**conditions: object) -> str:
+        which = DeadFilter(**conditions)  # type: ignore[arg-type]
+        names = [job.task_id or "" for job in bench.dead_set.find(which)]
+        assert [job.task_id for job in bench.dead_set.page(0, 10, which)] == names
+        assert [job.task_id for job in bench.dead_set.page(1, 1, which)] == names[1:2]
+        return "".join(names)
+
+    assert found() == "abc"
+    assert found(task="shop.note") == "ac"
+    assert found(queue="slow") == "bc"
+    assert found(reason="process") == "a"
+    assert found(older_than=3600) == "bc"
+    assert found(newer_than=36 * 3600) == "ab"
+    assert found(older_than=3600, newer_than=36 * 3600) == "b"
+    assert found(task="shop.note", older_than=3600) == "c"
+    assert found(task="nobody's") == ""
+
+
+def test_the_unannounced_are_read_by_id_alone(bench: Bench) -> None:
+    """One that is gone must not cost a search through all the others."""
+    bench.killed(*(payload(n) for n in range(3)))
+    bench.client.sadd(bench.keys.unannounced, *(f"{n:040x}" for n in range(50)))
+    bench.client.config_resetstat()
+    assert len([*bench.dead_set.unannounced()]) == 3
+    assert bench.client.info("commandstats")["cmdstat_hmget"]["calls"] == 1
+    assert bench.client.scard(bench.keys.unannounced) == 3
+
+
+def test_a_queue_that_expires_is_renewed(bench: Bench) -> None:
+    known, unknown = bench.killed(payload("known"), payload("unknown"))
+    for name in ("mail", "slow"):
+        bench.push(name, b"backlog")
+        bench.client.pexpire(name, 5000)
+    assert bench.retry(known, expires=60_000)
+    assert 5000 < bench.client.pttl("mail") <= 60_000
+    assert bench.retry(unknown, "slow")
+    assert bench.client.pttl("slow") == -1, "better kept than gone in a moment, job and all"

@@ -1,0 +1,202 @@
+"""E6. What is left in Redis when all is done: for each scenario every key, with its TTL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Claimed, Earlier, Job, digest
+from celery_superfetch.reaper.reaper import TOMBSTONE
+from celery_superfetch.store.registry import TOMBSTONE_FACTS
+from celery_superfetch.store.unacked import Delivery, StockJob, Unacked
+from support.workers.bench import Bench, payload
+
+ONE, TWO = payload("1"), payload("2")
+WINDOW = 72 * 3600
+
+#: Never expires.
+FOR_EVER = -1
+
+
+def left(bench: Bench) -> dict[str, int]:
+    """Every key -> its TTL in s; counters for `status`, which stay, are left out."""
+    ttls: dict[str, Any] = {name: bench.client.ttl(name) for name in bench.key_names()}
+    ttls.pop(bench.keys.stats, None)
+    return ttls
+
+
+def is_left(bench: Bench, **expected: int) -> None:
+    """Fails unless what is left are these keys of ours, with about these TTLs."""
+    names = {
+        "facts": "owner:",
+        "ran": "running:",
+        "counters": "recoveries:",
+        "tombstone": "reaped",
+    }
+    found: dict[str, int] = {}
+    for name, ttl in left(bench).items():
+        own = name.removeprefix("superfetch:")
+        [kind] = [k for k, start in names.items() if own.startswith(start)] or [own]
+        found[kind] = ttl
+    assert found == pytest.approx(expected, abs=5)
+
+
+def seen(bench: Bench) -> None:
+    """A pass that does not stay: it writes down what it saw of the owners."""
+    bench.reaper().reap()
+
+
+def reaped(bench: Bench, *jobs: bytes, **facts: Any) -> Facts:
+    """An owner that died with jobs, is reaped and whose tombstone is over."""
+    owner = bench.dead_owner(jobs, **facts)
+    seen(bench)
+    assert owner.owner not in bench.registry.owners()
+    bench.client.zincrby(bench.keys.reaped, -2000 * TOMBSTONE, owner.owner)
+    seen(bench)
+    return owner
+
+
+def done(bench: Bench, *raws: bytes) -> None:
+    """Another owner runs the jobs, and leaves."""
+    owner = bench.owner()
+    claims = bench.claim(owner)
+    assert sorted(claimed.job.payload for claimed in claims.jobs) == sorted(raws)
+    bench.run(bench.lists.ack(claims.jobs))
+    assert bench.registry.leave(owner, 0) == 0
+
+
+def test_an_owner_that_ran_its_jobs_and_left_leaves_nothing(bench: Bench) -> None:
+    owner = bench.owner()
+    bench.push("mail", ONE, TWO)
+    claims = bench.claim(owner, starts=2)
+    seen(bench)
+    bench.run(bench.lists.ack(claims.jobs))
+    assert bench.registry.leave(owner, 0) == 0
+    is_left(bench)
+
+
+def test_an_owner_whose_last_claim_may_come_late_leaves_a_tombstone(bench: Bench) -> None:
+    owner = bench.owner()
+    seen(bench)
+    assert bench.registry.leave(owner, 20) == 0
+    is_left(bench, facts=40, tombstone=FOR_EVER)
+    bench.client.zincrby(bench.keys.reaped, -60_000, owner.owner)
+    seen(bench)
+    is_left(bench, facts=40)
+
+
+def test_jobs_that_went_back_leave_their_counters_for_the_window(bench: Bench) -> None:
+    owner = bench.owner()
+    jobs = [claimed.job for claimed in bench.claimed(owner, ONE)]
+    bench.run(bench.lists.requeue(jobs, "front", 0, 1))
+    bench.client.delete("mail")
+    assert bench.registry.leave(owner, 0) == 0
+    is_left(bench, counters=WINDOW, recovered=WINDOW)
+
+
+def test_jobs_that_waited_for_their_time_leave_nothing(bench: Bench) -> None:
+    owner = bench.owner()
+    one, two = bench.claimed(owner, ONE, TWO)
+    bench.run(bench.lists.hold([one.job, two.job]))
+    bench.run(bench.lists.unhold(owner.owner, "mail", [one.job.claim_id]))
+    bench.run(bench.lists.ack([one, two], aside={two.job}))
+    assert bench.registry.leave(owner, 0) == 0
+    is_left(bench)
+
+
+def test_a_reaped_owner_leaves_what_it_may_ask_for_when_it_thaws(bench: Bench) -> None:
+    reaped(bench, ONE, TWO, running=[ONE, TWO])
+    done(bench, ONE, TWO)
+    is_left(bench, facts=TOMBSTONE_FACTS, ran=TOMBSTONE_FACTS, recovered=WINDOW)
+
+
+@pytest.mark.parametrize("running", [[], [ONE]])
+def test_what_a_reaped_owner_sends_late_leaves_no_more(bench: Bench, running: list[bytes]) -> None:
+    """A frozen network brings its record of a start, and a requeue, after it was reaped."""
+    owner = reaped(bench, ONE, running=running)
+    late = Job(owner.owner, "mail", TWO, "77")
+    bench.run(bench.lists.ack([], {late: digest(TWO)}))
+    bench.run(bench.lists.requeue([late], "front", 0, 5))
+    bench.run(bench.lists.ack([Claimed(late)], {late: digest(TWO)}))
+    done(bench, ONE)
+    is_left(bench, facts=TOMBSTONE_FACTS, ran=TOMBSTONE_FACTS, recovered=WINDOW)
+
+
+def test_how_many_ran_is_not_forgotten_with_what_a_frozen_owner_held(bench: Bench) -> None:
+    """The control of the above: the thawed process clears up what it does not hold."""
+    owner = bench.dead_owner([ONE, TWO], running=[ONE, TWO])
+    score = bench.registry.owners()[owner.owner]
+    assert bench.registry.mark(owner.owner, owner.process.host, score, 60, "gone")
+    bench.lists.forget_running(owner.owner, set())
+    assert bench.lists.running(owner.owner).at_death == 2
+
+
+def test_a_job_on_probation_leaves_nothing(bench: Bench) -> None:
+    bench.client.lpush(bench.keys.probation("mail"), ONE)
+    bench.client.sadd(bench.keys.on_probation, "mail")
+    bench.client.hset(bench.keys.recoveries(digest(ONE)), "probation", 1)
+    owner = bench.owner()
+    call = bench.lists.claim_alone(owner.owner, "mail")
+    bench.run(call)
+    job = Job(owner.owner, "mail", ONE, call.args[-1])
+    bench.run(bench.lists.ack([Claimed(job, Earlier(1))]))
+    assert bench.registry.leave(owner, 0) == 0
+    is_left(bench)
+
+
+@pytest.mark.parametrize("how", ["retried", "deleted"])
+def test_a_killed_job_leaves_nothing_when_it_has_left_the_dead_set(bench: Bench, how: str) -> None:
+    [job] = bench.killed(ONE)
+    kept = ("dead", "dead:jobs", "dead:unannounced", "dead:caps", "dead:of:shop")
+    is_left(bench, **dict.fromkeys(kept, FOR_EVER))
+    bench.dead_set.announced(job.id)
+    if how == "retried":
+        assert bench.retry(job)
+        done(bench, ONE)
+    else:
+        assert bench.dead_set.delete(job.id) == 1
+    is_left(bench)
+
+
+def test_what_was_migrated_leaves_its_counters_for_the_window(bench: Bench) -> None:
+    value = b"[" + ONE + b', "", "mail"]'
+    delivery = Delivery(b"tag", 1.0)
+    bench.client.hset("unacked", "tag", value)
+    bench.client.zadd("unacked_index", {"tag": 1})
+    job = StockJob.parse(delivery, value)
+    assert job is not None
+    unacked = Unacked(bench.database, "unacked", "unacked_index")
+    assert bench.run(unacked.take([(job, {"mail": 0})])) == [b"ok"]
+    bench.client.delete("mail")
+    is_left(bench, counters=WINDOW, recovered=WINDOW)
+
+
+def test_locks_expire(bench: Bench) -> None:
+    bench.reaper().reap(lock="pass", lock_for=30)
+    is_left(bench, **{"lock:pass": 30})
+
+
+def test_owners_whose_registry_was_deleted_are_found_by_the_full_sweep(
+    make_bench: Callable[..., Bench],
+) -> None:
+    """Their facts, and the rows of their hosts, stayed for ever."""
+    bench = make_bench(heartbeat_interval=0.1, owner_ttl=0.3, reap_interval=0.1)
+    dead, alive = bench.dead_owner(), bench.owner()
+    bench.client.delete(bench.keys.owners)
+    report = bench.reaper().reap(full=True)
+    assert report.adopted == 2
+    assert set(report.dead) == {dead.owner}
+    assert bench.registry.leave(alive, 0) == 0
+    bench.client.zincrby(bench.keys.reaped, -2000 * TOMBSTONE, dead.owner)
+    seen(bench)
+    is_left(bench, facts=TOMBSTONE_FACTS, ran=TOMBSTONE_FACTS)
+    assert bench.reaper().reap(full=True).adopted == 0, "a tombstone is none of them"
+
+
+def test_control_a_key_that_is_left_is_seen(bench: Bench) -> None:
+    bench.client.hset(bench.keys.running("web-9|4|x"), "1", "a job")
+    with pytest.raises(AssertionError):
+        is_left(bench)

@@ -1,0 +1,281 @@
+"""Claims, acks and requeues on private lists."""
+
+from __future__ import annotations
+
+from celery_superfetch.model.job import Claimed, Earlier, Job, digest
+from celery_superfetch.store.private_lists import CLAIM_BYTES, Claims
+from support.workers.bench import Bench, payload
+
+MB = 1024 * 1024
+
+
+def names(claims: Claims) -> list[bytes]:
+    return [claimed.job.payload for claimed in claims.jobs]
+
+
+def test_a_claim_takes_the_oldest_jobs_first_and_no_more_than_asked(bench: Bench) -> None:
+    owner = bench.owner()
+    bench.push("mail", b"1", b"2", b"3", b"4")
+    claims = bench.claim(owner, most=3)
+    assert claims.registered
+    assert names(claims) == [b"1", b"2", b"3"]
+    assert bench.queue() == [b"4"]
+    assert bench.private(owner) == [b"3", b"2", b"1"], "newest first"
+    assert not any(claimed.redelivered for claimed in claims.jobs)
+
+
+def test_a_claim_of_nothing_is_empty(bench: Bench) -> None:
+    owner = bench.owner()
+    assert bench.claim(owner) == Claims(registered=True, jobs=[], started=[])
+    bench.push("mail", b"1")
+    assert names(bench.claim(owner, most=0)) == []
+    assert bench.queue() == [b"1"]
+
+
+def test_lists_are_drained_in_the_order_given(bench: Bench) -> None:
+    owner = bench.owner()
+    bench.push("mail\x06\x163", b"later")
+    bench.push("mail", b"urgent 1", b"urgent 2")
+    lists = ["mail", "mail\x06\x163"]
+    assert names(bench.claim(owner, lists)) == [b"urgent 1", b"urgent 2", b"later"]
+    assert bench.private(owner, "mail\x06\x163") == [b"later"]
+
+
+def test_equal_queues_are_served_one_job_each_in_turn(bench: Bench) -> None:
+    owner = bench.owner()
+    for queue in ("a", "b", "c"):
+        bench.push(queue, *(f"{queue}{n}".encode() for n in range(3)))
+    assert names(bench.claim(owner, ["a", "b", "c"], most=7, turn=3)) == [
+        b"a0", b"b0", b"c0", b"a1", b"b1", b"c1", b"a2",
+    ]  # fmt: skip
+
+
+def test_a_deep_queue_starves_no_equal_one_and_a_dry_one_costs_nothing(bench: Bench) -> None:
+    owner = bench.owner()
+    bench.push("deep", *(f"d{n}".encode() for n in range(9)))
+    bench.push("small", b"s0")
+    claims = bench.claim(owner, ["deep", "dry", "small"], most=5, turn=3)
+    assert names(claims) == [b"d0", b"s0", b"d1", b"d2", b"d3"]
+
+
+def test_turns_go_priority_by_priority(bench: Bench) -> None:
+    """Two queues, two steps: all urgent jobs of both before any later one of either."""
+    owner = bench.owner()
+    lists = ["a", "b", "a9", "b9"]
+    for queue in lists:
+        bench.push(queue, f"{queue}-1".encode(), f"{queue}-2".encode())
+    assert names(bench.claim(owner, lists, turn=2)) == [
+        b"a-1", b"b-1", b"a-2", b"b-2", b"a9-1", b"b9-1", b"a9-2", b"b9-2",
+    ]  # fmt: skip
+
+
+def test_a_claim_is_bounded_in_bytes(bench: Bench) -> None:
+    owner = bench.owner()
+    big = [bytes([n]) * (CLAIM_BYTES // 2 + 1) for n in range(4)]
+    bench.push("mail", *big)
+    assert names(bench.claim(owner, most=4)) == big[:2]
+    assert names(bench.claim(owner, most=4)) == big[2:]
+
+
+def test_one_job_above_the_bound_can_be_claimed(bench: Bench) -> None:
+    owner = bench.owner()
+    huge = b"x" * (CLAIM_BYTES + MB)
+    bench.push("mail", huge, b"small")
+    assert names(bench.claim(owner)) == [huge]
+    assert names(bench.claim(owner)) == [b"small"]
+
+
+def test_an_owner_that_nobody_knows_claims_nothing(bench: Bench) -> None:
+    bench.push("mail", b"1")
+    stranger = bench.owner(register=False)
+    assert bench.claim(stranger) == Claims(registered=False)
+    assert bench.queue() == [b"1"]
+    assert bench.key_names() == {"mail"}
+
+
+def test_a_reaped_owner_claims_nothing(bench: Bench) -> None:
+    owner = bench.owner()
+    score = bench.registry.owners()[owner.owner]
+    bench.registry.mark(owner.owner, owner.process.host, score, 60, "gone")
+    bench.push("mail", b"1")
+    assert not bench.claim(owner).registered
+    assert bench.queue() == [b"1"]
+
+
+def test_what_a_blocking_read_brought_is_confirmed_or_not(bench: Bench) -> None:
+    owner = bench.owner()
+    bench.give(owner.owner, "mail", [b"mine", b"counted"])
+    bench.client.set(bench.keys.recovered, 1)
+    bench.client.hset(bench.keys.recoveries(digest(b"counted")), "recoveries", 1)
+    brought = [Job(owner.owner, "mail", raw) for raw in (b"mine", b"taken away", b"counted")]
+    bench.push("mail", b"next")
+    claims = bench.claim(owner, most=1, confirm=brought)
+    counted = Claimed(brought[2], Earlier(recoveries=1))
+    assert claims.confirmed == [Claimed(brought[0]), None, counted]
+    assert names(claims) == [b"next"]
+
+
+def test_a_job_that_was_delivered_before_is_marked(bench: Bench) -> None:
+    owner = bench.owner()
+    [first] = bench.claimed(owner, b"1")
+    assert not first.redelivered
+    bench.run(bench.lists.requeue([first.job], "front", 0))
+    bench.push("mail", b"2")
+    again, other = bench.claim(owner).jobs
+    assert (again.job.payload, again.earlier) == (b"1", Earlier(requeues=1))
+    assert (other.job.payload, other.earlier) == (b"2", None)
+    assert (again.redelivered, other.redelivered) == (True, False)
+
+
+def test_a_key_of_another_type_is_reported_and_the_others_are_served(bench: Bench) -> None:
+    owner = bench.owner()
+    bench.client.hset("broken", "a", 1)
+    bench.push("mail", b"1")
+    for turn in (1, 3):
+        bench.push("mail", b"2")
+        claims = bench.claim(owner, ["broken", "mail", "empty"], turn=turn, starts=1)
+        assert claims.jobs
+        assert [name for name, _ in claims.errors] == ["broken"]
+        assert list(claims.started) == list(claims.jobs[:1])
+        assert "WRONGTYPE" in claims.errors[0][1]
+    assert bench.client.hgetall("broken") == {b"a": b"1"}, "and left as it was"
+
+
+def test_payloads_are_bytes(bench: Bench) -> None:
+    owner = bench.owner()
+    odd = [b"", b"\x00\xff\xfe", b"\r\n", "ö".encode(), b"-1", b'{"a": []}']
+    bench.push("mail", *odd)
+    claims = bench.claim(owner)
+    assert names(claims) == odd
+    assert bench.run(bench.lists.ack(claims.jobs)) == []
+    assert bench.private(owner) == []
+
+
+def test_an_ack_settles_each_job_once_and_says_which_were_not_there(bench: Bench) -> None:
+    owner = bench.owner()
+    one, two = bench.claimed(owner, b"1", b"2")
+    gone = Claimed(Job(owner.owner, "mail", b"never claimed"))
+    assert bench.run(bench.lists.ack([two, gone, one])) == [2]
+    assert bench.run(bench.lists.ack([one])) == [1]
+
+
+def test_acks_of_all_kinds_and_a_start_go_together(bench: Bench) -> None:
+    owner = bench.owner()
+    first, plain, next = bench.claimed(owner, b"1", b"2", b"3")
+    counters = [bench.keys.recoveries(digest(raw)) for raw in (b"1", b"9")]
+    for key in counters:
+        bench.client.hset(key, "strikes", 1)
+    known = Claimed(first.job, Earlier(strikes=1))
+    gone = Claimed(Job(owner.owner, "mail", b"9", "ff"), Earlier(strikes=1))
+    call = bench.lists.ack([gone, plain, known], {next.job: digest(b"3")})
+    assert bench.run(call) == [1]
+    assert bench.private(owner) == [b"3"]
+    assert [bench.client.exists(key) for key in counters] == [0, 1]
+    assert bench.client.hgetall(bench.keys.running(owner.owner)) == {
+        next.job.claim_id.encode(): digest(b"3").encode()
+    }
+
+
+def test_of_two_equal_payloads_an_ack_settles_one(bench: Bench) -> None:
+    owner = bench.owner()
+    same, _ = bench.claimed(owner, b"same", b"same")
+    assert bench.run(bench.lists.ack([same])) == []
+    assert bench.private(owner) == [b"same"]
+
+
+def test_an_ack_clears_the_counters_of_a_job_that_was_delivered_before(bench: Bench) -> None:
+    owner = bench.owner()
+    [first] = bench.claimed(owner, b"1")
+    bench.run(bench.lists.requeue([first.job], "front", 0))
+    counters = bench.keys.recoveries(digest(b"1"))
+    assert bench.client.exists(counters)
+    [again] = bench.claim(owner).jobs
+    bench.run(bench.lists.ack([again]))
+    assert not bench.client.exists(counters)
+
+
+def test_an_ack_that_finds_nothing_clears_no_counters(bench: Bench) -> None:
+    """The job is somebody else's by now, and so is its history."""
+    counters = bench.keys.recoveries(digest(b"1"))
+    bench.client.hset(counters, "strikes", 2)
+    gone = Claimed(Job("h|1|n", "mail", b"1"), Earlier(strikes=2))
+    assert bench.run(bench.lists.ack([gone])) == [1]
+    assert bench.client.hgetall(counters) == {b"strikes": b"2"}
+
+
+def test_an_ack_acts_on_its_own_owners_list_alone(bench: Bench) -> None:
+    """kombu's delivery tag survives a redelivery; in stock a late ack settles the second copy."""
+    late, owner = bench.owner(), bench.owner()
+    bench.give(late.owner, "mail", [])
+    [claimed] = bench.claimed(owner, payload(1))
+    copy = Claimed(claimed.job._replace(owner=late.owner))
+    assert bench.run(bench.lists.ack([copy])) == [1]
+    assert bench.private(owner) == [payload(1)]
+
+
+def test_requeued_to_the_front_jobs_keep_their_old_order(bench: Bench) -> None:
+    owner = bench.owner()
+    jobs = [claimed.job for claimed in bench.claimed(owner, *(b"%d" % n for n in range(250)))]
+    bench.push("mail", b"backlog")
+    for at in range(0, 250, 100):
+        newest_first = jobs[::-1][at : at + 100]
+        assert bench.run(bench.lists.requeue(newest_first, "front", 0)) == [1] * len(newest_first)
+    assert bench.queue() == [*(b"%d" % n for n in range(250)), b"backlog"]
+    assert bench.private(owner) == []
+
+
+def test_requeued_to_the_back_a_job_waits_its_turn(bench: Bench) -> None:
+    owner = bench.owner()
+    [claimed] = bench.claimed(owner, b"1")
+    bench.push("mail", b"2", b"3")
+    bench.run(bench.lists.requeue([claimed.job], "back", 0))
+    assert bench.queue() == [b"2", b"3", b"1"]
+
+
+def test_a_requeue_is_never_counted_against_the_job(bench: Bench) -> None:
+    owner = bench.owner()
+    [claimed] = bench.claimed(owner, b"1")
+    bench.run(bench.lists.requeue([claimed.job], "front", 0))
+    assert (bench.counters(b"1").strikes, bench.counters(b"1").recoveries) == (0, 0)
+    assert 0 < bench.client.ttl(bench.keys.recoveries(digest(b"1"))) <= 72 * 3600
+    assert bench.stat("requeued") == 1
+
+
+def test_what_is_no_longer_there_is_not_requeued(bench: Bench) -> None:
+    owner = bench.owner()
+    [claimed] = bench.claimed(owner, b"1")
+    gone = claimed.job._replace(payload=b"gone", claim_id="gone")
+    assert bench.run(bench.lists.requeue([gone, claimed.job], "front", 0)) == [0, 1]
+    assert bench.run(bench.lists.requeue([claimed.job], "front", 0)) == [0]
+    assert bench.queue() == [b"1"]
+
+
+def test_a_requeue_renews_the_expiry_of_its_queue(bench: Bench) -> None:
+    owner = bench.owner()
+    [claimed] = bench.claimed(owner, b"1")
+    bench.run(bench.lists.requeue([claimed.job], "front", 60_000))
+    assert 0 < bench.client.pttl("mail") <= 60_000
+    [again] = bench.claim(owner).jobs
+    bench.run(bench.lists.requeue([again.job], "front", 0))
+    assert bench.client.pttl("mail") == -1, "and without one it lives for ever"
+
+
+def test_a_requeue_to_a_key_of_another_type_moves_nothing(bench: Bench) -> None:
+    owner = bench.owner()
+    [claimed] = bench.claimed(owner, b"1")
+    bench.client.set("mail", "a text")
+    [reply] = bench.scripts.run_all([bench.lists.requeue([claimed.job], "front", 0)], errors=True)
+    assert "WRONGTYPE" in str(reply)
+    assert bench.private(owner) == [b"1"]
+    assert bench.counters(b"1").history == ()
+    assert not bench.client.exists(bench.keys.recovered)
+
+
+def test_what_is_in_flight_can_be_listed_and_counted(bench: Bench) -> None:
+    one, two = bench.owner(lists=["mail", "slow"]), bench.owner()
+    bench.give(one.owner, "mail", [b"1", b"2"])
+    bench.give(one.owner, "slow", [b"3"])
+    assert [job.payload for job in bench.lists.in_flight(one.owner, "mail")] == [b"2", b"1"]
+    assert [job.payload for job in bench.lists.in_flight(one.owner, "mail", 1)] == [b"2"]
+    sizes = bench.lists.sizes([(one.owner, one.lists), (two.owner, two.lists)])
+    assert sizes == {one.owner: 3, two.owner: 0}

@@ -1,0 +1,272 @@
+"""Recovering: back to the front, in the old order, and counted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Earlier, Job, digest
+from celery_superfetch.model.strikes import Blame, Counters
+from support.waiting import eventually
+from support.workers.bench import Bench, payload
+
+JOB = payload("1")
+
+
+def reaped(bench: Bench, *jobs: bytes, **facts: object) -> Facts:
+    """An owner that is marked reaped, with jobs, oldest first."""
+    owner = bench.dead_owner(jobs, **facts)
+    score = bench.registry.owners()[owner.owner]
+    assert bench.registry.mark(owner.owner, owner.process.host, score, 60, "gone")
+    return owner
+
+
+def recover(
+    bench: Bench,
+    owner: Facts,
+    payloads: Sequence[bytes],
+    counters: Counters | None = None,
+    marked: bool = True,
+    expires: int = 0,
+    **changes: object,
+) -> list[bytes]:
+    recoveries = [
+        bench.recovery(Job(owner.owner, "mail", raw), counters, **changes) for raw in payloads
+    ]
+    replies: list[bytes] = bench.run(bench.recoveries.recover(recoveries, expires, marked=marked))
+    return replies
+
+
+def test_an_orphan_goes_back_to_the_front_and_is_counted(bench: Bench) -> None:
+    owner = reaped(bench, JOB)
+    bench.push("mail", b"backlog")
+    assert recover(bench, owner, [JOB]) == [b"ok"]
+    assert bench.queue() == [JOB, b"backlog"]
+    assert bench.private(owner) == []
+    counters = bench.counters(JOB)
+    assert (counters.strikes, counters.recoveries) == (1, 1)
+    [entry] = counters.history
+    assert (entry["owner"], entry["reason"], entry["strike"]) == (owner.owner, "gone", "exact")
+    assert abs(entry["at"] * 1000 - bench.database.server_time()) < 5000
+    assert bench.stat("recovered") == 1
+
+
+def test_without_a_strike_only_the_recovery_is_counted(bench: Bench) -> None:
+    recover(bench, reaped(bench, JOB), [JOB], blame=Blame.NONE)
+    assert (bench.counters(JOB).strikes, bench.counters(JOB).recoveries) == (0, 1)
+
+
+def test_nothing_moves_while_the_owner_is_not_marked(bench: Bench) -> None:
+    owner = bench.dead_owner([JOB])
+    assert recover(bench, owner, [JOB]) == [b"unmarked"]
+    assert bench.private(owner) == [JOB]
+    assert bench.queue() == []
+    assert bench.counters(JOB) == Counters()
+
+
+def test_a_live_owner_may_ask_for_a_job_of_its_own(bench: Bench) -> None:
+    owner = bench.dead_owner([JOB])
+    assert recover(bench, owner, [JOB], marked=False) == [b"ok"]
+    assert bench.queue() == [JOB]
+
+
+def test_what_somebody_else_moved_is_not_moved_twice(bench: Bench) -> None:
+    owner = reaped(bench, JOB)
+    before = Counters()
+    assert recover(bench, owner, [JOB], before) == [b"ok"]
+    assert recover(bench, owner, [JOB]) == [b"moved"]
+    assert bench.queue() == [JOB]
+    assert bench.counters(JOB).recoveries == 1
+
+
+def test_a_decision_on_old_counters_does_not_hold(bench: Bench) -> None:
+    owner = reaped(bench, JOB)
+    bench.client.hset(bench.keys.recoveries(digest(JOB)), "recoveries", 2)
+    assert recover(bench, owner, [JOB], Counters()) == [b"recounted"]
+    assert bench.private(owner) == [JOB]
+    assert recover(bench, owner, [JOB]) == [b"ok"], "taken anew"
+    assert bench.counters(JOB).recoveries == 3
+
+
+def test_each_job_of_a_batch_has_its_own_outcome(bench: Bench) -> None:
+    one, gone, counted = payload(1), payload("gone"), payload("counted")
+    owner = reaped(bench, one, counted)
+    bench.client.hset(bench.keys.recoveries(digest(counted)), "recoveries", 1)
+    outcomes = recover(bench, owner, [counted, gone, one], Counters())
+    assert outcomes == [b"recounted", b"moved", b"ok"]
+    assert bench.private(owner) == [counted]
+    assert bench.queue() == [one]
+    assert bench.stat("recovered") == 1
+
+
+def test_the_old_order_is_the_new_one_for_any_number_of_jobs(bench: Bench) -> None:
+    jobs = [payload(n) for n in range(250)]
+    owner = reaped(bench, *jobs)
+    bench.push("mail", b"backlog")
+    for _ in range(3):
+        batch = bench.lists.in_flight(owner.owner, "mail", 100)
+        assert set(recover(bench, owner, [job.payload for job in batch])) == {b"ok"}
+    assert bench.queue() == [*jobs, b"backlog"]
+
+
+def test_equal_payloads_are_recovered_one_by_one(bench: Bench) -> None:
+    """By their bytes they are one job that was recovered twice."""
+    owner = reaped(bench, JOB, JOB)
+    assert recover(bench, owner, [JOB], blame=Blame.NONE) == [b"ok"]
+    assert bench.private(owner) == [JOB]
+    assert recover(bench, owner, [JOB], blame=Blame.NONE) == [b"ok"]
+    assert bench.queue() == [JOB, JOB]
+
+
+def test_a_waiting_consumer_gets_the_oldest(bench: Bench) -> None:
+    """All jobs of a batch move in one step: BLMOVE is served after the script, not during it."""
+    jobs = [payload(n) for n in range(50)]
+    owner = reaped(bench, *jobs)
+    got: list[object] = []
+    waiter = threading.Thread(
+        target=lambda: got.append(bench.client.blmove("mail", "taken", 10, "RIGHT", "LEFT"))
+    )
+    waiter.start()
+    eventually(lambda: bench.client.info("clients")["blocked_clients"])
+    recover(bench, owner, jobs[::-1])
+    waiter.join()
+    assert got == [jobs[0]]
+
+
+def test_counters_live_for_one_window_from_the_first_recovery(
+    make_bench: Callable[..., Bench],
+) -> None:
+    bench = make_bench(strike_window=1000)
+    owner = reaped(bench, JOB)
+    recover(bench, owner, [JOB])
+    key = bench.keys.recoveries(digest(JOB))
+    assert 990 < bench.client.ttl(key) <= 1000
+    assert 990 < bench.client.ttl(bench.keys.recovered) <= 1000
+    bench.client.expire(key, 100)
+    bench.give(owner.owner, "mail", [JOB])
+    recover(bench, owner, [JOB])
+    assert 0 < bench.client.ttl(key) <= 100, "the window is not prolonged"
+
+
+def test_the_history_is_bounded(bench: Bench) -> None:
+    owner = reaped(bench, JOB)
+    for n in range(25):
+        recover(bench, owner, [JOB], reason=f"time {n}")
+        bench.client.delete("mail")
+        bench.give(owner.owner, "mail", [JOB])
+    counters = bench.counters(JOB)
+    assert counters.recoveries == 25
+    assert [entry["reason"] for entry in counters.history] == [f"time {n}" for n in range(5, 25)]
+
+
+def test_a_recovered_job_is_delivered_as_a_redelivered_one(bench: Bench) -> None:
+    recover(bench, reaped(bench, JOB), [JOB])
+    [claimed] = bench.claim(bench.owner()).jobs
+    assert claimed.job.payload == JOB, "byte for byte"
+    assert claimed.earlier == Earlier(recoveries=1, strikes=1)
+
+
+def test_the_expiry_of_the_queue_is_renewed(bench: Bench) -> None:
+    recover(bench, reaped(bench, JOB), [JOB], expires=60_000)
+    assert 0 < bench.client.pttl("mail") <= 60_000
+
+
+def test_a_queue_key_of_another_type_moves_nothing_and_counts_nothing(bench: Bench) -> None:
+    owner = reaped(bench, JOB)
+    bench.client.set("mail", "a text")
+    call = bench.recoveries.recover([bench.recovery(Job(owner.owner, "mail", JOB))], 0, marked=True)
+    [reply] = bench.scripts.run_all([call], errors=True)
+    assert "WRONGTYPE" in str(reply)
+    assert bench.private(owner) == [JOB]
+    assert bench.counters(JOB) == Counters()
+    assert bench.stat("recovered") == 0
+
+
+# -- probation
+
+
+def test_a_suspect_waits_behind_those_that_wait_already(bench: Bench) -> None:
+    """Two strikes of three: it runs alone from here on."""
+    first, second, third = payload(1), payload(2), payload(3)
+    bench.client.lpush(bench.keys.probation("mail"), first)
+    owner = reaped(bench, second, third)
+    once = Counters(strikes=1, recoveries=0)
+    assert set(recover(bench, owner, [third, second], once, blame=Blame.SUSPECT)) == {b"ok"}
+    assert bench.on_probation() == [first, second, third]
+    assert bench.client.smembers(bench.keys.on_probation) == {b"mail"}
+    assert bench.queue() == []
+    assert bench.counters(second).probation
+
+
+def test_probation_lasts_until_the_job_is_settled(bench: Bench) -> None:
+    owner = reaped(bench, JOB)
+    recover(bench, owner, [JOB], Counters(strikes=1, recoveries=0), blame=Blame.SUSPECT)
+    bench.client.delete(bench.keys.probation("mail"))
+    # A deploy interrupts it: no strike, and it is still a suspect.
+    bench.give(owner.owner, "mail", [JOB])
+    assert recover(bench, owner, [JOB], blame=Blame.NONE) == [b"ok"]
+    assert bench.on_probation() == [JOB]
+    bench.client.delete(bench.keys.probation("mail"))
+    # Its worker gives it back on purpose.
+    bench.give(owner.owner, "mail", [JOB])
+    bench.run(bench.lists.requeue([Job(owner.owner, "mail", JOB, "1")], "front", 0))
+    assert bench.on_probation() == [JOB]
+    # It ends well.
+    me = bench.owner()
+    claimed = bench.in_flight.claim_alone(me.owner, "mail")
+    assert claimed is not None
+    assert claimed.job == bench.in_flight.jobs.alone
+    assert claimed.earlier is not None
+    assert claimed.earlier.recoveries == bench.counters(JOB).recoveries > 0
+    bench.in_flight.ack(claimed)
+    bench.in_flight.flush()
+    assert bench.in_flight.jobs.alone is None
+    assert bench.counters(JOB) == Counters()
+    assert not bench.client.exists(bench.keys.running(me.owner))
+
+
+# -- what goes wrong half way
+
+
+def test_counters_of_another_type_move_nothing(bench: Bench) -> None:
+    """Found half way it would cost the jobs that had left their list by then."""
+    other = payload(2)
+    owner = reaped(bench, other, JOB)
+    bench.client.set(bench.keys.recoveries(digest(other)), "a text")
+    pair = [bench.recovery(Job(owner.owner, "mail", raw), Counters()) for raw in (JOB, other)]
+    [reply] = bench.scripts.run_all([bench.recoveries.recover(pair, 0, marked=True)], errors=True)
+    assert "WRONGTYPE" in str(reply)
+    assert bench.private(owner) == [JOB, other]
+    assert bench.counters(JOB) == Counters()
+
+
+def test_a_probation_list_of_another_type_moves_nothing(bench: Bench) -> None:
+    owner = reaped(bench, JOB)
+    bench.client.set(bench.keys.probation("mail"), "a text")
+    suspect = bench.recovery(Job(owner.owner, "mail", JOB), Counters(strikes=1))
+    call = bench.recoveries.recover([suspect], 0, marked=True)
+    [reply] = bench.scripts.run_all([call], errors=True)
+    assert "WRONGTYPE" in str(reply)
+    assert bench.private(owner) == [JOB]
+
+
+def test_a_history_that_cannot_be_read_is_begun_anew(bench: Bench) -> None:
+    owner = reaped(bench, JOB)
+    bench.client.hset(bench.keys.recoveries(digest(JOB)), "history", "{broken")
+    assert recover(bench, owner, [JOB], Counters()) == [b"ok"]
+    assert len(bench.counters(JOB).history) == 1
+
+
+def test_a_copy_is_not_blamed_for_the_run_that_was_blamed_already(bench: Bench) -> None:
+    """Two reapers drain one owner; a read that was under way claims the job again in between."""
+    owner = reaped(bench, JOB, running=[JOB])
+    ran = Job(owner.owner, "mail", JOB, "0")
+    first = bench.recovery(ran)
+    assert bench.run(bench.recoveries.recover([first], 0, marked=True)) == [b"ok"]
+    bench.client.lmove("mail", bench.keys.private(owner.owner, "mail"), "RIGHT", "LEFT")
+    again = bench.recovery(ran)
+    assert bench.run(bench.recoveries.recover([again], 0, marked=True)) == [b"recounted"]
+    bench.reaper().reap()
+    assert bench.queue() == [JOB]
+    assert (bench.counters(JOB).strikes, bench.counters(JOB).recoveries) == (1, 2)

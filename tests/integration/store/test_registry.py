@@ -1,0 +1,248 @@
+"""Owners in the registry: how they come, are heard, are marked, and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from celery_superfetch.model.process import ProcessImage
+from celery_superfetch.store.registry import connection_id, run_id
+from support.waiting import eventually
+from support.workers.bench import Bench, elsewhere, ended_process
+
+HERE = ProcessImage.current().host
+
+
+def test_a_registered_owner_is_there_with_all_its_facts(bench: Bench) -> None:
+    facts = bench.owner(lists={"mail": 0, "slow": 60000}, pool=((7, "8"),), connections=(5,))
+    score = bench.registry.owners()[facts.owner]
+    assert abs(bench.database.server_time() - score) < 5000
+    read = bench.registry.facts([facts.owner])[facts.owner]
+    assert read == facts.with_(registered_at=read.registered_at)
+    assert read.registered_at == score
+
+
+def test_registering_again_is_a_heartbeat_and_keeps_the_first_date(bench: Bench) -> None:
+    facts = bench.owner()
+    first = bench.registry.facts([facts.owner])[facts.owner].registered_at
+    bench.age(facts, 5000)
+    bench.registry.register(facts.with_(lists={"mail": 0, "more": 0}))
+    again = bench.registry.facts([facts.owner])[facts.owner]
+    assert again.registered_at == first
+    assert set(again.lists) == {"mail", "more"}
+    assert bench.registry.owners()[facts.owner] >= first
+
+
+def test_a_reaped_owner_cannot_register(bench: Bench) -> None:
+    facts = bench.owner()
+    assert bench.registry.mark(facts.owner, HERE, bench.registry.owners()[facts.owner], 60, "gone")
+    assert bench.registry.register(facts).status == "reaped"
+    assert bench.registry.owners() == {}
+
+
+def test_a_heartbeat_moves_the_score_and_writes_what_changed(bench: Bench) -> None:
+    facts = bench.owner()
+    old = bench.age(facts, 5000)
+    beat = bench.registry.heartbeat(facts, 0, {"state": "stopping"})
+    assert beat.status == "ok"
+    assert bench.registry.owners()[facts.owner] == beat.now > old
+    read = bench.registry.facts([facts.owner])[facts.owner]
+    assert read.state == "stopping"
+    assert read.app == facts.app, "the rest is as it was"
+
+
+def test_a_heartbeat_without_a_row_says_missing(bench: Bench) -> None:
+    facts = bench.owner()
+    bench.client.delete(bench.keys.owners)
+    assert bench.registry.heartbeat(facts, 0, {}).status == "missing"
+    assert bench.registry.owners() == {}, "it writes nothing: facts alone could not be judged"
+    bench.registry.register(facts)
+    bench.client.delete(bench.keys.facts(facts.owner))
+    assert bench.registry.heartbeat(facts, 0, {"state": "stopping"}).status == "unknown"
+    assert not bench.client.exists(bench.keys.facts(facts.owner))
+
+
+def test_the_heartbeat_of_a_reaped_owner_says_so_and_does_not_revive_it(bench: Bench) -> None:
+    facts = bench.owner()
+    bench.registry.mark(facts.owner, HERE, bench.registry.owners()[facts.owner], 60, "gone")
+    assert bench.registry.heartbeat(facts, 0, {}).status == "reaped"
+    assert bench.registry.owners() == {}
+
+
+def test_a_heartbeat_returns_who_was_quiet_since_the_last_one(bench: Bench) -> None:
+    mine, quiet, heard = bench.owner(), bench.owner(elsewhere("a")), bench.owner(elsewhere("b"))
+    since = bench.registry.heartbeat(mine, 0, {}).now
+    score = bench.age(quiet, 10)
+    eventually(lambda: bench.registry.heartbeat(heard, 0, {}).now > since, 5)
+    beat = bench.registry.heartbeat(mine, since, {})
+    assert beat.quiet == {quiet.owner: score}
+    assert bench.registry.heartbeat(mine, 0, {}).quiet == {}, "with nothing to compare with"
+
+
+def test_scores_from_the_future_are_quiet_ones(bench: Bench) -> None:
+    """They were written before the server's clock was set back."""
+    mine, ahead = bench.owner(), bench.owner(elsewhere())
+    since = bench.registry.heartbeat(mine, 0, {}).now
+    score = bench.age(ahead, -3_600_000)
+    assert bench.registry.heartbeat(mine, since, {}).quiet[ahead.owner] == score
+
+
+def test_a_heartbeat_returns_the_owners_of_its_own_host(bench: Bench) -> None:
+    mine, neighbour = bench.owner(), bench.owner(ended_process())
+    stranger = bench.owner(elsewhere())
+    beat = bench.registry.heartbeat(mine, 0, {})
+    assert set(beat.neighbours) == {mine.owner, neighbour.owner}
+    assert bench.registry.heartbeat(stranger, 0, {}).neighbours == (stranger.owner,)
+
+
+def test_a_mark_needs_the_score_the_verdict_was_built_on(bench: Bench) -> None:
+    facts = bench.owner()
+    seen = bench.age(facts, 5000)
+    bench.registry.heartbeat(facts, 0, {})
+    assert not bench.registry.mark(facts.owner, HERE, seen, 60, "gone")
+    assert facts.owner in bench.registry.owners()
+    assert bench.registry.facts([facts.owner])[facts.owner].state == "running"
+    assert bench.registry.mark(
+        facts.owner, HERE, bench.registry.owners()[facts.owner], 60, "gone"
+    ), "the control"
+
+
+def test_a_mark_is_set_once(bench: Bench) -> None:
+    facts = bench.owner()
+    score = bench.registry.owners()[facts.owner]
+    marks = [bench.registry.mark(facts.owner, HERE, score, 60, "gone") for _ in range(3)]
+    assert marks == [True, False, False]
+    assert bench.stat("owners_reaped") == 1
+
+
+@pytest.mark.parametrize("state", ["running", "stopping"])
+def test_a_mark_leaves_a_tombstone_that_knows_the_state_before(bench: Bench, state: str) -> None:
+    facts = bench.owner(state=state)
+    bench.suspects.look({facts.owner: 1}, {facts.owner: 5.0}, 1, "run")
+    bench.registry.mark(facts.owner, HERE, bench.registry.owners()[facts.owner], 60, "gone")
+    read = bench.registry.facts([facts.owner])[facts.owner]
+    assert (read.state, read.was) == ("reaped", state)
+    assert read.lists == facts.lists
+    until = bench.registry.tombstones()[facts.owner] - bench.database.server_time()
+    assert 50_000 < until <= 60_000
+    assert 0 < bench.client.ttl(bench.keys.facts(facts.owner)) <= 86400
+    assert not bench.client.smembers(bench.keys.host(HERE))
+    assert not bench.client.hgetall(bench.keys.suspects)
+
+
+def test_leaving_takes_every_key_along(bench: Bench) -> None:
+    facts = bench.owner(lists=["mail", "slow"])
+    assert bench.registry.leave(facts, 0) == 0
+    assert bench.key_names() == set()
+
+
+def test_leaving_is_refused_while_jobs_are_left(bench: Bench) -> None:
+    facts = bench.owner(lists=["mail", "slow"])
+    before = bench.key_names()
+    bench.give(facts.owner, "slow", [b"1", b"2"])
+    assert bench.registry.leave(facts, 0) == 2
+    assert bench.key_names() == before | {bench.keys.private(facts.owner, "slow")}
+    assert facts.owner in bench.registry.owners()
+
+
+def test_leaving_with_a_claim_on_its_way_leaves_a_tombstone(bench: Bench) -> None:
+    facts = bench.owner()
+    assert bench.registry.leave(facts, 20) == 0
+    assert bench.registry.owners() == {}
+    assert set(bench.registry.tombstones()) == {facts.owner}
+    assert bench.registry.facts([facts.owner])[facts.owner].state == "reaped"
+    assert bench.client.ttl(bench.keys.facts(facts.owner)) > 0
+
+
+def test_leaving_after_it_was_reaped_changes_nothing(bench: Bench) -> None:
+    facts = bench.owner()
+    bench.registry.mark(facts.owner, HERE, bench.registry.owners()[facts.owner], 60, "gone")
+    assert bench.registry.leave(facts, 0) == -1, "and says so"
+    assert set(bench.registry.tombstones()) == {facts.owner}
+
+
+UNKNOWN = "web-9|4|0123456789ab"
+
+
+def test_an_unknown_owner_is_adopted_with_its_list_and_no_job_moves(bench: Bench) -> None:
+    bench.give(UNKNOWN, "a:b", [b"1"])
+    assert bench.registry.adopt(UNKNOWN, "a:b", 60) == "adopted"
+    assert set(bench.registry.owners()) == {UNKNOWN}
+    facts = bench.registry.facts([UNKNOWN])[UNKNOWN]
+    assert (facts.process.host, facts.process.pid) == ("web-9", 4)
+    assert facts.lists == {"a:b": 0}
+    assert (facts.heartbeat_interval, facts.owner_ttl) == (5, 60)
+    assert bench.private(UNKNOWN, "a:b") == [b"1"]
+    assert bench.registry.adopt(UNKNOWN, "a:b", 60) == "known"
+
+
+def test_a_list_that_its_owner_did_not_register_is_listed(bench: Bench) -> None:
+    facts = bench.owner(lists={"mail": 60000})
+    bench.give(facts.owner, "slow", [b"1"])
+    before = bench.registry.owners()
+    assert bench.registry.adopt(facts.owner, "slow", 60) == "listed"
+    read = bench.registry.facts([facts.owner])[facts.owner]
+    assert read.lists == {"mail": 60000, "slow": 0}
+    assert bench.registry.owners() == before
+    assert bench.registry.adopt(facts.owner, "slow", 60) == "known"
+
+
+def test_an_empty_list_is_no_reason_to_adopt(bench: Bench) -> None:
+    assert bench.registry.adopt(UNKNOWN, "mail", 60) == "known"
+    assert bench.key_names() == set()
+
+
+def test_a_forgotten_tombstone_is_listed_again_not_registered(bench: Bench) -> None:
+    """A claim that landed after its tombstone was taken off the list."""
+    facts = bench.owner()
+    bench.registry.mark(facts.owner, HERE, bench.registry.owners()[facts.owner], 60, "gone")
+    bench.registry.forget_tombstone(facts.owner)
+    bench.give(facts.owner, "mail", [b"1"])
+    assert bench.registry.adopt(facts.owner, "mail", 60) == "listed"
+    assert set(bench.registry.tombstones()) == {facts.owner}
+    assert bench.registry.owners() == {}
+
+
+def test_an_owner_whose_row_alone_was_lost_gets_its_row_back(bench: Bench) -> None:
+    facts = bench.owner()
+    bench.give(facts.owner, "mail", [b"1"])
+    bench.client.delete(bench.keys.owners)
+    assert bench.registry.adopt(facts.owner, "mail", 60) == "adopted"
+    read = bench.registry.facts([facts.owner])[facts.owner]
+    assert read.process == facts.process, "with the facts it had registered itself"
+
+
+def test_connections_are_looked_up_by_id_in_the_same_run_of_the_server(
+    bench: Bench, url: str
+) -> None:
+    run = run_id(bench.client)
+    other = redis.Redis.from_url(url, single_connection_client=True)
+    facts = bench.owner(connections=(connection_id(other),), run_id=run)
+    assert run
+    assert bench.registry.connected(facts, run) is True
+    assert bench.registry.connected(facts, "another run") is None
+    assert bench.registry.connected(facts.with_(run_id=""), "") is None
+    assert bench.registry.connected(facts.with_(connections=()), run) is None
+    other.close()
+    eventually(lambda: bench.registry.connected(facts, run) is False, 5)
+
+
+def test_cutting_an_owners_connections_ends_them(bench: Bench, url: str) -> None:
+    run = run_id(bench.client)
+    with redis.Redis.from_url(url, single_connection_client=True) as other:
+        facts = bench.owner(connections=(connection_id(other),), run_id=run)
+        bench.registry.cut(facts.with_(run_id="another run"))
+        bench.registry.cut(facts.with_(run_id=""))
+        assert bench.registry.connected(facts, run) is True
+        bench.registry.cut(facts)
+        eventually(lambda: bench.registry.connected(facts, run) is False, 5)
+
+
+def test_a_prefix_keeps_two_registries_apart(make_bench: Callable[..., Bench]) -> None:
+    one, two = make_bench(global_keyprefix="one:"), make_bench(global_keyprefix="two:")
+    facts = one.owner()
+    assert set(one.registry.owners()) == {facts.owner}
+    assert two.registry.owners() == {}
+    assert all(name.startswith("one:") for name in one.key_names())

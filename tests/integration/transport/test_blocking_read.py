@@ -1,0 +1,165 @@
+"""Calling off a blocking read, whichever of the two commands the server sees first."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import monotonic
+
+import pytest
+import redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from celery_superfetch.model.job import Claimed, Job
+from celery_superfetch.owner.membership import BLOCK_TIMEOUT
+from celery_superfetch.store.database import Database
+from celery_superfetch.store.registry import Registry, connection_id, run_id
+from celery_superfetch.transport.fetch.blocking_read import BlockingRead, unblock
+from support.servers.proxy import FaultProxy
+from support.servers.server import Server
+from support.waiting import eventually
+from support.workers.bench import Bench, payload
+from support.workers.inbox import Inbox
+
+
+@pytest.fixture
+def inbox(url: str) -> Inbox:
+    own = Inbox(url, consume=False)
+    own.channel.fetch.join({"mail": 0})
+    return own
+
+
+def opened(inbox: Inbox) -> BlockingRead:
+    read = BlockingRead(inbox.channel.membership, "mail", inbox.channel._connparams())
+    read.connect()
+    return read
+
+
+def test_a_read_that_the_server_has_not_seen_yet_is_called_off_all_the_same(inbox: Inbox) -> None:
+    """They come by two connections, so that UNBLOCK may be there first; its reply is 0 then."""
+    with inbox:
+        read = opened(inbox)
+        began = monotonic()
+        late = threading.Timer(0.2, read.arm)
+        late.start()
+        assert unblock(inbox.channel.membership.client, [read])
+        late.join()
+        assert read.read() is None
+        assert monotonic() - began < BLOCK_TIMEOUT / 2
+        read.close()
+
+
+def test_a_read_that_was_served_already_brings_its_job(inbox: Inbox, bench: Bench) -> None:
+    with inbox:
+        read = opened(inbox)
+        read.arm()
+        bench.push("mail", payload(1))
+        assert unblock(inbox.channel.membership.client, [read])
+        assert read.read() == payload(1)
+        read.close()
+
+
+def test_what_cannot_be_called_off_in_time_is_left_to_wait(inbox: Inbox) -> None:
+    with inbox:
+        read = opened(inbox)  # never armed: the server knows it, and it never blocks
+        assert not unblock(inbox.channel.membership.client, [read])
+        read.close()
+
+
+def test_the_ids_of_one_server_are_strangers_at_another(
+    fresh_server: Callable[..., Server], bench: Bench
+) -> None:
+    """D5. A failover behind one address: the read still leads to the old server, and whoever
+    calls it off, or cuts it, connects to the new one."""
+    old, new = fresh_server(), fresh_server()
+    strangers: list[redis.Redis] = []
+    with FaultProxy(old.port) as address:
+        inbox = Inbox(address.url(), consume=False)
+        inbox.channel.fetch.join({"mail": 0})
+        membership = inbox.channel.membership
+        read = opened(inbox)
+        read.arm()
+        address.upstream = ("127.0.0.1", new.port)
+        membership.client.connection_pool.disconnect()
+        while not strangers or connection_id(strangers[-1]) < read._id:
+            strangers.append(redis.Redis(port=new.port, single_connection_client=True))
+        waiting = [threading.Thread(target=other.blpop, args=("none", 3)) for other in strangers]
+        for one in waiting:
+            one.start()
+        look = new.client()
+        eventually(lambda: look.info("clients")["blocked_clients"] == len(strangers))
+        assert not unblock(membership.client, [read]), "it cannot be called off from here,"
+        assert not read.close(), "nor cut: a claim may still land"
+        facts = bench.owner().with_(run_id=run_id(old.client()), connections=(read._id,))
+        Registry(Database(look, bench.config)).cut(facts)
+        assert look.info("clients")["blocked_clients"] == len(strangers)
+        for one in waiting:
+            one.join()
+        for other in strangers:
+            other.close()
+        address.upstream = ("127.0.0.1", old.port)
+        membership.client.connection_pool.disconnect()
+        inbox.close()
+
+
+def test_a_reply_that_another_thread_overtook_is_not_believed(bench: Bench) -> None:
+    """One owner, three channels: what a reply brings may have been given back and claimed again
+    before it is read. However it goes, one of them has the job, and one alone."""
+    mine, raw = bench.owner(), payload(1)
+    held = bench.in_flight
+
+    def blmove() -> tuple[Job, float]:
+        asked = monotonic()
+        assert bench.client.lmove("mail", bench.keys.private(mine.owner, "mail"), "RIGHT", "LEFT")
+        return held.lists.job(mine.owner, "mail", raw), asked
+
+    bench.push("mail", raw)
+    first, first_asked = blmove()
+    assert held.reconcile(mine.owner, ["mail"]) == 1, "another channel's look, by a lost reply"
+    assert bench.queue() == [raw]
+    assert not held.take(first, first_asked), "it is in the queue again"
+
+    second, second_asked = blmove()
+    assert held.take(first, first_asked), "there, and nobody's: whose claim it was is all the same"
+    assert not held.take(second, second_asked), "there once, and had by now"
+    assert bench.private(mine) == [raw]
+
+    held.ack(Claimed(first))
+    held.flush()
+    bench.push("mail", raw)
+    third, asked = blmove()
+    assert held.take(third, asked), "a reply to what was asked later is believed as it is"
+
+
+def test_a_read_that_broke_with_a_job_leaves_none_behind(
+    server: Server, url: str, bench: Bench
+) -> None:
+    """The server has moved the job, its reply is lost, and the first to notice calls it off."""
+    with FaultProxy(server.port) as proxy, Inbox(proxy.url()) as inbox:
+        done = proxy.cut_at(lambda words: words[:2] == [b"BLMOVE", b"mail"], reply_lost=True)
+        inbox.settle_in()
+        reads = inbox.channel.fetch.reads
+        [read] = [read for read in reads.armed if read.queue_list == "mail"]
+        bench.push("mail", payload(1))
+        eventually(done.is_set)
+        with pytest.raises(RedisConnectionError):
+            reads.call_off([read])
+        inbox.channel.close()
+        assert bench.queue() == [payload(1)]
+    assert bench.registry.owners() == {}
+
+
+def test_what_no_claim_has_confirmed_goes_back_when_its_connection_is_gone(
+    url: str, bench: Bench
+) -> None:
+    with Inbox(url, prefetch=1) as inbox:
+        inbox.settle_in()
+        fetch = inbox.channel.fetch
+        [read] = [read for read in fetch.reads.armed if read.queue_list == "mail"]
+        bench.push("mail", payload(1))
+        eventually(lambda: bench.queue() == [])
+        fetch.reads.call_off([read])
+        assert len(fetch.backlog.unconfirmed) == 1
+        fetch.reads.close()
+    assert bench.queue() == [payload(1)]
+    assert bench.registry.owners() == {}

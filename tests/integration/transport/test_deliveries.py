@@ -1,0 +1,147 @@
+"""Jobs are delivered in the turn that claimed them; what else the loop serves has its turn, too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import kombu
+import pytest
+from kombu.asynchronous.hub import Hub
+
+from celery_superfetch.transport import poller
+from support.waiting import always, eventually
+from support.workers.bench import Bench, payload
+from support.workers.inbox import Inbox, publish, turn_of
+
+LOOPS = ["hub", "drain_events"]
+Settle = Callable[[Any], object]
+
+
+@contextmanager
+def consuming(
+    url: str, loop: str, settle: Settle, prefetch: int = 1
+) -> Iterator[tuple[Inbox, Callable[[], bool]]]:
+    """A consumer that settles each message as it comes, and a turn of its loop."""
+    hub = Hub()
+    with Inbox(url, prefetch=prefetch, consume=False) as inbox:
+        inbox.consumer.on_message = lambda message: (
+            inbox.messages.append(message),
+            settle(message),
+        )
+        inbox.consumer.consume()
+        if loop == "hub":
+            inbox.connection.register_with_event_loop(hub)
+        inbox.connection.transport.cycle.endless = loop == "synloop"  # Celery's, under gevent
+
+        def turn() -> bool:
+            if loop == "hub":
+                return turn_of(hub)
+            inbox.turn()
+            return True
+
+        yield inbox, turn
+    # kombu leaves the socket of its own BRPOP there.
+    ours = [read for read, _ in hub.readers.values() if isinstance(read.__self__, poller.Poller)]
+    hub.close()
+    assert not ours, "nothing of a closed connection stays in the loop"
+
+
+def listen(inbox: Inbox, news: list[Any]) -> None:
+    """To a queue without ack, which is another socket of the same loop."""
+    radio, channel = [kombu.Queue("radio")], inbox.connection.channel()
+    kombu.Consumer(channel, radio, no_ack=True, on_message=news.append).consume()
+
+
+def test_a_turn_delivers_all_that_it_can_claim(
+    url: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poller, "DELIVERING", 60.0)
+    bench.push("mail", *map(payload, range(20)))
+    in_flight: list[int] = []
+
+    def settle(message: Any) -> None:
+        [owner] = bench.registry.owners()
+        in_flight.append(len(bench.private(owner)))
+        message.ack()
+
+    with consuming(url, "hub", settle) as (inbox, turn):
+        turn()
+        assert len(inbox.messages) == 20
+        assert set(in_flight) == {1}, "the ack of the one before is with the server"
+    assert bench.queue() == []
+
+
+def test_acks_go_together_and_are_sent_when_the_last_job_has_its(
+    url: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has done with them by the time of the next claim, which is waited for."""
+    monkeypatch.setattr(poller, "DELIVERING", 60.0)
+    bench.push("mail", *map(payload, range(6)))
+
+    def settle(message: Any) -> None:
+        [owner] = bench.registry.owners()
+        message.ack()
+        if len(inbox.messages) % 3:
+            always(lambda: len(bench.private(owner)) == 3, 0.05)
+        else:
+            eventually(lambda: bench.private(owner) == [])
+
+    with consuming(url, "hub", settle, prefetch=3) as (inbox, turn):
+        eventually(lambda: turn() and len(inbox.messages) == 6, 10, 0)
+
+
+@pytest.mark.parametrize("loop", [*LOOPS, "synloop"])
+def test_jobs_without_end_keep_nothing_else_from_its_turn(
+    url: str, bench: Bench, loop: str
+) -> None:
+    """Each job brings the next."""
+    news: list[Any] = []
+
+    def settle(message: Any) -> None:
+        bench.push("mail", payload(len(news)))
+        message.ack()
+
+    bench.push("mail", payload("first"))
+    with consuming(url, loop, settle) as (inbox, turn):
+        listen(inbox, news)
+        eventually(lambda: turn() and len(inbox.messages) > 10, 10, 0)
+        publish(url, "radio", "news")
+        eventually(lambda: turn() and news, 10, 0)
+
+
+def test_the_control_without_a_bound_they_do(
+    url: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poller, "DELIVERING", math.inf)
+    news: list[Any] = []
+
+    def settle(message: Any) -> None:
+        bench.push("mail", payload("next"))
+        message.ack()
+
+    bench.push("mail", payload("first"))
+    with consuming(url, "drain_events", settle) as (inbox, turn):
+        listen(inbox, news)
+        eventually(lambda: turn() and len(inbox.messages) > 10, 10, 0)
+        publish(url, "radio", "news")
+        eventually(lambda: turn() and len(inbox.messages) > 500, 30, 0)
+        assert not news
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_callback_may_close_the_connection(url: str, bench: Bench, loop: str) -> None:
+    bench.push("mail", payload(1), payload(2))
+    inboxes: list[Inbox] = []
+
+    def settle(message: Any) -> None:
+        message.ack()
+        inboxes[0].connection.close()
+
+    with consuming(url, loop, settle) as (inbox, turn):
+        inboxes.append(inbox)
+        eventually(lambda: turn() and inbox.messages, 10, 0)
+        assert len(inbox.messages) == 1
+    assert bench.queue() == [payload(2)]

@@ -1,0 +1,294 @@
+"""Plain kombu without Celery: simple queues, channels, databases and threads of one process."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import kombu
+import pytest
+
+from celery_superfetch import UnsupportedBroker, reap, working_on
+from support.process import Process
+from support.servers.server import Server
+from support.waiting import eventually
+from support.workers.bench import Bench, payload
+from support.workers.inbox import TRANSPORT, Inbox, publish
+from support.workers.worker import process_env
+
+
+def left_over(bench: Bench) -> set[str]:
+    """What an orderly end should not leave: owners, and jobs in private lists."""
+    kinds = ("superfetch:owner", "superfetch:private", "superfetch:host")
+    return {name for name in bench.key_names() if name.startswith(kinds)}
+
+
+def test_a_simple_queue_hands_out_each_message_once_however_it_is_asked(
+    url: str, bench: Bench
+) -> None:
+    """A blocking get claims ahead; what it has claimed is still in the queue to its user."""
+    with (
+        kombu.Connection(url, transport=TRANSPORT) as connection,
+        connection.SimpleQueue("mail") as queue,
+    ):
+        for number in range(6):
+            queue.put(number)
+        assert len(queue) == 6
+        first = queue.get(timeout=5)
+        assert len(queue) == 5, "those that were claimed with it count"
+        second = queue.get_nowait()
+        third = queue.get(timeout=5)
+        assert [first.payload, second.payload, third.payload] == [0, 1, 2]
+        first.ack()
+        second.requeue()
+        third.reject()
+        said = []
+        for _ in range(4):
+            message = queue.get_nowait()
+            said.append(message.payload)
+            message.ack()
+        assert said == [3, 4, 5, 1], "the requeued one from the back"
+        with pytest.raises(queue.Empty):
+            queue.get_nowait()
+    assert left_over(bench) == set()
+    assert bench.queue() == []
+
+
+def test_a_get_without_ack_says_that_a_message_was_delivered_before(url: str, bench: Bench) -> None:
+    publish(url, "mail", "one", "two")
+    with kombu.Connection(url, transport=TRANSPORT) as connection:
+        queue = kombu.Queue("mail")(connection.channel())
+        queue.get().requeue()
+        flags = {
+            m.payload: m.headers.get("redelivered") for m in (queue.get(True), queue.get(True))
+        }
+        assert flags == {"one": True, "two": None}
+
+
+def test_channels_of_one_connection_share_an_owner_and_nothing_else(url: str, bench: Bench) -> None:
+    """Each has its own prefetch, its own deliveries, and gives back its own at its close."""
+    bench.push("mail", *(payload(n) for n in range(10)))
+    with kombu.Connection(url, transport=TRANSPORT) as connection:
+        seen: list[list[kombu.Message]] = [[], []]
+        channels = [connection.channel() for _ in seen]
+        for channel, messages, prefetch in zip(channels, seen, (2, 3), strict=True):
+            kombu.Consumer(
+                channel, [kombu.Queue("mail")], prefetch_count=prefetch, on_message=messages.append
+            ).consume()
+
+        def drained() -> bool:
+            if [len(messages) for messages in seen] != [2, 3]:
+                connection.drain_events(timeout=1)
+            return [len(messages) for messages in seen] == [2, 3]
+
+        eventually(drained, every=0)
+        [owner] = bench.registry.owners()
+        assert len(bench.private(owner)) == 5
+        seen[1][0].ack()
+        channels[0].close()
+        ids = [message.headers["id"] for message in seen[1]]
+        assert len(bench.private(owner)) == 2, "the other channel's stay"
+        assert {payload(n) for n in ids[1:]} == set(bench.private(owner))
+        assert set(bench.registry.owners()) == {owner}
+    assert len(bench.queue()) == 9
+    assert left_over(bench) == set()
+
+
+def test_connections_to_several_databases_are_an_owner_in_each(
+    fresh_server: Callable[..., Server],
+) -> None:
+    """What one gives back or acks never ends up in the other."""
+    own = fresh_server()
+    benches = [Bench(own.client(db)) for db in (0, 3)]
+    for db, bench in zip((0, 3), benches, strict=True):
+        bench.push("mail", *(payload(f"db{db}-{n}") for n in range(3)))
+    inboxes = [Inbox(own.url(db)) for db in (0, 3)]
+    for inbox in inboxes:
+        inbox.receive(3)
+    owners = [set(bench.registry.owners()) for bench in benches]
+    assert [len(names) for names in owners] == [1, 1]
+    assert owners[0] != owners[1]
+    inboxes[0].ack_all()
+    inboxes[0].close()
+    assert left_over(benches[0]) == set()
+    assert len(benches[1].private(owners[1].pop())) == 3, "the other's jobs are none of its own"
+    inboxes[1].close()
+    assert [len(bench.queue()) for bench in benches] == [0, 3]
+    assert left_over(benches[1]) == set()
+
+
+THREADS = 6
+JOBS = 300
+
+
+def test_consumers_in_threads_run_each_message_once(url: str, bench: Bench) -> None:
+    """Each thread has its connection; some close early, and give back what they have not run."""
+    bench.push("mail", *(payload(n) for n in range(JOBS)))
+    ran: list[str] = []
+    lock = threading.Lock()
+
+    def consume(number: int) -> None:
+        with Inbox(url, prefetch=5) as inbox:
+
+            def run(message: kombu.Message) -> None:
+                inbox.messages.append(message)
+                if number % 2 and len(inbox.messages) > 20:
+                    return  # this one will be closed with unacked messages in its hands
+                with lock:
+                    ran.append(message.headers["id"])
+                message.ack()
+
+            inbox.consumer.on_message = run
+            while len(ran) < JOBS and (number % 2 == 0 or len(inbox.messages) < 24):
+                inbox.turn(0.05)
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        for future in [threads.submit(consume, number) for number in range(THREADS)]:
+            future.result(timeout=60)
+    assert sorted(ran, key=int) == [str(n) for n in range(JOBS)], "none lost, none twice"
+    assert bench.queue() == []
+    assert left_over(bench) == set()
+
+
+def test_a_pass_gives_back_what_a_killed_consumer_held(
+    url: str, bench: Bench, tmp_path: Path
+) -> None:
+    """Plain consumers alone: nobody looks before somebody calls `reap`."""
+    bench.push("mail", payload(1), payload(2))
+    argv = [sys.executable, "-m", "support.apps.forks", "hold"]
+    env = process_env({"URL": url})
+    with (
+        Process(argv, log=tmp_path / "log", env=env, cwd=tmp_path) as holder,
+        kombu.Connection(url, transport=TRANSPORT) as connection,
+    ):
+        holder.wait_log('"holder"')
+        [owner] = bench.registry.owners()
+        assert not reap(connection).dead, "it lives"
+        holder.signal(signal.SIGKILL)
+        holder.wait_exit()
+        assert bench.queue() == [], "the control: it does not come by itself"
+        report = reap(connection, dry_run=True)
+        assert (list(report.dead), report.recovered, bench.queue()) == ([owner], 2, [])
+        assert reap(connection).recovered == 2
+        assert bench.queue() == [payload(1), payload(2)]
+        queue = kombu.Queue("mail")(connection.channel())
+        for expected in ("1", "2"):
+            message = queue.get()
+            assert message.headers["id"] == expected
+            assert message.headers["redelivered"] is True
+            message.ack()
+        with (
+            kombu.Connection(url) as stock,
+            pytest.raises(UnsupportedBroker, match="celery_superfetch:Transport"),
+        ):
+            reap(stock)
+    assert bench.registry.owners() == {}
+    assert not [name for name in left_over(bench) if ":private:" in name]
+
+
+def test_working_on_what_was_given_back_before_says_so(url: str, bench: Bench) -> None:
+    """Whoever comes too late must not start: it runs elsewhere."""
+    bench.push("mail", payload(1))
+    with Inbox(url) as inbox:
+        inbox.receive(1)
+    with working_on(inbox.messages[0]) as ours:
+        assert not ours
+    assert bench.queue() == [payload(1)]
+
+
+def test_working_on_what_was_taken_away_says_so(url: str, bench: Bench) -> None:
+    """Frozen, and taken for dead meanwhile; its heart has heard of it by now."""
+    bench.push("mail", payload(1))
+    with Inbox(url) as inbox:
+        inbox.receive(1)
+        [(owner, score)] = bench.registry.owners().items()
+        assert bench.registry.mark(owner, owner.partition("|")[0], score, 60, "test")
+        assert inbox.channel.membership.heartbeat().status == "reaped"
+        with working_on(inbox.messages[0]) as ours:
+            assert not ours
+        assert len(bench.private(owner)) == 1, "the reaper's to give back"
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_work_that_fails_gives_the_message_back(url: str, bench: Bench, closed: bool) -> None:
+    bench.push("mail", payload(1))
+    with Inbox(url) as inbox:
+        inbox.receive(1)
+
+        def fail() -> None:
+            with working_on(inbox.messages[0]) as ours:
+                assert ours
+                if closed:
+                    inbox.channel.close()
+                    assert bench.queue() == [], "not while it is worked on"
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        assert bench.queue() == ([payload(1)] if closed else [])
+    assert bench.queue() == [payload(1)]
+
+
+def test_what_a_callback_raises_is_its_consumers_own_affair(url: str, bench: Bench) -> None:
+    """A1: outside Celery nobody puts a message aside for it."""
+    bench.push("mail", payload(1))
+
+    def fail(_: kombu.Message) -> None:
+        raise ZeroDivisionError
+
+    with Inbox(url) as inbox:
+        inbox.consumer.on_message = fail
+        with pytest.raises(ZeroDivisionError):
+            inbox.connection.drain_events(timeout=10)
+    assert bench.queue() == [payload(1)]
+
+
+def test_work_that_ends_after_its_channel_is_acked(url: str, bench: Bench) -> None:
+    bench.push("mail", payload(1))
+    with Inbox(url) as inbox:
+        inbox.receive(1)
+        with working_on(inbox.messages[0]) as ours:
+            assert ours
+            inbox.close()
+            inbox.messages[0].ack()
+    assert bench.queue() == []
+    assert {name for name in left_over(bench) if ":private:" in name} == set()
+
+
+def test_no_prefetch_means_as_many_as_claim_limit_and_one_means_one(url: str, bench: Bench) -> None:
+    """What docs/plain_kombu.md says of two consumers that are to share the work."""
+
+    def held(**how: Any) -> int:
+        bench.client.flushdb()
+        bench.push("mail", *(payload(n) for n in range(10)))
+        with Inbox(url, **how) as inbox:
+            inbox.receive(1)
+            return 10 - len(bench.queue())
+
+    assert held() == 10
+    assert held(claim_limit=1) == 1
+    assert held(prefetch=1) == 1
+
+
+def test_an_ack_that_comes_early_leaves_a_copy_with_the_same_tag_alone(
+    url: str, bench: Bench
+) -> None:
+    """Celery acks a turn of its loop later, by the tag. A job copied by hand brings that twice."""
+    publish(url, "mail", "one")
+    bench.client.rpush("mail", bench.client.lindex("mail", 0))
+    with kombu.Connection(url, transport=TRANSPORT) as connection:
+        channel = connection.channel()
+        queue = kombu.Queue("mail")(channel)
+        first = queue.get()
+        channel.qos.settle_first(first.delivery_tag)
+        second = queue.get()
+        first.ack()
+        [key] = bench.client.keys("superfetch:private*")
+        assert bench.client.llen(key) == 1
+        second.ack()
+        assert not bench.client.exists(key)

@@ -1,0 +1,115 @@
+"""The right to come to rest for what is on probation, and a purge of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.waiting import eventually
+from support.workers.bench import Bench, payload
+from support.workers.inbox import Inbox
+
+#: Seconds of the first rest, long enough to look at it, or over at once.
+LONG, SHORT = 60.0, 0.001
+#: How many times as long nobody rests after it: long enough to look, or not for long.
+MUCH, LITTLE = 1000, 1
+
+
+@pytest.fixture
+def suspect(bench: Bench) -> bytes:
+    """It waits for its turn."""
+    wait(bench, "mail", payload("suspect"))
+    return payload("suspect")
+
+
+def wait(bench: Bench, queue: str, job: bytes) -> None:
+    bench.client.lpush(bench.keys.probation(queue), job)
+    bench.client.sadd(bench.keys.on_probation, queue)
+
+
+def ask(bench: Bench, owner: str, *queues: str, first: float = LONG, work: int = MUCH) -> Any:
+    """As `Probation` does: 1 it rests, 0 it may not, -1 nothing waits."""
+    keys = bench.keys
+    names = [keys.rest, keys.on_probation, *map(keys.probation, queues)]
+    return bench.scripts.run("rest", names, [owner, int(first * 1000), work, *queues])
+
+
+def rest(bench: Bench, field: str) -> int:
+    found: Any = bench.client.hget(bench.keys.rest, field)
+    return int(found)
+
+
+def test_one_owner_of_a_database_rests_at_a_time(bench: Bench, suspect: bytes) -> None:
+    """C2: it was one for each queue list."""
+    wait(bench, "post", payload("another"))
+    assert ask(bench, "a", "mail") == 1
+    assert ask(bench, "b", "mail") == 0
+    assert ask(bench, "b", "post", "mail") == 0
+    assert ask(bench, "a", "mail") == 1, "it goes on"
+    assert rest(bench, "until") - rest(bench, "since") == LONG * 1000
+    assert bench.client.pttl(bench.keys.rest) > LONG * 1000, "remembered beyond its end"
+
+
+def test_the_next_rest_is_twice_as_long_and_some_time_later(bench: Bench, suspect: bytes) -> None:
+    """C2: who rested in vain went on for ever."""
+    assert ask(bench, "a", "mail", first=SHORT) == 1
+    first = rest(bench, "until")
+    eventually(lambda: bench.database.server_time() > first)
+    assert ask(bench, "a", "mail", first=SHORT) == 0, "it goes back to work"
+    eventually(lambda: ask(bench, "b", "mail", first=SHORT, work=LITTLE))
+    assert rest(bench, "since") >= first + LITTLE * 1000, "a rest costs a second at least"
+    assert rest(bench, "until") - rest(bench, "since") == 2 * SHORT * 1000
+
+
+def test_a_rest_ends_when_a_suspect_had_its_turn_and_the_next_is_a_first_one(
+    bench: Bench, suspect: bytes
+) -> None:
+    assert ask(bench, "a", "mail") == 1
+    assert rest(bench, "next") == 2 * LONG * 1000
+    eventually(lambda: bench.database.server_time() > rest(bench, "since"))
+    before = rest(bench, "until")
+    assert ask(bench, "b") == -1
+    assert rest(bench, "until") == before, "nobody ends another's"
+    ask(bench, "a")
+    assert rest(bench, "until") <= bench.database.server_time()
+    assert rest(bench, "next") == LONG * 1000
+    assert ask(bench, "a", "mail") == 0, "what it took counts"
+    eventually(lambda: ask(bench, "b", "mail", work=LITTLE), message="and no more than that")
+
+
+def test_nobody_rests_for_an_empty_list(bench: Bench, suspect: bytes) -> None:
+    """C2: a purge left its member in the set."""
+    bench.client.sadd(bench.keys.on_probation, "post")
+    assert ask(bench, "a", "post") == -1
+    assert not bench.client.exists(bench.keys.rest)
+    assert bench.client.smembers(bench.keys.on_probation) == {b"mail"}
+    assert ask(bench, "a", "mail") == 1
+    bench.client.delete(bench.keys.probation("mail"))  # somebody who was idle took it
+    assert ask(bench, "a", "mail") == -1
+    assert rest(bench, "until") <= bench.database.server_time()
+    assert not bench.client.exists(bench.keys.on_probation)
+
+
+def test_a_clock_that_was_set_back_keeps_nobody_from_rest(bench: Bench, suspect: bytes) -> None:
+    hour = bench.database.server_time() + 3_600_000
+    latest = {"owner": "a", "since": hour, "until": hour + 1, "next": 7_200_000}
+    bench.client.hset(bench.keys.rest, mapping=latest)
+    assert ask(bench, "b", "mail") == 1
+    assert rest(bench, "until") - rest(bench, "since") == LONG * 1000
+
+
+@pytest.mark.parametrize("prefix", ["", "shop:"])
+def test_a_purge_leaves_nothing_of_a_queues_suspects(
+    url: str, make_bench: Callable[..., Bench], prefix: str
+) -> None:
+    """C2: the member in the set stayed, and owners came to rest for it."""
+    bench = make_bench(global_keyprefix=prefix)
+    wait(bench, "mail", payload("suspect"))
+    wait(bench, "mail\x06\x163", payload("urgent"))
+    wait(bench, "post", payload("another"))
+    with Inbox(url, consume=False, global_keyprefix=prefix) as inbox:
+        assert inbox.channel.queue_purge("mail") == 2
+    assert bench.client.smembers(bench.keys.on_probation) == {b"post"}
+    assert not bench.on_probation()

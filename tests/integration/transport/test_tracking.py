@@ -1,0 +1,263 @@
+"""More lists than blocking reads: the server tells of what arrives in the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from time import monotonic
+from typing import Any
+
+import pytest
+import redis
+
+from celery_superfetch.model.config import Config
+from celery_superfetch.owner.membership import Membership
+from celery_superfetch.transport.fetch import blocking_read as blocking
+from celery_superfetch.transport.fetch import tracking
+from celery_superfetch.transport.fetch.fetch import POLL_INTERVAL
+from celery_superfetch.transport.fetch.reads import MOST_BLOCKS, UNBLOCKABLE
+from support.servers.commands import looked
+from support.servers.server import Server
+from support.waiting import eventually
+from support.workers.inbox import Inbox, publish
+
+QUEUES = [f"mail-{number}" for number in range(MOST_BLOCKS + 4)]
+#: No connection waits on its lists.
+LAST = QUEUES[-1]
+#: What a user needs for all but being told.
+UNTOLD = ("on", "nopass", "~*", "&*", "+@all", "-client", "+client|id", "+client|unblock")
+
+
+@pytest.fixture
+def server(fresh_server: Callable[..., Server]) -> Server:
+    """One of our own: what is done there is counted."""
+    return fresh_server()
+
+
+def waits(inbox: Inbox) -> Inbox:
+    """Turn until the lists were found empty, one and all."""
+    told = inbox.channel.fetch.reads._tracking
+
+    def settled() -> bool:
+        inbox.turn()
+        return len(told._tracked) == len(inbox.channel.lists.names) - MOST_BLOCKS
+
+    eventually(settled, message="every list is waited on, or tracked")
+    return inbox
+
+
+@pytest.fixture
+def inbox(server: Server) -> Iterator[Inbox]:
+    with Inbox(server.url(), *QUEUES) as made:
+        yield waits(made)
+
+
+def kill(server: Server, connection: Any) -> None:
+    name = connection._sock.getsockname()
+    server.client().client_kill_filter(addr=f"{name[0]}:{name[1]}")
+
+
+def test_a_job_for_any_of_many_queues_is_told_of(inbox: Inbox, server: Server) -> None:
+    for number, queue in enumerate(QUEUES, 1):
+        for priority in (0, 9):
+            publish(server.url(), queue, [queue, priority], priority=priority)
+        inbox.receive(2 * number)
+    assert sorted(map(tuple, inbox.said())) == sorted((q, p) for q in QUEUES for p in (0, 9))
+
+
+def test_nobody_looks_while_nothing_comes(inbox: Inbox, server: Server) -> None:
+    before = looked(server.client())
+    inbox.turn(3 * POLL_INTERVAL)
+    assert looked(server.client()) == before
+
+
+def test_the_control_a_server_that_may_not_tell_is_looked_at(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.client().execute_command("ACL", "SETUSER", "untold", *UNTOLD)
+    url = server.url().replace("redis://", "redis://untold:x@")
+    with caplog.at_level(logging.WARNING), Inbox(url, *QUEUES) as inbox:
+        inbox.settle_in()
+        before = looked(server.client())
+        eventually(lambda: inbox.turn(POLL_INTERVAL) or looked(server.client()) > before)
+        publish(server.url(), LAST, "late")
+        assert inbox.receive(1) == ["late"]
+    said = [r.getMessage() for r in caplog.records if "CLIENT TRACKING" in r.getMessage()]
+    assert len(said) == 1
+    assert "looked at once a second" in said[0]
+
+
+@pytest.mark.parametrize("which", ["looker", "hearer"])
+def test_a_connection_that_is_lost_is_replaced(inbox: Inbox, server: Server, which: str) -> None:
+    told = inbox.channel.fetch.reads._tracking
+    lost = getattr(told, f"_{which}")
+    kill(server, lost)
+    eventually(lambda: inbox.turn() or getattr(told, f"_{which}") not in (lost, None))
+    publish(server.url(), LAST, "after")
+    assert inbox.receive(1) == ["after"]
+
+
+def test_both_may_be_lost_at_once(inbox: Inbox, server: Server) -> None:
+    """The loop sees both in one round, and the first that is read closes the other."""
+    told = inbox.channel.fetch.reads._tracking
+    for lost in (told._looker, told._hearer):
+        kill(server, lost)
+    inbox.turn()
+    publish(server.url(), LAST, "after")
+    assert inbox.receive(1) == ["after"]
+
+
+def test_a_hearer_that_says_nothing_is_replaced(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A firewall forgot its connection: no message comes, and no answer either."""
+    told = inbox.channel.fetch.reads._tracking
+    deaf = told._hearer
+    told.loop.unwatch(told._fds[0])
+    monkeypatch.setattr(tracking, "OVERDUE", 0.5)
+    told._again_at = 0.0
+    inbox.turn()
+    deaf.read_response()  # the answer that never came
+    eventually(lambda: inbox.turn() or told._hearer not in (deaf, None))
+    assert "both connections are replaced" in caplog.text
+
+
+def test_after_a_flush_the_next_job_is_told_of(inbox: Inbox, server: Server) -> None:
+    server.client().flushall()
+    publish(server.url(), LAST, "anew")
+    assert inbox.receive(1) == ["anew"]
+
+
+def test_a_list_that_cannot_be_claimed_from_costs_one_look_a_second(
+    inbox: Inbox, server: Server
+) -> None:
+    server.client().hset(LAST, "not", "a list")
+    before = looked(server.client())
+    eventually(lambda: inbox.turn(POLL_INTERVAL) or looked(server.client()) > before)
+    before = looked(server.client())
+    for _ in range(3):
+        inbox.turn(POLL_INTERVAL)
+    each = len(inbox.channel.lists.names)
+    assert looked(server.client()) - before <= 5 * each
+    publish(server.url(), QUEUES[-2], "others")
+    assert inbox.receive(1) == ["others"]
+
+
+def test_a_list_to_which_something_came_gets_the_next_free_read(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is told of wakes everybody, and one that is waited on only one."""
+    monkeypatch.setattr(blocking, "BLOCK_TIMEOUT", 1)
+    with waits(Inbox(server.url(), *QUEUES)) as inbox:
+        reads = inbox.channel.fetch.reads
+        assert LAST not in reads.lists
+        opened = len(server.client().client_list())
+        publish(server.url(), LAST, "first")
+        inbox.receive(1)
+        eventually(lambda: inbox.turn() or LAST in reads.lists)
+        assert len(reads.lists) == MOST_BLOCKS
+        assert len(server.client().client_list()) <= opened + 1, "the read moved"
+        publish(server.url(), LAST, "second")
+        assert inbox.receive(2) == ["first", "second"]
+
+
+def test_over_its_memory_limit_the_server_is_asked_to_block_on_a_few_at_a_time(
+    server: Server,
+) -> None:
+    server.client().config_set("maxmemory", "1mb")
+    with Inbox(server.url(), *QUEUES) as inbox:
+        began = monotonic()
+        while monotonic() < began + 2 * UNBLOCKABLE:
+            inbox.turn()
+        tries = (monotonic() - began) / UNBLOCKABLE + 1
+        stats = server.client().info("commandstats")["cmdstat_blmove"]
+        assert 0 < stats["rejected_calls"] + stats["failed_calls"] <= MOST_BLOCKS * tries
+
+
+# -- what is told, and when
+
+
+class Loop:
+    """Calls nobody: the test decides who reads first."""
+
+    def watch(self, fd: int, on_readable: Callable[[], bool]) -> None:
+        pass
+
+    def unwatch(self, fd: int) -> None:
+        pass
+
+
+@pytest.fixture
+def told(server: Server) -> Iterator[tuple[tracking.Tracking, dict[str, int], redis.Redis]]:
+    client = server.client()
+    params = {"host": "127.0.0.1", "port": server.port}
+    heard = {"changes": 0, "jobs": 0}
+
+    def change(lists: Any) -> None:
+        heard["changes"] += len(lists)
+
+    def jobs() -> None:
+        heard["jobs"] += 1
+
+    made = tracking.Tracking(Membership(params, Config(app_name="shop")), Loop(), change, jobs)
+    yield made, heard, client
+    made.close()
+
+
+def test_what_arrives_between_the_look_and_its_answer_is_not_missed(told: Any) -> None:
+    watcher, heard, client = told
+    watcher.look_at(["mail"])
+    eventually(lambda: watcher._looker.can_read(timeout=0.1))
+    client.lpush("mail", "job")  # the answer says "empty", and lies unread
+    eventually(lambda: watcher._hearer.can_read(timeout=0.1))
+    eventually(lambda: watcher._hear() or heard["changes"] == 1)
+    watcher._seen()
+    assert heard["jobs"] == 0
+    watcher.look_at(["mail"])
+    watcher._seen()
+    assert heard["jobs"] == 1
+
+
+def test_what_is_there_already_is_told_of_until_it_is_gone(told: Any) -> None:
+    watcher, heard, client = told
+    client.lpush("mail", "job")
+    for times in (1, 2):
+        watcher.look_at(["mail"])
+        watcher._seen()
+        assert heard["jobs"] == times
+    client.delete("mail")
+    watcher.look_at(["mail"])
+    watcher._seen()
+    assert heard["jobs"] == 2
+
+
+def test_an_answer_that_nobody_had_time_to_read_is_not_overdue(
+    told: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A job ran in this thread meanwhile."""
+    watcher, _, _ = told
+    watcher.look_at(["mail"])
+    eventually(lambda: watcher._looker.can_read(timeout=0.1))
+    eventually(lambda: watcher._hearer.can_read(timeout=0.1))
+    first = watcher._looker
+    monkeypatch.setattr(tracking, "OVERDUE", 0.0)
+    watcher.look_at(["mail"])
+    assert watcher._looker is first
+    assert not caplog.records
+
+
+def test_what_is_known_is_not_asked_again(told: Any) -> None:
+    watcher, _, client = told
+    watcher.look_at(["mail", "urgent"])
+    watcher._seen()
+    before = client.info("commandstats")["cmdstat_exists"]["calls"]
+    watcher.look_at(["mail", "urgent"])
+    client.lpush("urgent", "job")
+    eventually(lambda: watcher._hearer.can_read(timeout=0.1))
+    watcher._hear()
+    eventually(lambda: watcher._tracked == {"mail"} or watcher._hear())
+    watcher.look_at(["mail", "urgent"])
+    watcher._seen()
+    stats = client.info("commandstats")
+    assert stats["cmdstat_exists"]["calls"] == before + 1
+    assert not watcher._owes, "the answer to the PING was read"

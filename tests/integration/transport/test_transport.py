@@ -1,0 +1,300 @@
+"""Plain kombu on the transport: what a user of kombu relies on goes on as in stock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+from uuid import UUID
+
+import kombu
+import pytest
+from kombu.exceptions import ContentDisallowed
+
+from support.waiting import eventually
+from support.workers.bench import Bench, payload
+from support.workers.inbox import TRANSPORT, Inbox, publish
+
+MESSAGES = list(range(1, 6))
+
+
+def private_lists(bench: Bench) -> list[str]:
+    return [name for name in bench.key_names() if ":private:" in name]
+
+
+def test_messages_arrive_in_order_and_leave_nothing_when_acked(url: str, bench: Bench) -> None:
+    publish(url, "mail", *MESSAGES)
+    with Inbox(url) as inbox:
+        assert inbox.receive(5) == MESSAGES
+        assert len(private_lists(bench)) == 1
+        inbox.ack_all()
+        assert private_lists(bench) == []
+        assert bench.queue() == []
+    assert not {name for name in bench.key_names() if name.startswith("superfetch")}
+
+
+def test_an_unacked_message_is_in_the_private_list_byte_for_byte(url: str, bench: Bench) -> None:
+    publish(url, "mail", "one")
+    [raw] = bench.queue()
+    with Inbox(url) as inbox:
+        inbox.receive(1)
+        [owner] = bench.registry.owners()
+        assert bench.private(owner) == [raw]
+        assert "mail" in bench.registry.facts([owner])[owner].lists
+
+
+def test_a_stock_consumer_and_ours_share_a_queue(url: str) -> None:
+    """Whatever one gives back, the other can take: nothing of the format is ours alone."""
+    publish(url, "mail", "one")
+    with Inbox(url) as ours:
+        assert ours.receive(1) == ["one"]
+    with Inbox(url, transport=None) as stock:
+        assert stock.receive(1) == ["one"]
+        stock.messages[0].reject(requeue=True)
+    with Inbox(url) as ours:
+        assert ours.receive(1) == ["one"]
+        ours.ack_all()
+
+
+def test_headers_of_types_that_json_has_not_come_back_as_they_were(url: str) -> None:
+    """kombu writes them as dicts, which its decoder looks for."""
+    headers = {"due": datetime(2026, 1, 2, 3, tzinfo=timezone.utc), "id": UUID(int=7), "plain": "é"}
+    for transport in (TRANSPORT, None):
+        publish(url, "mail", "one", headers=headers)
+        with Inbox(url, transport=transport) as inbox:
+            inbox.receive(1)
+            got = inbox.messages[0].headers
+            assert {name: got[name] for name in headers} == headers
+            inbox.ack_all()
+
+
+def test_a_simple_queue_puts_and_gets(url: str, bench: Bench) -> None:
+    with kombu.Connection(url, transport=TRANSPORT) as connection:
+        queue = connection.SimpleQueue("mail")
+        queue.put({"n": 1})
+        message = queue.get(timeout=5)
+        assert message.payload == {"n": 1}
+        assert private_lists(bench)
+        message.ack()
+        eventually(lambda: not private_lists(bench))
+        with pytest.raises(queue.Empty):
+            queue.get(timeout=0.1)
+        with pytest.raises(queue.Empty):
+            queue.get_nowait()
+        queue.close()
+    assert bench.registry.owners() == {}
+
+
+def test_basic_get_is_reliable_as_well(url: str, bench: Bench) -> None:
+    publish(url, "mail", "one", "two")
+    with kombu.Connection(url, transport=TRANSPORT) as connection:
+        queue = kombu.Queue("mail")(connection.channel())
+        first, second, third = queue.get(), queue.get(), queue.get()
+        assert [first.decode(), second.decode(), third] == ["one", "two", None]
+        [owner] = bench.registry.owners()
+        assert len(bench.private(owner)) == 2
+        first.ack()
+        assert len(bench.private(owner)) == 1
+    assert [json.loads(raw)["headers"] is not None for raw in bench.queue()] == [True]
+
+
+def test_basic_get_passes_however_much_junk(url: str, bench: Bench) -> None:
+    """E3. It called itself for each item: 1,500 of them were a RecursionError."""
+    bench.push("mail", *(b"junk %d" % number for number in range(1500)))
+    publish(url, "mail", "one")
+    with kombu.Connection(url, transport=TRANSPORT) as connection:
+        message = kombu.Queue("mail")(connection.channel()).get()
+        assert message.decode() == "one"
+        message.ack()
+    assert bench.stat("killed") == 1500
+
+
+def test_basic_get_without_ack_protects_nothing(url: str, bench: Bench) -> None:
+    publish(url, "mail", "one")
+    with kombu.Connection(url, transport=TRANSPORT) as connection:
+        queue = kombu.Queue("mail")(connection.channel())
+        assert queue.get(no_ack=True).decode() == "one"
+        assert bench.queue() == []
+        assert bench.registry.owners() == {}
+
+
+def test_a_consumer_without_ack_uses_no_private_list(url: str, bench: Bench) -> None:
+    """pidbox replies and results: it registers nobody, and its messages are gone at once."""
+    with Inbox(url, no_ack=True) as inbox:
+        inbox.settle_in()
+        publish(url, "mail", *MESSAGES)
+        assert inbox.receive(5) == MESSAGES
+        assert not {name for name in bench.key_names() if name.startswith("superfetch")}
+
+
+def test_consumers_with_and_without_ack_on_one_channel(url: str, bench: Bench) -> None:
+    with Inbox(url, "mail") as inbox:
+        fast: list[Any] = []
+        consumer = kombu.Consumer(
+            inbox.channel, [kombu.Queue("replies")], no_ack=True, on_message=fast.append
+        )
+        consumer.consume()
+        inbox.settle_in()
+        publish(url, "replies", "r")
+        publish(url, "mail", "m")
+        assert inbox.receive(1) == ["m"]
+        eventually(lambda: inbox.turn() or fast)
+        [owner] = bench.registry.owners()
+        assert set(bench.registry.facts([owner])[owner].lists) & {"replies"} == set()
+        assert [name.rpartition(":")[2] for name in private_lists(bench)] == ["mail"]
+
+
+def test_urgent_messages_come_first(url: str) -> None:
+    for priority in (9, 6, 3, 0):
+        publish(url, "mail", f"p{priority}", priority=priority)
+    with Inbox(url) as inbox:
+        assert inbox.receive(4) == ["p0", "p3", "p6", "p9"], "in Redis 0 is the highest"
+        inbox.ack_all()
+
+
+def test_priority_steps_and_separator_are_kombus_options(url: str, bench: Bench) -> None:
+    options = {"priority_steps": list(range(4)), "sep": ":", "queue_order_strategy": "priority"}
+    for priority in (3, 2, 1, 0):
+        publish(url, "mail", priority, priority=priority, options=options)
+    assert {"mail", "mail:1", "mail:2", "mail:3"} <= bench.key_names()
+    with Inbox(url, **options) as inbox:
+        assert inbox.receive(4) == [0, 1, 2, 3]
+        [owner] = bench.registry.owners()
+        assert len(bench.private(owner, "mail:2")) == 1
+    assert len(bench.queue("mail:2")) == 1, "and went back to the very list it came from"
+
+
+def test_a_key_prefix_is_put_before_every_key(url: str, bench: Bench) -> None:
+    options = {"global_keyprefix": "shop:"}
+    publish(url, "mail", *MESSAGES, options=options)
+    publish(url, "mail", "a stranger's")
+    with Inbox(url, **options) as inbox:
+        assert inbox.receive(5) == MESSAGES
+        inbox.messages[0].ack()
+        inbox.messages[1].reject(requeue=True)
+        outside = {name for name in bench.key_names() if not name.startswith("shop:")}
+        assert {name for name in outside if not name.startswith("_kombu")} == {"mail"}
+    assert len(bench.queue("shop:mail")) == 4
+    assert len(bench.queue("mail")) == 1
+
+
+def test_a_fanout_reaches_everybody_and_uses_no_private_list(url: str, bench: Bench) -> None:
+    exchange = kombu.Exchange("news", type="fanout")
+    with (
+        Inbox(url, kombu.Queue("one", exchange)) as one,
+        Inbox(url, kombu.Queue("two", exchange)) as two,
+        kombu.Connection(url, transport=TRANSPORT) as connection,
+    ):
+        one.settle_in()
+        two.settle_in()
+        kombu.Producer(connection.channel(), exchange).publish("hello", serializer="json")
+        for inbox in (one, two):
+            assert inbox.receive(1) == ["hello"]
+            inbox.ack_all()
+        assert bench.registry.owners() == {}
+
+
+def test_a_queue_that_expires_goes_on_expiring(url: str, bench: Bench) -> None:
+    queue = kombu.Queue(
+        "temporary", kombu.Exchange("temporary"), routing_key="temporary", expires=60
+    )
+    publish(url, queue, "one")
+    if bench.client.pttl("temporary") < 0:
+        pytest.skip("this kombu lets no queue on Redis expire")
+    with Inbox(url, queue) as inbox:
+        inbox.receive(1)
+        [owner] = bench.registry.owners()
+        assert bench.registry.facts([owner])[owner].lists["temporary"] == 60_000
+    assert len(bench.queue("temporary")) == 1
+    assert 0 < bench.client.pttl("temporary") <= 60_000, "given back, it expires as before"
+
+
+@pytest.mark.parametrize("raw", [b"no JSON", b"\xff\xfe", b"[1]", b"{}", b""], ids=repr)
+def test_what_is_no_message_is_quarantined_and_the_next_is_served(
+    url: str, bench: Bench, raw: bytes
+) -> None:
+    bench.push("mail", raw, payload("good"))
+    with Inbox(url) as inbox:
+        inbox.receive(1)
+        assert inbox.messages[0].headers["id"] == "good"
+        [job] = bench.dead_set
+        assert job.payload == raw
+        inbox.ack_all()
+        bench.push("mail", raw)
+        with kombu.Connection(url, transport=TRANSPORT) as connection:
+            assert kombu.Queue("mail")(connection.channel()).get() is None
+
+
+def test_a_message_that_may_not_be_decoded_is_the_consumers_affair(url: str, bench: Bench) -> None:
+    """A content type that it does not accept: it is delivered, and can be rejected."""
+    publish(url, "mail", "one")
+    with Inbox(url, accept=["yaml"]) as inbox:
+        eventually(lambda: inbox.turn() or inbox.messages)
+        with pytest.raises(ContentDisallowed):
+            inbox.messages[0].decode()
+        inbox.messages[0].reject()
+        assert (bench.queue(), private_lists(bench)) == ([], [])
+
+
+def test_rejected_for_good_a_message_is_gone(url: str, bench: Bench) -> None:
+    publish(url, "mail", "one")
+    with Inbox(url) as inbox:
+        inbox.receive(1)
+        inbox.messages[0].reject()
+    assert bench.queue() == []
+
+
+def test_a_queue_whose_key_becomes_something_else_stops_no_other(url: str, bench: Bench) -> None:
+    with Inbox(url, "broken", "mail") as inbox:
+        inbox.settle_in()
+        bench.client.hset("broken", "a", 1)
+        publish(url, "mail", *MESSAGES)
+        assert inbox.receive(5) == MESSAGES
+        inbox.ack_all()
+        inbox.settle_in()
+        bench.client.delete("broken")
+        publish(url, "broken", "mended")
+        assert inbox.receive(6)[-1] == "mended"
+        inbox.ack_all()
+
+
+def test_a_job_copied_by_hand_is_two_jobs(url: str, bench: Bench) -> None:
+    """The copy brings the same delivery tag; acking one must not settle both."""
+    bench.push("mail", payload(1), payload(1))
+    with Inbox(url) as inbox:
+        inbox.receive(2)
+        [owner] = bench.registry.owners()
+        inbox.messages[0].ack()
+        eventually(lambda: bench.private(owner) == [payload(1)])
+        inbox.messages[1].ack()
+        eventually(lambda: bench.private(owner) == [])
+
+
+def test_a_second_ack_settles_nothing(url: str, bench: Bench) -> None:
+    bench.push("mail", payload(1), payload(1))
+    with Inbox(url) as inbox:
+        inbox.receive(2)
+        [owner] = bench.registry.owners()
+        inbox.channel.basic_ack(inbox.messages[0].delivery_tag)
+        inbox.channel.basic_ack(inbox.messages[0].delivery_tag)
+        eventually(lambda: len(bench.private(owner)) < 2)
+        assert bench.private(owner) == [payload(1)]
+
+
+def test_a_wrong_option_is_refused_at_once(url: str) -> None:
+    from celery_superfetch.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="did you mean 'owner_ttl'"):
+        Inbox(url, owner_tll=1)
+
+
+def test_two_connections_of_one_process_are_one_owner(
+    url: str, bench: Bench, make_bench: Callable[..., Bench]
+) -> None:
+    with Inbox(url, "mail") as one, Inbox(url, "slow") as two:
+        one.settle_in()
+        two.settle_in()
+        [owner] = bench.registry.owners()
+        assert {"mail", "slow"} <= set(bench.registry.facts([owner])[owner].lists)
+    assert make_bench().registry.owners() == {}

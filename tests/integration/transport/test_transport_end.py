@@ -1,0 +1,300 @@
+"""What becomes of messages that are not acked: requeue, close, and the flag they come back with."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import kombu
+import pytest
+
+from celery_superfetch.model.job import Carried, digest
+from support.waiting import eventually
+from support.workers.bench import Bench, payload
+from support.workers.inbox import TRANSPORT, Inbox, publish
+
+
+def bodies(bench: Bench, queue: str = "mail") -> list[bytes]:
+    return bench.queue(queue)
+
+
+def test_a_rejected_message_is_requeued_to_the_back(url: str, bench: Bench) -> None:
+    publish(url, "mail", "one", "two", "three")
+    one, two, three = bench.queue()
+    with Inbox(url, prefetch=1) as inbox:
+        inbox.receive(1)
+        inbox.consumer.cancel()
+        assert bench.queue() == [two, three]
+        inbox.messages[0].reject(requeue=True)
+        assert bench.queue() == [two, three, one]
+
+
+def test_a_closed_channel_gives_everything_back_in_the_old_order(url: str, bench: Bench) -> None:
+    raws = [payload(n) for n in range(130)]
+    bench.push("mail", *raws)
+    with Inbox(url) as inbox:
+        inbox.receive(100)
+        [owner] = bench.registry.owners()
+        assert len(bench.private(owner)) >= 100
+    assert bench.queue() == raws
+    assert bench.registry.owners() == {}
+    assert not [name for name in bench.key_names() if owner in name], "no key of its own is left"
+
+
+def test_what_was_acked_is_not_given_back(url: str, bench: Bench) -> None:
+    raws = [payload(n) for n in range(10)]
+    bench.push("mail", *raws)
+    with Inbox(url) as inbox:
+        inbox.receive(10)
+        for message in inbox.messages[::2]:
+            message.ack()
+    assert bench.queue() == raws[1::2]
+
+
+def test_several_queues_and_priorities_go_back_to_where_they_came_from(
+    url: str, bench: Bench
+) -> None:
+    lists = ["mail", "mail\x06\x163", "slow", "slow\x06\x169"]
+    for name in lists:
+        bench.push(name, payload(f"{name} 1"), payload(f"{name} 2"))
+    with Inbox(url, "mail", "slow") as inbox:
+        inbox.receive(8)
+    for name in lists:
+        assert bench.queue(name) == [payload(f"{name} 1"), payload(f"{name} 2")]
+
+
+def test_closing_twice_is_harmless(url: str, bench: Bench) -> None:
+    publish(url, "mail", "one")
+    inbox = Inbox(url)
+    inbox.receive(1)
+    inbox.channel.close()
+    inbox.channel.close()
+    inbox.close()
+    inbox.close()
+    assert len(bench.queue()) == 1
+    assert bench.registry.owners() == {}
+
+
+def test_an_ack_after_the_channel_is_closed_finds_its_way(url: str, bench: Bench) -> None:
+    """Celery's pool finishes a job while the consumer reconnects."""
+    bench.push("mail", payload("running"), payload("waiting"))
+    inbox = Inbox(url)
+    inbox.receive(2)
+    running = inbox.messages[0]
+    in_flight = inbox.channel.fetch.in_flight
+    assert in_flight.starts.start(running._raw.claimed.job)
+    [owner] = bench.registry.owners()
+    inbox.channel.close()
+    assert bench.queue() == [payload("waiting")]
+    assert bench.private(owner) == [payload("running")], "it runs, and stays its owner's"
+    assert set(bench.registry.owners()) == {owner}
+    running.ack()
+    assert bench.private(owner) == []
+    inbox.close()
+
+
+def test_what_outlives_its_channel_counts_against_the_prefetch_of_the_next(
+    url: str, bench: Bench
+) -> None:
+    """Else each lost connection would reserve more jobs behind those that run."""
+    bench.push("mail", *(payload(n) for n in range(4)))
+    first = Inbox(url, prefetch=2)
+    first.receive(2)
+    in_flight = first.channel.fetch.in_flight
+    assert in_flight.starts.start(first.messages[0]._raw.claimed.job)
+    first.channel.close()
+    assert bench.queue() == [payload(n) for n in (1, 2, 3)]
+    with Inbox(url, prefetch=2) as second:
+        second.receive(1)
+        second.settle_in()
+        assert len(second.messages) == 1, "the other place is taken"
+        first.messages[0].ack()
+        second.receive(2)
+    first.close()
+
+
+def test_what_comes_back_is_marked_and_its_bytes_are_not_changed(url: str, bench: Bench) -> None:
+    publish(url, "mail", "one")
+    [raw] = bench.queue()
+    with Inbox(url) as inbox:
+        inbox.receive(1)
+        assert not inbox.messages[0].delivery_info.get("redelivered")
+    assert bench.queue() == [raw]
+    with Inbox(url) as inbox:
+        inbox.receive(1)
+        message = inbox.messages[0]
+        assert message.delivery_info["redelivered"] is True
+        assert message.headers["redelivered"] is True, "where Celery's tasks see it"
+        [owner] = bench.registry.owners()
+        assert bench.private(owner) == [raw]
+        message.ack()
+    publish(url, "mail", "two")
+    with Inbox(url) as inbox:
+        inbox.receive(1)
+        assert not inbox.messages[0].delivery_info.get("redelivered"), "another one is not"
+
+
+def test_a_recovered_message_is_marked_too(url: str, bench: Bench) -> None:
+    bench.dead_owner([payload(1)])
+    bench.reaper().reap()
+    with Inbox(url) as inbox:
+        inbox.receive(1)
+        assert inbox.messages[0].delivery_info["redelivered"] is True
+        counts = {"recoveries": 1, "strikes": 0, "requeues": 0}
+        assert inbox.messages[0].headers["superfetch"] == counts
+        inbox.ack_all()
+        assert bench.counters(payload(1)).recoveries == 0, "settled, its counters are cleared"
+
+
+def test_a_message_without_headers_can_be_marked(url: str, bench: Bench) -> None:
+    raw = json.loads(payload(1))
+    del raw["headers"]
+    bench.dead_owner([json.dumps(raw).encode()])
+    bench.reaper().reap()
+    with Inbox(url) as inbox:
+        inbox.receive(1)
+        assert inbox.messages[0].headers["redelivered"] is True
+        inbox.ack_all()
+    assert not list(bench.dead_set)
+
+
+def test_what_a_message_says_of_its_deliveries_is_not_believed(url: str, bench: Bench) -> None:
+    bench.push("mail", payload(1, superfetch={"strikes": 7}))
+    with Inbox(url) as inbox:
+        inbox.receive(1)
+        assert "superfetch" not in inbox.messages[0].headers
+        inbox.ack_all()
+
+
+def test_strikes_that_a_message_carries_are_told_until_it_has_some_of_its_own(
+    url: str, bench: Bench
+) -> None:
+    raw = payload(1, **Carried(2, 1).headers())
+    bench.push("mail", raw)
+    for strikes in (2, 3):
+        with Inbox(url) as inbox:
+            inbox.receive(1)
+            assert inbox.messages[0].headers["superfetch"]["strikes"] == strikes
+            inbox.ack_all()
+        bench.client.set(bench.keys.recovered, 1)
+        bench.client.hset(bench.keys.recoveries(digest(raw)), "strikes", 3)
+        bench.push("mail", raw)
+
+
+@pytest.mark.parametrize("body", [[], {}, {"a": []}, "ö\x00", None, 1.0, 12345678901234567890])
+def test_a_redelivery_says_what_was_published(url: str, body: Any) -> None:
+    """Lua's cjson would make {} of [] and 1.0 of 1: no script may rewrite a message."""
+    publish(url, "mail", body)
+    for _ in range(2):
+        with Inbox(url) as inbox:
+            assert inbox.receive(1) == [body]
+
+
+def test_cancelling_a_queue_gives_its_waiting_messages_back(url: str, bench: Bench) -> None:
+    for queue in ("mail", "slow"):
+        bench.push(queue, *(payload(f"{queue} {n}") for n in range(10)))
+    with Inbox(url, "mail", "slow") as inbox:
+        inbox.receive(1)
+        inbox.consumer.cancel_by_queue("slow")
+        delivered = [m.headers["id"] for m in inbox.messages if m.headers["id"][:4] == "slow"]
+        assert len(bench.queue("slow")) == 10 - len(delivered)
+        waiting = [json.loads(raw)["headers"]["id"] for raw in bench.queue("slow")]
+        assert waiting == [f"slow {n}" for n in range(len(delivered), 10)]
+        inbox.receive(10 + len(delivered))
+        assert sum(m.headers["id"][:4] == "mail" for m in inbox.messages) == 10
+
+
+def test_a_queue_that_is_cancelled_can_be_consumed_again(url: str, bench: Bench) -> None:
+    with Inbox(url) as inbox:
+        inbox.settle_in()
+        inbox.consumer.cancel()
+        publish(url, "mail", "one")
+        inbox.settle_in()
+        assert len(bench.queue()) == 1, "nobody takes it meanwhile"
+        inbox.consumer.consume()
+        assert inbox.receive(1) == ["one"]
+
+
+def test_purging_and_deleting_a_queue_leaves_what_is_in_flight(url: str, bench: Bench) -> None:
+    publish(url, "mail", "one", "two")
+    with Inbox(url, prefetch=1) as inbox:
+        inbox.receive(1)
+        assert inbox.channel.queue_purge("mail") == 1
+        [owner] = bench.registry.owners()
+        assert len(bench.private(owner)) == 1
+        inbox.messages[0].ack()
+    assert bodies(bench) == []
+
+
+def test_a_reaped_owner_does_not_deliver_what_was_given_to_somebody_else(
+    url: str, bench: Bench
+) -> None:
+    """Taken for dead with claimed messages still waiting for the loop: they run elsewhere."""
+    raws = [payload(n) for n in range(10)]
+    bench.push("mail", *raws)
+    with Inbox(url) as inbox:
+        inbox.receive(1)
+        [owner] = bench.registry.owners()
+        score = bench.registry.owners()[owner]
+        host = owner.partition("|")[0]
+        assert bench.registry.mark(owner, host, score, 60, "silent")
+        bench.reaper().reap()
+        assert bench.queue() == raws
+        inbox.channel.membership.heartbeat()  # by which it learns its fate
+        inbox.receive(11)
+        ids = [message.headers["id"] for message in inbox.messages]
+        assert ids == ["0", *(str(n) for n in range(10))], "the first ran twice, no other did"
+        inbox.ack_all()
+        inbox.settle_in()
+        assert bench.queue() == []
+
+
+def test_a_lost_connection_loses_nothing_and_doubles_nothing(url: str, bench: Bench) -> None:
+    raws = [payload(n) for n in range(20)]
+    bench.push("mail", *raws)
+    with Inbox(url, prefetch=5) as inbox:
+        inbox.receive(5)
+        bench.client.client_kill_filter(_type="normal", skipme=True)
+        inbox.ack_all()
+
+    seen = [message.headers["id"] for message in inbox.messages]
+    with Inbox(url) as other:
+        other.receive(15)
+        other.settle_in()
+        seen += [message.headers["id"] for message in other.messages]
+        other.ack_all()
+    assert sorted(seen, key=int) == [str(n) for n in range(20)]
+    assert bench.queue() == []
+
+
+def test_a_connection_without_a_server_raises_what_kombu_can_mend(url: str) -> None:
+    connection = kombu.Connection("redis://127.0.0.1:1/0", transport=TRANSPORT)
+    with pytest.raises(connection.connection_errors):
+        kombu.Queue("mail")(connection.channel()).get()
+
+
+def test_what_its_consumer_lets_go_goes_back_at_once_and_cannot_start(
+    url: str, bench: Bench
+) -> None:
+    """A worker that is told to stop: the channel stays open for the jobs that run."""
+    raws = [payload(n) for n in range(8)]
+    bench.push("mail", *raws)
+    with Inbox(url, prefetch=6) as inbox:
+        inbox.receive(4)
+        running, _unasked, *waiting = inbox.messages
+        in_flight = inbox.channel.fetch.in_flight
+        jobs = [message._raw.claimed.job for message in (running, *waiting)]
+        for job in jobs:
+            in_flight.starts.wait(job)
+        assert in_flight.starts.start(jobs[0])
+        inbox.channel.membership.heart.stopping = True
+        assert inbox.channel.give_back_waiting() == 4, "two are not even delivered"
+        assert bench.queue() == raws[2:]
+        assert not any(in_flight.starts.start(job) for job in jobs[1:])
+        inbox.settle_in()
+        assert bench.queue() == raws[2:], "it claims nothing more"
+        for message in inbox.messages:
+            message.ack()  # that of what went back removes nothing
+        assert bench.queue() == raws[2:]
+        [owner] = bench.registry.owners()
+        eventually(lambda: bench.private(owner) == [])

@@ -1,0 +1,198 @@
+"""Claiming and waiting: within the prefetch, woken by the job, and without polling."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import cast
+
+import pytest
+
+from support.waiting import always, eventually
+from support.workers.bench import Bench, payload
+from support.workers.inbox import Inbox, publish
+
+
+@contextmanager
+def looping(*inboxes: Inbox) -> Iterator[None]:
+    """Each consumer turns in a thread of its own, as workers do."""
+    over = threading.Event()
+
+    def loop(inbox: Inbox) -> None:
+        while not over.is_set():
+            inbox.turn(0.2)
+
+    threads = [threading.Thread(target=loop, args=(inbox,)) for inbox in inboxes]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def blocked(bench: Bench) -> int:
+    return int(bench.client.info("clients")["blocked_clients"])
+
+
+def held(bench: Bench) -> int:
+    """Jobs in all private lists."""
+    names = [name for name in bench.key_names() if ":private:" in name]
+    return sum(cast("int", bench.client.llen(name)) for name in names)
+
+
+@pytest.mark.parametrize("prefetch", [1, 4])
+def test_no_more_is_claimed_than_the_prefetch_allows(url: str, bench: Bench, prefetch: int) -> None:
+    bench.push("mail", *(payload(n) for n in range(20)))
+    with Inbox(url, prefetch=prefetch) as inbox:
+        inbox.receive(prefetch)
+        inbox.settle_in()
+        assert len(inbox.messages) == held(bench) == prefetch
+        inbox.messages[0].ack()
+        inbox.receive(prefetch + 1)
+        inbox.settle_in()
+        assert len(inbox.messages) == prefetch + 1
+        assert held(bench) == prefetch
+
+
+def test_no_more_is_claimed_than_the_prefetch_allows_by_blocking_reads_either(
+    url: str, bench: Bench
+) -> None:
+    """Many lists wait at once, and all of them are served in one instant."""
+    queues = [f"q{n}" for n in range(4)]
+    with Inbox(url, *queues, prefetch=2) as inbox:
+        inbox.settle_in()
+        with bench.client.pipeline(transaction=True) as pipe:
+            for queue in queues:
+                pipe.lpush(queue, payload(queue, queue))
+            pipe.execute()
+        inbox.receive(2)
+        inbox.settle_in()
+        assert len(inbox.messages) == held(bench) == 2
+        assert sum(len(bench.queue(queue)) for queue in queues) == 2
+        inbox.ack_all()
+        inbox.receive(4)
+        assert sorted(m.headers["id"] for m in inbox.messages) == queues
+
+
+def test_without_a_prefetch_one_claim_takes_as_many_as_the_limit(url: str, bench: Bench) -> None:
+    bench.push("mail", *(payload(n) for n in range(100)))
+    with Inbox(url, claim_limit=30) as inbox:
+        inbox.receive(1)
+        assert held(bench) == 30
+        inbox.receive(100)
+
+
+def test_equal_queues_are_served_in_turn(url: str, bench: Bench) -> None:
+    """A deep queue must not starve a shallow one."""
+    bench.push("deep", *(payload(f"deep {n}") for n in range(200)))
+    with Inbox(url, "deep", "small", prefetch=10) as inbox:
+        inbox.receive(10)
+        publish(url, "small", "s")
+        inbox.ack_all()
+        inbox.receive(20)
+        assert "s" in [m.decode() for m in inbox.messages[10:]]
+
+
+@pytest.mark.parametrize("queue", ["first", "last", "first\x06\x169"])
+def test_an_idle_consumer_is_woken_by_the_job(url: str, bench: Bench, queue: str) -> None:
+    with Inbox(url, "first", "last") as inbox, looping(inbox):
+        eventually(lambda: blocked(bench) >= 1)
+        always(lambda: not inbox.messages, 0.3)
+        sent = monotonic()
+        bench.push(queue, payload(1))
+        eventually(lambda: inbox.messages, every=0.002)
+        assert monotonic() - sent < 0.5
+
+
+def test_a_job_wakes_exactly_one_of_several_idle_consumers(url: str, bench: Bench) -> None:
+    """Each runs on its own; nobody gets what another one has."""
+    inboxes = [Inbox(url, prefetch=1) for _ in range(5)]
+    with looping(*inboxes):
+        eventually(lambda: blocked(bench) >= len(inboxes))
+        before = _calls(bench)
+        bench.push("mail", payload(1))
+        eventually(lambda: any(inbox.messages for inbox in inboxes))
+        always(lambda: sum(len(inbox.messages) for inbox in inboxes) == 1, 0.5)
+        after = _calls(bench)
+    claims = after.get("evalsha", 0) - before.get("evalsha", 0)
+    assert claims <= 2, "the others slept on"
+    for inbox in inboxes:
+        inbox.ack_all()
+        inbox.close()
+
+
+def test_jobs_for_all_reach_all_and_each_job_one(url: str, bench: Bench) -> None:
+    inboxes = [Inbox(url, prefetch=1) for _ in range(4)]
+    with looping(*inboxes):
+        eventually(lambda: blocked(bench) >= len(inboxes))
+        bench.push("mail", *(payload(n) for n in range(4)))
+        eventually(lambda: all(len(inbox.messages) == 1 for inbox in inboxes))
+        assert {m.headers["id"] for inbox in inboxes for m in inbox.messages} == set("0123")
+    for inbox in inboxes:
+        inbox.close()
+
+
+def test_an_idle_consumer_does_not_poll(url: str, bench: Bench) -> None:
+    with Inbox(url, "mail", "slow") as inbox, looping(inbox):
+        eventually(lambda: blocked(bench) >= 8, message="it waits on 2 queues of 4 steps")
+        before = sum(_calls(bench).values())
+        over = monotonic() + 2
+        always(lambda: True, 2)
+        assert monotonic() >= over
+        commands = sum(_calls(bench).values()) - before
+        assert commands <= 6, "the test's own, and a heartbeat"
+
+
+def test_a_full_consumer_waits_for_nothing_and_takes_nothing(url: str, bench: Bench) -> None:
+    with Inbox(url, prefetch=1) as inbox, looping(inbox):
+        bench.push("mail", payload(1))
+        eventually(lambda: inbox.messages)
+        bench.push("mail", payload(2))
+        always(lambda: len(bench.queue()) == 1, 0.5)
+
+
+def test_more_lists_than_connections_are_served_all_the_same(url: str, bench: Bench) -> None:
+    queues = [f"q{n}" for n in range(12)]  # of 4 steps each
+    with Inbox(url, *queues) as inbox, looping(inbox):
+        eventually(lambda: blocked(bench) >= 1)
+        assert blocked(bench) <= 16
+        for queue in queues:
+            bench.push(f"{queue}\x06\x169", payload(queue, queue))
+        eventually(lambda: len(inbox.messages) == len(queues), 5)
+
+
+def test_urgent_jobs_overtake_what_waits(url: str, bench: Bench) -> None:
+    bench.push("mail\x06\x169", *(payload(f"late {n}") for n in range(5)))
+    with Inbox(url, prefetch=1) as inbox:
+        inbox.receive(1)
+        bench.push("mail", payload("urgent"))
+        inbox.messages[0].ack()
+        inbox.receive(2)
+        assert inbox.messages[1].headers["id"] == "urgent"
+
+
+def test_ten_thousand_jobs_pass_through_in_order(url: str, bench: Bench) -> None:
+    count = 10_000
+    template = json.loads(payload(0))
+    raws = []
+    for n in range(count):
+        template["headers"]["id"] = template["properties"]["delivery_tag"] = str(n)
+        raws.append(json.dumps(template).encode())
+    bench.push("mail", *raws)
+    with Inbox(url, prefetch=50) as inbox:
+        inbox.consumer.on_message = lambda message: (inbox.messages.append(message), message.ack())
+        inbox.receive(count, within=100)
+        assert [m.headers["id"] for m in inbox.messages] == [str(n) for n in range(count)]
+    assert bench.queue() == []
+
+
+def _calls(bench: Bench) -> dict[str, int]:
+    """Command -> how often it was called."""
+    stats = bench.client.info("commandstats")
+    return {name.removeprefix("cmdstat_"): row["calls"] for name, row in stats.items()}

@@ -1,0 +1,385 @@
+"""A job starts when it is recorded and its owner was heard of lately; then it is not given back."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import pytest
+import redis
+
+from celery_superfetch.model.certificate import HEARTBEATS, Certificate
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Claimed, Job, digest
+from celery_superfetch.owner.in_flight.jobs import State
+from celery_superfetch.worker import start
+from support.servers.faults import kill_connections
+from support.waiting import eventually
+from support.workers.bench import Bench, payload
+
+ONE, TWO, THREE = payload(1), payload(2), payload(3)
+
+
+@pytest.fixture
+def owner(bench: Bench) -> Facts:
+    owner = bench.owner()
+    bench.in_flight.starts.certificate.heard(owner.owner, monotonic())
+    return owner
+
+
+def claim(bench: Bench, owner: Facts, *payloads: bytes, starts: int = 0) -> list[Claimed]:
+    bench.push("mail", *payloads)
+    return list(bench.in_flight.claim(owner.owner, ["mail"], 10, 1, [], starts).jobs)
+
+
+def hand_over(bench: Bench, claimed: Claimed) -> float:
+    return bench.in_flight.starts.start(claimed.job, digest(claimed.job.payload))
+
+
+def running(bench: Bench, owner: Facts) -> list[str]:
+    """Digests of what the server has as running."""
+    return sorted(bench.lists.running(owner.owner).digests)
+
+
+def digests(*payloads: bytes) -> list[str]:
+    return sorted(map(digest, payloads))
+
+
+def commands(bench: Bench) -> int:
+    stats = bench.client.info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("eval", "evalsha"))
+
+
+# -- how long it may
+
+
+def test_what_a_heartbeat_is_good_for() -> None:
+    certificate = Certificate(5)
+    assert certificate.until("me") > monotonic(), "where nobody tells of heartbeats, nobody reaps"
+    now = monotonic()
+    certificate.heard("me", now)
+    assert certificate.until("me") == now + HEARTBEATS * 5
+    assert certificate.until("I of yesterday") == 0
+    assert certificate.is_past("I of yesterday")
+    certificate.heard("me", monotonic() - HEARTBEATS * 5)
+    assert certificate.until("me") == 0
+    assert not certificate.is_past("me")
+
+
+def test_nothing_starts_while_the_owner_is_not_heard(bench: Bench, owner: Facts) -> None:
+    """B. The verdict of others needs two heartbeats of silence, and one and a half are over."""
+    one, two = claim(bench, owner, ONE, TWO, starts=1)
+    bench.in_flight.starts.certificate.heard(owner.owner, monotonic() - 1.6 * 5)
+    assert hand_over(bench, one) == hand_over(bench, two) == 0
+    assert bench.in_flight.starts.may_start(one.job)
+    assert bench.in_flight.starts.may_start(two.job)
+    bench.in_flight.starts.certificate.heard(owner.owner, monotonic())
+    assert hand_over(bench, one) > monotonic()
+
+
+def test_nothing_of_a_former_self_starts(bench: Bench, owner: Facts) -> None:
+    [one] = claim(bench, owner, ONE)
+    bench.in_flight.starts.wait(one.job)
+    bench.in_flight.starts.certificate.heard("somebody|1|new", monotonic())
+    assert hand_over(bench, one) == 0
+    bench.in_flight.lose_all(owner.owner)
+    assert not bench.in_flight.starts.may_start(one.job)
+
+
+def test_the_process_that_runs_it_looks_at_its_clock() -> None:
+    """B. It asks nobody: past the time it says so, and has not begun."""
+    ran: list[str] = []
+    assert start.start(monotonic() + 60, ran.append, "in time") is None
+    failed, told, _ = start.start(monotonic(), ran.append, "too late")
+    assert ran == ["in time"]
+    assert failed == 1
+    assert isinstance(getattr(told.exception, "exc", told.exception), start.NotStarted)
+
+
+# -- recorded by the claim
+
+
+def test_a_claim_records_the_first_of_its_jobs_as_running(bench: Bench, owner: Facts) -> None:
+    one, two, three = claim(bench, owner, ONE, TWO, THREE, starts=2)
+    assert running(bench, owner) == digests(ONE, TWO)
+    ids = bench.client.hgetall(bench.keys.running(owner.owner))
+    assert set(ids) == {one.job.claim_id.encode(), two.job.claim_id.encode()}
+    before = commands(bench)
+    assert hand_over(bench, one)
+    assert hand_over(bench, two)
+    assert commands(bench) == before, "it is recorded already"
+    assert hand_over(bench, three)
+    eventually(lambda: running(bench, owner) == digests(ONE, TWO, THREE))
+
+
+def test_what_a_blocking_read_brought_starts_first(bench: Bench, owner: Facts) -> None:
+    """Of two that it brought one was taken away meanwhile."""
+    bench.push("mail", TWO)
+    waited = bench.lists.job(owner.owner, "mail", ONE)
+    gone = bench.lists.job(owner.owner, "mail", THREE)
+    bench.client.lpush(bench.keys.private(owner.owner, "mail"), ONE)
+    claims = bench.claim(owner, most=10, confirm=[gone, waited], starts=1)
+    assert [job for job, _ in claims.started] == [waited]
+    assert running(bench, owner) == digests(ONE)
+    assert [claimed.job.payload for claimed in claims.jobs] == [TWO]
+
+
+def test_fewer_jobs_than_might_start_are_all_recorded(bench: Bench, owner: Facts) -> None:
+    [one] = claim(bench, owner, ONE, starts=5)
+    assert running(bench, owner) == digests(ONE)
+    [two] = claim(bench, owner, TWO)
+    assert one.job.claim_id != two.job.claim_id
+
+
+def test_nothing_is_recorded_beside_a_suspect(bench: Bench, owner: Facts) -> None:
+    """A claim that was on its way when another thread got the suspect."""
+    bench.client.hset(bench.keys.running(owner.owner), mapping={"alone": "x", "x": "suspect"})
+    claim(bench, owner, ONE, starts=1)
+    assert running(bench, owner) == ["suspect"]
+
+
+@pytest.mark.parametrize("other", [payload(2, eta="2030-01-01T00:00:00"), payload("x" * 20_000)])
+def test_one_that_is_to_wait_or_is_large_is_not_recorded_and_so_are_those_behind_it(
+    bench: Bench, owner: Facts, other: bytes
+) -> None:
+    claim(bench, owner, ONE, other, THREE, starts=3)
+    assert running(bench, owner) == digests(ONE)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_job_that_only_waits_does_not_count_as_running(
+    bench: Bench, owner: Facts, waits: bool
+) -> None:
+    """For its rate limit, or for its time: then it is moved aside."""
+    one, two = claim(bench, owner, ONE, TWO, starts=2)
+    if waits:
+        bench.in_flight.starts.set_aside(one.job)
+    bench.in_flight.starts.delivered(one.job)
+    hand_over(bench, two)
+    bench.in_flight.starts.delivered(two.job)
+    bench.in_flight.flush()
+    assert running(bench, owner) == digests(TWO)
+    assert len(bench.private(owner)) == (1 if waits else 2)
+    assert hand_over(bench, one)
+    bench.in_flight.flush()
+    assert running(bench, owner) == digests(ONE, TWO), "it runs now"
+
+
+def test_a_job_that_was_acked_unrun_costs_no_question(bench: Bench, owner: Facts) -> None:
+    """Revoked, say."""
+    [one] = claim(bench, owner, ONE, starts=1)
+    bench.in_flight.ack(one)
+    before = bench.client.info("commandstats").get("cmdstat_hdel", {}).get("calls", 0)
+    bench.in_flight.starts.delivered(one.job)
+    after = bench.client.info("commandstats").get("cmdstat_hdel", {}).get("calls", 0)
+    assert after == before
+    bench.in_flight.flush()
+    assert running(bench, owner) == []
+
+
+# -- recorded when the pool gets it
+
+
+def test_a_job_is_recorded_with_the_ack_that_made_room(bench: Bench, owner: Facts) -> None:
+    one, two, three = claim(bench, owner, ONE, TWO, THREE)
+    assert hand_over(bench, one)
+    assert hand_over(bench, two)
+    eventually(lambda: running(bench, owner) == digests(ONE, TWO))
+    bench.in_flight.ack(one)
+    before = commands(bench)
+    assert hand_over(bench, three)
+    eventually(lambda: running(bench, owner) == digests(TWO, THREE))
+    assert commands(bench) == before + 1
+    assert bench.private(owner) == [THREE, TWO]
+    assert bench.in_flight.outbox.settlements["acks"] == 1, "nobody has waited for the answer"
+
+
+def test_a_task_with_early_ack_is_not_recorded(bench: Bench, owner: Facts) -> None:
+    """Its ack may come first, and nothing would remove the record."""
+    [one] = claim(bench, owner, ONE)
+    assert bench.in_flight.starts.start(one.job)
+    bench.in_flight.flush()
+    assert running(bench, owner) == []
+
+
+def test_a_job_whose_record_cannot_be_sent_does_not_start(bench: Bench, owner: Facts) -> None:
+    one, two = claim(bench, owner, ONE, TWO)
+    kill_connections(bench.client)
+    # The kernel takes the first, or says at once that the other end is gone.
+    if hand_over(bench, one):
+        with pytest.raises(redis.ConnectionError):
+            bench.in_flight.flush()
+    assert bench.in_flight.doubt
+    assert not hand_over(bench, two), "first comes a look at what the lost reply spoke of"
+    assert not bench.in_flight.reconcile(owner.owner, ["mail"])
+    assert hand_over(bench, two), "a new connection takes it"
+    bench.in_flight.flush()
+    assert digest(TWO) in running(bench, owner)
+
+
+def test_a_job_that_ended_meanwhile_is_only_settled(bench: Bench, owner: Facts) -> None:
+    [one] = claim(bench, owner, ONE)
+    kill_connections(bench.client)
+    hand_over(bench, one)
+    bench.in_flight.ack(one)
+    try:
+        bench.in_flight.flush()
+    except redis.ConnectionError:
+        bench.in_flight.flush()
+    assert bench.private(owner) == []
+    assert running(bench, owner) == []
+
+
+# -- given back, or not
+
+
+def test_a_job_that_was_handed_over_is_not_given_back(bench: Bench, owner: Facts) -> None:
+    [one] = claim(bench, owner, ONE)
+    assert hand_over(bench, one)
+    bench.in_flight.requeue([one.job])
+    assert (bench.queue(), bench.private(owner)) == ([], [ONE])
+    assert bench.in_flight.jobs.state(one.job) is State.OUTLIVED, "it counts against the prefetch"
+    bench.in_flight.ack(one)
+    bench.in_flight.flush()
+    assert bench.private(owner) == []
+    assert running(bench, owner) == []
+    assert not bench.in_flight.jobs.count(State.OUTLIVED)
+
+
+def test_the_control_gives_back_a_job_that_nobody_was_said_to_have(
+    bench: Bench, owner: Facts
+) -> None:
+    """Which is right, too, for one that its pool says that it has forgotten."""
+    [one] = claim(bench, owner, ONE)
+    hand_over(bench, one)
+    bench.in_flight.starts.end(one.job)
+    bench.in_flight.requeue([one.job])
+    assert (bench.queue(), bench.private(owner)) == ([ONE], [])
+    assert running(bench, owner) == []
+
+
+def test_a_job_that_was_given_back_does_not_start(bench: Bench, owner: Facts) -> None:
+    """Claimed again by the same owner: the first delivery is still the wrong one to run."""
+    [one] = claim(bench, owner, ONE)
+    bench.in_flight.requeue([one.job])
+    [again] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    assert hand_over(bench, one) == 0
+    assert hand_over(bench, again)
+
+
+def test_nor_does_one_that_cannot_be_given_back_yet(bench: Bench, owner: Facts) -> None:
+    [one] = claim(bench, owner, ONE)
+    bench.client.rename("mail", "aside") if bench.client.exists("mail") else None
+    bench.client.set("mail", "no queue")
+    bench.in_flight.requeue([one.job])
+    assert bench.private(owner) == [ONE]
+    assert hand_over(bench, one) == 0
+
+
+def test_only_those_that_are_handed_over_first_can_be_taken_back(
+    bench: Bench, owner: Facts
+) -> None:
+    """Whoever runs jobs as they come may have begun."""
+    one, two, three = claim(bench, owner, ONE, TWO, THREE)
+    for claimed in (two, three):
+        bench.in_flight.starts.wait(claimed.job)
+    hand_over(bench, three)
+    assert bench.in_flight.requeue_waiting([three.job, two.job, one.job]) == [two.job]
+    assert bench.queue() == [TWO]
+
+
+def test_at_the_end_all_are_given_back(bench: Bench, owner: Facts) -> None:
+    [one] = claim(bench, owner, ONE)
+    hand_over(bench, one)
+    bench.in_flight.requeue_all()
+    assert (bench.queue(), bench.private(owner)) == ([ONE], [])
+
+
+def test_a_return_that_comes_after_its_repetition_leaves_the_new_claim_alone(
+    bench: Bench, owner: Facts
+) -> None:
+    """A network that stood still: the call was repeated, served, and then the first one arrives."""
+    [one] = claim(bench, owner, ONE)
+    late = bench.lists.requeue([one.job], "front", 0, 1)
+    assert bench.run(bench.lists.requeue([one.job], "front", 0, 2)) == [1]
+    [again] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    hand_over(bench, again)
+    assert bench.run(late) == [0]
+    assert bench.private(owner) == [ONE], "it runs"
+    assert bench.queue() == []
+
+
+def test_the_control_takes_it_from_whoever_runs_it(bench: Bench, owner: Facts) -> None:
+    """Without a number, as an operator's drain has none."""
+    [one] = claim(bench, owner, ONE)
+    late = bench.lists.requeue([one.job], "front", 0)
+    bench.in_flight.requeue([one.job])
+    bench.in_flight.claim(owner.owner, ["mail"], 1, 1, [])
+    assert bench.run(late) == [1]
+    assert bench.private(owner) == []
+
+
+def test_what_a_return_leaves_in_redis_is_bounded(bench: Bench, owner: Facts) -> None:
+    """C3. However many are given back, nothing is kept of each that somebody has to remove."""
+    for _ in range(20):
+        bench.in_flight.requeue([claimed.job for claimed in claim(bench, owner, ONE, TWO)])
+        bench.client.delete("mail")
+    assert not bench.client.exists(bench.keys.running(owner.owner))
+    assert bench.client.hget(bench.keys.facts(owner.owner), "returned") == b"20"
+
+
+# -- a suspect, alone
+
+
+@pytest.fixture
+def suspect(bench: Bench, owner: Facts) -> Job:
+    """A job on probation that its owner has claimed."""
+    bench.client.lpush(bench.keys.probation("mail"), payload("suspect"))
+    bench.client.hset(bench.keys.recoveries(digest(payload("suspect"))), "probation", 1)
+    claimed = bench.in_flight.claim_alone(owner.owner, "mail")
+    assert claimed is not None
+    return claimed.job
+
+
+def test_a_suspect_counts_as_running_from_its_claim_on(
+    bench: Bench, owner: Facts, suspect: Job
+) -> None:
+    """It may kill whoever decodes it. What else was recorded, a lost ack has left."""
+    assert bench.lists.running(owner.owner).alone == digest(suspect.payload)
+    assert running(bench, owner) == [digest(suspect.payload)]
+
+
+def test_a_suspect_that_was_not_started_goes_back_on_probation(
+    bench: Bench, owner: Facts, suspect: Job
+) -> None:
+    bench.in_flight.requeue([suspect])
+    assert bench.on_probation() == [payload("suspect")]
+    assert bench.in_flight.jobs.alone is None
+    assert running(bench, owner) == []
+    assert bench.in_flight.claim_alone(owner.owner, "mail"), "and has its turn again"
+
+
+def test_a_suspect_that_was_started_stays(bench: Bench, owner: Facts, suspect: Job) -> None:
+    assert bench.in_flight.starts.start(suspect, digest(suspect.payload))
+    bench.in_flight.requeue([suspect])
+    assert bench.in_flight.jobs.alone == suspect, "it runs"
+    assert bench.on_probation() == []
+
+
+def test_no_suspect_is_claimed_beside_what_has_just_started(bench: Bench, owner: Facts) -> None:
+    """B. A thread of the pool hands over the next job while the loop finds that nothing runs: the
+    claim of the suspect took its record away, and its crash would have been nobody's."""
+    [one] = claim(bench, owner, ONE)
+    bench.client.lpush(bench.keys.probation("mail"), payload("suspect"))
+    assert hand_over(bench, one)
+    assert bench.in_flight.claim_alone(owner.owner, "mail") is None
+    assert running(bench, owner) == digests(ONE)
+    bench.in_flight.ack(one)
+    assert bench.in_flight.claim_alone(owner.owner, "mail")
+
+
+def test_what_a_lost_ack_or_claim_left_is_forgotten(bench: Bench, owner: Facts) -> None:
+    [one] = claim(bench, owner, ONE, starts=1)
+    key = bench.keys.running(owner.owner)
+    bench.client.hset(key, mapping={"alone": "ff", "ff": "gone"})
+    bench.in_flight.reconcile(owner.owner, ["mail"])
+    assert bench.client.hgetall(key) == {one.job.claim_id.encode(): digest(ONE).encode()}

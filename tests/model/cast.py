@@ -1,0 +1,290 @@
+"""Processes that claim and run jobs, and passes that reap them: each can be stopped anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from typing import Any
+
+import pytest
+import redis
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from celery_superfetch.cli.to_stock import GiveBack
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Claimed, Job, digest
+from celery_superfetch.model.process import ProcessImage
+from celery_superfetch.model.strikes import Limits
+from celery_superfetch.owner.in_flight.in_flight import InFlight
+from celery_superfetch.owner.in_flight.lost_runs import CutShort
+from celery_superfetch.reaper.judge import Recoveries
+from celery_superfetch.reaper.reaper import Reaper
+from celery_superfetch.store.private_lists import PrivateLists
+from celery_superfetch.store.registry import Registry
+from celery_superfetch.store.wire.scripts import Call, Line
+from model.scripts_seen import Truth
+from support.workers.bench import Bench
+
+
+class Stage:
+    """Stands between the structures and the server: shows each script to the model, and lets a
+    pass wait before each of its steps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.truth: Truth | None = None
+        #: The next reply is lost.
+        self.lose = False
+        #: Claims that were given back on purpose, as they were sent.
+        self.requeues: list[Call] = []
+        #: Replies that their line has not read yet.
+        self._owed: dict[Line, list[Any]] = {}
+        self._showing = False
+        exchange = Line.exchange
+
+        def shown(
+            line: Line, calls: Sequence[Call], *, wait: bool = True, leave: int = 0
+        ) -> tuple[list[Any], list[Any]]:
+            if self._showing:  # a script that the server did not know is sent again
+                return exchange(line, calls, wait=wait, leave=leave)
+            self._wait()
+            # What is sent is carried out, whoever reads the answer.
+            earlier, owed, line._owed = self._owed.pop(line, []), line._owed, []
+            self._showing = True
+            try:
+                _, replies = exchange(line, calls)
+            finally:
+                self._showing = False
+                line.give_back()  # all of them share one pool
+            if self.truth is not None:
+                for call, reply in zip(calls, replies, strict=True):
+                    self.truth.saw(call, reply)
+                    if call.name == "requeue" and call.args[4] and reply == [1]:
+                        self.requeues.append(call)
+            if self.lose:
+                self.lose = False
+                raise redis.ConnectionError("the reply was lost")
+            if wait:
+                return earlier, replies
+            if calls and len(earlier) < leave:
+                self._owed[line], line._owed = [*earlier, *replies], [*owed, *calls]
+                return [], []
+            self._owed[line], line._owed = replies, [*calls]
+            return earlier, []
+
+        def waiting(read: Callable[..., Any]) -> Callable[..., Any]:
+            def wait_and_read(*args: Any, **kwargs: Any) -> Any:
+                self._wait()
+                return read(*args, **kwargs)
+
+            return wait_and_read
+
+        monkeypatch.setattr(Line, "exchange", shown)
+        # What a decision is built on may change between these, and before it is carried out.
+        for owner, name in ((PrivateLists, "running"), (Recoveries, "counters")):
+            monkeypatch.setattr(owner, name, waiting(getattr(owner, name)))
+        end_probation = GiveBack._end_probation
+
+        def ended(*args: Any) -> None:
+            self._wait()
+            end_probation(*args)
+            if self.truth is not None:
+                self.truth.drain_probation()
+
+        monkeypatch.setattr(GiveBack, "_end_probation", ended)
+        forget = PrivateLists.forget_running
+
+        def forgotten(lists: PrivateLists, owner: str, held: Container[str]) -> None:
+            forget(lists, owner, held)
+            if self.truth is not None:
+                self.truth.forget_running(owner, held)
+
+        monkeypatch.setattr(PrivateLists, "forget_running", forgotten)
+        unrecord = PrivateLists.unrecord
+
+        def unrecorded(lists: PrivateLists, job: Job) -> None:
+            unrecord(lists, job)
+            if self.truth is not None:
+                self.truth.running[job.owner].pop(job.claim_id, None)
+
+        monkeypatch.setattr(PrivateLists, "unrecord", unrecorded)
+        # Of two that were marked, the clock decides whether it was in the same ms.
+        tombstones = Registry.tombstones
+        monkeypatch.setattr(
+            Registry, "tombstones", lambda registry: dict(sorted(tombstones(registry).items()))
+        )
+
+    def _wait(self) -> None:
+        if getcurrent().parent is not None:
+            getcurrent().parent.switch()
+
+
+class Pass:
+    """A reaper, or an operator's drain, that goes from step to step."""
+
+    def __init__(self, bench: Bench, sender: object, limits: Limits) -> None:
+        self.reaper: Reaper = bench.reaper(sender=sender, limits=limits)
+        self._going: greenlet | None = None
+
+    def begin(self, drains: bool) -> None:
+        """A pass of the reaper; or ``celery superfetch drain --force``."""
+        act = (lambda: GiveBack(self.reaper).run(force=True)) if drains else self.reaper.reap
+        self._going = greenlet(act)
+        self.go_on(1)
+
+    @property
+    def going(self) -> bool:
+        return self._going is not None
+
+    def go_on(self, steps: int) -> None:
+        for _ in range(steps):
+            if self._going is not None:
+                report = self._going.switch()
+                if self._going.dead:
+                    self._going = None
+                    assert not report.errors
+
+    def end(self) -> None:
+        """Go to the end of the pass."""
+        while self._going is not None:
+            self.go_on(1)
+
+    def die(self) -> None:
+        """Its process is killed before its next step."""
+        if self._going is not None:
+            self._going.throw(GreenletExit)
+            self._going = None
+
+
+class Worker:
+    """A process that claims and runs jobs."""
+
+    def __init__(
+        self, bench: Bench, names: Callable[[], str], lists: Sequence[str], slots: int
+    ) -> None:
+        self.bench = bench
+        #: How many jobs may run at once, and are recorded by their claim.
+        self.slots = slots
+        self._names, self._lists = names, lists
+        self.in_flight = InFlight(bench.database)
+        self.cut_short = CutShort(self.in_flight)
+        #: Delivered, or in the pool's queue; among these are some that were given back.
+        self.waits: list[Claimed] = []
+        self.runs: list[Claimed] = []
+        #: False: the process has ended.
+        self.alive = True
+        self.register()
+
+    def __repr__(self) -> str:
+        return f"worker {self.owner.rpartition('|')[2]}"
+
+    def register(self) -> None:
+        """Be an owner, a new one if it was one before."""
+        image = ProcessImage.current()
+        facts = Facts.mine(f"{image.host}|{image.pid}|{self._names()}", image, self.bench.config)
+        self.facts = facts.with_(lists=dict.fromkeys(self._lists, 0))
+        self.owner = self.facts.owner
+        self.looks_dead = False
+        assert self.bench.registry.register(self.facts).status == "ok"
+
+    def look_dead(self) -> None:
+        """From here on every judge takes its pid for another process's."""
+        self.bench.client.hset(self.bench.keys.facts(self.owner), "start_time", "0")
+        self.looks_dead = True
+
+    def die(self) -> None:
+        self.look_dead()
+        self.alive = False
+
+    def heartbeat(self, **changed: str) -> str:
+        before = self.bench.registry.owners().get(self.owner, 0)
+        while self.bench.database.server_time() <= before:
+            pass  # in the same ms a mark could not tell this heartbeat from the last one
+        return self.bench.registry.heartbeat(self.facts, 0, changed).status
+
+    def claim(self, most: int) -> None:
+        free = max(0, self.slots - len(self.waits) - len(self.runs))
+        self.waits += self.in_flight.claim(self.owner, self._lists, most, 1, [], free).jobs
+
+    def deliver(self) -> None:
+        """What was claimed is there, and does not start yet."""
+        for claimed in self.waits:
+            self.in_flight.starts.delivered(claimed.job)
+
+    def claim_alone(self, queue_list: str) -> bool:
+        """As ``Probation`` does: not while something runs, or is yet to be delivered."""
+        if self.runs:
+            return False
+        self.deliver()
+        claimed = self.in_flight.claim_alone(self.owner, queue_list)
+        if claimed is not None:
+            self.waits.append(claimed)
+        return claimed is not None
+
+    def claim_and_lose_the_reply(self, stage: Stage) -> None:
+        stage.lose = True
+        with pytest.raises(redis.ConnectionError):
+            self.claim(1)
+
+    def claim_alone_and_lose_the_reply(self, queue_list: str, stage: Stage) -> None:
+        if self.runs:
+            return
+        self.deliver()
+        stage.lose = True
+        with pytest.raises(redis.ConnectionError):
+            self.claim_alone(queue_list)
+
+    def reconcile(self) -> None:
+        """Look for what lost replies spoke of; a suspect among it is alone no longer."""
+        self.in_flight.reconcile(self.owner, self._lists)
+
+    def start(self, claimed: Claimed) -> bool:
+        """Hand a job to the pool, as ``Gate`` does; whether it runs."""
+        job, alone = claimed.job, self.in_flight.jobs.alone
+        if not self.in_flight.starts.may_start(job):
+            self.waits.remove(claimed)
+        elif alone not in (None, job):
+            self.waits.remove(claimed)
+            self.in_flight.requeue([job])
+        elif not (alone and self.runs) and not self._was_reaped(job):
+            started = bool(self.in_flight.starts.start(job, digest(job.payload)))
+            assert started != self.in_flight.doubt
+            if not started:
+                return False
+            self.waits.remove(claimed)
+            self.runs.append(claimed)
+            return True
+        return False
+
+    def _was_reaped(self, job: Job) -> bool:
+        """Not even a mark in the very ms of its verdict comes while a certificate lasts."""
+        return self.bench.client.hget(self.bench.keys.facts(job.owner), "state") == b"reaped"
+
+    def finish(self, claimed: Claimed) -> None:
+        """It is done, and settled with the next claim or flush."""
+        (self.runs if claimed in self.runs else self.waits).remove(claimed)
+        self.in_flight.ack(claimed)
+
+    def reject(self, claimed: Claimed) -> None:
+        """A task raised ``Reject(requeue=True)``."""
+        self.runs.remove(claimed)
+        self.in_flight.starts.end(claimed.job)
+        self.in_flight.requeue([claimed.job])
+
+    def lose_child(self, claimed: Claimed, sender: object, limits: Limits) -> None:
+        """The pool child that ran it was lost."""
+        self.runs.remove(claimed)
+        self.in_flight.starts.end(claimed.job)
+        self.cut_short.recover_or_kill(claimed.job, "pool child lost", sender, limits)
+
+    def learn(self) -> None:
+        """Hear that it was taken for dead, and go on as a new owner."""
+        self.in_flight.lose_all(self.owner)
+        self.register()
+
+    def leave(self) -> None:
+        """End in order; with a late claim in its lists it is left to the reaper."""
+        self.in_flight.flush()
+        self.in_flight.requeue_all()
+        self.waits.clear()
+        self.alive = False
+        if self.bench.registry.leave(self.facts, 0) > 0:
+            self.look_dead()

@@ -1,0 +1,340 @@
+"""The state machine of `test_stateful`: workers, reapers and their operators, in any order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import hypothesis.strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from celery_superfetch.model.job import Claimed
+from celery_superfetch.model.strikes import Limits
+from celery_superfetch.reaper.drain import Report
+from model.cast import Pass, Stage, Worker
+from model.choices import (
+    JOBS,
+    KILLERS,
+    NAMES,
+    POISON,
+    QUEUES,
+    Choice,
+    Jobs,
+    all_settled,
+    anybody,
+    harmful,
+    harmless,
+    held,
+    in_doubt,
+    living,
+    looking_alive,
+    running,
+    some,
+    unsettled,
+    waiting,
+)
+from model.scripts_seen import Truth
+from support.workers.bench import Bench
+
+#: Living workers at a time.
+WORKERS = 3
+
+
+class Sender:
+    """Stands for the app whose guard is asked."""
+
+
+SENDER = Sender()
+
+
+def limits_of(bench: Bench) -> Limits:
+    """As ``poison_pill.limits_of``, with one task that is never killed."""
+    limit = bench.config.strike_limit
+    return Limits(
+        lambda task: None if task == "shop.spared" else limit, bench.config.recovery_limit
+    )
+
+
+class Fleet(RuleBasedStateMachine):
+    """Workers and two reapers on one database."""
+
+    def __init__(
+        self, stage: Stage, make_bench: Callable[..., Bench], notable: Counter[str]
+    ) -> None:
+        super().__init__()
+        self.stage, self.make_bench, self.notable = stage, make_bench, notable
+
+    @initialize(strike_limit=st.integers(1, 4), recovery_limit=st.integers(2, 6))
+    def open(self, strike_limit: int, recovery_limit: int) -> None:
+        self.bench = self.make_bench(strike_limit=strike_limit, recovery_limit=recovery_limit)
+        self.bench.client.flushdb()
+        limits = limits_of(self.bench)
+        self.limits = limits
+        self.truth = Truth(self.bench.keys, self.bench.config, limits, KILLERS)
+        self.stage.truth, self.stage.lose = self.truth, False
+        self.stage.requeues.clear()
+        self.workers: list[Worker] = []
+        self._minted = 0
+        self.reapers = [Pass(self.bench, SENDER, limits) for _ in range(2)]
+        for job in (*JOBS, next(iter(POISON))):
+            self.publish(job)
+
+    # -- who and what a rule is about
+
+    def _mint(self) -> str:
+        self._minted += 1
+        return f"{self._minted:04}"
+
+    def who(self, data: st.DataObject, among: Choice) -> Worker:
+        return data.draw(st.sampled_from(living(self, among)))
+
+    def which(self, data: st.DataObject, choose: Jobs) -> tuple[Worker, Claimed]:
+        """A worker and one of its jobs."""
+        worker = self.who(data, lambda worker: bool(choose(worker)))
+        jobs = choose(worker)
+        names = [f"{n}: {NAMES[c.job.payload]}{c.job.claim_id}" for n, c in enumerate(jobs)]
+        return worker, jobs[names.index(data.draw(st.sampled_from(names)))]
+
+    # -- producers, and a person at the dead set
+
+    @rule(job=st.sampled_from(list(JOBS)))
+    def publish(self, job: bytes) -> None:
+        """A second time, byte for byte, is as good as any."""
+        self.bench.push(JOBS[job], job)
+        self.truth.publish(JOBS[job], job)
+
+    @precondition(lambda self: +self.truth.dead)
+    @rule(data=st.data())
+    def retry(self, data: st.DataObject) -> None:
+        dead = sorted(self.bench.dead_set, key=lambda job: job.payload)
+        assert self.bench.retry(data.draw(st.sampled_from(dead)))
+
+    # -- workers
+
+    @precondition(lambda self: len(living(self)) < WORKERS)
+    @rule(most=st.integers(0, 4), starts=st.booleans(), slots=st.integers(0, 3))
+    def hire(self, most: int, starts: bool, slots: int) -> None:
+        """A supervisor starts a worker, and it goes to work: suspects have their turn first."""
+        worker = Worker(self.bench, self._mint, QUEUES, slots)
+        self.workers.append(worker)
+        if most and not any(self._claim_alone(worker, name) for name in self.suspects()):
+            self._work(worker, most, starts)
+
+    @some(anybody)
+    @rule(data=st.data(), most=st.integers(1, 4), starts=st.booleans())
+    def claim(self, data: st.DataObject, most: int, starts: bool) -> None:
+        self._work(self.who(data, anybody), most, starts)
+
+    def _work(self, worker: Worker, most: int, starts: bool) -> None:
+        worker.claim(most)
+        for claimed in list(worker.waits) if starts else ():
+            self._start(worker, claimed)
+        worker.deliver()
+
+    @precondition(lambda self: living(self) and self.suspects())
+    @rule(data=st.data(), starts=st.booleans())
+    def claim_alone(self, data: st.DataObject, starts: bool) -> None:
+        worker, name = self.who(data, anybody), data.draw(st.sampled_from(self.suspects()))
+        self._claim_alone(worker, name, starts)
+
+    def _claim_alone(self, worker: Worker, queue_list: str, starts: bool = True) -> bool:
+        claimed = worker.claim_alone(queue_list)
+        if claimed and starts:
+            self._start(worker, worker.waits[-1])
+        return claimed
+
+    def suspects(self) -> list[str]:
+        """Queue lists with suspects."""
+        probation = self.bench.keys.probation
+        return [name for name in QUEUES if +self.truth.lists[probation(name)]]
+
+    @some(waiting)
+    @rule(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        self._start(*self.which(data, waiting))
+
+    def _start(self, worker: Worker, claimed: Claimed) -> None:
+        if worker.start(claimed):
+            self.truth.begins(claimed.job.payload)
+
+    @some(harmless)
+    @rule(data=st.data(), send=st.sampled_from(["", "post", "flush"]))
+    def finish(self, data: st.DataObject, send: str) -> None:
+        worker, claimed = self.which(data, harmless)
+        worker.finish(claimed)
+        if send:
+            getattr(worker.in_flight, send)()
+
+    @some(held)
+    @rule(data=st.data())
+    def revoke(self, data: st.DataObject) -> None:
+        """A job that has expired, say, is settled without a run."""
+        worker, claimed = self.which(data, held)
+        worker.finish(claimed)
+        worker.in_flight.flush()
+
+    @some(unsettled)
+    @rule(data=st.data())
+    def flush(self, data: st.DataObject) -> None:
+        self.who(data, unsettled).in_flight.flush()
+
+    @some(waiting)
+    @rule(data=st.data(), stays=st.booleans(), where=st.sampled_from(["front", "back"]))
+    def requeue(self, data: st.DataObject, stays: bool, where: str) -> None:
+        """Its channel was closed; whoever waits for a slot with it does not know yet."""
+        worker, claimed = self.which(data, waiting)
+        if not stays:
+            worker.waits.remove(claimed)
+        worker.in_flight.requeue([claimed.job], where)
+
+    @precondition(lambda self: self.stage.requeues)
+    @rule(data=st.data())
+    def requeue_again(self, data: st.DataObject) -> None:
+        """A network that stood still brings a requeue once more."""
+        number = data.draw(st.integers(0, len(self.stage.requeues) - 1))
+        assert self.bench.run(self.stage.requeues[number]) == [0]
+
+    @some(running)
+    @rule(data=st.data(), rejected=st.booleans())
+    def requeue_what_runs(self, data: st.DataObject, rejected: bool) -> None:
+        """Its task asks for it; or its channel is closed, and it runs on."""
+        worker, claimed = self.which(data, running)
+        if rejected:
+            worker.reject(claimed)
+        else:
+            worker.in_flight.requeue([claimed.job])
+            assert worker.in_flight.holds(claimed.job)
+
+    @some(harmful)
+    @rule(data=st.data())
+    def lose_child(self, data: st.DataObject) -> None:
+        worker, claimed = self.which(data, harmful)
+        worker.lose_child(claimed, SENDER, self.limits)
+
+    @some(all_settled)
+    @rule(data=st.data(), alone=st.booleans(), queue_list=st.sampled_from(QUEUES))
+    def lose_reply(self, data: st.DataObject, alone: bool, queue_list: str) -> None:
+        """The reply to a claim is lost; what it brought is found in the private lists."""
+        worker = self.who(data, all_settled)
+        if alone:
+            worker.claim_alone_and_lose_the_reply(queue_list, self.stage)
+        else:
+            worker.claim_and_lose_the_reply(self.stage)
+
+    @some(in_doubt)
+    @rule(data=st.data())
+    def reconcile(self, data: st.DataObject) -> None:
+        self.who(data, in_doubt).reconcile()
+
+    @some(anybody)
+    @rule(data=st.data())
+    def heartbeat(self, data: st.DataObject) -> None:
+        worker = self.who(data, anybody)
+        if worker.heartbeat() == "reaped":
+            worker.learn()
+
+    # -- ends
+
+    @some(anybody)
+    @rule(data=st.data(), then=st.sampled_from(["", "leaves", "dies"]))
+    def stop(self, data: st.DataObject, then: str) -> None:
+        worker = self.who(data, anybody)
+        worker.heartbeat(state="stopping")
+        if then == "dies":
+            worker.die()
+            self.reap(0)
+        elif then and not worker.runs:
+            worker.leave()
+
+    @some(harmful)
+    @rule(data=st.data(), reaped=st.booleans(), restarts=st.booleans())
+    def crash(self, data: st.DataObject, reaped: bool, restarts: bool) -> None:
+        """A job ends its process; at once its jobs are taken back, and its supervisor starts it."""
+        worker, claimed = self.which(data, harmful)
+        if worker.owner not in self.truth.reaped:
+            self.truth.culprits[worker.owner] = claimed.job.payload
+        worker.die()
+        if reaped:
+            self.reap(0)
+        if restarts:
+            self.hire(4, True, worker.slots)
+
+    @precondition(lambda self: self.without_a_suspect())
+    @rule(data=st.data(), reaped=st.booleans())
+    def power_cut(self, data: st.DataObject, reaped: bool) -> None:
+        """It was none of its jobs: one that was alone would be blamed, and no judge knows."""
+        data.draw(st.sampled_from(self.without_a_suspect())).die()
+        if reaped:
+            self.reap(0)
+
+    def without_a_suspect(self) -> list[Worker]:
+        return living(self, lambda worker: len(self.truth.what_runs(worker.owner)) != 1)
+
+    @some(looking_alive)
+    @rule(data=st.data(), reaped=st.booleans())
+    def freeze(self, data: st.DataObject, reaped: bool) -> None:
+        """It is taken for dead, and goes on: starts, acks and requeues come late."""
+        self.who(data, looking_alive).look_dead()
+        if reaped:
+            self.reap(0)
+
+    @precondition(lambda self: self.truth.reaped)
+    @rule(data=st.data(), queue_list=st.sampled_from(QUEUES))
+    def claim_late(self, data: st.DataObject, queue_list: str) -> None:
+        """A blocking read of a process that was taken for dead brings a job."""
+        owners = sorted(self.truth.reaped)
+        owner = owners[data.draw(st.integers(0, len(owners) - 1))]
+        private = self.bench.keys.private(owner, queue_list)
+        raw = self.bench.client.lmove(queue_list, private, "RIGHT", "LEFT")
+        if raw is not None:
+            self.truth.move(queue_list, private, raw)
+
+    # -- reapers
+
+    @rule(which=st.integers(0, 1), drains=st.sampled_from([False] * 7 + [True]))
+    def begin(self, which: int, drains: bool) -> None:
+        """A reaper, or an operator's drain, begins a pass."""
+        if not self.reapers[which].going:
+            self.reapers[which].begin(drains)
+
+    @precondition(lambda self: any(reaper.going for reaper in self.reapers))
+    @rule(which=st.integers(0, 1), steps=st.integers(1, 6))
+    def go_on(self, which: int, steps: int) -> None:
+        self.reapers[which].go_on(steps)
+
+    @rule(which=st.integers(0, 1))
+    def reap(self, which: int) -> None:
+        """A whole pass, or the rest of one."""
+        if not self.reapers[which].going:
+            self.reapers[which].begin(False)
+        self.reapers[which].end()
+
+    @precondition(lambda self: any(reaper.going for reaper in self.reapers))
+    @rule(which=st.integers(0, 1))
+    def break_off(self, which: int) -> None:
+        self.reapers[which].die()
+
+    @precondition(lambda self: self.registered())
+    @rule(data=st.data())
+    def drain_the_living(self, data: st.DataObject) -> None:
+        """A reaper that drains without its mark moves nothing."""
+        reaper = self.bench.reaper(sender=SENDER, limits=self.limits)
+        facts = data.draw(st.sampled_from(self.registered())).facts
+        reaper.drain.drain(facts, "a mistake", Report())
+
+    def registered(self) -> list[Worker]:
+        return living(self, lambda worker: worker.owner in self.truth.owners)
+
+    # -- what must always hold
+
+    @invariant()
+    def all_is_as_it_must_be(self) -> None:
+        if self.stage.truth is not None:
+            self.truth.compare(self.bench.client, QUEUES)
+
+    def teardown(self) -> None:
+        if self.stage.truth is not None:
+            self.notable.update(self.truth.notable)
+            self.stage.truth = None
+            for reaper in self.reapers:
+                reaper.die()

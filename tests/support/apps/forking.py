@@ -1,0 +1,89 @@
+"""The shop, whose pool loses children while other threads of their parent are busy.
+
+HOLDS=1: at each fork another thread is in the midst of Celery's code, where it makes `app.amqp`,
+which whoever publishes needs. GATE=0 is the control: nothing keeps the thread and the fork apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from typing import Any
+
+from celery import Celery
+from celery.events import EventDispatcher
+from celery.signals import worker_before_create_process, worker_ready
+
+from celery_superfetch import job_killed
+from celery_superfetch.model import forks
+from support.apps.build import build_app
+from support.servers.ledger import Ledger
+
+app: Celery = build_app(os.environ)
+held, forked, ready = threading.Event(), threading.Event(), threading.Event()
+os.register_at_fork(after_in_parent=forked.set)
+HOLDS = os.environ.get("HOLDS") == "1"
+#: Seconds that one waits for the other: a gate keeps one of them waiting in vain.
+PATIENCE = 5.0
+
+if os.environ.get("GATE") == "0":
+    forks.kept_off = contextlib.nullcontext  # type: ignore[assignment]
+    forks.postpone = lambda *_: None  # type: ignore[assignment]
+
+
+def busy_with_celery() -> None:
+    """Hold what a child needs until a child is forked, unless it is the loop's thread that asks."""
+    if HOLDS and threading.current_thread() is not threading.main_thread():
+        with Celery.__dict__["amqp"].lock:
+            forked.clear()
+            held.set()
+            forked.wait(PATIENCE)
+            held.clear()
+
+
+@worker_ready.connect(weak=False)
+def is_ready(**_: Any) -> None:
+    ready.set()
+
+
+@worker_before_create_process.connect(weak=False)
+def before_a_fork(**_: Any) -> None:
+    if HOLDS and ready.is_set():
+        held.wait(PATIENCE)
+
+
+@job_killed.connect(weak=False)
+def killed(**_: Any) -> None:
+    busy_with_celery()
+
+
+class Dispatcher(EventDispatcher):
+    """A connection for events takes its time to open."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        busy_with_celery()
+        super().__init__(*args, **kwargs)
+
+
+app.events.dispatcher_cls = Dispatcher
+
+
+@app.task(name="forking.pill", shared=False)
+def pill(job: str) -> None:
+    Ledger(os.environ["LEDGER_URL"]).started(job)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(name="forking.told", shared=False)
+def told(task_id: str) -> None:
+    Ledger(os.environ["LEDGER_URL"]).gave_up(task_id, "told")
+
+
+@app.task(name="forking.publish", shared=False)
+def publish(job: str) -> None:
+    app.send_task("shop.note", (job,))
+
+
+app.finalize()

@@ -1,0 +1,44 @@
+"""The shop, with tasks that say how many strikes they have, and a serializer that kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from kombu.serialization import register
+
+from support.apps.build import build_app
+from support.servers.ledger import Ledger
+
+
+def explode(_: Any) -> None:
+    Ledger(os.environ["LEDGER_URL"]).started("bomb")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+register(
+    "bomb", lambda data: "", explode, content_type="application/x-bomb", content_encoding="utf-8"
+)
+
+app = build_app(os.environ)
+app.conf.accept_content = ["json", "bomb"]
+
+
+def kill_child(job: str) -> None:
+    Ledger(os.environ["LEDGER_URL"]).started(job)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+app.task(name="limits.once", superfetch_strike_limit=1, shared=False)(kill_child)
+app.task(name="limits.twice", superfetch_strike_limit=2, shared=False)(kill_child)
+
+
+@app.task(name="limits.never", superfetch_strike_limit=None, shared=False)
+def never(job: str) -> None:
+    """Lives on at the sixth attempt."""
+    ledger = Ledger(os.environ["LEDGER_URL"])
+    ledger.started(job)
+    if len(ledger.starts()[job]) < 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+    ledger.finished(job)

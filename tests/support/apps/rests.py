@@ -1,0 +1,13 @@
+"""The shop, where a first rest for a suspect lasts so long, and the work after it: RESTS="1,4"."""
+
+from __future__ import annotations
+
+import os
+
+from celery_superfetch.transport.fetch import probation
+from support.apps.build import build_app
+
+first, work = os.environ["RESTS"].split(",")
+probation.FIRST_REST, probation.WORK = float(first), int(work)
+
+app = build_app(os.environ)

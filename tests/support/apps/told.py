@@ -1,0 +1,130 @@
+"""The shop, with poison pills of every kind and everybody who can be told of their death.
+
+KILL=1 kills each job that is to be recovered. HALF_WAY names a step at which the first process to
+announce a pill is ended ("result", "count", "counted", "hook"), or every one ("always").
+HANGS names a pill whose hook hangs until it is released. Controls: NOT_NOTED=1 (nobody reads what
+was noted of a chord), WITHIN_THE_PASS=1 (a worker's pass announces by itself, and waits as long as
+Celery's result backends do).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from celery import Celery
+from celery.backends.redis import RedisBackend
+from celery.signals import task_failure
+
+from celery_superfetch import Decision, job_killed, job_recovering
+from celery_superfetch.app import announcer as announcements
+from celery_superfetch.store import announcements as announcement
+from support.apps.build import STEP, build_app
+from support.servers.ledger import Ledger
+
+HALF_WAY = os.environ.get("HALF_WAY")
+# Whoever takes over from the dead need not wait so long here.
+announcement.TIME_LIMIT = 0.3
+announcements.LIMIT = announcements.PAUSE = 3.0
+if os.environ.get("WITHIN_THE_PASS") == "1":
+    announcements.own_backend = lambda app: app.backend
+    announcements.LIMIT = announcements.FAILURES = 1000  # type: ignore[assignment]
+    _init = announcements.Announcements.__init__
+    announcements.Announcements.__init__ = lambda self, *args, **_: _init(self, *args, waits=True)  # type: ignore[method-assign]
+
+app: Celery = build_app(os.environ)
+
+
+def ledger() -> Ledger:
+    return Ledger(os.environ["LEDGER_URL"])
+
+
+def crossing(step: str) -> None:
+    """End the process that is first to come here, if it is here that it has to end."""
+    if (step, HALF_WAY) == ("hook", "always") or (step == HALF_WAY and ledger().first(step)):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Told(app.Task):  # type: ignore[misc, name-defined]
+    """A task that hears of its killed jobs."""
+
+    def on_poisoned(self, exc: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        crossing("hook")
+        if args[0] == os.environ.get("HANGS"):
+            ledger().gave_up(args[0], "hangs")
+            while not ledger().released(args[0]):
+                time.sleep(STEP)
+        same = self.request.id == task_id
+        ledger().gave_up(args[0], "poisoned" if same else "poisoned, out of context")
+        if args[0] == "careless":
+            raise RuntimeError("a hook that fails")
+
+
+@app.task(name="told.pill", base=Told, shared=False)
+def pill(job: str) -> None:
+    ledger().started(job)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(name="told.quiet", base=Told, ignore_result=True, shared=False)
+def quiet(job: str) -> None:
+    pill.run(job)
+
+
+@app.task(name="told.note", shared=False)
+def note(before: Any = None, who: str = "note") -> str:
+    ledger().started(who)
+    return who
+
+
+@app.task(name="told.old", shared=False)
+def old(task_id: str) -> None:
+    ledger().gave_up(task_id, "old errback")
+
+
+@app.task(name="told.new", shared=False)
+def new(request: Any, exc: Exception, traceback: Any) -> None:
+    ledger().gave_up(request.id, f"new errback: {type(exc).__name__}")
+
+
+@task_failure.connect(weak=False)
+def failed(sender: Any, task_id: str, args: Any, exception: Exception, **_: Any) -> None:
+    if sender.request.id == task_id and type(exception).__name__ == "PoisonPill":
+        ledger().gave_up(args[0], "task_failure")
+
+
+@job_killed.connect(weak=False)
+def killed(job: Any, **_: Any) -> None:
+    ledger().gave_up(job.task_id, "job_killed")
+
+
+@job_recovering.connect(weak=False)
+def kill(**_: Any) -> Decision | None:
+    return Decision.KILL if os.environ.get("KILL") == "1" else None
+
+
+_store, _count = RedisBackend.store_result, RedisBackend.on_chord_part_return
+
+
+def store_result(self: Any, task_id: str, result: Any, state: str, **kwargs: Any) -> Any:
+    ledger().gave_up(task_id, f"stored {state}")
+    stored = _store(self, task_id, result, state, **kwargs)
+    crossing("result")
+    return stored
+
+
+def on_chord_part_return(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    crossing("count")
+    ledger().gave_up(request.id, "counted")
+    counted = _count(self, request, *args, **kwargs)
+    crossing("counted")
+    return counted
+
+
+RedisBackend.store_result = store_result
+RedisBackend.on_chord_part_return = on_chord_part_return
+if os.environ.get("NOT_NOTED") == "1":
+    announcement.Announcement.chord = property(lambda self: "", lambda self, value: None)  # type: ignore[assignment]
+app.finalize()

@@ -1,0 +1,54 @@
+"""What goes wrong between workers and their server, by name, and how it is done."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from hashlib import sha1
+from typing import cast
+
+import redis
+
+from support.servers.proxy import Words
+from support.servers.server import Server
+
+
+def kill_connections(client: redis.Redis) -> int:
+    """CLIENT KILL every connection but the one that says so; how many there were."""
+    killed = 0
+    for kind in ("normal", "pubsub"):
+        killed += cast(
+            "int", client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+        )
+    return killed
+
+
+def killed_and_restarted(server: Server) -> None:
+    """SIGKILL and a new start: a power failure. What it had confirmed is there again only with
+    `appendonly=True, appendfsync="always"`.
+    """
+    server.kill()
+    server.start()
+
+
+@contextlib.contextmanager
+def standstill(server: Server) -> Iterator[None]:
+    """SIGSTOP: the server answers nobody, and closes nothing."""
+    server.pause()
+    try:
+        yield
+    finally:
+        server.resume()
+
+
+def command(name: str) -> Callable[[Words], bool]:
+    """For `FaultProxy.cut_at`: a command by its name."""
+    return lambda words: words[0].upper() == name.encode()
+
+
+def script(*sources: str) -> Callable[[Words], bool]:
+    """For `FaultProxy.cut_at`: a script, sent whole with any `#!lua` line before it, or by hash."""
+    headers = ("", "#!lua flags=allow-oom\n")
+    texts = {(h + text).encode() for h in headers for text in sources}
+    known = texts | {sha1(text).hexdigest().encode() for text in texts}
+    return lambda words: words[0].upper() in (b"EVAL", b"EVALSHA") and words[1] in known

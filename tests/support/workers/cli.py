@@ -1,0 +1,80 @@
+"""`celery superfetch ...` as an operator runs it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.process import Process
+from support.waiting import eventually
+from support.workers.worker import process_env
+
+
+@dataclass
+class Result:
+    """What one command printed, and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        """stdout is one document and nothing else."""
+        return json.loads(self.out)
+
+
+def superfetch_command(*args: str, app: str | None = "support.apps.shop") -> list[str]:
+    """The command line of one command."""
+    chosen = ["-A", app] if app else []
+    return [sys.executable, "-m", "celery", *chosen, "superfetch", *args]
+
+
+def kill_in_the_middle(
+    *args: str,
+    env: Mapping[str, str],
+    directory: Path,
+    prepare: Callable[[], object],
+    begun: Callable[[], object],
+    ended: Callable[[], object],
+) -> None:
+    """SIGKILL a command that has begun and not ended; prepared anew when it was too quick."""
+    for attempt in range(5):
+        prepare()
+        log = directory / f"killed-{attempt}.log"
+        command = superfetch_command(*args)
+        with Process(command, log=log, env=process_env(env), cwd=directory) as running:
+            eventually(begun, every=0.001)
+            running.signal(signal.SIGKILL)
+            running.wait_exit()
+        if not ended():
+            return
+    raise AssertionError("it was always too quick")
+
+
+def run_superfetch(
+    *args: str,
+    env: Mapping[str, str],
+    directory: Path,
+    code: int = 0,
+    app: str | None = "support.apps.shop",
+    answer: str = "",
+) -> Result:
+    """Run a command to its end and check its exit code."""
+    done = subprocess.run(
+        superfetch_command(*args, app=app),
+        env=process_env(env),
+        cwd=directory,
+        input=answer,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return Result(done.returncode, done.stdout, done.stderr)

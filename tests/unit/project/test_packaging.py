@@ -1,0 +1,104 @@
+"""What an installed package must bring along, checked without building one."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGE = ROOT / "celery_superfetch"
+SCRIPTS = sorted((PACKAGE / "store" / "lua").glob("*.lua"))
+# A script is a state transition; these are what a reader must know before its first line.
+CONTRACT = ("KEYS", "ARGV", "Returns", "Crash")
+
+needs_package = pytest.mark.skipif(
+    not (PACKAGE / "__init__.py").exists(), reason="there is no package yet"
+)
+
+
+def setup_cfg() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def header(script: str) -> list[str]:
+    """The comment lines a script begins with (a `#!lua` line may stand above them)."""
+    lines = script.splitlines()
+    if lines and lines[0].startswith("#!"):
+        lines = lines[1:]
+    comments: list[str] = []
+    for line in lines:
+        if not line.startswith("--"):
+            break
+        comments.append(line)
+    return comments
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_lua_scripts_state_their_contract(path: Path) -> None:
+    lines = header(path.read_text())
+    assert lines, "begins with a comment"
+    assert re.match(r"-- \w", lines[0]), "its first line says what it does"
+    text = "\n".join(lines)
+    missing = [word for word in CONTRACT if not re.search(rf"\b{word}\b", text)]
+    assert not missing
+
+
+@needs_package
+def test_data_files_are_shipped() -> None:
+    patterns = setup_cfg()["options.package_data"]["celery_superfetch"].split()
+    shipped = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
+    present = {
+        path
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and path.suffix not in {".py", ".pyc", ".pyi"}
+    }
+    assert present <= shipped
+    assert PACKAGE / "py.typed" in shipped, "py.typed is there"
+    assert SCRIPTS, "there are scripts"
+
+
+@needs_package
+def test_the_version_is_a_literal_and_in_the_changelog() -> None:
+    tree = ast.parse((PACKAGE / "model" / "version.py").read_text())
+    versions = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        and node.value is not None
+        and "__version__" in ast.unparse(node).split("=")[0]
+    ]
+    assert len(versions) == 1, "setuptools reads it without importing the package"
+    assert f"## [{versions[0]}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.skipif(not (PACKAGE / "cli").exists(), reason="there is no command yet")
+def test_the_celery_command_is_named_by_click() -> None:
+    """Celery shows click's name and ignores the entry point's."""
+    line = setup_cfg()["options.entry_points"]["celery.commands"].strip()
+    name, _, target = (part.strip() for part in line.partition("="))
+    module, _, attribute = target.partition(":")
+    assert getattr(import_module(module), attribute).name == name == "superfetch"
+
+
+def test_metadata_lives_in_setup_cfg_alone() -> None:
+    assert "[project]" not in (ROOT / "pyproject.toml").read_text()
+
+
+def test_demo_and_test_extras_bring_the_same_server() -> None:
+    extras = setup_cfg()["options.extras_require"]
+    demo = extras["demo"].split()
+    assert set(demo) <= set(extras["test"].split())
+
+
+def test_a_floor_for_redis_py_is_our_own() -> None:
+    """F5. That of kombu 5.5 lets in 4.5.2 (ImportError) and 4.6.0 (TypeError)."""
+    required = setup_cfg()["options"]["install_requires"].split()
+    [own] = [one for one in required if one.startswith("redis")]
+    assert own == "redis>=5.0"
