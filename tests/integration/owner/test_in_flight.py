@@ -31,13 +31,13 @@ def test_a_claimed_job_is_held_until_it_is_settled(bench: Bench, owner: Facts) -
     [claimed] = claim(bench, owner, payload(1))
     held = bench.in_flight
     assert held.holds(claimed.job)
-    assert len(held) == 1
+    assert len(held.jobs) == 1
     held.ack(claimed)
     assert bench.private(owner) == [payload(1)], "it waits for the end of the turn"
     assert held.outbox.settlements == {"acks": 1, "returns": 0}
     held.flush()
     assert bench.private(owner) == []
-    assert (len(held), held.holds(claimed.job)) == (0, False)
+    assert (len(held.jobs), held.holds(claimed.job)) == (0, False)
 
 
 def test_acks_travel_with_the_next_claim(bench: Bench, owner: Facts) -> None:
@@ -52,7 +52,7 @@ def test_acks_travel_with_the_next_claim(bench: Bench, owner: Facts) -> None:
 
 def test_two_equal_payloads_are_two_jobs(bench: Bench, owner: Facts) -> None:
     same, other = claim(bench, owner, payload(1), payload(1))
-    assert len(bench.in_flight) == 2
+    assert len(bench.in_flight.jobs) == 2
     bench.in_flight.ack(same)
     bench.in_flight.flush()
     assert not bench.in_flight.holds(same.job)
@@ -69,7 +69,7 @@ def test_an_ack_that_finds_nothing_is_announced(
         bench.in_flight.ack(claimed)
     bench.in_flight.flush()
     assert lost == [LostJob.of(taken.job, parse(taken.job.payload))]
-    assert len(bench.in_flight) == 0
+    assert len(bench.in_flight.jobs) == 0
 
 
 def test_a_confirmed_job_that_is_gone_is_announced(
@@ -89,7 +89,7 @@ def test_a_requeue_is_not_held_any_more_and_keeps_the_order(bench: Bench, owner:
     bench.push("mail", b"backlog")
     bench.in_flight.requeue(reversed(jobs))
     assert bench.queue() == [*raws, b"backlog"]
-    assert len(bench.in_flight) == 0
+    assert len(bench.in_flight.jobs) == 0
 
 
 def test_giving_all_back_keeps_the_order_for_any_number(bench: Bench, owner: Facts) -> None:
@@ -99,7 +99,7 @@ def test_giving_all_back_keeps_the_order_for_any_number(bench: Bench, owner: Fac
         bench.in_flight.claim(owner.owner, ["mail"], 64, 1, [])
     bench.in_flight.requeue_all()
     assert bench.queue() == raws
-    assert len(bench.in_flight) == 0
+    assert len(bench.in_flight.jobs) == 0
 
 
 def test_what_waits_to_be_acked_is_not_given_back(
@@ -190,12 +190,12 @@ def test_settling_from_many_threads_loses_nothing(
         thread.join()
     bench.in_flight.flush()
     assert bench.private(owner) == []
-    assert (len(bench.in_flight), lost) == (0, [])
+    assert (len(bench.in_flight.jobs), lost) == (0, [])
 
 
 def test_a_new_process_holds_nothing(bench: Bench) -> None:
     fresh = InFlight(bench.database)
-    assert (len(fresh), fresh.doubt) == (0, False)
+    assert (len(fresh.jobs), fresh.doubt) == (0, False)
     assert fresh.settlements == {"acks": 0, "returns": 0}
 
 

@@ -39,7 +39,7 @@ def test_a_job_that_lost_its_child_is_recovered_and_counted(
     assert bench.queue() == [payload(1)]
     counters = bench.counters(payload(1))
     assert (counters.strikes, counters.recoveries) == (1, 1)
-    assert len(bench.in_flight) == 0
+    assert len(bench.in_flight.jobs) == 0
     [again] = claim(bench, owner)
     assert again.redelivered
 
@@ -59,7 +59,7 @@ def test_a_job_that_lost_its_child_is_killed_when_a_receiver_says_so(
     assert (dead.payload, dead.reason, dead.strikes) == (payload(1), "pool child lost", 1)
     assert [job.id for job in bench.dead_set] == [dead.id]
     assert bench.queue() == bench.private(owner) == []
-    assert len(bench.in_flight) == 0
+    assert len(bench.in_flight.jobs) == 0
 
 
 def test_a_killed_job_is_logged_once_and_with_the_way_back(
@@ -137,7 +137,7 @@ def test_without_end_of_counting_the_job_is_safe_on_its_queue(
     assert cut_short.recover_or_kill(claimed.job, "pool child lost", sender) is None
     assert bench.queue() == [payload(1)]
     assert bench.private(owner) == []
-    assert len(bench.in_flight) == 0
+    assert len(bench.in_flight.jobs) == 0
 
 
 def test_the_record_of_its_start_is_in_before_it_is_removed(
@@ -233,7 +233,7 @@ def test_at_its_last_strike_a_job_is_not_sent_anew(
     assert (judged.payload, judged.strikes, len(judged.history)) == (raw, 3, 3)
     assert [job.id for job in bench.dead_set] == [judged.id]
     assert bench.private(owner) == bench.queue() == []
-    assert len(bench.in_flight) == 0
+    assert len(bench.in_flight.jobs) == 0
 
 
 def spared(bench: Bench, owner: Facts, cut_short: CutShort, stopping: bool = False) -> Job:
@@ -308,4 +308,4 @@ def test_what_is_no_message_is_quarantined(
     assert (job.payload, job.reason, job.strikes) == (raw, "unparseable payload", 0)
     assert not job.parsed
     assert bench.private(owner) == bench.queue() == []
-    assert len(bench.in_flight) == 0
+    assert len(bench.in_flight.jobs) == 0

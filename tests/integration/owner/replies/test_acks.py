@@ -43,7 +43,7 @@ def test_an_ack_that_is_posted_waits_for_nobody(server: Server, hasty: Bench, ow
     assert held.outbox.settlements == {"acks": 0, "returns": 0}
     assert hasty.private(owner) == [payload(3)]
     assert hasty.queue() == []
-    assert len(held) == 1
+    assert len(held.jobs) == 1
     assert not held.outbox.unsent
     assert not held.outbox.unread
 
@@ -65,7 +65,7 @@ def test_answers_are_read_some_at_a_time(hasty: Bench, owner: Facts, lost: list[
     unread = post_one_by_one(hasty, owner, 2 * LEFT_MOST + 1)
     assert unread == [*rising, 1, *rising[1:], 1][: len(unread)]
     hasty.in_flight.post()
-    assert (len(hasty.in_flight), hasty.private(owner), lost) == (0, [], [])
+    assert (len(hasty.in_flight.jobs), hasty.private(owner), lost) == (0, [], [])
 
 
 def test_a_refusal_is_heard_with_the_next_thing_that_waits(hasty: Bench, owner: Facts) -> None:
@@ -130,7 +130,7 @@ def test_a_signals_handler_may_settle_while_a_claim_waits(
     assert held.outbox.settlements["acks"] == 1
     held.flush()
     assert held.outbox.settlements["acks"] == 0
-    assert (len(held), hasty.private(owner), lost) == (1, [payload(2)], [])
+    assert (len(held.jobs), hasty.private(owner), lost) == (1, [payload(2)], [])
     held.rest()
     assert not hasty.client.connection_pool._in_use_connections, "the handler's is given back, too"
 
@@ -163,7 +163,7 @@ def test_posted_acks_whose_answers_were_lost_are_sent_again_without_an_alarm(
     assert held.outbox.settlements["acks"] == len(raws)
     held.flush()
     assert hasty.private(owner) == []
-    assert (len(held), lost) == (0, [])
+    assert (len(held.jobs), lost) == (0, [])
 
 
 def test_a_posted_ack_whose_script_the_server_forgot_is_carried_out(
@@ -182,7 +182,7 @@ def test_a_posted_ack_whose_script_the_server_forgot_is_carried_out(
     held.post()
     held.post()
     assert hasty.private(owner) == []
-    assert len(held) == 0
+    assert len(held.jobs) == 0
 
 
 def test_what_cannot_be_carried_out_again_is_sent_again(
@@ -207,7 +207,7 @@ def test_what_cannot_be_carried_out_again_is_sent_again(
             held.post()
     assert held.outbox.settlements["acks"] == LEFT_MOST + 1
     held.flush()
-    assert (len(held), hasty.private(owner), lost) == (0, [], [])
+    assert (len(held.jobs), hasty.private(owner), lost) == (0, [], [])
 
 
 def test_a_health_check_does_not_take_the_answer_to_a_posted_ack(
@@ -225,7 +225,7 @@ def test_a_health_check_does_not_take_the_answer_to_a_posted_ack(
     eventually(lambda: monotonic() > began + 2 * interval)
     [other] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
     assert other.job.payload == payload(2)
-    assert (len(held), held.doubt, lost) == (1, False, [])
+    assert (len(held.jobs), held.doubt, lost) == (1, False, [])
 
 
 def test_an_answer_that_waited_long_on_a_lost_connection_keeps_nobody_from_asking(
