@@ -28,6 +28,7 @@ from .heart import Heart
 from .heartbeats import Heartbeats
 from .home import Home, knows
 from .in_flight.in_flight import InFlight
+from .in_flight.lost_runs import LostRuns
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Membership:
         self.home = Home(params, elsewhere)
         self.database = Database(self.home.client, config)
         self.in_flight = InFlight(self.database)
+        self.lost_runs = LostRuns(self.in_flight)
         #: Called with no argument after registration and before the first claim.
         self.on_joined: list[Callable[[], object]] = []
         #: What may take long, or could not be done while the server was away; ``catch_up`` does it.

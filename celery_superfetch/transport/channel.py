@@ -3,41 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from copy import copy
-from functools import cached_property
-from json import JSONDecoder
 from queue import Empty
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from kombu.log import get_logger
 from kombu.transport import redis
-from kombu.utils.encoding import bytes_to_str
-from kombu.utils.json import object_hook
 from redis.exceptions import ConnectionError, RedisError
 
 from ..model.config import LONGEST, Config
-from ..model.job import CARRIED, EARLIER, Carried, Claimed, Earlier, Job, digest
-from ..owner.in_flight.lost_runs import CutShort
-from ..owner.membership import Membership
-from ..owner.memberships import membership_for
+from ..model.job import Claimed, digest
 from ..store.keys import Keys
 from ..store.wire.connections import Params, leaving_replicas, named, patient
-from .fetch.fetch import Fetch
+from .deliveries import Delivery, delivery_of, loads
 from .fetch.queue_lists import QueueLists
-from .qos import Delivered, QoS
+from .qos import QoS
 
-logger = get_logger(__name__)
-
-#: kombu makes a decoder for each message.
-_plain, _typed = JSONDecoder().decode, JSONDecoder(object_hook=object_hook).decode
-
-
-def loads(payload: bytes | str) -> Any:
-    """``kombu.utils.json.loads``; the hook is called for each dict, and few messages need it."""
-    text = bytes_to_str(payload)
-    return (_typed if '"__type__"' in text else _plain)(text)
+if TYPE_CHECKING:
+    from ..owner.membership import Membership
+    from .fetch.fetch import Fetch
 
 
 class Reception(Protocol):
@@ -140,6 +125,9 @@ class Channel(redis.Channel):
     def fetch(self) -> Fetch:
         """Made on the first consume: a producer needs none of it."""
         if self._fetch is None:
+            from ..owner.memberships import membership_for
+            from .fetch.fetch import Fetch
+
             worker = self.connection.worker
             membership = membership_for(self.here(), self.config, self.elsewhere(), worker)
             self._fetch = Fetch(self, self.connection.cycle, membership)
@@ -150,7 +138,7 @@ class Channel(redis.Channel):
         if self._fetch is None:
             return 0
         jobs = self._fetch.backlog.take_all()
-        self.requeue(jobs, "front")
+        self._fetch.requeue(jobs)
         return len(jobs) + int(self.qos.take_back_waiting())
 
     def deliver(self, claimed: Claimed) -> bool:
@@ -180,24 +168,14 @@ class Channel(redis.Channel):
     def _decode(self, claimed: Claimed) -> Any:
         """The message in a payload; None when it is none and was put into quarantine."""
         try:
-            raw = Delivered(loads(claimed.job.payload))
-            raw.claimed = claimed
-            again = claimed.redelivered
-            raw["properties"]["delivery_info"]["redelivered"] = again
-            headers = raw["headers"] = raw.get("headers") or {}
-            headers.pop(EARLIER, None)  # what we say of a delivery, nobody else can say
-            strikes = Carried.of(headers).strikes if CARRIED in headers else 0
-            if again:
-                headers["redelivered"] = True
-            if again or strikes:
-                headers[EARLIER] = (claimed.earlier or Earlier()).told(strikes)
+            raw = Delivery(claimed, self)
             message = self.Message(raw, channel=self)
             hash(message.delivery_tag)  # deliveries are known by it
             # The message has it, and the payload goes back as it came.
             raw["body"] = None
             return message
         except Exception:  # whatever a payload can do to a parser must not end the worker
-            self.cut_short.quarantine(claimed.job)
+            self.membership.lost_runs.quarantine(claimed.job)
             return None
 
     def basic_consume(
@@ -296,58 +274,10 @@ class Channel(redis.Channel):
             # again on a new channel; else a task's retry, sent at that moment, would be lost.
             raise ConnectionError("the channel was closed while it published") from exc
 
-    # -- settling
-
-    def settle(self, claimed: Claimed) -> None:
-        """Ack: with the loop's next turn where there is one, else at once.
-
-        In the callback of the last job at once, too: by the time of the next claim, which is
-        waited for, the server has done with it.
-        """
-        in_flight = self.fetch.in_flight
-        in_flight.ack(claimed)
-        # Where nobody comes by later to read the answer, it is waited for.
-        unattended = self.closed or not self.lists.names
-        at_once = not self.fetch.poller.comes_back or self.fetch.delivers_the_last
-        if unattended or at_once:
-            send = in_flight.flush if unattended else in_flight.post
-            try:
-                send()
-            except (*self.connection_errors, self.ResponseError) as exc:
-                logger.warning("An ack could not be sent yet (%s); it is kept and sent again.", exc)
-        self.fetch.poller.wake()
-
-    def requeue(self, jobs: Iterable[Job], where: str) -> None:
-        """Give jobs back to their queues; what fails now is tried again."""
-        self.fetch.in_flight.requeue(jobs, where)
-        self.fetch.poller.wake()
-
-    @cached_property
-    def cut_short(self) -> CutShort:
-        """For jobs that end otherwise than by ack or requeue."""
-        return CutShort(self.fetch.in_flight)
-
-    def quarantine(self, delivery_tag: Any, reason: str) -> None:
-        """A delivery that cannot be received goes to the dead set, as what is no message does."""
-        claimed = self.qos.claimed(delivery_tag)
-        if claimed is not None:
-            self.cut_short.quarantine(claimed.job, reason)
-            self.qos._quick_ack(delivery_tag)
-
-    def give_back(self, delivery_tag: str) -> None:
-        """A delivery whose run was called off goes back to the front of its queue."""
-        self.qos.give_back(delivery_tag, "front")
-
-    def ended(self, delivery_tag: str) -> None:
-        """A delivery runs no more, and is to go back with those that never ran."""
-        claimed = self.qos.claimed(delivery_tag)
-        if claimed is not None:
-            self.fetch.in_flight.starts.end(claimed.job)
-
     def _restore(self, message: Any, leftmost: bool = False) -> None:
-        claimed = getattr(message._raw, "claimed", None)
-        if claimed is not None:
-            self.requeue([claimed.job], "back" if leftmost else "front")
+        delivery = delivery_of(message)
+        if delivery is not None:
+            self.fetch.requeue([delivery.job], "back" if leftmost else "front")
 
     def close(self) -> None:
         if self._pid != os.getpid():

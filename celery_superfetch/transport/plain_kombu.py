@@ -13,6 +13,7 @@ from ..model.job import digest
 from ..reaper.drain import Report
 from ..reaper.reaper import Reaper
 from .channel import Channel
+from .deliveries import delivery_of
 
 
 @contextmanager
@@ -34,21 +35,20 @@ def working_on(message: Any) -> Iterator[bool]:
         False when the message was given back, or taken away, before the block was entered; or when
         the server has not heard of this process lately, so that others may take it for dead.
     """
-    claimed = getattr(getattr(message, "_raw", None), "claimed", None)
-    if claimed is None:  # no_ack, fanout, or another transport: nothing to protect
+    delivery = delivery_of(message)
+    if delivery is None:  # no_ack, fanout, or another transport: nothing to protect
         yield True
         return
-    channel, job = message.channel, claimed.job
-    in_flight = channel.fetch.in_flight
+    job, starts = delivery.job, delivery.starts
     try:
-        ours = bool(in_flight.starts.start(job, digest(job.payload)))
+        ours = bool(starts.start(job, digest(job.payload)))
         if not ours:
-            channel.give_back(message.delivery_tag)
+            delivery.requeue()
         yield ours
     finally:
-        in_flight.starts.end(job)
-        if channel.closed and in_flight.holds(job):
-            channel.requeue([job], "front")
+        starts.end(job)
+        if message.channel.closed and delivery.in_flight.holds(job):
+            message.channel.fetch.requeue([job])
 
 
 def reap(connection: kombu.Connection, *, dry_run: bool = False) -> Report:

@@ -8,12 +8,15 @@ import threading
 from collections.abc import Callable
 from queue import Empty
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kombu.transport.redis import MultiChannelPoller
 from kombu.utils.eventio import poll
 
-from .fetch.fetch import POLL_INTERVAL, Fetch
+from .fetch.queue_lists import POLL_INTERVAL
+
+if TYPE_CHECKING:
+    from .fetch.fetch import Fetch
 
 #: Seconds of one turn of the loop that go into deliveries; remote control, timers and other sockets
 #: wait meanwhile. The acks of those to a pool wait, too: it bounds what a crash runs again.

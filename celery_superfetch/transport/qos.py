@@ -8,24 +8,11 @@ from kombu.log import get_logger
 from kombu.transport import virtual
 from kombu.utils.uuid import uuid
 
-from ..model.job import Claimed, Job
+from ..model.job import Job
 from ..owner.in_flight.jobs import State
+from .deliveries import Delivery, delivery_of
 
 logger = get_logger(__name__)
-
-
-class Delivered(dict[str, Any]):
-    """A decoded message that remembers its claim; kombu keeps it as ``message._raw``."""
-
-    claimed: Claimed
-    #: Its ack is on its way; its consumer will say so in a moment.
-    settled = False
-
-
-def claim_of(request: Any) -> Claimed | None:
-    """The claim that a Celery request stands for; None for what is not fetched reliably."""
-    raw = getattr(getattr(request, "message", None), "_raw", None)
-    return raw.claimed if isinstance(raw, Delivered) else None
 
 
 class QoS(virtual.QoS):
@@ -62,42 +49,27 @@ class QoS(virtual.QoS):
         if delivery_tag in self._delivered and delivery_tag not in self._dirty:
             delivery_tag = message.delivery_tag = uuid()
         super().append(message, delivery_tag)
+        if isinstance(message._raw, Delivery):
+            message._raw.tag = delivery_tag
 
-    def claimed(self, delivery_tag: Any) -> Claimed | None:
-        """The claim behind a delivery; None when it is settled, or was no claim (fanout)."""
+    def delivery(self, delivery_tag: Any) -> Delivery | None:
+        """What was delivered; None when it is settled, or was no claim (fanout)."""
         if delivery_tag in self._dirty:
             return None
-        raw = getattr(self._delivered.get(delivery_tag), "_raw", None)
-        return raw.claimed if isinstance(raw, Delivered) and not raw.settled else None
-
-    def settle_first(self, delivery_tag: Any) -> None:
-        """Settle a delivery that its consumer is going to ack in a moment.
-
-        Its tag stays taken until then: a copy with the same one must not be acked with it.
-        """
-        claimed = self.claimed(delivery_tag)
-        if claimed is not None:
-            self._delivered[delivery_tag]._raw.settled = True
-            self.channel.settle(claimed)
+        found = delivery_of(self._delivered.get(delivery_tag))
+        return found if found is not None and not found.settled else None
 
     def ack(self, delivery_tag: Any) -> None:
-        claimed = self.claimed(delivery_tag)
+        delivery = self.delivery(delivery_tag)
         self._quick_ack(delivery_tag)
-        if claimed is not None:
-            self.channel.settle(claimed)
+        if delivery is not None:
+            delivery.ack()
 
     def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
-        if not requeue:
+        delivery = self.delivery(delivery_tag) if requeue else None
+        if delivery is None:
             return self.ack(delivery_tag)
-        self.give_back(delivery_tag, "back")
-
-    def give_back(self, delivery_tag: Any, where: str) -> None:
-        """Requeue a delivery that does not run (any more)."""
-        claimed = self.claimed(delivery_tag)
-        self._quick_ack(delivery_tag)
-        if claimed is not None:
-            self.channel.fetch.in_flight.starts.end(claimed.job)
-            self.channel.requeue([claimed.job], where)
+        delivery.requeue("back")
 
     def restore_unacked(self, client: Any = None) -> list[Any]:
         """Give back what was delivered and does not run, in its old order."""
@@ -107,7 +79,7 @@ class QoS(virtual.QoS):
             return []
         # What runs stays ours; its ack comes later, by way of the process, not of this channel.
         in_flight = self.channel.fetch.in_flight
-        self.channel.requeue(back, "front")
+        self.channel.fetch.requeue(back)
         given = sum(in_flight.jobs.state(job) is not State.OUTLIVED for job in back)
         if given:
             logger.info("Giving %d jobs back to their queues.", given)
@@ -119,9 +91,9 @@ class QoS(virtual.QoS):
     def _in_hand(self) -> list[tuple[Any, Job]]:
         """What was delivered and not settled, the newest first, each with its tag."""
         return [
-            (tag, message._raw.claimed.job)
+            (tag, message._raw.job)
             for tag, message in reversed(list(self._delivered.items()))
-            if tag not in self._dirty and isinstance(message._raw, Delivered)
+            if tag not in self._dirty and isinstance(message._raw, Delivery)
         ]
 
     def take_back_waiting(self, *, all_of_them: bool = True) -> int:

@@ -14,6 +14,7 @@ from ..model.config import Config
 from ..store.keys import Keys
 from ..store.wire.server import check_writable, warn_once
 from .channel import Channel
+from .deliveries import delivery_of
 from .poller import Poller
 
 #: Options that kombu and Celery read from ``broker_transport_options`` with a Redis broker,
@@ -104,9 +105,9 @@ class Transport(redis.Transport):
         self.cycle.attach(loop, loop.on_tick - before)
 
     def _reject_inbound_message(self, raw_message: Any) -> None:
-        claimed = getattr(getattr(raw_message, "_raw", None), "claimed", None)
-        if claimed is None:
+        delivery = delivery_of(raw_message)
+        if delivery is None:
             return super()._reject_inbound_message(raw_message)
         for channel in self.channels:
             if channel._fetch is not None:
-                return channel.requeue([claimed.job], "front")
+                return channel._fetch.requeue([delivery.job])

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Generator
 from typing import Any
 
-from ..transport.qos import claim_of
+from ..transport.deliveries import delivery_of
 
 
 def keep_what_runs(pool: Any, forget: Callable[[Any], None]) -> None:
@@ -63,8 +63,9 @@ def _can_be_read(job: Any) -> bool:
     If that has died, the job has to be known all the same: for the pool to see that its pipe is not
     given to the next child, who would find the job in it.
     """
-    claimed = claim_of(request_of(job._accept_callback))
-    return not job._accepted and job._write_to is not None and claimed is not None
+    request = request_of(job._accept_callback)
+    delivery = delivery_of(getattr(request, "message", None))
+    return not job._accepted and job._write_to is not None and delivery is not None
 
 
 def request_of(accept_callback: Any) -> Any:

@@ -16,7 +16,7 @@ from redis.exceptions import DataError, RedisError
 from ..app.announcer import announcements_of
 from ..app.poison_pill import limits_of
 from ..model.job import Claimed
-from ..transport.qos import Delivered
+from ..transport.deliveries import delivery_of
 from .prefork import has_loop
 from .stopping import is_solo, told_to_stop
 
@@ -89,11 +89,11 @@ class Reception:
         """
         if not (claimed.earlier and claimed.earlier.strikes):
             return False
-        app, job, cut_short = self.worker.app, claimed.job, channel.cut_short
-        dead = cut_short.kill_spared(job, app, limits_of(app))
+        app, job, membership = self.worker.app, claimed.job, channel.membership
+        dead = membership.lost_runs.kill_spared(job, app, limits_of(app))
         if dead is not None:
-            announcements_of(app, channel.membership).soon(dead)
-        return not channel.fetch.in_flight.holds(job)
+            announcements_of(app, membership).soon(dead)
+        return not membership.in_flight.holds(job)
 
     def refuses(self, message: Any, exc: Exception, ran: bool | None = None) -> bool:
         """Put a job aside at which Celery raised: it has not run, so nobody else is to blame.
@@ -104,28 +104,26 @@ class Reception:
         Returns:
             False when the error is not the job's, and is to be raised.
         """
-        raw = getattr(message, "_raw", None)
-        if not isinstance(raw, Delivered) or _is_trouble(exc):
+        delivery = delivery_of(message)
+        if delivery is None or _is_trouble(exc) or told_to_stop(delivery.membership):
             return False
-        channel, job = message.channel, raw.claimed.job
-        if told_to_stop(channel.membership):
-            return False
-        if channel.qos.claimed(message.delivery_tag) is None:
+        job = delivery.job
+        if not delivery.is_open:
             logger.error("Celery discarded job %s, and failed over it.", job.title, exc_info=exc)
             return True
-        if not channel.fetch.in_flight.starts.may_start(job) if ran is None else ran:
+        if not delivery.starts.may_start(job) if ran is None else ran:
             return False  # in the consumer's own thread
         logger.error("Celery failed over job %s before it ran.", job.title, exc_info=exc)
         for request in [*state.reserved_requests, *state.requests.values()]:
             if request.message is message:
                 state.task_ready(request)
         reason = f"cannot be received: {safe_repr(exc)[:MOST]}"
-        put_aside = partial(channel.quarantine, message.delivery_tag, reason)
+        put_aside = partial(delivery.quarantine, reason)
         try:
             put_aside()
         except (RedisError, OSError) as error:
             logger.warning("It stays in flight until the server answers again (%s).", error)
-            channel.membership.overdue.append(put_aside)
+            delivery.membership.overdue.append(put_aside)
         return True
 
     def takes_back(self, request: Any, exc: Exception) -> bool:

@@ -18,8 +18,7 @@ from ..app.poison_pill import limits_of
 from ..model.job import CARRIED, EARLIER, Carried
 from ..model.strikes import Blame
 from ..store.dead_jobs import DeadJob
-from ..transport.channel import Channel
-from ..transport.qos import claim_of
+from ..transport.deliveries import Delivery, delivery_of
 from .batches import is_only_named
 from .reception import check
 from .start import NotStarted
@@ -61,12 +60,12 @@ class CountedRequest:
 
     def _wait_aside(self) -> None:
         """Keep a job whose time has not come out of the way of those that run."""
-        eta, claimed = self.eta, claim_of(self)  # type: ignore[attr-defined]
-        if eta is None or claimed is None:
+        eta, delivery = self.eta, delivery_of(self.message)  # type: ignore[attr-defined]
+        if eta is None or delivery is None:
             return
         with suppress(OverflowError, ValueError, OSError):  # an ETA that Celery will refuse
             if eta.timestamp() - time() > WORTH_MOVING:
-                self.message.channel.fetch.in_flight.starts.set_aside(claimed.job)  # type: ignore[attr-defined]
+                delivery.starts.set_aside(delivery.job)
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         # A task's own Reject is on purpose; anything else that ends in a requeue is a child
@@ -99,15 +98,15 @@ class CountedRequest:
 
     def _give_back(self) -> None:
         """Requeue a job that Celery cancelled; it is not the job's fault."""
-        message = self.message  # type: ignore[attr-defined]
-        if not isinstance(message.channel, Channel):
+        delivery = delivery_of(self.message)  # type: ignore[attr-defined]
+        if delivery is None:
             return
-        if told_to_stop(message.channel.membership):
+        if told_to_stop(delivery.membership):
             # It goes back with the others, in their order, when the channel closes.
-            message.channel.ended(message.delivery_tag)
+            delivery.end()
         else:
             self.acknowledged = True
-            message.channel.give_back(message.delivery_tag)
+            delivery.requeue()
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         if not soft and self._killed:
@@ -127,28 +126,29 @@ class CountedRequest:
     def acknowledge(self) -> Any:
         if is_only_named(self):
             return None
-        channel = self.message.channel  # type: ignore[attr-defined]
-        if isinstance(channel, Channel) and not (self.acknowledged or channel.fetch.poller.inline):
+        delivery = delivery_of(self.message)  # type: ignore[attr-defined]
+        if delivery is None:
+            return super().acknowledge()  # type: ignore[misc]
+        poller = delivery.channel.fetch.poller
+        if not (self.acknowledged or poller.inline):
             # Celery leaves it to the next turn of its loop. That is too late for the job that gets
             # the slot now, and takes this ack along.
-            channel.qos.settle_first(self.message.delivery_tag)  # type: ignore[attr-defined]
+            delivery.ack_first()
         result = super().acknowledge()  # type: ignore[misc]
-        if isinstance(channel, Channel):
-            # Before 5.7 Celery lets its loop sleep over what a pool's thread, or greenlet, has
-            # given it to do: here the ack itself.
-            channel.fetch.poller.wake(end_round=True)
+        # Before 5.7 Celery lets its loop sleep over what a pool's thread, or greenlet, has given it
+        # to do: here the ack itself.
+        poller.wake(end_round=True)
         return result
 
     def reject(self, requeue: bool = False) -> Any:
         if requeue and self._already_cancelled:  # type: ignore[attr-defined]
             return None  # ``on_failure`` gives it back
-        message, task = self.message, self.task  # type: ignore[attr-defined]
-        ours = isinstance(message.channel, Channel) and not self.acknowledged
-        if not (requeue and self._cut_short and ours):
+        delivery, task = delivery_of(self.message), self.task  # type: ignore[attr-defined]
+        if delivery is None or self.acknowledged or not (requeue and self._cut_short):
             return super().reject(requeue=requeue)  # type: ignore[misc]
         self.acknowledged = True
         settle = partial(
-            self._recover_or_kill, self._cut_short, told_to_stop(message.channel.membership)
+            self._recover_or_kill, delivery, self._cut_short, told_to_stop(delivery.membership)
         )
         try:
             settle()
@@ -161,7 +161,7 @@ class CountedRequest:
                 self._cut_short,
                 exc,
             )
-            message.channel.membership.overdue.append(settle)
+            delivery.membership.overdue.append(settle)
         except Exception:
             logger.exception(
                 "Job %s[%s] lost its run (%s) and could not be given back: it stays in this "
@@ -172,28 +172,22 @@ class CountedRequest:
             )
         return None
 
-    def _recover_or_kill(self, reason: str, stopping: bool) -> None:
+    def _recover_or_kill(self, delivery: Delivery, reason: str, stopping: bool) -> None:
         """Settle a run that was cut short.
 
         Raises:
             redis.exceptions.RedisError: the server cannot be asked now.
         """
-        message, app = self.message, self._app  # type: ignore[attr-defined]
-        channel, tag = message.channel, message.delivery_tag
-        claimed, limits = channel.qos.claimed(tag), limits_of(app)
-        if claimed is None:
-            return
-        judge = channel.cut_short.recover_or_kill
-        dead = judge(claimed.job, reason, app, limits, stopping=stopping, together=self.together)
-        channel.qos._quick_ack(tag)
+        app = self._app  # type: ignore[attr-defined]
+        how = {"stopping": stopping, "together": self.together}
+        dead = delivery.cut_short(reason, app, limits_of(app), **how)
         if dead is not None:
-            self._bury(dead)
+            self._bury(delivery, dead)
 
-    def _bury(self, dead: DeadJob) -> None:
+    def _bury(self, delivery: Delivery, dead: DeadJob) -> None:
         """The job is in the dead set: have its caller told."""
         self._killed = True
-        membership = self.message.channel.membership  # type: ignore[attr-defined]
-        announcements_of(self._app, membership).soon(dead)  # type: ignore[attr-defined]
+        announcements_of(self._app, delivery.membership).soon(dead)  # type: ignore[attr-defined]
 
     def _retry_worker_lost(self, exc: BaseException, exc_info: Any) -> bool:
         """Celery 5.7 (``task_retry_on_worker_lost``) sends a job whose child was lost anew.
@@ -204,18 +198,18 @@ class CountedRequest:
         Returns:
             False: it was not sent, and Celery goes on as without that setting.
         """
-        claimed, late = claim_of(self), self.task.acks_late  # type: ignore[attr-defined]
-        if claimed is None:
+        delivery, late = delivery_of(self.message), self.task.acks_late  # type: ignore[attr-defined]
+        if delivery is None:
             return bool(super()._retry_worker_lost(exc, exc_info))  # type: ignore[misc]
-        message, app = self.message, self._app  # type: ignore[attr-defined]
+        app = self._app  # type: ignore[attr-defined]
         context = self._context  # type: ignore[attr-defined]
-        innocent = told_to_stop(message.channel.membership) or self._already_cancelled  # type: ignore[attr-defined]
+        innocent = told_to_stop(delivery.membership) or self._already_cancelled  # type: ignore[attr-defined]
         spared = innocent or self.together > 1
         if spared and late and self.task.reject_on_worker_lost:  # type: ignore[attr-defined]
             return False  # it is recovered as it is: no strike of its own, and none of its retries
         try:
-            judged = message.channel.cut_short.sent_anew(
-                claimed.job,
+            judged = delivery.membership.lost_runs.sent_anew(
+                delivery.job,
                 self._cut_short,
                 app,
                 limits_of(app),
@@ -242,9 +236,9 @@ class CountedRequest:
             )
             return False
         self.acknowledged = True
-        message.channel.qos._quick_ack(message.delivery_tag)
+        delivery.forget()
         if judged is not None:
-            self._bury(judged)
+            self._bury(delivery, judged)
         return True
 
 

@@ -23,9 +23,9 @@ from celery.utils.log import get_logger
 from celery.worker import state
 from redis.exceptions import RedisError
 
-from ..model.job import Job, digest
+from ..model.job import digest
 from ..owner.memberships import memberships
-from ..transport.qos import claim_of
+from ..transport.deliveries import Delivery, delivery_of
 from .batches import told_of_losses
 from .pool import ack_first
 from .pool_deaths import hear_the_dead
@@ -60,14 +60,13 @@ class _Handover:
     """One job on its way to the pool, and what Celery wants to be done with it."""
 
     def __init__(
-        self, request: Any, job: Job, target: Any, args: Any, kwargs: Any, options: Any
+        self, request: Any, delivery: Delivery, target: Any, args: Any, kwargs: Any, options: Any
     ) -> None:
-        self.request, self.job = request, job
+        self.request, self.delivery, self.job = request, delivery, delivery.job
         #: It could not start at once.
         self.waited = False
         self.target, self.args, self.kwargs, self.options = target, args, kwargs, options
-        self.channel = request.message.channel
-        self.in_flight = self.channel.fetch.in_flight
+        self.in_flight, self.starts = delivery.in_flight, delivery.starts
 
     @property
     def is_ours(self) -> bool:
@@ -75,19 +74,17 @@ class _Handover:
 
         One with early ack that was taken back is settled, and nobody else's either.
         """
-        if self.in_flight.starts.certificate.is_past(self.job.owner):
+        if self.starts.certificate.is_past(self.job.owner):
             return False
-        return bool(self.request.acknowledged or self.in_flight.starts.may_start(self.job))
+        return bool(self.request.acknowledged or self.starts.may_start(self.job))
 
     def may_begin(self) -> float:
         """Record it and note that the pool has it; until when it may begin, 0 for not now."""
         if self.request.acknowledged:
-            return float(self.in_flight.starts.certificate.until(self.job.owner))
+            return self.starts.certificate.until(self.job.owner)
         # One with early ack may be settled before it runs: nothing would take its record away.
         late = self.request.task.acks_late
-        return float(
-            self.in_flight.starts.start(self.job, digest(self.job.payload) if late else "")
-        )
+        return self.starts.start(self.job, digest(self.job.payload) if late else "")
 
 
 class Gate:
@@ -139,12 +136,12 @@ class Gate:
     def apply_async(self, target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
         """Stands for the pool's own: it gets the job once that may start."""
         request = request_of(options.get("accept_callback"))
-        claimed = claim_of(request) if isinstance(request, Returnable) else None
-        if claimed is None:
+        delivery = delivery_of(request.message) if isinstance(request, Returnable) else None
+        if delivery is None:
             if self._solo:
                 _send_acks()  # what runs now may take long
             return self._apply(target, args, kwargs or {}, **told_of_losses(target, options))
-        what = _Handover(request, claimed.job, target, args, kwargs or {}, options)
+        what = _Handover(request, delivery, target, args, kwargs or {}, options)
         self._waiting.append(what)
         self.pump()
         what.waited = True
@@ -174,7 +171,7 @@ class Gate:
                 self._drop(self._waiting.popleft(), "another is on probation here")
             elif (
                 len(self._out) < (1 if alone is not None else self._slots)
-                and not told_to_stop(first.channel.membership)
+                and not told_to_stop(first.delivery.membership)
                 and (until := first.may_begin())
             ):
                 self._out.add(self._waiting.popleft())
@@ -195,7 +192,7 @@ class Gate:
                 return self._release()
             result = self._apply(start, (until, what.target, *what.args), what.kwargs, **options)
         except BaseException as exc:
-            what.in_flight.starts.end(what.job)
+            what.starts.end(what.job)
             self._out.discard(what)
             # It may be another's turn that this is a part of, who must not hear of it.
             if isinstance(exc, Exception) and self.worker.reception.takes_back(request, exc):
@@ -245,12 +242,12 @@ class Gate:
 
     def _drop(self, what: _Handover, why: str) -> None:
         """It does not start here: it went back to its queue, or is somebody else's."""
-        request, tag = what.request, what.request.message.delivery_tag
+        request = what.request
         state.task_ready(request)
         if what.is_ours and not request.acknowledged:
-            what.channel.give_back(tag)
+            what.delivery.requeue()
         else:
-            what.channel.qos._quick_ack(tag)
+            what.delivery.forget()
         request.acknowledged = True
         logger.info("Job %s[%s] does not start here: %s.", request.name, request.id, why)
         self._release()
@@ -266,18 +263,18 @@ class Gate:
         """The pool has forgotten a job that it had not begun with; it goes back to its queue."""
         for what in [what for what in self._out if what.request is request]:
             self._out.discard(what)
-            what.in_flight.starts.end(what.job)
+            what.starts.end(what.job)
             what.in_flight.requeue([what.job])
 
     def take_back(self, request: Any) -> None:
         """The pool came too late to a job: hand it over again, if it is still ours."""
-        claimed = claim_of(request)
-        assert claimed is not None
-        in_flight = request.message.channel.fetch.in_flight
-        in_flight.starts.end(claimed.job)
-        in_flight.starts.wait(claimed.job)
+        delivery = delivery_of(request.message)
+        assert delivery is not None
+        job, starts = delivery.job, delivery.starts
+        starts.end(job)
+        starts.wait(job)
         with suppress(RedisError, OSError):  # it may be recorded as running for a moment longer
-            in_flight.starts.unrecord(claimed.job)
+            starts.unrecord(job)
         # The process runs others by now: who ends this job must not end that.
         request.time_start = request.worker_pid = request._apply_result = None
         state.task_ready(request)

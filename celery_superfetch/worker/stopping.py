@@ -17,7 +17,7 @@ from celery.worker import state
 from ..model import forks
 from ..owner.membership import Membership
 from ..owner.memberships import memberships
-from ..transport.qos import claim_of
+from ..transport.deliveries import delivery_of
 
 logger = get_logger(__name__)
 
@@ -46,15 +46,17 @@ def _process_ends() -> bool:
 class Returnable:
     """Mixin for a request class: until it starts it may be given back; then it does not start."""
 
+    message: Any
+
     #: Its greenlet is being killed.
     _greenlet_killed = False
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)  # type: ignore[call-arg]
-        claimed = claim_of(self)
-        if claimed is not None:
+        delivery = delivery_of(message)
+        if delivery is not None:
             asks = self.task.Strategy == ASKS_FIRST  # type: ignore[attr-defined]
-            message.channel.fetch.in_flight.starts.wait(claimed.job, asks)
+            delivery.starts.wait(delivery.job, asks)
 
     def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
         """A cold shutdown, or a lost connection, ends what runs; it goes back to its queue."""

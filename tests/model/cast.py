@@ -15,7 +15,7 @@ from celery_superfetch.model.job import Claimed, Job, digest
 from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.owner.in_flight.in_flight import InFlight
-from celery_superfetch.owner.in_flight.lost_runs import CutShort
+from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.reaper.judge import Recoveries
 from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.store.private_lists import PrivateLists
@@ -165,7 +165,7 @@ class Worker:
         self.slots = slots
         self._names, self._lists = names, lists
         self.in_flight = InFlight(bench.database)
-        self.cut_short = CutShort(self.in_flight)
+        self.cut_short = LostRuns(self.in_flight)
         #: Delivered, or in the pool's queue; among these are some that were given back.
         self.waits: list[Claimed] = []
         self.runs: list[Claimed] = []

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 DECISIONS = 5
 
 
-class CutShort:
+class LostRuns:
     """Recovers or kills jobs that this process holds and whose run was cut short."""
 
     def __init__(self, in_flight: InFlight) -> None:

@@ -14,13 +14,10 @@ from ...model.job import Claimed, Job
 from ...owner.membership import Membership
 from .backlog import Backlog
 from .probation import Probation
-from .queue_lists import QueueLists
+from .queue_lists import POLL_INTERVAL, QueueLists
 from .reads import COMPLAINT_INTERVAL, BlockingReads
 
 logger = get_logger(__name__)
-
-#: Seconds between two looks at lists that cannot be blocked on.
-POLL_INTERVAL = 1.0
 
 
 class Consumer(Protocol):
@@ -334,6 +331,11 @@ class Fetch:
             self.in_flight.doubt = True
         self.reads.close(lists)
         self.in_flight.requeue(self.backlog.take_out(lists))
+
+    def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
+        """Give jobs back to their queues; what fails now is tried again."""
+        self.in_flight.requeue(jobs, where)
+        self.poller.wake()
 
     # -- end
 

@@ -10,7 +10,7 @@ import pytest
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Carried, Claimed, Job, digest, parse
 from celery_superfetch.model.strikes import Blame, Counters, Decision, Limits, Recovery
-from celery_superfetch.owner.in_flight.lost_runs import CutShort
+from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.signals import LostJob, job_recovering
 from support.workers.bench import Bench, payload
 
@@ -21,8 +21,8 @@ def owner(bench: Bench) -> Facts:
 
 
 @pytest.fixture
-def cut_short(bench: Bench) -> CutShort:
-    return CutShort(bench.in_flight)
+def cut_short(bench: Bench) -> LostRuns:
+    return LostRuns(bench.in_flight)
 
 
 def claim(bench: Bench, owner: Facts, *raws: bytes) -> list[Claimed]:
@@ -32,7 +32,7 @@ def claim(bench: Bench, owner: Facts, *raws: bytes) -> list[Claimed]:
 
 
 def test_a_job_that_lost_its_child_is_recovered_and_counted(
-    bench: Bench, owner: Facts, cut_short: CutShort
+    bench: Bench, owner: Facts, cut_short: LostRuns
 ) -> None:
     [claimed] = claim(bench, owner, payload(1))
     assert cut_short.recover_or_kill(claimed.job, "pool child lost", object()) is None
@@ -45,7 +45,7 @@ def test_a_job_that_lost_its_child_is_recovered_and_counted(
 
 
 def test_a_job_that_lost_its_child_is_killed_when_a_receiver_says_so(
-    bench: Bench, owner: Facts, cut_short: CutShort
+    bench: Bench, owner: Facts, cut_short: LostRuns
 ) -> None:
     sender = object()
 
@@ -63,7 +63,7 @@ def test_a_job_that_lost_its_child_is_killed_when_a_receiver_says_so(
 
 
 def test_a_killed_job_is_logged_once_and_with_the_way_back(
-    bench: Bench, owner: Facts, cut_short: CutShort, caplog: pytest.LogCaptureFixture
+    bench: Bench, owner: Facts, cut_short: LostRuns, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender = object()
     job_recovering.connect(lambda **_: Decision.KILL, sender=sender, weak=False)
@@ -76,7 +76,7 @@ def test_a_killed_job_is_logged_once_and_with_the_way_back(
 
 
 def test_each_strike_is_a_warning_that_names_the_job(
-    bench: Bench, owner: Facts, cut_short: CutShort, caplog: pytest.LogCaptureFixture
+    bench: Bench, owner: Facts, cut_short: LostRuns, caplog: pytest.LogCaptureFixture
 ) -> None:
     """E7. Strikes 1 and 2 of a lost child were nameless."""
     for strike, then in ((1, "killed at strike 3"), (2, "on probation")):
@@ -95,7 +95,7 @@ def test_each_strike_is_a_warning_that_names_the_job(
 
 
 def test_a_job_that_lost_its_child_and_was_taken_away_is_announced(
-    bench: Bench, owner: Facts, cut_short: CutShort, lost: list[LostJob]
+    bench: Bench, owner: Facts, cut_short: LostRuns, lost: list[LostJob]
 ) -> None:
     [claimed] = claim(bench, owner, payload(1))
     bench.client.delete(bench.keys.private(owner.owner, "mail"))
@@ -106,7 +106,7 @@ def test_a_job_that_lost_its_child_and_was_taken_away_is_announced(
 
 
 def test_a_decision_is_taken_anew_when_somebody_else_counted(
-    bench: Bench, owner: Facts, cut_short: CutShort
+    bench: Bench, owner: Facts, cut_short: LostRuns
 ) -> None:
     """Another process changes the counters between question and answer."""
     sender, asked = object(), []
@@ -125,7 +125,7 @@ def test_a_decision_is_taken_anew_when_somebody_else_counted(
 
 
 def test_without_end_of_counting_the_job_is_safe_on_its_queue(
-    bench: Bench, owner: Facts, cut_short: CutShort
+    bench: Bench, owner: Facts, cut_short: LostRuns
 ) -> None:
     sender = object()
     [claimed] = claim(bench, owner, payload(1))
@@ -141,7 +141,7 @@ def test_without_end_of_counting_the_job_is_safe_on_its_queue(
 
 
 def test_the_record_of_its_start_is_in_before_it_is_removed(
-    bench: Bench, owner: Facts, cut_short: CutShort
+    bench: Bench, owner: Facts, cut_short: LostRuns
 ) -> None:
     """It goes by another connection: what came in late would forbid other starts."""
     sender, on_their_way = object(), []
@@ -160,7 +160,7 @@ def test_the_record_of_its_start_is_in_before_it_is_removed(
 
 
 def sent_anew(
-    bench: Bench, owner: Facts, cut_short: CutShort, raw: bytes, sender: object = None, **how: Any
+    bench: Bench, owner: Facts, cut_short: LostRuns, raw: bytes, sender: object = None, **how: Any
 ) -> Any:
     [claimed] = claim(bench, owner, raw)
     how = {"blame": Blame.EXACT, "settled": False, **how}
@@ -168,7 +168,7 @@ def sent_anew(
 
 
 def test_what_celery_sends_anew_carries_all_its_strikes(
-    bench: Bench, owner: Facts, cut_short: CutShort
+    bench: Bench, owner: Facts, cut_short: LostRuns
 ) -> None:
     """Those of the messages before, those that were counted since, and the one of now."""
     first = sent_anew(bench, owner, cut_short, payload(1))
@@ -189,7 +189,7 @@ def test_what_celery_sends_anew_carries_all_its_strikes(
 
 
 def test_what_celery_sends_anew_carries_no_strike_that_is_nobodys(
-    bench: Bench, owner: Facts, cut_short: CutShort
+    bench: Bench, owner: Facts, cut_short: LostRuns
 ) -> None:
     asked: list[object] = []
 
@@ -205,7 +205,7 @@ def test_what_celery_sends_anew_carries_no_strike_that_is_nobodys(
 
 
 def test_strikes_of_long_ago_are_not_carried(
-    bench: Bench, owner: Facts, cut_short: CutShort
+    bench: Bench, owner: Facts, cut_short: LostRuns
 ) -> None:
     now = bench.client.time()[0]
     old = Carried(2, now - bench.config.strike_window - 1)
@@ -216,7 +216,7 @@ def test_strikes_of_long_ago_are_not_carried(
 
 @pytest.mark.parametrize("settled", [False, True])
 def test_at_its_last_strike_a_job_is_not_sent_anew(
-    bench: Bench, owner: Facts, cut_short: CutShort, settled: bool
+    bench: Bench, owner: Facts, cut_short: LostRuns, settled: bool
 ) -> None:
     sender = object()
 
@@ -236,7 +236,7 @@ def test_at_its_last_strike_a_job_is_not_sent_anew(
     assert len(bench.in_flight.jobs) == 0
 
 
-def spared(bench: Bench, owner: Facts, cut_short: CutShort, stopping: bool = False) -> Job:
+def spared(bench: Bench, owner: Facts, cut_short: LostRuns, stopping: bool = False) -> Job:
     """A claimed job with three strikes, and perhaps a recovery for which it has none."""
     bench.push("mail", payload(1))
     for last in (False, False, False, *[True] * stopping):
@@ -252,7 +252,7 @@ def spared(bench: Bench, owner: Facts, cut_short: CutShort, stopping: bool = Fal
 
 @pytest.mark.parametrize("decision", Decision)
 def test_who_comes_back_over_its_limit_is_killed_unless_it_is_spared_again(
-    bench: Bench, owner: Facts, cut_short: CutShort, decision: Decision
+    bench: Bench, owner: Facts, cut_short: LostRuns, decision: Decision
 ) -> None:
     """A4: whoever recovered it may have been of another app."""
     sender, seen = object(), []
@@ -277,7 +277,7 @@ def test_who_comes_back_over_its_limit_is_killed_unless_it_is_spared_again(
 
 
 def test_who_comes_back_over_its_limit_by_no_fault_of_its_own_is_spared(
-    bench: Bench, owner: Facts, cut_short: CutShort
+    bench: Bench, owner: Facts, cut_short: LostRuns
 ) -> None:
     """A4: the last strike has to be its own."""
     job = spared(bench, owner, cut_short, stopping=True)
@@ -288,7 +288,7 @@ def test_who_comes_back_over_its_limit_by_no_fault_of_its_own_is_spared(
 
 
 def test_a_job_that_was_taken_away_is_not_sent_anew(
-    bench: Bench, owner: Facts, cut_short: CutShort, lost: list[LostJob]
+    bench: Bench, owner: Facts, cut_short: LostRuns, lost: list[LostJob]
 ) -> None:
     [claimed] = claim(bench, owner, payload(1))
     bench.client.delete(bench.keys.private(owner.owner, "mail"))
@@ -300,7 +300,7 @@ def test_a_job_that_was_taken_away_is_not_sent_anew(
 
 @pytest.mark.parametrize("raw", [b"no JSON", b"\xff\x00", b""], ids=repr)
 def test_what_is_no_message_is_quarantined(
-    bench: Bench, owner: Facts, cut_short: CutShort, raw: bytes
+    bench: Bench, owner: Facts, cut_short: LostRuns, raw: bytes
 ) -> None:
     [claimed] = claim(bench, owner, raw)
     cut_short.quarantine(claimed.job)

@@ -1,0 +1,152 @@
+"""What a consumer holds of one job, and each way in which it may leave this process."""
+
+from __future__ import annotations
+
+from json import JSONDecoder
+from typing import TYPE_CHECKING, Any
+
+from kombu.log import get_logger
+from kombu.utils.encoding import bytes_to_str
+from kombu.utils.json import object_hook
+
+from ..model.job import CARRIED, EARLIER, Carried, Claimed, Earlier, Job
+
+if TYPE_CHECKING:
+    from ..model.dead_job import DeadJob
+    from ..owner.in_flight.in_flight import InFlight
+    from ..owner.in_flight.starts import Starts
+    from ..owner.membership import Membership
+
+logger = get_logger(__name__)
+
+#: kombu makes a decoder for each message.
+_plain, _typed = JSONDecoder().decode, JSONDecoder(object_hook=object_hook).decode
+
+
+def loads(payload: bytes | str) -> Any:
+    """``kombu.utils.json.loads``; the hook is called for each dict, and few messages need it."""
+    text = bytes_to_str(payload)
+    return (_typed if '"__type__"' in text else _plain)(text)
+
+
+class Delivery(dict[str, Any]):
+    """A decoded message that stands for its claim; kombu keeps it as ``message._raw``.
+
+    A job leaves by one verb: ``ack``, ``requeue``, ``cut_short`` (recovered or killed),
+    ``quarantine``; or it was taken away, and ``forget`` is what is left to do.
+
+    Raises:
+        Exception: whatever a payload can do to a parser.
+    """
+
+    #: Its ack is on its way; its consumer will say so in a moment.
+    settled = False
+
+    def __init__(self, claimed: Claimed, channel: Any) -> None:
+        super().__init__(loads(claimed.job.payload))
+        self.claimed = claimed
+        self.channel = channel
+        #: Under which kombu knows it, once it was delivered.
+        self.tag: Any = None
+        again = claimed.redelivered
+        self["properties"]["delivery_info"]["redelivered"] = again
+        headers = self["headers"] = self.get("headers") or {}
+        headers.pop(EARLIER, None)  # what we say of a delivery, nobody else can say
+        strikes = Carried.of(headers).strikes if CARRIED in headers else 0
+        if again:
+            headers["redelivered"] = True
+        if again or strikes:
+            headers[EARLIER] = (claimed.earlier or Earlier()).told(strikes)
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+        return self.claimed.job
+
+    @property
+    def membership(self) -> Membership:
+        """The owner that holds it."""
+        membership: Membership = self.channel.membership
+        return membership
+
+    @property
+    def in_flight(self) -> InFlight:
+        """What the owner holds."""
+        return self.membership.in_flight
+
+    @property
+    def starts(self) -> Starts:
+        """What its owner may start."""
+        return self.in_flight.starts
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its consumer has yet to settle it."""
+        return self.channel.qos.delivery(self.tag) is self
+
+    # -- how it leaves
+
+    def ack(self) -> None:
+        """Settle it: with the loop's next turn where there is one, else at once.
+
+        In the callback of the last job at once, too: by the time of the next claim, which is
+        waited for, the server has done with it.
+        """
+        self.settled = True
+        channel, fetch, in_flight = self.channel, self.channel.fetch, self.in_flight
+        in_flight.ack(self.claimed)
+        # Where nobody comes by later to read the answer, it is waited for.
+        unattended = channel.closed or not channel.lists.names
+        at_once = not fetch.poller.comes_back or fetch.delivers_the_last
+        if unattended or at_once:
+            send = in_flight.flush if unattended else in_flight.post
+            try:
+                send()
+            except (*channel.connection_errors, channel.ResponseError) as exc:
+                logger.warning("An ack could not be sent yet (%s); it is kept and sent again.", exc)
+        fetch.poller.wake()
+
+    def ack_first(self) -> None:
+        """Settle what its consumer is going to ack in a moment.
+
+        Its tag stays taken until then: a copy with the same one must not be acked with it.
+        """
+        if self.is_open:
+            self.ack()
+
+    def requeue(self, where: str = "front") -> None:
+        """Give back what does not run (any more)."""
+        is_open = self.is_open
+        self.forget()
+        if is_open:
+            self.starts.end(self.job)
+            self.channel.fetch.requeue([self.job], where)
+
+    def end(self) -> None:
+        """It runs no more, and is to go back with those that never ran."""
+        if self.is_open:
+            self.starts.end(self.job)
+
+    def cut_short(self, reason: str, sender: Any, limits: Any, **how: Any) -> DeadJob | None:
+        """Recover it or kill it; arguments, errors and result as of ``LostRuns``."""
+        if not self.is_open:
+            return None
+        dead = self.membership.lost_runs.recover_or_kill(self.job, reason, sender, limits, **how)
+        self.forget()
+        return dead
+
+    def quarantine(self, reason: str) -> None:
+        """Move what cannot be received to the dead set, as what is no message is."""
+        if self.is_open:
+            self.membership.lost_runs.quarantine(self.job, reason)
+            self.forget()
+
+    def forget(self) -> None:
+        """It has left: kombu need not remember it."""
+        self.channel.qos._quick_ack(self.tag)
+
+
+def delivery_of(message: Any) -> Delivery | None:
+    """The delivery behind kombu's message; None for what is not fetched reliably."""
+    raw = getattr(message, "_raw", None)
+    return raw if isinstance(raw, Delivery) else None
