@@ -196,7 +196,7 @@ def test_settling_from_many_threads_loses_nothing(
 def test_a_new_process_holds_nothing(bench: Bench) -> None:
     fresh = InFlight(bench.database)
     assert (len(fresh.jobs), fresh.doubt) == (0, False)
-    assert fresh.settlements == {"acks": 0, "returns": 0}
+    assert fresh.outbox.settlements == {"acks": 0, "returns": 0}
 
 
 def test_jobs_that_went_back_leave_no_payload_behind(bench: Bench) -> None:
