@@ -26,7 +26,7 @@ from kombu import Connection
 from sent import watch_sent
 
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.store.registry import connection_id, run_id
+from celery_superfetch.store.wire.clients import connection_id, run_id
 from harness.server import Server
 from parts.bench import Bench, elsewhere, payload
 from parts.work import noted
