@@ -26,7 +26,7 @@ from kombu import Connection
 from sent import watch_sent
 
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.store.registry import connection_id, run_id
+from celery_superfetch.store.wire.clients import connection_id, run_id
 from support.servers.server import Server
 from support.servers.work import noted
 from support.workers.bench import Bench, elsewhere, payload

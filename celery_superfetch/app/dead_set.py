@@ -16,6 +16,7 @@ from ..errors import JobNotFound, WrongType
 from ..model.dead_job import DeadFilter, DeadJob
 from ..store.database import Database
 from ..store.dead_jobs import BATCH, SEPARATOR, DeadJobs
+from ..store.queues import Queues
 from .broker import client_of, config_of
 
 #: Results in a row that could not be forgotten, after which the others are left as they are:
@@ -184,13 +185,10 @@ class DeadSet:
     def _retry(self, jobs: Sequence[DeadJob], to: str | None, results: _Results) -> list[Retried]:
         """A batch, in order. No result is forgotten of a job that stays in the dead set."""
         targets = [self._target(job, to) for job in jobs]
-        with self._set.client.pipeline(transaction=False) as pipe:
-            for target in targets:
-                pipe.type(self._set.keys.queue(target))
-            kinds = pipe.execute()
+        able = Queues(self._set.database).can_take(targets)
         ours = self._set.reserve(jobs)
-        done, calls = [], []
-        for job, target, kind, mine in zip(jobs, targets, kinds, ours, strict=True):
+        done, revived = [], []
+        for job, target, takes, mine in zip(jobs, targets, able, ours, strict=True):
             one = Retried(job.id, job.task, job.task_id, target)
             if not mine:
                 error = (
@@ -199,13 +197,13 @@ class DeadSet:
                 )
                 one = replace(one, queue=None, error=error)
             else:
-                if kind in (b"list", b"none"):
+                if takes:
                     one = replace(one, warning=results.forget(job))
                 # Where the queue is none, the script says so, and lets go of the job.
                 expires = self._expires.get(target.partition(self._set.separator)[0], 0)
-                calls.append(self._set.revive(job, target, expires))
+                revived.append((job, target, expires))
             done.append(one)
-        replies = iter(self._set.scripts.run_all(calls, errors=True))
+        replies = iter(self._set.revive_all(revived))
         return [one if one.error else _outcome(one, next(replies)) for one in done]
 
     def _target(self, job: DeadJob, to: str | None) -> str:

@@ -16,7 +16,8 @@ from ..model.watch import Watch
 from ..reaper.drain import Report
 from ..reaper.reaper import Reaper
 from ..store.database import Database
-from ..store.keys import Keys
+from ..store.passes import Passes
+from ..store.registry import Registry
 from .announcer import Announcements
 from .broker import client_of, config_of
 from .events import monitors_of
@@ -83,10 +84,7 @@ class ReapTask(Task):
         wanted = True  # whoever cannot be asked may be there again when a worker runs it
         with suppress(Exception), client_of(self.app) as client:
             database = Database(client, config_of(self.app))
-            keys = database.keys
-            wanted = bool(client.exists(keys.owners, keys.reaped)) and bool(
-                database.scripts.run("lock", [keys.lock(LOCK_SENT)], [WAITS * 1000])
-            )
+            wanted = Registry(database).anybody() and Passes(database).take(LOCK_SENT, WAITS)
         if not wanted:
             return None
         try:
@@ -100,16 +98,12 @@ class ReapTask(Task):
             )
         except Exception:
             with suppress(Exception), client_of(self.app) as client:
-                client.delete(self._keys.lock(LOCK_SENT))
+                self.begun(client)
             raise
 
     def begun(self, client: Redis) -> None:
         """The message waits no more."""
-        client.delete(self._keys.lock(LOCK_SENT))
-
-    @property
-    def _keys(self) -> Keys:
-        return Keys(config_of(self.app).global_keyprefix)
+        Passes(Database(client, config_of(self.app))).give_back(LOCK_SENT)
 
 
 def _demote(record: logging.LogRecord) -> bool:

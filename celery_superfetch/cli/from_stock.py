@@ -7,12 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from redis import Redis
-from redis.exceptions import ResponseError
-
 from ..errors import StillInUse
-from ..store.unacked import Delivery, StockJob, Unacked
-from ..store.wire.connections import is_ours
+from ..store.unacked import Delivery, StockConsumer, StockJob, Unacked
 
 #: Jobs read and moved in one round trip.
 BATCH = 100
@@ -20,23 +16,6 @@ BATCH = 100
 #: A message, its exchange and routing key -> its queue lists -> ms of their x-expires; with none
 #: where the job cannot go anywhere.
 Routes = Callable[[Mapping[str, Any], str, str], Mapping[str, int]]
-
-
-@dataclass(frozen=True)
-class StockConsumer:
-    """A connection on which somebody consumes as stock kombu does."""
-
-    id: int
-    address: str
-    name: str
-    #: Seconds since it connected, and since it last sent a command.
-    age: int
-    idle: int
-
-    def __str__(self) -> str:
-        name = f" ({self.name})" if self.name else ""
-        times = f"connected for {self.age} s, idle for {self.idle} s"
-        return f"id {self.id}: {self.address}{name}, {times}"
 
 
 @dataclass
@@ -82,8 +61,7 @@ class Migration:
         routes: where kombu would put a message.
     """
 
-    def __init__(self, client: Redis, unacked: Unacked, routes: Routes) -> None:
-        self.client = client
+    def __init__(self, unacked: Unacked, routes: Routes) -> None:
         self.unacked = unacked
         self.routes = routes
 
@@ -112,12 +90,12 @@ class Migration:
         # whoever held one of these and still lives is still connected.
         deliveries = self.unacked.deliveries()
         report.found = len(deliveries)
-        report.consumers = stock_consumers(self.client)
+        report.consumers = self.unacked.consumers()
         if deliveries and report.consumers != [] and not force and not dry_run:
             raise StillInUse(_refusal(report.consumers, len(deliveries)))
         if older_than:
-            seconds, _ = self.client.time()
-            old = [one for one in deliveries if one.since < int(seconds) - older_than]
+            seconds = self.unacked.database.server_time() // 1000
+            old = [one for one in deliveries if one.since < seconds - older_than]
             report.younger = len(deliveries) - len(old)
             deliveries = old
         # Newest first, each to the front of its queue: the oldest is claimed next, also when
@@ -147,7 +125,7 @@ class Migration:
             return
         outcomes = [b"ok"] * len(jobs)
         if not report.dry_run:
-            outcomes = self.unacked.scripts.ask(self.unacked.take(jobs))
+            outcomes = self.unacked.move(jobs)
         for (job, lists), outcome in zip(jobs, outcomes, strict=True):
             if outcome == b"ok":
                 report.taken += 1
@@ -158,31 +136,6 @@ class Migration:
             else:
                 why = f"{' or '.join(lists)} is no queue, the key holds something else"
                 report.left.append(_left(job.delivery, job, why))
-
-
-def stock_consumers(client: Redis) -> list[StockConsumer] | None:
-    """Connections to this database whose latest command is BRPOP; None where we may not ask.
-
-    A stock consumer keeps one connection for nothing but BRPOP, from its first wait for jobs to
-    its end: also while its prefetch is full, and in a warm shutdown until the last job is done.
-    So does whoever waits for a reply: of those our own workers' are known by their name.
-    """
-    try:
-        rows: Any = client.client_list()
-    except ResponseError:  # forbidden by ACL
-        return None
-    db = str(client.connection_pool.connection_kwargs.get("db") or 0)
-    return [
-        StockConsumer(
-            int(row["id"]),
-            row.get("addr", ""),
-            row.get("name", ""),
-            int(row.get("age", 0)),
-            int(row.get("idle", 0)),
-        )
-        for row in rows
-        if row.get("cmd") == "brpop" and row.get("db") == db and not is_ours(row)
-    ]
 
 
 def _left(delivery: Delivery, job: StockJob | None, why: str) -> Left:

@@ -99,7 +99,7 @@ def _session(ctx: click.Context, as_json: bool) -> Iterator[Session]:
             raise click.ClickException(_unreachable(app, exc)) from exc
         with client:
             reaper, tables = reaper_of(app, client), Tables(ctx.obj.no_color)
-            check_cluster(info(client), reaper.keys.prefix)
+            check_cluster(info(client), reaper.config.global_keyprefix)
             yield Session(app, reaper, DeadSet(app, client), tables, as_json)
     except SuperfetchError as exc:
         raise click.ClickException(printable(f"{exc}{_which_app(app)}")) from exc

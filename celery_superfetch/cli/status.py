@@ -12,6 +12,9 @@ from ..model.dead_job import utc
 from ..model.facts import Facts
 from ..model.verdict import MISSED_HEARTBEATS, Reason
 from ..reaper.reaper import Reaper
+from ..store.queues import Queues
+from ..store.stats import Stats
+from ..store.unacked import Unacked
 
 
 def status_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
@@ -28,8 +31,7 @@ def status_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
     with app.connection_for_read() as connection:
         channel = connection.channel()
         queues = _queues(app, channel, reaper, [*owners, *reaped])
-        unacked = reaper.client.hlen(reaper.keys.queue(channel.unacked_key))
-    counters: Any = reaper.client.hgetall(reaper.keys.stats)
+        unacked = Unacked(reaper.database, channel.unacked_key, channel.unacked_index_key).size()
     return {
         "server_time": utc(now / 1000),
         "owners": [
@@ -56,9 +58,9 @@ def status_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
         "unacked": unacked,
         "dead_set": {
             "size": reaper.dead_jobs.size(),
-            "unannounced": int(reaper.client.scard(reaper.keys.unannounced)),
+            "unannounced": reaper.dead_jobs.untold(),
         },
-        "counters": {name.decode(): int(number) for name, number in sorted(counters.items())},
+        "counters": Stats(reaper.database).read(),
     }
 
 
@@ -95,14 +97,8 @@ def _queues(
         for name in sorted(names)
         for step in channel.priority_steps
     ]
-    with reaper.client.pipeline(transaction=False) as pipe:
-        for row in rows:
-            pipe.llen(reaper.keys.queue(row["list"]))
-            pipe.llen(reaper.keys.probation(row["list"]))
-        lengths = pipe.execute(raise_on_error=False)
-    for row, length, probation in zip(rows, lengths[::2], lengths[1::2], strict=True):
-        if isinstance(probation, ResponseError):
-            raise probation
+    lengths = Queues(reaper.database).lengths([row["list"] for row in rows])
+    for row, (length, probation) in zip(rows, lengths, strict=True):
         # Suspects that wait for their turn to run alone are not in the queue.
         row.update(length=length, probation=probation)
         if isinstance(length, ResponseError):  # something else lives under the queue's name

@@ -45,10 +45,8 @@ def migrate(session: Session, wait: float, **options: Any) -> None:
     from ..store.unacked import Unacked
     from .from_stock import Migration
 
-    reaper = session.reaper
     with routes_of(session.app) as routes:
-        unacked = Unacked(reaper.database, *routes.unacked)
-        migration = Migration(reaper.client, unacked, routes)
+        migration = Migration(Unacked(session.reaper.database, *routes.unacked), routes)
         report = _patiently(wait, lambda: migration.run(**options))
     session.say(report.as_dict(), lambda: _migrated(session, report))
     if report.left:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,8 +13,9 @@ from ..model.facts import Facts
 from ..model.verdict import Reason
 from ..reaper.drain import BATCH
 from ..reaper.drain import Report as Pass
-from ..reaper.reaper import SCAN_COUNT, TOMBSTONE, Reaper
-from ..store.registry import run_id
+from ..reaper.reaper import TOMBSTONE, Reaper
+from ..store.probation import Suspects
+from ..store.wire.clients import run_id
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +74,6 @@ class GiveBack:
 
     def __init__(self, reaper: Reaper) -> None:
         self.reaper = reaper
-        self.client = reaper.client
-        self.keys = reaper.keys
         self.registry = reaper.registry
         self.lists = reaper.lists
 
@@ -154,35 +154,20 @@ class GiveBack:
             return
         self.lists.unhold_all(owner, queue_list)
         while jobs := self.lists.in_flight(owner, queue_list, BATCH):
-            call = self.lists.requeue(jobs, "front", expires)
-            report.queues[queue_list] += sum(self.reaper.scripts.ask(call))
+            report.queues[queue_list] += self.lists.give_back(jobs, expires)
 
     def _end_probation(self, report: GivenBack) -> None:
         """Suspects go to the front of their queue; nothing runs alone without us."""
-        for queue_list in sorted(self.registry.on_probation()):
-            probation = self.keys.probation(queue_list)
-            size: Any = self.client.llen(probation)
-            report.queues[queue_list] += size
-            if report.dry_run:
-                continue
-            # From the newest to the oldest, each in front of the one before.
-            for at in range(0, size, BATCH):
-                with self.client.pipeline(transaction=False) as pipe:
-                    for _ in range(min(BATCH, size - at)):
-                        pipe.lmove(probation, self.keys.queue(queue_list), "LEFT", "RIGHT")
-                    pipe.execute()
+        suspects = Suspects(self.reaper.database)
+        for queue_list in sorted(suspects.lists()):
+            act = suspects.size if report.dry_run else suspects.give_back
+            report.queues[queue_list] += act(queue_list)
 
     # -- what is left
 
-    def _look_around(self, report: GivenBack) -> list[bytes]:
+    def _look_around(self, report: GivenBack) -> Sequence[bytes]:
         """Count what is left; returns the keys that are neither jobs' nor the dead set's."""
-        found = set(self.client.scan_iter(match=self.keys.own_pattern, count=SCAN_COUNT))
-        private = {key for key in found if self.keys.has_jobs(key)}
-        doomed = [key for key in found - private if not self.keys.is_dead_set(key)]
-        with self.client.pipeline(transaction=False) as pipe:
-            for key in private:
-                pipe.hlen(key) if self.keys.is_held(key) else pipe.llen(key)
-            report.in_flight = sum(n for n in pipe.execute(raise_on_error=False) if n)
+        report.in_flight, doomed = self.reaper.keyspace.left()
         report.dead_set, report.keys = self.reaper.dead_jobs.size(), len(doomed)
         return doomed
 
@@ -194,8 +179,7 @@ class GiveBack:
         """
         doomed = self._look_around(report)
         self._check_over(report)
-        for at in range(0, len(doomed), SCAN_COUNT):
-            report.deleted += int(self.client.delete(*doomed[at : at + SCAN_COUNT]))
+        report.deleted += self.reaper.keyspace.delete(doomed)
         report.keys = 0
 
     def _check_over(self, report: GivenBack) -> None:
@@ -206,7 +190,7 @@ class GiveBack:
         if owners := self.registry.owners():
             raise StillInUse(f"nothing was forgotten: {', '.join(owners)} is registered; stop it")
         tombstones = self.registry.tombstones()
-        now, run = self.reaper.database.server_time(), run_id(self.client)
+        now, run = self.reaper.database.server_time(), run_id(self.registry.client)
         for owner, facts in self.registry.facts(tombstones).items():
             seconds = (tombstones[owner] - now) / 1000
             # Its blocking read may still claim, unless the server has none of its connections.

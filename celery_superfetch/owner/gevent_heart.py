@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from ..model.facts import STUCK
-from ..store.wire.resp import packed
 from .heart import Heart
 
 #: Seconds between two looks for a connection, or for the end.
@@ -55,9 +53,7 @@ class Pulse:
             redis.exceptions.RedisError: not now.
         """
         if self._wire is None:
-            client = self._heart.connect()
-            client.ping()
-            self._wire = _Wire(client.connection)
+            self._wire = _Wire(self._heart.connect().connection)
 
     def stop(self) -> None:
         """Say no more."""
@@ -96,14 +92,14 @@ class _Wire:
         self._read = tls.read if tls else native.recv
         self.close = native.close
 
-    def say(self, command: Sequence[Any]) -> None:
+    def say(self, command: bytes) -> None:
         """Send a command and wait for its reply.
 
         Raises:
             OSError: the connection is gone, the reply is late, or it says no (a server that was
                 made a replica).
         """
-        self._write(b"".join(packed([command])))
+        self._write(command)
         reply = self._read(REPLY_SIZE)
         if not reply or reply.startswith(b"-"):
             raise ConnectionResetError

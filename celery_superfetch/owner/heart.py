@@ -17,7 +17,8 @@ from ..model.facts import RETRY_INTERVAL, STUCK, Facts
 from ..model.process import ProcessImage, mint_owner
 from ..model.watch import Watch
 from ..store.database import Database
-from ..store.registry import Heartbeat, Registry, connection_id, run_id
+from ..store.registry import Heartbeat, Registry
+from ..store.wire.clients import connection_id, run_id
 from .home import Home, heart_client, promoted
 from .in_flight.in_flight import InFlight
 
@@ -202,8 +203,8 @@ class Heart:
         self.in_flight.probation = heard.probation
         self.in_flight.starts.certificate.heard(facts.owner, asked)
 
-    def pulse(self) -> Sequence[Any]:
-        """The command that says no more than that this owner lives, and its state."""
+    def pulse(self) -> bytes:
+        """What says no more than that this owner lives, and its state, as it is sent."""
         assert self._heard_by is not None
         return self._heard_by.pulse(self.facts, self.state)
 

@@ -20,7 +20,8 @@ from ..model.job import Job
 from ..model.process import own_pid
 from ..store.database import Database
 from ..store.private_lists import Claims
-from ..store.registry import Heartbeat, run_id
+from ..store.registry import Heartbeat
+from ..store.wire.clients import run_id
 from ..store.wire.connections import Params
 from ..store.wire.server import check_server
 from .gevent_heart import Pulse, threads_are_greenlets

@@ -16,8 +16,10 @@ from ..model.job import Job, digest
 from ..model.strikes import Limits, Running
 from ..model.verdict import Reason
 from ..signals import ask, job_killed
+from ..store.database import Database
 from ..store.dead_jobs import DeadJob
 from ..store.private_lists import PrivateLists
+from ..store.running import RunningJobs
 from .judge import Outcome, Recoveries, tell
 
 logger = logging.getLogger(__name__)
@@ -109,14 +111,14 @@ class Drain:
 
     def __init__(
         self,
-        lists: PrivateLists,
-        recoveries: Recoveries,
+        database: Database,
         sender: Any,
         announcements: Announcements | None,
         limits: Limits,
     ) -> None:
-        self.lists = lists
-        self.recoveries = recoveries
+        self.lists = PrivateLists(database)
+        self.running = RunningJobs(database)
+        self.recoveries = Recoveries(database)
         self.sender = sender
         self.announcements = announcements
         self.limits = limits
@@ -142,12 +144,11 @@ class Drain:
         owner = facts.owner
         self.lists.unhold_all(owner, queue_list)
         stalls, running = 0, None
-        newest = self.lists.newest(owner, queue_list, BATCH, ROOM)
         while stalls < STALLS:
-            payloads = self.lists.scripts.ask(newest)
+            payloads = self.lists.newest(owner, queue_list, BATCH, ROOM)
             if not payloads:
                 return
-            running = running or self.lists.running(owner, stopping=facts.was == "stopping")
+            running = running or self.running.read(owner, stopping=facts.was == "stopping")
             # Whatever is claimed again by a connection that died a moment later than its process
             # did not run: the strike goes with the claim that did.
             ids = running.claim_ids

@@ -13,16 +13,17 @@ from ..model.facts import STUCK, Facts
 from ..model.process import LocalProcess, ProcessImage, look_at
 from ..model.verdict import MISSED_HEARTBEATS, Evidence, Reason, judge
 from ..model.watch import Watch
-from ..store.registry import Registry, run_id
+from ..store.registry import Registry
 from ..store.silences import Silences
+from ..store.wire.clients import run_id
 
 
 class Jury:
     """Judges the owners of a registry; its watch is that of the ``Reaper``."""
 
-    def __init__(self, registry: Registry, suspects: Silences, watch: Watch | None) -> None:
+    def __init__(self, registry: Registry, silences: Silences, watch: Watch | None) -> None:
         self.registry = registry
-        self.suspects = suspects
+        self.silences = silences
         self.watch = watch
         self.process = ProcessImage.current()
 
@@ -36,7 +37,7 @@ class Jury:
         """Every registered owner (or ``only`` some) with its score and verdict.
 
         Arguments:
-            keep: add what is seen to the suspects, where passes add up the silence.
+            keep: add what is seen to what passes have seen of each silence.
             surviving: around each owner; one that cannot be judged is left out, if it allows.
         """
         look = self.registry.look
@@ -54,7 +55,7 @@ class Jury:
             silent = {o: self.watch.silent_for(o, scores[o], now) for o in chosen}
         else:
             intervals = {owner: known.heartbeat_interval for owner, known in facts.items()}
-            silent = {**self.suspects.look(scores, intervals, at, server_run(), keep=keep)}
+            silent = {**self.silences.look(scores, intervals, at, server_run(), keep=keep)}
         same_pid = by_pid(facts.values())
         judged = []
         for owner in chosen:

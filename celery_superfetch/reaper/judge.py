@@ -2,57 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..model.job import Job, digest, parse
-from ..model.strikes import Blame, Counters, Decision, Limits, Recovery, Running, blame
+from ..model.strikes import Blame, Limits, Recovery, Running, blame
 from ..signals import job_recovered
-from ..store.database import Database, Structure
-from ..store.dead_jobs import DeadJob, DeadJobs, dead_job
-from ..store.wire.scripts import Call
+from ..store.counters import Outcome as Outcome
+from ..store.counters import StrikeCounters
+from ..store.dead_jobs import DeadJob, dead_job
 
 logger = logging.getLogger(__name__)
 
-FIELDS = ("strikes", "recoveries", "history", "probation")
 
-
-class Outcome(NamedTuple):
-    """What became of one job."""
-
-    recovery: Recovery
-    #: ``ok``; ``unmarked``, ``moved`` or ``recounted`` where the decision held no longer; an error.
-    answer: bytes | Exception
-    #: Its id in the dead set, if it was killed.
-    dead_id: bytes = b""
-
-
-class Recoveries(Structure):
-    """Recovers jobs, of the dead and one's own, or kills them.
-
-    It counts strikes and recoveries (``superfetch:recoveries:<digest>``).
-    """
-
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
-        self.dead_jobs = DeadJobs(database)
-
-    def counters(self, digests: Sequence[str]) -> list[Counters]:
-        """The counters of some jobs, in one command."""
-        names = [self.keys.recoveries(digest) for digest in digests]
-        return [
-            Counters(
-                int(strikes or 0),
-                int(count or 0),
-                tuple(json.loads(history)) if history else (),
-                bool(probation),
-                recorded=strikes is not None,
-            )
-            for strikes, count, history, probation in self.scripts.run("counters", names, FIELDS)
-        ]
+class Recoveries(StrikeCounters):
+    """Recovers jobs, of the dead and one's own, or kills them."""
 
     def look(
         self, jobs: Sequence[Job], running: Running, limits: Limits, **told: str
@@ -77,46 +43,6 @@ class Recoveries(Structure):
             )
             for job, name, envelope, known in zip(jobs, names, envelopes, counters, strict=True)
         ]
-
-    def carry_out(
-        self, decided: Sequence[tuple[Recovery, Decision]], expires: int, *, marked: bool
-    ) -> list[Outcome]:
-        """Do what was decided, in one round trip; the arguments are those of ``recover``."""
-        killed = [recovery for recovery, decision in decided if decision is Decision.KILL]
-        spared = [recovery for recovery, decision in decided if decision is Decision.RECOVER]
-        calls = [self.dead_jobs.kill(one, marked=marked) for one in killed]
-        if spared:
-            # One script for all, so that a waiting consumer finds the oldest in front.
-            calls.append(self.recover(spared, expires, marked=marked))
-        replies = self.scripts.run_all(calls, errors=True)
-        answers = replies.pop() if spared else []
-        if isinstance(answers, Exception):
-            answers = [answers] * len(spared)
-        replies = [reply if isinstance(reply, list) else [reply] for reply in [*replies, *answers]]
-        return [
-            Outcome(one, *reply) for one, reply in zip([*killed, *spared], replies, strict=True)
-        ]
-
-    def recover(self, recoveries: Sequence[Recovery], expires: int, *, marked: bool) -> Call:
-        """The call that counts jobs and gives each back, to the front of its queue or on probation.
-
-        Arguments:
-            recoveries: of one owner, one queue list and for one reason; newest claim first.
-            expires: ms of the queue's x-expires; 0 for none.
-            marked: the owner must be marked reaped (False: it lives and asks for itself).
-        """
-        keys, first, window = self.keys, recoveries[0], int(self.config.strike_window)
-        owner, queue_list = first.job.owner, first.job.queue_list
-        names = [keys.facts(owner), keys.private(owner, queue_list), keys.queue(queue_list)]
-        names += [keys.recovered, keys.stats, keys.running(owner)]
-        names += [keys.probation(queue_list), keys.on_probation]
-        args: list[Any] = [int(marked), window, expires, queue_list, owner, first.reason]
-        for recovery in recoveries:
-            job = recovery.job
-            names.append(keys.recoveries(recovery.digest))
-            args += [job.payload, recovery.recoveries - 1, recovery.strikes, recovery.blame.value]
-            args += [int(recovery.probation), job.claim_id]
-        return Call("recover", names, args)
 
 
 def warn_of(recovery: Recovery) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from itertools import chain
 from time import monotonic
 from typing import Any
 
@@ -13,14 +12,15 @@ from ..model.strikes import Limits
 from ..model.verdict import Reason
 from ..model.watch import Watch
 from ..signals import ReapedOwner, owner_reaped
-from ..store.database import Database, Structure
-from ..store.dead_jobs import JUNK_LIMIT
+from ..store.database import Database
+from ..store.dead_jobs import JUNK_LIMIT, DeadJobs
+from ..store.keyspace import Keyspace
+from ..store.passes import Passes
 from ..store.private_lists import PrivateLists
 from ..store.registry import Registry
 from ..store.silences import Silences
 from .drain import Announcements, Drain, Report
 from .evidence import Jury
-from .judge import Recoveries
 
 logger = logging.getLogger(__name__)
 
@@ -31,14 +31,8 @@ TOMBSTONE = 60.0
 #: Passes of one reaper from one look at the dead set's announcements and caps to the next.
 HOUSEKEEPING = 6
 
-#: Seconds after which a lock that is held for longer is asked for again.
-ASK_AGAIN = 60.0
 
-#: Keys the full sweep asks for in one SCAN step.
-SCAN_COUNT = 1000
-
-
-class Reaper(Structure):
+class Reaper:
     """Finds dead owners and empties their private lists; holds no loop and no thread.
 
     Arguments:
@@ -58,18 +52,18 @@ class Reaper(Structure):
         announcements: Announcements | None = None,
         limits: Limits | None = None,
     ) -> None:
-        super().__init__(database)
+        self.database = database
+        self.config = database.config
         self.registry = Registry(database)
         self.lists = PrivateLists(database)
+        self.keyspace = Keyspace(database)
+        self.dead_jobs = DeadJobs(database)
+        self.passes = Passes(database)
         self.jury = Jury(self.registry, Silences(database), watch)
-        recoveries = Recoveries(database)
-        self.dead_jobs = recoveries.dead_jobs
         limits = limits or Limits.of(database.config)
-        self.drain = Drain(self.lists, recoveries, sender, announcements, limits)
+        self.drain = Drain(database, sender, announcements, limits)
         self.announcements = announcements
         self.sender = sender
-        #: Lock of a long interval -> when it is asked for again (monotonic s).
-        self._refused: dict[str, float] = {}
         self._next_housekeeping = 0.0
 
     def reap(
@@ -94,7 +88,7 @@ class Reaper(Structure):
         """
         started = monotonic()
         report = Report(dry_run=dry_run)
-        if lock and not self._lock(lock, lock_for):
+        if lock and not self.passes.take(lock, lock_for):
             report.ran = False
             return report
         if full:
@@ -122,17 +116,6 @@ class Reaper(Structure):
         if report.did_something:
             logger.info("%s", report)
         return report
-
-    def _lock(self, scope: str, seconds: float) -> bool:
-        """One pass per interval; never released, it expires, so a crash holds up nobody."""
-        now = monotonic()
-        if now < self._refused.get(scope, 0.0):
-            return False
-        milliseconds = max(1, int(seconds * 1000))
-        ours = bool(self.scripts.run("lock", [self.keys.lock(scope)], [milliseconds]))
-        if not ours and seconds > ASK_AGAIN:
-            self._refused[scope] = now + ASK_AGAIN
-        return ours
 
     # -- reaping one owner
 
@@ -209,15 +192,13 @@ class Reaper(Structure):
 
     def sweep(self, report: Report) -> None:
         """Register owners of private lists, or of facts, that nobody knows; never drains them."""
-        patterns = self.keys.private_pattern, self.keys.held_pattern
         with report.surviving("the full sweep"):  # SCAN may be forbidden; the rest of it is not
-            for key in chain(*(self.client.scan_iter(match=p, count=SCAN_COUNT) for p in patterns)):
-                with report.surviving(f"private list {key!r}"):
-                    self._adopt(key, report)
+            for owner, queue_list in self.keyspace.private_lists():
+                with report.surviving(f"private list of {owner} for {queue_list}"):
+                    self._adopt(owner, queue_list, report)
             known = self.registry.owners()
-            for key in self.client.scan_iter(match=self.keys.facts_pattern, count=SCAN_COUNT):
-                owner, _ = self.keys.parse_private(key.decode(errors="replace"))
-                with report.surviving(f"facts {key!r}"):
+            for owner in self.keyspace.owners():
+                with report.surviving(f"facts of {owner}"):
                     if not report.dry_run and owner not in known and self.registry.readmit(owner):
                         report.adopted += 1
                         logger.warning(
@@ -226,12 +207,7 @@ class Reaper(Structure):
                             owner,
                         )
 
-    def _adopt(self, key: bytes, report: Report) -> None:
-        try:
-            owner, queue_list = self.keys.parse_private(key.decode())
-        except UnicodeDecodeError:
-            logger.warning("Key %r looks like a private list, but no owner made it.", key)
-            return
+    def _adopt(self, owner: str, queue_list: str, report: Report) -> None:
         if not report.dry_run and self.registry.adopt(owner, queue_list, TOMBSTONE) != "known":
             report.adopted += 1
             logger.warning(

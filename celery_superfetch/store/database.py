@@ -7,6 +7,7 @@ from redis import Redis
 from ..model.config import Config
 from .keys import Keys
 from .wire.scripts import Scripts, milliseconds
+from .wire.server import check_writable
 
 
 class Database:
@@ -25,6 +26,10 @@ class Database:
     def server_time(self) -> int:
         """The server's clock in ms: the only clock that is shared."""
         return milliseconds(self.client.time())
+
+    def check_writable(self) -> None:
+        """Raises as ``wire.server.check_writable``."""
+        check_writable(self.client, self.keys.never)
 
 
 class Structure:

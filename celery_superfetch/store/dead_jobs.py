@@ -217,6 +217,10 @@ class DeadJobs(Structure):
             [job.id, job.payload, expires, forgiven],
         )
 
+    def revive_all(self, jobs: Iterable[tuple[DeadJob, str, int]]) -> list[Any]:
+        """``revive`` some in one round trip: for each 1, 0 if it was gone, or an error."""
+        return self.scripts.run_all([self.revive(*one) for one in jobs], errors=True)
+
     def delete(self, *ids: str) -> int:
         """Delete jobs for good; the number that were there."""
         return sum(
@@ -256,6 +260,10 @@ class DeadJobs(Structure):
         return {own: self.config.dead_limit, self.keys.dead_junk: JUNK_LIMIT}
 
     # -- telling
+
+    def untold(self) -> int:
+        """Number of jobs whose callers have not been told."""
+        return int(self.client.scard(self.keys.unannounced))
 
     def unannounced(self, known: Container[str] = ()) -> Iterator[DeadJob]:
         """Some of the jobs whose callers have not been told, a few at a time: they may be large.

@@ -23,7 +23,7 @@ class Keys:
         #: ZSET owner -> when its tombstone may go (ms, server time).
         self.reaped = f"{own}reaped"
         #: HASH owner -> what one-shot passes saw of its silence. A row leaves with its owner.
-        self.suspects = f"{own}suspects"
+        self.silences = f"{own}suspects"
         #: STRING, TTL = strike window: some job has counters, so claims must look for them.
         self.recovered = f"{own}recovered"
         #: SET of the queue lists with suspects on probation.

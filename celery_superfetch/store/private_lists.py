@@ -7,8 +7,9 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from ..model.job import Claimed, Earlier, Job, digest
-from ..model.strikes import Running
 from .database import Database, Structure
+from .running import RunningJobs
+from .wire.clients import LoneConnection
 from .wire.scripts import Call
 
 #: Bytes one claim takes at most, but for the job that passes the mark. It bounds the reply,
@@ -20,12 +21,6 @@ PAGE = 100
 
 #: The mark of a job that is no longer the caller's.
 GONE = -1
-
-#: Field of the running jobs that names the claim which has its process for itself.
-ALONE = "alone"
-
-#: Field that says how many ran when their owner was taken for dead.
-RAN = "ran"
 
 
 class Claims(NamedTuple):
@@ -123,6 +118,15 @@ class PrivateLists(Structure):
         first = [*filter(None, confirmed), *jobs][:started]
         return claims._replace(confirmed=confirmed, errors=failed, started=first)
 
+    def wait(self, connection: LoneConnection, owner: str, queue_list: str, timeout: int) -> None:
+        """Send the claim that waits for a job; the reply is its payload, or None after so many s.
+
+        Raises:
+            redis.exceptions.RedisError: the connection broke.
+        """
+        queue, private = self.keys.queue(queue_list), self.keys.private(owner, queue_list)
+        connection.send("BLMOVE", queue, private, "RIGHT", "LEFT", timeout)
+
     def claim_alone(self, owner: str, queue_list: str) -> Call:
         """The call that claims the next job on probation; its last argument is the claim id."""
         keys = self.keys
@@ -199,6 +203,10 @@ class PrivateLists(Structure):
             args,
         )
 
+    def give_back(self, jobs: Sequence[Job], expires: int) -> int:
+        """``requeue`` jobs of an owner that is gone, to the front; the number that were there."""
+        return sum(self.scripts.ask(self.requeue(jobs, "front", expires)))
+
     def hold(self, jobs: Sequence[Job]) -> Call:
         """The call that moves jobs of one private list out of its way."""
         keys, first = self.keys, jobs[0]
@@ -237,50 +245,23 @@ class PrivateLists(Structure):
         found: Any = self.client.lrange(self.keys.private(owner, queue_list), 0, count - 1)
         return [Job(owner, queue_list, payload) for payload in found]
 
-    def newest(self, owner: str, queue_list: str, most: int, room: int) -> Call:
-        """The call that reads the payloads of the newest claims in one private list.
+    def newest(self, owner: str, queue_list: str, most: int, room: int) -> list[bytes]:
+        """The payloads of the newest claims in one private list.
 
         Arguments:
             room: most bytes, but for the job that passes the mark.
         """
-        return Call("newest", [self.keys.private(owner, queue_list)], [most, room])
-
-    def running(self, owner: str, *, stopping: bool = False) -> Running:
-        """What an owner had recorded as running.
-
-        Arguments:
-            stopping: it had been told to stop.
-        """
-        record: Any = self.client.hgetall(self.keys.running(owner))
-        ran = {id.decode(): name.decode() for id, name in record.items()}
-        alone, at_death = ran.pop(ALONE, ""), int(ran.pop(RAN, 0))
-        return Running(
-            tuple(ran.values()),
-            {name: id for id, name in ran.items()},
-            alone=ran.get(alone, ""),
-            stopping=stopping,
-            at_death=at_death,
-        )
+        name = self.keys.private(owner, queue_list)
+        payloads: list[bytes] = self.scripts.run("newest", [name], [most, room])
+        return payloads
 
     def unrecord(self, job: Job) -> None:
         """Remove what says that a job runs."""
         self.client.hdel(self.keys.running(job.owner), job.claim_id)
 
     def forget_running(self, owner: str, held: Container[str]) -> None:
-        """Remove what says that ``owner`` runs claims that it does not hold.
-
-        Arguments:
-            held: the claim ids that it holds. None may be added meanwhile.
-        """
-        key = self.keys.running(owner)
-        record: Any = self.client.hgetall(key)
-        stale = [
-            id
-            for id, value in record.items()
-            if id != RAN.encode() and (value if id == ALONE.encode() else id).decode() not in held
-        ]
-        if stale:
-            self.client.hdel(key, *stale)
+        """``RunningJobs.forget``."""
+        RunningJobs(self.database).forget(owner, held)
 
     def has_jobs(self, groups: Iterable[tuple[str, Iterable[str]]]) -> list[bool]:
         """Whether there is a job in flight in any of some lists, for each group of an owner's."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from redis import Redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from ..model.facts import Facts
 from .database import Structure
-from .wire.scripts import CHECKOUT, Call, info, milliseconds, reply_of
+from .wire.clients import cut
+from .wire.clients import run_id as run_id
+from .wire.resp import packed
+from .wire.scripts import Call, milliseconds
 
 #: Rows one heartbeat returns at most. They are the oldest, and the same each time: whoever is
 #: beyond that is watched only once those are reaped, a whole ``owner_ttl`` later. A thousand are
@@ -23,11 +23,6 @@ HEARTBEAT_ROWS = 4096
 
 #: Seconds a tombstone's facts are kept, so that an owner thawed within a day learns its fate.
 TOMBSTONE_FACTS = 86400
-
-RUN_ID = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
-
-#: Socket -> the run of the server at its other end.
-_runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -85,10 +80,10 @@ class Registry(Structure):
         """What has a row, or is one, for each owner that lives."""
         return [self.keys.owners, self.keys.facts(owner), self.keys.host(host)]
 
-    def pulse(self, facts: Facts, state: str) -> list[Any]:
-        """A heartbeat as a bare command: it asks for nobody, and tells of nothing but ``state``."""
+    def pulse(self, facts: Facts, state: str) -> bytes:
+        """A heartbeat as it is sent: it asks for nobody, and tells of nothing but ``state``."""
         args = [facts.owner, 0, 0, "state", state]
-        return self.scripts.bare(Call("heartbeat", self._heard_in(facts), args))
+        return b"".join(packed([self.scripts.bare(Call("heartbeat", self._heard_in(facts), args))]))
 
     def leave(self, facts: Facts, tombstone: float) -> int:
         """End in order; unless 0 nothing was done: the number of jobs left, or -1 when reaped.
@@ -97,16 +92,15 @@ class Registry(Structure):
             tombstone: seconds during which a claim of ours may still land; 0 for none.
         """
         keys, owner = self.keys, facts.owner
-        names = [*self._rows(owner, facts.process.host), keys.reaped, keys.suspects]
+        names = [*self._rows(owner, facts.process.host), keys.reaped, keys.silences]
         names += [keys.running(owner)]
         names += [keys.private(owner, name) for name in facts.lists]
         names += [keys.held(owner, name) for name in facts.lists]
         return int(self.scripts.run("leave", names, [owner, int(tombstone * 1000)]))
 
-    def on_probation(self) -> frozenset[str]:
-        """Queue lists with suspects on probation."""
-        names: Any = self.client.smembers(self.keys.on_probation)
-        return frozenset(name.decode() for name in names)
+    def anybody(self) -> bool:
+        """Whether there is an owner, or a tombstone, to look at."""
+        return bool(self.client.exists(self.keys.owners, self.keys.reaped))
 
     def owners(self) -> dict[str, int]:
         """Every registered owner -> its score, the last heartbeat in server ms."""
@@ -144,7 +138,7 @@ class Registry(Structure):
             tombstone: seconds to drain its lists again, for claims that land late.
         """
         keys = self.keys
-        names = [*self._rows(owner, host), keys.reaped, keys.suspects, keys.stats]
+        names = [*self._rows(owner, host), keys.reaped, keys.silences, keys.stats]
         times = [score, int(tombstone * 1000), TOMBSTONE_FACTS * 1000]
         reply = self.scripts.run("mark", [*names, keys.running(owner)], [owner, *times, reason])
         return bool(reply)
@@ -185,7 +179,7 @@ class Registry(Structure):
     def cut(self, facts: Facts) -> None:
         """CLIENT KILL the owner's connections, so that a frozen one claims nothing more."""
         # Gone already, forbidden, or of another run of the server: the tombstone covers it.
-        to_connections(self.client, facts.run_id, ("KILL", "ID"), facts.connections)
+        cut(self.client, facts.run_id, facts.connections)
 
 
 def _scores(rows: Any) -> dict[str, int]:
@@ -206,55 +200,3 @@ def _heartbeat(reply: Any) -> Heartbeat:
         tuple(owner.decode(errors="replace") for owner in reply[3]),
         frozenset(name.decode(errors="replace") for name in reply[4]),
     )
-
-
-def run_id(client: Redis) -> str:
-    """Which run of the server this is; empty where INFO is forbidden or lacks it."""
-    return str(info(client, "server").get("run_id", ""))
-
-
-def run_behind(connection: Any) -> str:
-    """Which run of the server an open connection leads to; asked once."""
-    if connection._sock not in _runs:
-        connection.send_command("INFO", "server", check_health=False)
-        told = reply_of(connection)
-        found = None if isinstance(told, ResponseError) else RUN_ID.search(told)
-        _runs[connection._sock] = found[1].decode() if found else ""
-    return _runs[connection._sock]
-
-
-def to_connections(
-    client: Redis, run_id: str, command: Sequence[str], ids: Sequence[int]
-) -> list[Any] | None:
-    """Send a sub-command of CLIENT to some connections of one run of the server.
-
-    After a restart, or a failover behind one address, their ids are strangers'. So it goes by one
-    connection of which it is known where it leads.
-
-    Returns:
-        the replies, errors among them; None: another run is there now, or nobody can tell.
-
-    Raises:
-        redis.exceptions.RedisError: the server cannot be reached.
-    """
-    pool = client.connection_pool
-    connection = pool.get_connection(*CHECKOUT)
-    try:
-        if not run_id or run_behind(connection) != run_id:
-            return None
-        commands = [("CLIENT", *command, id) for id in ids]
-        connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-        return [reply_of(connection) for _ in ids]
-    except BaseException:
-        connection.disconnect()
-        raise
-    finally:
-        pool.release(connection)
-
-
-def connection_id(client: Redis) -> int:
-    """The id of the connection that ``client`` would use next; 0 where that is forbidden."""
-    try:
-        return int(client.execute_command("CLIENT", "ID"))
-    except (RedisError, TypeError, ValueError):
-        return 0

@@ -40,7 +40,7 @@ class Silences(Structure):
             run_id: which run of the server this is; what was seen in another does not count.
             keep: False only reads (a dry run, ``status``).
         """
-        rows: Any = self.client.hgetall(self.keys.suspects)
+        rows: Any = self.client.hgetall(self.keys.silences)
         before = {owner.decode(errors="replace"): _Seen.load(row) for owner, row in rows.items()}
         seen: dict[str, _Seen] = {}
         for owner, interval in intervals.items():
@@ -60,7 +60,7 @@ class Silences(Structure):
         for at in range(0, max(len(rows), len(names), 1), BATCH):
             removed = names[at : at + BATCH]
             written = [part for row in rows[at : at + BATCH] for part in row]
-            calls.append(Call("suspect", [self.keys.suspects], [len(removed), *removed, *written]))
+            calls.append(Call("silence", [self.keys.silences], [len(removed), *removed, *written]))
         self.scripts.run_all(calls)
 
 

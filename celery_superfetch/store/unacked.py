@@ -1,4 +1,4 @@
-"""What stock kombu leaves in Redis: the jobs that its workers have not acked."""
+"""What stock kombu leaves in Redis: jobs that its consumers have not acked, and who these are."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from redis.exceptions import ResponseError
+
 from ..model.job import digest
 from .database import Database, Structure
+from .wire.connections import is_ours
 from .wire.scripts import Call
 
 _decoder = json.JSONDecoder()
@@ -55,6 +58,23 @@ class StockJob:
         return cls(delivery, value, start, end, message, exchange or "", routing_key or "")
 
 
+@dataclass(frozen=True)
+class StockConsumer:
+    """A connection on which somebody consumes as stock kombu does."""
+
+    id: int
+    address: str
+    name: str
+    #: Seconds since it connected, and since it last sent a command.
+    age: int
+    idle: int
+
+    def __str__(self) -> str:
+        name = f" ({self.name})" if self.name else ""
+        times = f"connected for {self.age} s, idle for {self.idle} s"
+        return f"id {self.id}: {self.address}{name}, {times}"
+
+
 class Unacked(Structure):
     """Stock kombu's hash of unacked messages and its index by time of delivery.
 
@@ -68,6 +88,34 @@ class Unacked(Structure):
         # kombu's own keys: the prefix is all that is put before them.
         self.name = self.keys.queue(name)
         self.index = self.keys.queue(index)
+
+    def consumers(self) -> list[StockConsumer] | None:
+        """Connections to this database whose latest command is BRPOP; None where we may not ask.
+
+        A stock consumer keeps one connection for nothing but BRPOP, from its first wait for jobs to
+        its end: also while its prefetch is full, and in a warm shutdown until the last job is done.
+        So does whoever waits for a reply: of those our own workers' are known by their name.
+        """
+        try:
+            rows: Any = self.client.client_list()
+        except ResponseError:  # forbidden by ACL
+            return None
+        db = str(self.client.connection_pool.connection_kwargs.get("db") or 0)
+        return [
+            StockConsumer(
+                int(row["id"]),
+                row.get("addr", ""),
+                row.get("name", ""),
+                int(row.get("age", 0)),
+                int(row.get("idle", 0)),
+            )
+            for row in rows
+            if row.get("cmd") == "brpop" and row.get("db") == db and not is_ours(row)
+        ]
+
+    def size(self) -> int:
+        """Number of entries."""
+        return int(self.client.hlen(self.name))
 
     def deliveries(self) -> list[Delivery]:
         """All entries, the newest first; those that the index does not know last."""
@@ -83,6 +131,11 @@ class Unacked(Structure):
         """The values of some entries; None for one that was acked meanwhile."""
         values: Any = self.client.hmget(self.name, [delivery.tag for delivery in deliveries])
         return list(values)
+
+    def move(self, jobs: Sequence[tuple[StockJob, Mapping[str, int]]]) -> list[bytes]:
+        """``take`` jobs now."""
+        outcomes: list[bytes] = self.scripts.ask(self.take(jobs))
+        return outcomes
 
     def take(self, jobs: Sequence[tuple[StockJob, Mapping[str, int]]]) -> Call:
         """The call that moves jobs to their queues; a reply for each, see ``migrate.lua``.

@@ -10,11 +10,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kombu.transport import redis
+from redis import Redis
 from redis.exceptions import ConnectionError, RedisError
 
 from ..model.config import LONGEST, Config
-from ..model.job import Claimed, digest
-from ..store.keys import Keys
+from ..model.job import Claimed
+from ..store.counters import StrikeCounters
+from ..store.database import Database
+from ..store.probation import Suspects
 from ..store.wire.connections import Params, leaving_replicas, named, patient
 from .deliveries import Delivery, delivery_of, loads
 from .fetch.queue_lists import QueueLists
@@ -65,6 +68,12 @@ class Channel(redis.Channel):
         return config
 
     # -- where the database is
+
+    @property
+    def database(self) -> Database:
+        """For what a producer may do: none of our options matters there, and one may be wrong."""
+        client = Redis(connection_pool=self.pool)
+        return Database(client, Config(global_keyprefix=self.global_keyprefix))
 
     def here(self) -> Params:
         """Where connections of our own find the database."""
@@ -229,13 +238,7 @@ class Channel(redis.Channel):
         return self._fetch.ahead(self._lists_of(queue)) if self._fetch is not None else 0
 
     def _purge(self, queue: str) -> int:
-        keys = Keys()  # kombu's client puts the prefix before it
-        purged = int(super()._purge(queue))
-        with self.conn_or_acquire() as client, client.pipeline() as pipe:
-            for name in self._lists_of(queue):
-                suspects = keys.probation(name)
-                pipe.llen(suspects).delete(suspects).srem(keys.on_probation, name)
-            return purged + sum(pipe.execute()[::3])
+        return int(super()._purge(queue)) + Suspects(self.database).purge(self._lists_of(queue))
 
     def _size(self, queue: str) -> int:
         try:
@@ -257,12 +260,12 @@ class Channel(redis.Channel):
             payload = next(filter(None, map(client.rpop, self._lists_of(queue))), None)
             if renew is not None:
                 renew(client, queue)
-            if payload is None:
-                raise Empty
-            message = loads(payload)
-            if client.exists(Keys(self.global_keyprefix).recoveries(digest(payload))):
-                message["headers"]["redelivered"] = True
-            return message
+        if payload is None:
+            raise Empty
+        message = loads(payload)
+        if StrikeCounters(self.database).knows(payload):
+            message["headers"]["redelivered"] = True
+        return message
 
     def basic_publish(self, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -6,13 +6,11 @@ from functools import cached_property
 from typing import Any
 
 from kombu.transport import redis
-from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ..errors import ConfigError
 from ..model.config import Config
-from ..store.keys import Keys
-from ..store.wire.server import check_writable, warn_once
+from ..store.wire.server import warn_once
 from .channel import Channel
 from .deliveries import delivery_of
 from .poller import Poller
@@ -90,10 +88,8 @@ class Transport(redis.Transport):
     def establish_connection(self) -> Any:
         """Connect; a server of no use is refused here, where kombu tries again with a pause."""
         connection = super().establish_connection()
-        channel = self._avail_channels[-1]
-        never = Keys(channel.global_keyprefix).never
         try:
-            check_writable(Redis(connection_pool=channel.pool), never)
+            self._avail_channels[-1].database.check_writable()
         except RedisConnectionError:
             self.close_connection(connection)
             raise

@@ -20,6 +20,7 @@ from celery_superfetch.reaper.judge import Recoveries
 from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.store.private_lists import PrivateLists
 from celery_superfetch.store.registry import Registry
+from celery_superfetch.store.running import RunningJobs
 from celery_superfetch.store.wire.scripts import Call, Line
 from model.scripts_seen import Truth
 from support.workers.bench import Bench
@@ -79,7 +80,7 @@ class Stage:
 
         monkeypatch.setattr(Line, "exchange", shown)
         # What a decision is built on may change between these, and before it is carried out.
-        for owner, name in ((PrivateLists, "running"), (Recoveries, "counters")):
+        for owner, name in ((RunningJobs, "read"), (Recoveries, "counters")):
             monkeypatch.setattr(owner, name, waiting(getattr(owner, name)))
         end_probation = GiveBack._end_probation
 

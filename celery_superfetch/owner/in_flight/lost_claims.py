@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from ...model.job import Job
 from ...store.private_lists import PrivateLists
-from ...store.registry import run_id
+from ...store.wire.clients import run_id
 from .jobs import Jobs
 from .outbox import Outbox
 

@@ -1,11 +1,11 @@
 -- Takes an owner that ends in order out of the registry.
--- KEYS: owners, the owner's facts, its host's owners, tombstones, suspects, its running jobs, then
+-- KEYS: owners, the owner's facts, its host's owners, tombstones, silences, its running jobs, then
 --       its private lists, then as many keys of held jobs
 -- ARGV: owner, ms to keep a tombstone (0: its claims are all answered, none is needed)
 -- Returns: number of jobs still in its private lists, or -1 when it was taken for dead; unless
 --       0 nothing was changed
 -- Crash: the owner is out, or it stays registered and is reaped later.
-local owners, facts, host, reaped, suspects, running =
+local owners, facts, host, reaped, silences, running =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local owner, keep = ARGV[1], tonumber(ARGV[2])
 if redis.call('HGET', facts, 'state') == 'reaped' then return -1 end
@@ -17,7 +17,7 @@ end
 if left > 0 then return left end
 redis.call('ZREM', owners, owner)
 redis.call('SREM', host, owner)
-redis.call('HDEL', suspects, owner)
+redis.call('HDEL', silences, owner)
 redis.call('DEL', running)
 if keep == 0 then
   redis.call('DEL', facts)

@@ -1,11 +1,11 @@
 -- Marks an owner reaped, if it has not been heard since the verdict was built.
--- KEYS: owners, the owner's facts, its host's owners, tombstones, suspects, stats, its running
+-- KEYS: owners, the owner's facts, its host's owners, tombstones, silences, stats, its running
 --       jobs
 -- ARGV: owner, the score the verdict saw, ms the tombstone stays listed, ms its facts and its
 --       running jobs stay known, reason
 -- Returns: 1 when this call marked it, else 0
 -- Crash: the owner is marked and listed as a tombstone; the next pass drains its lists.
-local owners, facts, host, reaped, suspects, stats, running =
+local owners, facts, host, reaped, silences, stats, running =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local owner, seen = ARGV[1], tonumber(ARGV[2])
 local listed, kept, reason = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
@@ -14,7 +14,7 @@ if not score or tonumber(score) ~= seen then return 0 end
 -- What has another type is found before the owner is in neither registry.
 redis.call('ZCARD', reaped)
 redis.call('SISMEMBER', host, owner)
-redis.call('HEXISTS', suspects, owner)
+redis.call('HEXISTS', silences, owner)
 local record = redis.call('HGETALL', running)
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -34,6 +34,6 @@ redis.call('PEXPIRE', facts, kept)
 redis.call('PEXPIRE', running, kept)
 redis.call('ZADD', reaped, now + listed, owner)
 redis.call('SREM', host, owner)
-redis.call('HDEL', suspects, owner)
+redis.call('HDEL', silences, owner)
 redis.pcall('HINCRBY', stats, 'owners_reaped', 1)
 return 1

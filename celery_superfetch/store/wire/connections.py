@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from redis import Connection
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AskError,
@@ -181,12 +180,6 @@ def without_retries(params: Params) -> dict[str, Any]:
     """A claim that redis-py repeats by itself claims twice, and nobody learns of the first."""
     kept = {k: v for k, v in params.items() if k not in ("retry", "retry_on_error")}
     return {**kept, "retry_on_timeout": False}
-
-
-def lone_connection(params: Params) -> Any:
-    """A connection that is of no pool; it is not open yet."""
-    own = {name: value for name, value in params.items() if name != "max_connections"}
-    return own.pop("connection_class", Connection)(**own)
 
 
 def patient(params: Params) -> dict[str, Any]:

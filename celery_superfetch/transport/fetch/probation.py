@@ -9,6 +9,7 @@ from typing import Any
 from kombu.log import get_logger
 
 from ...owner.membership import Membership
+from ...store.probation import Suspects
 from .backlog import Backlog
 from .reads import BlockingReads
 
@@ -49,6 +50,7 @@ class Probation:
         self.in_flight = membership.in_flight
         self.backlog = backlog
         self.reads = reads
+        self.suspects = Suspects(membership.database)
         self._others_first = False
         #: This owner came to rest, and has not gone back to work since.
         self._resting = False
@@ -142,12 +144,7 @@ class Probation:
 
         With none it says that its rest lasted until now, and that a suspect had its turn.
         """
-        keys = self.in_flight.lists.keys
-        answer = self.in_flight.scripts.run(
-            "rest",
-            [keys.rest, keys.on_probation, *map(keys.probation, waiting)],
-            [self.membership.owner, int(FIRST_REST * 1000), WORK, *waiting],
-        )
-        if answer < 0:
+        rests = self.suspects.let_rest(self.membership.owner, waiting, FIRST_REST, WORK)
+        if rests is None:
             self.in_flight.probation -= set(waiting)
-        return bool(answer > 0)
+        return bool(rests)

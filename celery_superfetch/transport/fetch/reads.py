@@ -10,7 +10,8 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from ...model.job import Job
 from ...owner.membership import Membership
-from .blocking_read import BlockingRead, unblock
+from ...store.wire.clients import unblock
+from .blocking_read import BlockingRead
 from .tracking import Loop, Tracking
 
 logger = get_logger(__name__)
@@ -180,7 +181,7 @@ class BlockingReads:
         Raises:
             redis.exceptions.RedisError: the server cannot be reached.
         """
-        if unblock(self.membership.client, list(reads)):
+        if unblock(self.membership.client, reads):
             for read in reads:
                 self._on_reply(read)
 

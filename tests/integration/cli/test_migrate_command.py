@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import redis
 
-from celery_superfetch.cli.from_stock import Migration, stock_consumers
+from celery_superfetch.cli.from_stock import Migration
 from celery_superfetch.errors import StillInUse
 from celery_superfetch.model.config import Config
 from celery_superfetch.store.database import Database
@@ -29,10 +29,13 @@ from support.workers.worker import process_env
 MANY = 10_000
 
 
+def unacked(client: redis.Redis) -> Unacked:
+    return Unacked(Database(client, Config()), "unacked", "unacked_index")
+
+
 def migration(client: redis.Redis) -> Migration:
     """A pass that knows no exchange."""
-    unacked = Unacked(Database(client, Config()), "unacked", "unacked_index")
-    return Migration(client, unacked, lambda message, exchange, routing_key: {routing_key: 0})
+    return Migration(unacked(client), lambda message, exchange, routing_key: {routing_key: 0})
 
 
 def connections(client: redis.Redis) -> list[dict[str, Any]]:
@@ -51,7 +54,7 @@ def test_whoever_consumes_as_stock_does_is_in_the_way(url: str, client: redis.Re
         stack.enter_context(Inbox(url, "other")).settle_in()
         stack.enter_context(Inbox(url, "reply", no_ack=True)).settle_in()
         stack.enter_context(stock(url.removesuffix("0") + str(LEDGER_DB), "mail")).settle_in()
-        assert stock_consumers(client) == []
+        assert unacked(client).consumers() == []
 
         full = stock(url, "mail", prefetch=2)
         full.receive(2)
@@ -60,7 +63,7 @@ def test_whoever_consumes_as_stock_does_is_in_the_way(url: str, client: redis.Re
         assert client.hlen("unacked") == 2
         with pytest.raises(StillInUse, match="2 jobs are unacked") as refused:
             migration(client).run()
-        consumers = stock_consumers(client) or []
+        consumers = unacked(client).consumers() or []
         assert len(consumers) == 2
         assert all(f"id {one.id}: {one.address}" in str(refused.value) for one in consumers)
         dry = migration(client).run(dry_run=True)

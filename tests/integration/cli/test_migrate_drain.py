@@ -11,7 +11,7 @@ import redis
 
 from celery_superfetch.cli.to_stock import GiveBack
 from celery_superfetch.errors import StillInUse
-from celery_superfetch.store.registry import run_id
+from celery_superfetch.store.wire.clients import run_id
 from support.waiting import eventually
 from support.workers.bench import Bench, elsewhere, payload
 from support.workers.cli import Result, kill_in_the_middle
@@ -85,7 +85,7 @@ def test_a_living_owner_is_in_the_way_and_a_forced_one_claims_no_more(bench: Ben
     dry = drain(bench).run(dry_run=True)
     assert (dry.given_back, dry.in_flight, len(dry.alive)) == (1, 3, 2)
     after = dump(bench.client)
-    after.pop(bench.keys.suspects.encode())  # the look of the first was taken down
+    after.pop(bench.keys.silences.encode())  # the look of the first was taken down
     assert after == before
 
     report = drain(bench).run(force=True)

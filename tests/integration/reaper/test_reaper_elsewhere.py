@@ -11,7 +11,7 @@ import redis
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.verdict import Reason
 from celery_superfetch.model.watch import Watch
-from celery_superfetch.store.registry import connection_id, run_id
+from celery_superfetch.store.wire.clients import connection_id, run_id
 from support.waiting import always, eventually
 from support.workers.bench import Bench, elsewhere, payload
 
@@ -159,7 +159,7 @@ def test_by_the_watch_of_a_heart_the_same_holds(quick: Bench, line: redis.Redis)
     watch.interrupt()
     assert reaper.reap().dead == {}, "cut off itself, it knows nothing"
     assert eventually(beat, 10, every=HEARTBEAT) == {owner.owner: Reason.DISCONNECTED}
-    assert not quick.client.exists(quick.keys.suspects), "that is for passes without a heart"
+    assert not quick.client.exists(quick.keys.silences), "that is for passes without a heart"
 
 
 def test_two_containers_of_one_name_and_pid_are_two_owners(

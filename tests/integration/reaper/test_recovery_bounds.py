@@ -12,7 +12,7 @@ from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Job, digest
 from celery_superfetch.reaper import drain
 from celery_superfetch.reaper.drain import BATCH, ROOM
-from celery_superfetch.store import silences as suspects
+from celery_superfetch.store import silences
 from celery_superfetch.store.private_lists import PAGE
 from support.servers.work import WITHOUT_END, Work, noted
 from support.workers.bench import Bench, elsewhere, payload
@@ -136,15 +136,15 @@ def test_what_the_owner_ran_is_not_read_again_for_each_batch(
 
 
 def test_many_owners_are_watched_in_batches(bench: Bench, own: redis.Redis) -> None:
-    owners = 2 * suspects.BATCH + 7
+    owners = 2 * silences.BATCH + 7
     facts = [bench.owner(elsewhere(f"host-{n}", n + 1)) for n in range(owners)]
     with noted(own) as work:
         assert bench.reaper().reap().owners == owners
-    assert own.hlen(bench.keys.suspects) == owners
-    check(work, suspects.BATCH)
+    assert own.hlen(bench.keys.silences) == owners
+    check(work, silences.BATCH)
     for one in facts[1:]:
         own.zrem(bench.keys.owners, one.owner)
     with noted(own) as work:
         assert bench.reaper().reap().owners == 1
-    assert own.hlen(bench.keys.suspects) == 1, "those that are gone leave"
-    check(work, suspects.BATCH)
+    assert own.hlen(bench.keys.silences) == 1, "those that are gone leave"
+    check(work, silences.BATCH)

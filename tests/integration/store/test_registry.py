@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from celery_superfetch.model.process import ProcessImage
-from celery_superfetch.store.registry import connection_id, run_id
+from celery_superfetch.store.wire.clients import connection_id, run_id
 from support.waiting import eventually
 from support.workers.bench import Bench, elsewhere, ended_process
 
@@ -120,7 +120,7 @@ def test_a_mark_is_set_once(bench: Bench) -> None:
 @pytest.mark.parametrize("state", ["running", "stopping"])
 def test_a_mark_leaves_a_tombstone_that_knows_the_state_before(bench: Bench, state: str) -> None:
     facts = bench.owner(state=state)
-    bench.suspects.look({facts.owner: 1}, {facts.owner: 5.0}, 1, "run")
+    bench.silences.look({facts.owner: 1}, {facts.owner: 5.0}, 1, "run")
     bench.registry.mark(facts.owner, HERE, bench.registry.owners()[facts.owner], 60, "gone")
     read = bench.registry.facts([facts.owner])[facts.owner]
     assert (read.state, read.was) == ("reaped", state)
@@ -129,7 +129,7 @@ def test_a_mark_leaves_a_tombstone_that_knows_the_state_before(bench: Bench, sta
     assert 50_000 < until <= 60_000
     assert 0 < bench.client.ttl(bench.keys.facts(facts.owner)) <= 86400
     assert not bench.client.smembers(bench.keys.host(HERE))
-    assert not bench.client.hgetall(bench.keys.suspects)
+    assert not bench.client.hgetall(bench.keys.silences)
 
 
 def test_leaving_takes_every_key_along(bench: Bench) -> None:

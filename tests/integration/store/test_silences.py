@@ -18,7 +18,7 @@ WAIT = HEARTBEAT + 1.0
 
 @pytest.fixture
 def suspects(make_bench: Callable[..., Bench]) -> Silences:
-    return make_bench(reap_interval=INTERVAL, heartbeat_interval=HEARTBEAT).suspects
+    return make_bench(reap_interval=INTERVAL, heartbeat_interval=HEARTBEAT).silences
 
 
 def look(
@@ -90,7 +90,7 @@ def test_a_night_without_passes_adds_two_intervals_at_most(suspects: Silences) -
 
 
 def test_passes_that_are_meant_to_come_often_lose_nothing(make_bench: Callable[..., Bench]) -> None:
-    often = make_bench(reap_interval=0.5, heartbeat_interval=HEARTBEAT).suspects
+    often = make_bench(reap_interval=0.5, heartbeat_interval=HEARTBEAT).silences
     assert [look(often, at / 2) for at in range(40)][::12] == [0.0, 0.0, 6.0, 12.0]
 
 
@@ -124,19 +124,19 @@ def test_another_run_of_the_server_starts_it_anew(suspects: Silences) -> None:
 def test_a_dry_run_reads_and_writes_nothing(suspects: Silences) -> None:
     look(suspects, 0)
     look(suspects, 10)
-    before = suspects.client.hgetall(suspects.keys.suspects)
+    before = suspects.client.hgetall(suspects.keys.silences)
     assert look(suspects, 20, keep=False) == 10.0
-    assert suspects.client.hgetall(suspects.keys.suspects) == before
+    assert suspects.client.hgetall(suspects.keys.silences) == before
     assert look(suspects, 20) == 10.0
 
 
 def test_rows_leave_with_their_owners(suspects: Silences) -> None:
     look(suspects, 0)
     suspects.look({"b|2|y": T0}, {"b|2|y": HEARTBEAT}, T0, RUN)
-    rows = suspects.client.hgetall(suspects.keys.suspects)
+    rows = suspects.client.hgetall(suspects.keys.silences)
     assert set(rows) == {b"b|2|y"}
     suspects.look({}, {}, T0, RUN)
-    assert not suspects.client.exists(suspects.keys.suspects)
+    assert not suspects.client.exists(suspects.keys.silences)
 
 
 @pytest.mark.parametrize(
@@ -144,5 +144,5 @@ def test_rows_leave_with_their_owners(suspects: Silences) -> None:
 )
 def test_a_broken_row_counts_as_none(suspects: Silences, row: bytes) -> None:
     """One of another version must not stop every pass from here on."""
-    suspects.client.hset(suspects.keys.suspects, OWNER, row)
+    suspects.client.hset(suspects.keys.silences, OWNER, row)
     assert [look(suspects, at) for at in (0, 10, 20)] == [0.0, 0.0, 10.0]

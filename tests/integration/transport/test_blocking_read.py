@@ -81,7 +81,7 @@ def test_the_ids_of_one_server_are_strangers_at_another(
         read.arm()
         address.upstream = ("127.0.0.1", new.port)
         membership.client.connection_pool.disconnect()
-        while not strangers or connection_id(strangers[-1]) < read._id:
+        while not strangers or connection_id(strangers[-1]) < read.id:
             strangers.append(redis.Redis(port=new.port, single_connection_client=True))
         waiting = [threading.Thread(target=other.blpop, args=("none", 3)) for other in strangers]
         for one in waiting:
@@ -90,7 +90,7 @@ def test_the_ids_of_one_server_are_strangers_at_another(
         eventually(lambda: look.info("clients")["blocked_clients"] == len(strangers))
         assert not unblock(membership.client, [read]), "it cannot be called off from here,"
         assert not read.close(), "nor cut: a claim may still land"
-        facts = bench.owner().with_(run_id=run_id(old.client()), connections=(read._id,))
+        facts = bench.owner().with_(run_id=run_id(old.client()), connections=(read.id,))
         Registry(Database(look, bench.config)).cut(facts)
         assert look.info("clients")["blocked_clients"] == len(strangers)
         for one in waiting:

@@ -53,7 +53,7 @@ def inbox(server: Server) -> Iterator[Inbox]:
 
 
 def kill(server: Server, connection: Any) -> None:
-    name = connection._sock.getsockname()
+    name = connection._connection._sock.getsockname()
     server.client().client_kill_filter(addr=f"{name[0]}:{name[1]}")
 
 
@@ -90,9 +90,9 @@ def test_the_control_a_server_that_may_not_tell_is_looked_at(
 @pytest.mark.parametrize("which", ["looker", "hearer"])
 def test_a_connection_that_is_lost_is_replaced(inbox: Inbox, server: Server, which: str) -> None:
     told = inbox.channel.fetch.reads._tracking
-    lost = getattr(told, f"_{which}")
-    kill(server, lost)
-    eventually(lambda: inbox.turn() or getattr(told, f"_{which}") not in (lost, None))
+    lost = told._arrivals
+    kill(server, getattr(lost, which))
+    eventually(lambda: inbox.turn() or told._arrivals not in (lost, None))
     publish(server.url(), LAST, "after")
     assert inbox.receive(1) == ["after"]
 
@@ -100,7 +100,7 @@ def test_a_connection_that_is_lost_is_replaced(inbox: Inbox, server: Server, whi
 def test_both_may_be_lost_at_once(inbox: Inbox, server: Server) -> None:
     """The loop sees both in one round, and the first that is read closes the other."""
     told = inbox.channel.fetch.reads._tracking
-    for lost in (told._looker, told._hearer):
+    for lost in (told._arrivals.looker, told._arrivals.hearer):
         kill(server, lost)
     inbox.turn()
     publish(server.url(), LAST, "after")
@@ -112,13 +112,13 @@ def test_a_hearer_that_says_nothing_is_replaced(
 ) -> None:
     """A firewall forgot its connection: no message comes, and no answer either."""
     told = inbox.channel.fetch.reads._tracking
-    deaf = told._hearer
-    told.loop.unwatch(told._fds[0])
+    deaf = told._arrivals
+    told.loop.unwatch(deaf.fds[0])
     monkeypatch.setattr(tracking, "OVERDUE", 0.5)
     told._again_at = 0.0
     inbox.turn()
-    deaf.read_response()  # the answer that never came
-    eventually(lambda: inbox.turn() or told._hearer not in (deaf, None))
+    deaf.hearer.read()  # the answer that never came
+    eventually(lambda: inbox.turn() or told._arrivals not in (deaf, None))
     assert "both connections are replaced" in caplog.text
 
 
@@ -207,9 +207,9 @@ def told(server: Server) -> Iterator[tuple[tracking.Tracking, dict[str, int], re
 def test_what_arrives_between_the_look_and_its_answer_is_not_missed(told: Any) -> None:
     watcher, heard, client = told
     watcher.look_at(["mail"])
-    eventually(lambda: watcher._looker.can_read(timeout=0.1))
+    eventually(lambda: watcher._arrivals.looker.can_read(0.1))
     client.lpush("mail", "job")  # the answer says "empty", and lies unread
-    eventually(lambda: watcher._hearer.can_read(timeout=0.1))
+    eventually(lambda: watcher._arrivals.hearer.can_read(0.1))
     eventually(lambda: watcher._hear() or heard["changes"] == 1)
     watcher._seen()
     assert heard["jobs"] == 0
@@ -237,12 +237,12 @@ def test_an_answer_that_nobody_had_time_to_read_is_not_overdue(
     """A job ran in this thread meanwhile."""
     watcher, _, _ = told
     watcher.look_at(["mail"])
-    eventually(lambda: watcher._looker.can_read(timeout=0.1))
-    eventually(lambda: watcher._hearer.can_read(timeout=0.1))
-    first = watcher._looker
+    eventually(lambda: watcher._arrivals.looker.can_read(0.1))
+    eventually(lambda: watcher._arrivals.hearer.can_read(0.1))
+    first = watcher._arrivals
     monkeypatch.setattr(tracking, "OVERDUE", 0.0)
     watcher.look_at(["mail"])
-    assert watcher._looker is first
+    assert watcher._arrivals is first
     assert not caplog.records
 
 
@@ -253,11 +253,11 @@ def test_what_is_known_is_not_asked_again(told: Any) -> None:
     before = client.info("commandstats")["cmdstat_exists"]["calls"]
     watcher.look_at(["mail", "urgent"])
     client.lpush("urgent", "job")
-    eventually(lambda: watcher._hearer.can_read(timeout=0.1))
+    eventually(lambda: watcher._arrivals.hearer.can_read(0.1))
     watcher._hear()
     eventually(lambda: watcher._tracked == {"mail"} or watcher._hear())
     watcher.look_at(["mail", "urgent"])
     watcher._seen()
     stats = client.info("commandstats")
     assert stats["cmdstat_exists"]["calls"] == before + 1
-    assert not watcher._owes, "the answer to the PING was read"
+    assert not watcher._arrivals._owes, "the answer to the PING was read"

@@ -22,8 +22,9 @@ from celery_superfetch.reaper.judge import Recoveries
 from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.dead_jobs import DeadJobs
-from celery_superfetch.store.private_lists import ALONE, Claims, PrivateLists
+from celery_superfetch.store.private_lists import Claims, PrivateLists
 from celery_superfetch.store.registry import Registry
+from celery_superfetch.store.running import ALONE
 from celery_superfetch.store.silences import Silences
 from celery_superfetch.store.wire.scripts import Call
 
@@ -82,7 +83,7 @@ class Bench:
         self.lists = PrivateLists(self.database)
         self.recoveries = Recoveries(self.database)
         self.dead_set = DeadJobs(self.database)
-        self.suspects = Silences(self.database)
+        self.silences = Silences(self.database)
         self.in_flight = InFlight(self.database)
 
     def reaper(self, **options: Any) -> Reaper:

@@ -1,0 +1,103 @@
+"""Word of what arrives in queue lists: CLIENT TRACKING tells whoever has looked at them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from time import monotonic
+
+from redis.exceptions import RedisError
+
+from .database import Database, Structure
+from .wire.clients import LoneConnection
+from .wire.connections import Params
+
+#: Where a server sends word of changed keys to connections that speak RESP2.
+CHANNEL = "__redis__:invalidate"
+
+
+class Arrivals(Structure):
+    """Two connections, of which one looks at queue lists and the other hears when they change.
+
+    For the sake of caches a server remembers who has looked at a key, and sends him one message
+    when it changes. In RESP2 none can do both.
+
+    Arguments:
+        params: arguments of a redis-py connection.
+
+    Raises:
+        redis.exceptions.ResponseError: the server does not allow it.
+        redis.exceptions.RedisError: it cannot be reached.
+    """
+
+    def __init__(self, database: Database, params: Params) -> None:
+        super().__init__(database)
+        params = {**params, "protocol": 2}
+        self.hearer, self.looker = LoneConnection(params), LoneConnection(params)
+        #: key -> list, of all that were looked at.
+        self._lists: dict[bytes, str] = {}
+        #: Who owes an answer, and since when (monotonic s).
+        self._owes: dict[LoneConnection, float] = {}
+        try:
+            self.fds = self.hearer.connect(), self.looker.connect()
+            number = self.hearer.ask("CLIENT", "ID")
+            self.hearer.ask("SUBSCRIBE", CHANNEL)
+            self.looker.ask("CLIENT", "TRACKING", "ON", "REDIRECT", number)
+        except BaseException:
+            self.close()
+            raise
+
+    def look(self, lists: Collection[str]) -> None:
+        """Ask whether something is in any of the lists; word comes of what changes from here on."""
+        keys = [self.keys.queue(name) for name in lists]
+        self._lists.update(zip((key.encode() for key in keys), lists, strict=True))
+        self._send(self.looker, "EXISTS", *keys)
+
+    def keep_open(self) -> None:
+        """A firewall forgets a connection that is silent."""
+        self._send(self.hearer, "PING")
+
+    def _send(self, connection: LoneConnection, *command: str) -> None:
+        connection.send(*command)
+        self._owes.setdefault(connection, monotonic())
+
+    @property
+    def looking(self) -> bool:
+        """Whether the answer to a look is to come."""
+        return self.looker in self._owes
+
+    def overdue(self, limit: float) -> bool:
+        """Whether an answer should have come in so many seconds, and has not."""
+        now = monotonic()
+        return any(now - since > limit and not _answered(c) for c, since in self._owes.items())
+
+    def found(self) -> bool:
+        """The answer to a look."""
+        self._owes.pop(self.looker, None)
+        return bool(self.looker.read())
+
+    def changed(self) -> Iterator[set[str]]:
+        """Lists that have changed, for each message that came."""
+        while True:
+            kind, *rest = self.hearer.read()
+            if kind == b"message":
+                # Without keys the whole database did.
+                keys = self._lists.keys() if rest[1] is None else self._lists.keys() & set(rest[1])
+                yield {self._lists[key] for key in keys}
+            else:
+                self._owes.pop(self.hearer, None)
+            # More may have come with it, and the socket would not show it again.
+            if not self.hearer.can_read():
+                return
+
+    def close(self) -> None:
+        """Close both."""
+        self.looker.disconnect()
+        self.hearer.disconnect()
+
+
+def _answered(connection: LoneConnection) -> bool:
+    """Whether an answer has come, and nobody has read it: this thread was busy for long."""
+    try:
+        return connection.can_read()
+    except (RedisError, OSError):
+        return False

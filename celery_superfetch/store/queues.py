@@ -1,0 +1,34 @@
+"""kombu's queue lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from redis.exceptions import ResponseError
+
+from .database import Structure
+
+
+class Queues(Structure):
+    """The queue lists, one for each priority step of a queue."""
+
+    def lengths(self, names: Sequence[str]) -> list[tuple[int | ResponseError, int]]:
+        """For each its length, or why it has none, and how many from it are on probation."""
+        with self.client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.llen(self.keys.queue(name))
+                pipe.llen(self.keys.probation(name))
+            replies = iter(pipe.execute(raise_on_error=False))
+        rows = []
+        for length, suspects in zip(replies, replies, strict=True):
+            if isinstance(suspects, ResponseError):
+                raise suspects
+            rows.append((length, suspects))
+        return rows
+
+    def can_take(self, names: Sequence[str]) -> list[bool]:
+        """Whether a job can be put there: no other type of value lives under the key."""
+        with self.client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.type(self.keys.queue(name))
+            return [kind in (b"list", b"none") for kind in pipe.execute()]
