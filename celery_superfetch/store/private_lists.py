@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from ..model.job import Claimed, Earlier, Job, digest
 from .database import Database, Structure
-from .running import RunningJobs
 from .wire.clients import LoneConnection
 from .wire.scripts import Call
 
@@ -255,13 +254,15 @@ class PrivateLists(Structure):
         payloads: list[bytes] = self.scripts.run("newest", [name], [most, room])
         return payloads
 
-    def unrecord(self, job: Job) -> None:
-        """Remove what says that a job runs."""
-        self.client.hdel(self.keys.running(job.owner), job.claim_id)
+    def has(self, job: Job) -> bool:
+        """Whether a job is in its private list."""
+        private: Any = self.keys.private(job.owner, job.queue_list)
+        payload: Any = job.payload
+        return self.client.lpos(private, payload) is not None
 
-    def forget_running(self, owner: str, held: Container[str]) -> None:
-        """``RunningJobs.forget``."""
-        RunningJobs(self.database).forget(owner, held)
+    def held(self, owner: str, queue_list: str) -> int:
+        """How many are held aside."""
+        return int(self.client.hlen(self.keys.held(owner, queue_list)))
 
     def has_jobs(self, groups: Iterable[tuple[str, Iterable[str]]]) -> list[bool]:
         """Whether there is a job in flight in any of some lists, for each group of an owner's."""

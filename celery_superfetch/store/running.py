@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
+from ..model.job import Job
 from ..model.strikes import Running
 from .database import Structure
 
@@ -34,6 +35,10 @@ class RunningJobs(Structure):
             stopping=stopping,
             at_death=at_death,
         )
+
+    def remove(self, job: Job) -> None:
+        """Remove what says that a job runs."""
+        self.client.hdel(self.keys.running(job.owner), job.claim_id)
 
     def forget(self, owner: str, held: Container[str]) -> None:
         """Remove what says that ``owner`` runs claims that it does not hold.

@@ -10,6 +10,10 @@ from .database import Structure
 class Stats(Structure):
     """Counter -> number (``superfetch:stats``); most are counted by the scripts themselves."""
 
+    def count(self, counter: str) -> None:
+        """One more."""
+        self.client.hincrby(self.keys.stats, counter, 1)
+
     def read(self) -> dict[str, int]:
         """All of them, by name."""
         counters: Any = self.client.hgetall(self.keys.stats)

@@ -18,7 +18,6 @@ from celery_superfetch.owner.in_flight.in_flight import InFlight
 from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.reaper.judge import Recoveries
 from celery_superfetch.reaper.reaper import Reaper
-from celery_superfetch.store.private_lists import PrivateLists
 from celery_superfetch.store.registry import Registry
 from celery_superfetch.store.running import RunningJobs
 from celery_superfetch.store.wire.scripts import Call, Line
@@ -91,22 +90,22 @@ class Stage:
                 self.truth.drain_probation()
 
         monkeypatch.setattr(GiveBack, "_end_probation", ended)
-        forget = PrivateLists.forget_running
+        forget = RunningJobs.forget
 
-        def forgotten(lists: PrivateLists, owner: str, held: Container[str]) -> None:
-            forget(lists, owner, held)
+        def forgotten(running: RunningJobs, owner: str, held: Container[str]) -> None:
+            forget(running, owner, held)
             if self.truth is not None:
                 self.truth.forget_running(owner, held)
 
-        monkeypatch.setattr(PrivateLists, "forget_running", forgotten)
-        unrecord = PrivateLists.unrecord
+        monkeypatch.setattr(RunningJobs, "forget", forgotten)
+        unrecord = RunningJobs.remove
 
-        def unrecorded(lists: PrivateLists, job: Job) -> None:
-            unrecord(lists, job)
+        def unrecorded(running: RunningJobs, job: Job) -> None:
+            unrecord(running, job)
             if self.truth is not None:
                 self.truth.running[job.owner].pop(job.claim_id, None)
 
-        monkeypatch.setattr(PrivateLists, "unrecord", unrecorded)
+        monkeypatch.setattr(RunningJobs, "remove", unrecorded)
         # Of two that were marked, the clock decides whether it was in the same ms.
         tombstones = Registry.tombstones
         monkeypatch.setattr(

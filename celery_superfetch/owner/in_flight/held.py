@@ -74,7 +74,7 @@ class Held:
             redis.exceptions.RedisError: the server cannot be asked.
         """
         aside = {job.claim_id: job for job in self._aside if job[:2] == (owner, queue_list)}
-        if self.lists.client.hlen(self.lists.keys.held(owner, queue_list)) == len(aside):
+        if self.lists.held(owner, queue_list) == len(aside):
             return []
         found: set[str] = set()
         for page in self.lists.held_pages(owner, queue_list):

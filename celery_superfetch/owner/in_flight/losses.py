@@ -10,6 +10,7 @@ from redis.exceptions import RedisError
 from ...model.job import Job, digest, parse
 from ...signals import LostJob, ownership_lost
 from ...store.private_lists import PrivateLists
+from ...store.stats import Stats
 
 logger = logging.getLogger(__name__)
 
@@ -27,5 +28,5 @@ def announce(job: Job, lists: PrivateLists) -> None:
         job.owner,
     )
     with contextlib.suppress(RedisError):  # counting is not worth a failure
-        lists.client.hincrby(lists.keys.stats, "ownership_lost", 1)
+        Stats(lists.database).count("ownership_lost")
     ownership_lost.send(sender=None, lost=LostJob.of(job, envelope))

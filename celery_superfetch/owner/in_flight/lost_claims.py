@@ -11,6 +11,7 @@ from redis.exceptions import RedisError
 
 from ...model.job import Job
 from ...store.private_lists import PrivateLists
+from ...store.running import RunningJobs
 from ...store.wire.clients import run_id
 from .jobs import Jobs
 from .outbox import Outbox
@@ -104,7 +105,8 @@ class LostClaims:
 
         What they left would forbid every other start, or keep suspects from their turn.
         """
-        self.lists.forget_running(owner, {job.claim_id for job in self.jobs if job.owner == owner})
+        held = {job.claim_id for job in self.jobs if job.owner == owner}
+        RunningJobs(self.lists.database).forget(owner, held)
 
     def _goes_back(self, jobs: Iterable[Job]) -> None:
         """Note that these were found, and are given back: replies may yet speak of them."""

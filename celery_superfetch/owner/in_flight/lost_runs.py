@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from ...model.job import Carried, Job, digest, parse
 from ...model.strikes import Blame, Decision, Limits, Recovery, Running, decide
@@ -142,12 +142,10 @@ class LostRuns:
         """Whether a job is still in its private list; announces one that was taken away."""
         if not self.in_flight.holds(job):
             return False
-        lists = self.in_flight.lists
-        private = lists.keys.private(job.owner, job.queue_list)
-        if lists.client.lpos(private, cast("str", job.payload)) is None:
+        there = self.in_flight.lists.has(job)
+        if not there:
             self.in_flight.lose(job)
-            return False
-        return True
+        return there
 
     def quarantine(self, job: Job, reason: str = "unparseable payload") -> None:
         """Move a payload that is no message, or no job, to the dead set: it would end us.

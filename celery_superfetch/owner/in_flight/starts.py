@@ -8,6 +8,7 @@ from redis.exceptions import RedisError
 
 from ...model.certificate import Certificate
 from ...model.job import Job
+from ...store.running import RunningJobs
 from .jobs import Move, State
 from .outbox import Outbox
 
@@ -22,6 +23,7 @@ class Starts:
     def __init__(self, outbox: Outbox, heartbeat_interval: float, lock: RLock) -> None:
         self.outbox = outbox
         self.jobs = outbox.jobs
+        self.running = RunningJobs(outbox.lists.database)
         self.certificate = Certificate(heartbeat_interval)
         self._lock = lock
 
@@ -64,7 +66,7 @@ class Starts:
         with self._lock:
             self.jobs.record(job, False)
             self.outbox.acks.forget_start(job)
-            self.outbox.lists.unrecord(job)
+            self.running.remove(job)
 
     def may_start(self, job: Job) -> bool:
         """Whether the job is ours and waits to be started; False for ever once it is not."""
