@@ -140,9 +140,9 @@ class Channel(redis.Channel):
     def fetch(self) -> Fetch:
         """Made on the first consume: a producer needs none of it."""
         if self._fetch is None:
-            worker = self.connection.worker
-            membership = membership_for(self.here(), self.config, self.elsewhere(), worker)
-            self._fetch = Fetch(self, self.connection.cycle, membership)
+            poller = self.connection.cycle
+            membership = membership_for(self.here(), self.config, self.elsewhere(), poller.runner)
+            self._fetch = Fetch(self, poller, membership)
         return self._fetch
 
     def give_back_waiting(self) -> int:

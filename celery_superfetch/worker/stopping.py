@@ -10,14 +10,14 @@ from contextlib import suppress
 from typing import Any
 
 from celery.exceptions import WorkerTerminate
-from celery.platforms import EX_FAILURE, EX_OK
+from celery.platforms import EX_FAILURE
 from celery.utils.log import get_logger
-from celery.worker import state
 
 from ..model import forks
 from ..owner.membership import Membership
 from ..owner.memberships import memberships
 from ..transport.qos import claim_of
+from .pool import end_process, is_solo, process_ends, running
 
 logger = get_logger(__name__)
 
@@ -32,15 +32,7 @@ ASKS_FIRST = "celery.worker.strategy:default"
 def told_to_stop(membership: Membership) -> bool:
     """Whether the worker of ``membership`` is on its way out: by signal, remote control or an
     error."""
-    return membership.heart.stopping or _process_ends()
-
-
-def _process_ends() -> bool:
-    """What Celery tells all workers of a process; it is taken back where one was embedded."""
-    for flag in (state.should_stop, state.should_terminate):
-        if flag is not None and flag is not False:  # an exit code of 0 says stop as well
-            return True
-    return False
+    return membership.heart.stopping or process_ends()
 
 
 class Returnable:
@@ -88,11 +80,6 @@ class Returnable:
         return super().acknowledge()  # type: ignore[misc]
 
 
-def is_solo(pool: Any) -> bool:
-    """Whether jobs run in the consumer's own thread."""
-    return type(pool).__module__ == "celery.concurrency.solo"
-
-
 class Stopper(threading.Thread):
     """Gives back what waits as soon as the worker is told to stop.
 
@@ -109,7 +96,7 @@ class Stopper(threading.Thread):
 
     def run(self) -> None:
         while not self._over.wait(LOOK_INTERVAL):
-            if self._mark(self._told or _process_ends()):
+            if self._mark(self._told or process_ends()):
                 with forks.kept_off():
                     self.give_back()
 
@@ -119,7 +106,7 @@ class Stopper(threading.Thread):
 
     def _mark(self, stopping: bool) -> bool:
         for membership in memberships():
-            if membership.worker is self.worker:
+            if membership.runner.worker is self.worker:
                 membership.heart.stopping = stopping
         return stopping
 
@@ -175,7 +162,7 @@ def _on_cold(stopper: Stopper, handler: Callable[..., Any], number: int, frame: 
         logger.warning("Initiating Soft Shutdown, terminating in %s seconds", wait)
         worker.wait_for_soft_shutdown = lambda: None
         signal.signal(number, handler)
-        state.should_stop = EX_OK
+        end_process()
         timer = threading.Timer(wait, os.kill, (os.getpid(), number))
         timer.daemon = True
         timer.start()
@@ -185,5 +172,5 @@ def _on_cold(stopper: Stopper, handler: Callable[..., Any], number: int, frame: 
 
 def _waits_softly(worker: Any) -> bool:
     conf = worker.app.conf
-    busy = conf.worker_enable_soft_shutdown_on_idle or bool(state.active_requests)
+    busy = conf.worker_enable_soft_shutdown_on_idle or running()
     return conf.worker_soft_shutdown_timeout > 0 and bool(busy)

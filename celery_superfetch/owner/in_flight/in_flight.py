@@ -14,44 +14,16 @@ from ...store.private_lists import Claims, earlier_of
 from ...store.registry import run_id
 from .losses import announce
 from .lost_claims import LostReplies
+from .runner import CONSUMER, Runner
 from .settling import Settling, Stage
-
-
-class Consumer:
-    """Who runs the jobs of a process; in a worker its ``Gate`` before the pool does.
-
-    Without a pool the consumer runs its jobs itself, and nobody knows when.
-    """
-
-    def __init__(self, in_flight: InFlight) -> None:
-        self.in_flight = in_flight
-
-    @property
-    def busy(self) -> bool:
-        """Whether something runs: whatever is held and not acked may."""
-        return self.in_flight.unsettled
-
-    def free(self) -> int:
-        """How many more jobs it would run at once: a claim would record what is not delivered."""
-        return 0
-
-    def reserve(self) -> int:
-        """How many jobs wait for it: none, what is delivered may run."""
-        return 0
-
-    def pump(self) -> None:
-        """Begin with what waits, if that may start by now."""
 
 
 class InFlight(Settling):
     """The jobs in flight of one process, for all its channels on one database. Thread-safe."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, runner: Runner = CONSUMER) -> None:
         super().__init__(database)
-        #: Celery's name of the worker; empty outside Celery.
-        self.node = ""
-        #: A worker sets its gate.
-        self.runner = Consumer(self)
+        self.runner = runner
         #: Queue lists with suspects on probation, as far as this process has heard.
         self.probation: frozenset[str] = frozenset()
         #: Which run of the server was told of what was settled; None: nobody has asked.
