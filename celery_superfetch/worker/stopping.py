@@ -16,7 +16,9 @@ from celery.utils.log import get_logger
 from ..model import forks
 from ..owner.membership import Membership
 from ..owner.memberships import memberships
+from ..transport.channel import Channel
 from ..transport.qos import claim_of
+from .celery_request import CeleryRequest
 from .pool import end_process, is_solo, process_ends, running
 
 logger = get_logger(__name__)
@@ -35,17 +37,17 @@ def told_to_stop(membership: Membership) -> bool:
     return membership.heart.stopping or process_ends()
 
 
-class Returnable:
+class Returnable(CeleryRequest):
     """Mixin for a request class: until it starts it may be given back; then it does not start."""
 
     #: Its greenlet is being killed.
     _greenlet_killed = False
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(message, *args, **kwargs)  # type: ignore[call-arg]
+        super().__init__(message, *args, **kwargs)
         claimed = claim_of(self)
         if claimed is not None:
-            asks = self.task.Strategy == ASKS_FIRST  # type: ignore[attr-defined]
+            asks = self.task.Strategy == ASKS_FIRST
             message.channel.fetch.in_flight.will_ask(claimed.job, asks)
 
     def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
@@ -55,29 +57,41 @@ class Returnable:
         # child would count as a revocation, whose ack loses the job.
         self._already_cancelled = True
         try:
-            super().cancel(pool, *args, **kwargs)  # type: ignore[misc]
+            super().cancel(pool, *args, **kwargs)
         except NotImplementedError:
             if not is_solo(pool):
                 self._already_cancelled = False
                 logger.warning(
                     "Job %s[%s] cannot be ended: it runs in a thread. The worker waits for it.",
-                    self.name,  # type: ignore[attr-defined]
-                    self.id,  # type: ignore[attr-defined]
+                    self.name,
+                    self.id,
                 )
                 return
             # We are in a signal handler on top of the job itself: end it from here. A job that
             # Celery's own error ended would count as failed, and be gone.
             told = {name: kwargs[name] for name in ("emit_retry",) if name in kwargs}
-            self._announce_cancelled(**told)  # type: ignore[attr-defined]
-            if not self.acknowledged:  # type: ignore[attr-defined]
-                self._give_back()  # type: ignore[attr-defined]
+            self._announce_cancelled(**told)
+            if not self.acknowledged:
+                self._give_back()
             raise WorkerTerminate(EX_FAILURE) from None
 
     def acknowledge(self) -> Any:
         """Celery takes the end of a killed greenlet for success; its ack would lose the job."""
-        if self._greenlet_killed and not self.acknowledged:  # type: ignore[attr-defined]
-            return self._give_back()  # type: ignore[attr-defined]
-        return super().acknowledge()  # type: ignore[misc]
+        if self._greenlet_killed and not self.acknowledged:
+            return self._give_back()
+        return super().acknowledge()
+
+    def _give_back(self) -> None:
+        """Requeue a job that Celery cancelled; it is not the job's fault."""
+        message = self.message
+        if not isinstance(message.channel, Channel):
+            return
+        if told_to_stop(message.channel.membership):
+            # It goes back with the others, in their order, when the channel closes.
+            message.channel.ended(message.delivery_tag)
+        else:
+            self.acknowledged = True
+            message.channel.give_back(message.delivery_tag)
 
 
 class Stopper(threading.Thread):
