@@ -10,19 +10,15 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any
 
 logger = logging.getLogger(__name__)
 
 #: Seconds that a fork waits for somebody at most. What is foreign may hang, and a pool must not be
 #: short of a process for as long.
 LIMIT = 15.0
-
-#: Seconds between two tries of a pool to fork.
-AGAIN = 0.05
 
 #: Seconds that nobody comes in while a pool wants to fork, unless it asks again.
 CLOSED = 1.0
@@ -75,35 +71,20 @@ def _wait_for() -> float:
     return max((since + LIMIT - now for who, since in _inside.items() if who != me), default=0.0)
 
 
-def postpone(pool: Any, call_later: Callable[..., object]) -> None:
-    """Let a pool replace its lost processes when nobody is inside, and its loop turn till then.
+def may_fork() -> bool:
+    """Keep the others out for a while, and say whether this thread may fork without waiting."""
+    global _wanted
+    with _turn:
+        _wanted = threading.get_ident(), monotonic() + CLOSED
+        return _wait_for() <= 0
 
-    Arguments:
-        pool: billiard's pool of Celery's.
-        call_later: calls a function in the loop after some seconds.
-    """
-    repopulate = pool._repopulate_pool
-    lost: list[int] = []
 
-    def when_free(exitcodes: Sequence[int]) -> None:
-        global _wanted
-        lost.extend(exitcodes)
-        if len(pool._pool) < pool._processes:
-            with _turn:
-                _wanted = threading.get_ident(), monotonic() + CLOSED
-                busy = _wait_for() > 0
-            if busy:
-                call_later(AGAIN, pool.maintain_pool)
-                return
-        try:
-            repopulate(tuple(lost))
-        finally:
-            lost.clear()
-            with _turn:
-                _wanted = 0, 0.0
-                _turn.notify_all()
-
-    pool._repopulate_pool = when_free
+def forked() -> None:
+    """Let the others in again."""
+    global _wanted
+    with _turn:
+        _wanted = 0, 0.0
+        _turn.notify_all()
 
 
 def _before() -> None:

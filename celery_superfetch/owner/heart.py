@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -65,10 +65,6 @@ class Heart:
         self.outages = 0
         #: Ids of the blocking connections: they are cut when the owner is reaped.
         self.blocking: set[int] = set()
-        #: Asked at each heartbeat for the pool processes as ``(pid, start time)``.
-        self.pool: Callable[[], Sequence[tuple[int, str]]] = tuple
-        #: Asked at each look how often the event loop has turned; 0: there is none to vouch for.
-        self.turns: Callable[[], int] = int
         #: Set once the process was told to stop; a signal handler may do it. It claims and starts
         #: nothing more.
         self.stopping = False
@@ -121,10 +117,10 @@ class Heart:
         connections = sorted({self._id, *self.blocking}) if self._id else ()
         return self.facts.with_(
             state=self.state,
-            node=self.in_flight.node,
+            node=self.in_flight.runner.node,
             run_id=self._run_id,
             connections=tuple(connections),
-            pool=tuple(self.pool()),
+            pool=tuple(self.in_flight.runner.pids()),
         )
 
     # -- what it says
@@ -244,7 +240,7 @@ class Heart:
         process that was frozen has watched nothing. Neither has one that is not heard: its loop
         may wait for the server as well.
         """
-        turns, now = 0 if self.stopping else self.turns(), monotonic()
+        turns, now = 0 if self.stopping else self.in_flight.runner.turns(), monotonic()
         self._loop.look({LOOP: turns or -1}, now)
         still = self._loop.silent_for(LOOP, turns, now) or 0.0
         if turns and still >= max(self.config.owner_ttl, LONGEST_SLEEP):

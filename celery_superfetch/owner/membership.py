@@ -30,6 +30,7 @@ from .heartbeats import Heartbeats
 from .home import Home, knows
 from .in_flight.in_flight import InFlight
 from .in_flight.lost_runs import LostRuns
+from .in_flight.runner import CONSUMER, Runner
 
 logger = logging.getLogger(__name__)
 
@@ -53,16 +54,22 @@ class Membership:
         params: arguments of ``redis.ConnectionPool`` for the broker's database.
         config: options of whoever came first; the others of the process share them.
         elsewhere: the same for servers that may take its place.
+        runner: who runs its jobs.
     """
 
-    def __init__(self, params: Params, config: Config, elsewhere: Sequence[Params] = ()) -> None:
+    def __init__(
+        self,
+        params: Params,
+        config: Config,
+        elsewhere: Sequence[Params] = (),
+        runner: Runner = CONSUMER,
+    ) -> None:
         self.config = config
-        #: The Celery worker that it is of; None for another consumer.
-        self.worker: object = None
+        self.runner = runner
         self.pid = own_pid()
         self.home = Home(params, elsewhere)
         self.database = Database(self.home.client, config)
-        self.in_flight = InFlight(self.database)
+        self.in_flight = InFlight(self.database, runner)
         self.lost_runs = LostRuns(self.in_flight)
         #: Called with no argument after registration and before the first claim.
         self.on_joined: list[Callable[[], object]] = []

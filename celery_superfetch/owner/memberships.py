@@ -9,34 +9,37 @@ from collections.abc import Callable, Sequence
 
 from ..model.config import Config
 from ..store.wire.connections import Params, place_of
+from .in_flight.runner import CONSUMER, Runner
 from .membership import Membership
 
-#: The places of a database, options, and the Celery worker, if it is one.
-_Key = tuple[frozenset[object], Config, object]
+#: The places of a database, options, and who runs the jobs.
+_Key = tuple[frozenset[object], Config, Runner]
 
 _memberships: dict[_Key, Membership] = {}
 _memberships_lock = threading.Lock()
 
 
 def membership_for(
-    params: Params, config: Config, elsewhere: Sequence[Params] = (), worker: object = None
+    params: Params, config: Config, elsewhere: Sequence[Params] = (), runner: Runner = CONSUMER
 ) -> Membership:
     """The membership of this process in the database that ``params`` lead to.
 
     Arguments:
         elsewhere: where else it may be found: the servers of a failover list.
-        worker: the Celery worker that claims. Each is an owner of its own: one that was embedded
-            may end, with its pool and its loop, beside others that go on.
+        runner: who runs its jobs. Each Celery worker is an owner of its own: one that was
+            embedded may end, with its pool and its loop, beside others that go on.
     """
     place = place_of(params)
     # Two apps with other settings, or another name, are owners of their own.
     group = frozenset([place, *map(place_of, elsewhere)])
-    found = _make_once((group, config, worker), lambda: Membership(params, config, elsewhere))
+    found = _make_once(
+        (group, config, runner), lambda: Membership(params, config, elsewhere, runner)
+    )
     if found.follow(params):
         return found
     # Servers of a list need not be replicas of each other.
     alone = frozenset([place])
-    return _make_once((alone, config, worker), lambda: Membership(params, config))
+    return _make_once((alone, config, runner), lambda: Membership(params, config, (), runner))
 
 
 def _make_once(key: _Key, make: Callable[[], Membership]) -> Membership:
@@ -46,7 +49,6 @@ def _make_once(key: _Key, make: Callable[[], Membership]) -> Membership:
                 if membership.heart.stopping and not membership.joined:
                     del _memberships[old]  # its worker has ended
             _memberships[key] = make()
-            _memberships[key].worker = key[-1]
         return _memberships[key]
 
 

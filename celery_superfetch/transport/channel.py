@@ -137,9 +137,9 @@ class Channel(redis.Channel):
             from ..owner.memberships import membership_for
             from .fetch.fetch import Fetch
 
-            worker = self.connection.worker
-            membership = membership_for(self.here(), self.config, self.elsewhere(), worker)
-            self._fetch = Fetch(self, self.connection.cycle, membership)
+            poller = self.connection.cycle
+            membership = membership_for(self.here(), self.config, self.elsewhere(), poller.runner)
+            self._fetch = Fetch(self, poller, membership)
         return self._fetch
 
     def give_back_waiting(self) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kombu.transport.redis import MultiChannelPoller
 from kombu.utils.eventio import poll
 
+from ..owner.in_flight.runner import CONSUMER
 from .fetch.queue_lists import POLL_INTERVAL
 
 if TYPE_CHECKING:
@@ -37,14 +38,8 @@ class Poller(MultiChannelPoller):
         super().__init__()
         self._pid = os.getpid()
         self.hub: Any = None
-        #: Celery's solo pool: jobs run in the thread of the hub.
-        self.solo = False
-        #: Celery's loop: whoever rings the doorbell from another thread, or greenlet, is heard.
-        self.endless = False
-        #: How often the loop has come by; 0 before the first time, and when this is closed.
-        self.turns = 0
-        #: Called at each turn.
-        self.on_turn: Callable[[], object] = bool
+        #: A Celery worker tells its own, before anything is fetched.
+        self.runner = CONSUMER
         self._ticks: set[Callable[[], object]] = set()
         self._turn_timer: Any = None
         self._watched: dict[int, Callable[[], bool]] = {}
@@ -60,12 +55,13 @@ class Poller(MultiChannelPoller):
     @property
     def comes_back(self) -> bool:
         """Whether the loop turns by itself, so that an ack may wait for it."""
-        return self.hub is not None or (self.endless and threading.get_ident() != self._loop)
+        elsewhere = threading.get_ident() != self._loop
+        return self.hub is not None or (self.runner.endless and elsewhere)
 
     @property
     def inline(self) -> bool:
         """True where a job may run in the consumer's own thread."""
-        return self.hub is None or self.solo
+        return self.hub is None or self.runner.inline
 
     def attach(self, hub: Any, ticks: set[Callable[[], object]]) -> None:
         """Use Celery's event loop from here on.
@@ -179,7 +175,7 @@ class Poller(MultiChannelPoller):
             until, delivered = monotonic() + DELIVERING, False
             self._turn()
             # In the solo pool the ack of a job comes when this turn of Celery's loop is over.
-            while not self.solo and self._deliverable and monotonic() < until:
+            while not self.runner.inline and self._deliverable and monotonic() < until:
                 delivered = self._deliver(until) or delivered
                 self._turn()
             # If not in this one, a pool of processes hears of its new jobs in the next turn.
@@ -188,8 +184,7 @@ class Poller(MultiChannelPoller):
 
     def _turn(self) -> None:
         self._loop = threading.get_ident()
-        self.turns += 1
-        self.on_turn()
+        self.runner.on_turn()
         for fetch in self._fetches:
             fetch.turn()
 
@@ -224,7 +219,7 @@ class Poller(MultiChannelPoller):
         """
         self._hung()  # for whoever settles what is delivered now
         now = monotonic()
-        if self.endless or now >= self._looked + DELIVERING:
+        if self.runner.endless or now >= self._looked + DELIVERING:
             self._looked = now
             with contextlib.suppress(Empty):
                 super().get(callback, 0)
@@ -232,7 +227,7 @@ class Poller(MultiChannelPoller):
         return self._deliver(now)
 
     def close(self) -> None:
-        self.turns = 0
+        self.runner.on_close()
         if self._pid != os.getpid():
             # The kernel's list of sockets is shared with the parent, who goes on listening.
             self.poller, self.hub, self._door = poll(), None, threading.Lock()

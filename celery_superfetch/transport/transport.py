@@ -64,9 +64,6 @@ class Transport(redis.Transport):
 
     Channel = Channel
 
-    #: The Celery worker that this connection serves; it is an owner of its own.
-    worker: object = None
-
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         try:

@@ -1,28 +1,41 @@
-"""What a pool of processes may forget when its worker loses the connection, and what not.
-
-Celery lets it forget all that no child has accepted: the broker is going to deliver that again.
-With us a running job stays its owner's, so somebody has to wait for its result.
-"""
+"""A pool of processes that the worker's loop serves: what of billiard's we have done otherwise."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+from ..model import forks
 from ..transport.deliveries import delivery_of
+
+#: Seconds between two tries of a pool to fork.
+AGAIN = 0.05
+
+
+def request_of(accept_callback: Any) -> Any:
+    """Celery's request that a pool tells of a job; None for what else it runs."""
+    return getattr(accept_callback, "__self__", None)
+
+
+def discard(pool: Any, request: Any) -> None:
+    """Let ``pool`` forget a job that it could not be given whole."""
+    for job in list(pool._pool._cache.values()):
+        if request_of(job._accept_callback) is request:
+            job.discard()
 
 
 def keep_what_runs(pool: Any, forget: Callable[[Any], None]) -> None:
     """Let ``pool`` remember, when it is flushed, what its children run or are about to.
 
+    Its worker flushes it when it loses the connection. Celery lets it forget all that no child has
+    accepted: the broker is going to deliver that again. With us a running job stays its owner's,
+    so somebody has to wait for its result.
+
     Arguments:
         forget: called with the requests of jobs that it had not begun with, and forgets; the
             newest first.
     """
-    if not has_loop(pool):  # a pool of threads or greenlets forgets nothing
-        return
-    _read_on(pool._pool._result_handler)
     flush = pool.flush
 
     def flush_the_rest() -> None:
@@ -52,11 +65,6 @@ def keep_what_runs(pool: Any, forget: Callable[[Any], None]) -> None:
     pool.flush = flush_the_rest
 
 
-def has_loop(pool: Any) -> bool:
-    """Whether ``pool`` is one of processes, and served by the worker's event loop."""
-    return bool(pool.uses_semaphore) and not pool.options.get("threads", True)
-
-
 def _can_be_read(job: Any) -> bool:
     """Whether a child may read this job already, and start it.
 
@@ -66,11 +74,6 @@ def _can_be_read(job: Any) -> bool:
     request = request_of(job._accept_callback)
     delivery = delivery_of(getattr(request, "message", None))
     return not job._accepted and job._write_to is not None and delivery is not None
-
-
-def request_of(accept_callback: Any) -> Any:
-    """Celery's request that a pool tells of a job; None for what else it runs."""
-    return getattr(accept_callback, "__self__", None)
 
 
 def _remember(processes: Any, kept: dict[Any, Any]) -> None:
@@ -84,13 +87,14 @@ def _remember(processes: Any, kept: dict[Any, Any]) -> None:
             processes._cache.setdefault(id, job)
 
 
-def _read_on(results: Any) -> None:
+def read_on(pool: Any) -> None:
     """Let a result that was read in part be read on after the loop was made anew.
 
     A large one comes in pieces. Celery keeps its reader only in the event loop, which forgets
     it at a lost connection, and takes the next piece for the start of a message: the worker
     ends with an unpickling error, or waits for ever for the gigabytes that were announced.
     """
+    results = pool._pool._result_handler
     begin: Callable[..., Generator[None, None, None]] = results._recv_message
     reading: dict[int, tuple[Any, Generator[None, None, None]]] = {}
 
@@ -107,3 +111,79 @@ def _read_on(results: Any) -> None:
         return message
 
     results._recv_message = begin_or_go_on
+
+
+def hear_the_dead(pool: Any) -> None:
+    """Let ``pool`` read what a dead child has said before its job is given to another.
+
+    Celery reads that of each child that it finds dead. One that dies while it looks at the others
+    may have begun its job, or even done it; Celery takes it for unread, and it runs once more
+    without a strike.
+    """
+    processes = pool._pool
+    give_away = processes.on_job_process_down
+
+    def read_first(job: Any, pid: int) -> None:
+        child = job._write_to
+        if not (job._accepted or child is None or child.dead or child._is_alive()):
+            processes.process_flush_queues(child)
+            if job._accepted:
+                return  # the loss of the child is found with its exit
+        give_away(job, pid)
+
+    processes.on_job_process_down = read_first
+
+
+def ack_first(pool: Any) -> None:
+    """Let ``pool`` tell of a job's end before it gives the slot to the next.
+
+    It frees the slot first. The next job, which takes the ack along when it is recorded as running,
+    would leave without it, and each job would cost one send more. Whatever else frees a slot frees
+    it at once.
+    """
+    results, slots = pool._pool._result_handler, pool._pool._putlock
+    tell, release = results.on_state_change, slots.release
+    telling, freed = False, 0
+
+    def tell_first(state: Any) -> None:
+        nonlocal telling, freed
+        telling = True
+        try:
+            tell(state)
+        finally:
+            telling, count, freed = False, freed, 0
+            for _ in range(count):
+                release()
+
+    def release_later() -> None:
+        nonlocal freed
+        if telling:
+            freed += 1
+        else:
+            release()
+
+    results.on_state_change, slots.release = tell_first, release_later
+
+
+def postpone_forks(pool: Any, call_later: Callable[..., object]) -> None:
+    """Let ``pool`` replace its lost processes when a fork harms nobody; its loop turns till then.
+
+    Arguments:
+        call_later: calls a function in the loop after some seconds.
+    """
+    processes = pool._pool
+    repopulate = processes._repopulate_pool
+    lost: list[int] = []
+
+    def when_free(exitcodes: Sequence[int]) -> None:
+        lost.extend(exitcodes)
+        if len(processes._pool) < processes._processes and not forks.may_fork():
+            call_later(AGAIN, processes.maintain_pool)
+            return
+        try:
+            repopulate(tuple(lost))
+        finally:
+            lost.clear()
+            forks.forked()
+
+    processes._repopulate_pool = when_free

@@ -9,7 +9,6 @@ from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery.utils.log import get_logger
-from celery.worker import state
 from kombu.utils.encoding import safe_repr
 from redis.exceptions import DataError, RedisError
 
@@ -17,8 +16,9 @@ from ..app.announcer import announcements_of
 from ..app.poison_pill import limits_of
 from ..model.job import Claimed
 from ..transport.deliveries import delivery_of
-from .prefork import has_loop
-from .stopping import is_solo, told_to_stop
+from .pool import has_loop, is_solo, over, requests_of
+from .prefork import discard
+from .stopping import told_to_stop
 
 logger = get_logger(__name__)
 
@@ -114,9 +114,8 @@ class Reception:
         if not delivery.starts.may_start(job) if ran is None else ran:
             return False  # in the consumer's own thread
         logger.error("Celery failed over job %s before it ran.", job.title, exc_info=exc)
-        for request in [*state.reserved_requests, *state.requests.values()]:
-            if request.message is message:
-                state.task_ready(request)
+        for request in requests_of(message):
+            over(request)
         reason = f"cannot be received: {safe_repr(exc)[:MOST]}"
         put_aside = partial(delivery.quarantine, reason)
         try:
@@ -130,14 +129,10 @@ class Reception:
         """Whether a job that the pool did not get is put aside, and its slot free again."""
         if not self.refuses(request.message, exc, ran=request.time_start is not None):
             return False
-        pool = self.worker.pool
-        if not has_loop(pool):
-            return True
-        for job in list(pool._pool._cache.values()):
-            if getattr(job._accept_callback, "__self__", None) is request:
-                job.discard()
-        # Not here: many such jobs in a row would each be handed over from within the other.
-        self.worker.hub.call_soon(self.worker._quick_release)
+        if has_loop(self.worker.pool):
+            discard(self.worker.pool, request)
+            # Not here: many such jobs in a row would each be handed over from within the other.
+            self.worker.hub.call_soon(self.worker._quick_release)
         return True
 
 

@@ -33,7 +33,7 @@ OF_THE_DELIVERY = frozenset({EARLIER, CARRIED, "redelivered"})
 WORTH_MOVING = 1.0
 
 
-class CountedRequest:
+class CountedRequest(Returnable):
     """Mixin for a request class: what Celery requeues for a lost child goes past the guard.
 
     Celery's main process does that by ``reject(requeue=True)`` without a signal, without a
@@ -48,10 +48,10 @@ class CountedRequest:
     together = 1
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(message, *args, **kwargs)  # type: ignore[call-arg]
+        super().__init__(message, *args, **kwargs)
         check(self)
         self._wait_aside()
-        request = self._request_dict  # type: ignore[attr-defined]
+        request = self.request_dict
         if not OF_THE_DELIVERY.isdisjoint(request):
             # Celery takes what it does not know for headers of the user's, and sends those on
             # with the retries of the task, where they would tell of another job.
@@ -60,7 +60,7 @@ class CountedRequest:
 
     def _wait_aside(self) -> None:
         """Keep a job whose time has not come out of the way of those that run."""
-        eta, delivery = self.eta, delivery_of(self.message)  # type: ignore[attr-defined]
+        eta, delivery = self.eta, delivery_of(self.message)
         if eta is None or delivery is None:
             return
         with suppress(OverflowError, ValueError, OSError):  # an ETA that Celery will refuse
@@ -72,7 +72,7 @@ class CountedRequest:
         # that was lost (WorkerLostError, or the exit that billiard reports before it).
         exc = getattr(exc_info.exception, "exc", exc_info.exception)
         if isinstance(exc, NotStarted):
-            return self.message.channel.fetch.in_flight.runner.take_back(self)  # type: ignore[attr-defined]
+            return self.message.channel.fetch.in_flight.runner.take_back(self)
         if isinstance(exc, MemoryError):
             # Celery would raise it here: the worker ends over it, and so does the next. Whoever ran
             # the task is alive, and it has failed.
@@ -85,28 +85,16 @@ class CountedRequest:
             else f"pool child lost ({exc})"
         )
         try:
-            return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
+            return super().on_failure(exc_info, *args, **kwargs)
         except Exception:  # the result backend is away, say; the run is over all the same
             self.reject(requeue=bool(self._cut_short))
             raise
         finally:
             self._cut_short = ""
-            if self._already_cancelled and not self.acknowledged:  # type: ignore[attr-defined]
+            if self._already_cancelled and not self.acknowledged:
                 # Celery cancelled it and leaves it to the broker to notice. Its child has
                 # ended now, and not before, so it cannot run beside itself.
                 self._give_back()
-
-    def _give_back(self) -> None:
-        """Requeue a job that Celery cancelled; it is not the job's fault."""
-        delivery = delivery_of(self.message)  # type: ignore[attr-defined]
-        if delivery is None:
-            return
-        if told_to_stop(delivery.membership):
-            # It goes back with the others, in their order, when the channel closes.
-            delivery.end()
-        else:
-            self.acknowledged = True
-            delivery.requeue()
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         if not soft and self._killed:
@@ -115,7 +103,7 @@ class CountedRequest:
             return None
         self._cut_short = "" if soft else f"hard time limit ({timeout} s)"
         try:
-            return super().on_timeout(soft, timeout)  # type: ignore[misc]
+            return super().on_timeout(soft, timeout)
         finally:
             if not soft and not self.acknowledged:
                 # Before 5.7 Celery leaves this to the loss of the child, and greenlets have none.
@@ -126,26 +114,26 @@ class CountedRequest:
     def acknowledge(self) -> Any:
         if is_only_named(self):
             return None
-        delivery = delivery_of(self.message)  # type: ignore[attr-defined]
+        delivery = delivery_of(self.message)
         if delivery is None:
-            return super().acknowledge()  # type: ignore[misc]
+            return super().acknowledge()
         poller = delivery.channel.fetch.poller
         if not (self.acknowledged or poller.inline):
             # Celery leaves it to the next turn of its loop. That is too late for the job that gets
             # the slot now, and takes this ack along.
             delivery.ack_first()
-        result = super().acknowledge()  # type: ignore[misc]
+        result = super().acknowledge()
         # Before 5.7 Celery lets its loop sleep over what a pool's thread, or greenlet, has given it
         # to do: here the ack itself.
         poller.wake(end_round=True)
         return result
 
     def reject(self, requeue: bool = False) -> Any:
-        if requeue and self._already_cancelled:  # type: ignore[attr-defined]
+        if requeue and self._already_cancelled:
             return None  # ``on_failure`` gives it back
-        delivery, task = delivery_of(self.message), self.task  # type: ignore[attr-defined]
+        delivery, task = delivery_of(self.message), self.task
         if delivery is None or self.acknowledged or not (requeue and self._cut_short):
-            return super().reject(requeue=requeue)  # type: ignore[misc]
+            return super().reject(requeue=requeue)
         self.acknowledged = True
         settle = partial(
             self._recover_or_kill, delivery, self._cut_short, told_to_stop(delivery.membership)
@@ -157,7 +145,7 @@ class CountedRequest:
                 "Job %s[%s] lost its run (%s) and cannot be given back yet (%s): it is safe in "
                 "this worker's private list, and given back when the server answers.",
                 task.name,
-                self.id,  # type: ignore[attr-defined]
+                self.id,
                 self._cut_short,
                 exc,
             )
@@ -167,7 +155,7 @@ class CountedRequest:
                 "Job %s[%s] lost its run (%s) and could not be given back: it stays in this "
                 "worker's private list, and is recovered when the worker ends.",
                 task.name,
-                self.id,  # type: ignore[attr-defined]
+                self.id,
                 self._cut_short,
             )
         return None
@@ -178,7 +166,7 @@ class CountedRequest:
         Raises:
             redis.exceptions.RedisError: the server cannot be asked now.
         """
-        app = self._app  # type: ignore[attr-defined]
+        app = self.app
         how = {"stopping": stopping, "together": self.together}
         dead = delivery.cut_short(reason, app, limits_of(app), **how)
         if dead is not None:
@@ -187,7 +175,7 @@ class CountedRequest:
     def _bury(self, delivery: Delivery, dead: DeadJob) -> None:
         """The job is in the dead set: have its caller told."""
         self._killed = True
-        announcements_of(self._app, delivery.membership).soon(dead)  # type: ignore[attr-defined]
+        announcements_of(self.app, delivery.membership).soon(dead)
 
     def _retry_worker_lost(self, exc: BaseException, exc_info: Any) -> bool:
         """Celery 5.7 (``task_retry_on_worker_lost``) sends a job whose child was lost anew.
@@ -198,14 +186,14 @@ class CountedRequest:
         Returns:
             False: it was not sent, and Celery goes on as without that setting.
         """
-        delivery, late = delivery_of(self.message), self.task.acks_late  # type: ignore[attr-defined]
+        delivery, late = delivery_of(self.message), self.task.acks_late
         if delivery is None:
-            return bool(super()._retry_worker_lost(exc, exc_info))  # type: ignore[misc]
-        app = self._app  # type: ignore[attr-defined]
-        context = self._context  # type: ignore[attr-defined]
-        innocent = told_to_stop(delivery.membership) or self._already_cancelled  # type: ignore[attr-defined]
+            return bool(super()._retry_worker_lost(exc, exc_info))
+        app = self.app
+        context = self._context
+        innocent = told_to_stop(delivery.membership) or self._already_cancelled
         spared = innocent or self.together > 1
-        if spared and late and self.task.reject_on_worker_lost:  # type: ignore[attr-defined]
+        if spared and late and self.task.reject_on_worker_lost:
             return False  # it is recovered as it is: no strike of its own, and none of its retries
         try:
             judged = delivery.membership.lost_runs.sent_anew(
@@ -224,7 +212,7 @@ class CountedRequest:
             own = context.headers
             context.headers = {**(own or {}), **judged.headers()} or None
             try:
-                return bool(super()._retry_worker_lost(exc, exc_info))  # type: ignore[misc]
+                return bool(super()._retry_worker_lost(exc, exc_info))
             finally:
                 context.headers = own
         if not late:
@@ -256,8 +244,7 @@ def use_our_request(worker: Any) -> None:
             if issubclass(base, CountedRequest):
                 continue
             if base not in made:
-                bases = (CountedRequest, Returnable, base)
-                made[base] = type(base.__name__, bases, {})
+                made[base] = type(base.__name__, (CountedRequest, base), {})
             task.Request = made[base]
         update()
 

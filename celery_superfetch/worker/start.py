@@ -20,17 +20,22 @@ from weakref import ref
 from billiard.einfo import ExceptionInfo
 from celery.exceptions import Ignore
 from celery.utils.log import get_logger
-from celery.worker import state
 from redis.exceptions import RedisError
 
 from ..model.job import digest
 from ..owner.memberships import memberships
 from ..transport.deliveries import Delivery, delivery_of
 from .batches import told_of_losses
-from .pool import ack_first
-from .pool_deaths import hear_the_dead
-from .prefork import keep_what_runs, request_of
-from .stopping import Returnable, is_solo, told_to_stop
+from .pool import PoolRunner, enter_again, has_loop, over, reserved
+from .prefork import (
+    ack_first,
+    hear_the_dead,
+    keep_what_runs,
+    postpone_forks,
+    read_on,
+    request_of,
+)
+from .stopping import Returnable, told_to_stop
 
 logger = get_logger(__name__)
 
@@ -87,13 +92,11 @@ class _Handover:
         return self.starts.start(self.job, digest(self.job.payload) if late else "")
 
 
-class Gate:
+class Gate(PoolRunner):
     """What stands before a worker's pool. Any thread may come by; the pool's own do."""
 
     def __init__(self, worker: Any) -> None:
-        self.worker, self.pool = worker, worker.pool
-        self._solo = is_solo(self.pool)
-        self._threads = type(self.pool).__module__ == "celery.concurrency.thread"
+        super().__init__(worker)
         self._waiting: deque[_Handover] = deque()
         self._out: set[_Handover] = set()
         #: Held by whoever hands over.
@@ -103,33 +106,22 @@ class Gate:
         self._pump_is_due = False
         self._apply = self.pool.apply_async
         self.pool.apply_async = self.apply_async
-        keep_what_runs(self.pool, self.forget)
-        hear_the_dead(self.pool)
-        ack_first(self.pool)
+        if has_loop(self.pool):
+            keep_what_runs(self.pool, self.forget)
+            read_on(self.pool)
+            hear_the_dead(self.pool)
+            ack_first(self.pool)
+            postpone_forks(self.pool, worker.hub.call_later)
 
     # -- what the fetch asks
 
-    @property
-    def busy(self) -> bool:
+    def busy(self, unsettled: bool) -> bool:
         """Whether the pool has a job."""
         return bool(self._out)
 
-    @property
-    def _slots(self) -> int:
-        # gevent's, on Celery 5.5, counts the greenlets that run.
-        return int(self.pool.num_processes if self.pool.uses_semaphore else self.pool.limit)
-
     def free(self) -> int:
         """How many slots are free, of those for which no job that Celery knows waits."""
-        ours = len(self._out) + len(self._waiting)
-        return self._slots - max(len(state.reserved_requests), ours)
-
-    def reserve(self) -> int:
-        """How many jobs wait for a slot; not those that wait for their time, or a rate limit.
-
-        Celery before 5.7 forgets at a reconnect that what runs on was reserved.
-        """
-        return max(0, len(state.reserved_requests) - len(state.active_requests))
+        return self.slots - max(reserved(), len(self._out) + len(self._waiting))
 
     # -- handing over
 
@@ -138,7 +130,7 @@ class Gate:
         request = request_of(options.get("accept_callback"))
         delivery = delivery_of(request.message) if isinstance(request, Returnable) else None
         if delivery is None:
-            if self._solo:
+            if self.inline:
                 _send_acks()  # what runs now may take long
             return self._apply(target, args, kwargs or {}, **told_of_losses(target, options))
         what = _Handover(request, delivery, target, args, kwargs or {}, options)
@@ -170,7 +162,7 @@ class Gate:
             elif alone is not None and first.job != alone and not first.request.acknowledged:
                 self._drop(self._waiting.popleft(), "another is on probation here")
             elif (
-                len(self._out) < (1 if alone is not None else self._slots)
+                len(self._out) < (1 if alone is not None else self.slots)
                 and not told_to_stop(first.delivery.membership)
                 and (until := first.may_begin())
             ):
@@ -182,7 +174,7 @@ class Gate:
 
     def _hand_over(self, what: _Handover, until: float) -> None:
         request, options = what.request, what.options
-        if not (self._solo or self._threads or self.pool.is_green):
+        if not (self.inline or self.threads or self.green):
             options = {**options, **self._telling(what)}
         try:
             # Celery looked before the job waited here. Threads and greenlets are never told to end
@@ -199,11 +191,11 @@ class Gate:
                 return
             raise
         request._apply_result = None if result is None else ref(result)
-        if self._solo:
+        if self.inline:
             self._over(what)
-        elif self._threads:
+        elif self.threads:
             result.f.add_done_callback(lambda _: self._over(what))
-        elif self.pool.is_green:  # eventlet has the other alone, for which gevent starts one more
+        elif self.green:  # eventlet has the other alone, for which gevent starts one more
             (getattr(result, "rawlink", None) or result.link)(partial(self._ended, what))
 
     def _telling(self, what: _Handover) -> dict[str, Callable[..., Any]]:
@@ -243,7 +235,7 @@ class Gate:
     def _drop(self, what: _Handover, why: str) -> None:
         """It does not start here: it went back to its queue, or is somebody else's."""
         request = what.request
-        state.task_ready(request)
+        over(request)
         if what.is_ours and not request.acknowledged:
             what.delivery.requeue()
         else:
@@ -277,8 +269,7 @@ class Gate:
             starts.unrecord(job)
         # The process runs others by now: who ends this job must not end that.
         request.time_start = request.worker_pid = request._apply_result = None
-        state.task_ready(request)
-        state.task_reserved(request)
+        enter_again(request)
         self.worker.process_task(request)
 
 

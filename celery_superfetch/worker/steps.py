@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from heapq import heapify
 from typing import Any
 
 from celery import bootsteps, signals
 from celery.utils.log import get_logger
-from celery.worker import state
 from celery.worker.request import Request
 from kombu.utils import functional
 from redis.exceptions import RedisError
@@ -19,21 +17,17 @@ from ..app.broker import client_of, config_of
 from ..app.events import monitors_of, reporter
 from ..app.poison_pill import limits_of
 from ..errors import SuperfetchError
-from ..model import forks
-from ..model.process import start_time
 from ..model.version import __version__
 from ..owner.gevent_heart import threads_are_greenlets
 from ..owner.membership import Membership
 from ..signals import ownership_lost
 from ..store.wire.server import check_platform, check_server
-from ..transport.poller import Poller
 from ..transport.transport import Transport
 from .maintenance import MaintenanceThread, Rounds
-from .prefork import has_loop
 from .reception import Reception
 from .request import use_our_request
 from .start import Gate
-from .stopping import Stopper, is_solo, wrap_handlers
+from .stopping import Stopper, wrap_handlers
 
 logger = get_logger(__name__)
 
@@ -67,8 +61,6 @@ class Maintenance(bootsteps.StartStopStep):
             limits.strikes(task)  # what makes no sense is said now, and not at a job's death
         worker.superfetch_gate = Gate(worker)
         worker.reception.guard_hand_over()
-        if has_loop(worker.pool):
-            forks.postpone(worker.pool._pool, worker.hub.call_later)
         monitors_of(worker.app).worker = worker
         ownership_lost.connect(self.report_losses)
         self.thread = MaintenanceThread(worker.app)
@@ -143,19 +135,13 @@ class Guarded(bootsteps.StartStopStep):
         transport = consumer.connection.transport
         if not isinstance(transport, Transport):
             return
-        transport.worker = consumer.controller
-        transport.cycle.solo = is_solo(consumer.pool)
-        transport.cycle.endless = True
-        monitors = monitors_of(consumer.app)
-        transport.cycle.on_turn, monitors.wake = monitors.drain, transport.cycle.wake
+        # Before the first fetch, whose membership has it from there.
+        transport.cycle.runner = consumer.controller.superfetch_gate
+        monitors_of(consumer.app).wake = transport.cycle.wake
         channel = consumer.connection.default_channel
         channel.reception = consumer.controller.reception
         fetch = channel.fetch
         membership = fetch.membership
-        membership.heart.pool = _PoolPids(consumer.pool)
-        membership.heart.turns = _turns(transport.cycle, consumer.pool)
-        membership.in_flight.runner = consumer.controller.superfetch_gate
-        membership.in_flight.node = consumer.hostname
         _forget_scheduled(consumer.timer)
         first = not membership.on_joined
         if first:
@@ -205,13 +191,6 @@ def _forget_scheduled(timer: Any) -> None:
         entry.args = ()  # the request knows its entry: that would take a collector to end
 
 
-def _turns(poller: Poller, pool: Any) -> Callable[[], int]:
-    """How often a consumer's loop has turned; 0 while a job in its own thread may keep it."""
-    if not (poller.solo or pool.is_green):
-        return lambda: poller.turns
-    return lambda: 0 if len(state.active_requests) else poller.turns
-
-
 def _first_pass(app: Any, membership: Membership) -> None:
     """A successor takes back what its predecessor held before it claims anything."""
     try:
@@ -220,17 +199,3 @@ def _first_pass(app: Any, membership: Membership) -> None:
         rounds.note(rounds.reaper.reap(membership.heart.neighbours))
     except Exception:  # the worker can work without; the next pass tries again
         logger.exception("The pass at the worker's start failed; the next one tries again.")
-
-
-class _PoolPids:
-    """The pids of a prefork pool with their start times; other pools have none."""
-
-    def __init__(self, pool: Any) -> None:
-        self.pool = pool
-        self._known: dict[int, str] = {}
-
-    def __call__(self) -> Sequence[tuple[int, str]]:
-        processes = getattr(getattr(self.pool, "_pool", None), "_pool", None)
-        pids = [p.pid for p in list(processes or ()) if isinstance(getattr(p, "pid", None), int)]
-        self._known = {pid: self._known.get(pid) or start_time(pid) or "" for pid in pids}
-        return sorted(self._known.items())

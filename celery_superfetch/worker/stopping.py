@@ -10,14 +10,15 @@ from contextlib import suppress
 from typing import Any
 
 from celery.exceptions import WorkerTerminate
-from celery.platforms import EX_FAILURE, EX_OK
+from celery.platforms import EX_FAILURE
 from celery.utils.log import get_logger
-from celery.worker import state
 
 from ..model import forks
 from ..owner.membership import Membership
 from ..owner.memberships import memberships
 from ..transport.deliveries import delivery_of
+from .celery_request import CeleryRequest
+from .pool import end_process, is_solo, process_ends, running
 
 logger = get_logger(__name__)
 
@@ -32,30 +33,20 @@ ASKS_FIRST = "celery.worker.strategy:default"
 def told_to_stop(membership: Membership) -> bool:
     """Whether the worker of ``membership`` is on its way out: by signal, remote control or an
     error."""
-    return membership.heart.stopping or _process_ends()
+    return membership.heart.stopping or process_ends()
 
 
-def _process_ends() -> bool:
-    """What Celery tells all workers of a process; it is taken back where one was embedded."""
-    for flag in (state.should_stop, state.should_terminate):
-        if flag is not None and flag is not False:  # an exit code of 0 says stop as well
-            return True
-    return False
-
-
-class Returnable:
+class Returnable(CeleryRequest):
     """Mixin for a request class: until it starts it may be given back; then it does not start."""
-
-    message: Any
 
     #: Its greenlet is being killed.
     _greenlet_killed = False
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(message, *args, **kwargs)  # type: ignore[call-arg]
+        super().__init__(message, *args, **kwargs)
         delivery = delivery_of(message)
         if delivery is not None:
-            asks = self.task.Strategy == ASKS_FIRST  # type: ignore[attr-defined]
+            asks = self.task.Strategy == ASKS_FIRST
             delivery.starts.wait(delivery.job, asks)
 
     def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
@@ -65,34 +56,41 @@ class Returnable:
         # child would count as a revocation, whose ack loses the job.
         self._already_cancelled = True
         try:
-            super().cancel(pool, *args, **kwargs)  # type: ignore[misc]
+            super().cancel(pool, *args, **kwargs)
         except NotImplementedError:
             if not is_solo(pool):
                 self._already_cancelled = False
                 logger.warning(
                     "Job %s[%s] cannot be ended: it runs in a thread. The worker waits for it.",
-                    self.name,  # type: ignore[attr-defined]
-                    self.id,  # type: ignore[attr-defined]
+                    self.name,
+                    self.id,
                 )
                 return
             # We are in a signal handler on top of the job itself: end it from here. A job that
             # Celery's own error ended would count as failed, and be gone.
             told = {name: kwargs[name] for name in ("emit_retry",) if name in kwargs}
-            self._announce_cancelled(**told)  # type: ignore[attr-defined]
-            if not self.acknowledged:  # type: ignore[attr-defined]
-                self._give_back()  # type: ignore[attr-defined]
+            self._announce_cancelled(**told)
+            if not self.acknowledged:
+                self._give_back()
             raise WorkerTerminate(EX_FAILURE) from None
 
     def acknowledge(self) -> Any:
         """Celery takes the end of a killed greenlet for success; its ack would lose the job."""
-        if self._greenlet_killed and not self.acknowledged:  # type: ignore[attr-defined]
-            return self._give_back()  # type: ignore[attr-defined]
-        return super().acknowledge()  # type: ignore[misc]
+        if self._greenlet_killed and not self.acknowledged:
+            return self._give_back()
+        return super().acknowledge()
 
-
-def is_solo(pool: Any) -> bool:
-    """Whether jobs run in the consumer's own thread."""
-    return type(pool).__module__ == "celery.concurrency.solo"
+    def _give_back(self) -> None:
+        """Requeue a job that Celery cancelled; it is not the job's fault."""
+        delivery = delivery_of(self.message)
+        if delivery is None:
+            return
+        if told_to_stop(delivery.membership):
+            # It goes back with the others, in their order, when the channel closes.
+            delivery.end()
+        else:
+            self.acknowledged = True
+            delivery.requeue()
 
 
 class Stopper(threading.Thread):
@@ -111,7 +109,7 @@ class Stopper(threading.Thread):
 
     def run(self) -> None:
         while not self._over.wait(LOOK_INTERVAL):
-            if self._mark(self._told or _process_ends()):
+            if self._mark(self._told or process_ends()):
                 with forks.kept_off():
                     self.give_back()
 
@@ -121,7 +119,7 @@ class Stopper(threading.Thread):
 
     def _mark(self, stopping: bool) -> bool:
         for membership in memberships():
-            if membership.worker is self.worker:
+            if membership.runner.worker is self.worker:
                 membership.heart.stopping = stopping
         return stopping
 
@@ -177,7 +175,7 @@ def _on_cold(stopper: Stopper, handler: Callable[..., Any], number: int, frame: 
         logger.warning("Initiating Soft Shutdown, terminating in %s seconds", wait)
         worker.wait_for_soft_shutdown = lambda: None
         signal.signal(number, handler)
-        state.should_stop = EX_OK
+        end_process()
         timer = threading.Timer(wait, os.kill, (os.getpid(), number))
         timer.daemon = True
         timer.start()
@@ -187,5 +185,5 @@ def _on_cold(stopper: Stopper, handler: Callable[..., Any], number: int, frame: 
 
 def _waits_softly(worker: Any) -> bool:
     conf = worker.app.conf
-    busy = conf.worker_enable_soft_shutdown_on_idle or bool(state.active_requests)
+    busy = conf.worker_enable_soft_shutdown_on_idle or running()
     return conf.worker_soft_shutdown_timeout > 0 and bool(busy)

@@ -16,33 +16,8 @@ from .jobs import Jobs, State
 from .losses import announce
 from .lost_claims import LostClaims
 from .outbox import Outbox
+from .runner import CONSUMER, Runner
 from .starts import Starts
-
-
-class Consumer:
-    """Who runs the jobs of a process; in a worker its ``Gate`` before the pool does.
-
-    Without a pool the consumer runs its jobs itself, and nobody knows when.
-    """
-
-    def __init__(self, in_flight: InFlight) -> None:
-        self.in_flight = in_flight
-
-    @property
-    def busy(self) -> bool:
-        """Whether something runs: whatever is held and not acked may."""
-        return self.in_flight.unsettled
-
-    def free(self) -> int:
-        """How many more jobs it would run at once: a claim would record what is not delivered."""
-        return 0
-
-    def reserve(self) -> int:
-        """How many jobs wait for it: none, what is delivered may run."""
-        return 0
-
-    def pump(self) -> None:
-        """Begin with what waits, if that may start by now."""
 
 
 class InFlight(Structure):
@@ -52,13 +27,10 @@ class InFlight(Structure):
     channel is closed; none of them needs a channel here.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, runner: Runner = CONSUMER) -> None:
         super().__init__(database)
         self.lists = PrivateLists(database)
-        #: Celery's name of the worker; empty outside Celery.
-        self.node = ""
-        #: A worker sets its gate.
-        self.runner = Consumer(self)
+        self.runner = runner
         #: ms of x-expires for each queue list that has it.
         self.expires: dict[str, int] = {}
         #: Queue lists with suspects on probation, as far as this process has heard.

@@ -119,7 +119,7 @@ class LostRuns:
                 counters,
                 reason=reason,
                 app_name=self.config.app_name,
-                node=self.in_flight.node,
+                node=self.in_flight.runner.node,
                 blame=blame,
                 limits=limits or Limits.of(self.config),
             )
@@ -197,7 +197,8 @@ class LostRuns:
         return None
 
     def _look(self, job: Job, running: Running, reason: str, limits: Limits | None) -> Recovery:
-        told = {"app_name": self.config.app_name, "node": self.in_flight.node, "reason": reason}
+        node = self.in_flight.runner.node
+        told = {"app_name": self.config.app_name, "node": node, "reason": reason}
         [found] = self.recoveries.look([job], running, limits or Limits.of(self.config), **told)
         return found
 

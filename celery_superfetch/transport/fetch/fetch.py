@@ -138,7 +138,7 @@ class Fetch:
         In the solo pool it does so here and now. One that did not (its time has not come) leaves
         them to the next turn.
         """
-        if not (self.poller.solo and self.backlog.ready):
+        if not (self.in_flight.runner.inline and self.backlog.ready):
             return False
         oldest = self.in_flight.outbox.oldest_ack
         if oldest is None or oldest is self._left:
@@ -177,7 +177,7 @@ class Fetch:
             self._joined = expires
 
     def _mind_connections(self) -> None:
-        if self.membership.overdue and not self.poller.endless:  # else a worker's maintenance does
+        if self.membership.overdue and not self.in_flight.runner.endless:  # else maintenance does
             self.membership.catch_up()
         if self.reads.overdue:
             logger.warning("A blocking read got no reply in time; its connection is replaced.")
@@ -280,7 +280,7 @@ class Fetch:
             if not left or self.poller.inline:
                 # A callback that runs the job here would keep a surplus claim waiting for it.
                 # Where it is sure to, nobody could even give back what comes meanwhile.
-                self.reads.call_off(armed[0 if self.poller.solo else left :])
+                self.reads.call_off(armed[0 if self.in_flight.runner.inline else left :])
         try:
             claimed = self.backlog.ready.popleft()
         except IndexError:  # given back a moment ago: the process is stopping

@@ -17,6 +17,7 @@ import pytest
 from celery import Celery
 from redis.connection import parse_url
 
+from celery_superfetch.owner.in_flight.runner import Runner
 from celery_superfetch.owner.memberships import membership_for, memberships
 from celery_superfetch.worker.stopping import Stopper, told_to_stop
 from support.hosts import Host
@@ -219,13 +220,15 @@ def test_a_worker_that_is_told_to_stop_does_not_speak_for_its_neighbours(
 ) -> None:
     """F3. Two workers in one process, of the same app or of another, and a plain consumer."""
     params, config = parse_url(url), make_bench().config
-    first, second = object(), object()
-    one, two = (membership_for(params, config, worker=worker) for worker in (first, second))
+    first, second, runners = object(), object(), (Runner(), Runner(), Runner())
+    for runner, worker in zip(runners, (first, second, object()), strict=True):
+        runner.worker = worker
+    one, two = (membership_for(params, config, runner=runner) for runner in runners[:2])
     plain = membership_for(params, config)
     Stopper(first).say_so()
     assert [told_to_stop(each) for each in (one, two, plain)] == [True, False, False]
     # The next worker makes room: of one that was told, and has left, nothing is kept.
-    membership_for(params, config, worker=object())
+    membership_for(params, config, runner=runners[2])
     assert one not in memberships()
     assert {two, plain} <= set(memberships())
 

@@ -104,10 +104,12 @@ def test_its_connections_are_registered_and_named_anew_when_they_change(
     eventually(lambda: 4711 not in facts().connections, 5)
 
 
-def test_what_changes_is_told_with_the_next_heartbeat(make: Make, bench: Bench) -> None:
+def test_what_changes_is_told_with_the_next_heartbeat(
+    make: Make, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     membership = make(heartbeat_interval=0.1)
     membership.join(1, {"mail": 0})
-    membership.heart.pool = lambda: [(7, "start")]
+    monkeypatch.setattr(membership.runner, "pids", lambda: [(7, "start")])
     membership.heart.stopping = True
 
     def told() -> bool:

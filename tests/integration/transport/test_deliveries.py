@@ -11,6 +11,7 @@ import kombu
 import pytest
 from kombu.asynchronous.hub import Hub
 
+from celery_superfetch.owner.in_flight.runner import Runner
 from celery_superfetch.transport import poller
 from support.waiting import always, eventually
 from support.workers.bench import Bench, payload
@@ -31,10 +32,11 @@ def consuming(
             inbox.messages.append(message),
             settle(message),
         )
+        runner = inbox.connection.transport.cycle.runner = Runner()
+        runner.endless = loop == "synloop"  # Celery's, under gevent
         inbox.consumer.consume()
         if loop == "hub":
             inbox.connection.register_with_event_loop(hub)
-        inbox.connection.transport.cycle.endless = loop == "synloop"  # Celery's, under gevent
 
         def turn() -> bool:
             if loop == "hub":

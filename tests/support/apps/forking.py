@@ -29,8 +29,10 @@ HOLDS = os.environ.get("HOLDS") == "1"
 PATIENCE = 5.0
 
 if os.environ.get("GATE") == "0":
+    from celery_superfetch.worker import start
+
     forks.kept_off = contextlib.nullcontext  # type: ignore[assignment]
-    forks.postpone = lambda *_: None  # type: ignore[assignment]
+    start.postpone_forks = lambda *_: None
 
 
 def busy_with_celery() -> None:

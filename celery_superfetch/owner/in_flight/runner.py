@@ -1,0 +1,61 @@
+"""Who runs the jobs of a process, as its owner and its fetch see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class Runner:
+    """Runs what is delivered: here the consumer itself, and nobody knows when it begins.
+
+    It is told to the poller of a connection, once; a Celery worker's is the gate before its pool.
+    The methods of one that has an event loop are called by other threads as well.
+    """
+
+    #: The Celery worker that it is of; None for another consumer.
+    worker: Any = None
+    #: Celery's name of the worker; empty outside Celery.
+    node = ""
+    #: Jobs are sure to run in the thread that delivers them (Celery's solo pool).
+    inline = False
+    #: Its loop turns until it ends: whoever rings the doorbell from another thread, or greenlet,
+    #: is heard.
+    endless = False
+
+    def pids(self) -> Sequence[tuple[int, str]]:
+        """The pool's processes, as ``(pid, start time)``."""
+        return ()
+
+    def busy(self, unsettled: bool) -> bool:
+        """Whether something runs.
+
+        Arguments:
+            unsettled: something is held and not acked. Where nobody knows more, it may run.
+        """
+        return unsettled
+
+    def free(self) -> int:
+        """How many more jobs it would run at once: a claim would record what is not delivered."""
+        return 0
+
+    def reserve(self) -> int:
+        """How many jobs wait for it: none, what is delivered may run."""
+        return 0
+
+    def pump(self) -> None:
+        """Begin with what waits, if that may start by now."""
+
+    def on_turn(self) -> None:
+        """The consumer's loop comes by."""
+
+    def on_close(self) -> None:
+        """Its connection closes, and with it the loop."""
+
+    def turns(self) -> int:
+        """How often the loop has turned; 0: there is none to vouch for."""
+        return 0
+
+
+#: Whoever consumes without a pool.
+CONSUMER = Runner()
