@@ -76,7 +76,7 @@ class Fleet:
             started = [
                 Worker(
                     self.env,
-                    app="support.apps.rests",
+                    app="rests",
                     pool="threads",
                     concurrency=threads,
                     queues=["celery", f"long-{number}"],

@@ -224,7 +224,7 @@ def cli(env: Callable[..., dict[str, str]], tmp_path: Path) -> Callable[..., Res
     def run(
         *args: str,
         code: int = 0,
-        app: str | None = "support.apps.shop",
+        app: str | None = "shop",
         answer: str = "",
         environ: dict[str, str] | None = None,
         **settings: Any,

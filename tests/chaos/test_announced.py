@@ -80,7 +80,7 @@ def test_everybody_hears_of_a_job_that_killed_its_pool_child(
 ) -> None:
     dump.wait_log("starting capture")
     conf = {"result_extended": True}
-    one = worker(app="support.apps.told", concurrency=2, options=ONE_STRIKE, args=["-E"], conf=conf)
+    one = worker(app="told", concurrency=2, options=ONE_STRIKE, args=["-E"], conf=conf)
     errbacks = [told.old(), told.new(), told.old().set(queue="elsewhere"), app.signature("no.such")]
     pill = told.pill("pill").apply_async(link_error=errbacks)
     quiet = told.quiet("quiet").apply_async(link_error=told.old())
@@ -150,14 +150,14 @@ def test_without_a_result_backend_and_events_the_rest_is_told_all_the_same(
     """A worker that dies whole: its successor tells. Two strikes: the first is a recovery."""
     app = make_app(superfetch=False, result_url="")
     settings = {
-        "app": "support.apps.told",
+        "app": "told",
         "pool": "solo",
         "options": {**ONE_STRIKE, "strike_limit": 2},
     }
     old = app.signature("told.old", app=app)
     app.signature("told.pill", args=("pill",), app=app).apply_async(link_error=old)
     worker(**settings, result_url="", ready=False).wait_exit()
-    cli("reap", app="support.apps.told", options=settings["options"], result_url="")
+    cli("reap", app="told", options=settings["options"], result_url="")
     eventually(lambda: "superfetch-recovered" in {event["type"] for event in events})
     (event,) = (event for event in events if event["type"] == "superfetch-recovered")
     assert (event["name"], event["recoveries"]) == ("told.pill", 1)

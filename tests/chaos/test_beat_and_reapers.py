@@ -19,7 +19,7 @@ def test_beat_reaps_when_no_worker_looks_after_the_others(
     shop.hold.delay("running")
     eventually(lambda: ledger.starts())
     owner = db.owner_of("running")
-    other = worker(app="support.apps.unmaintained", concurrency=1, options=QUICK)
+    other = worker(env={"WITHOUT": "maintenance"}, concurrency=1, options=QUICK)
     victim.kill9_all()
     always(lambda: db.owner_of("running") == owner, during=3, message="the control: no reaper")
     beat(options=QUICK)

@@ -73,10 +73,7 @@ def test_what_ran_alone_is_blamed_for_its_workers_end(
     assert db.strikes() == {"one": (1, "exact"), **waiting(pool, 1)}
 
 
-@pytest.mark.parametrize(
-    ("module", "strikes"),
-    [("support.apps.shop", (1, "exact")), ("support.apps.unguarded", (0, ""))],
-)
+@pytest.mark.parametrize(("without", "strikes"), [("", (1, "exact")), ("handover", (0, ""))])
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
 def test_what_kills_in_its_first_line_is_blamed_although_its_record_was_only_sent(
     worker: Any,
@@ -84,7 +81,7 @@ def test_what_kills_in_its_first_line_is_blamed_although_its_record_was_only_sen
     shop: SimpleNamespace,
     db: Database,
     pool: str,
-    module: str,
+    without: str,
     strikes: tuple[int, str],
 ) -> None:
     """It waits for the slot of others; nobody waits for the answer. The control records nothing."""
@@ -93,7 +90,7 @@ def test_what_kills_in_its_first_line_is_blamed_although_its_record_was_only_sen
             shop.note.delay(f"before {pill}, {number}")
         shop.kill_owner.delay(pill)
         conf = {"worker_prefetch_multiplier": 16}
-        options = {"app": module, "options": OPTIONS, "conf": conf, "ready": False}
+        options = {"env": {"WITHOUT": without}, "options": OPTIONS, "conf": conf, "ready": False}
         worker(pool=pool, concurrency=1, **options).wait_exit()
         reap(app, db)
         assert db.strikes()[pill] == strikes

@@ -237,7 +237,7 @@ def test_a_child_that_is_lost_while_the_server_is_away_costs_its_job_no_more_tha
 
 def half_a_result(small: Callable[..., Fleet], **env: str) -> Fleet:
     """A worker that lost its connection while it read a result, and is to read the rest."""
-    fleet = small(pools={"prefork": 1}, app="support.apps.slow_results", env=env)
+    fleet = small(pools={"prefork": 1}, app="slow_results", env=env)
     fleet.app.tasks["shop.fail"].apply_async(("x" * 20_000,), queue="prefork")
     eventually(lambda: fleet.ledger.starts().get("result"), message="a part of it is sent")
     kill_connections(fleet.server.client())
@@ -262,7 +262,7 @@ def test_a_result_that_was_read_in_part_is_read_on(small: Callable[..., Fleet]) 
 def test_a_result_whose_beginning_is_forgotten_is_never_acked(
     small: Callable[..., Fleet],
 ) -> None:
-    fleet = half_a_result(small, FORGETFUL="1")
+    fleet = half_a_result(small, WITHOUT="half_a_result")
     always(fleet.left, during=2)
 
 
@@ -274,12 +274,12 @@ def test_stock_runs_a_job_twice_when_its_connection_is_cut(small: Callable[..., 
         eventually(lambda: len(fleet.ledger.starts()["stock-prefork-held"]) == 2)
 
 
-def careless(small: Callable[..., Fleet], of_what: str) -> Fleet:
-    return small(pools={"threads": 2}, app="support.apps.careless", env={"CARELESS": of_what})
+def without(safety: str, small: Callable[..., Fleet]) -> Fleet:
+    return small(pools={"threads": 2}, env={"WITHOUT": safety})
 
 
 def test_a_lost_claim_that_nobody_looks_for_is_stranded(small: Callable[..., Fleet]) -> None:
-    fleet = careless(small, "claims")
+    fleet = without("lost_claims", small)
     done = fleet.proxy.cut_at(of("threads", command("BLMOVE")), nth=8, reply_lost=True)
     note = fleet.app.tasks["shop.note"]
     names = [f"job-{n}" for n in range(100)]
@@ -297,7 +297,7 @@ def test_a_lost_claim_that_nobody_looks_for_is_stranded(small: Callable[..., Fle
 def test_an_ack_that_is_not_sent_again_leaves_its_job_in_flight(
     small: Callable[..., Fleet],
 ) -> None:
-    fleet = careless(small, "acks")
+    fleet = without("lost_acks", small)
     note = fleet.app.tasks["shop.note"]
     done = fleet.proxy.cut_at(script(source("ack")), reply_lost=False)
     for name in ("job", "next"):
@@ -308,7 +308,7 @@ def test_an_ack_that_is_not_sent_again_leaves_its_job_in_flight(
 
 
 def test_what_runs_and_is_given_back_runs_twice(small: Callable[..., Fleet]) -> None:
-    fleet = careless(small, "running")
+    fleet = without("running", small)
     fleet.app.tasks["shop.hold"].apply_async(("job",), queue="threads")
     eventually(lambda: fleet.ledger.starts().get("job"))
     kill_connections(fleet.server.client())

@@ -22,7 +22,7 @@ def test_a_task_that_runs_out_of_memory_fails_like_any_other(
     """A, B. Celery raises a task's MemoryError once more in the MainProcess. With processes that
     ended the worker, who gave the job back uncounted: to the next, through the whole fleet. With
     threads and greenlets it was in flight, and running, as long as the worker lived."""
-    one = worker(app="support.apps.ends", pool=pool, concurrency=1)
+    one = worker(app="ends", pool=pool, concurrency=1)
     failed = app.send_task("ends.memory_error", ("odd",))
     shop.note.delay("behind")
     eventually(lambda: ledger.finishes().get("behind"))
@@ -34,7 +34,7 @@ def test_a_task_that_runs_out_of_memory_fails_like_any_other(
 
 
 def test_the_control_ends_over_it(worker: Any, app: Celery, db: Database) -> None:
-    one = worker(app="support.apps.ends", concurrency=1, superfetch=False)
+    one = worker(app="ends", concurrency=1, superfetch=False)
     app.send_task("ends.memory_error", ("odd",))
     one.wait_exit()
     assert db.waiting() == ["odd"], "the next worker is to have it"
@@ -59,9 +59,7 @@ def test_a_job_whose_end_cannot_be_told_does_not_stay_in_flight(
     counted as running, and against the prefetch, as long as the worker lived."""
     results = fresh_server()
     pool = "gevent" if end == "timed out" else "prefork"
-    worker(
-        app="support.apps.ends", pool=pool, concurrency=1, result_url=results.url(), conf=IMPATIENT
-    )
+    worker(app="ends", pool=pool, concurrency=1, result_url=results.url(), conf=IMPATIENT)
     results.close()
     task = "ends.reject" if end == "rejected" else "shop.hold"
     limits = {"time_limit": 1} if end == "timed out" else {}

@@ -208,11 +208,9 @@ def silent(db: Database, owner: str) -> bool:
 
 
 def one_busy(without: str) -> dict[str, Any]:
-    """A worker with one thread, without something unless that is empty."""
-    settings = {"pool": "threads", "concurrency": 1, "options": OPTIONS}
-    if not without:
-        return settings
-    return {**settings, "app": "support.apps.without_failover", "env": {"WITHOUT": without}}
+    """A worker with one thread."""
+    env = {"WITHOUT": without}
+    return {"pool": "threads", "concurrency": 1, "options": OPTIONS, "env": env}
 
 
 def test_a_sentinel_that_does_not_coordinate_loses_what_the_old_primary_still_takes(

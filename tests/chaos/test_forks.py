@@ -15,13 +15,13 @@ from support.waiting import always, eventually
 BUSY = {"reap_interval": 1, "heartbeat_interval": 0.2}
 
 
-def a_child_is_lost(worker: Any, app: Celery, gate: str) -> None:
+def a_child_is_lost(worker: Any, app: Celery, without: str = "") -> None:
     worker(
-        app="support.apps.forking",
+        app="forking",
         concurrency=1,
         args=["-E"],
         options={**BUSY, "strike_limit": 1},
-        env={"HOLDS": "1", "GATE": gate},
+        env={"HOLDS": "1", "WITHOUT": without},
     )
     app.send_task("forking.pill", ("pill",))
     app.send_task("forking.publish", ("innocent",))
@@ -31,13 +31,13 @@ def test_a_new_child_publishes_whatever_its_parent_was_about(
     worker: Any, app: Celery, ledger: Ledger
 ) -> None:
     """A6: the death of a job is told, in another thread, while its child is replaced."""
-    a_child_is_lost(worker, app, gate="1")
+    a_child_is_lost(worker, app)
     eventually(lambda: "innocent" in ledger.finishes(), message="the new child publishes")
 
 
 def test_the_control_hangs(worker: Any, app: Celery, ledger: Ledger) -> None:
     """A6: without the gate the child inherits a lock that nobody is there to give back."""
-    a_child_is_lost(worker, app, gate="0")
+    a_child_is_lost(worker, app, without="gate")
     eventually(lambda: "pill" in ledger.starts())
     always(lambda: "innocent" not in ledger.finishes(), during=10)
 
@@ -52,7 +52,7 @@ def test_no_child_hangs(
 ) -> None:
     """A6: children are replaced under events, announcements and heartbeats (`--runs=200`)."""
     one = worker(
-        app="support.apps.forking",
+        app="forking",
         concurrency=1 + (round_ + 1) % 4,
         args=["-E", "--max-tasks-per-child=4"],
         options={**BUSY, "strike_limit": 1},

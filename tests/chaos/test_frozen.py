@@ -43,7 +43,7 @@ def events(app: Celery) -> Iterator[list[dict[str, Any]]]:
 
 
 def freeze_with_jobs_in_the_pool(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, pool: str, app: str
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, pool: str, without: str = ""
 ) -> Any:
     """A worker that runs one job, has handed three to its pool, and sleeps until all of them
     are somebody else's; returns it thawed."""
@@ -51,7 +51,7 @@ def freeze_with_jobs_in_the_pool(
     for name in RESERVED:
         shop.note.delay(name)
     sleeper = worker(
-        app=app,
+        env={"WITHOUT": without},
         host=Host("here"),
         options=QUICK,
         concurrency=1,
@@ -81,7 +81,7 @@ def test_a_thawed_worker_drops_what_it_had_not_started(
     events: list[dict[str, Any]],
     pool: str,
 ) -> None:
-    done = freeze_with_jobs_in_the_pool(worker, shop, ledger, db, pool, "support.apps.shop")
+    done = freeze_with_jobs_in_the_pool(worker, shop, ledger, db, pool)
     thawed, owner = done.worker, done.owner
     assert "is no longer ours" in thawed.log(), "the running one is reported"
     assert db.stat("ownership_lost") == 1
@@ -107,21 +107,19 @@ def test_the_control_runs_twice_what_it_had_not_started(
     worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> None:
     """Without asking at the start; one that had not started is enough to show it."""
-    freeze_with_jobs_in_the_pool(worker, shop, ledger, db, "threads", "support.apps.unguarded")
+    freeze_with_jobs_in_the_pool(worker, shop, ledger, db, "threads", "handover")
     eventually(lambda: max(ran(ledger)[name] for name in RESERVED) == 2)
 
 
-@pytest.mark.parametrize(
-    ("module", "runs"), [("support.apps.shop", 1), ("support.apps.trusting", 2)]
-)
+@pytest.mark.parametrize(("without", "runs"), [("", 1), ("an_end_of_trust", 2)])
 def test_a_job_that_need_not_ask_asks_when_that_was_long_ago(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, module: str, runs: int
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, without: str, runs: int
 ) -> None:
     """Its child is frozen before it reads the job, its worker after it has said that it runs.
 
     The control: what the claim has told is believed for ever.
     """
-    sleeper = worker(app=module, host=Host("here"), options=QUICK, concurrency=1)
+    sleeper = worker(env={"WITHOUT": without}, host=Host("here"), options=QUICK, concurrency=1)
     shop.note.delay("first")
     eventually(lambda: ledger.finishes().get("first") and not db.held())
     [child] = sleeper.children()

@@ -70,7 +70,7 @@ def test_a_result_backend_that_hangs_stops_nobody(
     """C1: it is ready at once, takes back a dead neighbour's jobs and replaces lost children;
     callers hear later, errbacks and chord included."""
     proxy.stall()
-    one = worker(app="support.apps.told", options=OFTEN, result_url=proxy.url(), pool=pool)
+    one = worker(app="told", options=OFTEN, result_url=proxy.url(), pool=pool)
     for child in one.children():
         child.kill()
     pills = {pill.id for pill in unannounced["pills"]}
@@ -101,8 +101,8 @@ def test_the_control_waits_within_its_pass(
 ) -> None:
     """C1: who announces within his passes takes back nobody's jobs while the backend hangs."""
     proxy.stall()
-    env = {"WITHIN_THE_PASS": "1"}
-    worker(app="support.apps.told", options=OFTEN, result_url=proxy.url(), env=env)
+    env = {"WITHOUT": "announcers"}
+    worker(app="told", options=OFTEN, result_url=proxy.url(), env=env)
     eventually(lambda: said(ledger, "job_killed"))
     job = payload("orphan", "celery", "told.note", ignore_result=True)
     Bench(client).dead_owner([job], "celery", lists=["celery"])
@@ -118,7 +118,7 @@ def test_one_that_hangs_does_not_stop_the_others(
     """C1: a hook that hangs, in a worker that lives: the job is given up for now, and not counted
     as a crash."""
     options = {**OFTEN, "strike_limit": 1}
-    worker(app="support.apps.told", options=options, env={"HANGS": "hung"}, concurrency=1)
+    worker(app="told", options=options, env={"HANGS": "hung"}, concurrency=1)
     hung = app.send_task("told.pill", ("hung",))
     eventually(lambda: said(ledger, "hangs") == {"hung"})
     other = app.send_task("told.pill", ("other",))

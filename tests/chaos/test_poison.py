@@ -171,9 +171,7 @@ def spared(
 
     def make(theirs: int) -> AsyncResult:
         limits = {"strike_limit": theirs, "reap_interval": 1}
-        stranger = worker(
-            app="support.apps.stranger", queues=["elsewhere"], concurrency=1, options=limits
-        )
+        stranger = worker(app="stranger", queues=["elsewhere"], concurrency=1, options=limits)
         pill: AsyncResult = shop.kill_owner.delay("pill")
         for death in range(1, STRIKES + 1):
             worker(pool="solo", concurrency=1, ready=False).wait_exit()
@@ -211,8 +209,6 @@ def test_otherwise_it_runs_again(
 ) -> None:
     """A4, the control."""
     spared(STRIKES)
-    env = {"CARELESS": "reception"}
-    worker(
-        app="support.apps.careless", pool="solo", concurrency=1, env=env, ready=False
-    ).wait_exit()
+    env = {"WITHOUT": "reception"}
+    worker(pool="solo", concurrency=1, env=env, ready=False).wait_exit()
     assert runs(ledger, "pill") == STRIKES + 1

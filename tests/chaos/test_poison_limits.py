@@ -18,7 +18,7 @@ from support.workers.worker import Worker
 def test_each_task_has_a_limit_of_its_own(
     worker: Any, app: Any, ledger: Ledger, db: Database
 ) -> None:
-    worker(app="support.apps.limits", concurrency=1)
+    worker(app="limits", concurrency=1)
     for name in ("once", "twice", "never"):
         app.send_task(f"limits.{name}", (name,))
     eventually(lambda: len(db.dead()) == 2 and ledger.finishes().get("never"), within=90)
@@ -55,9 +55,7 @@ def test_a_payload_that_kills_whoever_decodes_it_ends_in_the_dead_set(
     options = {"recovery_limit": 3, "reap_interval": 1}
 
     def started() -> Worker:
-        one: Worker = worker(
-            app="support.apps.limits", pool="solo", concurrency=1, options=options, ready=False
-        )
+        one: Worker = worker(app="limits", pool="solo", concurrency=1, options=options, ready=False)
         return one
 
     one = started()

@@ -57,7 +57,7 @@ def test_every_loop_ends(
     worker: Any, shop: SimpleNamespace, send: Send, ledger: Ledger, db: Database
 ) -> None:
     # Each loss may wait for Celery's tick of 5 s: several loops at once.
-    one = worker(app="support.apps.features", concurrency=4, conf=SENT_ANEW)
+    one = worker(app="features", concurrency=4, conf=SENT_ANEW)
     ids = {
         "for ever": send("dies", "for ever", "child"),
         "once more": send("dies_once_more", "once more", "child"),
@@ -94,8 +94,8 @@ def test_the_strikes_go_on_when_the_next_run_takes_the_worker_down(
 ) -> None:
     task_id = send("dies", "pill", "child", "owner")
     for _ in range(2):
-        worker(app="support.apps.features", concurrency=1, conf=SENT_ANEW, ready=False).wait_exit()
-    worker(app="support.apps.features", concurrency=1, conf=SENT_ANEW)
+        worker(app="features", concurrency=1, conf=SENT_ANEW, ready=False).wait_exit()
+    worker(app="features", concurrency=1, conf=SENT_ANEW)
     assert outcome(shop, task_id) == "PoisonPill"
     assert runs(ledger, "pill") == ["0", "1", "2"]
     [record] = db.dead()
@@ -126,6 +126,6 @@ def test_without_the_guard_what_is_sent_anew_loops(
     worker: Any, send: Send, ledger: Ledger, db: Database
 ) -> None:
     """The control: Celery counts retries, and `max_retries=None` says that it must not."""
-    worker(app="support.apps.features", superfetch=False, concurrency=1, conf=SENT_ANEW)
+    worker(app="features", superfetch=False, concurrency=1, conf=SENT_ANEW)
     send("dies", "for ever", "child")
     eventually(lambda: len(ledger.starts().get("for ever", ())) > STRIKES, 90)

@@ -37,10 +37,10 @@ def runs(
     def count(deaf: bool) -> int:
         funeral = tmp_path / "funeral"
         one = worker(
-            app="support.apps.slow_funerals",
+            app="slow_funerals",
             concurrency=2,
             options={"strike_limit": 2},
-            env={"FUNERAL": str(funeral), **({"DEAF": "1"} if deaf else {})},
+            env={"FUNERAL": str(funeral), "WITHOUT": "last_words" if deaf else ""},
         )
         # The worker looks at its latest child first: that one has to be alive still.
         first, last = sorted(one.children(), key=lambda child: child.pid)
@@ -81,7 +81,7 @@ def test_a_child_that_dies_while_its_worker_reconnects_is_missed(
     worker: Any, client: redis.Redis, shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> None:
     """Its job stayed in flight until the worker ended."""
-    one = worker(app="support.apps.sudden_ends")
+    one = worker(app="sudden_ends")
     shop.hold.delay("job")
     eventually(lambda: ledger.starts().get("job"))
     kill_connections(client)
@@ -96,7 +96,7 @@ def test_a_child_that_dies_while_its_worker_reconnects_is_missed(
 def test_otherwise_its_job_stays_with_the_worker(
     worker: Any, client: redis.Redis, shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> None:
-    one = worker(app="support.apps.sudden_ends", env={"OF_THE_LIVING": "1"})
+    one = worker(app="sudden_ends", env={"WITHOUT": "dead_children"})
     shop.hold.delay("job")
     eventually(lambda: ledger.starts().get("job"))
     kill_connections(client)
@@ -115,7 +115,7 @@ def cancelled(
 
     def cancel(**env: str) -> Worker:
         one: Worker = worker(
-            app="support.apps.deaf_results",
+            app="deaf_results",
             env=env,
             conf={"worker_cancel_long_running_tasks_on_connection_loss": True},
         )
@@ -148,7 +148,7 @@ def test_what_was_cancelled_while_the_result_backend_is_away_is_run_again(
 def test_otherwise_it_is_gone(
     cancelled: Callable[..., Worker], ledger: Ledger, db: Database
 ) -> None:
-    cancelled(UNHEARD="1")
+    cancelled(WITHOUT="cancelled")
     eventually(lambda: not db.held())
     assert not db.waiting()
     assert len(ledger.starts()["job"]) == 1

@@ -98,7 +98,7 @@ def test_features(
     programme.plain(BACKLOG)
     last = programme.send("shop.note", "revoked", runs=0)
     one = worker(
-        app="support.apps.features",
+        app="features",
         pool=line.pool,
         concurrency=line.slots,
         args=line.args,

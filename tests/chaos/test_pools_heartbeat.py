@@ -31,7 +31,7 @@ def burn(shop: SimpleNamespace, tmp_path: Path) -> Callable[[str], Path]:
 
 def busy(worker: Any, ledger: Ledger, burn: Any, db: Database, **settings: Any) -> Any:
     """A worker whose one job computes; the worker, the job's end, its owner."""
-    one = worker(app="support.apps.features", concurrency=2, options=SHORT, **settings)
+    one = worker(app="features", concurrency=2, options=SHORT, **settings)
     end = burn("busy")
     eventually(lambda: ledger.starts().get("busy"))
     return one, end, db.owner_of("busy")
@@ -67,9 +67,7 @@ def test_without_its_pulse_gevents_owner_falls_silent(
 ) -> None:
     """The control."""
     pytest.importorskip("gevent")
-    one, end, owner = busy(
-        worker, ledger, burn, db, pool="gevent", env={"FEATURES_WITHOUT_PULSE": "1"}
-    )
+    one, end, owner = busy(worker, ledger, burn, db, pool="gevent", env={"WITHOUT": "pulse"})
     last = db.heard(owner)
     always(lambda: db.heard(owner) == last, during=4 * SHORT["owner_ttl"])
     end.touch()

@@ -97,7 +97,7 @@ def test_whoever_blames_all_that_ran_kills_innocents(
     for name in INNOCENTS[:7]:
         shop.hold.delay(name)
     shop.kill_owner.delay("pill")
-    supervisor = supervised(pool="threads", concurrency=8, app="support.apps.blunt")
+    supervisor = supervised(pool="threads", concurrency=8, env={"WITHOUT": "probation"})
     until(supervisor, lambda: len(db.dead()) == 8)
     assert not ledger.finishes()
 
@@ -249,7 +249,7 @@ def test_one_owner_of_the_database_comes_to_rest_and_the_others_go_on(
     fleet: Any, app: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, client: redis.Redis
 ) -> None:
     """C2: with all workers busy, one after the other stopped; at once one for each queue list."""
-    workers = fleet(3, app="support.apps.rests", env={"RESTS": "600,10"})  # whatever this takes
+    workers = fleet(3, app="rests", env={"RESTS": "600,10"})  # whatever this takes
     with Load(app, ledger, ["celery", "mail"], name="short", every=0.02) as load:
         begin_more(ledger, workers)
         put_suspects(db, client, shop)
@@ -278,7 +278,7 @@ def test_an_owner_whose_jobs_do_not_end_in_time_goes_back_to_work(
     fleet: Any, app: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, client: redis.Redis
 ) -> None:
     """C2: it rested until its jobs had ended, which may take a day."""
-    [one] = fleet(1, app="support.apps.rests", env={"RESTS": "1,4"})
+    [one] = fleet(1, app="rests", env={"RESTS": "1,4"})
     with Load(app, ledger, ["celery", "mail"], name="short", every=0.05) as load:
         put_suspects(db, client, shop)
         first = eventually(db.rest)
@@ -315,7 +315,7 @@ def test_where_everybody_rests_one_suspect_stops_the_fleet(
     fleet: Any, app: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, client: redis.Redis
 ) -> None:
     """C2, the control: what a fleet does whose owners rest as they like."""
-    workers = fleet(2, app="support.apps.careless", env={"CARELESS": "rests"})
+    workers = fleet(2, env={"WITHOUT": "rests"})
     with Load(app, ledger, ["celery", "mail"], name="short", every=0.02) as load:
         begin_more(ledger, workers)
         put_suspects(db, client, shop)

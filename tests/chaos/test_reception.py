@@ -87,9 +87,7 @@ class Inbox:
 @pytest.fixture
 def inbox(worker: Any, client: redis.Redis, ledger: Ledger) -> Callable[[str], Inbox]:
     def start(pool: str) -> Inbox:
-        return Inbox(
-            lambda: worker(app="support.apps.odd", pool=pool, concurrency=2), client, ledger
-        )
+        return Inbox(lambda: worker(app="odd", pool=pool, concurrency=2), client, ledger)
 
     return start
 
@@ -109,7 +107,7 @@ def test_what_cannot_be_put_aside_yet_is_later(
     worker: Any, client: redis.Redis, db: Database, ledger: Ledger
 ) -> None:
     """A1: the server refuses, and neither the worker nor the jobs behind it wait for that."""
-    one = worker(app="support.apps.odd", pool="threads")
+    one = worker(app="odd", pool="threads")
     broken = payload(message("odd", **KNOWN["past, timelimit [1]"]))
     in_the_way = f"superfetch:recoveries:{digest(broken)}"
     client.set(in_the_way, "no hash")
@@ -129,7 +127,7 @@ def test_else_it_ends_each_worker_and_nobody_counts(
     """A1, the control."""
     client.lpush("celery", payload(message("odd", task="shop.note", **KNOWN["body []"])))
     for _ in range(2):
-        worker(app="support.apps.careless", env={"CARELESS": "reception"}, ready=False).wait_exit()
+        worker(env={"WITHOUT": "reception"}, ready=False).wait_exit()
         assert db.length() == 1
         assert not any("recoveries" in counters for counters in db.counters())
 

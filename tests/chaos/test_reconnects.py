@@ -85,7 +85,7 @@ def grown(before: Resources, now: Resources) -> dict[str, dict[str, str]]:
 def test_fifty_reconnects_leave_nothing_behind(
     request: pytest.FixtureRequest, server: Server, books: Ledger, tmp_path: Path
 ) -> None:
-    with Fleet(server.url(), books, tmp_path, pools=POOLS, app="support.apps.watched") as fleet:
+    with Fleet(server.url(), books, tmp_path, pools=POOLS, app="watched") as fleet:
         request.node.stash[STARTED] = list(fleet.workers.values())
         rows = []
         for _ in range(FIRST):
@@ -106,7 +106,7 @@ def test_fifty_reconnects_leave_nothing_behind(
 def test_the_control_a_leak_of_each_kind_is_seen(
     request: pytest.FixtureRequest, server: Server, books: Ledger, tmp_path: Path
 ) -> None:
-    leaky = {"app": "support.apps.watched", "env": {"LEAK": "1"}}
+    leaky = {"app": "watched", "env": {"LEAK": "1"}}
     with Fleet(server.url(), books, tmp_path, pools=POOLS, **leaky) as fleet:
         request.node.stash[STARTED] = list(fleet.workers.values())
         lose_connections(fleet, 1)

@@ -47,7 +47,7 @@ def test_a_task_sees_that_it_is_a_recovery_and_how_often(
         client.hset(keys.recoveries(digest(raw)), mapping=COUNTS)
     if pool == "prefork":
         results[2, "crash"] = send(app, "crash", True)
-    worker(app="support.apps.features", pool=pool, concurrency=1)
+    worker(app="features", pool=pool, concurrency=1)
 
     for (_, job), result in results.items():
         seen, redelivered, headers = eventually(result, 30)

@@ -48,7 +48,7 @@ def test_stock_loses_the_running_job_on_solo_and_gevent_when_told_to_quit(scenes
 
 
 def test_without_the_stopper_what_waits_is_kept_until_the_job_ends(scenes: Stage) -> None:
-    kept = scenes("solo", "threads", app="support.apps.unhurried")
+    kept = scenes("solo", "threads", env={"WITHOUT": "stopper"})
     for scene in kept:
         scene.settle()
         scene.tell(signal.SIGTERM)
@@ -74,7 +74,7 @@ def on_its_way(scene: Scene) -> psutil.Process:
 def test_a_job_on_its_way_to_the_pool_runs_there_and_nowhere_else(scenes: Stage) -> None:
     """Celery's pool forgets it at the shutdown, and the process runs it all the same."""
     ours, control = scenes("prefork", jobs=False) + scenes(
-        "prefork", jobs=False, app="support.apps.unhurried"
+        "prefork", jobs=False, env={"WITHOUT": "stopper"}
     )
     on_its_way(ours).resume()
     ours.says(lambda: ours.runs() == {"job": 1}, "it runs")

@@ -16,7 +16,7 @@ QUICK = {"heartbeat_interval": 0.3, "reap_interval": 600}
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-@pytest.mark.parametrize("foreign", ["0", "1"], ids=["heart", "control"])
+@pytest.mark.parametrize("without", ["", "heart_of_its_own"], ids=["heart", "control"])
 def test_a_receiver_of_a_loss_that_blocks_leaves_its_owner_heard(
     worker: Any,
     shop: SimpleNamespace,
@@ -24,22 +24,20 @@ def test_a_receiver_of_a_loss_that_blocks_leaves_its_owner_heard(
     db: Database,
     tmp_path: Path,
     pool: str,
-    foreign: str,
+    without: str,
 ) -> None:
     """C3: a worker that was taken for dead says so by a signal. The control is the old way."""
     block = tmp_path / "block"
     block.touch()
-    env = {"BLOCK": str(block), "FOREIGN": foreign}
-    one = worker(
-        app="support.apps.blocking_receiver", pool=pool, options=QUICK, concurrency=1, env=env
-    )
+    env = {"BLOCK": str(block), "WITHOUT": without}
+    one = worker(app="blocking_receiver", pool=pool, options=QUICK, concurrency=1, env=env)
     shop.hold.delay("running")
     eventually(lambda: ledger.starts())
     old = db.owner_of("running")
     db.client.hset(f"superfetch:owner:{old}", "state", "reaped")
     eventually(block.with_suffix(".called").exists, message="it is told")
     [new] = [owner for owner in db.owners() if owner != old]
-    if foreign == "1":
+    if without:
         last = db.heard(new)
         always(lambda: db.heard(new) == last, during=3.0, message="silenced")
     else:

@@ -29,9 +29,7 @@ def test_an_app_that_a_task_makes_has_no_say_in_what_starts(
     for job in jobs:
         app.send_task("shop.build", (job,))
     app.tasks["shop.hold"].delay("last")
-    one = worker(
-        app="support.apps.builder", pool=pool, concurrency=1, args=["--prefetch-multiplier=8"]
-    )
+    one = worker(app="builder", pool=pool, concurrency=1, args=["--prefetch-multiplier=8"])
     eventually(lambda: ledger.starts().get("last"))
     assert set(ledger.finishes()) == set(jobs)
     eventually(lambda: db.running() == ["last"], message="what runs is recorded")
@@ -62,16 +60,16 @@ def test_no_pool_process_has_a_connection_to_the_broker(
 @pytest.fixture
 def unheard(
     fresh_server: Callable[..., Server], make_app: Any, worker: Any, ledger: Ledger
-) -> Callable[[str, str], Worker]:
+) -> Callable[..., Worker]:
     """A worker with one slot, a job in it and one behind it, when its server stands still."""
 
-    def start(module: str, pool: str) -> Worker:
+    def start(pool: str, without: str = "") -> Worker:
         server = fresh_server()
         app = make_app(superfetch=False, url=server.url())
         app.tasks["shop.hold"].delay("running")
         app.tasks["shop.note"].delay("behind")
         one: Worker = worker(
-            app=module,
+            env={"WITHOUT": without},
             url=server.url(),
             result_url="",
             pool=pool,
@@ -91,10 +89,10 @@ def unheard(
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_nothing_new_starts_while_the_owner_is_not_heard(
-    unheard: Callable[[str, str], Worker], ledger: Ledger, pool: str
+    unheard: Callable[..., Worker], ledger: Ledger, pool: str
 ) -> None:
     """B. Another may have what waits here, for all that its owner knows. What runs goes on."""
-    one = unheard("support.apps.shop", pool)
+    one = unheard(pool)
     ledger.release()
     eventually(lambda: ledger.finishes().get("running"))
     always(lambda: not ledger.starts().get("behind"), during=2.0)
@@ -103,10 +101,8 @@ def test_nothing_new_starts_while_the_owner_is_not_heard(
     assert len(ledger.starts()["behind"]) == 1
 
 
-def test_the_control_starts_it_unheard(
-    unheard: Callable[[str, str], Worker], ledger: Ledger
-) -> None:
-    unheard("support.apps.trusting", "threads")
+def test_the_control_starts_it_unheard(unheard: Callable[..., Worker], ledger: Ledger) -> None:
+    unheard("threads", "an_end_of_trust")
     ledger.release()
     eventually(lambda: ledger.starts().get("behind"))
 

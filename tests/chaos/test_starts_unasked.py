@@ -18,7 +18,7 @@ from support.servers.ledger import Ledger
 from support.waiting import eventually
 from support.workers.worker import Worker
 
-APP = "support.apps.slow_children"
+APP = "slow_children"
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def holding(
 ) -> tuple[Worker, str]:
     """A worker that runs one job and holds three, and its owner."""
     one = worker(
-        app="support.apps.stuck",
+        app="stuck",
         options=QUICK,
         concurrency=1,
         args=["--prefetch-multiplier=8"],
@@ -103,7 +103,7 @@ def test_status_names_a_hung_worker(
     worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, cli: Any, tmp_path: Path
 ) -> None:
     """C4: a worker that nobody reaps (there is no maintenance in it) is dead in `status`."""
-    env = {"UNMAINTAINED": "1"}
+    env = {"WITHOUT": "maintenance"}
     one = hung(worker, shop, ledger, db, tmp_path, pool="threads", env=env)
     eventually(lambda: db.fact(one.owner, "state") == "stuck", message="it says so")
     said = db.heard(one.owner)
@@ -122,7 +122,9 @@ def test_the_control_keeps_its_jobs_for_as_long_as_it_hangs(
     worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, tmp_path: Path
 ) -> None:
     """C4's control: the heart vouches without a look."""
-    one = hung(worker, shop, ledger, db, tmp_path, pool="threads", env={"VOUCH": "1"})
+    one = hung(
+        worker, shop, ledger, db, tmp_path, pool="threads", env={"WITHOUT": "look_at_the_loop"}
+    )
     worker(options=QUICK, concurrency=5)
     always(lambda: "trigger" in db.held()[one.owner], during=3 * TTL)
     one.end()
@@ -138,7 +140,7 @@ def test_a_hung_gevent_worker_says_so_by_its_pulse(
     pytest.importorskip("gevent")
     file = tmp_path / "hang"
     one = worker(
-        app="support.apps.stuck",
+        app="stuck",
         pool="gevent",
         options=QUICK,
         concurrency=1,
@@ -168,7 +170,7 @@ def test_a_long_job_in_the_loops_own_thread_is_no_hang(
     """C4: it takes longer than owner_ttl."""
     if pool == "gevent":
         pytest.importorskip("gevent")
-    one = worker(app="support.apps.stuck", pool=pool, options=QUICK, concurrency=2)
+    one = worker(app="stuck", pool=pool, options=QUICK, concurrency=2)
     shop.note.app.send_task("shop.keep", ("long",))
     eventually(lambda: ledger.starts())
     never_stuck(db, db.owner_of("long"))
@@ -184,7 +186,7 @@ def test_a_long_warm_shutdown_is_no_hang(
     worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, pool: str
 ) -> None:
     """C4: the loop does not turn while the pool is joined."""
-    one = worker(app="support.apps.stuck", pool=pool, options=QUICK, concurrency=1)
+    one = worker(app="stuck", pool=pool, options=QUICK, concurrency=1)
     shop.hold.delay("long")
     eventually(lambda: ledger.starts())
     owner = db.owner_of("long")
@@ -202,7 +204,7 @@ def test_a_broker_that_is_away_for_long_makes_nobody_stuck(
 ) -> None:
     """C4: the loop waits for the server, and so does the heart."""
     own = fresh_server(appendonly=True, appendfsync="always")
-    one = worker(app="support.apps.stuck", url=own.url(), options=QUICK, concurrency=1)
+    one = worker(app="stuck", url=own.url(), options=QUICK, concurrency=1)
     app = make_app(superfetch=False, url=own.url())
     app.tasks["shop.hold"].delay("long")
     eventually(lambda: ledger.starts())
@@ -225,7 +227,7 @@ def test_a_reply_that_is_cut_half_way_keeps_nobody(
 ) -> None:
     """C4: half of a BLMOVE's reply comes, and the connection stays open."""
     with FaultProxy(server.port) as proxy:
-        worker(app="support.apps.stuck", url=proxy.url(), concurrency=1, env={"REPLY_TIMEOUT": "1"})
+        worker(app="stuck", url=proxy.url(), concurrency=1, env={"REPLY_TIMEOUT": "1"})
         eventually(lambda: db.client.info("clients")["blocked_clients"] >= 1)
         halved = proxy.halve_at(lambda words: words[0].upper() == b"BLMOVE")
         # Those that wait already were sent before.
@@ -249,7 +251,7 @@ def test_no_socket_of_a_worker_is_without_a_timeout(
         pytest.importorskip("gevent")
     queues = ["celery", *(f"q{n}" for n in range(5))]  # so many that some are tracked
     one = worker(
-        app="support.apps.stuck",
+        app="stuck",
         pool=pool,
         concurrency=2,
         neighbours=True,
@@ -265,7 +267,7 @@ def test_no_socket_of_a_worker_is_without_a_timeout(
     assert one.alive()
 
 
-@pytest.mark.parametrize("vouched", ["0", "1"], ids=["heart", "control"])
+@pytest.mark.parametrize("without", ["", "look_at_the_loop"], ids=["heart", "control"])
 def test_a_black_holed_workers_jobs_go_to_others(
     worker: Any,
     server: Any,
@@ -273,7 +275,7 @@ def test_a_black_holed_workers_jobs_go_to_others(
     shop: SimpleNamespace,
     ledger: Ledger,
     db: Database,
-    vouched: str,
+    without: str,
 ) -> None:
     """C4: a firewall forgot its connections, and its loop waits for an answer that cannot come.
 
@@ -281,13 +283,13 @@ def test_a_black_holed_workers_jobs_go_to_others(
     """
     with FaultProxy(server.port) as proxy:
         # As long as a wait may take by default, in terms of `owner_ttl`.
-        env = {"REPLY_TIMEOUT": str(5 * TTL), "VOUCH": vouched}
+        env = {"REPLY_TIMEOUT": str(5 * TTL), "WITHOUT": without}
         one, owner = holding(worker, shop, ledger, db, url=proxy.url(), env=env)
         assert proxy.black_hole()
         ledger.release()  # its loop settles that, and waits
         one.wait_log("is heard again")
         worker(options=QUICK, concurrency=2)
-        if vouched == "1":
+        if without:
             always(lambda: db.owner_of(RESERVED[-1]) == owner, during=3 * TTL)
             return
         eventually(lambda: set(RESERVED) <= set(ledger.finishes()), 4 * TTL, message="they run")

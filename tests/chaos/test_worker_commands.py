@@ -66,22 +66,21 @@ def test_the_control_stock_sends_several(cost: Callable[[str, bool], float]) -> 
     assert cost("threads", False) >= 2 * MOST["threads"]
 
 
-@pytest.mark.parametrize(
-    ("app_module", "kept"), [("support.apps.shop", []), ("support.apps.unguarded", ["done"])]
-)
+@pytest.mark.parametrize(("without", "kept"), [("", []), ("handover", ["done"])])
 def test_an_ack_does_not_wait_for_the_job_that_runs_next_in_the_same_thread(
     worker: Any,
     shop: SimpleNamespace,
     ledger: Ledger,
     db: Database,
-    app_module: str,
+    without: str,
     kept: list[str],
 ) -> None:
     """It goes with that one's record. The control: nobody records."""
     shop.note.delay("done")
     shop.hold.delay("running")
     shop.note.delay("behind")
-    worker(app=app_module, pool="solo", concurrency=1, args=[FOUR_EACH], ready=False)
+    env = {"WITHOUT": without}
+    worker(env=env, pool="solo", concurrency=1, args=[FOUR_EACH], ready=False)
     eventually(lambda: ledger.starts().get("running"))
     held = [*kept, "running", "behind"]
     eventually(lambda: list(db.held().values()) == [held])

@@ -39,7 +39,7 @@ def test_django_celery_beat(worker: Any, beat: Any, db: Database, tmp_path: Path
 
     def start() -> None:
         beat(
-            app="support.apps.scheduled",
+            app="scheduled",
             args=["--scheduler", "django_celery_beat.schedulers:DatabaseScheduler"],
             env={"DJANGO_DB": str(tables)},
             options=OPTIONS,
@@ -57,7 +57,7 @@ def test_redbeat(worker: Any, beat: Any, db: Database, ledger: Ledger) -> None:
 
     def start() -> None:
         beat(
-            app="support.apps.scheduled",
+            app="scheduled",
             args=["--scheduler", "redbeat.RedBeatScheduler"],
             options=OPTIONS,
             conf={"beat_max_loop_interval": 1, "redbeat_redis_url": ledger.url},

@@ -32,7 +32,7 @@ def settled(db: Database) -> bool:
 def test_a_batch_whose_child_was_lost_runs_again(
     worker: Any, app: Celery, db: Database, ledger: Ledger
 ) -> None:
-    one = worker(app="support.apps.batched", options=OPTIONS)
+    one = worker(app="batched", options=OPTIONS)
     send(app, "accident", "a", "b")
     eventually(lambda: {*ledger.finishes()} == {"accident", "a", "b"})
     assert [len(runs) for runs in ledger.starts().values()] == [2, 2, 2]
@@ -44,7 +44,7 @@ def test_a_poison_pill_is_killed_and_its_batch_is_not(
     worker: Any, app: Celery, db: Database, ledger: Ledger
 ) -> None:
     """One that shares a batch is no more than suspected: alone, it is found to be innocent."""
-    worker(app="support.apps.batched", options=OPTIONS)
+    worker(app="batched", options=OPTIONS)
     results = send(app, "a", "pill", "b")
     eventually(lambda: {*ledger.finishes()} == {"a", "b"}, within=60)
     eventually(lambda: results["pill"].state == "FAILURE", within=60)
@@ -58,7 +58,7 @@ def test_a_poison_pill_is_killed_and_its_batch_is_not(
 def test_a_pill_on_probation_shares_no_batch_with_those_that_come_meanwhile(
     worker: Any, app: Celery, db: Database, ledger: Ledger
 ) -> None:
-    worker(app="support.apps.batched", options=OPTIONS)
+    worker(app="batched", options=OPTIONS)
     pill = send(app, "a", "pill", "b")["pill"]
     innocent = ["a", "b"]
 
@@ -76,7 +76,7 @@ def test_a_pill_on_probation_shares_no_batch_with_those_that_come_meanwhile(
 def test_a_batch_beyond_the_hard_time_limit_has_failed(
     worker: Any, app: Celery, db: Database, ledger: Ledger
 ) -> None:
-    worker(app="support.apps.batched", options=OPTIONS, conf={"task_time_limit": 3})
+    worker(app="batched", options=OPTIONS, conf={"task_time_limit": 3})
     results = send(app, "a", "idler", "b")
     eventually(lambda: {one.state for one in results.values()} == {"FAILURE"})
     eventually(lambda: settled(db))
@@ -87,7 +87,7 @@ def test_a_batch_that_outlived_its_connection_and_is_lost_counts_against_nobody(
     worker: Any, app: Celery, db: Database, ledger: Ledger, client: redis.Redis
 ) -> None:
     """Its calls went back when the connection was lost: they are others by now."""
-    one = worker(app="support.apps.batched", options=OPTIONS, concurrency=1)
+    one = worker(app="batched", options=OPTIONS, concurrency=1)
     send(app, "idler", "a", "b")
     eventually(lambda: len(ledger.starts()) == 3)
     kill_connections(client)

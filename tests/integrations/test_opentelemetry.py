@@ -31,7 +31,7 @@ def spans(ledger: Ledger) -> dict[str, dict[str, Any]]:
 def test_the_span_of_a_run_is_tied_to_that_of_its_publish(
     superfetch: bool, pool: str, worker: Any, app: Celery, ledger: Ledger
 ) -> None:
-    worker(app="support.apps.traced", superfetch=superfetch, pool=pool)
+    worker(app="traced", superfetch=superfetch, pool=pool)
     app.send_task("traced.sends", ["a"])
     names = {"run/traced.sends", "apply_async/shop.note", "run/shop.note"}
     eventually(lambda: names <= spans(ledger).keys())

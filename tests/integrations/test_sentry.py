@@ -25,7 +25,7 @@ def events(ledger: Ledger, about: str) -> list[dict[str, Any]]:
 def test_the_event_of_a_failing_task_names_it(
     superfetch: bool, worker: Any, shop: SimpleNamespace, ledger: Ledger
 ) -> None:
-    worker(app="support.apps.sentried", superfetch=superfetch)
+    worker(app="sentried", superfetch=superfetch)
     failed = shop.fail.delay("a")
     [event] = eventually(lambda: events(ledger, "fails on purpose"))
     assert event["exception"]["values"][-1]["type"] == "ValueError"
@@ -37,7 +37,7 @@ def test_the_event_of_a_failing_task_names_it(
 def test_the_kill_of_a_poison_pill_is_an_event(
     worker: Any, shop: SimpleNamespace, ledger: Ledger
 ) -> None:
-    worker(app="support.apps.sentried", options={"strike_limit": 1})
+    worker(app="sentried", options={"strike_limit": 1})
     pill = shop.kill_child.delay("pill")
     [event] = eventually(lambda: events(ledger, "was killed"))
     assert event["level"] == "error"

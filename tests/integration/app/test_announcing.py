@@ -42,7 +42,7 @@ def reap(env: Callable[..., dict[str, str]], tmp_path: Path) -> Callable[..., No
     def run(half_way: str, code: int = 0, **environ: str) -> None:
         environ = {**env(), "KILL": "1", "HALF_WAY": half_way, **environ}
         done = subprocess.run(
-            superfetch_command("reap", app="support.apps.told"),
+            superfetch_command("reap", app="told"),
             env=process_env(environ),
             cwd=tmp_path,
             capture_output=True,
@@ -111,10 +111,10 @@ def test_the_control_counts_a_job_twice(
     app: Celery, bench: Bench, reap: Any, ledger: Ledger
 ) -> None:
     choir(app, bench)
-    reap("counted", code=KILLED, NOT_NOTED="1")
+    reap("counted", code=KILLED, WITHOUT="chord_notes")
 
     def completed() -> bool:
-        reap("counted", NOT_NOTED="1")
+        reap("counted", WITHOUT="chord_notes")
         return announced(bench)
 
     eventually(completed)

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from importlib import import_module
 
 from celery import Celery
 
@@ -20,9 +21,11 @@ STEP = 0.05
 def build_app(env: Mapping[str, str]) -> Celery:
     """An app from BROKER_URL, RESULT_URL, LEDGER_URL, SUPERFETCH, SUPERFETCH_OPTIONS, CONF.
 
-    With SUPERFETCH=0 it is the control: stock transport, but with late acks, which is the best
-    that stock can do.
+    Controls: SUPERFETCH=0 (stock transport, but with late acks, which is the best that stock can
+    do) and WITHOUT=..., the names of safeties that are taken away.
     """
+    for safety in filter(None, env.get("WITHOUT", "").split(",")):
+        getattr(import_module("support.apps.without"), safety)()
     app = Celery("shop", broker=env["BROKER_URL"], set_as_current=False)
     app.conf.update(
         result_backend=env.get("RESULT_URL") or None,

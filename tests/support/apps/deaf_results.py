@@ -7,7 +7,6 @@ from typing import Any
 
 from celery.backends.base import Backend
 
-from celery_superfetch.worker.stopping import Returnable
 from support.apps.build import build_app
 
 
@@ -16,10 +15,5 @@ def away(*args: Any, **kwargs: Any) -> None:
 
 
 Backend.mark_as_retry = away
-
-if os.environ.get("UNHEARD"):  # the control
-    Returnable.__setattr__ = lambda request, name, value: (
-        None if name == "_already_cancelled" else object.__setattr__(request, name, value)
-    )
 
 app = build_app(os.environ)

@@ -17,11 +17,6 @@ from support.apps.batches import Batches
 from support.apps.build import OWNER_PID, build_app
 from support.servers.ledger import Ledger
 
-if os.environ.get("FEATURES_WITHOUT_PULSE"):  # the control: what gevent does to the heart
-    from celery_superfetch.owner import membership
-
-    membership.threads_are_greenlets = lambda: False
-
 # Celery 5.7 has one setting for failures and one for timeouts, where there was one for both.
 ON_TIMEOUT = (
     "acks_on_timeout"

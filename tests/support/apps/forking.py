@@ -1,12 +1,11 @@
 """The shop, whose pool loses children while other threads of their parent are busy.
 
 HOLDS=1: at each fork another thread is in the midst of Celery's code, where it makes `app.amqp`,
-which whoever publishes needs. GATE=0 is the control: nothing keeps the thread and the fork apart.
+which whoever publishes needs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
@@ -17,7 +16,6 @@ from celery.events import EventDispatcher
 from celery.signals import worker_before_create_process, worker_ready
 
 from celery_superfetch import job_killed
-from celery_superfetch.model import forks
 from support.apps.build import build_app
 from support.servers.ledger import Ledger
 
@@ -27,12 +25,6 @@ os.register_at_fork(after_in_parent=forked.set)
 HOLDS = os.environ.get("HOLDS") == "1"
 #: Seconds that one waits for the other: a gate keeps one of them waiting in vain.
 PATIENCE = 5.0
-
-if os.environ.get("GATE") == "0":
-    from celery_superfetch.worker import start
-
-    forks.kept_off = contextlib.nullcontext  # type: ignore[assignment]
-    start.postpone_forks = lambda *_: None
 
 
 def busy_with_celery() -> None:

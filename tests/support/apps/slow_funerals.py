@@ -11,11 +11,6 @@ from celery.concurrency.asynpool import AsynPool
 
 from support.apps.build import build_app
 
-if os.environ.get("DEAF"):  # the control
-    from celery_superfetch.worker import start
-
-    start.hear_the_dead = lambda pool: None
-
 read_the_dead = AsynPool.process_flush_queues
 
 

@@ -8,11 +8,6 @@ from typing import Any
 
 from billiard.connection import Connection
 
-from celery_superfetch.worker import prefork as pool_flush
-
-if os.environ.get("FORGETFUL"):  # what was read of it is lost with the event loop
-    pool_flush._read_on = lambda results: None
-
 from support.apps.build import STEP, build_app
 from support.servers.ledger import Ledger
 

@@ -1,8 +1,4 @@
-"""The shop, whose loop hangs at the next message while the file HANG is there, as on a dead disk.
-
-With VOUCH=1 it is the control: its heart vouches for the loop whatever that does. With
-UNMAINTAINED=1 it reaps nobody.
-"""
+"""The shop, whose loop hangs at the next message while the file HANG is there."""
 
 from __future__ import annotations
 
@@ -17,9 +13,7 @@ import redis.connection
 from celery import signals
 from celery.worker.control import inspect_command
 
-from celery_superfetch.owner import heart
 from celery_superfetch.store.wire import connections as places
-from celery_superfetch.worker import steps as worker
 from support.apps.build import build_app
 
 HANG = Path(os.environ.get("HANG", "/nonexistent"))
@@ -27,13 +21,8 @@ _monkey = sys.modules.get("gevent.monkey")
 #: The one that keeps gevent's hub.
 _sleep = _monkey.get_original("time", "sleep") if _monkey else time.sleep
 
-if os.environ.get("VOUCH") == "1":
-    heart.Heart.look = lambda self: None
-
 if "REPLY_TIMEOUT" in os.environ:
     places.REPLY_TIMEOUT = float(os.environ["REPLY_TIMEOUT"])
-if os.environ.get("UNMAINTAINED") == "1":
-    worker.MaintenanceThread.run = lambda self: None
 
 app = build_app(os.environ)
 

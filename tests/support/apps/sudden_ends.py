@@ -7,10 +7,11 @@ import signal
 import time
 from typing import Any
 
-from celery_superfetch.worker import prefork as pool_flush
+from celery_superfetch.worker import prefork
 from support.apps.build import build_app
 
-remember = pool_flush._remember
+app = build_app(os.environ)
+remember = prefork._remember
 
 
 def remember_the_dead(processes: Any, kept: dict[Any, Any]) -> None:
@@ -21,11 +22,7 @@ def remember_the_dead(processes: Any, kept: dict[Any, Any]) -> None:
             os.kill(child.pid, signal.SIGKILL)
             while child._is_alive():
                 time.sleep(0.01)
-    if os.environ.get("OF_THE_LIVING"):  # the control
-        kept = {id: job for id, job in kept.items() if job._write_to._is_alive()}
     remember(processes, kept)
 
 
-pool_flush._remember = remember_the_dead
-
-app = build_app(os.environ)
+prefork._remember = remember_the_dead

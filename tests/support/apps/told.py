@@ -2,9 +2,7 @@
 
 KILL=1 kills each job that is to be recovered. HALF_WAY names a step at which the first process to
 announce a pill is ended ("result", "count", "counted", "hook"), or every one ("always").
-HANGS names a pill whose hook hangs until it is released. Controls: NOT_NOTED=1 (nobody reads what
-was noted of a chord), WITHIN_THE_PASS=1 (a worker's pass announces by itself, and waits as long as
-Celery's result backends do).
+HANGS names a pill whose hook hangs until it is released.
 """
 
 from __future__ import annotations
@@ -19,20 +17,15 @@ from celery.backends.redis import RedisBackend
 from celery.signals import task_failure
 
 from celery_superfetch import Decision, job_killed, job_recovering
-from celery_superfetch.app import announcer as announcements
-from celery_superfetch.store import announcements as announcement
+from celery_superfetch.app import announcer
+from celery_superfetch.store import announcements
 from support.apps.build import STEP, build_app
 from support.servers.ledger import Ledger
 
 HALF_WAY = os.environ.get("HALF_WAY")
 # Whoever takes over from the dead need not wait so long here.
-announcement.TIME_LIMIT = 0.3
-announcements.LIMIT = announcements.PAUSE = 3.0
-if os.environ.get("WITHIN_THE_PASS") == "1":
-    announcements.own_backend = lambda app: app.backend
-    announcements.LIMIT = announcements.FAILURES = 1000  # type: ignore[assignment]
-    _init = announcements.Announcements.__init__
-    announcements.Announcements.__init__ = lambda self, *args, **_: _init(self, *args, waits=True)  # type: ignore[method-assign]
+announcements.TIME_LIMIT = 0.3
+announcer.LIMIT = announcer.PAUSE = 3.0
 
 app: Celery = build_app(os.environ)
 
@@ -125,6 +118,4 @@ def on_chord_part_return(self: Any, request: Any, *args: Any, **kwargs: Any) -> 
 
 RedisBackend.store_result = store_result
 RedisBackend.on_chord_part_return = on_chord_part_return
-if os.environ.get("NOT_NOTED") == "1":
-    announcement.Announcement.chord = property(lambda self: "", lambda self, value: None)  # type: ignore[assignment]
 app.finalize()

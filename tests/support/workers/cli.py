@@ -13,7 +13,7 @@ from typing import Any
 
 from support.process import Process
 from support.waiting import eventually
-from support.workers.worker import process_env
+from support.workers.worker import app_module, process_env
 
 
 @dataclass
@@ -29,9 +29,9 @@ class Result:
         return json.loads(self.out)
 
 
-def superfetch_command(*args: str, app: str | None = "support.apps.shop") -> list[str]:
+def superfetch_command(*args: str, app: str | None = "shop") -> list[str]:
     """The command line of one command."""
-    chosen = ["-A", app] if app else []
+    chosen = ["-A", app_module(app)] if app else []
     return [sys.executable, "-m", "celery", *chosen, "superfetch", *args]
 
 
@@ -62,7 +62,7 @@ def run_superfetch(
     env: Mapping[str, str],
     directory: Path,
     code: int = 0,
-    app: str | None = "support.apps.shop",
+    app: str | None = "shop",
     answer: str = "",
 ) -> Result:
     """Run a command to its end and check its exit code."""

@@ -46,7 +46,7 @@ class Fleet:
         pools: Mapping[str, int] = POOLS,
         conf: Mapping[str, Any] | None = None,
         superfetch: bool = True,
-        app: str = "support.apps.shop",
+        app: str = "shop",
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.ledger = ledger

@@ -126,7 +126,7 @@ class Soak:
         name = f"{place}-{next(self._names)}"
         self.workers[place] = Worker(
             self._env(name, self.networks[machine].url()),
-            app="support.apps.soaked",
+            app="soaked",
             pool=pool,
             concurrency=size,
             name=name,

@@ -42,6 +42,11 @@ def app_env(
     }
 
 
+def app_module(app: str) -> str:
+    """Where an app is that is named without its package: beside the shop."""
+    return app if "." in app else f"support.apps.{app}"
+
+
 def process_env(extra: Mapping[str, str]) -> dict[str, str]:
     """This process's environment, plus where to import the apps and the package from."""
     path = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
@@ -64,7 +69,7 @@ class Worker(Process):
         self,
         env: Mapping[str, str],
         *,
-        app: str = "support.apps.shop",
+        app: str = "shop",
         pool: str = "prefork",
         concurrency: int = 2,
         name: str | None = None,
@@ -83,7 +88,7 @@ class Worker(Process):
         self._children = concurrency if pool == "prefork" and not autoscaled else 0
         directory = directory or Path(tempfile.mkdtemp(prefix="superfetch-worker-"))
         # -P and -A stand apart from their values: celery scans sys.argv for them to patch gevent.
-        argv = [sys.executable, *program, "-A", app, "worker", "-P", pool]
+        argv = [sys.executable, *program, "-A", app_module(app), "worker", "-P", pool]
         argv += ["-c", str(concurrency), "-n", f"{self.name}@%h", "-l", loglevel]
         if queues:
             argv += ["-Q", ",".join(queues)]
@@ -145,7 +150,7 @@ class Beat(Process):
         self,
         env: Mapping[str, str],
         *,
-        app: str = "support.apps.shop",
+        app: str = "shop",
         args: Sequence[str] = (),
         loglevel: str = "INFO",
         host: Host | None = None,
@@ -153,7 +158,7 @@ class Beat(Process):
     ) -> None:
         directory = directory or Path(tempfile.mkdtemp(prefix="superfetch-beat-"))
         number = next(_numbers)
-        argv = [sys.executable, "-m", "celery", "-A", app, "beat", "-l", loglevel]
+        argv = [sys.executable, "-m", "celery", "-A", app_module(app), "beat", "-l", loglevel]
         argv += ["-s", str(directory / f"schedule-{number}"), "--pidfile="]
         super().__init__(
             [*argv, *args],

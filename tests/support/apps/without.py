@@ -1,0 +1,187 @@
+"""What each safety is there for: `WITHOUT=lost_acks,rests` builds the shop without these.
+
+A name is a function of this module; what it says is what becomes of a worker without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from celery_superfetch.app import announcer
+from celery_superfetch.model import certificate, forks
+from celery_superfetch.model.job import Job
+from celery_superfetch.model.strikes import Blame, Recovery
+from celery_superfetch.owner import membership
+from celery_superfetch.owner.heart import Heart
+from celery_superfetch.owner.in_flight.acks import Acks, Answers
+from celery_superfetch.owner.in_flight.in_flight import InFlight
+from celery_superfetch.owner.in_flight.jobs import Move
+from celery_superfetch.owner.in_flight.starts import Starts
+from celery_superfetch.reaper import judge
+from celery_superfetch.store.announcements import Announcement
+from celery_superfetch.transport import channel
+from celery_superfetch.transport.fetch.probation import Probation
+from celery_superfetch.worker import prefork, start, steps
+from celery_superfetch.worker.maintenance import MaintenanceThread
+from celery_superfetch.worker.reception import Reception
+from celery_superfetch.worker.stopping import Returnable
+
+
+def lost_claims() -> None:
+    """Claims whose reply was lost are not looked for."""
+
+    def reconcile(self: InFlight, *_: Any) -> int:
+        self.doubt = False
+        return 0
+
+    InFlight.reconcile = reconcile
+
+
+def lost_acks() -> None:
+    """Acks that broke off are not sent again."""
+    send = Acks.send
+
+    def once(self: Acks, *args: Any, **options: Any) -> Answers:
+        try:
+            return send(self, *args, **options)
+        except BaseException:
+            self.waiting.clear()
+            raise
+
+    Acks.send = once
+
+
+def running() -> None:
+    """A channel that closes gives back whatever it has delivered."""
+    begin = Starts.start
+
+    def forgetful(self: Starts, job: Job, record: str = "") -> float:
+        until = begin(self, job, record)
+        self.jobs.move(job, Move.END)
+        return until
+
+    Starts.start = forgetful
+
+
+def rests() -> None:
+    """Whoever is busy comes to rest for a suspect, and for as long as it takes."""
+    Probation._ask = lambda self, waiting: bool(waiting)
+
+
+def probation() -> None:
+    """All that a dead worker held is blamed for its death, and nothing runs alone."""
+    recovery_of = Recovery.of
+    judge.blame = lambda *_: Blame.EXACT
+    Recovery.of = lambda *args, **named: replace(recovery_of(*args, **named), probation=False)
+
+
+def reception() -> None:
+    """What Celery raises is raised, and a job that another app has spared runs."""
+    Reception.refuses = lambda *_, **__: False
+    Reception.kills = lambda *_: False
+
+
+def handover() -> None:
+    """Jobs start whatever became of them meanwhile."""
+    start._Handover.is_ours = property(lambda _: True)
+    start._Handover.may_begin = lambda _: monotonic() + 60.0
+
+
+def an_end_of_trust() -> None:
+    """Jobs start however long ago their owner was heard."""
+    certificate.HEARTBEATS = 1e6
+
+
+def stopper() -> None:
+    """Nobody minds what waits when a worker is told to stop, save at its end."""
+    steps.Stopper.give_back = lambda self: None
+    start.told_to_stop = lambda membership: False
+    start.keep_what_runs = lambda pool, forget: None
+
+
+def maintenance() -> None:
+    """Nobody reaps but the task that beat sends."""
+    MaintenanceThread.run = lambda self: None
+
+
+def following() -> None:
+    """The servers of a failover list have nothing to do with each other."""
+    membership.Membership.follow = lambda self, params: params["port"] == self.home.params["port"]
+    Heart._look_elsewhere = lambda self: None
+
+
+def leaving() -> None:
+    """READONLY is a reply like any other, as in stock redis-py."""
+    channel.leaving_replicas = lambda connection_class: connection_class
+
+
+def look_at_the_loop() -> None:
+    """The heart vouches for the loop whatever that does."""
+    Heart.look = lambda self: None
+
+
+def heart_of_its_own() -> None:
+    """The heart sees to what follows from its heartbeats, too."""
+    alone = Heart.heartbeat
+
+    def and_all_that_follows(self: Heart) -> Any:
+        heard = alone(self)
+        while self.overdue:
+            self.overdue.popleft()()
+        return heard
+
+    Heart.heartbeat = and_all_that_follows
+
+
+def pulse() -> None:
+    """Under gevent the heart is a greenlet, and hangs with the hub."""
+    membership.threads_are_greenlets = lambda: False
+
+
+def half_a_result() -> None:
+    """What was read of a child's result is lost with the event loop."""
+    start.read_on = lambda results: None
+
+
+def last_words() -> None:
+    """What a dead child of the pool had said is not read."""
+    start.hear_the_dead = lambda pool: None
+
+
+def dead_children() -> None:
+    """A child that dies while its worker reconnects is not remembered."""
+    remember = prefork._remember
+
+    def of_the_living(processes: Any, kept: dict[Any, Any]) -> None:
+        remember(processes, {i: job for i, job in kept.items() if job._write_to._is_alive()})
+
+    prefork._remember = of_the_living
+
+
+def cancelled() -> None:
+    """Nobody notices that the result backend was not told of a cancelled job."""
+    Returnable.__setattr__ = lambda request, name, value: (
+        None if name == "_already_cancelled" else object.__setattr__(request, name, value)
+    )
+
+
+def gate() -> None:
+    """Nothing keeps forks and other threads apart."""
+    forks.kept_off = contextlib.nullcontext
+    start.postpone_forks = lambda *_: None
+
+
+def chord_notes() -> None:
+    """Nobody reads what was noted of a chord before it was counted."""
+    Announcement.chord = property(lambda self: "", lambda self, value: None)
+
+
+def announcers() -> None:
+    """A worker's pass announces by itself, and waits as long as Celery's result backends do."""
+    announcer.own_backend = lambda app: app.backend
+    announcer.LIMIT = announcer.FAILURES = 1000
+    init = announcer.Announcements.__init__
+    announcer.Announcements.__init__ = lambda self, *args, **_: init(self, *args, waits=True)
