@@ -11,7 +11,7 @@ import redis
 from redis.connection import parse_url
 
 from celery_superfetch.owner.membership import Membership
-from celery_superfetch.store.registry import run_id
+from celery_superfetch.store.wire.clients import run_id
 from support.servers.server import Server
 from support.waiting import eventually
 from support.workers.bench import Bench
