@@ -13,7 +13,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from celery_superfetch.model.job import Claimed, Job
 from celery_superfetch.owner.membership import BLOCK_TIMEOUT
 from celery_superfetch.store.database import Database
-from celery_superfetch.store.registry import Registry, connection_id, run_id
+from celery_superfetch.store.registry import Registry
+from celery_superfetch.store.wire.clients import connection_id, run_id
 from celery_superfetch.transport.fetch.blocking_read import BlockingRead, unblock
 from support.servers.proxy import FaultProxy
 from support.servers.server import Server
