@@ -18,10 +18,9 @@ from ..model import forks
 from ..owner.membership import Membership
 from ..signals import job_killed
 from ..store.announcements import Announcement, TakenOver
-from ..store.database import Database
 from ..store.dead_jobs import DeadJob, DeadJobs
 from .announcing import Telling, own_backend
-from .broker import config_of
+from .broker import database_of
 
 logger = get_logger(__name__)
 
@@ -58,7 +57,7 @@ class Announcements:
         self, app: Celery, client: Redis, owner: Callable[[], str] = str, *, waits: bool = False
     ) -> None:
         self.app = app
-        self.dead_jobs = DeadJobs(Database(client, config_of(app)))
+        self.dead_jobs = DeadJobs(database_of(app, client))
         self.owner = owner
         self.waits = waits
         self._waiting: deque[DeadJob] = deque()

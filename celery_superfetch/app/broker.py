@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import celery.app.amqp
 import kombu.connection
@@ -16,6 +16,9 @@ from ..store.wire.connections import REPLY_TIMEOUT
 from ..store.wire.server import warn_once
 from ..transport.sentinel import SentinelTransport
 from ..transport.transport import Transport, known_options
+
+if TYPE_CHECKING:
+    from ..store.database import Database
 
 #: URL schemes that we serve, as kombu names them.
 SCHEMES = {"redis": Transport, "rediss": Transport, "sentinel": SentinelTransport}
@@ -70,6 +73,13 @@ def config_of(app: Celery) -> Config:
         ConfigError: an option is unknown or impossible.
     """
     return Config.from_options(app.conf.broker_transport_options or {}, known_options())
+
+
+def database_of(app: Celery, client: Redis) -> Database:
+    """The app's database, by a client that leads there."""
+    from ..store.database import Database
+
+    return Database(client, config_of(app))
 
 
 def client_of(app: Celery) -> Redis:

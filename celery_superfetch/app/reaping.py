@@ -1,4 +1,4 @@
-"""The task that beat schedules, and what it and the CLI share."""
+"""The task that beat schedules; a producer that knows it loads nothing of what it does."""
 
 from __future__ import annotations
 
@@ -12,16 +12,8 @@ from celery.exceptions import QueueNotFound
 from celery.utils.log import get_logger
 from redis import Redis
 
-from ..model.watch import Watch
-from ..reaper.drain import Report
-from ..reaper.reaper import Reaper
-from ..store.database import Database
-from ..store.passes import Passes
-from ..store.registry import Registry
-from .announcer import Announcements
-from .broker import client_of, config_of
+from .broker import client_of, database_of
 from .events import monitors_of
-from .poison_pill import limits_of
 
 logger = get_logger(__name__)
 
@@ -29,11 +21,7 @@ logger = get_logger(__name__)
 REAP_TASK = "celery_superfetch.reap"
 REAP_ENTRY = "superfetch-reap"
 
-#: Scopes of the locks that keep passes to one per interval, whoever runs them.
-LOCK_ALL = "all"
-LOCK_FULL = "full"
-
-#: The same for the task's message while it waits: the one that runs takes it away ...
+#: Scope of the lock on the task's message while it waits: the one that runs takes it away ...
 LOCK_SENT = "sent"
 
 #: ... and one that got lost holds off the next for so many seconds.
@@ -41,35 +29,6 @@ WAITS = 3600
 
 #: Loggers of Celery's that say INFO of each task: whoever has one every few seconds pays for it.
 ROUTINE = ("celery.beat", "celery.worker.strategy", "celery.app.trace")
-
-
-def reaper_of(
-    app: Celery,
-    client: Redis,
-    watch: Watch | None = None,
-    announcements: Announcements | None = None,
-) -> Reaper:
-    """A reaper that speaks for ``app``: its guard decides, its callers are told.
-
-    Arguments:
-        announcements: the worker's; None: each pass tells them at its end.
-    """
-    return Reaper(
-        Database(client, config_of(app)),
-        watch=watch,
-        sender=app,
-        announcements=announcements or Announcements(app, client, waits=True),
-        limits=limits_of(app),
-    )
-
-
-def scheduled_pass(reaper: Reaper) -> Report:
-    """One pass unless another had its turn in this interval."""
-    config = reaper.config
-    full = reaper.reap(full=True, lock=LOCK_FULL, lock_for=config.full_sweep_interval)
-    if full.ran:
-        return full
-    return reaper.reap(lock=LOCK_ALL, lock_for=config.reap_interval)
 
 
 class ReapTask(Task):
@@ -83,7 +42,10 @@ class ReapTask(Task):
         """
         wanted = True  # whoever cannot be asked may be there again when a worker runs it
         with suppress(Exception), client_of(self.app) as client:
-            database = Database(client, config_of(self.app))
+            from ..store.passes import Passes
+            from ..store.registry import Registry
+
+            database = database_of(self.app, client)
             wanted = Registry(database).anybody() and Passes(database).take(LOCK_SENT, WAITS)
         if not wanted:
             return None
@@ -103,7 +65,9 @@ class ReapTask(Task):
 
     def begun(self, client: Redis) -> None:
         """The message waits no more."""
-        Passes(Database(client, config_of(self.app))).give_back(LOCK_SENT)
+        from ..store.passes import Passes
+
+        Passes(database_of(self.app, client)).give_back(LOCK_SENT)
 
 
 def _demote(record: logging.LogRecord) -> bool:
@@ -133,6 +97,8 @@ def add_reap_task(app: Celery) -> None:
         reject_on_worker_lost=False,
     )
     def reap(self: Any) -> str:
+        from .passes import reaper_of, scheduled_pass
+
         client, monitors = client_of(app), monitors_of(app)
         monitors.hostname = self.request.hostname
         try:

@@ -80,11 +80,10 @@ def _session(ctx: click.Context, as_json: bool) -> Iterator[Session]:
 
     from ..app.broker import client_of
     from ..app.dead_set import DeadSet
-    from ..app.reaping import reaper_of
+    from ..app.passes import reaper_of
     from ..errors import SuperfetchError
     from ..model.arguments import printable
-    from ..store.wire.scripts import info
-    from ..store.wire.server import check_cluster
+    from ..store.wire.server import check_cluster, info
     from .tables import Tables
 
     app = ctx.obj.app

@@ -6,8 +6,8 @@ from redis import Redis
 
 from ..model.config import Config
 from .keys import Keys
-from .wire.scripts import Scripts, milliseconds
-from .wire.server import check_writable
+from .wire.scripts import Scripts
+from .wire.server import check_writable, milliseconds
 
 
 class Database:

@@ -14,7 +14,8 @@ from .database import Structure
 from .wire.clients import cut
 from .wire.clients import run_id as run_id
 from .wire.resp import packed
-from .wire.scripts import Call, milliseconds
+from .wire.scripts import Call
+from .wire.server import milliseconds
 
 #: Rows one heartbeat returns at most. They are the oldest, and the same each time: whoever is
 #: beyond that is watched only once those are reaped, a whole ``owner_ttl`` later. A thousand are

@@ -15,9 +15,6 @@ from redis.exceptions import ConnectionError, RedisError
 
 from ..model.config import LONGEST, Config
 from ..model.job import Claimed
-from ..store.counters import StrikeCounters
-from ..store.database import Database
-from ..store.probation import Suspects
 from ..store.wire.connections import Params, leaving_replicas, named, patient
 from .deliveries import Delivery, delivery_of, loads
 from .fetch.queue_lists import QueueLists
@@ -25,6 +22,7 @@ from .qos import QoS
 
 if TYPE_CHECKING:
     from ..owner.membership import Membership
+    from ..store.database import Database
     from .fetch.fetch import Fetch
 
 
@@ -72,6 +70,8 @@ class Channel(redis.Channel):
     @property
     def database(self) -> Database:
         """For what a producer may do: none of our options matters there, and one may be wrong."""
+        from ..store.database import Database  # like all that only consumers need
+
         client = Redis(connection_pool=self.pool)
         return Database(client, Config(global_keyprefix=self.global_keyprefix))
 
@@ -238,6 +238,8 @@ class Channel(redis.Channel):
         return self._fetch.ahead(self._lists_of(queue)) if self._fetch is not None else 0
 
     def _purge(self, queue: str) -> int:
+        from ..store.probation import Suspects
+
         return int(super()._purge(queue)) + Suspects(self.database).purge(self._lists_of(queue))
 
     def _size(self, queue: str) -> int:
@@ -263,6 +265,8 @@ class Channel(redis.Channel):
         if payload is None:
             raise Empty
         message = loads(payload)
+        from ..store.counters import StrikeCounters
+
         if StrikeCounters(self.database).knows(payload):
             message["headers"]["redelivered"] = True
         return message

@@ -11,7 +11,7 @@ from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
 from ..app.announcer import announcements_of
-from ..app.reaping import reaper_of, scheduled_pass
+from ..app.passes import reaper_of, scheduled_pass
 from ..model import forks
 from ..model.facts import Facts
 from ..model.process import ProcessImage

@@ -13,7 +13,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from .connections import Params
-from .scripts import CHECKOUT, info, reply_of
+from .scripts import CHECKOUT, reply_of
+from .server import info
 
 RUN_ID = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from ...model.job import digest
 from .resp import LARGE, packed
+from .server import info, server_version
 
 #: What redis-py before 5.3 wants to know of the command when it hands out a connection.
 CHECKOUT = () if redis.VERSION >= (5, 3) else ("EVALSHA",)
@@ -23,7 +24,7 @@ CHECKOUT = () if redis.VERSION >= (5, 3) else ("EVALSHA",)
 IDLE = 1.0
 
 #: One file for each transition, beside those who ask for it.
-LUA = files("celery_superfetch.store") / "lua"
+LUA = Path(__file__).parent.parent / "lua"
 
 #: The scripts do not see the key that never exists.
 FIRST_LINE = "KEYS[#KEYS] = nil\n"
@@ -260,30 +261,3 @@ def reply_of(connection: Any) -> Any:
         return connection.read_response()
     except ResponseError as exc:
         return exc
-
-
-def milliseconds(time: Any) -> int:
-    """The reply to TIME as ms."""
-    seconds, micros = time
-    return int(seconds) * 1000 + int(micros) // 1000
-
-
-def info(client: Redis, section: str = "default") -> dict[str, Any]:
-    """What the server says of itself; nothing where that is forbidden."""
-    try:
-        found: Any = client.info(section)
-    except ResponseError:
-        return {}
-    return dict(found) if isinstance(found, dict) else {}
-
-
-def server_version(told: Mapping[str, Any]) -> tuple[int, int]:
-    """``(major, minor)`` of the Redis that the server is, or is compatible with, by its ``info``.
-
-    Where it says nothing the answer is (6, 2): the least that is supported.
-    """
-    try:
-        major, minor = str(told["redis_version"]).split(".")[:2]
-        return int(major), int(minor)
-    except (KeyError, ValueError):
-        return 6, 2

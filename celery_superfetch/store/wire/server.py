@@ -11,10 +11,9 @@ from typing import Any
 
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoPermissionError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from ...errors import UnsupportedBroker
-from .scripts import info, server_version
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +26,33 @@ TAGGED = re.compile(r"[^{]*\{[^}]+\}")
 
 class ReadOnlyServer(RedisConnectionError):
     """The server is a read-only replica; a connection error, since a failover mends it."""
+
+
+def milliseconds(time: Any) -> int:
+    """The reply to TIME as ms."""
+    seconds, micros = time
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+def info(client: Redis, section: str = "default") -> dict[str, Any]:
+    """What the server says of itself; nothing where that is forbidden."""
+    try:
+        found: Any = client.info(section)
+    except ResponseError:
+        return {}
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def server_version(told: Mapping[str, Any]) -> tuple[int, int]:
+    """``(major, minor)`` of the Redis that the server is, or is compatible with, by its ``info``.
+
+    Where it says nothing the answer is (6, 2): the least that is supported.
+    """
+    try:
+        major, minor = str(told["redis_version"]).split(".")[:2]
+        return int(major), int(minor)
+    except (KeyError, ValueError):
+        return 6, 2
 
 
 @cache

@@ -19,7 +19,7 @@ from celery.signals import task_failure
 from celery_superfetch import PoisonPill
 from celery_superfetch.app.announcer import FAILURES
 from celery_superfetch.app.announcing import TRIES
-from celery_superfetch.app.reaping import reaper_of
+from celery_superfetch.app.passes import reaper_of
 from celery_superfetch.model.strikes import Decision
 from celery_superfetch.signals import job_killed, job_recovering
 from celery_superfetch.store.announcements import Announcement, TakenOver
