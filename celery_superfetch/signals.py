@@ -1,18 +1,16 @@
-"""Signals of this package, and the one place where receivers have a say."""
+"""Signals of this package, and what they bring."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery.utils import dispatch
-from celery.utils.log import get_logger
 
 from .model import forks
-from .model.job import Envelope, Job
-from .model.strikes import Decision, Recovery
 
-logger = get_logger(__name__)
+if TYPE_CHECKING:
+    from .model.job import Envelope, Job
 
 
 class Signal(dispatch.Signal):
@@ -67,30 +65,3 @@ class LostJob:
     def of(cls, job: Job, envelope: Envelope) -> LostJob:
         """The loss of ``job``."""
         return cls(job.owner, job.queue_list, job.payload, envelope.task, envelope.task_id)
-
-
-def ask(recovery: Recovery, sender: Any) -> Decision:
-    """What the receivers of ``job_recovering`` decide.
-
-    The shipped guard (marked with ``shipped``) decides when no other receiver does; among the
-    others KILL outweighs RECOVER. One that raises, or answers anything else, has no say.
-    """
-    guard = Decision.RECOVER
-    others = set()
-    for receiver, answer in job_recovering.send(sender=sender, recovery=recovery):
-        if not isinstance(answer, Decision):
-            if answer is not None:  # Signal.send logged the traceback of one that raised
-                logger.error(
-                    "Receiver %r of job_recovering answered %r for %s: only RECOVER, KILL or "
-                    "None count. It was ignored; mend or disconnect it.",
-                    receiver,
-                    answer,
-                    recovery.title,
-                )
-        elif getattr(receiver, "shipped", False):
-            guard = answer
-        else:
-            others.add(answer)
-    if Decision.KILL in others:
-        return Decision.KILL
-    return Decision.RECOVER if others else guard

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 from celery.utils.log import get_logger
 
 from ..errors import ConfigError
 from ..model.config import check
-from ..model.strikes import Decision, Limits, Recovery, decide
 from .broker import config_of
+
+if TYPE_CHECKING:  # a producer has a guard, and never asks it
+    from ..model.strikes import Decision, Limits, Recovery
 
 logger = get_logger(__name__)
 
@@ -21,9 +23,11 @@ def guard_of(app: Celery) -> Callable[..., Decision]:
     """The receiver of ``job_recovering`` that ships, for one app."""
 
     def guard(recovery: Recovery, **_: Any) -> Decision:
+        from ..model.strikes import Decision, decide
+
         decision = decide(recovery)
-        if decision is Decision.KILL and recovery.parsed:
-            return _spare_strangers(app, config_of(app).app_name, recovery)
+        if decision is Decision.KILL and recovery.parsed and _is_strange(app, recovery):
+            return Decision.RECOVER
         return decision
 
     guard.shipped = True  # type: ignore[attr-defined]
@@ -32,6 +36,8 @@ def guard_of(app: Celery) -> Callable[..., Decision]:
 
 def limits_of(app: Celery) -> Limits:
     """When jobs of ``app`` are killed: its options, and what its tasks say of themselves."""
+    from ..model.strikes import Limits
+
     config = config_of(app)
 
     def strikes(name: str | None) -> int | None:
@@ -59,17 +65,17 @@ def _refuse(task: str, limit: str, instead: int) -> None:
     )
 
 
-def _spare_strangers(app: Celery, app_name: str, recovery: Recovery) -> Decision:
-    """Kill only what is one's own: another app may give the task other limits, or none."""
+def _is_strange(app: Celery, recovery: Recovery) -> bool:
+    """Whether another app may give the task other limits, or none: only one's own is killed."""
     stranger = (
         f"belongs to app {recovery.app_name!r}"
-        if recovery.app_name != app_name
+        if recovery.app_name != config_of(app).app_name
         else "is of a task this app does not have"
         if recovery.task not in app.tasks
         else ""
     )
     if not stranger:
-        return Decision.KILL
+        return False
     logger.warning(
         "Job %s reached its limit (%d strikes, %d recoveries) but %s: it was recovered, not "
         "killed. A worker of its own app has to be the one that reaps it.",
@@ -78,4 +84,4 @@ def _spare_strangers(app: Celery, app_name: str, recovery: Recovery) -> Decision
         recovery.recoveries,
         stranger,
     )
-    return Decision.RECOVER
+    return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -114,6 +113,8 @@ def _check_number(name: str, value: Any) -> None:
 
 def unknown_option(name: str, valid: Iterable[str]) -> str:
     """The error text for an unknown option, with the nearest valid name where one is near."""
+    import difflib  # whoever makes no mistake need not wait for it
+
     nearest = difflib.get_close_matches(str(name), sorted(valid), n=1, cutoff=0.6)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     return f"unknown option {name!r}{hint}"

@@ -15,12 +15,12 @@ from ..model.facts import Facts
 from ..model.job import Job, digest
 from ..model.strikes import Limits, Running
 from ..model.verdict import Reason
-from ..signals import ask, job_killed
+from ..signals import job_killed
 from ..store.database import Database
 from ..store.dead_jobs import DeadJob
 from ..store.private_lists import PrivateLists
 from ..store.running import RunningJobs
-from .judge import Outcome, Recoveries, tell
+from .judge import Outcome, Recoveries, ask, tell
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..model.job import Job, digest, parse
-from ..model.strikes import Blame, Limits, Recovery, Running, blame
-from ..signals import job_recovered
+from ..model.strikes import Blame, Decision, Limits, Recovery, Running, blame
+from ..signals import job_recovered, job_recovering
 from ..store.counters import Outcome as Outcome
 from ..store.counters import StrikeCounters
 from ..store.dead_jobs import DeadJob, dead_job
@@ -43,6 +43,33 @@ class Recoveries(StrikeCounters):
             )
             for job, name, envelope, known in zip(jobs, names, envelopes, counters, strict=True)
         ]
+
+
+def ask(recovery: Recovery, sender: Any) -> Decision:
+    """What the receivers of ``job_recovering`` decide.
+
+    The shipped guard (marked with ``shipped``) decides when no other receiver does; among the
+    others KILL outweighs RECOVER. One that raises, or answers anything else, has no say.
+    """
+    guard = Decision.RECOVER
+    others = set()
+    for receiver, answer in job_recovering.send(sender=sender, recovery=recovery):
+        if not isinstance(answer, Decision):
+            if answer is not None:  # Signal.send logged the traceback of one that raised
+                logger.error(
+                    "Receiver %r of job_recovering answered %r for %s: only RECOVER, KILL or "
+                    "None count. It was ignored; mend or disconnect it.",
+                    receiver,
+                    answer,
+                    recovery.title,
+                )
+        elif getattr(receiver, "shipped", False):
+            guard = answer
+        else:
+            others.add(answer)
+    if Decision.KILL in others:
+        return Decision.KILL
+    return Decision.RECOVER if others else guard
 
 
 def warn_of(recovery: Recovery) -> None:

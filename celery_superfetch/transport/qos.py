@@ -9,7 +9,6 @@ from kombu.transport import virtual
 from kombu.utils.uuid import uuid
 
 from ..model.job import Job
-from ..owner.in_flight.jobs import State
 from .deliveries import Delivery, delivery_of
 
 logger = get_logger(__name__)
@@ -24,7 +23,7 @@ class QoS(virtual.QoS):
         ahead = 0
         if fetch is not None:
             # What runs on although its channel is closed: else jobs would be reserved behind it.
-            ahead = len(fetch.backlog) + fetch.in_flight.jobs.count(State.OUTLIVED)
+            ahead = len(fetch.backlog) + fetch.in_flight.jobs.outlived
         return len(self._delivered) - len(self._dirty) + ahead
 
     def can_consume(self) -> bool:
@@ -80,7 +79,7 @@ class QoS(virtual.QoS):
         # What runs stays ours; its ack comes later, by way of the process, not of this channel.
         in_flight = self.channel.fetch.in_flight
         self.channel.fetch.requeue(back)
-        given = sum(in_flight.jobs.state(job) is not State.OUTLIVED for job in back)
+        given = sum(not in_flight.jobs.runs(job) for job in back)
         if given:
             logger.info("Giving %d jobs back to their queues.", given)
         for job, tag in back.items():

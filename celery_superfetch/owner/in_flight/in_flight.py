@@ -47,11 +47,6 @@ class InFlight(Structure):
         """True while ``job`` is claimed here and has not left."""
         return job in self.jobs
 
-    @property
-    def unsettled(self) -> bool:
-        """Whether something is held and not acked."""
-        return len(self.jobs) > self.jobs.count(State.SETTLED)
-
     # -- claims
 
     def claim(
@@ -130,7 +125,7 @@ class InFlight(Structure):
     def _has_begun(self, job: Job, state: State) -> bool:
         """What is gathered begins unseen, unless its time has not come."""
         gathered = state is State.GATHERED and job not in self.outbox.aside
-        return gathered or state in (State.STARTED, State.OUTLIVED)
+        return gathered or self.jobs.runs(job)
 
     # -- how a job leaves: acked, given back, recovered or killed (``lost_runs``), or taken away
 
@@ -206,8 +201,7 @@ class InFlight(Structure):
             for job in self.jobs.those(lambda job, _: job.owner == owner):
                 if self.jobs.state(job) in (State.WAITING, State.RETURNING):
                     self.drop(job)
-            run = (State.STARTED, State.OUTLIVED)
-            lost = self.jobs.those(lambda job, state: job.owner == owner and state in run)
+            lost = self.jobs.those(lambda job, _: job.owner == owner and self.jobs.runs(job))
             acks.announced(lost)
         for job in lost:
             announce(job, self.lists)

@@ -87,9 +87,19 @@ class Jobs:
         record = self._records.get(job)
         return record.state if record is not None else None
 
-    def count(self, state: State) -> int:
-        """How many are in a state."""
-        return self._counts[state]
+    def runs(self, job: Job) -> bool:
+        """Whether it runs, or is about to."""
+        return self.state(job) in (State.STARTED, State.OUTLIVED)
+
+    @property
+    def outlived(self) -> int:
+        """How many run on although their channel is closed."""
+        return self._counts[State.OUTLIVED]
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether some are held and not acked."""
+        return len(self._records) > self._counts[State.SETTLED]
 
     @property
     def queue_lists(self) -> set[str]:

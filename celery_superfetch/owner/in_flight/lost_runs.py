@@ -8,8 +8,8 @@ from typing import Any
 
 from ...model.job import Carried, Job, digest, parse
 from ...model.strikes import Blame, Decision, Limits, Recovery, Running, decide
-from ...reaper.judge import Outcome, Recoveries, tell, warn_of
-from ...signals import ask, job_killed
+from ...reaper.judge import Outcome, Recoveries, ask, tell, warn_of
+from ...signals import job_killed
 from ...store.dead_jobs import DeadJob, dead_job
 from .in_flight import InFlight
 

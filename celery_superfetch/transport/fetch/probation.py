@@ -75,7 +75,7 @@ class Probation:
             if waiting:  # come back for the next, though no other job may come
                 self.poller.ring()
             return False
-        if not (self.in_flight.runner.busy(self.in_flight.unsettled) or self.backlog):
+        if not (self.in_flight.runner.busy(self.in_flight.jobs.unsettled) or self.backlog):
             self._put_aside()
             if any(self._take(name) for name in waiting):
                 return True

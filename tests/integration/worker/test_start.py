@@ -242,7 +242,7 @@ def test_a_job_that_was_handed_over_is_not_given_back(bench: Bench, owner: Facts
     bench.in_flight.flush()
     assert bench.private(owner) == []
     assert running(bench, owner) == []
-    assert not bench.in_flight.jobs.count(State.OUTLIVED)
+    assert not bench.in_flight.jobs.outlived
 
 
 def test_the_control_gives_back_a_job_that_nobody_was_said_to_have(
