@@ -10,8 +10,10 @@ import pytest
 from support.house import HERE, PACKAGE
 
 PAGES = [*HERE.glob("*.md"), *HERE.glob("docs/*.md")]
-#: Pages that tell where things are done; others name modules of the reader's own.
-GUIDES = ["docs/architecture.md", "docs/decisions.md"]
+#: Folders of the repository, as pages name them.
+FOLDERS = "benchmarks|celery_superfetch|docs|examples|tests"
+#: The page that names modules by their places in the package, and scripts by their names.
+GUIDE = HERE / "docs" / "architecture.md"
 #: Drawn when the docs are built.
 DRAWN = "_build/plots"
 
@@ -40,14 +42,32 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in (anchors(to) if path else everywhere), link
 
 
-@pytest.mark.parametrize("guide", GUIDES)
-def test_files_that_are_named_exist(guide: str) -> None:
-    """By their place in the package, or in the repository; scripts by their names alone."""
-    named = re.findall(
-        r"`(?:python )?([\w./]+(?:\.(?:py|lua|md|json)|/))`", (HERE / guide).read_text()
-    )
-    assert named
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    named = set(re.findall(rf"(?<![\w./:])((?:{FOLDERS})/[\w./-]*\w)", page.read_text()))
+    missing = {name for name in named if not (HERE / name).exists() and "_build" not in name}
+    assert page.name == "CHANGELOG.md" or not missing  # which tells of what is gone, too
+
+
+def test_files_that_the_architecture_names_exist() -> None:
+    named = set(re.findall(r"`([\w./]+(?:\.(?:py|lua)|/))`", GUIDE.read_text()))
     package = HERE / PACKAGE
-    for name in named:
-        places = [HERE / name, package / name, package / "store" / "lua" / name]
-        assert any(place.exists() for place in places), name
+    places = [HERE, package, package / "store" / "lua"]
+    assert named
+    assert not {name for name in named if not any((place / name).exists() for place in places)}
+
+
+def test_the_checks_of_each_commit_have_the_matrix_of_tox() -> None:
+    [listed] = re.findall(r"^envlist =\n((?: +.*\n)+)", (HERE / "tox.ini").read_text(), re.M)
+    environments = {name for line in listed.split() for name in spelled_out(line)}
+    workflow = (HERE / ".github" / "workflows" / "ci.yml").read_text()
+    assert set(re.findall(r"env: ([\w-]+)", workflow)) == environments
+
+
+def spelled_out(name: str) -> list[str]:
+    """`py{310,311}` as two names."""
+    before, brace, rest = name.partition("{")
+    if not brace:
+        return [name]
+    inside, _, after = rest.partition("}")
+    return [full for part in inside.split(",") for full in spelled_out(before + part + after)]
