@@ -25,8 +25,9 @@ def draw(results: Path, picture: Path) -> None:
         names = [n for n in dict.fromkeys(n for r in table.rows for n in r.values) if n != STOCK]
         thick = 0.8 / len(names)
         for at, name in enumerate(names):
-            places = [i + thick * (at - (len(names) - 1) / 2) for i in range(len(table.rows))]
-            bars = axis.barh(places, [r.ratio(name) or 0 for r in table.rows], thick, label=name)
+            ratios = [(n, row.ratio(name)) for n, row in enumerate(table.rows)]
+            found = [(n + thick * (at - (len(names) - 1) / 2), r) for n, r in ratios if r]
+            bars = axis.barh(*zip(*found, strict=True), thick, label=name)
             axis.bar_label(bars, fmt="%.2f", padding=2, fontsize=7)
         axis.axvline(1, color="grey", linewidth=1)
         axis.set_yticks(range(len(table.rows)), [row.case for row in table.rows], fontsize=8)
