@@ -15,7 +15,7 @@ import platform
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -36,6 +36,9 @@ TRANSPORTS = {
 #: In the environment of this process and of the workers that it starts: another checkout, whose
 #: code runs beside ours, in the same run (``--before``).
 CHECKOUT = "BENCHMARK_BEFORE"
+
+#: A document for each benchmark; the docs draw their plots from these.
+RESULTS = Path(__file__).resolve().parent / "results"
 
 #: What decides how fast a contender is, besides the machine.
 PACKAGES = ("celery_superfetch", "celery", "kombu", "redis", "celery_redis_plus", "gevent", "rq")
@@ -104,27 +107,24 @@ class Table:
             )
         return "  ".join(parts)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {
+    def lines_kept(self) -> str:
+        """This as JSON, a line for each case. Medians and ratios follow from the values."""
+        head = {
             "title": self.title,
             "unit": self.unit,
             "better": "more" if self.more else "less",
             "skipped": self.skipped,
-            "rows": [
-                {
-                    "case": row.case,
-                    "values": row.values,
-                    "medians": {name: row.median(name) for name in row.values},
-                    "ratios": {
-                        name: row.ratio(name)
-                        for name in row.values
-                        if name != STOCK and row.ratio(name) is not None
-                    },
-                }
-                for row in self.rows
-            ],
         }
+        rows = [
+            {
+                "case": row.case,
+                # What one run differs from the next by begins at the second digit.
+                "values": {n: [float(f"{v:.5g}") for v in row.values[n]] for n in row.values},
+            }
+            for row in self.rows
+        ]
+        body = ",\n".join(map(json.dumps, rows))
+        return f'{json.dumps(head)[:-1]}, "rows": [\n{body}\n]}}'
 
 
 def _alone(measured: Callable[[], float]) -> Callable[[], tuple[float, ...]]:
@@ -214,8 +214,13 @@ def arguments(doc: str, rounds: int) -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=rounds, help="of each case, alternately")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--before", type=Path, help="another checkout, to run beside this one")
-    parser.add_argument("--json", type=Path, help="write all values to this file")
-    parser.add_argument("--plot", type=Path, help="draw the ratios: a .svg or .png (matplotlib)")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        nargs="?",
+        const=RESULTS / f"{Path(parser.prog).stem}.json",
+        help="keep all values: in this file, or without one where the docs have them from",
+    )
     return parser
 
 
@@ -262,30 +267,19 @@ def finish_all(args: argparse.Namespace, tables: Sequence[Table]) -> None:
 def finish(args: argparse.Namespace, tables: Sequence[Table]) -> None:
     """Write what was asked for."""
     if args.json:
-        content = {"machine": machine(), "tables": [table.as_dict() for table in tables]}
-        args.json.write_text(json.dumps(content, indent=2) + "\n")
-    if args.plot:
-        plot(args.plot, tables)
+        body = ",\n".join(table.lines_kept() for table in tables)
+        args.json.write_text(f'{{"machine": {json.dumps(machine())}, "tables": [\n{body}\n]}}\n')
 
 
-def plot(path: Path, tables: Iterable[Table]) -> None:
-    """Draw the ratios to stock, a panel for each table."""
-    from matplotlib.figure import Figure  # not needed by who only wants the numbers
-
-    panels = [table for table in tables if any(STOCK in row.values for row in table.rows)]
-    heights = [len(table.rows) for table in panels]
-    figure = Figure(figsize=(8, 1 + 0.34 * sum(heights) + 0.7 * len(panels)), layout="constrained")
-    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for table, axis in zip(panels, axes, strict=True):
-        names = [n for n in dict.fromkeys(n for r in table.rows for n in r.values) if n != STOCK]
-        thick = 0.8 / len(names)
-        for at, name in enumerate(names):
-            places = [i + thick * (at - (len(names) - 1) / 2) for i in range(len(table.rows))]
-            bars = axis.barh(places, [r.ratio(name) or 0 for r in table.rows], thick, label=name)
-            axis.bar_label(bars, fmt="%.2f", padding=2, fontsize=7)
-        axis.axvline(1, color="grey", linewidth=1)
-        axis.set_yticks(range(len(table.rows)), [row.case for row in table.rows], fontsize=8)
-        axis.invert_yaxis()
-        axis.set_title(f"{table.title} ({table.unit}, stock = 1)", fontsize=9)
-        axis.legend(fontsize=7)
-    figure.savefig(path)
+def kept(path: Path) -> list[Table]:
+    """What ``finish`` wrote."""
+    return [
+        Table(
+            table["title"],
+            table["unit"],
+            table["better"] == "more",
+            [Row(**row) for row in table["rows"]],
+            table["skipped"],
+        )
+        for table in json.loads(path.read_text())["tables"]
+    ]

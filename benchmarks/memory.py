@@ -3,7 +3,7 @@
 A plain kombu consumer, a process of its own for each run, is given all jobs of a queue and settles
 none of them:
 
-    python benchmarks/memory.py [--rounds 2] [--jobs 5000] [--json f] [--plot f.svg]
+    python benchmarks/memory.py [--rounds 2] [--jobs 5000] [--json]
 
 The consumer's part is how much its resident memory has grown, the server's is its own figure
 (`used_memory`), beyond what it takes while it is empty. Beside it: what a waiting job takes there.

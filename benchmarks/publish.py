@@ -3,7 +3,7 @@
 A Celery app sends jobs of a task without arguments, one by one and as a group, to a server of its
 own; nobody consumes them and there is no result backend:
 
-    python benchmarks/publish.py [--rounds 15] [--jobs 1000] [--json f] [--plot f.svg]
+    python benchmarks/publish.py [--rounds 15] [--jobs 1000] [--json]
 
 What is sent one by one is measured in runs of a tenth of the jobs, and ten times as many: nearly
 all of the time is Celery's own, and the less there is between two runs that are compared, the

@@ -2,7 +2,7 @@
 
 A plain kombu consumer on a server of its own, every ack sent as soon as a job is there:
 
-    python benchmarks/transport.py [--rounds 3] [--only "prefetch 1,"] [--json f] [--plot f.svg]
+    python benchmarks/transport.py [--rounds 3] [--only "prefetch 1,"] [--json]
 
 Each case is run in both of kombu's loops: `drain_events`, as scripts consume, and the hub, as
 Celery's workers do. The jobs are published before the time runs, and the first of them are consumed

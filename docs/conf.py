@@ -5,9 +5,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from compare import RESULTS
+from plots import draw
 
 from celery_superfetch import __version__
+
+PLOTS = Path(__file__).resolve().parent / "_build" / "plots"
+for name in ("transport", "worker"):
+    draw(RESULTS / f"{name}.json", PLOTS / f"{name}.svg")
 
 project = "celery_superfetch"
 author = "The celery_superfetch authors"

@@ -16,10 +16,6 @@ SCRIPTS = sorted((PACKAGE / "store" / "lua").glob("*.lua"))
 # A script is a state transition; these are what a reader must know before its first line.
 CONTRACT = ("KEYS", "ARGV", "Returns", "Crash")
 
-needs_package = pytest.mark.skipif(
-    not (PACKAGE / "__init__.py").exists(), reason="there is no package yet"
-)
-
 
 def setup_cfg() -> configparser.ConfigParser:
     parser = configparser.ConfigParser()
@@ -50,7 +46,6 @@ def test_lua_scripts_state_their_contract(path: Path) -> None:
     assert not missing
 
 
-@needs_package
 def test_data_files_are_shipped() -> None:
     patterns = setup_cfg()["options.package_data"]["celery_superfetch"].split()
     shipped = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
@@ -64,7 +59,13 @@ def test_data_files_are_shipped() -> None:
     assert SCRIPTS, "there are scripts"
 
 
-@needs_package
+def test_pages_beside_the_docs_are_shipped() -> None:
+    included = re.findall(r"^include (.*)$", (ROOT / "MANIFEST.in").read_text(), re.MULTILINE)
+    named = {name for line in included for name in line.split()}
+    assert {path.name for path in ROOT.glob("*.md")} <= named
+    assert all((ROOT / name).exists() for name in named)
+
+
 def test_the_version_is_a_literal_and_in_the_changelog() -> None:
     tree = ast.parse((PACKAGE / "model" / "version.py").read_text())
     versions = [
@@ -78,7 +79,6 @@ def test_the_version_is_a_literal_and_in_the_changelog() -> None:
     assert f"## [{versions[0]}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-@pytest.mark.skipif(not (PACKAGE / "cli").exists(), reason="there is no command yet")
 def test_the_celery_command_is_named_by_click() -> None:
     """Celery shows click's name and ignores the entry point's."""
     line = setup_cfg()["options.entry_points"]["celery.commands"].strip()

@@ -1,0 +1,43 @@
+"""Draws the ratios to stock that a benchmark found, a panel for each of its tables.
+
+    python benchmarks/plots.py benchmarks/results/worker.json worker.svg
+
+The docs draw theirs when they are built; matplotlib comes with their extra.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from compare import STOCK, kept
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+
+def draw(results: Path, picture: Path) -> None:
+    """Draw what is in one file of results."""
+    panels = [table for table in kept(results) if any(STOCK in row.values for row in table.rows)]
+    heights = [len(table.rows) for table in panels]
+    figure = Figure(figsize=(8, 1 + 0.34 * sum(heights) + 0.7 * len(panels)), layout="constrained")
+    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for table, axis in zip(panels, axes, strict=True):
+        names = [n for n in dict.fromkeys(n for r in table.rows for n in r.values) if n != STOCK]
+        thick = 0.8 / len(names)
+        for at, name in enumerate(names):
+            ratios = [(n, row.ratio(name)) for n, row in enumerate(table.rows)]
+            found = [(n + thick * (at - (len(names) - 1) / 2), r) for n, r in ratios if r]
+            bars = axis.barh(*zip(*found, strict=True), thick, label=name)
+            axis.bar_label(bars, fmt="%.2f", padding=2, fontsize=7)
+        axis.axvline(1, color="grey", linewidth=1)
+        axis.set_yticks(range(len(table.rows)), [row.case for row in table.rows], fontsize=8)
+        axis.invert_yaxis()
+        axis.set_title(f"{table.title} ({table.unit}, stock = 1)", fontsize=9)
+        axis.legend(fontsize=7)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    with rc_context({"svg.fonttype": "none"}):
+        figure.savefig(picture)
+
+
+if __name__ == "__main__":
+    draw(*map(Path, sys.argv[1:]))
