@@ -15,6 +15,7 @@ from celery_superfetch.model.job import Claimed, Job, digest
 from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.owner.in_flight.in_flight import InFlight
+from celery_superfetch.owner.in_flight.jobs import Move
 from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.reaper.judge import Recoveries
 from celery_superfetch.reaper.reaper import Reaper
@@ -257,6 +258,25 @@ class Worker:
     def _was_reaped(self, job: Job) -> bool:
         """Not even a mark in the very ms of its verdict comes while a certificate lasts."""
         return self.bench.client.hget(self.bench.keys.facts(job.owner), "state") == b"reaped"
+
+    def move(self, claimed: Claimed, how: Move, where: str, leaves: bool) -> None:
+        """Let one thing happen to a job that it holds.
+
+        Arguments:
+            leaves: its consumer forgets it then.
+        """
+        job, starts = claimed.job, self.in_flight.starts
+        if how is Move.ACK:
+            self.finish(claimed)
+            self.in_flight.flush()
+        elif how is Move.REQUEUE:
+            if leaves:
+                self.waits.remove(claimed)
+            self.in_flight.requeue([job], where)
+        elif how is Move.END:
+            starts.end(job)
+        else:
+            starts.wait(job, asks=how is Move.WAIT)
 
     def finish(self, claimed: Claimed) -> None:
         """It is done, and settled with the next claim or flush."""

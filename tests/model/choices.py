@@ -44,12 +44,9 @@ def all_settled(worker: Worker) -> bool:
     return not unsettled(worker)
 
 
-def waiting(worker: Worker) -> list[Claimed]:
-    return worker.waits
-
-
-def held(worker: Worker) -> list[Claimed]:
-    return [claimed for claimed in worker.waits if worker.in_flight.holds(claimed.job)]
+def every(worker: Worker) -> list[Claimed]:
+    """Of which the process knows, and that have not left it."""
+    return [c for c in (*worker.waits, *worker.runs) if worker.in_flight.holds(c.job)]
 
 
 def running(worker: Worker) -> list[Claimed]:

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from celery_superfetch.model.job import Claimed
 from celery_superfetch.model.strikes import Limits
+from celery_superfetch.owner.in_flight.jobs import MOVES, Move
 from celery_superfetch.reaper.drain import Report
 from model.cast import Pass, Stage, Worker
 from model.choices import (
@@ -22,16 +23,15 @@ from model.choices import (
     Jobs,
     all_settled,
     anybody,
+    every,
     harmful,
     harmless,
-    held,
     in_doubt,
     living,
     looking_alive,
     running,
     some,
     unsettled,
-    waiting,
 )
 from model.scripts_seen import Truth
 from support.workers.bench import Bench
@@ -148,10 +148,39 @@ class Fleet(RuleBasedStateMachine):
         probation = self.bench.keys.probation
         return [name for name in QUEUES if +self.truth.lists[probation(name)]]
 
-    @some(waiting)
+    @some(every)
+    @rule(data=st.data(), where=st.sampled_from(["front", "back"]), stays=st.booleans())
+    def move(self, data: st.DataObject, where: str, stays: bool) -> None:
+        """A job goes from its state to another, by a row of the table that says how.
+
+        What waits is started, settled without a run (it has expired, say), or given back: whoever
+        waits for a slot with it may not know yet. What runs goes on when its channel is closed.
+        """
+        worker, claimed = self.which(data, every)
+        jobs, job = worker.in_flight.jobs, claimed.job
+        before, waits = jobs.state(job), claimed in worker.waits
+        how = data.draw(
+            st.sampled_from(
+                [
+                    move
+                    for move in Move
+                    if before in MOVES[move]
+                    and (waits or move is Move.REQUEUE)  # the other rules say how a run ends
+                ]
+            )
+        )
+        if how is Move.START:
+            return self._start(worker, claimed)
+        worker.move(claimed, how, where, leaves=waits and not stays)
+        assert jobs.state(job) in (MOVES[how][before], None)
+        self.notable[f"{before.name} {how.name}"] += 1
+
+    @some(running)
     @rule(data=st.data())
-    def start(self, data: st.DataObject) -> None:
-        self._start(*self.which(data, waiting))
+    def reject(self, data: st.DataObject) -> None:
+        """Its task asks for it to be given back."""
+        worker, claimed = self.which(data, running)
+        worker.reject(claimed)
 
     def _start(self, worker: Worker, claimed: Claimed) -> None:
         if worker.start(claimed):
@@ -165,27 +194,10 @@ class Fleet(RuleBasedStateMachine):
         if send:
             getattr(worker.in_flight, send)()
 
-    @some(held)
-    @rule(data=st.data())
-    def revoke(self, data: st.DataObject) -> None:
-        """A job that has expired, say, is settled without a run."""
-        worker, claimed = self.which(data, held)
-        worker.finish(claimed)
-        worker.in_flight.flush()
-
     @some(unsettled)
     @rule(data=st.data())
     def flush(self, data: st.DataObject) -> None:
         self.who(data, unsettled).in_flight.flush()
-
-    @some(waiting)
-    @rule(data=st.data(), stays=st.booleans(), where=st.sampled_from(["front", "back"]))
-    def requeue(self, data: st.DataObject, stays: bool, where: str) -> None:
-        """Its channel was closed; whoever waits for a slot with it does not know yet."""
-        worker, claimed = self.which(data, waiting)
-        if not stays:
-            worker.waits.remove(claimed)
-        worker.in_flight.requeue([claimed.job], where)
 
     @precondition(lambda self: self.stage.requeues)
     @rule(data=st.data())
@@ -193,17 +205,6 @@ class Fleet(RuleBasedStateMachine):
         """A network that stood still brings a requeue once more."""
         number = data.draw(st.integers(0, len(self.stage.requeues) - 1))
         assert self.bench.run(self.stage.requeues[number]) == [0]
-
-    @some(running)
-    @rule(data=st.data(), rejected=st.booleans())
-    def requeue_what_runs(self, data: st.DataObject, rejected: bool) -> None:
-        """Its task asks for it; or its channel is closed, and it runs on."""
-        worker, claimed = self.which(data, running)
-        if rejected:
-            worker.reject(claimed)
-        else:
-            worker.in_flight.requeue([claimed.job])
-            assert worker.in_flight.holds(claimed.job)
 
     @some(harmful)
     @rule(data=st.data())
