@@ -229,11 +229,38 @@ class Membership:
     # -- end
 
     def leave(self, user: int, *, answered: bool = True) -> None:
-        """A channel is done; with the last one, and nothing held, the process leaves.
+        """A channel is done: settle; with the last one, and nothing held, the process leaves.
+
+        Never raises.
 
         Arguments:
             answered: False when a blocking claim may still land; a tombstone waits for it.
         """
+        for last in (False, True):
+            try:
+                try:
+                    self._settle()
+                finally:  # whatever waits still, this channel is no reason to stay registered
+                    self._forget(user, answered)
+                return
+            except (RedisError, OSError) as exc:
+                # The first try may only have learned that the idle connections are lost, and
+                # where no channel comes after this one, nobody else would send the rest.
+                self.client.connection_pool.disconnect(inuse_connections=False)
+                if last:
+                    logger.warning(
+                        "Could not settle at the channel's close: %s. What is left stays in the "
+                        "private lists; it is settled when the server answers, or recovered.",
+                        exc,
+                    )
+
+    def _settle(self) -> None:
+        """Send what waits, and give back what lost replies spoke of."""
+        self.in_flight.flush()
+        if self.in_flight.doubt:
+            self.in_flight.reconcile(self.owner, self.facts.lists)
+
+    def _forget(self, user: int, answered: bool) -> None:
         with self._lock:
             self._users.pop(user, None)
             if self._users or not self.joined or len(self.in_flight.jobs):
@@ -246,9 +273,7 @@ class Membership:
             return
         with self._lock:
             try:
-                if self.in_flight.doubt:
-                    self.in_flight.reconcile(self.owner, self.facts.lists)
-                self.in_flight.flush()
+                self._settle()
                 self.in_flight.requeue_all()
                 self._users.clear()
                 self._end(answered=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from threading import get_ident
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from kombu.log import get_logger
 from redis.exceptions import RedisError, ResponseError
@@ -13,32 +13,12 @@ from redis.exceptions import RedisError, ResponseError
 from ...model.job import Claimed, Job
 from ...owner.membership import Membership
 from .backlog import Backlog
+from .consumer import Consumer
 from .probation import Probation
-from .queue_lists import POLL_INTERVAL, QueueLists
+from .queue_lists import POLL_INTERVAL
 from .reads import COMPLAINT_INTERVAL, BlockingReads
 
 logger = get_logger(__name__)
-
-
-class Consumer(Protocol):
-    """Who a fetch works for: a channel."""
-
-    closed: bool
-    lists: QueueLists
-    #: How much more may be claimed (``credit``), how much was (``in_use``).
-    qos: Any
-
-    def list_expires(self) -> dict[str, int]:
-        """Each list that is claimed from, with the ms of its queue's x-expires; 0 for none."""
-
-    def expires_of(self, queue_list: str) -> int:
-        """The same for any list."""
-
-    def deliver(self, claimed: Claimed) -> bool:
-        """Hand a claimed job to whoever consumes from its queue."""
-
-    def give_back_waiting(self) -> int:
-        """Give back what is claimed and not started."""
 
 
 class Fetch:
@@ -350,22 +330,4 @@ class Fetch:
 
     def leave(self) -> None:
         """The channel is closed and gave back what it could; never raises."""
-        for last in (False, True):
-            try:
-                try:
-                    self.in_flight.flush()
-                    if self.in_flight.doubt:
-                        self.in_flight.reconcile(self.membership.owner, self.membership.facts.lists)
-                finally:  # whatever waits still, this channel is no reason to stay registered
-                    self.membership.leave(id(self), answered=self.reads.answered)
-                return
-            except (RedisError, OSError) as exc:
-                # The first try may only have learned that the idle connections are lost, and
-                # where no channel comes after this one, nobody else would send the rest.
-                self.membership.client.connection_pool.disconnect(inuse_connections=False)
-                if last:
-                    logger.warning(
-                        "Could not settle at the channel's close: %s. What is left stays in the "
-                        "private lists; it is settled when the server answers, or recovered.",
-                        exc,
-                    )
+        self.membership.leave(id(self), answered=self.reads.answered)

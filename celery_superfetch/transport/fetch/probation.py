@@ -11,6 +11,7 @@ from kombu.log import get_logger
 from ...owner.membership import Membership
 from ...store.probation import Suspects
 from .backlog import Backlog
+from .consumer import Consumer
 from .reads import BlockingReads
 
 logger = get_logger(__name__)
@@ -38,7 +39,7 @@ class Probation:
 
     def __init__(
         self,
-        consumer: Any,
+        consumer: Consumer,
         poller: Any,
         membership: Membership,
         backlog: Backlog,
