@@ -12,7 +12,6 @@ from redis.exceptions import ResponseError
 from ..model.facts import Facts
 from .database import Structure
 from .wire.clients import cut
-from .wire.clients import run_id as run_id
 from .wire.resp import packed
 from .wire.scripts import Call
 from .wire.server import milliseconds

@@ -47,7 +47,7 @@ def migrate(
         config = Config(global_keyprefix=(options or {}).get("global_keyprefix", ""))
         with routes_of(app) as routes:
             unacked = Unacked(Database(client, config), *routes.unacked)
-            return Migration(client, unacked, through(routes)).run(**how)
+            return Migration(unacked, through(routes)).run(**how)
 
     return run
 

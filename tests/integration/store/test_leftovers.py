@@ -130,8 +130,8 @@ def test_how_many_ran_is_not_forgotten_with_what_a_frozen_owner_held(bench: Benc
     owner = bench.dead_owner([ONE, TWO], running=[ONE, TWO])
     score = bench.registry.owners()[owner.owner]
     assert bench.registry.mark(owner.owner, owner.process.host, score, 60, "gone")
-    bench.lists.forget_running(owner.owner, set())
-    assert bench.lists.running(owner.owner).at_death == 2
+    bench.running.forget(owner.owner, set())
+    assert bench.running.read(owner.owner).at_death == 2
 
 
 def test_a_job_on_probation_leaves_nothing(bench: Bench) -> None:

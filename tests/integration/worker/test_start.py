@@ -37,7 +37,7 @@ def hand_over(bench: Bench, claimed: Claimed) -> float:
 
 def running(bench: Bench, owner: Facts) -> list[str]:
     """Digests of what the server has as running."""
-    return sorted(bench.lists.running(owner.owner).digests)
+    return sorted(bench.running.read(owner.owner).digests)
 
 
 def digests(*payloads: bytes) -> list[str]:
@@ -344,7 +344,7 @@ def test_a_suspect_counts_as_running_from_its_claim_on(
     bench: Bench, owner: Facts, suspect: Job
 ) -> None:
     """It may kill whoever decodes it. What else was recorded, a lost ack has left."""
-    assert bench.lists.running(owner.owner).alone == digest(suspect.payload)
+    assert bench.running.read(owner.owner).alone == digest(suspect.payload)
     assert running(bench, owner) == [digest(suspect.payload)]
 
 

@@ -24,7 +24,7 @@ from celery_superfetch.store.database import Database
 from celery_superfetch.store.dead_jobs import DeadJobs
 from celery_superfetch.store.private_lists import Claims, PrivateLists
 from celery_superfetch.store.registry import Registry
-from celery_superfetch.store.running import ALONE
+from celery_superfetch.store.running import ALONE, RunningJobs
 from celery_superfetch.store.silences import Silences
 from celery_superfetch.store.wire.scripts import Call
 
@@ -81,6 +81,7 @@ class Bench:
         self.keys, self.scripts = self.database.keys, self.database.scripts
         self.registry = Registry(self.database)
         self.lists = PrivateLists(self.database)
+        self.running = RunningJobs(self.database)
         self.recoveries = Recoveries(self.database)
         self.dead_set = DeadJobs(self.database)
         self.silences = Silences(self.database)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import redis
 
-ROOT = Path(__file__).resolve().parents[2] / "celery_superfetch"
-MODULES = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in ROOT.rglob("*.py")}
+from support.house import HERE, PACKAGE, modules
+
+MODULES = modules(HERE / PACKAGE)
 
 COMMANDS = {name for name in dir(redis.Redis) if not name.startswith("_")} - {"close"}
 WORDS = {name.partition("_")[0].upper() for name in COMMANDS} - {"DEBUG"}  # a level, in logs
@@ -26,9 +26,14 @@ KEY = re.compile(r"(?<!celery_)superfetch:")
 
 EXCEPTIONS = {
     "transport.channel": {".rpop"},  # kombu's client, for kombu's ``_get``
+    # To be emptied: they send calls, which the store has made, together.
+    "owner.in_flight.acks": {"Call", "Line", ".scripts"},
+    "owner.in_flight.held": {"Call", ".scripts"},
+    "owner.in_flight.in_flight": {".scripts"},
+    "owner.in_flight.lost_runs": {".time"},
+    "owner.in_flight.outbox": {"Call", ".scripts"},
+    "owner.in_flight.requeues": {".scripts"},
 }
-#: Room that is being reshaped; to be emptied.
-UNFINISHED = "owner.in_flight."
 
 
 def spelled(source: str) -> Iterator[str]:
@@ -49,11 +54,9 @@ def spelled(source: str) -> Iterator[str]:
             yield from {str(node.value)} & WORDS or KEY.findall(str(node.value))
 
 
-def outside() -> list[str]:
-    return sorted(m for m in MODULES if not f"{m}.".startswith(("store.", UNFINISHED)))
-
-
-@pytest.mark.parametrize("module", outside())
+@pytest.mark.parametrize(
+    "module", sorted(name for name in MODULES if not f"{name}.".startswith("store."))
+)
 def test_no_other_room_names_a_key_a_command_or_a_script(module: str) -> None:
     assert set(spelled(MODULES[module].read_text())) == EXCEPTIONS.get(module, set())
 
