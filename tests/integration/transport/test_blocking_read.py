@@ -14,8 +14,8 @@ from celery_superfetch.model.job import Claimed, Job
 from celery_superfetch.owner.membership import BLOCK_TIMEOUT
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.registry import Registry
-from celery_superfetch.store.wire.clients import connection_id, run_id
-from celery_superfetch.transport.fetch.blocking_read import BlockingRead, unblock
+from celery_superfetch.store.wire.clients import connection_id, run_id, unblock
+from celery_superfetch.transport.fetch.blocking_read import BlockingRead
 from support.servers.proxy import FaultProxy
 from support.servers.server import Server
 from support.waiting import eventually
