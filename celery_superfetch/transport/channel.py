@@ -26,6 +26,7 @@ from ..store.keys import Keys
 from ..store.wire.connections import Params, leaving_replicas, named, patient
 from .fetch.fetch import Fetch
 from .fetch.queue_lists import QueueLists
+from .private_names import check_transport
 from .qos import Delivered, QoS
 
 logger = get_logger(__name__)
@@ -120,7 +121,7 @@ class Channel(redis.Channel):
 
     def expires_of(self, queue_list: str) -> int:
         """ms of the queue's x-expires; 0 for none."""
-        expires = getattr(self, "_expires", {})  # came with kombu 5.6
+        expires = getattr(self, "_expires", {})  # came with kombu 5.7
         ms = int(expires.get(self.lists.queue(queue_list)) or 0)
         return min(ms, int(LONGEST * 1000))
 
@@ -140,6 +141,7 @@ class Channel(redis.Channel):
     def fetch(self) -> Fetch:
         """Made on the first consume: a producer needs none of it."""
         if self._fetch is None:
+            check_transport()
             poller = self.connection.cycle
             membership = membership_for(self.here(), self.config, self.elsewhere(), poller.runner)
             self._fetch = Fetch(self, poller, membership)
