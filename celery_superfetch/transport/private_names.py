@@ -36,7 +36,7 @@ class Name(NamedTuple):
     why: str
     #: The version that brought it.
     since: tuple[int, int] = (0, 0)
-    #: The text that it is; of a function, one that stands in it.
+    #: The text that it is; of a function, a text or a name that stands in it.
     text: str = ""
 
     def __str__(self) -> str:
@@ -86,7 +86,9 @@ def _sets(code: CodeType, name: str) -> bool:
 
 def _texts(found: Any) -> Iterable[Any]:
     found = inspect.unwrap(found)
-    return found.__code__.co_consts if isinstance(found, FunctionType) else (found,)
+    if not isinstance(found, FunctionType):
+        return (found,)
+    return (*found.__code__.co_consts, *found.__code__.co_names)
 
 
 def _takes(found: Any, unbound: bool, args: str) -> bool:
@@ -167,6 +169,7 @@ NAMES = (
     Name("kombu", _CHANNEL + "_size(queue)", "count jobs that are claimed ahead"),
     Name("kombu", _CHANNEL + "_tag_to_queue", "stop claiming from a queue"),
     Name("kombu", _CHANNEL + "_update_queue_cycle()", "know from which queues to claim"),
+    Name("kombu", _CHANNEL + "active_queues", "keep kombu from taking jobs that want an ack"),
     Name("kombu", _POLLER + "_channels", "fetch for each channel of a connection"),
     Name("kombu", _POLLER + "_fd_to_chan", "leave sockets alone that are closed"),
     Name("kombu", _POLLER + "_in_protected_read", "fetch once in a turn of the loop"),

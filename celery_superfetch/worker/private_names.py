@@ -33,6 +33,9 @@ NAMES = (
     Name("celery", _REQUEST + "_retry_worker_lost(exc, exc_info)", "count strikes", (5, 7)),
     Name("celery", _REQUEST + "acknowledge()", "settle a job"),
     Name("celery", _REQUEST + "cancel(pool)", "give back what Celery cancels"),
+    Name(
+        "celery", _REQUEST + "execute_using_pool(pool)", "know whose job it is", text="on_accepted"
+    ),
     Name("celery", _REQUEST + "on_failure(exc_info)", "see that a pool process was lost"),
     Name("celery", _REQUEST + "on_timeout(soft, timeout)", "see that a job was killed"),
     Name("celery", _REQUEST + "reject(requeue=)", "count strikes"),
