@@ -19,6 +19,13 @@ class UnsupportedBroker(SuperfetchError):
     """The broker cannot carry the guarantee (Windows, an old or read-only server)."""
 
 
+class UnsupportedVersion(SuperfetchError):
+    """Celery, kombu, billiard or redis-py is not what jobs rely on; nothing was claimed.
+
+    The text says which of them, what it lacks, and which version to install.
+    """
+
+
 class ForkedConnection(SuperfetchError):
     """A child consumes over a connection that its parent made; nothing was claimed."""
 

@@ -114,7 +114,7 @@ class Channel(redis.Channel):
 
     def expires_of(self, queue_list: str) -> int:
         """ms of the queue's x-expires; 0 for none."""
-        expires = getattr(self, "_expires", {})  # came with kombu 5.6
+        expires = getattr(self, "_expires", {})  # came with kombu 5.7
         ms = int(expires.get(self.lists.queue(queue_list)) or 0)
         return min(ms, int(LONGEST * 1000))
 
@@ -136,7 +136,9 @@ class Channel(redis.Channel):
         if self._fetch is None:
             from ..owner.memberships import membership_for
             from .fetch.fetch import Fetch
+            from .private_names import check_transport
 
+            check_transport()
             poller = self.connection.cycle
             membership = membership_for(self.here(), self.config, self.elsewhere(), poller.runner)
             self._fetch = Fetch(self, poller, membership)

@@ -11,16 +11,17 @@ from celery.worker import state
 from ..app.events import monitors_of
 from ..model.process import start_time
 from ..owner.in_flight.runner import Runner
+from .private_names import SOLO, THREADS
 
 
 def is_solo(pool: Any) -> bool:
     """Whether jobs run in the consumer's own thread."""
-    return type(pool).__module__ == "celery.concurrency.solo"
+    return type(pool).__module__ == SOLO
 
 
 def is_threads(pool: Any) -> bool:
     """Whether jobs run in threads of this process."""
-    return type(pool).__module__ == "celery.concurrency.thread"
+    return type(pool).__module__ == THREADS
 
 
 def has_loop(pool: Any) -> bool:

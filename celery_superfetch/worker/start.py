@@ -35,6 +35,7 @@ from .prefork import (
     read_on,
     request_of,
 )
+from .private_names import check_started
 from .stopping import Returnable, told_to_stop
 
 logger = get_logger(__name__)
@@ -107,6 +108,7 @@ class Gate(PoolRunner):
         self._apply = self.pool.apply_async
         self.pool.apply_async = self.apply_async
         if has_loop(self.pool):
+            check_started(self.pool)
             keep_what_runs(self.pool, self.forget)
             read_on(self.pool)
             hear_the_dead(self.pool)

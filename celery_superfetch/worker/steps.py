@@ -24,6 +24,7 @@ from ..signals import ownership_lost
 from ..store.wire.server import check_platform, check_server
 from ..transport.transport import Transport
 from .maintenance import MaintenanceThread, Rounds
+from .private_names import check_worker
 from .reception import Reception
 from .request import use_our_request
 from .start import Gate
@@ -48,6 +49,7 @@ class Maintenance(bootsteps.StartStopStep):
         self.report_losses = reporter(worker.app, "lost")
         try:
             check_platform()
+            check_worker(worker.pool_cls)
             config_of(worker.app)
         except SuperfetchError as exc:
             raise SystemExit(f"celery_superfetch: {exc}") from exc

@@ -19,15 +19,12 @@ from ..owner.memberships import memberships
 from ..transport.deliveries import delivery_of
 from .celery_request import CeleryRequest
 from .pool import end_process, is_solo, process_ends, running
+from .private_names import ASKS_FIRST
 
 logger = get_logger(__name__)
 
 #: Seconds between two looks for an order to stop. The signal handler itself may only set flags.
 LOOK_INTERVAL = 0.5
-
-#: The only strategy that is known to hand a request to the pool before it runs. Others (batches)
-#: keep messages of their own, and settle those themselves.
-ASKS_FIRST = "celery.worker.strategy:default"
 
 
 def told_to_stop(membership: Membership) -> bool:

@@ -10,7 +10,7 @@ class Runner:
     """Runs what is delivered: here the consumer itself, and nobody knows when it begins.
 
     It is told to the poller of a connection, once; a Celery worker's is the gate before its pool.
-    The methods of one that has an event loop are called by other threads as well.
+    The heart's thread asks for ``pids`` and ``turns``, the loop's does the rest.
     """
 
     #: The Celery worker that it is of; None for another consumer.

@@ -6,9 +6,12 @@ import ast
 import configparser
 import re
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "celery_superfetch"
@@ -21,6 +24,12 @@ def setup_cfg() -> configparser.ConfigParser:
     parser = configparser.ConfigParser()
     parser.read(ROOT / "setup.cfg")
     return parser
+
+
+def required(project: str) -> SpecifierSet:
+    lines = setup_cfg()["options"]["install_requires"].split()
+    [found] = [one for one in map(Requirement, lines) if one.name == project]
+    return found.specifier
 
 
 def header(script: str) -> list[str]:
@@ -99,6 +108,11 @@ def test_demo_and_test_extras_bring_the_same_server() -> None:
 
 def test_a_floor_for_redis_py_is_our_own() -> None:
     """F5. That of kombu 5.5 lets in 4.5.2 (ImportError) and 4.6.0 (TypeError)."""
-    required = setup_cfg()["options"]["install_requires"].split()
-    [own] = [one for one in required if one.startswith("redis")]
-    assert own == "redis>=5.0"
+    assert "5.0" in required("redis")
+    assert "4.6.0" not in required("redis")
+
+
+@pytest.mark.parametrize("project", ["billiard", "celery", "kombu", "redis"])
+def test_what_is_depended_on_more_than_is_documented_has_an_upper_bound(project: str) -> None:
+    assert version(project) in required(project)
+    assert "99" not in required(project)
