@@ -24,7 +24,7 @@ def hub(tmp_path: Path) -> Iterator[Callable[[str], Process]]:
     started: list[Process] = []
 
     def start(url: str) -> Process:
-        argv = [sys.executable, str(TESTS / "apps" / "hub.py"), url, str(tmp_path)]
+        argv = [sys.executable, str(TESTS / "support" / "apps" / "hub.py"), url, str(tmp_path)]
         started.append(
             Process(argv, log=tmp_path / "hub.log", env=process_env({}), cwd=tmp_path, title="hub")
         )
