@@ -150,7 +150,7 @@ def test_a_retried_poison_job_runs_again(cli, worker, shop, kill, ledger):
     assert "empty" in cli("dead", "list").out
 
     worker(options=ONE_STRIKE)
-    eventually(lambda: len(ledger.starts()["a"]) == 2)
+    eventually(lambda: ledger.runs()["a"] == 2)
     eventually(lambda: cli("dead", "list", "--json").json()["size"] == 1, every=0.2)
 
 
