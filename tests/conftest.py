@@ -22,7 +22,7 @@ from support.process import Process
 from support.servers.ledger import LEDGER_DB, Ledger
 from support.servers.server import ExternalServer, NoServerBinary, NotOurServer, Server
 from support.shown import STARTED
-from support.workers.cli import Result, run_superfetch
+from support.workers.cli import Result, run_superfetch, superfetch_here
 from support.workers.worker import Beat, Worker, app_env
 
 # Each process of xdist starts a server of its own; a server named by URL is one for all, and the
@@ -218,17 +218,26 @@ def beat(
 
 
 @pytest.fixture
-def cli(env: Callable[..., dict[str, str]], tmp_path: Path) -> Callable[..., Result]:
-    """`cli("dead", "list", code=0, options={...})`: run it and check its exit code."""
+def cli(
+    env: Callable[..., dict[str, str]], make_app: Callable[..., Celery], tmp_path: Path
+) -> Callable[..., Result]:
+    """`cli("dead", "list", code=0, options={...})`: run it and check its exit code.
+
+    With `process=True` in a process of its own, which takes a second to import Celery; there it
+    may be of another app, and have more in its environment.
+    """
 
     def run(
         *args: str,
+        process: bool = False,
         code: int = 0,
         app: str | None = "shop",
         answer: str = "",
         environ: dict[str, str] | None = None,
         **settings: Any,
     ) -> Result:
+        if not process:
+            return superfetch_here(make_app(**settings), *args, code=code, answer=answer)
         configured = {**env(**settings), **(environ or {})}
         return run_superfetch(
             *args, env=configured, directory=tmp_path, code=code, app=app, answer=answer

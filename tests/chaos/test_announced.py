@@ -157,7 +157,7 @@ def test_without_a_result_backend_and_events_the_rest_is_told_all_the_same(
     old = app.signature("told.old", app=app)
     app.signature("told.pill", args=("pill",), app=app).apply_async(link_error=old)
     worker(**settings, result_url="", ready=False).wait_exit()
-    cli("reap", app="told", options=settings["options"], result_url="")
+    cli("reap", process=True, app="told", options=settings["options"], result_url="")
     eventually(lambda: "superfetch-recovered" in {event["type"] for event in events})
     (event,) = (event for event in events if event["type"] == "superfetch-recovered")
     assert (event["name"], event["recoveries"]) == ("told.pill", 1)

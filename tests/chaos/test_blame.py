@@ -121,7 +121,7 @@ def test_ten_deploys_in_a_row_strike_nothing(
     deploys = 10 if pool == "prefork" else 3
     for deploy in range(1, deploys + 1):
         one = worker(pool=pool, concurrency=SLOTS[pool], options=OPTIONS, ready=False)
-        eventually(lambda deploy=deploy: len(ledger.starts().get("long", [])) == deploy)
+        eventually(lambda deploy=deploy: ledger.runs().get("long", 0) == deploy)
         owner = db.owner_of("long")
         one.term()
         eventually(lambda owner=owner: db.fact(owner, "state") == "stopping")

@@ -28,7 +28,7 @@ def test_a_task_that_runs_out_of_memory_fails_like_any_other(
     eventually(lambda: ledger.finishes().get("behind"))
     eventually(lambda: not db.held() and not db.length())
     assert one.alive()
-    assert len(ledger.starts()["odd"]) == 1
+    assert ledger.runs()["odd"] == 1
     assert failed.state == "FAILURE"
     assert not db.dead()
 
@@ -71,4 +71,4 @@ def test_a_job_whose_end_cannot_be_told_does_not_stay_in_flight(
         eventually(db.dead)
     eventually(lambda: not db.held() and not db.length())
     assert not db.running()
-    assert len(ledger.starts()["odd"]) == (3 if end == "timed out" else 1)
+    assert ledger.runs()["odd"] == (3 if end == "timed out" else 1)

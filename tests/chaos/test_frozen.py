@@ -22,11 +22,6 @@ QUICK = {"heartbeat_interval": 1, "owner_ttl": 3, "reap_interval": 1}
 RESERVED = [f"n{n}" for n in range(3)]
 
 
-def ran(ledger: Ledger) -> dict[str, int]:
-    """Job -> how often it was started."""
-    return {job: len(times) for job, times in ledger.starts().items()}
-
-
 @pytest.fixture
 def events(app: Celery) -> Iterator[list[dict[str, Any]]]:
     """The `superfetch-ownership-lost` events that are sent meanwhile."""
@@ -63,7 +58,7 @@ def freeze_with_jobs_in_the_pool(
     eventually(lambda: db.held()[owner] == ["running", *RESERVED], message="all is claimed")
     with sleeper.frozen():
         worker(host=Host("there"), options=QUICK, concurrency=1, args=["--prefetch-multiplier=4"])
-        eventually(lambda: ran(ledger).get("running") == 2, message="it runs again elsewhere")
+        eventually(lambda: ledger.runs().get("running") == 2, message="it runs again elsewhere")
     sleeper.wait_log(f"Owner {owner} goes on as owner")
     ledger.release()
     eventually(lambda: set(ledger.finishes()) == {"running", *RESERVED})
@@ -97,7 +92,7 @@ def test_a_thawed_worker_drops_what_it_had_not_started(
         lambda: {line["host"] for line in ledger.lines("finished")} == {"here", "there"},
         message="both work",
     )
-    assert ran(ledger) == {"running": 2, **dict.fromkeys([*RESERVED, *names], 1)}
+    assert ledger.runs() == {"running": 2, **dict.fromkeys([*RESERVED, *names], 1)}
     thawed.term()
     thawed.wait_exit()
     assert [name for name in db.owners() if name.startswith("here")] == []
@@ -108,7 +103,7 @@ def test_the_control_runs_twice_what_it_had_not_started(
 ) -> None:
     """Without asking at the start; one that had not started is enough to show it."""
     freeze_with_jobs_in_the_pool(worker, shop, ledger, db, "threads", "handover")
-    eventually(lambda: max(ran(ledger)[name] for name in RESERVED) == 2)
+    eventually(lambda: max(ledger.runs()[name] for name in RESERVED) == 2)
 
 
 @pytest.mark.parametrize(("without", "runs"), [("", 1), ("an_end_of_trust", 2)])
@@ -130,7 +125,7 @@ def test_a_job_that_need_not_ask_asks_when_that_was_long_ago(
         worker(host=Host("there"), options=QUICK, concurrency=1)
         eventually(lambda: ledger.finishes().get("job"), message="it runs elsewhere")
     sleeper.wait_log("goes on as owner")
-    eventually(lambda: ran(ledger)["job"] == runs)
+    eventually(lambda: ledger.runs()["job"] == runs)
     # What its child gets next comes behind that one.
     names = [f"m{n}" for n in range(20)]
     for name in names:
@@ -143,4 +138,4 @@ def test_a_job_that_need_not_ask_asks_when_that_was_long_ago(
         message="both work",
     )
     eventually(lambda: not db.held() and not db.length())
-    assert ran(ledger) == {"first": 1, "job": runs, **dict.fromkeys(names, 1)}
+    assert ledger.runs() == {"first": 1, "job": runs, **dict.fromkeys(names, 1)}

@@ -18,11 +18,6 @@ pytestmark = pytest.mark.netns
 QUICK = {"heartbeat_interval": 1, "owner_ttl": 5, "reap_interval": 1}
 
 
-def ran(ledger: Ledger) -> dict[str, int]:
-    """Job -> how often it was started."""
-    return {job: len(times) for job, times in ledger.starts().items()}
-
-
 def test_a_dead_host_is_recovered_by_another(
     worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> None:
@@ -34,10 +29,10 @@ def test_a_dead_host_is_recovered_by_another(
     eventually(lambda: db.held()[owner] == ["running", "reserved"])
     worker(host=Host("there"), options=QUICK, concurrency=1)
     victim.kill9_all()
-    eventually(lambda: ran(ledger)["running"] == 2, message="it runs again")
+    eventually(lambda: ledger.runs()["running"] == 2, message="it runs again")
     ledger.release()
     eventually(lambda: set(ledger.finishes()) == {"running", "reserved"})
-    assert ran(ledger) == {"running": 2, "reserved": 1}
+    assert ledger.runs() == {"running": 2, "reserved": 1}
     assert db.fact(owner, "reason") == "its connections are gone and it missed two heartbeats"
     assert {line["host"] for line in ledger.lines("finished")} == {"there"}
 
@@ -51,13 +46,13 @@ def test_a_restarted_container_takes_back_what_its_predecessor_held(
     dead = db.owner_of("running")
     victim.kill9_all()
     worker(host=Host("box"), options=QUICK, name="same", concurrency=1)
-    eventually(lambda: ran(ledger)["running"] == 2, message="it runs again")
+    eventually(lambda: ledger.runs()["running"] == 2, message="it runs again")
     alive = db.owner_of("running")
     assert [owner.split("|")[:2] for owner in (dead, alive)] == [["box", "1"]] * 2
     assert dead != alive
     ledger.release()
     eventually(lambda: ledger.finishes())
-    assert ran(ledger) == {"running": 2}
+    assert ledger.runs() == {"running": 2}
 
 
 def test_of_two_containers_with_one_name_and_pid_the_survivor_keeps_its_jobs(
@@ -81,10 +76,10 @@ def test_of_two_containers_with_one_name_and_pid_the_survivor_keeps_its_jobs(
     assert len(mine) == 2
     victim.kill9_all()
     eventually(lambda: db.fact(dead, "state") == "reaped", message="the dead one is reaped")
-    always(lambda: all(ran(ledger)[job] == 1 for job in mine), during=3)
+    always(lambda: all(ledger.runs()[job] == 1 for job in mine), during=3)
     ledger.release()
     eventually(lambda: len(ledger.finishes()) == 16)
-    assert ran(ledger) == {job: 2 if job in ("a0", "a1") else 1 for job in ledger.starts()}
+    assert ledger.runs() == {job: 2 if job in ("a0", "a1") else 1 for job in ledger.starts()}
     assert db.fact(alive, "state") == "running"
 
 
@@ -98,7 +93,7 @@ def test_a_frozen_owner_keeps_its_jobs_for_owner_ttl_and_goes_on_under_a_new_nam
     other = worker(host=Host("there"), options=QUICK, concurrency=1)
     with sleeper.frozen():
         last = db.heard(owner)
-        eventually(lambda: ran(ledger)["running"] == 2, message="it runs again")
+        eventually(lambda: ledger.runs()["running"] == 2, message="it runs again")
         assert db.fact(owner, "reason") == "no heartbeat for its owner_ttl"
         assert int(db.fact(owner, "reaped_at")) - last >= QUICK["owner_ttl"] * 1000
     sleeper.wait_log("goes on as owner")
@@ -110,7 +105,7 @@ def test_a_frozen_owner_keeps_its_jobs_for_owner_ttl_and_goes_on_under_a_new_nam
     other.wait_exit()
     shop.note.delay("next")
     eventually(lambda: ledger.finishes().get("next"), message="the thawed one works")
-    assert ran(ledger) == {"running": 2, "next": 1}
+    assert ledger.runs() == {"running": 2, "next": 1}
     (renewed,) = db.owners()
     assert renewed != owner
     eventually(lambda: not db.private_lists(), message="all is settled")
@@ -157,5 +152,5 @@ def test_a_claim_that_lands_after_its_owner_was_reaped_is_recovered(
     for name in (more := [f"m{n}" for n in range(3)]):
         note.delay(name)
     eventually(lambda: set(ledger.finishes()) == {*names, *more})
-    assert ran(ledger) == dict.fromkeys([*names, *more], 1)
+    assert ledger.runs() == dict.fromkeys([*names, *more], 1)
     eventually(lambda: not there.private_lists(), message="all is settled")

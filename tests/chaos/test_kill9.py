@@ -26,11 +26,6 @@ def fill(shop: SimpleNamespace, ledger: Ledger, db: Database, running: list[str]
     return db.owner_of(running[0])
 
 
-def ran(ledger: Ledger) -> dict[str, int]:
-    """Job -> how often it was started."""
-    return {job: len(times) for job, times in ledger.starts().items()}
-
-
 @pytest.mark.parametrize("how", ["kill9_all", "kill9_main"])
 def test_a_killed_workers_jobs_run_on_its_neighbour(
     worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, how: str
@@ -39,10 +34,10 @@ def test_a_killed_workers_jobs_run_on_its_neighbour(
     owner = fill(shop, ledger, db, RUNNING)
     worker(concurrency=2)
     getattr(victim, how)()
-    eventually(lambda: all(ran(ledger)[name] == 2 for name in RUNNING), message="they run again")
+    eventually(lambda: all(ledger.runs()[name] == 2 for name in RUNNING), message="they run again")
     ledger.release()
     eventually(lambda: set(ledger.finishes()) == {*RUNNING, *RESERVED})
-    assert ran(ledger) == {**dict.fromkeys(RUNNING, 2), **dict.fromkeys(RESERVED, 1)}
+    assert ledger.runs() == {**dict.fromkeys(RUNNING, 2), **dict.fromkeys(RESERVED, 1)}
     assert db.fact(owner, "state") == "reaped"
     eventually(lambda: not db.private_lists() and not db.counters(), message="all is settled")
 
@@ -56,12 +51,12 @@ def test_a_killed_pool_child_costs_its_job_one_strike_and_its_neighbours_nothing
     children = [child.pid for child in one.children()]
     victim, neighbour = RUNNING
     one.kill9_child(children.index(pids[victim]))
-    eventually(lambda: ran(ledger)[victim] == 2, message="it runs again")
+    eventually(lambda: ledger.runs()[victim] == 2, message="it runs again")
     assert [row["strikes"] for row in db.counters() if "strikes" in row] == ["1"]
     assert "pool child lost" in db.counters()[0]["history"]
     ledger.release()
     eventually(lambda: set(ledger.finishes()) == {*RUNNING, *RESERVED})
-    assert ran(ledger) == {victim: 2, neighbour: 1, **dict.fromkeys(RESERVED, 1)}
+    assert ledger.runs() == {victim: 2, neighbour: 1, **dict.fromkeys(RESERVED, 1)}
     assert db.owners() == [owner], "the worker itself goes on"
     eventually(lambda: not db.counters(), message="a job that is settled has a clean record")
 
@@ -79,11 +74,11 @@ def test_a_worker_of_another_pool_is_recovered(
     eventually(lambda: set(ledger.starts()) == set(running))
     worker(pool=pool, concurrency=len(running))
     victim.kill9_all()
-    eventually(lambda: all(ran(ledger)[name] == 2 for name in running), message="they run again")
+    eventually(lambda: all(ledger.runs()[name] == 2 for name in running), message="they run again")
     ledger.release()
     shop.note.delay("next")
     eventually(lambda: set(ledger.finishes()) == {*running, "next"})
-    assert ran(ledger) == {**dict.fromkeys(running, 2), "next": 1}
+    assert ledger.runs() == {**dict.fromkeys(running, 2), "next": 1}
 
 
 def test_the_last_worker_is_recovered_at_its_successors_start(
@@ -97,7 +92,7 @@ def test_the_last_worker_is_recovered_at_its_successors_start(
     successor = worker(concurrency=2)
     ledger.release()
     eventually(lambda: set(ledger.finishes()) == {*RUNNING, *RESERVED})
-    assert ran(ledger) == {**dict.fromkeys(RUNNING, 2), **dict.fromkeys(RESERVED, 1)}
+    assert ledger.runs() == {**dict.fromkeys(RUNNING, 2), **dict.fromkeys(RESERVED, 1)}
     log = successor.log()
     assert log.index("reap: 1 of") < log.index(" ready."), "it looks before it serves"
 

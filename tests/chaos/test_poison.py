@@ -26,11 +26,6 @@ GONE = "its process is (gone|a zombie)"
 STRIKES = 3
 
 
-def runs(ledger: Ledger, job: str) -> int:
-    """How often a job was started."""
-    return len(ledger.starts().get(job, []))
-
-
 def test_a_job_that_kills_its_pool_child_runs_three_times_and_no_more(
     worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> None:
@@ -40,8 +35,8 @@ def test_a_job_that_kills_its_pool_child_runs_three_times_and_no_more(
     with pytest.raises(PoisonPill, match=rf"killed after {STRIKES} strikes.*pool child lost"):
         pill.get(timeout=30)
     eventually(lambda: ledger.finishes().get("bystander"))
-    assert runs(ledger, "pill") == STRIKES
-    assert runs(ledger, "bystander") == 1
+    assert ledger.runs()["pill"] == STRIKES
+    assert ledger.runs()["bystander"] == 1
     (record,) = db.dead()
     assert record["task_id"] == pill.id
     assert record["queue"] == "celery"
@@ -55,7 +50,7 @@ def ended_by_its_strikes(pill: AsyncResult, shop: SimpleNamespace, ledger: Ledge
         pill.get(timeout=30)
     shop.note.delay("next")
     eventually(lambda: ledger.finishes().get("next"))
-    assert runs(ledger, "pill") == STRIKES
+    assert ledger.runs()["pill"] == STRIKES
 
 
 def test_a_job_that_kills_its_worker_runs_three_times_and_no_more(
@@ -64,7 +59,7 @@ def test_a_job_that_kills_its_worker_runs_three_times_and_no_more(
     pill = shop.kill_owner.delay("pill")
     for _ in range(STRIKES):
         worker(pool="solo", concurrency=1, ready=False).wait_exit()
-    assert runs(ledger, "pill") == STRIKES
+    assert ledger.runs()["pill"] == STRIKES
     assert not db.dead(), "nobody was left to judge the last death"
     worker(pool="solo", concurrency=1)
     ended_by_its_strikes(pill, shop, ledger)
@@ -82,7 +77,7 @@ def test_a_task_that_is_loaded_later_is_guarded_like_the_others(
     assert {"ok": "reload started"} in reply.values()
     pill = app.send_task("late.kill_child", ("pill",))
     eventually(lambda: db.dead(), 60, message="it is killed")
-    assert runs(ledger, "pill") == STRIKES
+    assert ledger.runs()["pill"] == STRIKES
     assert [record["task_id"] for record in db.dead()] == [pill.id]
 
 
@@ -93,7 +88,7 @@ def test_without_the_guard_a_poison_pill_goes_on(
     worker(concurrency=1, options={"strike_limit": 1000, "recovery_limit": 1000})
     shop.kill_child.delay("pill")
     # On a busy machine Celery notices a lost child only on its tick of 5 s.
-    eventually(lambda: runs(ledger, "pill") > 2 * STRIKES, 90)
+    eventually(lambda: ledger.runs()["pill"] > 2 * STRIKES, 90)
     assert not db.dead()
 
 
@@ -105,7 +100,7 @@ def test_a_hard_time_limit_without_ack_ends_too(
     eventually(lambda: db.dead(), message="it is killed")
     shop.note.delay("next")
     eventually(lambda: ledger.finishes().get("next"))
-    assert runs(ledger, "slow") == STRIKES
+    assert ledger.runs()["slow"] == STRIKES
     (record,) = db.dead()
     assert "hard time limit" in record["reason"]
 
@@ -154,12 +149,12 @@ def test_a_job_retried_from_the_dead_set_runs_again_with_a_clean_record(
     worker(concurrency=1, options={"strike_limit": 2})
     shop.kill_child.delay("pill")
     eventually(lambda: len(db.dead()) == 1)
-    assert runs(ledger, "pill") == 2
+    assert ledger.runs()["pill"] == 2
     dead_set = DeadJobs(store.Database(client, Config()))
     (job,) = dead_set
     assert dead_set.scripts.ask(dead_set.revive(job, job.queue_list, 0))
-    eventually(lambda: runs(ledger, "pill") == 4 and len(db.dead()) == 1)
-    assert runs(ledger, "pill") == 4
+    eventually(lambda: ledger.runs()["pill"] == 4 and len(db.dead()) == 1)
+    assert ledger.runs()["pill"] == 4
 
 
 @pytest.fixture
@@ -211,4 +206,4 @@ def test_otherwise_it_runs_again(
     spared(STRIKES)
     env = {"WITHOUT": "reception"}
     worker(pool="solo", concurrency=1, env=env, ready=False).wait_exit()
-    assert runs(ledger, "pill") == STRIKES + 1
+    assert ledger.runs()["pill"] == STRIKES + 1

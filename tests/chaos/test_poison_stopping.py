@@ -37,7 +37,7 @@ def test_a_loop_that_begins_with_term_ends(
     assert db.strikes() == {"pill": (STRIKES - 1, "exact")}
     assert not db.dead()
     lives(worker, 1, **limits)
-    assert len(ledger.starts()["pill"]) == RECOVERIES + STRIKES
+    assert ledger.runs()["pill"] == RECOVERIES + STRIKES
     [record] = db.dead()
     assert record["task_id"] == pill.id
     assert [entry["strike"] for entry in record["history"]] == [""] * RECOVERIES + [
@@ -53,5 +53,5 @@ def test_without_the_limit_it_goes_on(
     """A3, the control: what ends the loop is the limit of recoveries."""
     shop.stop_owner.delay("pill")
     lives(worker, RECOVERIES + STRIKES + 1, strike_limit=STRIKES, recovery_limit=1000)
-    assert len(ledger.starts()["pill"]) == RECOVERIES + STRIKES + 1
+    assert ledger.runs()["pill"] == RECOVERIES + STRIKES + 1
     assert not db.dead()

@@ -26,11 +26,6 @@ RESTORES_AT_ONCE = {
 }
 
 
-def ran(ledger: Ledger) -> dict[str, int]:
-    """Job -> how often it was started."""
-    return {job: len(times) for job, times in ledger.starts().items()}
-
-
 def unacked(client: redis.Redis) -> set[str]:
     """Names of the jobs that stock workers have not acked."""
     values: Any = client.hvals("unacked")
@@ -84,7 +79,7 @@ def test_a_fleet_is_rolled_from_stock_and_what_a_killed_worker_held_is_taken_ove
         alone = len(sent)
         eventually(lambda: len(ledger.finishes()) > alone + 20)
     eventually(lambda: set(sent) <= set(ledger.finishes()))
-    assert {name: ran(ledger)[name] for name in sent} == dict.fromkeys(sent, 1)
+    assert {name: ledger.runs()[name] for name in sent} == dict.fromkeys(sent, 1)
 
     # A stock worker holds jobs. Its connection shows it, although its prefetch is full and it
     # is in a warm shutdown.
@@ -103,8 +98,8 @@ def test_a_fleet_is_rolled_from_stock_and_what_a_killed_worker_held_is_taken_ove
     assert (done["taken"], done["queues"], done["left"]) == (8, {"old": 8}, [])
     eventually(lambda: set(kept) <= set(ledger.finishes()))
     # What had been running, as after every kill; nothing else runs again.
-    assert {job for job, runs in ran(ledger).items() if runs > 1} == {"h0", "h1"}
-    assert max(ran(ledger).values()) == 2
+    assert {job for job, runs in ledger.runs().items() if runs > 1} == {"h0", "h1"}
+    assert max(ledger.runs().values()) == 2
     new.term()
     assert new.wait_exit() == 0
     assert not client.exists("unacked", "unacked_index", "celery", "old")
@@ -134,14 +129,14 @@ def test_back_to_stock_after_a_kill(
     one.wait_gone()
     worker(superfetch=False, pool="threads", concurrency=1)
     # The control: stock knows nothing of private lists.
-    always(lambda: ran(ledger) == {"running": 1}, during=1.0)
+    always(lambda: ledger.runs() == {"running": 1}, during=1.0)
     ledger.release()
     done = cli("drain", "--forget", "--json").json()
     assert (done["given_back"], done["queues"], done["keys"]) == (4, {"celery": 4}, 0)
     eventually(lambda: set(ledger.finishes()) == {"running", "n0", "n1"})
     eventually(lambda: unacked(client) == {"eta"})
     assert list(ledger.starts()) == ["running", "n0", "n1"]
-    assert ran(ledger) == {"running": 2, "n0": 1, "n1": 1}
+    assert ledger.runs() == {"running": 2, "n0": 1, "n1": 1}
     assert db.keys("superfetch*") == []
 
 
@@ -171,5 +166,5 @@ def test_side_by_side_stock_restores_its_own_long_jobs_and_never_ours(
     assert db.owner_of("ours")
     assert db.length("new") == 0
     worker(queues=["old"], pool="threads", concurrency=1)
-    eventually(lambda: ran(ledger) == {"stock's": 2, "ours": 1})
-    always(lambda: ran(ledger) == {"stock's": 2, "ours": 1}, during=1.0)
+    eventually(lambda: ledger.runs() == {"stock's": 2, "ours": 1})
+    always(lambda: ledger.runs() == {"stock's": 2, "ours": 1}, during=1.0)

@@ -16,11 +16,6 @@ from support.waiting import always, eventually
 QUICK = {"heartbeat_interval": 1, "owner_ttl": 3, "reap_interval": 1}
 
 
-def ran(ledger: Ledger) -> dict[str, int]:
-    """Job -> how often it was started."""
-    return {job: len(times) for job, times in ledger.starts().items()}
-
-
 def test_deleting_the_registry_under_load_runs_nothing_twice(
     worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> None:
@@ -34,7 +29,7 @@ def test_deleting_the_registry_under_load_runs_nothing_twice(
         eventually(lambda at=part: len(ledger.starts()) >= at)
         db.client.delete("superfetch:owners")
     eventually(lambda: len(ledger.finishes()) == len(names))
-    assert ran(ledger) == dict.fromkeys(names, 1)
+    assert ledger.runs() == dict.fromkeys(names, 1)
     eventually(lambda: set(db.owners()) == before, message="both have registered again")
     eventually(lambda: not db.private_lists())
     assert db.stat("owners_reaped") == 0
@@ -51,10 +46,10 @@ def test_deleting_the_registry_of_a_dead_owner_loses_nothing(
     for key in ("owners", *(key.removeprefix("superfetch:") for key in db.keys("superfetch:ow*"))):
         db.client.delete(f"superfetch:{key}")
     worker(concurrency=1, options={**QUICK, "full_sweep_interval": 2})
-    eventually(lambda: ran(ledger)["running"] == 2, message="it runs again")
+    eventually(lambda: ledger.runs()["running"] == 2, message="it runs again")
     ledger.release()
     eventually(lambda: ledger.finishes())
-    assert ran(ledger) == {"running": 2}
+    assert ledger.runs() == {"running": 2}
 
 
 def test_a_full_server_is_drained_and_nobody_is_judged_by_silence(
@@ -78,7 +73,7 @@ def test_a_full_server_is_drained_and_nobody_is_judged_by_silence(
         during=QUICK["owner_ttl"] + 1,
         message="everybody is heard",
     )
-    assert ran(ledger) == dict.fromkeys(names, 1)
+    assert ledger.runs() == dict.fromkeys(names, 1)
     eventually(lambda: not there.private_lists())
     assert not any("cannot be claimed from" in one.log() for one in both), "nothing is wrong there"
 
@@ -99,7 +94,7 @@ def test_a_full_server_does_not_stop_the_reaper(
     worker(**place)
     own.client().config_set("maxmemory", "1mb")
     victim.kill9_all()
-    eventually(lambda: ran(ledger)["running"] == 2, message="it runs again")
+    eventually(lambda: ledger.runs()["running"] == 2, message="it runs again")
     ledger.release()
     eventually(lambda: ledger.finishes())
     eventually(lambda: not there.private_lists(), message="its ack is accepted")
@@ -123,7 +118,7 @@ def test_a_wrong_password_is_said_and_the_queue_is_left_alone(
     eventually(lambda: "invalid username-password pair" in one.log(), message="the log says it")
     assert Database(own.client()).waiting() == ["job"]
     worker(url=own.url(), result_url=own.url(1), concurrency=1)
-    eventually(lambda: ledger.finishes() and ran(ledger) == {"job": 1})
+    eventually(lambda: ledger.finishes() and ledger.runs() == {"job": 1})
 
 
 @pytest.mark.parametrize("seed", ["1", "2"])
@@ -144,7 +139,7 @@ def test_a_read_only_replica_is_refused_by_name_until_it_is_promoted(
     assert one.log().count("Trying to re-establish the connection") < 50, "it asks in a hot loop"
     replica.client().execute_command("REPLICAOF", "NO", "ONE")
     eventually(lambda: ledger.finishes(), 60, message="a failover mends it")
-    assert ran(ledger) == {"job": 1}
+    assert ledger.runs() == {"job": 1}
 
 
 def test_a_queue_key_of_another_type_is_named_and_the_other_queues_go_on(
@@ -161,7 +156,7 @@ def test_a_queue_key_of_another_type_is_named_and_the_other_queues_go_on(
     db.client.delete("broken")
     shop.note.apply_async(("mended",), queue="broken")
     eventually(lambda: ledger.finishes().get("mended"), message="it is served once it is mended")
-    assert ran(ledger) == {"a": 1, "b": 1, "mended": 1}
+    assert ledger.runs() == {"a": 1, "b": 1, "mended": 1}
 
 
 def test_a_worker_that_finds_a_queue_key_of_another_type_at_its_start_names_it(
@@ -180,7 +175,7 @@ def test_a_worker_that_finds_a_queue_key_of_another_type_at_its_start_names_it(
     db.client.delete("broken")
     shop.note.apply_async(("mended",), queue="broken")
     eventually(lambda: ledger.finishes().get("mended"), message="it is served once it is mended")
-    assert ran(ledger) == {"job": 1, "mended": 1}
+    assert ledger.runs() == {"job": 1, "mended": 1}
 
 
 def test_an_acl_user_without_scripts_is_refused_by_name(
@@ -204,7 +199,7 @@ def test_an_acl_user_without_scripts_is_refused_by_name(
     one.wait_exit()
     worker(**place)
     eventually(lambda: ledger.finishes())
-    assert ran(ledger) == {"job": 1}
+    assert ledger.runs() == {"job": 1}
 
 
 def test_a_server_that_is_killed_and_comes_back_costs_no_job(
@@ -223,7 +218,7 @@ def test_a_server_that_is_killed_and_comes_back_costs_no_job(
         own.kill()
         own.restart()
     eventually(lambda: len(ledger.finishes()) == len(names), 60)
-    assert ran(ledger) == dict.fromkeys(names, 1), "its owners lived: nothing was to be recovered"
+    assert ledger.runs() == dict.fromkeys(names, 1), "its owners lived: nothing was to be recovered"
     there = Database(own.client())
     eventually(lambda: not there.private_lists() and not there.length())
     assert there.stat("owners_reaped") == 0
@@ -246,5 +241,5 @@ def test_a_server_that_refuses_writes_for_a_while_loses_and_doubles_nothing(
     always(one.alive, during=2, message="it waits")
     own.client().config_set("min-replicas-to-write", "0")
     eventually(lambda: set(ledger.finishes()) == set(names))
-    assert ran(ledger) == dict.fromkeys(names, 1)
+    assert ledger.runs() == dict.fromkeys(names, 1)
     eventually(lambda: not Database(own.client()).private_lists())

@@ -23,11 +23,6 @@ QUICK = {"heartbeat_interval": 1, "owner_ttl": TTL, "reap_interval": 1}
 RESERVED = [f"n{n}" for n in range(3)]
 
 
-def ran(ledger: Ledger) -> dict[str, int]:
-    """Job -> how often it was started."""
-    return {job: len(times) for job, times in ledger.starts().items()}
-
-
 def holding(
     worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, **settings: Any
 ) -> tuple[Worker, str]:
@@ -81,7 +76,7 @@ def test_a_hung_workers_jobs_go_to_others(
     eventually(lambda: db.fact(one.owner, "state") in ("stuck", "reaped"), message="it says so")
     worker(options=QUICK, concurrency=5)
     eventually(lambda: {*RESERVED, "trigger"} <= set(ledger.finishes()), message="they run")
-    eventually(lambda: ran(ledger)["running"] == 2)
+    eventually(lambda: ledger.runs()["running"] == 2)
     assert "its event loop has not turned" in db.fact(one.owner, "reason")
     assert db.fact(one.owner, "was") == "stuck"
     always(lambda: one.owner not in db.owners(), during=1.0, message="it says nothing more")
@@ -94,7 +89,7 @@ def test_a_hung_workers_jobs_go_to_others(
     eventually(lambda: set(names) <= set(ledger.finishes()))
     eventually(lambda: not db.private_lists(), message="all is settled")
     once = dict.fromkeys([*RESERVED, "trigger", *names], 1)
-    assert ran(ledger) == {"running": 2, **once}
+    assert ledger.runs() == {"running": 2, **once}
     one.worker.term()
     assert one.worker.wait_exit() == 0
 
@@ -115,7 +110,7 @@ def test_status_names_a_hung_worker(
     eventually(lambda: db.fact(one.owner, "state") == "running", message="it goes on")
     ledger.release()
     eventually(lambda: not db.private_lists(), message="nobody took its jobs")
-    assert ran(ledger) == dict.fromkeys(["running", *RESERVED, "trigger"], 1)
+    assert ledger.runs() == dict.fromkeys(["running", *RESERVED, "trigger"], 1)
 
 
 def test_the_control_keeps_its_jobs_for_as_long_as_it_hangs(
@@ -130,7 +125,7 @@ def test_the_control_keeps_its_jobs_for_as_long_as_it_hangs(
     one.end()
     ledger.release()
     eventually(lambda: not db.private_lists())
-    assert ran(ledger) == dict.fromkeys(["running", *RESERVED, "trigger"], 1)
+    assert ledger.runs() == dict.fromkeys(["running", *RESERVED, "trigger"], 1)
 
 
 def test_a_hung_gevent_worker_says_so_by_its_pulse(
@@ -151,10 +146,10 @@ def test_a_hung_gevent_worker_says_so_by_its_pulse(
     owner = eventually(lambda: db.owner_of("trigger"))
     eventually(lambda: db.fact(owner, "state") == "stuck", message="it says so")
     worker(options=QUICK, concurrency=1)
-    eventually(lambda: ran(ledger) == {"trigger": 1}, message="another takes it")
+    eventually(lambda: ledger.runs() == {"trigger": 1}, message="another takes it")
     file.unlink()
     one.wait_log("goes on as owner")
-    assert ran(ledger) == {"trigger": 1}
+    assert ledger.runs() == {"trigger": 1}
 
 
 def never_stuck(db: Database, owner: str, during: float = 2.5 * TTL) -> None:
@@ -176,7 +171,7 @@ def test_a_long_job_in_the_loops_own_thread_is_no_hang(
     never_stuck(db, db.owner_of("long"))
     ledger.release()
     eventually(lambda: not db.private_lists())
-    assert ran(ledger) == {"long": 1}
+    assert ledger.runs() == {"long": 1}
     one.term()
     assert one.wait_exit() == 0
 
@@ -195,7 +190,7 @@ def test_a_long_warm_shutdown_is_no_hang(
     never_stuck(db, owner)
     ledger.release()
     assert one.wait_exit() == 0
-    assert ran(ledger) == {"long": 1}
+    assert ledger.runs() == {"long": 1}
     assert not db.private_lists()
 
 
@@ -219,7 +214,7 @@ def test_a_broker_that_is_away_for_long_makes_nobody_stuck(
     never_stuck(db, owner)
     ledger.release()
     eventually(lambda: not db.private_lists())
-    assert ran(ledger) == {"long": 1}
+    assert ledger.runs() == {"long": 1}
 
 
 def test_a_reply_that_is_cut_half_way_keeps_nobody(
@@ -239,7 +234,7 @@ def test_a_reply_that_is_cut_half_way_keeps_nobody(
         assert halved.wait(30)
         eventually(lambda: not db.private_lists() and not db.length(), message="it goes on")
         jobs = ["before", *(f"job{n}" for n in range(4))]
-        eventually(lambda: ran(ledger) == dict.fromkeys(jobs, 1))
+        eventually(lambda: ledger.runs() == dict.fromkeys(jobs, 1))
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
@@ -296,6 +291,6 @@ def test_a_black_holed_workers_jobs_go_to_others(
         assert db.fact(owner, "was") == "stuck"
         one.wait_log("goes on as owner")
         eventually(lambda: not db.private_lists() and not db.length(), message="all is settled")
-        assert {job: n for job, n in ran(ledger).items() if job in RESERVED} == dict.fromkeys(
+        assert {job: n for job, n in ledger.runs().items() if job in RESERVED} == dict.fromkeys(
             RESERVED, 1
         )

@@ -1,4 +1,4 @@
-"""`celery superfetch status` and `reap`, and what an operator gets wrong: real commands."""
+"""`celery superfetch status` and `reap`, and what an operator gets wrong."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_status_and_reap_from_life_to_death_to_recovery(cli, worker, shop, ledge
     shop.hold.apply_async(("low",), priority=9)
     eventually(lambda: set(ledger.starts()) == {"h", "low"})
 
-    (alive,) = owners(cli("status", "--json"))
+    (alive,) = owners(cli("status", "--json", process=True))
     assert alive["pid"] == one.pid
     assert alive["owner"].startswith(f"{alive['host']}|{one.pid}|")
     assert (alive["app"], alive["state"], alive["verdict"]) == ("shop", "running", "alive")
@@ -70,7 +70,7 @@ def test_status_and_reap_from_life_to_death_to_recovery(cli, worker, shop, ledge
     assert lengths["aside\x06\x163"] == 3  # only the worker knows this queue
     assert lengths["celery"] == 0
 
-    text = cli("status").out
+    text = cli("status", process=True).out
     assert alive["owner"] in text
     assert "its process is gone" in text
     assert "aside" in text
@@ -81,7 +81,7 @@ def test_status_and_reap_from_life_to_death_to_recovery(cli, worker, shop, ledge
     assert "would recover 2 jobs" in cli("reap", "--dry-run").out
     assert _dump(client) == before, "status and a dry run only read"
 
-    done = cli("reap")
+    done = cli("reap", process=True)
     assert "1 of 1 owners dead, recovered 2 jobs" in done.out
     again = cli("reap", "--json").json()
     assert (again["dead"], again["recovered"]) == ({}, 0)
@@ -138,10 +138,14 @@ def test_an_unreachable_broker(cli, command):
 def test_a_broker_that_accepts_and_says_nothing(cli):
     """C5. Each command ends by itself, and waits for the server once."""
     commands = [["status"], ["reap"], ["dead", "list"]]
+
+    def ask(words: list[str]) -> Result:
+        return cli(*words, process=True, url=url, code=1)
+
     with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor() as side_by_side:
         port = silent.getsockname()[1]
         url = f"redis://127.0.0.1:{port}/0"
-        failed = list(side_by_side.map(lambda words: cli(*words, url=url, code=1), commands))
+        failed = list(side_by_side.map(ask, commands))
         silent.setblocking(False)
         asked = [silent.accept()[0] for _ in commands]
         with pytest.raises(BlockingIOError):  # each would be another wait
@@ -153,9 +157,9 @@ def test_a_broker_that_accepts_and_says_nothing(cli):
         assert f"127.0.0.1:{port}/0) cannot be asked: Timeout" in result.err
 
 
-def test_no_app(cli, tmp_path):
+def test_no_app(cli):
     # An empty configuration, wherever the tests are started from.
-    failed = cli("status", app=None, code=1, environ={"CELERY_BROKER_URL": ""})
+    failed = cli("status", process=True, app=None, code=1, environ={"CELERY_BROKER_URL": ""})
     assert "celery -A your_app superfetch" in failed.err
 
 
@@ -177,9 +181,10 @@ def test_a_mistyped_option(cli):
     assert "did you mean 'strike_limit'" in failed.err
 
 
-def test_help_needs_no_broker(cli, tmp_path):
+def test_help_needs_no_broker(cli):
     for args in (["--help"], ["dead", "--help"], ["dead", "retry", "--help"]):
-        assert "Usage:" in cli(*args, app=None).out
+        assert "Usage:" in cli(*args, url=f"redis://127.0.0.1:{free_port()}/0").out
+    assert "Usage:" in cli("dead", "retry", "--help", process=True, app=None).out
     usage = cli("dead", "retry", code=2)
     assert "which jobs?" in usage.err
 

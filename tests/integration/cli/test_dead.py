@@ -1,4 +1,4 @@
-"""`celery superfetch dead ...` as an operator runs it: real commands, workers and kills."""
+"""`celery superfetch dead ...`: jobs that workers have killed, one by one."""
 
 from __future__ import annotations
 
@@ -36,11 +36,22 @@ def kill(shop, cli) -> Callable[..., dict[str, Any]]:
     return send
 
 
-def test_list_and_show(cli, worker, kill):
-    worker(options=ONE_STRIKE)
-    first, second = kill("a"), kill("b")
+@pytest.fixture
+def dead(bench, cli) -> Callable[[str], dict[str, Any]]:
+    """`dead("a")`: a job of the dead set, as its row."""
 
-    listed = cli("dead", "list", "--json").json()
+    def put(job: str) -> dict[str, Any]:
+        bench.killed(payload(job, "celery", "shop.kill_child"), queue="celery")
+        return cli("dead", "show", job, "--json").json()
+
+    return put
+
+
+def test_list_and_show(cli, worker, kill, dead):
+    worker(options=ONE_STRIKE)
+    first, second = kill("a"), dead("b")
+
+    listed = cli("dead", "list", "--json", process=True).json()
     assert listed["size"] == 2
     assert [row["id"] for row in listed["jobs"]] == [second["id"], first["id"]]
     page = cli("dead", "list", "--first", "1", "--count", "1", "--json").json()
@@ -62,7 +73,7 @@ def test_list_and_show(cli, worker, kill):
     assert ISO.match(shown["time_of_death"])
     assert json.loads(shown["payload"])["headers"]["id"] == first["task_id"]
 
-    text = cli("dead", "show", first["id"][:10]).out
+    text = cli("dead", "show", first["id"][:10], process=True).out
     for value in (first["task"], first["task_id"], first["reason"], first["time_of_death"]):
         assert value in text
     assert first["payload"] in text, "not cut, not wrapped"
@@ -139,13 +150,12 @@ def test_a_retried_poison_job_runs_again(cli, worker, shop, kill, ledger):
     assert "empty" in cli("dead", "list").out
 
     worker(options=ONE_STRIKE)
-    eventually(lambda: len(ledger.starts()["a"]) == 2)
+    eventually(lambda: ledger.runs()["a"] == 2)
     eventually(lambda: cli("dead", "list", "--json").json()["size"] == 1, every=0.2)
 
 
-def test_retry_on_another_queue(cli, worker, kill, client):
-    worker(options=ONE_STRIKE)
-    job = kill("a")
+def test_retry_on_another_queue(cli, dead, client):
+    job = dead("a")
     client.set("taken", "by something else")
     failed = cli("dead", "retry", job["id"], "--to", "taken", code=1)
     assert "'taken' is no queue, it holds a string" in failed.err
@@ -157,9 +167,8 @@ def test_retry_on_another_queue(cli, worker, kill, client):
     assert client.lrange("aside", 0, -1) == [job["payload"].encode()]
 
 
-def test_a_broken_result_backend_does_not_hold_up_a_retry(cli, worker, kill):
-    worker(options=ONE_STRIKE)
-    first, second = kill("a"), kill("b")
+def test_a_broken_result_backend_does_not_hold_up_a_retry(cli, dead):
+    first, second = dead("a"), dead("b")
     nowhere = f"redis://127.0.0.1:{free_port()}/0"
     done = cli("dead", "retry", first["id"], "--to", "aside", "--json", result_url=nowhere)
     assert "stays as it is until the job has run" in done.err
@@ -169,9 +178,8 @@ def test_a_broken_result_backend_does_not_hold_up_a_retry(cli, worker, kill):
     assert [row["id"] for row in done.json()["retried"]] == [second["id"]]
 
 
-def test_an_unknown_id_does_not_hold_up_the_others(cli, worker, kill):
-    worker(options=ONE_STRIKE)
-    first, second, third = kill("a"), kill("b"), kill("c")
+def test_an_unknown_id_does_not_hold_up_the_others(cli, dead):
+    first, second, third = dead("a"), dead("b"), dead("c")
     assert "no job 'nope' in the dead set" in cli("dead", "show", "nope", code=1).err
 
     done = cli("dead", "delete", "nope", first["id"], code=1)
@@ -188,15 +196,14 @@ def test_an_unknown_id_does_not_hold_up_the_others(cli, worker, kill):
     assert found["counters"]["dead_deleted"] == 2
 
 
-def test_purge_asks_first(cli, worker, kill):
-    worker(options=ONE_STRIKE)
+def test_purge_asks_first(cli, dead):
     assert cli("dead", "purge").out == "Deleted 0 jobs.\n", "nothing to ask about"
-    kill("a")
+    dead("a")
     refused = cli("dead", "purge", answer="n\n", code=1)
     assert "Delete all 1 jobs" in refused.err
     cli("dead", "purge", code=1)  # nobody there to answer
     assert cli("dead", "list", "--json").json()["size"] == 1
     assert cli("dead", "purge", "--json", answer="y\n").json() == {"deleted": 1}
-    kill("b")
+    dead("b")
     assert cli("dead", "purge", "--yes").out == "Deleted 1 jobs.\n"
     assert cli("dead", "list", "--json").json()["size"] == 0

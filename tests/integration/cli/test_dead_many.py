@@ -1,4 +1,4 @@
-"""`celery superfetch dead ...` on jobs by filter: real commands."""
+"""`celery superfetch dead ...` on jobs by filter."""
 
 from __future__ import annotations
 

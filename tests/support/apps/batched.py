@@ -9,16 +9,13 @@ from typing import Any
 
 from celery_batches import Batches
 
-from support.apps.build import build_app
-from support.servers.ledger import Ledger
-
-app = build_app(os.environ)
+from support.apps.shop import app, ledger
 
 
 @app.task(base=Batches, name="batched.batch", flush_every=3, flush_interval=1, shared=False)
 def batch(requests: Any) -> None:
     """A pill kills whoever runs it, an accident only once; an idler sleeps."""
-    book = Ledger(os.environ["LEDGER_URL"])
+    book = ledger()
     jobs = [request.args[0] for request in requests]
     for job in jobs:
         book.started(job)

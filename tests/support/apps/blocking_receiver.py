@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from celery_superfetch.signals import ownership_lost
-from support.apps.build import build_app
+from support.apps.shop import app  # noqa: F401
 
 BLOCK = Path(os.environ["BLOCK"])
-app = build_app(os.environ)
 
 
 @ownership_lost.connect

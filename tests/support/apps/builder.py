@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
-
 from celery import Celery, current_app
 
-from support.apps.build import build_app
-from support.servers.ledger import Ledger
-
-app = build_app(os.environ)
+from support.apps.shop import app, ledger
 
 
 @app.task(name="shop.build", shared=False)
 def build(job: str) -> str:
     """Leaves another app behind as the current one of its process; its broker is nowhere."""
-    ledger = Ledger(os.environ["LEDGER_URL"])
-    ledger.started(job)
+    book = ledger()
+    book.started(job)
     other = Celery("other", broker="redis://127.0.0.1:1/0")
     other.set_current()
     other.set_default()
     assert current_app.main == "other"
-    ledger.finished(job)
+    book.finished(job)
     return job

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from celery.backends.base import Backend
 
-from support.apps.build import build_app
+from support.apps.shop import app  # noqa: F401
 
 
 def away(*args: Any, **kwargs: Any) -> None:
@@ -15,5 +14,3 @@ def away(*args: Any, **kwargs: Any) -> None:
 
 
 Backend.mark_as_retry = away
-
-app = build_app(os.environ)

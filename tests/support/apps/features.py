@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import celery.app.task
-from celery import Celery
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from support.apps.batches import Batches
-from support.apps.build import OWNER_PID, build_app
+from support.apps.build import OWNER_PID
+from support.apps.shop import app, ledger
 from support.servers.ledger import Ledger
 
 # Celery 5.7 has one setting for failures and one for timeouts, where there was one for both.
@@ -38,141 +38,152 @@ class Unsent(celery.app.task.Task):
         raise ConnectionError("no way to send it")
 
 
-def add_features(app: Celery, ledger_url: str) -> None:
-    """Register the tasks as `features.<name>`; each notes its starts."""
+def started(job: str) -> Ledger:
+    book = ledger()
+    book.started(job)
+    return book
 
-    def started(job: str) -> Ledger:
-        book = Ledger(ledger_url)
-        book.started(job)
-        return book
 
-    def task(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-        def make(run: Callable[..., Any]) -> Any:
-            return app.task(name=f"features.{run.__name__}", shared=False, **options)(run)
+def task(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    def make(run: Callable[..., Any]) -> Any:
+        return app.task(name=f"features.{run.__name__}", shared=False, **options)(run)
 
-        return make
+    return make
 
-    @task()
-    def burn(job: str, until: str) -> str:
-        """Compute without a pause, and without anything that gevent patches, until a file is."""
-        book = started(job)
-        end = Path(until)
-        while not end.exists():
-            sum(range(1000))
-        book.finished(job)
+
+@task()
+def burn(job: str, until: str) -> str:
+    """Compute without a pause, and without anything that gevent patches, until a file is."""
+    book = started(job)
+    end = Path(until)
+    while not end.exists():
+        sum(range(1000))
+    book.finished(job)
+    return job
+
+
+@task()
+def total(numbers: list[int], job: str) -> int:
+    started(job)
+    return sum(numbers)
+
+
+@task()
+def told(parent_id: str) -> None:
+    """An errback."""
+    started(f"told {parent_id}")
+
+
+@task(bind=True)
+def reject(self: Any, job: str, requeue: bool) -> str:
+    """Reject; what comes back is done."""
+    started(job)
+    if requeue and self.request.delivery_info["redelivered"]:
         return job
+    raise Reject("on purpose", requeue=requeue)
 
-    @task()
-    def total(numbers: list[int], job: str) -> int:
-        started(job)
-        return sum(numbers)
 
-    @task()
-    def told(parent_id: str) -> None:
-        """An errback."""
-        started(f"told {parent_id}")
+@task(bind=True)
+def seen(self: Any, job: str, crash: bool = False) -> Any:
+    """What a task sees of its earlier runs; whatever it sends goes to `elsewhere`."""
+    book = started(job)
+    if crash and book.first(f"run of {job}"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    self.retry(queue="elsewhere", throw=False, args=[f"retry of {job}"])
+    self.apply_async((f"child of {job}",), queue="elsewhere")
+    request = self.request
+    return [request.get("superfetch"), request.delivery_info["redelivered"], request.headers]
 
-    @task(bind=True)
-    def reject(self: Any, job: str, requeue: bool) -> str:
-        """Reject; what comes back is done."""
-        started(job)
-        if requeue and self.request.delivery_info["redelivered"]:
-            return job
-        raise Reject("on purpose", requeue=requeue)
 
-    @task(bind=True)
-    def seen(self: Any, job: str, crash: bool = False) -> Any:
-        """What a task sees of its earlier runs; whatever it sends goes to `elsewhere`."""
-        book = started(job)
-        if crash and book.first(f"run of {job}"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.retry(queue="elsewhere", throw=False, args=[f"retry of {job}"])
-        self.apply_async((f"child of {job}",), queue="elsewhere")
-        request = self.request
-        return [request.get("superfetch"), request.delivery_info["redelivered"], request.headers]
+def dies(self: Any, job: str, *ways: str) -> None:
+    """Each run sees its strikes, and ends in its own way; the last way is that of the rest."""
+    book = started(job)
+    book.gave_up(job, f"saw {(self.request.get('superfetch') or {}).get('strikes', 0)}")
+    run = book.runs()[job]
+    way = ways[min(run, len(ways)) - 1]
+    if way == "child":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif way == "owner":
+        os.kill(OWNER_PID, signal.SIGKILL)
+        time.sleep(30)
+    elif way == "retry":
+        raise self.retry()
 
-    def dies(self: Any, job: str, *ways: str) -> None:
-        """Each run sees its strikes, and ends in its own way; the last way is that of the rest."""
-        book = started(job)
-        book.gave_up(job, f"saw {(self.request.get('superfetch') or {}).get('strikes', 0)}")
-        run = len(book.starts()[job])
-        way = ways[min(run, len(ways)) - 1]
-        if way == "child":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif way == "owner":
-            os.kill(OWNER_PID, signal.SIGKILL)
-            time.sleep(30)
-        elif way == "retry":
-            raise self.retry()
 
-    # For Celery 5.7's `task_retry_on_worker_lost`.
-    dying = {"max_retries": None, "default_retry_delay": 0}
-    task(bind=True, **dying)(dies)
-    for name, options in {
-        "dies_once_more": {"max_retries": 1},
-        "dies_early": {"acks_late": False},
-        "dies_unsent": {"base": Unsent},
-    }.items():
-        app.task(name=f"features.{name}", shared=False, bind=True, **{**dying, **options})(dies)
+# For Celery 5.7's `task_retry_on_worker_lost`.
+dying = {"max_retries": None, "default_retry_delay": 0}
+task(bind=True, **dying)(dies)
+for name, options in {
+    "dies_once_more": {"max_retries": 1},
+    "dies_early": {"acks_late": False},
+    "dies_unsent": {"base": Unsent},
+}.items():
+    app.task(name=f"features.{name}", shared=False, bind=True, **{**dying, **options})(dies)
 
-    @task()
-    def ignore(job: str) -> None:
-        started(job)
-        raise Ignore
 
-    @task(bind=True)
-    def retry(self: Any, job: str) -> str:
-        started(job)
-        if self.request.retries < 2:
-            raise self.retry(countdown=RETRY)
-        return job
+@task()
+def ignore(job: str) -> None:
+    started(job)
+    raise Ignore
 
-    @task(bind=True, autoretry_for=(ConnectionError,), retry_kwargs={"countdown": RETRY})
-    def autoretry(self: Any, job: str) -> str:
-        started(job)
-        if self.request.retries < 2:
-            raise ConnectionError
-        return job
 
-    @task(acks_late=False)
-    def early(job: str) -> str:
-        started(job)
-        return job
+@task(bind=True)
+def retry(self: Any, job: str) -> str:
+    started(job)
+    if self.request.retries < 2:
+        raise self.retry(countdown=RETRY)
+    return job
 
-    @task(rate_limit="10/s")
-    def rated(job: str) -> str:
-        started(job)
-        return job
 
-    @task(acks_on_failure_or_timeout=False)
-    def dropped(job: str) -> None:
-        started(job)
-        raise ValueError("neither acked nor requeued by Celery's rules: it is rejected")
+@task(bind=True, autoretry_for=(ConnectionError,), retry_kwargs={"countdown": RETRY})
+def autoretry(self: Any, job: str) -> str:
+    started(job)
+    if self.request.retries < 2:
+        raise ConnectionError
+    return job
 
-    @task(soft_time_limit=LIMIT)
-    def soft(job: str) -> str:
-        started(job)
-        try:
-            time.sleep(60)
-        except SoftTimeLimitExceeded:
-            return "soft"
-        return "not limited"
 
-    @task(time_limit=LIMIT)
-    def hard(job: str) -> None:
-        started(job)
+@task(acks_late=False)
+def early(job: str) -> str:
+    started(job)
+    return job
+
+
+@task(rate_limit="10/s")
+def rated(job: str) -> str:
+    started(job)
+    return job
+
+
+@task(acks_on_failure_or_timeout=False)
+def dropped(job: str) -> None:
+    started(job)
+    raise ValueError("neither acked nor requeued by Celery's rules: it is rejected")
+
+
+@task(soft_time_limit=LIMIT)
+def soft(job: str) -> str:
+    started(job)
+    try:
         time.sleep(60)
+    except SoftTimeLimitExceeded:
+        return "soft"
+    return "not limited"
 
-    @task(time_limit=LIMIT, **{ON_TIMEOUT: False})
-    def hard_again(job: str) -> None:
+
+@task(time_limit=LIMIT)
+def hard(job: str) -> None:
+    started(job)
+    time.sleep(60)
+
+
+@task(time_limit=LIMIT, **{ON_TIMEOUT: False})
+def hard_again(job: str) -> None:
+    started(job)
+    time.sleep(60)
+
+
+@task(base=Batches)
+def batch(jobs: Sequence[str]) -> None:
+    for job in jobs:
         started(job)
-        time.sleep(60)
-
-    @task(base=Batches)
-    def batch(jobs: Sequence[str]) -> None:
-        for job in jobs:
-            started(job)
-
-
-app = build_app(os.environ)
-add_features(app, os.environ["LEDGER_URL"])

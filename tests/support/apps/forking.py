@@ -16,10 +16,8 @@ from celery.events import EventDispatcher
 from celery.signals import worker_before_create_process, worker_ready
 
 from celery_superfetch import job_killed
-from support.apps.build import build_app
-from support.servers.ledger import Ledger
+from support.apps.shop import app, ledger
 
-app: Celery = build_app(os.environ)
 held, forked, ready = threading.Event(), threading.Event(), threading.Event()
 os.register_at_fork(after_in_parent=forked.set)
 HOLDS = os.environ.get("HOLDS") == "1"
@@ -66,13 +64,13 @@ app.events.dispatcher_cls = Dispatcher
 
 @app.task(name="forking.pill", shared=False)
 def pill(job: str) -> None:
-    Ledger(os.environ["LEDGER_URL"]).started(job)
+    ledger().started(job)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.task(name="forking.told", shared=False)
 def told(task_id: str) -> None:
-    Ledger(os.environ["LEDGER_URL"]).gave_up(task_id, "told")
+    ledger().gave_up(task_id, "told")
 
 
 @app.task(name="forking.publish", shared=False)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 
-from support.apps.shop import app
-from support.servers.ledger import Ledger
+from support.apps.shop import app, ledger
 
 
 @app.task(name="late.kill_child", shared=False)
 def kill_child(job: str) -> None:
-    Ledger(os.environ["LEDGER_URL"]).started(job)
+    ledger().started(job)
     os.kill(os.getpid(), signal.SIGKILL)

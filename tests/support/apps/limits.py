@@ -8,25 +8,22 @@ from typing import Any
 
 from kombu.serialization import register
 
-from support.apps.build import build_app
-from support.servers.ledger import Ledger
+from support.apps.shop import app, ledger
 
 
 def explode(_: Any) -> None:
-    Ledger(os.environ["LEDGER_URL"]).started("bomb")
+    ledger().started("bomb")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 register(
     "bomb", lambda data: "", explode, content_type="application/x-bomb", content_encoding="utf-8"
 )
-
-app = build_app(os.environ)
 app.conf.accept_content = ["json", "bomb"]
 
 
 def kill_child(job: str) -> None:
-    Ledger(os.environ["LEDGER_URL"]).started(job)
+    ledger().started(job)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -37,8 +34,8 @@ app.task(name="limits.twice", superfetch_strike_limit=2, shared=False)(kill_chil
 @app.task(name="limits.never", superfetch_strike_limit=None, shared=False)
 def never(job: str) -> None:
     """Lives on at the sixth attempt."""
-    ledger = Ledger(os.environ["LEDGER_URL"])
-    ledger.started(job)
-    if len(ledger.starts()[job]) < 6:
+    book = ledger()
+    book.started(job)
+    if book.runs()[job] < 6:
         os.kill(os.getpid(), signal.SIGKILL)
-    ledger.finished(job)
+    book.finished(job)

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from celery import Celery
-
-from support.apps.build import build_app
-from support.servers.ledger import Ledger
+from support.apps.shop import app, ledger
 
 
-def add_odd(app: Celery, ledger_url: str) -> None:
-    """Register the tasks as `odd.<name>`."""
-
-    @app.task(name="odd.any", shared=False, bind=True)
-    def any_(self: Any, *args: Any, **kwargs: Any) -> None:
-        Ledger(ledger_url).started(self.request.properties["odd"])
-
-    app.task(name="odd.rated", shared=False, bind=True, rate_limit="1000/s")(any_.run.__func__)
+@app.task(name="odd.any", shared=False, bind=True)
+def any_(self: Any, *args: Any, **kwargs: Any) -> None:
+    ledger().started(self.request.properties["odd"])
 
 
-app = build_app(os.environ)
-add_odd(app, os.environ["LEDGER_URL"])
+app.task(name="odd.rated", shared=False, bind=True, rate_limit="1000/s")(any_.run.__func__)

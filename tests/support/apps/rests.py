@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 
 from celery_superfetch.transport.fetch import probation
-from support.apps.build import build_app
+from support.apps.shop import app  # noqa: F401
 
 first, work = os.environ["RESTS"].split(",")
 probation.FIRST_REST, probation.WORK = float(first), int(work)
-
-app = build_app(os.environ)

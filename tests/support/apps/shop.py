@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import os
 
-from support.apps.build import build_app
+from celery import Celery
 
-app = build_app(os.environ)
+from support.apps.build import build_app
+from support.servers.ledger import Ledger
+
+app: Celery = build_app(os.environ)
+
+
+def ledger() -> Ledger:
+    """One for each call: a client must not cross the pool's fork, nor threads in odd states."""
+    return Ledger(os.environ["LEDGER_URL"])

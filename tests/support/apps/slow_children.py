@@ -8,10 +8,8 @@ from pathlib import Path
 
 from celery.signals import worker_process_init
 
-from support.apps.build import build_app
-from support.servers.ledger import Ledger
+from support.apps.shop import app, ledger
 
-app = build_app(os.environ)
 app.conf.worker_proc_alive_timeout = 60
 
 
@@ -23,9 +21,9 @@ def wait(**_: object) -> None:
 
 @app.task(name="shop.early", shared=False, acks_late=False)
 def early(job: str) -> str:
-    ledger = Ledger(os.environ["LEDGER_URL"])
-    ledger.started(job)
-    while not ledger.released(job):
+    book = ledger()
+    book.started(job)
+    while not book.released(job):
         time.sleep(0.05)
-    ledger.finished(job)
+    book.finished(job)
     return job

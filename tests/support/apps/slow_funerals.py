@@ -9,7 +9,7 @@ from typing import Any
 
 from celery.concurrency.asynpool import AsynPool
 
-from support.apps.build import build_app
+from support.apps.shop import app  # noqa: F401
 
 read_the_dead = AsynPool.process_flush_queues
 
@@ -21,5 +21,3 @@ def read_slowly(pool: AsynPool, child: Any) -> None:
 
 
 AsynPool.process_flush_queues = read_slowly
-
-app = build_app(os.environ)

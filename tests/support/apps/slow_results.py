@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
 from billiard.connection import Connection
 
-from support.apps.build import STEP, build_app
-from support.servers.ledger import Ledger
+from support.apps.build import STEP
+from support.apps.shop import app, ledger  # noqa: F401
 
 #: Bytes from which on billiard sends head and body of a message one after the other.
 LARGE = 16385
-
-app = build_app(os.environ)
 send = Connection._send
 
 
 def send_when_told(self: Connection, part: Any, *args: Any) -> None:
     if len(part) >= LARGE:
-        ledger = Ledger(os.environ["LEDGER_URL"])
-        ledger.started("result")
-        while not ledger.released("result"):
+        book = ledger()
+        book.started("result")
+        while not book.released("result"):
             time.sleep(STEP)
     send(self, part, *args)
 

@@ -6,10 +6,9 @@ import os
 import time
 from typing import Any
 
-from celery import Celery
 from celery.exceptions import Reject
 
-from support.apps.build import build_app
+from support.apps.shop import app
 from support.servers.ledger import Ledger
 
 
@@ -20,36 +19,31 @@ def book(task: Any) -> Ledger:
     return Ledger(os.environ["LEDGER_URL"], worker=worker, message=message)
 
 
-def add_tasks(app: Celery) -> None:
-    """Register `soak.work`, `soak.again` and `soak.refused`."""
-
-    @app.task(name="soak.work", bind=True, shared=False)
-    def work(self: Any, job: str, seconds: float) -> None:
-        ledger = book(self)
-        ledger.started(job)
-        time.sleep(seconds)
-        ledger.finished(job)
-
-    @app.task(name="soak.again", bind=True, shared=False, max_retries=1)
-    def again(self: Any, job: str) -> None:
-        """Retries once; each of the two is a job of its own in the ledger."""
-        ledger, attempt = book(self), f"{job}#{self.request.retries}"
-        ledger.started(attempt)
-        if not self.request.retries:
-            ledger.gave_up(attempt, "retried")
-            raise self.retry(countdown=0.2)
-        ledger.finished(attempt)
-
-    @app.task(name="soak.refused", bind=True, shared=False)
-    def refused(self: Any, job: str) -> None:
-        """Rejected with requeue the first time."""
-        ledger = book(self)
-        ledger.started(job)
-        if ledger.first(job):
-            ledger.gave_up(job, "rejected")
-            raise Reject("not now", requeue=True)
-        ledger.finished(job)
+@app.task(name="soak.work", bind=True, shared=False)
+def work(self: Any, job: str, seconds: float) -> None:
+    own = book(self)
+    own.started(job)
+    time.sleep(seconds)
+    own.finished(job)
 
 
-app = build_app(os.environ)
-add_tasks(app)
+@app.task(name="soak.again", bind=True, shared=False, max_retries=1)
+def again(self: Any, job: str) -> None:
+    """Retries once; each of the two is a job of its own in the ledger."""
+    own, attempt = book(self), f"{job}#{self.request.retries}"
+    own.started(attempt)
+    if not self.request.retries:
+        own.gave_up(attempt, "retried")
+        raise self.retry(countdown=0.2)
+    own.finished(attempt)
+
+
+@app.task(name="soak.refused", bind=True, shared=False)
+def refused(self: Any, job: str) -> None:
+    """Rejected with requeue the first time."""
+    own = book(self)
+    own.started(job)
+    if own.first(job):
+        own.gave_up(job, "rejected")
+        raise Reject("not now", requeue=True)
+    own.finished(job)

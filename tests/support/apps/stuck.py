@@ -14,7 +14,7 @@ from celery import signals
 from celery.worker.control import inspect_command
 
 from celery_superfetch.store.wire import connections as places
-from support.apps.build import build_app
+from support.apps.shop import app, ledger
 
 HANG = Path(os.environ.get("HANG", "/nonexistent"))
 _monkey = sys.modules.get("gevent.monkey")
@@ -23,8 +23,6 @@ _sleep = _monkey.get_original("time", "sleep") if _monkey else time.sleep
 
 if "REPLY_TIMEOUT" in os.environ:
     places.REPLY_TIMEOUT = float(os.environ["REPLY_TIMEOUT"])
-
-app = build_app(os.environ)
 
 
 @signals.task_received.connect
@@ -37,9 +35,8 @@ def hang(**_: Any) -> None:
 @app.task(name="shop.keep", shared=False)
 def keep(job: str) -> str:
     """Run, and leave nobody else a turn where it runs in the loop's thread."""
-    from support.servers.ledger import Ledger
 
-    book = Ledger(os.environ["LEDGER_URL"])
+    book = ledger()
     book.started(job)
     while not book.released(job):
         _sleep(0.05)

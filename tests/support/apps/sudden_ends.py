@@ -8,9 +8,8 @@ import time
 from typing import Any
 
 from celery_superfetch.worker import prefork
-from support.apps.build import build_app
+from support.apps.shop import app  # noqa: F401
 
-app = build_app(os.environ)
 remember = prefork._remember
 
 

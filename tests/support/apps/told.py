@@ -12,26 +12,19 @@ import signal
 import time
 from typing import Any
 
-from celery import Celery
 from celery.backends.redis import RedisBackend
 from celery.signals import task_failure
 
 from celery_superfetch import Decision, job_killed, job_recovering
 from celery_superfetch.app import announcer
 from celery_superfetch.store import announcements
-from support.apps.build import STEP, build_app
-from support.servers.ledger import Ledger
+from support.apps.build import STEP
+from support.apps.shop import app, ledger
 
 HALF_WAY = os.environ.get("HALF_WAY")
 # Whoever takes over from the dead need not wait so long here.
 announcements.TIME_LIMIT = 0.3
 announcer.LIMIT = announcer.PAUSE = 3.0
-
-app: Celery = build_app(os.environ)
-
-
-def ledger() -> Ledger:
-    return Ledger(os.environ["LEDGER_URL"])
 
 
 def crossing(step: str) -> None:

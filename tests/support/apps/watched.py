@@ -17,12 +17,10 @@ from kombu.transport import redis
 
 from celery_superfetch.transport.fetch.blocking_read import BlockingRead
 from celery_superfetch.transport.fetch.fetch import Fetch
-from support.apps.build import build_app
+from support.apps.shop import app
 
 #: Made anew for each connection.
 MADE = (BlockingRead, Fetch, redis.Channel, redis.MultiChannelPoller, redis.Transport)
-
-app = build_app(os.environ)
 
 
 @inspect_command(name="resources")

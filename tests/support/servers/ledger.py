@@ -72,6 +72,10 @@ class Ledger:
         """Job -> when its runs began. More than one time: it ran more than once."""
         return self._times("started")
 
+    def runs(self) -> dict[str, int]:
+        """Job -> how often it was started."""
+        return {job: len(times) for job, times in self.starts().items()}
+
     def finishes(self) -> dict[str, list[float]]:
         """Job -> when its runs came to their end."""
         return self._times("finished")

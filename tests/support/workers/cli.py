@@ -1,16 +1,25 @@
-"""`celery superfetch ...` as an operator runs it."""
+"""`celery superfetch ...` as an operator runs it, or in this process."""
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+
+from celery_superfetch.cli import superfetch
 from support.process import Process
 from support.waiting import eventually
 from support.workers.worker import app_module, process_env
@@ -78,3 +87,18 @@ def run_superfetch(
     assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr
     return Result(done.returncode, done.stdout, done.stderr)
+
+
+def superfetch_here(app: Celery, *args: str, code: int = 0, answer: str = "") -> Result:
+    """What `run_superfetch` does, in this process."""
+    out, err, root = io.StringIO(), io.StringIO(), logging.getLogger()
+    with (
+        redirect_stdout(out),
+        redirect_stderr(err),
+        mock.patch("sys.stdin", io.StringIO(answer)),
+        mock.patch.object(root, "handlers", []),  # no logging is set up: it goes to stderr
+        pytest.raises(SystemExit) as ended,
+    ):
+        superfetch.main([*args], "celery superfetch", obj=CLIContext(app, True, None))
+    assert ended.value.code == code, f"{out.getvalue()}\n{err.getvalue()}"
+    return Result(code, out.getvalue(), err.getvalue())

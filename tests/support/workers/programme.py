@@ -36,7 +36,7 @@ class Programme:
         eventually(self._all_ran)
 
     def _all_ran(self) -> bool:
-        started = {job: len(times) for job, times in self.ledger.starts().items()}
+        started = self.ledger.runs()
         wrong = {job: started.get(job, 0) for job in {*started, *self.runs}}
         wrong = {job: runs for job, runs in wrong.items() if runs != self.runs[job]}
         if wrong:

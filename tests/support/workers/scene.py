@@ -169,7 +169,7 @@ class Scene:
 
     def runs(self) -> dict[str, int]:
         """Job -> how often it was started."""
-        return {job: len(times) for job, times in self.ledger.starts().items()}
+        return self.ledger.runs()
 
     def ran_once_and_alone(self) -> None:
         """The running job finished, in its only run, and no other has begun."""
