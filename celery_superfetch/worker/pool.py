@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from celery.platforms import EX_OK
@@ -11,7 +11,7 @@ from celery.worker import state
 from ..app.events import monitors_of
 from ..model.process import start_time
 from ..owner.in_flight.runner import Runner
-from .private_names import SOLO, THREADS
+from .private_names import EVENTLET, SOLO, THREADS
 
 
 def is_solo(pool: Any) -> bool:
@@ -27,6 +27,27 @@ def is_threads(pool: Any) -> bool:
 def has_loop(pool: Any) -> bool:
     """Whether ``pool`` is one of processes, and served by the worker's event loop."""
     return bool(pool.uses_semaphore) and not pool.options.get("threads", True)
+
+
+def note_greenlets(pool: Any) -> None:
+    """Have eventlet's ``pool`` remember the latest greenlet: it returns none, unlike gevent's."""
+    if type(pool).__module__ != EVENTLET:
+        return
+    spawn = pool._quick_put
+
+    def noted(*args: Any) -> Any:
+        pool.latest_greenlet = spawn(*args)
+        return pool.latest_greenlet
+
+    pool._quick_put = noted
+
+
+def tell_end(pool: Any, result: Any, told: Callable[[Any], object]) -> None:
+    """Call ``told`` when a greenlet that was just started has ended, also if it was killed."""
+    if result is None:
+        pool.latest_greenlet.link(told)
+    else:
+        result.rawlink(told)  # its ``link`` would start one more greenlet
 
 
 def running() -> int:

@@ -12,6 +12,7 @@ ASKS_FIRST = "celery.worker.strategy:default"
 
 #: Where the pools are that only their module tells from others.
 SOLO, THREADS = "celery.concurrency.solo", "celery.concurrency.thread"
+EVENTLET = "celery.concurrency.eventlet"
 
 _CONSUMER = "worker.consumer.consumer:Consumer."
 _EVENTS = "events.dispatcher:EventDispatcher."
@@ -89,6 +90,15 @@ PREFORK = (
     Name("celery", "concurrency.prefork:TaskPool.on_start", "know its pool", text="threads"),
 )
 
+#: What one with a pool of eventlet's greenlets needs.
+EVENTLETS = (
+    Name(
+        "celery",
+        "concurrency.eventlet:TaskPool._quick_put",
+        "see that a greenlet has ended its job",
+    ),
+)
+
 #: What it needs of a pool that has started.
 STARTED = (
     Name("billiard", "._pool._cache.values()", "know which jobs the pool has"),
@@ -117,6 +127,8 @@ def check_worker(pool_class: Any) -> None:
     check(NAMES)
     if pool_class.uses_semaphore:
         check(PREFORK)
+    if pool_class.__module__ == EVENTLET:
+        check(EVENTLETS)
 
 
 def check_started(pool: Any) -> None:

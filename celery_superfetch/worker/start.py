@@ -26,7 +26,15 @@ from ..model.job import digest
 from ..owner.memberships import memberships
 from ..transport.deliveries import Delivery, delivery_of
 from .batches import told_of_losses
-from .pool import PoolRunner, enter_again, has_loop, over, reserved
+from .pool import (
+    PoolRunner,
+    enter_again,
+    has_loop,
+    note_greenlets,
+    over,
+    reserved,
+    tell_end,
+)
 from .prefork import (
     ack_first,
     hear_the_dead,
@@ -107,6 +115,7 @@ class Gate(PoolRunner):
         self._pump_is_due = False
         self._apply = self.pool.apply_async
         self.pool.apply_async = self.apply_async
+        note_greenlets(self.pool)
         if has_loop(self.pool):
             check_started(self.pool)
             keep_what_runs(self.pool, self.forget)
@@ -197,8 +206,8 @@ class Gate(PoolRunner):
             self._over(what)
         elif self.threads:
             result.f.add_done_callback(lambda _: self._over(what))
-        elif self.green:  # eventlet has the other alone, for which gevent starts one more
-            (getattr(result, "rawlink", None) or result.link)(partial(self._ended, what))
+        elif self.green:
+            tell_end(self.pool, result, partial(self._ended, what))
 
     def _telling(self, what: _Handover) -> dict[str, Callable[..., Any]]:
         """The callbacks of a job, after the last of which it is over."""

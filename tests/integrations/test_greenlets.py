@@ -1,4 +1,5 @@
-"""F1. gevent, whichever is installed: its newest brings a queue of its own, which lacks methods."""
+"""F1. gevent and eventlet, whichever are installed: their queues lack methods, and eventlet's pool
+does not say which greenlet it has started."""
 
 from __future__ import annotations
 
@@ -11,16 +12,21 @@ from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.waiting import eventually
 
-pytest.importorskip("gevent", reason="gevent is not installed")
 pytestmark = pytest.mark.usefixtures("no_results_left")
 
 OPTIONS = {"strike_limit": 1, "heartbeat_interval": 1}
 
 
+@pytest.fixture(params=["gevent", "eventlet"])
+def pool(request: pytest.FixtureRequest) -> str:
+    pytest.importorskip(request.param, reason=f"{request.param} is not installed")
+    return str(request.param)
+
+
 def test_jobs_run_and_the_worker_stops_without_an_error(
-    worker: Any, shop: SimpleNamespace, db: Database, ledger: Ledger
+    pool: str, worker: Any, shop: SimpleNamespace, db: Database, ledger: Ledger
 ) -> None:
-    one = worker(pool="gevent", concurrency=4, options=OPTIONS)
+    one = worker(pool=pool, concurrency=4, options=OPTIONS)
     jobs = {f"job {number}" for number in range(20)}
     for job in jobs:
         shop.note.delay(job)
@@ -32,13 +38,13 @@ def test_jobs_run_and_the_worker_stops_without_an_error(
 
 
 def test_a_poison_pill_is_killed_and_announced(
-    worker: Any, shop: SimpleNamespace, db: Database, ledger: Ledger
+    pool: str, worker: Any, shop: SimpleNamespace, db: Database, ledger: Ledger
 ) -> None:
     """It ends its worker; the next one finds it, and tells its caller once."""
-    first = worker(pool="gevent", concurrency=4, options=OPTIONS)
+    first = worker(pool=pool, concurrency=4, options=OPTIONS)
     pill = shop.kill_owner.apply_async(["pill"], link_error=shop.note.si("told"))
     first.wait_exit()
-    second = worker(pool="gevent", concurrency=4, options=OPTIONS)
+    second = worker(pool=pool, concurrency=4, options=OPTIONS)
     eventually(lambda: pill.state == "FAILURE")
     assert type(pill.result).__name__ == "PoisonPill"
     assert len(db.dead()) == 1
