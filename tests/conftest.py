@@ -19,6 +19,7 @@ from kombu import pools
 from support.apps.build import build_app
 from support.hosts import namespaces_available
 from support.process import Process
+from support.servers.database import Database
 from support.servers.ledger import LEDGER_DB, Ledger
 from support.servers.server import ExternalServer, NoServerBinary, NotOurServer, Server
 from support.shown import STARTED
@@ -114,6 +115,12 @@ def client(url: str) -> Iterator[redis.Redis]:
     """The eyes of the test in the broker's database; replies are bytes."""
     with redis.Redis.from_url(url) as connection:
         yield connection
+
+
+@pytest.fixture
+def db(client: redis.Redis) -> Database:
+    """The broker's database as an operator sees it."""
+    return Database(client)
 
 
 @pytest.fixture

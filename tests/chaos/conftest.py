@@ -7,18 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from support.process import Process
-from support.servers.database import Database
 from support.servers.server import Server
 from support.workers.scene import Scene
-
-
-@pytest.fixture
-def db(client: redis.Redis) -> Database:
-    """The broker's database as an operator sees it."""
-    return Database(client)
 
 
 @pytest.fixture

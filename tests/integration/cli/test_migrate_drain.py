@@ -42,7 +42,7 @@ def test_all_comes_back_in_order_uncounted_and_stock_runs_it(
     gone = bench.dead_owner(jobs("t1", "t2", queue="aside"), "aside", lists=["aside"])
     bench.push("mail", *jobs("waiting"))
     # Reaped before, and its jobs landed late.
-    assert bench.registry.mark(gone.owner, gone.process.host, bench.age(gone, 0), 60, "gone")
+    assert bench.mark(gone)
     # Its bookkeeping is lost; only the private list is left.
     bench.give("lost|1|abc", "mail", jobs("x"))
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
-from redis.connection import parse_url
 
 from celery_superfetch.owner.membership import Membership
 from celery_superfetch.store.wire.clients import run_id
@@ -19,31 +18,12 @@ from support.workers.bench import Bench
 Make = Callable[..., Membership]
 
 
-@pytest.fixture
-def make(url: str, make_bench: Callable[..., Bench]) -> Iterator[Make]:
-    """`make(heartbeat_interval=..., params={...})`: this process as an owner."""
-    made: list[Membership] = []
-
-    def start(params: dict[str, Any] | None = None, **options: Any) -> Membership:
-        config = make_bench(**options).config
-        made.append(Membership({**parse_url(url), **(params or {})}, config))
-        return made[-1]
-
-    yield start
-    for membership in made:
-        membership.leave_for_good()
-
-
-def score(bench: Bench, member: Membership) -> int:
-    return bench.registry.owners()[member.owner]
-
-
 def test_the_heart_goes_on_while_the_main_thread_is_blocked(make: Make, bench: Bench) -> None:
     membership = make(heartbeat_interval=0.1)
     membership.join(1, {"mail": 0})
-    before = score(bench, membership)
+    before = bench.score(membership)
     bench.client.blpop(["nothing-comes"], 1)
-    assert score(bench, membership) - before > 500
+    assert bench.score(membership) - before > 500
 
 
 def test_the_heart_needs_no_connection_of_the_others(make: Make, bench: Bench) -> None:
@@ -52,8 +32,8 @@ def test_the_heart_needs_no_connection_of_the_others(make: Make, bench: Bench) -
     membership.join(1, {"mail": 0})
     pool = membership.client.connection_pool
     taken = redis.Redis(connection_pool=pool, single_connection_client=True)
-    before = score(bench, membership)
-    eventually(lambda: score(bench, membership) > before + 300, 5)
+    before = bench.score(membership)
+    eventually(lambda: bench.score(membership) > before + 300, 5)
     taken.close()
 
 
@@ -61,20 +41,18 @@ def test_the_heart_takes_nobodys_lock(make: Make, bench: Bench) -> None:
     """C3: others hold theirs while they wait for the server, or run a user's receiver."""
     membership = make(heartbeat_interval=0.1)
     membership.join(1, {"mail": 0})
-    old, host = membership.owner, membership.facts.process.host
+    old = membership.owner
 
     def is_heard() -> None:
-        before = score(bench, membership)
-        eventually(lambda: score(bench, membership) > before + 300, 5)
+        before = bench.score(membership)
+        eventually(lambda: bench.score(membership) > before + 300, 5)
 
     with membership._lock, membership.in_flight._lock:
         is_heard()
         bench.client.client_kill_filter(_id=membership.facts.connections[0])
         eventually(lambda: membership.overdue, 5, message="its loss is somebody else's to mend")
         is_heard()
-        eventually(
-            lambda: bench.registry.mark(old, host, score(bench, membership), 60, "silent"), 5
-        )
+        eventually(lambda: bench.mark(old, "silent"), 5)
         eventually(lambda: membership.owner != old, 5)
         is_heard()
     assert not membership.heart.outages
@@ -136,12 +114,12 @@ def test_the_heart_survives_an_outage_and_says_so_once(
     bench = Bench(server.client(), heartbeat_interval=0.1)
     membership = Membership({"host": "127.0.0.1", "port": server.port}, bench.config)
     membership.join(1, {"mail": 0})
-    owner, before = membership.owner, score(bench, membership)
+    owner, before = membership.owner, bench.score(membership)
     server.kill()
     eventually(lambda: "failed" in caplog.text, 10)
     assert membership.heart.watch.silent_for("anybody", 1, 0.0) is None, "what it saw is void"
     server.restart()
-    eventually(lambda: score(bench, membership) > before, 10)
+    eventually(lambda: bench.score(membership) > before, 10)
     assert membership.owner == owner
     eventually(lambda: "is heard again" in caplog.text, 5)
     assert caplog.text.count("Heartbeat of owner") == 2

@@ -16,8 +16,7 @@ def owner(bench: Bench) -> Facts:
 
 
 def claim(bench: Bench, owner: Facts, *names: object) -> list[Claimed]:
-    bench.push("mail", *(payload(name) for name in names))
-    return list(bench.in_flight.claim(owner.owner, ["mail"], 100, 1, []).jobs)
+    return bench.take(owner, *(payload(name) for name in names))
 
 
 def aside(bench: Bench, owner: Facts) -> set[bytes]:

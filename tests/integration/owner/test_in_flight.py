@@ -20,15 +20,8 @@ def owner(bench: Bench) -> Facts:
     return bench.owner(lists=["mail", "slow"])
 
 
-def claim(bench: Bench, owner: Facts, *raws: bytes, queue: str = "mail") -> list[Claimed]:
-    """Publish and claim by way of `InFlight`."""
-    bench.push(queue, *raws)
-    found = bench.in_flight.claim(owner.owner, [queue], 100, 1, [])
-    return list(found.jobs)
-
-
 def test_a_claimed_job_is_held_until_it_is_settled(bench: Bench, owner: Facts) -> None:
-    [claimed] = claim(bench, owner, payload(1))
+    [claimed] = bench.take(owner, payload(1))
     held = bench.in_flight
     assert held.holds(claimed.job)
     assert len(held.jobs) == 1
@@ -41,17 +34,17 @@ def test_a_claimed_job_is_held_until_it_is_settled(bench: Bench, owner: Facts) -
 
 
 def test_acks_travel_with_the_next_claim(bench: Bench, owner: Facts) -> None:
-    first = claim(bench, owner, payload(1), payload(2))
+    first = bench.take(owner, payload(1), payload(2))
     for claimed in first:
         bench.in_flight.ack(claimed)
-    [next_one] = claim(bench, owner, payload(3))
+    [next_one] = bench.take(owner, payload(3))
     assert bench.private(owner) == [payload(3)]
     assert bench.in_flight.holds(next_one.job)
     assert bench.in_flight.outbox.settlements == {"acks": 0, "returns": 0}
 
 
 def test_two_equal_payloads_are_two_jobs(bench: Bench, owner: Facts) -> None:
-    same, other = claim(bench, owner, payload(1), payload(1))
+    same, other = bench.take(owner, payload(1), payload(1))
     assert len(bench.in_flight.jobs) == 2
     bench.in_flight.ack(same)
     bench.in_flight.flush()
@@ -63,7 +56,7 @@ def test_two_equal_payloads_are_two_jobs(bench: Bench, owner: Facts) -> None:
 def test_an_ack_that_finds_nothing_is_announced(
     bench: Bench, owner: Facts, lost: list[LostJob]
 ) -> None:
-    taken, kept = claim(bench, owner, payload("taken"), payload("kept"))
+    taken, kept = bench.take(owner, payload("taken"), payload("kept"))
     bench.client.lrem(bench.keys.private(owner.owner, "mail"), 1, payload("taken"))
     for claimed in (taken, kept):
         bench.in_flight.ack(claimed)
@@ -85,7 +78,7 @@ def test_a_confirmed_job_that_is_gone_is_announced(
 
 def test_a_requeue_is_not_held_any_more_and_keeps_the_order(bench: Bench, owner: Facts) -> None:
     raws = [payload(n) for n in range(100)]
-    jobs = [claimed.job for claimed in claim(bench, owner, *raws)]
+    jobs = [claimed.job for claimed in bench.take(owner, *raws)]
     bench.push("mail", b"backlog")
     bench.in_flight.requeue(reversed(jobs))
     assert bench.queue() == [*raws, b"backlog"]
@@ -105,7 +98,7 @@ def test_giving_all_back_keeps_the_order_for_any_number(bench: Bench, owner: Fac
 def test_what_waits_to_be_acked_is_not_given_back(
     bench: Bench, owner: Facts, lost: list[LostJob]
 ) -> None:
-    done, open_ = claim(bench, owner, payload("done"), payload("open"))
+    done, open_ = bench.take(owner, payload("done"), payload("open"))
     bench.in_flight.ack(done)
     bench.in_flight.requeue_all()
     bench.in_flight.requeue([done.job])
@@ -120,14 +113,14 @@ def test_a_broken_queue_keeps_its_own_jobs_and_holds_up_no_other(
     bench: Bench, owner: Facts
 ) -> None:
     """Its key became something else while a job of it was in flight."""
-    [stuck] = claim(bench, owner, payload("stuck"), queue="slow")
-    [other] = claim(bench, owner, payload("other"))
+    [stuck] = bench.take(owner, payload("stuck"), queue="slow")
+    [other] = bench.take(owner, payload("other"))
     bench.client.set("slow", "a text")
     bench.in_flight.requeue([stuck.job])
     assert bench.private(owner, "slow") == [payload("stuck")]
 
     bench.in_flight.ack(other)
-    [claimed] = claim(bench, owner, payload("new"))
+    [claimed] = bench.take(owner, payload("new"))
     assert claimed.job.payload == payload("new")
     assert bench.private(owner) == [payload("new")], "and the ack went out"
 
@@ -141,8 +134,8 @@ def test_a_broken_queue_keeps_its_own_jobs_and_holds_up_no_other(
 
 
 def test_a_broken_queue_does_not_delay_the_returns_of_others(bench: Bench, owner: Facts) -> None:
-    [stuck] = claim(bench, owner, payload("stuck"), queue="slow")
-    [other] = claim(bench, owner, payload("other"))
+    [stuck] = bench.take(owner, payload("stuck"), queue="slow")
+    [other] = bench.take(owner, payload("other"))
     bench.client.set("slow", "a text")
     bench.in_flight.requeue([stuck.job])
     bench.in_flight.requeue([other.job])
@@ -153,7 +146,7 @@ def test_a_broken_queue_does_not_delay_the_returns_of_others(bench: Bench, owner
 def test_giving_all_back_gives_equal_payloads_back_as_often_as_held(
     bench: Bench, owner: Facts
 ) -> None:
-    claim(bench, owner, payload(1), payload(1))
+    bench.take(owner, payload(1), payload(1))
     bench.in_flight.requeue_all()
     assert bench.queue() == [payload(1), payload(1)]
 
@@ -161,7 +154,7 @@ def test_giving_all_back_gives_equal_payloads_back_as_often_as_held(
 def test_returns_of_a_reaped_owner_are_forgotten_and_its_acks_are_not(
     bench: Bench, owner: Facts
 ) -> None:
-    acked, returned = claim(bench, owner, payload("acked"), payload("returned"))
+    acked, returned = bench.take(owner, payload("acked"), payload("returned"))
     bench.in_flight.ack(acked)
     bench.client.set("mail", "a text")
     bench.in_flight.requeue([returned.job])
@@ -175,7 +168,7 @@ def test_returns_of_a_reaped_owner_are_forgotten_and_its_acks_are_not(
 def test_settling_from_many_threads_loses_nothing(
     bench: Bench, owner: Facts, lost: list[LostJob]
 ) -> None:
-    jobs = claim(bench, owner, *(payload(n) for n in range(100)))
+    jobs = bench.take(owner, *(payload(n) for n in range(100)))
 
     def settle(part: list[Claimed]) -> None:
         for n, claimed in enumerate(part):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import Carried, Claimed, Job, digest, parse
+from celery_superfetch.model.job import Carried, Job, digest, parse
 from celery_superfetch.model.strikes import Blame, Counters, Decision, Limits, Recovery
 from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.signals import LostJob, job_recovering
@@ -25,22 +25,16 @@ def cut_short(bench: Bench) -> LostRuns:
     return LostRuns(bench.in_flight)
 
 
-def claim(bench: Bench, owner: Facts, *raws: bytes) -> list[Claimed]:
-    """Publish and claim by way of `InFlight`."""
-    bench.push("mail", *raws)
-    return list(bench.in_flight.claim(owner.owner, ["mail"], 100, 1, []).jobs)
-
-
 def test_a_job_that_lost_its_child_is_recovered_and_counted(
     bench: Bench, owner: Facts, cut_short: LostRuns
 ) -> None:
-    [claimed] = claim(bench, owner, payload(1))
+    [claimed] = bench.take(owner, payload(1))
     assert cut_short.recover_or_kill(claimed.job, "pool child lost", object()) is None
     assert bench.queue() == [payload(1)]
     counters = bench.counters(payload(1))
     assert (counters.strikes, counters.recoveries) == (1, 1)
     assert len(bench.in_flight.jobs) == 0
-    [again] = claim(bench, owner)
+    [again] = bench.take(owner)
     assert again.redelivered
 
 
@@ -53,7 +47,7 @@ def test_a_job_that_lost_its_child_is_killed_when_a_receiver_says_so(
         return Decision.KILL
 
     job_recovering.connect(kill, sender=sender)
-    [claimed] = claim(bench, owner, payload(1))
+    [claimed] = bench.take(owner, payload(1))
     dead = cut_short.recover_or_kill(claimed.job, "pool child lost", sender)
     assert dead is not None
     assert (dead.payload, dead.reason, dead.strikes) == (payload(1), "pool child lost", 1)
@@ -67,7 +61,7 @@ def test_a_killed_job_is_logged_once_and_with_the_way_back(
 ) -> None:
     sender = object()
     job_recovering.connect(lambda **_: Decision.KILL, sender=sender, weak=False)
-    [claimed] = claim(bench, owner, payload(1))
+    [claimed] = bench.take(owner, payload(1))
     dead = cut_short.recover_or_kill(claimed.job, "pool child lost", sender)
     assert dead is not None
     [said] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
@@ -80,7 +74,7 @@ def test_each_strike_is_a_warning_that_names_the_job(
 ) -> None:
     """E7. Strikes 1 and 2 of a lost child were nameless."""
     for strike, then in ((1, "killed at strike 3"), (2, "on probation")):
-        [claimed] = claim(bench, owner, payload(1))
+        [claimed] = bench.take(owner, payload(1))
         with caplog.at_level("WARNING"):
             cut_short.recover_or_kill(claimed.job, "pool child lost", object())
         said = caplog.messages[-1]
@@ -89,7 +83,7 @@ def test_each_strike_is_a_warning_that_names_the_job(
         assert "pool child lost" in said
         bench.client.delete("mail", bench.keys.probation("mail"))
     before = len(caplog.messages)
-    [claimed] = claim(bench, owner, payload(2))
+    [claimed] = bench.take(owner, payload(2))
     cut_short.recover_or_kill(claimed.job, "pool child lost", object(), stopping=True)
     assert len(caplog.messages) == before, "no strike, no warning"
 
@@ -97,7 +91,7 @@ def test_each_strike_is_a_warning_that_names_the_job(
 def test_a_job_that_lost_its_child_and_was_taken_away_is_announced(
     bench: Bench, owner: Facts, cut_short: LostRuns, lost: list[LostJob]
 ) -> None:
-    [claimed] = claim(bench, owner, payload(1))
+    [claimed] = bench.take(owner, payload(1))
     bench.client.delete(bench.keys.private(owner.owner, "mail"))
     assert cut_short.recover_or_kill(claimed.job, "pool child lost", object()) is None
     assert lost == [LostJob.of(claimed.job, parse(claimed.job.payload))]
@@ -110,7 +104,7 @@ def test_a_decision_is_taken_anew_when_somebody_else_counted(
 ) -> None:
     """Another process changes the counters between question and answer."""
     sender, asked = object(), []
-    [claimed] = claim(bench, owner, payload(1))
+    [claimed] = bench.take(owner, payload(1))
 
     def meddle(recovery: Recovery, **_: object) -> None:
         asked.append(recovery.recoveries)
@@ -128,7 +122,7 @@ def test_without_end_of_counting_the_job_is_safe_on_its_queue(
     bench: Bench, owner: Facts, cut_short: LostRuns
 ) -> None:
     sender = object()
-    [claimed] = claim(bench, owner, payload(1))
+    [claimed] = bench.take(owner, payload(1))
 
     def meddle(recovery: Recovery, **_: object) -> None:
         bench.client.hincrby(bench.keys.recoveries(recovery.digest), "recoveries", 1)
@@ -146,7 +140,7 @@ def test_the_record_of_its_start_is_in_before_it_is_removed(
     """It goes by another connection: what came in late would forbid other starts."""
     sender, on_their_way = object(), []
     in_flight = bench.in_flight
-    [claimed] = claim(bench, owner, payload(1))
+    [claimed] = bench.take(owner, payload(1))
     assert in_flight.starts.start(claimed.job, digest(payload(1)))
     assert in_flight.outbox.unread
 
@@ -162,7 +156,7 @@ def test_the_record_of_its_start_is_in_before_it_is_removed(
 def sent_anew(
     bench: Bench, owner: Facts, cut_short: LostRuns, raw: bytes, sender: object = None, **how: Any
 ) -> Any:
-    [claimed] = claim(bench, owner, raw)
+    [claimed] = bench.take(owner, raw)
     how = {"blame": Blame.EXACT, "settled": False, **how}
     return cut_short.sent_anew(claimed.job, "pool child lost", sender or object(), **how)
 
@@ -240,11 +234,11 @@ def spared(bench: Bench, owner: Facts, cut_short: LostRuns, stopping: bool = Fal
     """A claimed job with three strikes, and perhaps a recovery for which it has none."""
     bench.push("mail", payload(1))
     for last in (False, False, False, *[True] * stopping):
-        [claimed] = claim(bench, owner)
+        [claimed] = bench.take(owner)
         assert cut_short.recover_or_kill(claimed.job, "lost", object(), stopping=last) is None
         if not bench.queue():
             bench.client.rename(bench.keys.probation("mail"), "mail")
-    [claimed] = claim(bench, owner)
+    [claimed] = bench.take(owner)
     assert claimed.earlier is not None
     assert claimed.earlier.strikes == 3
     return claimed.job
@@ -290,7 +284,7 @@ def test_who_comes_back_over_its_limit_by_no_fault_of_its_own_is_spared(
 def test_a_job_that_was_taken_away_is_not_sent_anew(
     bench: Bench, owner: Facts, cut_short: LostRuns, lost: list[LostJob]
 ) -> None:
-    [claimed] = claim(bench, owner, payload(1))
+    [claimed] = bench.take(owner, payload(1))
     bench.client.delete(bench.keys.private(owner.owner, "mail"))
     for _ in range(2):
         how: dict[str, Any] = {"blame": Blame.EXACT, "settled": False}
@@ -302,7 +296,7 @@ def test_a_job_that_was_taken_away_is_not_sent_anew(
 def test_what_is_no_message_is_quarantined(
     bench: Bench, owner: Facts, cut_short: LostRuns, raw: bytes
 ) -> None:
-    [claimed] = claim(bench, owner, raw)
+    [claimed] = bench.take(owner, raw)
     cut_short.quarantine(claimed.job)
     [job] = bench.dead_set
     assert (job.payload, job.reason, job.strikes) == (raw, "unparseable payload", 0)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import redis
@@ -21,21 +20,6 @@ Make = Callable[..., Membership]
 
 
 @pytest.fixture
-def make(url: str, make_bench: Callable[..., Bench]) -> Iterator[Make]:
-    """`make(heartbeat_interval=..., params={...})`: this process as an owner."""
-    made: list[Membership] = []
-
-    def start(params: dict[str, Any] | None = None, **options: Any) -> Membership:
-        config = make_bench(**options).config
-        made.append(Membership({**parse_url(url), **(params or {})}, config))
-        return made[-1]
-
-    yield start
-    for membership in made:
-        membership.leave_for_good()
-
-
-@pytest.fixture
 def member(make: Make) -> Membership:
     """Registered for the queue mail, for one channel (1)."""
     membership = make()
@@ -43,14 +27,9 @@ def member(make: Make) -> Membership:
     return membership
 
 
-def score(bench: Bench, member: Membership) -> int:
-    return bench.registry.owners()[member.owner]
-
-
 def reap(bench: Bench, member: Membership) -> None:
     """Take it for dead, by way of the registry and the reaper, though it lives."""
-    host = member.facts.process.host
-    assert bench.registry.mark(member.owner, host, score(bench, member), 60, "silent")
+    assert bench.mark(member, "silent")
     bench.reaper().reap()
 
 
@@ -75,7 +54,7 @@ def test_joining_registers_process_and_lists_before_the_first_claim(
     membership = make()
     membership.join(1, {"mail": 0, "slow": 60000})
     assert membership.joined
-    assert abs(bench.database.server_time() - score(bench, membership)) < 5000
+    assert abs(bench.database.server_time() - bench.score(membership)) < 5000
     facts = bench.registry.facts([membership.owner])[membership.owner]
     assert facts.lists == {"mail": 0, "slow": 60000}
     assert facts.process == membership.facts.process

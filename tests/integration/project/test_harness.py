@@ -1,13 +1,16 @@
-"""The harness does what it says, shown with the stock transport: nothing under test is involved."""
+"""What would let other tests pass for nothing: a death that is none, a freeze that thaws by itself,
+a host that is this one. Shown with the stock transport: nothing under test is involved."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -17,6 +20,7 @@ from support.hosts import Host
 from support.machines import Machine, pid_inside
 from support.process import Process, is_alive
 from support.waiting import always, eventually
+from support.workers.worker import TESTS
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="PDEATHSIG is Linux")
 
@@ -48,31 +52,7 @@ def test_a_paused_server_is_connected_but_silent(fresh_server):
     eventually(client.ping)
 
 
-def test_server_options(fresh_server, tmp_path):
-    server = fresh_server(requirepass="p@ss/word", unixsocket=True, maxmemory="50mb")
-    assert server.client().config_get("maxmemory")["maxmemory"] == str(50 * 1024 * 1024)
-    assert server.options["unixsocket"] in server.unix_url(2)
-    replica = fresh_server(replicaof=["127.0.0.1", str(server.port)], masterauth="p@ss/word")
-    eventually(lambda: replica.client().info("replication")["master_link_status"] == "up")
-
-    (tmp_path / "users.acl").write_text("user default off\nuser me on >pw ~* &* +@all\n")
-    with_acl = fresh_server(aclfile=str(tmp_path / "users.acl"))
-    with redis.Redis(port=with_acl.port, username="me", password="pw") as client:
-        assert client.ping()
-
-
 # -- workers -------------------------------------------------------------------------------------
-
-
-def test_a_worker_works_and_stops_warmly(worker, shop, ledger):
-    one = worker(superfetch=False)
-    assert shop.add.delay(2, 3).get(timeout=20) == 5
-    shop.note.delay("n")
-    eventually(lambda: ledger.finishes().get("n"))
-    one.term()
-    assert one.wait_exit() == 0
-    assert "Warm shutdown" in one.log()
-    one.wait_gone()
 
 
 def test_killing_the_main_process_leaves_nothing(worker, shop, ledger):
@@ -95,56 +75,16 @@ def test_killing_the_group_leaves_nothing(worker):
     assert not any(is_alive(child) for child in pool)
 
 
-def test_a_killed_child_is_replaced(worker):
-    one = worker(superfetch=False)
-    killed = one.kill9_child()
-    eventually(
-        lambda: len(one.children()) == 2 and killed not in {child.pid for child in one.children()}
-    )
-    assert one.alive()
-
-
-@pytest.mark.parametrize("pool", ["solo", "threads", "gevent"])
-def test_other_pools(worker, shop, ledger, pool):
-    one = worker(superfetch=False, pool=pool, concurrency=1 if pool == "solo" else 2)
-    shop.note.delay("n")
-    eventually(lambda: ledger.finishes().get("n"))
-    shop.kill_owner.delay("k")
-    assert one.wait_exit() == -signal.SIGKILL
-    assert list(ledger.starts()) == ["n", "k"]
-
-
-def test_the_owner_can_be_killed_by_its_job(worker, shop, ledger):
-    one = worker(superfetch=False)
-    shop.kill_owner.delay("k")
-    assert one.wait_exit() == -signal.SIGKILL
-    one.wait_gone()
-
-
 def test_a_frozen_worker_does_nothing_until_thawed(worker, shop, ledger):
     one = worker(superfetch=False)
+    shop.hold.delay("held")
+    eventually(lambda: ledger.starts().get("held"))
     with one.frozen():
+        ledger.release("held")
         shop.note.delay("later")
-        always(lambda: not ledger.starts(), during=0.5, message="a frozen worker runs nothing")
+        always(lambda: len(ledger.lines()) == 1, during=0.5, message="a frozen worker runs nothing")
         assert one.alive()
-    eventually(lambda: ledger.finishes().get("later"))
-
-
-def test_held_jobs_wait_for_their_release(worker, shop, ledger):
-    worker(superfetch=False)
-    shop.hold.delay("h")
-    eventually(lambda: ledger.starts().get("h"))
-    always(lambda: not ledger.finishes(), during=0.3)
-    ledger.release("h")
-    eventually(lambda: ledger.finishes().get("h"))
-
-
-def test_beat_sends_what_is_due(worker, beat, ledger):
-    tick = {"task": "shop.note", "schedule": 0.5, "args": ["tick"]}
-    conf = {"beat_schedule": {"tick": tick}, "beat_max_loop_interval": 0.2}
-    worker(superfetch=False)
-    beat(superfetch=False, conf=conf)
-    eventually(lambda: len(ledger.finishes().get("tick", [])) >= 2)
+    eventually(lambda: set(ledger.finishes()) == {"held", "later"})
 
 
 # -- hosts ---------------------------------------------------------------------------------------
@@ -174,9 +114,11 @@ def test_two_hosts_of_one_name_both_have_pid_1(worker, shop, ledger):
 
 
 @pytest.mark.netns
-def test_a_host_runs_one_command(worker):
+def test_a_host_runs_one_command(tmp_path):
     host = Host("once")
-    worker(superfetch=False, host=host, pool="solo").kill9_all()
+    place = {"log": tmp_path / "log", "env": os.environ, "cwd": tmp_path}
+    with Process(["true"], host=host, **place) as only:
+        only.wait_exit()
     with pytest.raises(RuntimeError, match="new Host"):
         host.attach(subprocess.Popen(["true"]))
 
@@ -246,20 +188,14 @@ def test_a_killed_pytest_takes_its_processes_along(fresh_server, tmp_path):
 # -- several processes of pytest -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("number", "url", "said"),
-    [
-        ("auto", "", "1 worker [1 item]"),
-        ("auto", "redis://127.0.0.1:1/0", "they run one at a time\n"),
-        ("2", "redis://127.0.0.1:1/0", "leave out -n, or say -n auto"),
-    ],
-)
-def test_processes_share_no_server(number, url, said):
-    pytest.importorskip("xdist")
-    argv = [sys.executable, "-m", "pytest", "-n", number, "-p", "no:cacheprovider"]
-    test = f"{Path(__file__).parents[2]}/unit/project/test_rooms.py::test_no_circle"
-    env = {**os.environ, "SUPERFETCH_TEST_URL": url, "PYTEST_XDIST_AUTO_NUM_WORKERS": "1"}
-    done = subprocess.run([*argv, test], env=env, capture_output=True, text=True, check=False)
-    assert said in done.stdout + done.stderr
-    assert ("1 worker [" in done.stdout) == (not url)
-    assert done.returncode == (0 if number == "auto" else pytest.ExitCode.USAGE_ERROR)
+@pytest.mark.parametrize("url", ["", "redis://127.0.0.1:1/0"], ids=["a server each", "by URL"])
+def test_processes_share_no_server(request, monkeypatch, url):
+    """One that is named by URL is one for all, and the tests empty its databases."""
+    conftest = request.config.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
+    monkeypatch.setattr(conftest, "EXTERNAL", url)
+    monkeypatch.delenv("PYTEST_XDIST_AUTO_NUM_WORKERS", raising=False)
+    two = SimpleNamespace(option=SimpleNamespace(dist="load"), getoption=lambda *_: 2)
+    assert (conftest.pytest_xdist_auto_num_workers(two) == 0) == bool(url)
+    said = pytest.raises(pytest.UsageError, match="leave out -n, or say -n auto")
+    with said if url else contextlib.nullcontext():
+        conftest.pytest_configure(two)

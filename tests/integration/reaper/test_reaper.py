@@ -169,8 +169,7 @@ def test_what_a_crashed_reaper_left_is_finished_by_the_next(bench: Bench) -> Non
     """It died right after its mark, and after some of the jobs."""
     orphans = jobs(4)
     owner = bench.dead_owner(orphans, state="stopping")
-    score = bench.registry.owners()[owner.owner]
-    bench.registry.mark(owner.owner, owner.process.host, score, 60, "gone")
+    bench.mark(owner)
     newest = bench.recovery(Job(owner.owner, "mail", orphans[-1]), blame=Blame.NONE)
     bench.run(bench.recoveries.recover([newest], 0, marked=True))
     report = bench.reaper().reap()
@@ -228,8 +227,7 @@ def test_what_a_frozen_owner_settles_late_does_not_leave_the_other_alone_with_th
 ) -> None:
     one, two = payload(1), payload(2)
     owner = bench.dead_owner([one, two], running=[one, two])
-    score = bench.registry.owners()[owner.owner]
-    assert bench.registry.mark(owner.owner, owner.process.host, score, 60, "silent")
+    assert bench.mark(owner, "silent")
     # Thawed before anybody has emptied its lists: the claim ids are those of `dead_owner`.
     late = Claimed(Job(owner.owner, "mail", one, "0"))
     assert bench.run(bench.lists.ack([late])) == []
@@ -340,9 +338,7 @@ def test_a_mark_on_an_old_verdict_robs_nobody(bench: Bench) -> None:
     assert bench.run(bench.lists.ack([claimed])) == []
 
     [claimed] = bench.claimed(mine, payload(2))
-    assert bench.registry.mark(
-        mine.owner, host, bench.registry.owners()[mine.owner], 60, "silent"
-    ), "the control: whatever the score is now"
+    assert bench.mark(mine, "silent"), "the control: whatever the score is now"
     bench.reaper().reap()
     assert bench.queue() == [payload(2)], "it runs again,"
     assert bench.run(bench.lists.ack([claimed])) == [1], "though its owner was at it"

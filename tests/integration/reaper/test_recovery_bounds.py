@@ -109,8 +109,7 @@ def test_what_another_reaper_moved_is_not_looked_for_through_the_list(
     bench: Bench, own: redis.Redis
 ) -> None:
     owner = dead(bench, jobs(JOBS))
-    score = bench.registry.owners()[owner.owner]
-    assert bench.registry.mark(owner.owner, owner.process.host, score, 60, "gone")
+    assert bench.mark(owner)
     gone = [bench.recovery(Job(owner.owner, "mail", raw)) for raw in jobs(BATCH, "gone")]
     with noted(own) as work:
         replies = bench.run(bench.recoveries.recover(gone, 0, marked=True))

@@ -24,8 +24,7 @@ JOB = payload("id-1")
 def owner(bench: Bench) -> Facts:
     """An owner that is marked reaped and holds nothing yet."""
     facts = bench.dead_owner()
-    score = bench.registry.owners()[facts.owner]
-    assert bench.registry.mark(facts.owner, facts.process.host, score, 60, "gone")
+    assert bench.mark(facts)
     return facts
 
 

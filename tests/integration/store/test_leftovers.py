@@ -128,8 +128,7 @@ def test_what_a_reaped_owner_sends_late_leaves_no_more(bench: Bench, running: li
 def test_how_many_ran_is_not_forgotten_with_what_a_frozen_owner_held(bench: Bench) -> None:
     """The control of the above: the thawed process clears up what it does not hold."""
     owner = bench.dead_owner([ONE, TWO], running=[ONE, TWO])
-    score = bench.registry.owners()[owner.owner]
-    assert bench.registry.mark(owner.owner, owner.process.host, score, 60, "gone")
+    assert bench.mark(owner)
     bench.running.forget(owner.owner, set())
     assert bench.running.read(owner.owner).at_death == 2
 

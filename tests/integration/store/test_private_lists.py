@@ -95,8 +95,7 @@ def test_an_owner_that_nobody_knows_claims_nothing(bench: Bench) -> None:
 
 def test_a_reaped_owner_claims_nothing(bench: Bench) -> None:
     owner = bench.owner()
-    score = bench.registry.owners()[owner.owner]
-    bench.registry.mark(owner.owner, owner.process.host, score, 60, "gone")
+    bench.mark(owner)
     bench.push("mail", b"1")
     assert not bench.claim(owner).registered
     assert bench.queue() == [b"1"]

@@ -17,8 +17,7 @@ JOB = payload("1")
 def reaped(bench: Bench, *jobs: bytes, **facts: object) -> Facts:
     """An owner that is marked reaped, with jobs, oldest first."""
     owner = bench.dead_owner(jobs, **facts)
-    score = bench.registry.owners()[owner.owner]
-    assert bench.registry.mark(owner.owner, owner.process.host, score, 60, "gone")
+    assert bench.mark(owner)
     return owner
 
 

@@ -17,7 +17,7 @@ HERE = ProcessImage.current().host
 
 def test_a_registered_owner_is_there_with_all_its_facts(bench: Bench) -> None:
     facts = bench.owner(lists={"mail": 0, "slow": 60000}, pool=((7, "8"),), connections=(5,))
-    score = bench.registry.owners()[facts.owner]
+    score = bench.score(facts)
     assert abs(bench.database.server_time() - score) < 5000
     read = bench.registry.facts([facts.owner])[facts.owner]
     assert read == facts.with_(registered_at=read.registered_at)
@@ -32,12 +32,12 @@ def test_registering_again_is_a_heartbeat_and_keeps_the_first_date(bench: Bench)
     again = bench.registry.facts([facts.owner])[facts.owner]
     assert again.registered_at == first
     assert set(again.lists) == {"mail", "more"}
-    assert bench.registry.owners()[facts.owner] >= first
+    assert bench.score(facts) >= first
 
 
 def test_a_reaped_owner_cannot_register(bench: Bench) -> None:
     facts = bench.owner()
-    assert bench.registry.mark(facts.owner, HERE, bench.registry.owners()[facts.owner], 60, "gone")
+    assert bench.mark(facts)
     assert bench.registry.register(facts).status == "reaped"
     assert bench.registry.owners() == {}
 
@@ -47,7 +47,7 @@ def test_a_heartbeat_moves_the_score_and_writes_what_changed(bench: Bench) -> No
     old = bench.age(facts, 5000)
     beat = bench.registry.heartbeat(facts, 0, {"state": "stopping"})
     assert beat.status == "ok"
-    assert bench.registry.owners()[facts.owner] == beat.now > old
+    assert bench.score(facts) == beat.now > old
     read = bench.registry.facts([facts.owner])[facts.owner]
     assert read.state == "stopping"
     assert read.app == facts.app, "the rest is as it was"
@@ -66,7 +66,7 @@ def test_a_heartbeat_without_a_row_says_missing(bench: Bench) -> None:
 
 def test_the_heartbeat_of_a_reaped_owner_says_so_and_does_not_revive_it(bench: Bench) -> None:
     facts = bench.owner()
-    bench.registry.mark(facts.owner, HERE, bench.registry.owners()[facts.owner], 60, "gone")
+    bench.mark(facts)
     assert bench.registry.heartbeat(facts, 0, {}).status == "reaped"
     assert bench.registry.owners() == {}
 
@@ -104,14 +104,12 @@ def test_a_mark_needs_the_score_the_verdict_was_built_on(bench: Bench) -> None:
     assert not bench.registry.mark(facts.owner, HERE, seen, 60, "gone")
     assert facts.owner in bench.registry.owners()
     assert bench.registry.facts([facts.owner])[facts.owner].state == "running"
-    assert bench.registry.mark(
-        facts.owner, HERE, bench.registry.owners()[facts.owner], 60, "gone"
-    ), "the control"
+    assert bench.mark(facts), "the control"
 
 
 def test_a_mark_is_set_once(bench: Bench) -> None:
     facts = bench.owner()
-    score = bench.registry.owners()[facts.owner]
+    score = bench.score(facts)
     marks = [bench.registry.mark(facts.owner, HERE, score, 60, "gone") for _ in range(3)]
     assert marks == [True, False, False]
     assert bench.stat("owners_reaped") == 1
@@ -121,7 +119,7 @@ def test_a_mark_is_set_once(bench: Bench) -> None:
 def test_a_mark_leaves_a_tombstone_that_knows_the_state_before(bench: Bench, state: str) -> None:
     facts = bench.owner(state=state)
     bench.silences.look({facts.owner: 1}, {facts.owner: 5.0}, 1, "run")
-    bench.registry.mark(facts.owner, HERE, bench.registry.owners()[facts.owner], 60, "gone")
+    bench.mark(facts)
     read = bench.registry.facts([facts.owner])[facts.owner]
     assert (read.state, read.was) == ("reaped", state)
     assert read.lists == facts.lists
@@ -158,7 +156,7 @@ def test_leaving_with_a_claim_on_its_way_leaves_a_tombstone(bench: Bench) -> Non
 
 def test_leaving_after_it_was_reaped_changes_nothing(bench: Bench) -> None:
     facts = bench.owner()
-    bench.registry.mark(facts.owner, HERE, bench.registry.owners()[facts.owner], 60, "gone")
+    bench.mark(facts)
     assert bench.registry.leave(facts, 0) == -1, "and says so"
     assert set(bench.registry.tombstones()) == {facts.owner}
 
@@ -197,7 +195,7 @@ def test_an_empty_list_is_no_reason_to_adopt(bench: Bench) -> None:
 def test_a_forgotten_tombstone_is_listed_again_not_registered(bench: Bench) -> None:
     """A claim that landed after its tombstone was taken off the list."""
     facts = bench.owner()
-    bench.registry.mark(facts.owner, HERE, bench.registry.owners()[facts.owner], 60, "gone")
+    bench.mark(facts)
     bench.registry.forget_tombstone(facts.owner)
     bench.give(facts.owner, "mail", [b"1"])
     assert bench.registry.adopt(facts.owner, "mail", 60) == "listed"

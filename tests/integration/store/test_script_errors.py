@@ -82,8 +82,7 @@ def probation(bench: Bench) -> Case:
 
 def reaped(bench: Bench) -> str:
     owner = bench.dead_owner([ONE, TWO], running=[ONE, TWO])
-    score = bench.registry.owners()[owner.owner]
-    assert bench.registry.mark(owner.owner, owner.process.host, score, 60, "gone")
+    assert bench.mark(owner)
     return owner.owner
 
 

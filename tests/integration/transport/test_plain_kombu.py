@@ -206,8 +206,8 @@ def test_working_on_what_was_taken_away_says_so(url: str, bench: Bench) -> None:
     bench.push("mail", payload(1))
     with Inbox(url) as inbox:
         inbox.receive(1)
-        [(owner, score)] = bench.registry.owners().items()
-        assert bench.registry.mark(owner, owner.partition("|")[0], score, 60, "test")
+        [owner] = bench.registry.owners()
+        assert bench.mark(owner, "test")
         assert inbox.channel.membership.heartbeat().status == "reaped"
         with working_on(inbox.messages[0]) as ours:
             assert not ours

@@ -235,9 +235,7 @@ def test_a_reaped_owner_does_not_deliver_what_was_given_to_somebody_else(
     with Inbox(url) as inbox:
         inbox.receive(1)
         [owner] = bench.registry.owners()
-        score = bench.registry.owners()[owner]
-        host = owner.partition("|")[0]
-        assert bench.registry.mark(owner, host, score, 60, "silent")
+        assert bench.mark(owner, "silent")
         bench.reaper().reap()
         assert bench.queue() == raws
         inbox.channel.membership.heartbeat()  # by which it learns its fate

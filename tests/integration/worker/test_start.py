@@ -26,11 +26,6 @@ def owner(bench: Bench) -> Facts:
     return owner
 
 
-def claim(bench: Bench, owner: Facts, *payloads: bytes, starts: int = 0) -> list[Claimed]:
-    bench.push("mail", *payloads)
-    return list(bench.in_flight.claim(owner.owner, ["mail"], 10, 1, [], starts).jobs)
-
-
 def hand_over(bench: Bench, claimed: Claimed) -> float:
     return bench.in_flight.starts.start(claimed.job, digest(claimed.job.payload))
 
@@ -67,7 +62,7 @@ def test_what_a_heartbeat_is_good_for() -> None:
 
 def test_nothing_starts_while_the_owner_is_not_heard(bench: Bench, owner: Facts) -> None:
     """B. The verdict of others needs two heartbeats of silence, and one and a half are over."""
-    one, two = claim(bench, owner, ONE, TWO, starts=1)
+    one, two = bench.take(owner, ONE, TWO, starts=1)
     bench.in_flight.starts.certificate.heard(owner.owner, monotonic() - 1.6 * 5)
     assert hand_over(bench, one) == hand_over(bench, two) == 0
     assert bench.in_flight.starts.may_start(one.job)
@@ -77,7 +72,7 @@ def test_nothing_starts_while_the_owner_is_not_heard(bench: Bench, owner: Facts)
 
 
 def test_nothing_of_a_former_self_starts(bench: Bench, owner: Facts) -> None:
-    [one] = claim(bench, owner, ONE)
+    [one] = bench.take(owner, ONE)
     bench.in_flight.starts.wait(one.job)
     bench.in_flight.starts.certificate.heard("somebody|1|new", monotonic())
     assert hand_over(bench, one) == 0
@@ -99,7 +94,7 @@ def test_the_process_that_runs_it_looks_at_its_clock() -> None:
 
 
 def test_a_claim_records_the_first_of_its_jobs_as_running(bench: Bench, owner: Facts) -> None:
-    one, two, three = claim(bench, owner, ONE, TWO, THREE, starts=2)
+    one, two, three = bench.take(owner, ONE, TWO, THREE, starts=2)
     assert running(bench, owner) == digests(ONE, TWO)
     ids = bench.client.hgetall(bench.keys.running(owner.owner))
     assert set(ids) == {one.job.claim_id.encode(), two.job.claim_id.encode()}
@@ -124,16 +119,16 @@ def test_what_a_blocking_read_brought_starts_first(bench: Bench, owner: Facts) -
 
 
 def test_fewer_jobs_than_might_start_are_all_recorded(bench: Bench, owner: Facts) -> None:
-    [one] = claim(bench, owner, ONE, starts=5)
+    [one] = bench.take(owner, ONE, starts=5)
     assert running(bench, owner) == digests(ONE)
-    [two] = claim(bench, owner, TWO)
+    [two] = bench.take(owner, TWO)
     assert one.job.claim_id != two.job.claim_id
 
 
 def test_nothing_is_recorded_beside_a_suspect(bench: Bench, owner: Facts) -> None:
     """A claim that was on its way when another thread got the suspect."""
     bench.client.hset(bench.keys.running(owner.owner), mapping={"alone": "x", "x": "suspect"})
-    claim(bench, owner, ONE, starts=1)
+    bench.take(owner, ONE, starts=1)
     assert running(bench, owner) == ["suspect"]
 
 
@@ -141,7 +136,7 @@ def test_nothing_is_recorded_beside_a_suspect(bench: Bench, owner: Facts) -> Non
 def test_one_that_is_to_wait_or_is_large_is_not_recorded_and_so_are_those_behind_it(
     bench: Bench, owner: Facts, other: bytes
 ) -> None:
-    claim(bench, owner, ONE, other, THREE, starts=3)
+    bench.take(owner, ONE, other, THREE, starts=3)
     assert running(bench, owner) == digests(ONE)
 
 
@@ -150,7 +145,7 @@ def test_a_job_that_only_waits_does_not_count_as_running(
     bench: Bench, owner: Facts, waits: bool
 ) -> None:
     """For its rate limit, or for its time: then it is moved aside."""
-    one, two = claim(bench, owner, ONE, TWO, starts=2)
+    one, two = bench.take(owner, ONE, TWO, starts=2)
     if waits:
         bench.in_flight.starts.set_aside(one.job)
     bench.in_flight.starts.delivered(one.job)
@@ -166,7 +161,7 @@ def test_a_job_that_only_waits_does_not_count_as_running(
 
 def test_a_job_that_was_acked_unrun_costs_no_question(bench: Bench, owner: Facts) -> None:
     """Revoked, say."""
-    [one] = claim(bench, owner, ONE, starts=1)
+    [one] = bench.take(owner, ONE, starts=1)
     bench.in_flight.ack(one)
     before = bench.client.info("commandstats").get("cmdstat_hdel", {}).get("calls", 0)
     bench.in_flight.starts.delivered(one.job)
@@ -180,7 +175,7 @@ def test_a_job_that_was_acked_unrun_costs_no_question(bench: Bench, owner: Facts
 
 
 def test_a_job_is_recorded_with_the_ack_that_made_room(bench: Bench, owner: Facts) -> None:
-    one, two, three = claim(bench, owner, ONE, TWO, THREE)
+    one, two, three = bench.take(owner, ONE, TWO, THREE)
     assert hand_over(bench, one)
     assert hand_over(bench, two)
     eventually(lambda: running(bench, owner) == digests(ONE, TWO))
@@ -195,14 +190,14 @@ def test_a_job_is_recorded_with_the_ack_that_made_room(bench: Bench, owner: Fact
 
 def test_a_task_with_early_ack_is_not_recorded(bench: Bench, owner: Facts) -> None:
     """Its ack may come first, and nothing would remove the record."""
-    [one] = claim(bench, owner, ONE)
+    [one] = bench.take(owner, ONE)
     assert bench.in_flight.starts.start(one.job)
     bench.in_flight.flush()
     assert running(bench, owner) == []
 
 
 def test_a_job_whose_record_cannot_be_sent_does_not_start(bench: Bench, owner: Facts) -> None:
-    one, two = claim(bench, owner, ONE, TWO)
+    one, two = bench.take(owner, ONE, TWO)
     kill_connections(bench.client)
     # The kernel takes the first, or says at once that the other end is gone.
     if hand_over(bench, one):
@@ -217,7 +212,7 @@ def test_a_job_whose_record_cannot_be_sent_does_not_start(bench: Bench, owner: F
 
 
 def test_a_job_that_ended_meanwhile_is_only_settled(bench: Bench, owner: Facts) -> None:
-    [one] = claim(bench, owner, ONE)
+    [one] = bench.take(owner, ONE)
     kill_connections(bench.client)
     hand_over(bench, one)
     bench.in_flight.ack(one)
@@ -233,7 +228,7 @@ def test_a_job_that_ended_meanwhile_is_only_settled(bench: Bench, owner: Facts) 
 
 
 def test_a_job_that_was_handed_over_is_not_given_back(bench: Bench, owner: Facts) -> None:
-    [one] = claim(bench, owner, ONE)
+    [one] = bench.take(owner, ONE)
     assert hand_over(bench, one)
     bench.in_flight.requeue([one.job])
     assert (bench.queue(), bench.private(owner)) == ([], [ONE])
@@ -249,7 +244,7 @@ def test_the_control_gives_back_a_job_that_nobody_was_said_to_have(
     bench: Bench, owner: Facts
 ) -> None:
     """Which is right, too, for one that its pool says that it has forgotten."""
-    [one] = claim(bench, owner, ONE)
+    [one] = bench.take(owner, ONE)
     hand_over(bench, one)
     bench.in_flight.starts.end(one.job)
     bench.in_flight.requeue([one.job])
@@ -259,7 +254,7 @@ def test_the_control_gives_back_a_job_that_nobody_was_said_to_have(
 
 def test_a_job_that_was_given_back_does_not_start(bench: Bench, owner: Facts) -> None:
     """Claimed again by the same owner: the first delivery is still the wrong one to run."""
-    [one] = claim(bench, owner, ONE)
+    [one] = bench.take(owner, ONE)
     bench.in_flight.requeue([one.job])
     [again] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, []).jobs
     assert hand_over(bench, one) == 0
@@ -267,7 +262,7 @@ def test_a_job_that_was_given_back_does_not_start(bench: Bench, owner: Facts) ->
 
 
 def test_nor_does_one_that_cannot_be_given_back_yet(bench: Bench, owner: Facts) -> None:
-    [one] = claim(bench, owner, ONE)
+    [one] = bench.take(owner, ONE)
     bench.client.rename("mail", "aside") if bench.client.exists("mail") else None
     bench.client.set("mail", "no queue")
     bench.in_flight.requeue([one.job])
@@ -279,7 +274,7 @@ def test_only_those_that_are_handed_over_first_can_be_taken_back(
     bench: Bench, owner: Facts
 ) -> None:
     """Whoever runs jobs as they come may have begun."""
-    one, two, three = claim(bench, owner, ONE, TWO, THREE)
+    one, two, three = bench.take(owner, ONE, TWO, THREE)
     for claimed in (two, three):
         bench.in_flight.starts.wait(claimed.job)
     hand_over(bench, three)
@@ -288,7 +283,7 @@ def test_only_those_that_are_handed_over_first_can_be_taken_back(
 
 
 def test_at_the_end_all_are_given_back(bench: Bench, owner: Facts) -> None:
-    [one] = claim(bench, owner, ONE)
+    [one] = bench.take(owner, ONE)
     hand_over(bench, one)
     bench.in_flight.requeue_all()
     assert (bench.queue(), bench.private(owner)) == ([ONE], [])
@@ -298,7 +293,7 @@ def test_a_return_that_comes_after_its_repetition_leaves_the_new_claim_alone(
     bench: Bench, owner: Facts
 ) -> None:
     """A network that stood still: the call was repeated, served, and then the first one arrives."""
-    [one] = claim(bench, owner, ONE)
+    [one] = bench.take(owner, ONE)
     late = bench.lists.requeue([one.job], "front", 0, 1)
     assert bench.run(bench.lists.requeue([one.job], "front", 0, 2)) == [1]
     [again] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, []).jobs
@@ -310,7 +305,7 @@ def test_a_return_that_comes_after_its_repetition_leaves_the_new_claim_alone(
 
 def test_the_control_takes_it_from_whoever_runs_it(bench: Bench, owner: Facts) -> None:
     """Without a number, as an operator's drain has none."""
-    [one] = claim(bench, owner, ONE)
+    [one] = bench.take(owner, ONE)
     late = bench.lists.requeue([one.job], "front", 0)
     bench.in_flight.requeue([one.job])
     bench.in_flight.claim(owner.owner, ["mail"], 1, 1, [])
@@ -321,7 +316,7 @@ def test_the_control_takes_it_from_whoever_runs_it(bench: Bench, owner: Facts) -
 def test_what_a_return_leaves_in_redis_is_bounded(bench: Bench, owner: Facts) -> None:
     """C3. However many are given back, nothing is kept of each that somebody has to remove."""
     for _ in range(20):
-        bench.in_flight.requeue([claimed.job for claimed in claim(bench, owner, ONE, TWO)])
+        bench.in_flight.requeue([claimed.job for claimed in bench.take(owner, ONE, TWO)])
         bench.client.delete("mail")
     assert not bench.client.exists(bench.keys.running(owner.owner))
     assert bench.client.hget(bench.keys.facts(owner.owner), "returned") == b"20"
@@ -368,7 +363,7 @@ def test_a_suspect_that_was_started_stays(bench: Bench, owner: Facts, suspect: J
 def test_no_suspect_is_claimed_beside_what_has_just_started(bench: Bench, owner: Facts) -> None:
     """B. A thread of the pool hands over the next job while the loop finds that nothing runs: the
     claim of the suspect took its record away, and its crash would have been nobody's."""
-    [one] = claim(bench, owner, ONE)
+    [one] = bench.take(owner, ONE)
     bench.client.lpush(bench.keys.probation("mail"), payload("suspect"))
     assert hand_over(bench, one)
     assert bench.in_flight.claim_alone(owner.owner, "mail") is None
@@ -378,7 +373,7 @@ def test_no_suspect_is_claimed_beside_what_has_just_started(bench: Bench, owner:
 
 
 def test_what_a_lost_ack_or_claim_left_is_forgotten(bench: Bench, owner: Facts) -> None:
-    [one] = claim(bench, owner, ONE, starts=1)
+    [one] = bench.take(owner, ONE, starts=1)
     key = bench.keys.running(owner.owner)
     bench.client.hset(key, mapping={"alone": "ff", "ff": "gone"})
     bench.in_flight.reconcile(owner.owner, ["mail"])

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import redis
 
@@ -69,6 +69,17 @@ def image_of(pid: int) -> ProcessImage:
 def elsewhere(host: str = "elsewhere", pid: int = 1) -> ProcessImage:
     """A process that nobody here can look at."""
     return ProcessImage(host, pid, "4711", "another-boot", "another-namespace", f"image-{host}")
+
+
+class Named(Protocol):
+    """Who goes by the name of an owner: its facts, or its membership."""
+
+    @property
+    def owner(self) -> str: ...
+
+
+def name_of(owner: str | Named) -> str:
+    return owner if isinstance(owner, str) else owner.owner
 
 
 class Bench:
@@ -141,11 +152,20 @@ class Bench:
         if jobs:
             self.client.lpush(self.keys.private(owner, queue), *jobs)
 
+    def score(self, owner: str | Named) -> int:
+        """When an owner was last heard."""
+        return self.registry.owners()[name_of(owner)]
+
     def age(self, facts: Facts, ms: int) -> int:
         """Set an owner's last heartbeat back by `ms`; its new score."""
-        score = self.registry.owners()[facts.owner] - ms
+        score = self.score(facts) - ms
         self.client.zadd(self.keys.owners, {facts.owner: score})
         return score
+
+    def mark(self, owner: str | Named, reason: str = "gone") -> bool:
+        """Take an owner for dead, as a reaper does that has judged it by its last heartbeat."""
+        name = name_of(owner)
+        return self.registry.mark(name, name.partition("|")[0], self.score(name), 60, reason)
 
     # -- queues
 
@@ -158,25 +178,23 @@ class Bench:
         """What waits, in the order in which it is going to be claimed."""
         return self._list(self.keys.queue(queue))[::-1]
 
-    def private(self, owner: str | Facts, queue: str = "mail") -> list[bytes]:
+    def private(self, owner: str | Named, queue: str = "mail") -> list[bytes]:
         """What an owner holds from `queue`, newest claim first."""
-        name = owner if isinstance(owner, str) else owner.owner
-        return self._list(self.keys.private(name, queue))
+        return self._list(self.keys.private(name_of(owner), queue))
 
     def _list(self, key: str) -> list[bytes]:
         return cast("list[bytes]", self.client.lrange(key, 0, -1))
 
     def claim(
         self,
-        owner: str | Facts,
+        owner: str | Named,
         lists: Sequence[str] = ("mail",),
         most: int = 10,
         turn: int = 1,
         confirm: Sequence[Job] = (),
         starts: int = 0,
     ) -> Claims:
-        name = owner if isinstance(owner, str) else owner.owner
-        call = self.lists.claim(name, lists, most, turn, confirm, starts)
+        call = self.lists.claim(name_of(owner), lists, most, turn, confirm, starts)
         return self.lists.claims(call, lists, confirm, self.run(call))
 
     def claimed(self, owner: Facts, *payloads: bytes, queue: str = "mail") -> list[Claimed]:
@@ -185,6 +203,13 @@ class Bench:
         claims = self.claim(owner, [queue], most=len(payloads))
         assert [claimed.job.payload for claimed in claims.jobs] == list(payloads)
         return list(claims.jobs)
+
+    def take(
+        self, owner: Facts, *payloads: bytes, queue: str = "mail", starts: int = 0
+    ) -> list[Claimed]:
+        """Publish jobs, and claim what waits by way of `InFlight`."""
+        self.push(queue, *payloads)
+        return list(self.in_flight.claim(owner.owner, [queue], 100, 1, [], starts).jobs)
 
     # -- jobs
 

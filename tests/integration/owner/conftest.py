@@ -1,0 +1,27 @@
+"""This process as an owner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from redis.connection import parse_url
+
+from celery_superfetch.owner.membership import Membership
+from support.workers.bench import Bench
+
+
+@pytest.fixture
+def make(url: str, make_bench: Callable[..., Bench]) -> Iterator[Callable[..., Membership]]:
+    """`make(heartbeat_interval=..., params={...})`: this process as an owner."""
+    made: list[Membership] = []
+
+    def start(params: dict[str, Any] | None = None, **options: Any) -> Membership:
+        config = make_bench(**options).config
+        made.append(Membership({**parse_url(url), **(params or {})}, config))
+        return made[-1]
+
+    yield start
+    for membership in made:
+        membership.leave_for_good()
