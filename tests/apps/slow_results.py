@@ -8,10 +8,10 @@ from typing import Any
 
 from billiard.connection import Connection
 
-from celery_superfetch.worker import prefork as pool_flush
+from celery_superfetch.worker import start
 
 if os.environ.get("FORGETFUL"):  # what was read of it is lost with the event loop
-    pool_flush._read_on = lambda results: None
+    start.read_on = lambda pool: None
 
 from apps.build import STEP, build_app
 from harness.ledger import Ledger

@@ -8,9 +8,9 @@ import time
 from typing import Any
 
 from apps.build import build_app
-from celery_superfetch.worker import prefork as pool_flush
+from celery_superfetch.worker import prefork
 
-remember = pool_flush._remember
+remember = prefork._remember
 
 
 def remember_the_dead(processes: Any, kept: dict[Any, Any]) -> None:
@@ -26,6 +26,6 @@ def remember_the_dead(processes: Any, kept: dict[Any, Any]) -> None:
     remember(processes, kept)
 
 
-pool_flush._remember = remember_the_dead
+prefork._remember = remember_the_dead
 
 app = build_app(os.environ)
