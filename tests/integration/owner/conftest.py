@@ -1,13 +1,15 @@
-"""This process as an owner."""
+"""This process as an owner: its membership, or its facts alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import Any
 
 import pytest
 from redis.connection import parse_url
 
+from celery_superfetch.model.facts import Facts
 from celery_superfetch.owner.membership import Membership
 from support.workers.bench import Bench
 
@@ -25,3 +27,11 @@ def make(url: str, make_bench: Callable[..., Bench]) -> Iterator[Callable[..., M
     yield start
     for membership in made:
         membership.leave_for_good()
+
+
+@pytest.fixture
+def owner(bench: Bench) -> Facts:
+    """Registered for the queue mail, and heard just now."""
+    owner = bench.owner()
+    bench.in_flight.starts.certificate.heard(owner.owner, monotonic())
+    return owner

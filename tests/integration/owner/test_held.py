@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed
 from support.waiting import eventually
 from support.workers.bench import Bench, ended_process, payload
-
-
-@pytest.fixture
-def owner(bench: Bench) -> Facts:
-    return bench.owner(lists=["mail"])
 
 
 def claim(bench: Bench, owner: Facts, *names: object) -> list[Claimed]:

@@ -16,11 +16,6 @@ from support.workers.bench import Bench, payload
 
 
 @pytest.fixture
-def owner(bench: Bench) -> Facts:
-    return bench.owner()
-
-
-@pytest.fixture
 def cut_short(bench: Bench) -> LostRuns:
     return LostRuns(bench.in_flight)
 

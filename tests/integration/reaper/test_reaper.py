@@ -9,14 +9,14 @@ import pytest
 import redis
 from celery.utils.dispatch import Signal
 
-from celery_superfetch.model.job import Claimed, Job, digest
+from celery_superfetch.model.job import Job, digest
 from celery_superfetch.model.process import ProcessImage
-from celery_superfetch.model.strikes import Blame, Counters
+from celery_superfetch.model.strikes import Blame
 from celery_superfetch.model.verdict import Reason
 from celery_superfetch.reaper.drain import NAMED
 from celery_superfetch.signals import ReapedOwner, job_recovered, owner_reaped
 from support.waiting import eventually
-from support.workers.bench import Bench, ended_process, payload
+from support.workers.bench import Bench, payload
 
 
 def jobs(count: int, name: str = "job", queue: str = "mail") -> list[bytes]:
@@ -176,117 +176,6 @@ def test_what_a_crashed_reaper_left_is_finished_by_the_next(bench: Bench) -> Non
     assert report.recovered == 3
     assert bench.queue() == orphans
     assert {bench.counters(raw).strikes for raw in orphans} == {0}, "it was stopping: a deploy"
-
-
-def test_a_stopping_owner_gives_no_strike(bench: Bench) -> None:
-    deploy, crash = payload("deploy"), payload("crash")
-    bench.dead_owner([deploy], running=[deploy], state="stopping")
-    bench.dead_owner([crash], running=[crash], state="running")
-    assert bench.reaper().reap().recovered == 2
-    assert bench.counters(deploy) == Counters(0, 1, bench.counters(deploy).history)
-    assert bench.counters(crash).strikes == 1
-
-
-def test_who_ran_when_the_owner_died_is_blamed_and_who_only_waited_is_not(bench: Bench) -> None:
-    two, three, reserved = payload(2), payload(3), payload("reserved")
-    bench.dead_owner([two, three, reserved], running=[two, three])
-    one = payload(1)
-    bench.dead_owner([one, payload("eta")], running=[one])
-    assert bench.reaper().reap().recovered == 5
-    blamed = {raw: bench.counters(raw) for raw in (one, two, three, reserved, payload("eta"))}
-    assert [counters.strikes for counters in blamed.values()] == [1, 1, 1, 0, 0]
-    strikes = [counters.history[0]["strike"] for counters in blamed.values()]
-    assert strikes == ["exact", "suspect", "suspect", "", ""]
-
-
-def test_what_a_dying_connection_claims_again_is_not_struck_again(bench: Bench) -> None:
-    """Its process is gone; its blocking read is served all the same, a moment later."""
-    one, two = payload(1), payload(2)
-    owner = bench.dead_owner([one, two], running=[one, two])
-    bench.reaper().reap()
-    bench.client.lmove("mail", bench.keys.private(owner.owner, "mail"), "RIGHT", "LEFT")
-    bench.reaper().reap()
-    assert bench.queue() == [one, two]
-    assert [bench.counters(raw).strikes for raw in (one, two)] == [1, 1]
-    assert bench.counters(one).recoveries == 2
-
-
-def test_of_two_copies_one_ran_and_each_is_counted(bench: Bench) -> None:
-    """They share their counters, and one batch has both."""
-    ran, waited = payload("ran"), payload("waited")
-    owner = bench.dead_owner([ran, ran, waited, waited], running=[ran])
-    report = bench.reaper().reap()
-    assert (report.recovered, report.errors) == (4, 0)
-    assert bench.private(owner) == []
-    assert (bench.counters(ran).strikes, bench.counters(ran).recoveries) == (1, 2)
-    assert (bench.counters(waited).strikes, bench.counters(waited).recoveries) == (0, 2)
-
-
-def test_what_a_frozen_owner_settles_late_does_not_leave_the_other_alone_with_the_blame(
-    bench: Bench,
-) -> None:
-    one, two = payload(1), payload(2)
-    owner = bench.dead_owner([one, two], running=[one, two])
-    assert bench.mark(owner, "silent")
-    # Thawed before anybody has emptied its lists: the claim ids are those of `dead_owner`.
-    late = Claimed(Job(owner.owner, "mail", one, "0"))
-    assert bench.run(bench.lists.ack([late])) == []
-    bench.reaper().reap()
-    assert bench.counters(two).history[0]["strike"] == "suspect"
-
-
-def test_a_suspect_is_never_killed_for_it(bench: Bench) -> None:
-    """Whoever ran beside it: two strikes of three, and there it stays."""
-    one, two = payload(1), payload(2)
-    for _ in range(6):
-        bench.client.delete("mail", bench.keys.probation("mail"))
-        bench.dead_owner([one, two], running=[one, two])
-        assert bench.reaper().reap().recovered == 2
-    assert [bench.counters(raw).strikes for raw in (one, two)] == [2, 2]
-    assert bench.on_probation() == [one, two]
-
-
-def test_a_queue_key_of_another_type_holds_its_own_jobs_up_only(bench: Bench) -> None:
-    owner = bench.dead_owner(lists=["broken", "mail"])
-    bench.give(owner.owner, "broken", [b"1", b"2"])
-    bench.give(owner.owner, "mail", [b"3"])
-    bench.client.set("broken", "a text")
-    report = bench.reaper().reap()
-    assert report.recovered == 1
-    assert report.errors
-    assert bench.queue() == [b"3"]
-    assert bench.private(owner, "broken") == [b"2", b"1"]
-    assert bench.counters(b"1") == Counters(), "and nothing was counted against them"
-    bench.client.delete("broken")
-    assert bench.reaper().reap().recovered == 2, "mended, and the tombstone is drained"
-    assert bench.queue("broken") == [b"1", b"2"]
-
-
-def test_an_error_on_one_owner_does_not_end_the_pass(bench: Bench) -> None:
-    owners = [bench.dead_owner(process=ended_process()) for _ in range(3)]
-    for n, owner in enumerate(owners):
-        bench.give(owner.owner, "mail", [payload(n)])
-    bench.client.delete(bench.keys.private(owners[1].owner, "mail"))
-    bench.client.set(bench.keys.private(owners[1].owner, "mail"), "a text")
-    report = bench.reaper().reap()
-    assert report.errors
-    assert report.recovered == 2
-    assert set(bench.queue()) == {payload(0), payload(2)}
-
-
-def test_facts_that_cannot_be_read_do_not_end_the_pass(bench: Bench) -> None:
-    broken, dead = bench.dead_owner(), bench.dead_owner([payload(1)])
-    bench.client.hset(bench.keys.facts(broken.owner), "pool", "[1, 2]")
-    assert dead.owner in bench.reaper().reap().dead
-    assert bench.queue() == [payload(1)]
-
-
-def test_facts_of_another_type_do_not_end_the_pass(bench: Bench) -> None:
-    broken, dead = bench.owner(), bench.dead_owner([payload(1)])
-    bench.client.delete(bench.keys.facts(broken.owner))
-    bench.client.set(bench.keys.facts(broken.owner), "a text")
-    assert dead.owner in bench.reaper().reap().dead
-    assert bench.queue() == [payload(1)]
 
 
 def test_signals_tell_what_was_done(bench: Bench) -> None:

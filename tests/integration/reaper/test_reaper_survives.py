@@ -8,9 +8,9 @@ import pytest
 from celery import Celery
 
 from celery_superfetch.app.poison_pill import limits_of
-from celery_superfetch.model.strikes import Limits
+from celery_superfetch.model.strikes import Counters, Limits
 from celery_superfetch.reaper.reaper import Reaper
-from support.workers.bench import Bench, payload
+from support.workers.bench import Bench, ended_process, payload
 
 BAD_LIMITS = ["10", 0, -1, 2.5, True, float("nan"), object()]
 
@@ -143,4 +143,47 @@ def test_a_row_that_is_no_owners_ends_neither_passes_nor_hearts(
     first = bench.registry.heartbeat(mine, 0, {})
     assert bench.registry.heartbeat(mine, first.now, {}).status == "ok"
     bench.reaper().reap()
+    assert bench.queue() == [payload(1)]
+
+
+def test_a_queue_key_of_another_type_holds_its_own_jobs_up_only(bench: Bench) -> None:
+    owner = bench.dead_owner(lists=["broken", "mail"])
+    bench.give(owner.owner, "broken", [b"1", b"2"])
+    bench.give(owner.owner, "mail", [b"3"])
+    bench.client.set("broken", "a text")
+    report = bench.reaper().reap()
+    assert report.recovered == 1
+    assert report.errors
+    assert bench.queue() == [b"3"]
+    assert bench.private(owner, "broken") == [b"2", b"1"]
+    assert bench.counters(b"1") == Counters(), "and nothing was counted against them"
+    bench.client.delete("broken")
+    assert bench.reaper().reap().recovered == 2, "mended, and the tombstone is drained"
+    assert bench.queue("broken") == [b"1", b"2"]
+
+
+def test_an_error_on_one_owner_does_not_end_the_pass(bench: Bench) -> None:
+    owners = [bench.dead_owner(process=ended_process()) for _ in range(3)]
+    for n, owner in enumerate(owners):
+        bench.give(owner.owner, "mail", [payload(n)])
+    bench.client.delete(bench.keys.private(owners[1].owner, "mail"))
+    bench.client.set(bench.keys.private(owners[1].owner, "mail"), "a text")
+    report = bench.reaper().reap()
+    assert report.errors
+    assert report.recovered == 2
+    assert set(bench.queue()) == {payload(0), payload(2)}
+
+
+def test_facts_that_cannot_be_read_do_not_end_the_pass(bench: Bench) -> None:
+    broken, dead = bench.dead_owner(), bench.dead_owner([payload(1)])
+    bench.client.hset(bench.keys.facts(broken.owner), "pool", "[1, 2]")
+    assert dead.owner in bench.reaper().reap().dead
+    assert bench.queue() == [payload(1)]
+
+
+def test_facts_of_another_type_do_not_end_the_pass(bench: Bench) -> None:
+    broken, dead = bench.owner(), bench.dead_owner([payload(1)])
+    bench.client.delete(bench.keys.facts(broken.owner))
+    bench.client.set(bench.keys.facts(broken.owner), "a text")
+    assert dead.owner in bench.reaper().reap().dead
     assert bench.queue() == [payload(1)]

@@ -211,6 +211,14 @@ class Bench:
         self.push(queue, *payloads)
         return list(self.in_flight.claim(owner.owner, [queue], 100, 1, [], starts).jobs)
 
+    def hand_over(self, claimed: Claimed) -> float:
+        """Give a job to a pool; until when it may begin."""
+        return self.in_flight.starts.start(claimed.job, digest(claimed.job.payload))
+
+    def recorded(self, owner: Facts) -> list[str]:
+        """Digests of what the server has as running."""
+        return sorted(self.running.read(owner.owner).digests)
+
     # -- jobs
 
     def killed(self, *payloads: bytes, queue: str = "mail", reason: str = "gone") -> list[DeadJob]:

@@ -1,4 +1,4 @@
-"""A job starts when it is recorded and its owner was heard of lately; then it is not given back."""
+"""A job starts when it is recorded, and its owner was heard of lately."""
 
 from __future__ import annotations
 
@@ -7,32 +7,13 @@ from time import monotonic
 import pytest
 import redis
 
-from celery_superfetch.model.certificate import HEARTBEATS, Certificate
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import Claimed, Job, digest
-from celery_superfetch.owner.in_flight.jobs import State
-from celery_superfetch.worker import start
+from celery_superfetch.model.job import Job, digest
 from support.servers.faults import kill_connections
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
 ONE, TWO, THREE = payload(1), payload(2), payload(3)
-
-
-@pytest.fixture
-def owner(bench: Bench) -> Facts:
-    owner = bench.owner()
-    bench.in_flight.starts.certificate.heard(owner.owner, monotonic())
-    return owner
-
-
-def hand_over(bench: Bench, claimed: Claimed) -> float:
-    return bench.in_flight.starts.start(claimed.job, digest(claimed.job.payload))
-
-
-def running(bench: Bench, owner: Facts) -> list[str]:
-    """Digests of what the server has as running."""
-    return sorted(bench.running.read(owner.owner).digests)
 
 
 def digests(*payloads: bytes) -> list[str]:
@@ -47,47 +28,24 @@ def commands(bench: Bench) -> int:
 # -- how long it may
 
 
-def test_what_a_heartbeat_is_good_for() -> None:
-    certificate = Certificate(5)
-    assert certificate.until("me") > monotonic(), "where nobody tells of heartbeats, nobody reaps"
-    now = monotonic()
-    certificate.heard("me", now)
-    assert certificate.until("me") == now + HEARTBEATS * 5
-    assert certificate.until("I of yesterday") == 0
-    assert certificate.is_past("I of yesterday")
-    certificate.heard("me", monotonic() - HEARTBEATS * 5)
-    assert certificate.until("me") == 0
-    assert not certificate.is_past("me")
-
-
 def test_nothing_starts_while_the_owner_is_not_heard(bench: Bench, owner: Facts) -> None:
     """B. The verdict of others needs two heartbeats of silence, and one and a half are over."""
     one, two = bench.take(owner, ONE, TWO, starts=1)
     bench.in_flight.starts.certificate.heard(owner.owner, monotonic() - 1.6 * 5)
-    assert hand_over(bench, one) == hand_over(bench, two) == 0
+    assert bench.hand_over(one) == bench.hand_over(two) == 0
     assert bench.in_flight.starts.may_start(one.job)
     assert bench.in_flight.starts.may_start(two.job)
     bench.in_flight.starts.certificate.heard(owner.owner, monotonic())
-    assert hand_over(bench, one) > monotonic()
+    assert bench.hand_over(one) > monotonic()
 
 
 def test_nothing_of_a_former_self_starts(bench: Bench, owner: Facts) -> None:
     [one] = bench.take(owner, ONE)
     bench.in_flight.starts.wait(one.job)
     bench.in_flight.starts.certificate.heard("somebody|1|new", monotonic())
-    assert hand_over(bench, one) == 0
+    assert bench.hand_over(one) == 0
     bench.in_flight.lose_all(owner.owner)
     assert not bench.in_flight.starts.may_start(one.job)
-
-
-def test_the_process_that_runs_it_looks_at_its_clock() -> None:
-    """B. It asks nobody: past the time it says so, and has not begun."""
-    ran: list[str] = []
-    assert start.start(monotonic() + 60, ran.append, "in time") is None
-    failed, told, _ = start.start(monotonic(), ran.append, "too late")
-    assert ran == ["in time"]
-    assert failed == 1
-    assert isinstance(getattr(told.exception, "exc", told.exception), start.NotStarted)
 
 
 # -- recorded by the claim
@@ -95,15 +53,15 @@ def test_the_process_that_runs_it_looks_at_its_clock() -> None:
 
 def test_a_claim_records_the_first_of_its_jobs_as_running(bench: Bench, owner: Facts) -> None:
     one, two, three = bench.take(owner, ONE, TWO, THREE, starts=2)
-    assert running(bench, owner) == digests(ONE, TWO)
+    assert bench.recorded(owner) == digests(ONE, TWO)
     ids = bench.client.hgetall(bench.keys.running(owner.owner))
     assert set(ids) == {one.job.claim_id.encode(), two.job.claim_id.encode()}
     before = commands(bench)
-    assert hand_over(bench, one)
-    assert hand_over(bench, two)
+    assert bench.hand_over(one)
+    assert bench.hand_over(two)
     assert commands(bench) == before, "it is recorded already"
-    assert hand_over(bench, three)
-    eventually(lambda: running(bench, owner) == digests(ONE, TWO, THREE))
+    assert bench.hand_over(three)
+    eventually(lambda: bench.recorded(owner) == digests(ONE, TWO, THREE))
 
 
 def test_what_a_blocking_read_brought_starts_first(bench: Bench, owner: Facts) -> None:
@@ -114,13 +72,13 @@ def test_what_a_blocking_read_brought_starts_first(bench: Bench, owner: Facts) -
     bench.client.lpush(bench.keys.private(owner.owner, "mail"), ONE)
     claims = bench.claim(owner, most=10, confirm=[gone, waited], starts=1)
     assert [job for job, _ in claims.started] == [waited]
-    assert running(bench, owner) == digests(ONE)
+    assert bench.recorded(owner) == digests(ONE)
     assert [claimed.job.payload for claimed in claims.jobs] == [TWO]
 
 
 def test_fewer_jobs_than_might_start_are_all_recorded(bench: Bench, owner: Facts) -> None:
     [one] = bench.take(owner, ONE, starts=5)
-    assert running(bench, owner) == digests(ONE)
+    assert bench.recorded(owner) == digests(ONE)
     [two] = bench.take(owner, TWO)
     assert one.job.claim_id != two.job.claim_id
 
@@ -129,7 +87,7 @@ def test_nothing_is_recorded_beside_a_suspect(bench: Bench, owner: Facts) -> Non
     """A claim that was on its way when another thread got the suspect."""
     bench.client.hset(bench.keys.running(owner.owner), mapping={"alone": "x", "x": "suspect"})
     bench.take(owner, ONE, starts=1)
-    assert running(bench, owner) == ["suspect"]
+    assert bench.recorded(owner) == ["suspect"]
 
 
 @pytest.mark.parametrize("other", [payload(2, eta="2030-01-01T00:00:00"), payload("x" * 20_000)])
@@ -137,7 +95,7 @@ def test_one_that_is_to_wait_or_is_large_is_not_recorded_and_so_are_those_behind
     bench: Bench, owner: Facts, other: bytes
 ) -> None:
     bench.take(owner, ONE, other, THREE, starts=3)
-    assert running(bench, owner) == digests(ONE)
+    assert bench.recorded(owner) == digests(ONE)
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -149,14 +107,14 @@ def test_a_job_that_only_waits_does_not_count_as_running(
     if waits:
         bench.in_flight.starts.set_aside(one.job)
     bench.in_flight.starts.delivered(one.job)
-    hand_over(bench, two)
+    bench.hand_over(two)
     bench.in_flight.starts.delivered(two.job)
     bench.in_flight.flush()
-    assert running(bench, owner) == digests(TWO)
+    assert bench.recorded(owner) == digests(TWO)
     assert len(bench.private(owner)) == (1 if waits else 2)
-    assert hand_over(bench, one)
+    assert bench.hand_over(one)
     bench.in_flight.flush()
-    assert running(bench, owner) == digests(ONE, TWO), "it runs now"
+    assert bench.recorded(owner) == digests(ONE, TWO), "it runs now"
 
 
 def test_a_job_that_was_acked_unrun_costs_no_question(bench: Bench, owner: Facts) -> None:
@@ -168,7 +126,7 @@ def test_a_job_that_was_acked_unrun_costs_no_question(bench: Bench, owner: Facts
     after = bench.client.info("commandstats").get("cmdstat_hdel", {}).get("calls", 0)
     assert after == before
     bench.in_flight.flush()
-    assert running(bench, owner) == []
+    assert bench.recorded(owner) == []
 
 
 # -- recorded when the pool gets it
@@ -176,13 +134,13 @@ def test_a_job_that_was_acked_unrun_costs_no_question(bench: Bench, owner: Facts
 
 def test_a_job_is_recorded_with_the_ack_that_made_room(bench: Bench, owner: Facts) -> None:
     one, two, three = bench.take(owner, ONE, TWO, THREE)
-    assert hand_over(bench, one)
-    assert hand_over(bench, two)
-    eventually(lambda: running(bench, owner) == digests(ONE, TWO))
+    assert bench.hand_over(one)
+    assert bench.hand_over(two)
+    eventually(lambda: bench.recorded(owner) == digests(ONE, TWO))
     bench.in_flight.ack(one)
     before = commands(bench)
-    assert hand_over(bench, three)
-    eventually(lambda: running(bench, owner) == digests(TWO, THREE))
+    assert bench.hand_over(three)
+    eventually(lambda: bench.recorded(owner) == digests(TWO, THREE))
     assert commands(bench) == before + 1
     assert bench.private(owner) == [THREE, TWO]
     assert bench.in_flight.outbox.settlements["acks"] == 1, "nobody has waited for the answer"
@@ -193,133 +151,35 @@ def test_a_task_with_early_ack_is_not_recorded(bench: Bench, owner: Facts) -> No
     [one] = bench.take(owner, ONE)
     assert bench.in_flight.starts.start(one.job)
     bench.in_flight.flush()
-    assert running(bench, owner) == []
+    assert bench.recorded(owner) == []
 
 
 def test_a_job_whose_record_cannot_be_sent_does_not_start(bench: Bench, owner: Facts) -> None:
     one, two = bench.take(owner, ONE, TWO)
     kill_connections(bench.client)
     # The kernel takes the first, or says at once that the other end is gone.
-    if hand_over(bench, one):
+    if bench.hand_over(one):
         with pytest.raises(redis.ConnectionError):
             bench.in_flight.flush()
     assert bench.in_flight.doubt
-    assert not hand_over(bench, two), "first comes a look at what the lost reply spoke of"
+    assert not bench.hand_over(two), "first comes a look at what the lost reply spoke of"
     assert not bench.in_flight.reconcile(owner.owner, ["mail"])
-    assert hand_over(bench, two), "a new connection takes it"
+    assert bench.hand_over(two), "a new connection takes it"
     bench.in_flight.flush()
-    assert digest(TWO) in running(bench, owner)
+    assert digest(TWO) in bench.recorded(owner)
 
 
 def test_a_job_that_ended_meanwhile_is_only_settled(bench: Bench, owner: Facts) -> None:
     [one] = bench.take(owner, ONE)
     kill_connections(bench.client)
-    hand_over(bench, one)
+    bench.hand_over(one)
     bench.in_flight.ack(one)
     try:
         bench.in_flight.flush()
     except redis.ConnectionError:
         bench.in_flight.flush()
     assert bench.private(owner) == []
-    assert running(bench, owner) == []
-
-
-# -- given back, or not
-
-
-def test_a_job_that_was_handed_over_is_not_given_back(bench: Bench, owner: Facts) -> None:
-    [one] = bench.take(owner, ONE)
-    assert hand_over(bench, one)
-    bench.in_flight.requeue([one.job])
-    assert (bench.queue(), bench.private(owner)) == ([], [ONE])
-    assert bench.in_flight.jobs.state(one.job) is State.OUTLIVED, "it counts against the prefetch"
-    bench.in_flight.ack(one)
-    bench.in_flight.flush()
-    assert bench.private(owner) == []
-    assert running(bench, owner) == []
-    assert not bench.in_flight.jobs.outlived
-
-
-def test_the_control_gives_back_a_job_that_nobody_was_said_to_have(
-    bench: Bench, owner: Facts
-) -> None:
-    """Which is right, too, for one that its pool says that it has forgotten."""
-    [one] = bench.take(owner, ONE)
-    hand_over(bench, one)
-    bench.in_flight.starts.end(one.job)
-    bench.in_flight.requeue([one.job])
-    assert (bench.queue(), bench.private(owner)) == ([ONE], [])
-    assert running(bench, owner) == []
-
-
-def test_a_job_that_was_given_back_does_not_start(bench: Bench, owner: Facts) -> None:
-    """Claimed again by the same owner: the first delivery is still the wrong one to run."""
-    [one] = bench.take(owner, ONE)
-    bench.in_flight.requeue([one.job])
-    [again] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, []).jobs
-    assert hand_over(bench, one) == 0
-    assert hand_over(bench, again)
-
-
-def test_nor_does_one_that_cannot_be_given_back_yet(bench: Bench, owner: Facts) -> None:
-    [one] = bench.take(owner, ONE)
-    bench.client.rename("mail", "aside") if bench.client.exists("mail") else None
-    bench.client.set("mail", "no queue")
-    bench.in_flight.requeue([one.job])
-    assert bench.private(owner) == [ONE]
-    assert hand_over(bench, one) == 0
-
-
-def test_only_those_that_are_handed_over_first_can_be_taken_back(
-    bench: Bench, owner: Facts
-) -> None:
-    """Whoever runs jobs as they come may have begun."""
-    one, two, three = bench.take(owner, ONE, TWO, THREE)
-    for claimed in (two, three):
-        bench.in_flight.starts.wait(claimed.job)
-    hand_over(bench, three)
-    assert bench.in_flight.requeue_waiting([three.job, two.job, one.job]) == [two.job]
-    assert bench.queue() == [TWO]
-
-
-def test_at_the_end_all_are_given_back(bench: Bench, owner: Facts) -> None:
-    [one] = bench.take(owner, ONE)
-    hand_over(bench, one)
-    bench.in_flight.requeue_all()
-    assert (bench.queue(), bench.private(owner)) == ([ONE], [])
-
-
-def test_a_return_that_comes_after_its_repetition_leaves_the_new_claim_alone(
-    bench: Bench, owner: Facts
-) -> None:
-    """A network that stood still: the call was repeated, served, and then the first one arrives."""
-    [one] = bench.take(owner, ONE)
-    late = bench.lists.requeue([one.job], "front", 0, 1)
-    assert bench.run(bench.lists.requeue([one.job], "front", 0, 2)) == [1]
-    [again] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, []).jobs
-    hand_over(bench, again)
-    assert bench.run(late) == [0]
-    assert bench.private(owner) == [ONE], "it runs"
-    assert bench.queue() == []
-
-
-def test_the_control_takes_it_from_whoever_runs_it(bench: Bench, owner: Facts) -> None:
-    """Without a number, as an operator's drain has none."""
-    [one] = bench.take(owner, ONE)
-    late = bench.lists.requeue([one.job], "front", 0)
-    bench.in_flight.requeue([one.job])
-    bench.in_flight.claim(owner.owner, ["mail"], 1, 1, [])
-    assert bench.run(late) == [1]
-    assert bench.private(owner) == []
-
-
-def test_what_a_return_leaves_in_redis_is_bounded(bench: Bench, owner: Facts) -> None:
-    """C3. However many are given back, nothing is kept of each that somebody has to remove."""
-    for _ in range(20):
-        bench.in_flight.requeue([claimed.job for claimed in bench.take(owner, ONE, TWO)])
-        bench.client.delete("mail")
-    assert not bench.client.exists(bench.keys.running(owner.owner))
-    assert bench.client.hget(bench.keys.facts(owner.owner), "returned") == b"20"
+    assert bench.recorded(owner) == []
 
 
 # -- a suspect, alone
@@ -340,7 +200,7 @@ def test_a_suspect_counts_as_running_from_its_claim_on(
 ) -> None:
     """It may kill whoever decodes it. What else was recorded, a lost ack has left."""
     assert bench.running.read(owner.owner).alone == digest(suspect.payload)
-    assert running(bench, owner) == [digest(suspect.payload)]
+    assert bench.recorded(owner) == [digest(suspect.payload)]
 
 
 def test_a_suspect_that_was_not_started_goes_back_on_probation(
@@ -349,7 +209,7 @@ def test_a_suspect_that_was_not_started_goes_back_on_probation(
     bench.in_flight.requeue([suspect])
     assert bench.on_probation() == [payload("suspect")]
     assert bench.in_flight.jobs.alone is None
-    assert running(bench, owner) == []
+    assert bench.recorded(owner) == []
     assert bench.in_flight.claim_alone(owner.owner, "mail"), "and has its turn again"
 
 
@@ -365,9 +225,9 @@ def test_no_suspect_is_claimed_beside_what_has_just_started(bench: Bench, owner:
     claim of the suspect took its record away, and its crash would have been nobody's."""
     [one] = bench.take(owner, ONE)
     bench.client.lpush(bench.keys.probation("mail"), payload("suspect"))
-    assert hand_over(bench, one)
+    assert bench.hand_over(one)
     assert bench.in_flight.claim_alone(owner.owner, "mail") is None
-    assert running(bench, owner) == digests(ONE)
+    assert bench.recorded(owner) == digests(ONE)
     bench.in_flight.ack(one)
     assert bench.in_flight.claim_alone(owner.owner, "mail")
 

@@ -1,0 +1,104 @@
+"""What waits is given back, and what was handed over is not."""
+
+from __future__ import annotations
+
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.owner.in_flight.jobs import State
+from support.workers.bench import Bench, payload
+
+ONE, TWO, THREE = payload(1), payload(2), payload(3)
+
+
+def test_a_job_that_was_handed_over_is_not_given_back(bench: Bench, owner: Facts) -> None:
+    [one] = bench.take(owner, ONE)
+    assert bench.hand_over(one)
+    bench.in_flight.requeue([one.job])
+    assert (bench.queue(), bench.private(owner)) == ([], [ONE])
+    assert bench.in_flight.jobs.state(one.job) is State.OUTLIVED, "it counts against the prefetch"
+    bench.in_flight.ack(one)
+    bench.in_flight.flush()
+    assert bench.private(owner) == []
+    assert bench.recorded(owner) == []
+    assert not bench.in_flight.jobs.outlived
+
+
+def test_the_control_gives_back_a_job_that_nobody_was_said_to_have(
+    bench: Bench, owner: Facts
+) -> None:
+    """Which is right, too, for one that its pool says that it has forgotten."""
+    [one] = bench.take(owner, ONE)
+    bench.hand_over(one)
+    bench.in_flight.starts.end(one.job)
+    bench.in_flight.requeue([one.job])
+    assert (bench.queue(), bench.private(owner)) == ([ONE], [])
+    assert bench.recorded(owner) == []
+
+
+def test_a_job_that_was_given_back_does_not_start(bench: Bench, owner: Facts) -> None:
+    """Claimed again by the same owner: the first delivery is still the wrong one to run."""
+    [one] = bench.take(owner, ONE)
+    bench.in_flight.requeue([one.job])
+    [again] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    assert bench.hand_over(one) == 0
+    assert bench.hand_over(again)
+
+
+def test_nor_does_one_that_cannot_be_given_back_yet(bench: Bench, owner: Facts) -> None:
+    [one] = bench.take(owner, ONE)
+    bench.client.rename("mail", "aside") if bench.client.exists("mail") else None
+    bench.client.set("mail", "no queue")
+    bench.in_flight.requeue([one.job])
+    assert bench.private(owner) == [ONE]
+    assert bench.hand_over(one) == 0
+
+
+def test_only_those_that_are_handed_over_first_can_be_taken_back(
+    bench: Bench, owner: Facts
+) -> None:
+    """Whoever runs jobs as they come may have begun."""
+    one, two, three = bench.take(owner, ONE, TWO, THREE)
+    for claimed in (two, three):
+        bench.in_flight.starts.wait(claimed.job)
+    bench.hand_over(three)
+    assert bench.in_flight.requeue_waiting([three.job, two.job, one.job]) == [two.job]
+    assert bench.queue() == [TWO]
+
+
+def test_at_the_end_all_are_given_back(bench: Bench, owner: Facts) -> None:
+    [one] = bench.take(owner, ONE)
+    bench.hand_over(one)
+    bench.in_flight.requeue_all()
+    assert (bench.queue(), bench.private(owner)) == ([ONE], [])
+
+
+def test_a_return_that_comes_after_its_repetition_leaves_the_new_claim_alone(
+    bench: Bench, owner: Facts
+) -> None:
+    """A network that stood still: the call was repeated, served, and then the first one arrives."""
+    [one] = bench.take(owner, ONE)
+    late = bench.lists.requeue([one.job], "front", 0, 1)
+    assert bench.run(bench.lists.requeue([one.job], "front", 0, 2)) == [1]
+    [again] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    bench.hand_over(again)
+    assert bench.run(late) == [0]
+    assert bench.private(owner) == [ONE], "it runs"
+    assert bench.queue() == []
+
+
+def test_the_control_takes_it_from_whoever_runs_it(bench: Bench, owner: Facts) -> None:
+    """Without a number, as an operator's drain has none."""
+    [one] = bench.take(owner, ONE)
+    late = bench.lists.requeue([one.job], "front", 0)
+    bench.in_flight.requeue([one.job])
+    bench.in_flight.claim(owner.owner, ["mail"], 1, 1, [])
+    assert bench.run(late) == [1]
+    assert bench.private(owner) == []
+
+
+def test_what_a_return_leaves_in_redis_is_bounded(bench: Bench, owner: Facts) -> None:
+    """C3. However many are given back, nothing is kept of each that somebody has to remove."""
+    for _ in range(20):
+        bench.in_flight.requeue([claimed.job for claimed in bench.take(owner, ONE, TWO)])
+        bench.client.delete("mail")
+    assert not bench.client.exists(bench.keys.running(owner.owner))
+    assert bench.client.hget(bench.keys.facts(owner.owner), "returned") == b"20"

@@ -1,0 +1,75 @@
+"""Who is blamed for the death of an owner, and who only waited."""
+
+from __future__ import annotations
+
+from celery_superfetch.model.job import Claimed, Job
+from celery_superfetch.model.strikes import Counters
+from support.workers.bench import Bench, payload
+
+
+def test_a_stopping_owner_gives_no_strike(bench: Bench) -> None:
+    deploy, crash = payload("deploy"), payload("crash")
+    bench.dead_owner([deploy], running=[deploy], state="stopping")
+    bench.dead_owner([crash], running=[crash], state="running")
+    assert bench.reaper().reap().recovered == 2
+    assert bench.counters(deploy) == Counters(0, 1, bench.counters(deploy).history)
+    assert bench.counters(crash).strikes == 1
+
+
+def test_who_ran_when_the_owner_died_is_blamed_and_who_only_waited_is_not(bench: Bench) -> None:
+    two, three, reserved = payload(2), payload(3), payload("reserved")
+    bench.dead_owner([two, three, reserved], running=[two, three])
+    one = payload(1)
+    bench.dead_owner([one, payload("eta")], running=[one])
+    assert bench.reaper().reap().recovered == 5
+    blamed = {raw: bench.counters(raw) for raw in (one, two, three, reserved, payload("eta"))}
+    assert [counters.strikes for counters in blamed.values()] == [1, 1, 1, 0, 0]
+    strikes = [counters.history[0]["strike"] for counters in blamed.values()]
+    assert strikes == ["exact", "suspect", "suspect", "", ""]
+
+
+def test_what_a_dying_connection_claims_again_is_not_struck_again(bench: Bench) -> None:
+    """Its process is gone; its blocking read is served all the same, a moment later."""
+    one, two = payload(1), payload(2)
+    owner = bench.dead_owner([one, two], running=[one, two])
+    bench.reaper().reap()
+    bench.client.lmove("mail", bench.keys.private(owner.owner, "mail"), "RIGHT", "LEFT")
+    bench.reaper().reap()
+    assert bench.queue() == [one, two]
+    assert [bench.counters(raw).strikes for raw in (one, two)] == [1, 1]
+    assert bench.counters(one).recoveries == 2
+
+
+def test_of_two_copies_one_ran_and_each_is_counted(bench: Bench) -> None:
+    """They share their counters, and one batch has both."""
+    ran, waited = payload("ran"), payload("waited")
+    owner = bench.dead_owner([ran, ran, waited, waited], running=[ran])
+    report = bench.reaper().reap()
+    assert (report.recovered, report.errors) == (4, 0)
+    assert bench.private(owner) == []
+    assert (bench.counters(ran).strikes, bench.counters(ran).recoveries) == (1, 2)
+    assert (bench.counters(waited).strikes, bench.counters(waited).recoveries) == (0, 2)
+
+
+def test_what_a_frozen_owner_settles_late_does_not_leave_the_other_alone_with_the_blame(
+    bench: Bench,
+) -> None:
+    one, two = payload(1), payload(2)
+    owner = bench.dead_owner([one, two], running=[one, two])
+    assert bench.mark(owner, "silent")
+    # Thawed before anybody has emptied its lists: the claim ids are those of `dead_owner`.
+    late = Claimed(Job(owner.owner, "mail", one, "0"))
+    assert bench.run(bench.lists.ack([late])) == []
+    bench.reaper().reap()
+    assert bench.counters(two).history[0]["strike"] == "suspect"
+
+
+def test_a_suspect_is_never_killed_for_it(bench: Bench) -> None:
+    """Whoever ran beside it: two strikes of three, and there it stays."""
+    one, two = payload(1), payload(2)
+    for _ in range(6):
+        bench.client.delete("mail", bench.keys.probation("mail"))
+        bench.dead_owner([one, two], running=[one, two])
+        assert bench.reaper().reap().recovered == 2
+    assert [bench.counters(raw).strikes for raw in (one, two)] == [2, 2]
+    assert bench.on_probation() == [one, two]
