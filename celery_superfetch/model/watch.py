@@ -60,7 +60,7 @@ class Watch:
             return 0.0
         return now - known[1]
 
-    def suspects(self, now: float, silence: float) -> list[str]:
+    def silent(self, now: float, silence: float) -> list[str]:
         """Owners that stood still for at least ``silence`` seconds."""
         return [
             owner

@@ -16,11 +16,12 @@ from ..model.job import Job, digest
 from ..model.strikes import Limits, Running
 from ..model.verdict import Reason
 from ..signals import job_killed
+from ..store.counters import Outcome
 from ..store.database import Database
 from ..store.dead_jobs import DeadJob
 from ..store.private_lists import PrivateLists
 from ..store.running import RunningJobs
-from .judge import Outcome, Recoveries, ask, tell
+from .judge import Judge, ask, tell
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class Drain:
     ) -> None:
         self.lists = PrivateLists(database)
         self.running = RunningJobs(database)
-        self.recoveries = Recoveries(database)
+        self.judge = Judge(database)
         self.sender = sender
         self.announcements = announcements
         self.limits = limits
@@ -172,9 +173,9 @@ class Drain:
     ) -> list[Outcome]:
         """Decide on jobs and carry that out; one that cannot be decided on holds up no other."""
         try:
-            found = self.recoveries.look(jobs, running, self.limits, **told)
+            found = self.judge.look(jobs, running, self.limits, **told)
             decided = [(recovery, ask(recovery, self.sender)) for recovery in found]
-            return self.recoveries.carry_out(decided, expires, marked=True)
+            return self.judge.carry_out(decided, expires, marked=True)
         except RedisError:
             raise
         except Exception as exc:

@@ -10,14 +10,13 @@ from typing import Any
 from ..model.job import Job, digest, parse
 from ..model.strikes import Blame, Decision, Limits, Recovery, Running, blame
 from ..signals import job_recovered, job_recovering
-from ..store.counters import Outcome as Outcome
-from ..store.counters import StrikeCounters
+from ..store.counters import Outcome, StrikeCounters
 from ..store.dead_jobs import DeadJob, dead_job
 
 logger = logging.getLogger(__name__)
 
 
-class Recoveries(StrikeCounters):
+class Judge(StrikeCounters):
     """Recovers jobs, of the dead and one's own, or kills them."""
 
     def look(

@@ -86,9 +86,9 @@ class Rounds:
         if self._sees_death():  # others may have died with it
             scope = LOCK_LOCAL.format(host=ProcessImage.current().host)
             self.note(self.reaper.reap(self._neighbours(), lock=scope, lock_for=LOOK_INTERVAL / 2))
-        suspects = self._due_suspects(now)
-        if suspects:
-            self.note(self.reaper.reap(suspects, lock=LOCK_REMOTE, lock_for=LOOK_INTERVAL / 2))
+        silent = self._due(now)
+        if silent:
+            self.note(self.reaper.reap(silent, lock=LOCK_REMOTE, lock_for=LOOK_INTERVAL / 2))
         if now >= self._next_pass:
             self._next_pass = now + interval
             self.note(scheduled_pass(self.reaper))
@@ -132,12 +132,12 @@ class Rounds:
     def _neighbours(self) -> list[str]:
         return [o for o in self.membership.heart.neighbours if o != self.membership.owner]
 
-    def _due_suspects(self, now: float) -> list[str]:
+    def _due(self, now: float) -> list[str]:
         """Silent owners that are worth a verdict now: at once, then at each heartbeat."""
         interval = self.reaper.config.heartbeat_interval
-        suspects = self.membership.heart.watch.suspects(now, MISSED_HEARTBEATS * interval)
-        self._next_look = {o: t for o, t in self._next_look.items() if o in suspects}
-        due = [owner for owner in suspects if now >= self._next_look.get(owner, 0.0)]
+        silent = self.membership.heart.watch.silent(now, MISSED_HEARTBEATS * interval)
+        self._next_look = {o: t for o, t in self._next_look.items() if o in silent}
+        due = [owner for owner in silent if now >= self._next_look.get(owner, 0.0)]
         for owner in due:
             self._next_look[owner] = now + interval
         return due

@@ -11,7 +11,7 @@ from celery_superfetch import PoisonPill
 from support.servers.database import Database
 from support.servers.ledger import Ledger
 
-#: Recoveries without a strike, and then the strikes.
+#: Judge without a strike, and then the strikes.
 RECOVERIES, STRIKES = 2, 3
 
 

@@ -17,7 +17,7 @@ from celery_superfetch.model.strikes import Limits
 from celery_superfetch.owner.in_flight.in_flight import InFlight
 from celery_superfetch.owner.in_flight.jobs import Move
 from celery_superfetch.owner.in_flight.lost_runs import LostRuns
-from celery_superfetch.reaper.judge import Recoveries
+from celery_superfetch.reaper.judge import Judge
 from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.store.registry import Registry
 from celery_superfetch.store.running import RunningJobs
@@ -80,7 +80,7 @@ class Stage:
 
         monkeypatch.setattr(Line, "exchange", shown)
         # What a decision is built on may change between these, and before it is carried out.
-        for owner, name in ((RunningJobs, "read"), (Recoveries, "counters")):
+        for owner, name in ((RunningJobs, "read"), (Judge, "counters")):
             monkeypatch.setattr(owner, name, waiting(getattr(owner, name)))
         end_probation = GiveBack._end_probation
 

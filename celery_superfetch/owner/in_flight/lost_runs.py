@@ -8,8 +8,9 @@ from typing import Any
 
 from ...model.job import Carried, Job, digest, parse
 from ...model.strikes import Blame, Decision, Limits, Recovery, Running, decide
-from ...reaper.judge import Outcome, Recoveries, ask, tell, warn_of
+from ...reaper.judge import Judge, ask, tell, warn_of
 from ...signals import job_killed
+from ...store.counters import Outcome
 from ...store.dead_jobs import DeadJob, dead_job
 from .in_flight import InFlight
 
@@ -25,7 +26,7 @@ class LostRuns:
     def __init__(self, in_flight: InFlight) -> None:
         self.in_flight = in_flight
         self.config = in_flight.config
-        self.recoveries = Recoveries(in_flight.database)
+        self.judge = Judge(in_flight.database)
 
     def recover_or_kill(
         self,
@@ -109,10 +110,10 @@ class LostRuns:
         for _ in range(DECISIONS):
             if not (settled or self._is_ours(job)):
                 return None
-            now: int = self.in_flight.client.time()[0]
+            now = self.in_flight.database.server_time() // 1000
             envelope = parse(job.payload)
             carried = envelope.carried.within(self.config.strike_window, now)
-            [counters] = self.recoveries.counters([digest(job.payload)])
+            [counters] = self.judge.counters([digest(job.payload)])
             recovery = Recovery.of(
                 job,
                 replace(envelope, carried=carried),
@@ -199,7 +200,7 @@ class LostRuns:
     def _look(self, job: Job, running: Running, reason: str, limits: Limits | None) -> Recovery:
         node = self.in_flight.runner.node
         told = {"app_name": self.config.app_name, "node": node, "reason": reason}
-        [found] = self.recoveries.look([job], running, limits or Limits.of(self.config), **told)
+        [found] = self.judge.look([job], running, limits or Limits.of(self.config), **told)
         return found
 
     def _carry_out(self, recovery: Recovery, decision: Decision) -> Outcome | None:
@@ -208,7 +209,7 @@ class LostRuns:
         if not in_flight.holds(job):
             return None
         expires = in_flight.expires.get(job.queue_list, 0)
-        [outcome] = self.recoveries.carry_out([(recovery, decision)], expires, marked=False)
+        [outcome] = self.judge.carry_out([(recovery, decision)], expires, marked=False)
         if isinstance(outcome.answer, Exception):
             raise outcome.answer
         if outcome.answer == b"moved":

@@ -18,7 +18,7 @@ from celery_superfetch.model.job import Claimed, Job, digest, parse
 from celery_superfetch.model.process import ProcessImage, mint_owner, start_time
 from celery_superfetch.model.strikes import Blame, Counters, Limits, Recovery
 from celery_superfetch.owner.in_flight.in_flight import InFlight
-from celery_superfetch.reaper.judge import Recoveries
+from celery_superfetch.reaper.judge import Judge
 from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.dead_jobs import DeadJobs
@@ -93,7 +93,7 @@ class Bench:
         self.registry = Registry(self.database)
         self.lists = PrivateLists(self.database)
         self.running = RunningJobs(self.database)
-        self.recoveries = Recoveries(self.database)
+        self.recoveries = Judge(self.database)
         self.dead_set = DeadJobs(self.database)
         self.silences = Silences(self.database)
         self.in_flight = InFlight(self.database)

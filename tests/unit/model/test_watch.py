@@ -18,13 +18,13 @@ def watched(*looks: tuple[float, dict[str, int]]) -> Watch:
 def test_a_fresh_observer_knows_nothing() -> None:
     watch = Watch(longest_gap=GAP)
     assert watch.silent_for(OWNER, SCORE, 100.0) is None
-    assert watch.suspects(100.0, 0.0) == []
+    assert watch.silent(100.0, 0.0) == []
 
 
 def test_one_look_shows_no_silence_however_old_the_score_is() -> None:
     watch = watched((0.0, {OWNER: 1}))
     assert watch.silent_for(OWNER, 1, 10.0) == 0.0
-    assert watch.suspects(10.0, 0.0) == []
+    assert watch.silent(10.0, 0.0) == []
 
 
 def test_silence_begins_with_the_look_before_the_first_quiet_one() -> None:
@@ -59,7 +59,7 @@ def test_a_failed_look_convicts_nobody() -> None:
     watch = watched((0.0, {}), (5.0, {OWNER: SCORE}), (10.0, {OWNER: SCORE}))
     watch.interrupt()
     assert watch.silent_for(OWNER, SCORE, 11.0) is None
-    assert watch.suspects(11.0, 0.0) == []
+    assert watch.silent(11.0, 0.0) == []
     watch.look({OWNER: SCORE}, 15.0)
     assert watch.silent_for(OWNER, SCORE, 15.0) == 0.0
     watch.look({OWNER: SCORE}, 20.0)
@@ -70,7 +70,7 @@ def test_a_frozen_observer_convicts_nobody() -> None:
     """It may have been cut off for as long as it was not there to look."""
     watch = watched((0.0, {}), (5.0, {OWNER: SCORE}))
     assert watch.silent_for(OWNER, SCORE, 3600.0) is None
-    assert watch.suspects(3600.0, 10.0) == []
+    assert watch.silent(3600.0, 10.0) == []
     watch.look({OWNER: SCORE}, 3600.0)
     assert watch.silent_for(OWNER, SCORE, 3600.0) == 0.0
 
@@ -100,7 +100,7 @@ def test_a_server_clock_set_back_convicts_nobody() -> None:
         silent = watch.silent_for(OWNER, score, look * 5.0)
         assert silent is not None
         assert silent <= 5.0
-    assert watch.suspects(95.0, 10.0) == []
+    assert watch.silent(95.0, 10.0) == []
 
 
 def test_a_dead_owner_with_a_score_from_the_future_is_found_all_the_same() -> None:
@@ -115,11 +115,11 @@ def test_suspects_are_those_who_stood_still_for_long_enough() -> None:
         (5.0, {OWNER: SCORE}),
         (10.0, {OWNER: SCORE, "b|2|y": SCORE}),
     )
-    assert watch.suspects(10.0, 10.0) == [OWNER]
-    assert sorted(watch.suspects(10.0, 5.0)) == [OWNER, "b|2|y"]
-    assert watch.suspects(10.0, 10.1) == []
+    assert watch.silent(10.0, 10.0) == [OWNER]
+    assert sorted(watch.silent(10.0, 5.0)) == [OWNER, "b|2|y"]
+    assert watch.silent(10.0, 10.1) == []
 
 
 def test_one_who_left_the_registry_is_no_suspect() -> None:
     watch = watched((0.0, {}), (5.0, {OWNER: SCORE}), (10.0, {}))
-    assert watch.suspects(20.0, 0.0) == []
+    assert watch.silent(20.0, 0.0) == []

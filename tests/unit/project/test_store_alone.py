@@ -30,7 +30,6 @@ EXCEPTIONS = {
     "owner.in_flight.acks": {"Call", "Line", ".scripts"},
     "owner.in_flight.held": {"Call", ".scripts"},
     "owner.in_flight.in_flight": {".scripts"},
-    "owner.in_flight.lost_runs": {".time"},
     "owner.in_flight.outbox": {"Call", ".scripts"},
     "owner.in_flight.requeues": {".scripts"},
 }

@@ -162,7 +162,7 @@ def test_what_another_package_wraps_is_there_all_the_same(monkeypatch: pytest.Mo
 
 # -- the tables
 
-LISTED = [name for table in (*TABLES, STARTED) for name in table]
+LISTED = [name for table in (*TABLES, of_workers.EVENTLETS, STARTED) for name in table]
 PARTS = {part for name in LISTED for part in re.findall(r"\w+", name.path.partition("(")[0])}
 #: Names with an underscore that are no secret: of named tuples, of Python's own modules, of apps as
 #: ``install`` leaves them, and the one that our own modules show each other.
