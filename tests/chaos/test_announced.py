@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from support.process import Process
 from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.waiting import eventually
+from support.workers.monitor import monitor
 from support.workers.worker import process_env
 
 pytestmark = pytest.mark.usefixtures("no_results_left")
@@ -40,13 +40,8 @@ def told(app: Celery) -> SimpleNamespace:
 def events(app: Celery) -> Iterator[list[dict[str, Any]]]:
     """The task events that are sent meanwhile."""
     seen: list[dict[str, Any]] = []
-    with app.connection_for_read() as connection:
-        receiver = app.events.Receiver(connection, handlers={"*": seen.append})
-        thread = threading.Thread(target=receiver.capture, kwargs={"limit": None, "wakeup": False})
-        thread.start()
+    with monitor(app, seen.append):
         yield seen
-        receiver.should_stop = True
-        thread.join()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ from support.hosts import Host
 from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.waiting import eventually
+from support.workers.monitor import monitor
 
 pytestmark = pytest.mark.netns
 
@@ -26,15 +26,8 @@ RESERVED = [f"n{n}" for n in range(3)]
 def events(app: Celery) -> Iterator[list[dict[str, Any]]]:
     """The `superfetch-ownership-lost` events that are sent meanwhile."""
     seen: list[dict[str, Any]] = []
-    with app.connection_for_read() as connection:
-        receiver = app.events.Receiver(
-            connection, handlers={"superfetch-ownership-lost": seen.append}
-        )
-        thread = threading.Thread(target=receiver.capture, kwargs={"limit": None, "wakeup": False})
-        thread.start()
+    with monitor(app, seen.append, "superfetch-ownership-lost"):
         yield seen
-        receiver.should_stop = True
-        thread.join()
 
 
 def freeze_with_jobs_in_the_pool(

@@ -26,6 +26,8 @@ from model.cast import Stage
 from model.machine import SENDER, Fleet
 from support.workers.bench import Bench
 
+pytestmark = pytest.mark.slow
+
 #: Examples of one run, and steps of one example.
 EXAMPLES, STEPS = 100, 50
 
@@ -75,7 +77,6 @@ def play(
 
 # A failure takes some minutes to be told: first its sequence is made as short as can be.
 @pytest.mark.timeout(900)
-@pytest.mark.slow
 def test_whatever_happens_no_job_is_lost_and_no_innocent_is_killed(
     request: pytest.FixtureRequest, play: Callable[..., Counter[str]], run: int
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ from celery_superfetch import PoisonPill
 from celery_superfetch.app.events import EVENTS, Monitors
 from support.waiting import eventually
 from support.workers.bench import Bench
+from support.workers.monitor import monitor
 from support.workers.worker import Worker
 
 
@@ -28,15 +28,8 @@ def seen(app: Celery) -> Iterator[list[str]]:
             TASK_EVENT_TO_STATE[event["type"].removeprefix("task-")]  # as an exporter does
         types.append(event["type"])
 
-    with app.connection_for_read() as connection:
-        receiver = app.events.Receiver(connection, handlers={"*": note})
-        thread = threading.Thread(target=receiver.capture, kwargs={"limit": None, "wakeup": False})
-        thread.start()
-        try:
-            yield types
-        finally:
-            receiver.should_stop = True
-            thread.join()
+    with monitor(app, note):
+        yield types
 
 
 def test_what_is_no_event_of_a_task_is_not_called_one(app: Celery, seen: list[str]) -> None:

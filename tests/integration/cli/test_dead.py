@@ -131,6 +131,7 @@ def test_histories_that_others_wrote_hide_no_job(cli, bench):
     assert "no event" in cli("dead", "show", job.id).out
 
 
+@pytest.mark.slow
 def test_a_retried_poison_job_runs_again(cli, worker, shop, kill, ledger):
     one = worker(options=ONE_STRIKE)
     job = kill("a")
