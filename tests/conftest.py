@@ -24,11 +24,13 @@ from support.servers.ledger import LEDGER_DB, Ledger
 from support.servers.server import ExternalServer, NoServerBinary, NotOurServer, Server
 from support.shown import STARTED
 from support.workers.cli import Result, run_superfetch, superfetch_here
-from support.workers.worker import Beat, Worker, app_env
+from support.workers.worker import TESTS, Beat, Worker, app_env
 
 # Each process of xdist starts a server of its own; a server named by URL is one for all, and the
 # tests empty its databases.
 EXTERNAL = os.environ.get("SUPERFETCH_TEST_URL")
+#: Folders in which whole workers run, and die: each test takes some seconds.
+WHOLE = {"chaos", "integrations", "smoke"}
 ONE_AT_A_TIME = "SUPERFETCH_TEST_URL names one server for all tests: they run one at a time"
 
 
@@ -64,6 +66,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     chance.addoption("--runs", type=int, default=1, help="runs of the campaign of troubles")
     chance.addoption("--minutes", type=float, default=1.5, help="how long the soak lasts")
     chance.addoption("--fuzz", type=int, default=3, help="batches of odd messages for each pool")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] in WHOLE:
+            item.add_marker("slow")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -32,7 +32,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seed", range(first, first + runs))
 
 
-@pytest.mark.slow
 def test_connection_troubles_lose_nothing_and_run_nothing_twice(
     request: pytest.FixtureRequest,
     server: Server | ExternalServer,

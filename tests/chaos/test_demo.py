@@ -149,12 +149,10 @@ def check_the_story(run: Demo) -> None:
     assert not run.processes()
 
 
-@pytest.mark.slow
 def test_the_demo_loses_nothing_and_leaves_no_process(embedded: Callable[..., Demo]) -> None:
     check_the_story(embedded())
 
 
-@pytest.mark.slow
 def test_the_demo_leaves_a_server_named_by_url_as_it_was(
     demo: Callable[..., Demo], url: str, client: redis.Redis
 ) -> None:
@@ -164,7 +162,6 @@ def test_the_demo_leaves_a_server_named_by_url_as_it_was(
     assert {key.decode() for key in client.keys("*")} == {"celery", "superfetch:owners:not-ours"}
 
 
-@pytest.mark.slow
 def test_the_control_stock_transport_strands_jobs_and_the_demo_says_so(
     embedded: Callable[..., Demo],
 ) -> None:

@@ -94,7 +94,6 @@ def heard_again(there: Database, owners: set[str]) -> None:
 
 
 @pytest.mark.parametrize("kind", [Replicated, SentinelGroup], ids=["list", "sentinel"])
-@pytest.mark.slow
 def test_a_planned_and_an_unplanned_failover_lose_and_double_nothing(
     worker: Any, make_app: Any, ledger: Ledger, url: str, start: Any, kind: type[Replicated]
 ) -> None:

@@ -52,7 +52,6 @@ def storm(
     return rounds
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_1000_jobs_survive_eight_rounds_of_kill_9(
     worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
@@ -80,7 +79,6 @@ def test_1000_jobs_survive_eight_rounds_of_kill_9(
     assert db.stat("recovered") >= kills, "too mild a storm: every kill should cost jobs in flight"
 
 
-@pytest.mark.slow
 def test_stock_strands_jobs_in_the_same_storm(
     worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> None:

@@ -59,7 +59,6 @@ def until(supervisor: Supervisor, done: Callable[[], Any]) -> None:
     eventually(look, within=120)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_one_job_that_takes_the_worker_down_among_innocents(
     supervised: Callable[..., Supervisor],
@@ -88,7 +87,6 @@ def test_one_job_that_takes_the_worker_down_among_innocents(
     assert not db.counters()
 
 
-@pytest.mark.slow
 def test_whoever_blames_all_that_ran_kills_innocents(
     supervised: Callable[..., Supervisor], shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> None:
@@ -112,7 +110,6 @@ def suspect(db: Database, client: redis.Redis, job: str) -> None:
     client.sadd(f"{OWN}probation", "celery")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_a_suspect_gets_its_turn_under_load_and_runs_with_nothing_beside(
     worker: Any,

@@ -81,7 +81,6 @@ def grown(before: Resources, now: Resources) -> dict[str, dict[str, str]]:
     }
 
 
-@pytest.mark.slow
 def test_fifty_reconnects_leave_nothing_behind(
     request: pytest.FixtureRequest, server: Server, books: Ledger, tmp_path: Path
 ) -> None:

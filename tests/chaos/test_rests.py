@@ -76,7 +76,6 @@ def begin_more(ledger: Ledger, workers: Sequence[Worker], jobs: int = 5) -> bool
     return True
 
 
-@pytest.mark.slow
 def test_one_owner_of_the_database_comes_to_rest_and_the_others_go_on(
     fleet: Any, app: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, client: redis.Redis
 ) -> None:
@@ -105,7 +104,6 @@ def test_one_owner_of_the_database_comes_to_rest_and_the_others_go_on(
     assert max(map(len, ledger.starts().values())) == 1
 
 
-@pytest.mark.slow
 def test_an_owner_whose_jobs_do_not_end_in_time_goes_back_to_work(
     fleet: Any, app: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, client: redis.Redis
 ) -> None:
@@ -128,7 +126,6 @@ def test_an_owner_whose_jobs_do_not_end_in_time_goes_back_to_work(
         assert load.settle().clean
 
 
-@pytest.mark.slow
 def test_nobody_rests_for_an_empty_list(
     fleet: Any, app: Any, ledger: Ledger, db: Database, client: redis.Redis
 ) -> None:
@@ -142,7 +139,6 @@ def test_nobody_rests_for_an_empty_list(
     ledger.release()
 
 
-@pytest.mark.slow
 def test_where_everybody_rests_one_suspect_stops_the_fleet(
     fleet: Any, app: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, client: redis.Redis
 ) -> None:

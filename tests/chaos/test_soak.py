@@ -21,7 +21,6 @@ from support.workers.soak import Soak
 pytest.importorskip("gevent")
 
 
-@pytest.mark.slow
 @pytest.mark.netns
 @pytest.mark.timeout(0)
 def test_the_soak_loses_nothing_and_explains_what_ran_twice(

@@ -219,6 +219,7 @@ def test_a_receiver_of_task_failure_finds_the_error_under_way(
     assert told
 
 
+@pytest.mark.slow
 def test_a_pass_waits_for_no_more_than_a_few_that_fail(
     shop: Callable[..., Celery], bench: Bench, client: redis.Redis
 ) -> None:

@@ -135,6 +135,7 @@ def test_an_unreachable_broker(cli, command):
     assert "secret" not in failed.err
 
 
+@pytest.mark.slow
 def test_a_broker_that_accepts_and_says_nothing(cli):
     """C5. Each command ends by itself, and waits for the server once."""
     commands = [["status"], ["reap"], ["dead", "list"]]

@@ -117,9 +117,10 @@ def test_two_hosts_of_one_name_both_have_pid_1(worker, shop, ledger):
 def test_a_host_runs_one_command(tmp_path):
     host = Host("once")
     place = {"log": tmp_path / "log", "env": os.environ, "cwd": tmp_path}
-    with Process(["true"], host=host, **place) as only:
-        only.wait_exit()
-    with pytest.raises(RuntimeError, match="new Host"):
+    with (
+        Process(["sleep", "60"], host=host, **place),
+        pytest.raises(RuntimeError, match="new Host"),
+    ):
         host.attach(subprocess.Popen(["true"]))
 
 

@@ -37,6 +37,7 @@ def heard(own: Server, seconds: float) -> tuple[list[str], float]:
     return commands, monotonic() - began
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("queues", "most"), [(1, 1.0), (20, 2.0)])
 def test_an_idle_worker_sends_few_commands(
     fresh_server: Callable[..., Server], worker: Any, queues: int, most: float

@@ -70,6 +70,7 @@ def multi(env: Callable[..., dict[str, str]], tmp_path: Path) -> Iterator[Callab
             process.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_celery_multi_starts_and_stops_workers(
     multi: Callable[..., str], shop: Any, ledger: Ledger, client: Any
 ) -> None:

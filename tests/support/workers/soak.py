@@ -5,48 +5,24 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from support.apps.build import build_app
-from support.machines import Machine, pid_inside
-from support.process import is_alive
+from support.machines import Machine
 from support.servers.database import Database
-from support.servers.faults import kill_connections, killed_and_restarted, standstill
 from support.servers.ledger import Ledger
 from support.servers.proxy import FaultProxy
 from support.servers.server import Server
-from support.waiting import always, eventually
+from support.waiting import eventually
 from support.workers.runs import Harm, Report, report
+from support.workers.soak_troubles import OPTIONS, PLACES, TROUBLES
 from support.workers.worker import Worker, app_env
 
-#: Place of a worker -> its machine, its pool and that one's size.
-PLACES = {
-    "a1": ("alpha", "prefork", 2),
-    "a2": ("alpha", "threads", 2),
-    "b1": ("beta", "prefork", 2),
-    "b2": ("beta", "gevent", 4),
-}
-
-OPTIONS = {
-    "heartbeat_interval": 2,
-    "owner_ttl": 10,
-    "reap_interval": 2,
-    # Dice may hit one job again and again; here nothing is to be killed for it.
-    "strike_limit": 50,
-    "recovery_limit": 50,
-}
 SOCKET_TIMEOUT = 2.0
-
-#: Seconds a connection may be in trouble: an owner is dead after two heartbeats without one.
-BRIEF = 2.0
-
-#: Seconds a machine is frozen: beyond `owner_ttl`, and what it takes to see that.
-FROZEN = OPTIONS["owner_ttl"] + 3 * OPTIONS["heartbeat_interval"]
 
 #: Job kind -> how many of a hundred.
 MIX = {"short": 60, "long": 12, "eta": 12, "again": 8, "refused": 8}
@@ -96,7 +72,7 @@ class Soak:
             self.networks = {m: stack.enter_context(FaultProxy(self.server.port)) for m in names}
             stack.callback(lambda: [worker.close() for worker in self.workers.values()])
             for place in PLACES:
-                self._start(place)
+                self.start(place)
             for worker in self.workers.values():
                 worker.wait_ready()
             self._stack = stack.pop_all()
@@ -121,7 +97,7 @@ class Soak:
         )
         return {**env, "LEDGER_WORKER": name}
 
-    def _start(self, place: str) -> None:
+    def start(self, place: str) -> None:
         machine, pool, size = PLACES[place]
         name = f"{place}-{next(self._names)}"
         self.workers[place] = Worker(
@@ -158,141 +134,15 @@ class Soak:
         if self._publisher.is_alive():
             self._publisher.join(60)
 
-    # -- what goes wrong: connections, for less than the limits of an owner's death
-
-    def connections_killed(self) -> None:
-        kill_connections(self.server.client())
-
-    def machine_cut_off(self) -> None:
-        network = self._network()
-        network.refuse()
-        network.cut()
-        self._lasts(self.dice.uniform(0.1, BRIEF / 2))
-        network.heal()
-
-    def network_stands_still(self) -> None:
-        network = self._network()
-        network.stall()
-        self._lasts(self.dice.uniform(0.2, BRIEF))
-        network.heal()
-
-    def connections_forgotten(self) -> None:
-        self._network().black_hole()
-
-    def server_restarted(self) -> None:
-        self.server.restart()
-
-    def server_killed(self) -> None:
-        killed_and_restarted(self.server)
-
-    def server_stands_still(self) -> None:
-        with standstill(self.server):
-            self._lasts(self.dice.uniform(0.2, 2 * BRIEF))
-
-    def _network(self) -> FaultProxy:
-        return self.networks[self.dice.choice(sorted(self.networks))]
-
-    def _lasts(self, seconds: float) -> None:
-        always(self.server.alive, seconds, message="the server runs")
-
-    # -- what goes wrong: processes
-
-    def worker_killed(self) -> None:
-        place = self._place()
-        with self._harm("kill -9", place):
-            self.workers[place].kill9_all()
-        self._again(place)
-
-    def main_process_killed(self) -> None:
-        place = self._place()
-        with self._harm("kill -9 of the MainProcess", place):
-            self.workers[place].kill9_main()
-            self._exits(place)
-        self._again(place)
-
-    def child_killed(self) -> None:
-        """What the kernel does that is out of memory."""
-        place = self._place("prefork")
-        worker = self.workers[place].wait_ready()
-        victim = self.dice.choice([child for child in worker.children() if is_alive(child)])
-        with self._harm("kill -9 of a pool child", place, pid=pid_inside(victim)):
-            victim.send_signal(signal.SIGKILL)
-
-    def machine_frozen(self) -> None:
-        machine = self.dice.choice(sorted(self.machines))
-        places = [place for place, (where, _, _) in PLACES.items() if where == machine]
-        with self._harm("freeze", *places), contextlib.ExitStack() as frozen:
-            for place in places:
-                frozen.enter_context(self.workers[place].frozen())
-            self._lasts(FROZEN)
-
-    def told_to_stop(self) -> None:
-        """SIGTERM, as at each deploy: nothing runs twice."""
-        place = self._place()
-        self.workers[place].term()
-        self._exits(place)
-        self._again(place)
-
-    def told_to_quit(self) -> None:
-        """SIGQUIT: what runs is cut short."""
-        place = self._place()
-        with self._harm("QUIT", place):
-            self.workers[place].quit()
-            self._exits(place)
-        self._again(place)
-
-    def _exits(self, place: str) -> None:
-        worker = self.workers[place]
-
-        def ended() -> bool:
-            # nsenter stops itself when it learns, too late, that its command had been stopped.
-            worker.thaw()
-            return not worker.alive()
-
-        try:
-            eventually(ended, 60, 0.2, message=f"{worker.name} ends")
-        except AssertionError:
-            worker.signal(signal.SIGABRT)  # into its log: where it hangs
-            raise
-
-    def _place(self, pool: str = "") -> str:
-        return self.dice.choice([p for p, (_, kind, _) in PLACES.items() if pool in ("", kind)])
-
-    def _again(self, place: str) -> None:
-        self.workers[place].close()
-        self._start(place)
-
-    @contextlib.contextmanager
-    def _harm(self, kind: str, *places: str, pid: int = 0) -> Iterator[None]:
-        workers, began = frozenset(self.workers[place].name for place in places), time.time()
-        yield
-        self.harms.append(Harm(kind, workers, began, time.time(), pid))
-
     # -- the whole
-
-    TROUBLES = (
-        connections_killed,
-        machine_cut_off,
-        network_stands_still,
-        connections_forgotten,
-        server_restarted,
-        server_killed,
-        server_stands_still,
-        worker_killed,
-        main_process_killed,
-        child_killed,
-        told_to_stop,
-        told_to_quit,
-        machine_frozen,
-    )
 
     def run(self, seconds: float) -> Report:
         """One trouble after the other for so long (each at least once), then the report."""
         until = time.monotonic() + seconds
-        due = list(self.TROUBLES)
+        due = list(TROUBLES)
         self.dice.shuffle(due)
         while time.monotonic() < until:
-            trouble = due.pop() if due else self.dice.choice(self.TROUBLES)
+            trouble = due.pop() if due else self.dice.choice(TROUBLES)
             self.history[trouble.__name__] += 1
             trouble(self)
             self._progress()
