@@ -185,7 +185,9 @@ def lines() -> list[Any]:
     found = [Line]
     if CHECKOUT in os.environ:
         import_before()
-        found.append(importlib.import_module("celery_superfetch_before.scripts").Line)
+        rooms = Path(os.environ[CHECKOUT], "celery_superfetch", "store").is_dir()
+        place = "store.wire.scripts" if rooms else "scripts"
+        found.append(importlib.import_module(f"celery_superfetch_before.{place}").Line)
     return found
 
 

@@ -59,7 +59,7 @@ class PoisonPill(SuperfetchError):
         super().__init__(text, told)
         #: Why its last owner lost it.
         self.reason = str(told.get("reason", ""))
-        #: Judge that may have been the job's own fault.
+        #: Recoveries that may have been the job's own fault.
         self.strikes = int(told.get("strikes", 0))
         #: How often its run was cut short, its death included.
         self.recoveries = int(told.get("recoveries", 0))

@@ -16,6 +16,9 @@ from .events import reporter
 from .poison_pill import guard_of
 from .reaping import REAP_ENTRY, add_reap_task, reap_entry
 
+#: Celery loads bootsteps by name, so that only workers load what they need.
+STEPS = f"{__name__.partition('.')[0]}.worker.steps"
+
 #: Settings that we give another default, each with its old name. Without them Celery acks a job
 #: before it runs, and drops it when its pool process is lost; and after a lost connection it
 #: leaves slots free for jobs that went on, which we count already.
@@ -70,8 +73,8 @@ class _Installation:
         )
         if "amqp" in app.__dict__:
             app.amqp.Connection = Connection
-        app.steps["worker"].add("celery_superfetch.worker.steps:Maintenance")
-        app.steps["consumer"].add("celery_superfetch.worker.steps:Guarded")
+        app.steps["worker"].add(f"{STEPS}:Maintenance")
+        app.steps["consumer"].add(f"{STEPS}:Guarded")
         add_reap_task(app)
         job_recovering.connect(guard_of(app), sender=app, weak=False)
         job_recovered.connect(reporter(app, "recovery"), sender=app, weak=False)

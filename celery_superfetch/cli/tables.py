@@ -22,7 +22,7 @@ LIST_ARGS = 80
 
 # A title in lower case is the name of what stands under it.
 OWNER = ("Owner", "Host", "Pid", "App", "State", "Heartbeat", "In flight", "Verdict", "Reason")
-DEAD_JOB = ("Id", "Died", "Task", "Task id", "Queue", "Strikes", "Judge", "Reason", "Args")
+DEAD_JOB = ("Id", "Died", "Task", "Task id", "Queue", "Strikes", "Recoveries", "Reason", "Args")
 DETAILS = ("Id", "Task", "Task id", "App", "Queue", "Time of death", "Reason", "Owner", "Strikes")
 EVENT = ("Time", "Host", "Owner", "Strike", "Exit status", "Reason")
 
@@ -101,7 +101,7 @@ class Tables:
 
     def dead_job(self, job: dict[str, Any]) -> None:
         """One job of the dead set, field by field, and its payload as it is."""
-        for title in (*DETAILS, "Judge", "Args", "Kwargs"):
+        for title in (*DETAILS, "Recoveries", "Args", "Kwargs"):
             value = job[_name(title)]
             self.line(f"{title + ':':<15}{'-' if value is None else value}")
         self.line("\nHistory, the oldest first:")

@@ -33,7 +33,7 @@ class Config:
     strike_limit: int = 3
     #: ... within this many seconds of the first (72 h, likewise).
     strike_window: float = 72 * 3600.0
-    #: Judge, strikes or not, after which a job goes on probation (RabbitMQ's delivery limit).
+    #: Recoveries, strikes or not, after which a job goes on probation (RabbitMQ's delivery limit).
     recovery_limit: int = 20
     #: Jobs the dead set holds at most (Sidekiq's figure).
     dead_limit: int = 10_000

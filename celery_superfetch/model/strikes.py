@@ -54,7 +54,7 @@ class Limits:
 
     #: Name of a task -> its strike limit; None for never killed.
     strikes: Callable[[str | None], int | None]
-    #: Judge, strikes or not, after which a job goes on probation.
+    #: Recoveries, strikes or not, after which a job goes on probation.
     recoveries: int
 
     @classmethod

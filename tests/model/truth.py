@@ -37,7 +37,7 @@ class Card:
     #: What lets it run beside others although it is suspect: copies that wait elsewhere, and an
     #: operator's drain.
     chances: int = 0
-    #: Judge that blamed it.
+    #: Recoveries that blamed it.
     blamed: int = 0
     #: Runs that were not given back on purpose: some were cut short by a deploy, the others not.
     runs: int = 0

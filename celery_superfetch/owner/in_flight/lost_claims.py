@@ -130,7 +130,7 @@ class LostClaims:
             return True
         self._goes_back([job])
         try:
-            self.outbox.settle()  # one that was acked is held until the answer is read
+            self.outbox.send(returns=False)  # one that was acked is held until the answer is read
             copies = [j.payload for j in self.lists.in_flight(job.owner, job.queue_list)]
         except RedisError:
             self.outbox.doubt = True

@@ -110,17 +110,17 @@ class Outbox:
         for job in gone:
             self.drop(job)
 
-    def send(self, last: Call | None = None, *, wait: bool = True) -> Any:
+    def send(self, last: Call | None = None, *, wait: bool = True, returns: bool = True) -> Any:
         """Send all that waits, and then ``last``, whose reply it returns.
+
+        Arguments:
+            returns: what is given back, too.
 
         Raises:
             redis.exceptions.RedisError: no reply came, or the acks were refused.
         """
-        self._send_returns()
-        return self.settle(last, wait=wait)
-
-    def settle(self, last: Call | None = None, *, wait: bool = True) -> Any:
-        """The same, but for what is given back."""
+        if returns:
+            self._send_returns()
         if self.acks.overdue:
             # Their connection may be lost by now, which is no reason not to ask on another.
             with contextlib.suppress(RedisError):
@@ -155,6 +155,6 @@ class Outbox:
         with contextlib.suppress(RedisError):  # what was refused has not come either
             # The record of its start may be on its way, and must not come in behind what
             # removes it.
-            self.settle()
+            self.send(returns=False)
         self.lists.scripts.run_all(self.aside.unhold(job))
         self.aside.forget(job)
