@@ -15,7 +15,7 @@ from celery_superfetch.model.job import Claimed, Job, digest
 from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.owner.in_flight.in_flight import InFlight
-from celery_superfetch.owner.in_flight.jobs import Move
+from celery_superfetch.owner.in_flight.jobs import Move, State
 from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.reaper.judge import Judge
 from celery_superfetch.reaper.reaper import Reaper
@@ -226,7 +226,8 @@ class Worker:
             self.claim(1)
 
     def claim_alone_and_lose_the_reply(self, queue_list: str, stage: Stage) -> None:
-        if self.runs:
+        gathers = any(self.in_flight.jobs.state(c.job) is State.GATHERED for c in self.waits)
+        if self.runs or gathers:  # then it is not even asked for
             return
         self.deliver()
         stage.lose = True
