@@ -15,7 +15,7 @@ from celery_superfetch.model.job import Claimed, Job, digest
 from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.owner.in_flight.in_flight import InFlight
-from celery_superfetch.owner.in_flight.jobs import Move
+from celery_superfetch.owner.in_flight.jobs import Move, State
 from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.reaper.judge import Judge
 from celery_superfetch.reaper.reaper import Reaper
@@ -226,9 +226,10 @@ class Worker:
             self.claim(1)
 
     def claim_alone_and_lose_the_reply(self, queue_list: str, stage: Stage) -> None:
+        gathers = any(self.in_flight.jobs.state(c.job) is State.GATHERED for c in self.waits)
+        if self.runs or gathers:  # then it is not even asked for
+            return
         self.deliver()
-        if self.in_flight.jobs.those(self.in_flight._has_begun):
-            return  # nor does it ask then, be it gathered jobs that may run by now
         stage.lose = True
         with pytest.raises(redis.ConnectionError):
             self.claim_alone(queue_list)
