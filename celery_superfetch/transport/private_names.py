@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from importlib import import_module, metadata
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from ..errors import UnsupportedVersion
 from ..owner.gevent_heart import threads_are_greenlets
 
-_MISSING, _SET = object(), object()
-STORE_ATTR = dis.opmap["STORE_ATTR"]
+_MISSING = object()
+
+#: A path, the version that brought it, and its text.
+_ENTRY = re.compile(r"([^\s>~]+)(?:>=([\d.]+))?(?:~(\S+))?")
 
 
 class Name(NamedTuple):
@@ -35,7 +39,7 @@ class Name(NamedTuple):
     #: Completes "needed to".
     why: str
     #: The version that brought it.
-    since: tuple[int, int] = (0, 0)
+    since: tuple[int, ...] = ()
     #: The text that it is; of a function, a text or a name that stands in it.
     text: str = ""
 
@@ -43,12 +47,8 @@ class Name(NamedTuple):
         begun = self.path.startswith(".")
         return f"{self.path[1:]} in a started pool" if begun else f"{self.project}.{self.path}"
 
-    def is_there(self, what: Any = None) -> bool:
-        """Whether the installed version has it, in its shape.
-
-        Arguments:
-            what: the object that a path with a point begins at.
-        """
+    def is_there(self, what: Any) -> bool:
+        """Whether the installed version has it, in its shape; paths with a point are of what."""
         path, called, args = self.path.rstrip(")").partition("(")
         module, _, attributes = path.rpartition(":")
         try:
@@ -64,24 +64,33 @@ class Name(NamedTuple):
         return not called or _takes(found, isinstance(owner, type), args)
 
 
+def names(table: str) -> tuple[Name, ...]:
+    """The names of a table: a project and how paths begin there, and below it each purpose.
+
+    Behind a path may stand the version that brought it (``>=5.7``) and its text (``~text``).
+    """
+    found, why = [], ""
+    for line in table.strip().splitlines():
+        if not line.startswith(" "):
+            project, _, begin = line.partition(" ")
+            continue
+        begun, _, entries = line.strip().rpartition(": ")
+        why = begun or why
+        for path, version, text in _ENTRY.findall(entries):
+            since = tuple(map(int, re.findall(r"\d+", version)))
+            found.append(Name(project, begin + path, why, since, text))
+    return tuple(found)
+
+
 def _attribute(owner: Any, name: str) -> Any:
+    """What is there under a name; None for what a method of a class sets, instrumented or not."""
     found = getattr(owner, name, _MISSING)
-    if found is _MISSING and isinstance(owner, type) and any(_sets(c, name) for c in _codes(owner)):
-        return _SET
-    return found
-
-
-def _codes(cls: type) -> Iterator[CodeType]:
-    """What the methods of a class do."""
-    for one in cls.__mro__:
-        # Behind whatever instruments it.
-        methods = map(inspect.unwrap, vars(one).values())
-        yield from (f.__code__ for f in methods if isinstance(f, FunctionType))
-
-
-def _sets(code: CodeType, name: str) -> bool:
-    steps = zip(code.co_code[::2], code.co_code[1::2], strict=True)
-    return name in code.co_names and (STORE_ATTR, code.co_names.index(name)) in steps
+    if found is not _MISSING or not isinstance(owner, type):
+        return found
+    own = (inspect.unwrap(f) for one in owner.__mro__ for f in vars(one).values())
+    codes = (f.__code__ for f in own if isinstance(f, FunctionType) and name in f.__code__.co_names)
+    steps = ((step.opname, step.argval) for code in codes for step in dis.get_instructions(code))
+    return None if ("STORE_ATTR", name) in steps else _MISSING
 
 
 def _texts(found: Any) -> Iterable[Any]:
@@ -93,9 +102,9 @@ def _texts(found: Any) -> Iterable[Any]:
 
 def _takes(found: Any, unbound: bool, args: str) -> bool:
     """Whether something can be called with these arguments."""
-    names = [name.strip() for name in args.split(",") if name.strip()]
-    by_position = [None] * (unbound + sum(not name.endswith("=") for name in names))
-    by_name = {name.rstrip("="): None for name in names if name.endswith("=")}
+    given = re.findall(r"\w+=?", args)
+    by_name = {name[:-1]: None for name in given if name.endswith("=")}
+    by_position = [None] * (unbound + len(given) - len(by_name))
     try:
         inspect.signature(found).bind(*by_position, **by_name)
     except TypeError:  # not to be called, or not in this way
@@ -116,8 +125,7 @@ def check(names: Iterable[Name], what: Any = None) -> None:
     """
     for name in names:
         version = str(import_module(name.project).__version__)
-        major, minor = version.split(".")[:2]
-        if (int(major), int(minor)) >= name.since and not name.is_there(what):
+        if tuple(map(int, version.split(".")[:2])) >= name.since and not name.is_there(what):
             raise UnsupportedVersion(
                 f"{name.project} {version} lacks {name}, or has another thing under that name: it "
                 f"is needed to {name.why}. Nothing was claimed. Install a version that "
@@ -128,12 +136,10 @@ def check(names: Iterable[Name], what: Any = None) -> None:
 
 def _tested(project: str) -> str:
     """Which versions this package asks for; itself where nobody can tell, who asks for them."""
-    own = "celery-superfetch"
-    try:
-        required = metadata.requires(own) or []
-    except metadata.PackageNotFoundError:
-        required = []
-    return next((one.split(";")[0] for one in required if one.startswith(project)), own)
+    own, required = "celery-superfetch", None
+    with suppress(metadata.PackageNotFoundError):
+        required = metadata.requires(own)
+    return next((one.split(";")[0] for one in required or () if one.startswith(project)), own)
 
 
 @cache
@@ -144,64 +150,45 @@ def check_transport() -> None:
         check(GEVENTS)
 
 
-_CHANNEL = "transport.redis:Channel."
-_POLLER = "transport.redis:MultiChannelPoller."
-_QOS = "transport.virtual:QoS."
-_SENTINEL = "transport.redis:SentinelChannel."
-_TRANSPORT = "transport.virtual:Transport."
-_CONNECTION = "connection:Connection."
-
 #: What any consumer needs.
-NAMES = (
-    Name("kombu", _CHANNEL + "_active_queues", "know from which queues to claim"),
-    Name("kombu", _CHANNEL + "_basic_cancel(consumer_tag)", "stop claiming from a queue"),
-    Name("kombu", _CHANNEL + "_connparams(asynchronous)", "leave a server that became a replica"),
-    Name("kombu", _CHANNEL + "_expires", "keep x-expires", (5, 7)),
-    Name("kombu", _CHANNEL + "_fanout_queues", "leave broadcasts to kombu"),
-    Name("kombu", _CHANNEL + "_get(queue)", "serve queues without ack as kombu does"),
-    Name("kombu", _CHANNEL + "_get_message_priority(message, reverse=)", "find a job's queue list"),
-    Name("kombu", _CHANNEL + "_has_queue(queue)", "count jobs that are claimed ahead"),
-    Name("kombu", _CHANNEL + "_lookup(exchange, routing_key)", "find a job's queues"),
-    Name("kombu", _CHANNEL + "_maybe_update_queues_expire(c, queue)", "keep x-expires", (5, 7)),
-    Name("kombu", _CHANNEL + "_purge(queue)", "purge suspects with their queue"),
-    Name("kombu", _CHANNEL + "_q_for_pri(queue, pri)", "know the lists of a queue"),
-    Name("kombu", _CHANNEL + "_restore(message, leftmost)", "give a job back by its claim"),
-    Name("kombu", _CHANNEL + "_size(queue)", "count jobs that are claimed ahead"),
-    Name("kombu", _CHANNEL + "_tag_to_queue", "stop claiming from a queue"),
-    Name("kombu", _CHANNEL + "_update_queue_cycle()", "know from which queues to claim"),
-    Name("kombu", _CHANNEL + "active_queues", "keep kombu from taking jobs that want an ack"),
-    Name("kombu", _POLLER + "_channels", "fetch for each channel of a connection"),
-    Name("kombu", _POLLER + "_fd_to_chan", "leave sockets alone that are closed"),
-    Name("kombu", _POLLER + "_in_protected_read", "fetch once in a turn of the loop"),
-    Name("kombu", _POLLER + "get(callback, timeout)", "fetch where there is no event loop"),
-    Name("kombu", _POLLER + "handle_event(fileno, event)", "hear sockets without an event loop"),
-    Name("kombu", _POLLER + "on_poll_start()", "fetch in each turn of the loop"),
-    Name("kombu", _POLLER + "on_readable(fileno)", "hear blocking reads"),
-    Name("kombu", _QOS + "_delivered", "know what was delivered"),
-    Name("kombu", _QOS + "_dirty", "know what was settled"),
-    Name("kombu", _QOS + "_flush()", "know what was settled"),
-    Name("kombu", _QOS + "_on_collect", "give jobs back once at the end"),
-    Name("kombu", _QOS + "_quick_ack", "settle a delivery"),
-    Name("kombu", _QOS + "restore_unacked()", "give jobs back when a channel closes"),
-    Name("kombu", _QOS + "restore_unacked_once(stderr)", "give jobs back when a channel closes"),
-    Name("kombu", _TRANSPORT + "_avail_channels", "refuse a replica as it connects"),
-    Name("kombu", _TRANSPORT + "_callbacks", "deliver a job to its consumer"),
-    Name("kombu", _TRANSPORT + "_deliver(message, queue)", "deliver a job to its consumer"),
-    Name("kombu", _TRANSPORT + "_reject_inbound_message(raw_message)", "give back what none wants"),
-    Name("kombu", "transport.redis:QoS.restore_visible()", "keep kombu from restoring jobs itself"),
-    Name("kombu", _SENTINEL + "_sentinel_managed_pool(asynchronous)", "ask Sentinels"),
-    Name("kombu", "transport.virtual:Message._raw", "know the claim behind a message"),
-    Name("redis", _CONNECTION + "_sock", "wait for a socket, and know that it is another"),
-    Name("redis", _CONNECTION + "can_read(timeout)", "call off a blocking read"),
-    Name("redis", _CONNECTION + "read_response()", "leave a server that became a replica"),
-    Name("redis", _CONNECTION + "send_packed_command(command, check_health=)", "send acks ahead"),
-    Name("redis", "client:Redis.connection", "have a heart that no full pool can stop"),
-    Name("redis", "sentinel:SentinelConnectionPool.sentinel_manager", "know where Sentinels are"),
-)
+NAMES = names("""
+kombu transport.redis:Channel.
+    know from which queues to claim: _active_queues _update_queue_cycle() _tag_to_queue
+        _basic_cancel(consumer_tag)
+    know the lists of a queue: _q_for_pri(queue,pri) _lookup(exchange,routing_key)
+        _get_message_priority(message,reverse=)
+    leave to kombu what wants no ack, and no more: active_queues _fanout_queues _get(queue)
+    count what is claimed ahead, and purge suspects: _has_queue(queue) _size(queue) _purge(queue)
+    keep x-expires: _expires>=5.7 _maybe_update_queues_expire(c,queue)>=5.7
+    give a job back by its claim: _restore(message,leftmost)
+    leave a server that became a replica: _connparams(asynchronous)
+kombu transport.redis:MultiChannelPoller.
+    fetch once in each turn of the loop: _channels _in_protected_read on_poll_start()
+        get(callback,timeout)
+    hear blocking reads: on_readable(fileno) handle_event(fileno,event) _fd_to_chan
+kombu transport.virtual:QoS.
+    settle a delivery: _delivered _dirty _flush() _quick_ack
+    give jobs back when a channel closes: restore_unacked() restore_unacked_once(stderr) _on_collect
+kombu transport.virtual:
+    deliver a job to its consumer: Transport._callbacks Transport._deliver(message,queue)
+    give back what none wants: Transport._reject_inbound_message(raw_message)
+    refuse a replica as it connects: Transport._avail_channels
+    know the claim behind a message: Message._raw
+kombu transport.redis:
+    keep kombu from restoring jobs itself: QoS.restore_visible()
+    ask Sentinels: SentinelChannel._sentinel_managed_pool(asynchronous)
+redis connection:Connection.
+    wait for a socket, and know that it is another: _sock can_read(timeout)
+    leave a server that became a replica: read_response()
+    send acks ahead: send_packed_command(command,check_health=)
+redis
+    have a heart that no full pool can stop: client:Redis.connection
+    know where Sentinels are: sentinel:SentinelConnectionPool.sentinel_manager
+""")
 
 #: Under gevent's monkey patching.
-GEVENTS = (
-    Name("gevent", "monkey:get_original(mod_name, item_name)", "be heard while its hub is blocked"),
-    Name("gevent", "socket:socket._sock", "be heard while its hub is blocked"),
-    Name("gevent", "ssl:SSLSocket._sslobj", "be heard while its hub is blocked"),
-)
+GEVENTS = names("""
+gevent
+    be heard while its hub is blocked: monkey:get_original(mod_name,item_name) socket:socket._sock
+        ssl:SSLSocket._sslobj
+""")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..transport.private_names import Name, check, check_transport
+from ..transport.private_names import check, check_transport, names
 
 #: The only strategy that is known to hand a request to the pool before it runs. Others (batches)
 #: keep messages of their own, and settle those themselves.
@@ -14,107 +14,78 @@ ASKS_FIRST = "celery.worker.strategy:default"
 SOLO, THREADS = "celery.concurrency.solo", "celery.concurrency.thread"
 EVENTLET = "celery.concurrency.eventlet"
 
-_CONSUMER = "worker.consumer.consumer:Consumer."
-_EVENTS = "events.dispatcher:EventDispatcher."
-_JOB = "pool:ApplyResult."
-_POOL = "concurrency.base:BasePool."
-_REQUEST = "worker.request:Request."
-_RESULTS = "._pool._result_handler."
-_THREADS = "concurrency.thread:"
-_STATE = "worker.state:"
-_WORKER = "worker.worker:WorkController."
-
 #: What any worker needs.
-NAMES = (
-    Name("celery", _REQUEST + "_already_cancelled", "give back what Celery has cancelled"),
-    Name("celery", _REQUEST + "_announce_cancelled()", "end a job of the solo pool"),
-    Name("celery", _REQUEST + "_apply_result", "hand jobs over when they may start"),
-    Name("celery", _REQUEST + "_context", "send a job anew with its strikes"),
-    Name("celery", _REQUEST + "_payload", "refuse a message that would end the worker"),
-    Name("celery", _REQUEST + "_retry_worker_lost(exc, exc_info)", "count strikes", (5, 7)),
-    Name("celery", _REQUEST + "acknowledge()", "settle a job"),
-    Name("celery", _REQUEST + "cancel(pool)", "give back what Celery cancels"),
-    Name(
-        "celery", _REQUEST + "execute_using_pool(pool)", "know whose job it is", text="on_accepted"
-    ),
-    Name("celery", _REQUEST + "on_failure(exc_info)", "see that a pool process was lost"),
-    Name("celery", _REQUEST + "on_timeout(soft, timeout)", "see that a job was killed"),
-    Name("celery", _REQUEST + "reject(requeue=)", "count strikes"),
-    Name("celery", _REQUEST + "revoked()", "leave out what was revoked while it waited"),
-    Name("celery", _STATE + "active_requests", "know what runs"),
-    Name("celery", _STATE + "requests", "take a job out of Celery's books"),
-    Name("celery", _STATE + "reserved_requests", "know what waits for a slot"),
-    Name("celery", _STATE + "should_stop", "start nothing in a worker that ends"),
-    Name("celery", _STATE + "should_terminate", "start nothing in a worker that ends"),
-    Name("celery", _STATE + "task_ready(request)", "take a job out of Celery's books"),
-    Name("celery", _STATE + "task_reserved(request)", "hand a job over once more"),
-    Name("celery", _WORKER + "_process_task(req)", "survive whatever message comes"),
-    Name("celery", _WORKER + "wait_for_soft_shutdown()", "let a job of the solo pool end"),
-    Name("celery", "worker.components:Pool._quick_release", "free the slot of what did not start"),
-    Name("celery", "worker.components:Pool.process_task", "survive whatever message comes"),
-    Name("celery", _CONSUMER + "on_task_request", "survive whatever message comes"),
-    Name("celery", _CONSUMER + "update_strategies()", "serve tasks by a request class of ours"),
-    Name("celery", "worker.consumer.tasks:Tasks.can_consume", "keep to the free slots", (5, 6)),
-    Name("celery", "apps.worker:_shutdown_handler", "give jobs back at once", text="worker_"),
-    Name("celery", _POOL + "apply_async(target, args, kwargs)", "hand jobs over"),
-    Name("celery", _POOL + "is_green", "know a pool of greenlets"),
-    Name("celery", _POOL + "options", "know a pool that the loop serves"),
-    Name("celery", _POOL + "uses_semaphore", "know a pool of processes"),
-    Name("celery", "concurrency.solo:TaskPool.__module__", "know a solo pool", text=SOLO),
-    Name("celery", _THREADS + "TaskPool.__module__", "know a pool of threads", text=THREADS),
-    Name("celery", _THREADS + "ApplyResult.f", "see that a thread has ended its job"),
-    Name("celery", "app.task:Task.Request", "serve tasks by a request class of ours"),
-    Name("celery", "app.task:Task.Strategy", "know who asks before it starts", text=ASKS_FIRST),
-    Name("celery", "app.task:Task._backend", "announce killed jobs"),
-    Name("celery", "app.task:get_actual_ignore_result(task, request)", "fail killed jobs", (5, 7)),
-    Name("celery", "app.base:Celery._backend", "announce killed jobs"),
-    Name("celery", "app.base:Celery._get_backend()", "announce killed jobs"),
-    Name("celery", "backends.base:Backend._call_task_errbacks(r, e, t)", "announce killed jobs"),
-    Name("celery", _EVENTS + "buffer_group", "tell monitors of killed jobs"),
-    Name("celery", _EVENTS + "groups", "tell monitors of killed jobs"),
-    Name("celery", "utils.collections:ConfigurationView._to_keys(key)", "set an app's defaults"),
-    Name("kombu", "asynchronous.timer:Timer._queue", "forget what waited at a lost connection"),
-    Name("kombu", "connection:Connection._info(resolve=)", "connect from the app's own pool"),
-    Name("kombu", "utils.functional:sleep", "let greenlets run while it waits for the broker"),
-)
+NAMES = names(f"""
+celery worker.request:Request.
+    settle a job: acknowledge() on_failure(exc_info) on_timeout(soft,timeout)
+    count strikes: reject(requeue=) _retry_worker_lost(exc,exc_info)>=5.7 _context
+    give back what Celery cancels: cancel(pool) _already_cancelled _announce_cancelled()
+    hand jobs over when they may start: _apply_result execute_using_pool(pool)~on_accepted revoked()
+    refuse a message that would end the worker: _payload
+celery worker.state:
+    know what runs, and what waits for a slot: active_requests reserved_requests
+    take a job out of Celery's books, or hand it over again: requests task_ready(request)
+        task_reserved(request)
+    start nothing in a worker that ends: should_stop should_terminate
+celery worker.
+    survive whatever message comes: worker:WorkController._process_task(req)
+        components:Pool.process_task consumer.consumer:Consumer.on_task_request
+    let a job of the solo pool end: worker:WorkController.wait_for_soft_shutdown()
+    keep to the free slots: components:Pool._quick_release consumer.tasks:Tasks.can_consume>=5.6
+    serve tasks by a request class of ours: consumer.consumer:Consumer.update_strategies()
+celery concurrency.
+    hand jobs over: base:BasePool.apply_async(target,args,kwargs)
+    know which pool it is: base:BasePool.is_green base:BasePool.options base:BasePool.uses_semaphore
+        solo:TaskPool.__module__~{SOLO} thread:TaskPool.__module__~{THREADS}
+    see that a thread has ended its job: thread:ApplyResult.f
+celery app.
+    serve tasks by a request class of ours: task:Task.Request task:Task.Strategy~{ASKS_FIRST}
+    announce killed jobs: task:Task._backend base:Celery._backend base:Celery._get_backend()
+        task:get_actual_ignore_result(task,request)>=5.7
+celery
+    announce killed jobs: backends.base:Backend._call_task_errbacks(r,e,t)
+        events.dispatcher:EventDispatcher.buffer_group events.dispatcher:EventDispatcher.groups
+    give jobs back at once: apps.worker:_shutdown_handler~worker_
+    set an app's defaults: utils.collections:ConfigurationView._to_keys(key)
+kombu
+    forget what waited at a lost connection: asynchronous.timer:Timer._queue
+    connect from the app's own pool: connection:Connection._info(resolve=)
+    let greenlets run while it waits for the broker: utils.functional:sleep
+""")
 
 #: What a worker with a pool of processes needs as well.
-PREFORK = (
-    Name("billiard", _JOB + "_accept_callback", "know whose job it is"),
-    Name("billiard", _JOB + "_accepted", "know whether a child has begun with a job"),
-    Name("billiard", _JOB + "_time_accepted", "know whether a child has begun with a job"),
-    Name("billiard", _JOB + "_write_to", "know which child was given a job"),
-    Name("billiard", _JOB + "discard()", "take a job back from the pool"),
-    Name("billiard", "process:BaseProcess._is_alive()", "hear what a dead child has said"),
-    Name("celery", "concurrency.asynpool:AsynPool.dead", "know that a child has died"),
-    Name("celery", "concurrency.prefork:TaskPool.on_start", "know its pool", text="threads"),
-)
+PREFORK = names("""
+billiard
+    know whose job it is: pool:ApplyResult._accept_callback pool:ApplyResult._write_to
+    know whether a child has begun with a job: pool:ApplyResult._accepted
+        pool:ApplyResult._time_accepted
+    take a job back from the pool: pool:ApplyResult.discard()
+    hear what a dead child has said: process:BaseProcess._is_alive()
+celery concurrency.
+    know that a child has died: asynpool:AsynPool.dead
+    know its pool: prefork:TaskPool.on_start~threads
+""")
 
 #: What one with a pool of eventlet's greenlets needs.
-EVENTLETS = (
-    Name(
-        "celery",
-        "concurrency.eventlet:TaskPool._quick_put",
-        "see that a greenlet has ended its job",
-    ),
-)
+EVENTLETS = names("""
+celery concurrency.eventlet:TaskPool.
+    see that a greenlet has ended its job: _quick_put
+""")
 
 #: What it needs of a pool that has started.
-STARTED = (
-    Name("billiard", "._pool._cache.values()", "know which jobs the pool has"),
-    Name("billiard", "._pool._pool.__iter__()", "know its children"),
-    Name("billiard", "._pool._processes.__index__()", "fork when that harms nobody"),
-    Name("billiard", "._pool._putlock.release()", "send an ack with the next job"),
-    Name("billiard", "._pool._repopulate_pool(exitcodes)", "fork when that harms nobody"),
-    Name("billiard", "._pool.maintain_pool()", "fork when that harms nobody"),
-    Name("billiard", "._pool.on_job_process_down(job, pid)", "hear what a dead child has said"),
-    Name("billiard", _RESULTS + "on_state_change(task)", "send an ack with the next job"),
-    Name("celery", _RESULTS + "_recv_message(add_reader, fd, callback)", "read results on"),
-    Name("celery", _RESULTS + "fileno_to_outq.__getitem__(fd)", "read results on"),
-    Name("celery", "._pool.outbound_buffer.__iter__()", "know what no child was given yet"),
-    Name("celery", "._pool.process_flush_queues(proc)", "hear what a dead child has said"),
-    Name("celery", ".flush()", "keep what runs through a lost connection"),
-)
+STARTED = names("""
+billiard ._pool.
+    know its children and their jobs: _cache.values() _pool.__iter__()
+    fork when that harms nobody: _processes.__index__() _repopulate_pool(exitcodes) maintain_pool()
+    send an ack with the next job: _putlock.release() _result_handler.on_state_change(task)
+    hear what a dead child has said: on_job_process_down(job,pid)
+celery .
+    read results on: _pool._result_handler._recv_message(add_reader,fd,callback)
+        _pool._result_handler.fileno_to_outq.__getitem__(fd)
+    know what no child was given yet: _pool.outbound_buffer.__iter__()
+    hear what a dead child has said: _pool.process_flush_queues(proc)
+    keep what runs through a lost connection: flush()
+""")
 
 
 def check_worker(pool_class: Any) -> None:
