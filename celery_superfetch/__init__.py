@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .signals import ownership_lost as ownership_lost
     from .transport.plain_kombu import reap as reap
     from .transport.plain_kombu import working_on as working_on
-    from .transport.sentinel import SentinelTransport as SentinelTransport
+    from .transport.transport import SentinelTransport as SentinelTransport
     from .transport.transport import Transport as Transport
 
 #: Where the public names live. Looked up when first asked for, so that a producer loads the
@@ -46,9 +46,8 @@ _HOMES = {
         "transport.plain_kombu": "reap working_on",
         "model.strikes": "Decision",
         "model.version": "__version__",
-        "transport.sentinel": "SentinelTransport",
         "signals": "job_killed job_recovered job_recovering owner_reaped ownership_lost",
-        "transport.transport": "Transport",
+        "transport.transport": "SentinelTransport Transport",
     }.items()
     for name in names.split()
 }

@@ -14,8 +14,7 @@ from ..errors import UnsupportedBroker
 from ..model.config import Config
 from ..store.wire.connections import REPLY_TIMEOUT
 from ..store.wire.server import warn_once
-from ..transport.sentinel import SentinelTransport
-from ..transport.transport import Transport, known_options
+from ..transport.transport import KNOWN_OPTIONS, SentinelTransport, Transport
 
 if TYPE_CHECKING:
     from ..store.database import Database
@@ -72,7 +71,7 @@ def config_of(app: Celery) -> Config:
     Raises:
         ConfigError: an option is unknown or impossible.
     """
-    return Config.from_options(app.conf.broker_transport_options or {}, known_options())
+    return Config.from_options(app.conf.broker_transport_options or {}, KNOWN_OPTIONS)
 
 
 def database_of(app: Celery, client: Redis) -> Database:

@@ -10,7 +10,7 @@ from kombu.utils.imports import symbol_by_name
 from ..errors import ConfigError
 from ..model.config import check, own_options
 from ..signals import job_killed, job_recovered, job_recovering
-from ..transport.transport import known_options
+from ..transport.transport import KNOWN_OPTIONS
 from .broker import AMQP, Connection, config_of
 from .events import reporter
 from .poison_pill import guard_of
@@ -45,7 +45,7 @@ def install(app: Celery, **options: Any) -> Celery:
     """
     installation = getattr(app, "_superfetch", None)
     all_options = {**(installation.options if installation else {}), **options}
-    check(own_options(all_options, known_options()))
+    check(own_options(all_options, KNOWN_OPTIONS))
     if installation is None:
         installation = app._superfetch = _Installation(app)
         installation.add()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from copy import copy
 from queue import Empty
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kombu.transport import redis
 from redis import Redis
@@ -26,34 +26,22 @@ if TYPE_CHECKING:
     from .fetch.fetch import Fetch
 
 
-class Reception(Protocol):
-    """Keeps a Celery worker alive, whatever message comes."""
-
-    def kills(self, claimed: Claimed, channel: Any) -> bool:
-        """Whether a job has come back over its limit, and is dead now."""
-
-    def refuses(self, message: Any, exc: Exception) -> bool:
-        """Put a job aside at which its consumer raised; False when that is not the job's fault."""
-
-
 class Channel(redis.Channel):
     """kombu's Redis channel; jobs that want an ack are fetched reliably."""
 
     QoS = QoS
+    _fetch: Fetch | None = None
+    #: A Celery worker's; it says what becomes of a job that its consumer cannot digest.
+    reception: Any = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._pid = os.getpid()
         self._reliable: set[str] = set()
-        self._fetch: Fetch | None = None
         super().__init__(*args, **kwargs)
         self.QoS = QoS  # ack_emulation=False would bring one that forgets at once
         #: Those of the queues that are fetched reliably.
         self.lists = QueueLists(self.queue_order_strategy)
         self._callbacks: dict[str, Callable[[Any], Any]] = {}
-        #: A Celery worker's; it says what becomes of a job that its consumer cannot digest.
-        self.reception: Reception | None = None
-        self._list_expires: dict[str, int] = {}
-        self._expires_at: tuple[list[str], dict[str, Any]] = ([], {})
 
     @property
     def config(self) -> Config:
@@ -104,24 +92,19 @@ class Channel(redis.Channel):
         """What kombu's BRPOP serves: queues without ack, which have nothing to protect."""
         return [queue for queue in super().active_queues if queue not in self._reliable]
 
-    def list_expires(self) -> dict[str, int]:
-        """``expires_of`` each of them; asked at each turn."""
-        known = getattr(self, "_expires", {})
-        if self._expires_at != (self.lists.names, known):
-            self._expires_at = self.lists.names, dict(known)
-            self._list_expires = {name: self.expires_of(name) for name in self.lists.names}
-        return self._list_expires
-
-    def expires_of(self, queue_list: str) -> int:
+    def expires_of(self, queue: str) -> int:
         """ms of the queue's x-expires; 0 for none."""
         expires = getattr(self, "_expires", {})  # came with kombu 5.7
-        ms = int(expires.get(self.lists.queue(queue_list)) or 0)
-        return min(ms, int(LONGEST * 1000))
+        return min(int(expires.get(queue) or 0), int(LONGEST * 1000))
+
+    def _new_queue(self, queue: str, *args: Any, **kwargs: Any) -> None:
+        super()._new_queue(queue, *args, **kwargs)
+        self._update_queue_cycle()  # it may expire otherwise than before
 
     def _update_queue_cycle(self) -> None:
         super()._update_queue_cycle()
         queues = [q for q in dict.fromkeys(self._active_queues) if q in self._reliable]
-        self.lists.serve({queue: self._lists_of(queue) for queue in queues})
+        self.lists.serve({queue: self._lists_of(queue) for queue in queues}, self.expires_of)
 
     # -- fetching
 
@@ -224,7 +207,8 @@ class Channel(redis.Channel):
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         if no_ack:
             return super().basic_get(queue, no_ack, **kwargs)
-        while (claimed := self.fetch.claim_one(self._lists_of(queue))) is not None:
+        lists = dict.fromkeys(self._lists_of(queue), self.expires_of(queue))
+        while (claimed := self.fetch.claim_one(lists)) is not None:
             message = self._decode(claimed)
             if message is not None:
                 self.qos.append(message, message.delivery_tag)
@@ -237,7 +221,9 @@ class Channel(redis.Channel):
     # To kombu a queue holds what no consumer has seen, and what was claimed ahead is among it.
 
     def _ahead(self, queue: str) -> int:
-        return self._fetch.ahead(self._lists_of(queue)) if self._fetch is not None else 0
+        lists = self._lists_of(queue)
+        jobs = self._fetch.backlog.jobs if self._fetch is not None else ()
+        return sum(job.queue_list in lists for job in jobs)
 
     def _purge(self, queue: str) -> int:
         from ..store.probation import Suspects
@@ -298,4 +284,5 @@ class Channel(redis.Channel):
             self._fetch.close()
         super().close()
         if self._fetch is not None:
-            self._fetch.leave()
+            answered = self._fetch.reads.answered
+            self._fetch.membership.leave(id(self._fetch), answered=answered)

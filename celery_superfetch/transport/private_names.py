@@ -159,7 +159,7 @@ kombu transport.redis:Channel.
         _get_message_priority(message,reverse=)
     leave to kombu what wants no ack, and no more: active_queues _fanout_queues _get(queue)
     count what is claimed ahead, and purge suspects: _has_queue(queue) _size(queue) _purge(queue)
-    keep x-expires: _expires>=5.7 _maybe_update_queues_expire(c,queue)>=5.7
+    keep x-expires: _new_queue(queue) _expires>=5.7 _maybe_update_queues_expire(c,queue)>=5.7
     give a job back by its claim: _restore(message,leftmost)
     leave a server that became a replica: _connparams(asynchronous)
 kombu transport.redis:MultiChannelPoller.

@@ -1,4 +1,4 @@
-"""The kombu transport: its options, its connection to the broker and to the event loop."""
+"""The kombu transports: their options, their connections to the broker and to the event loop."""
 
 from __future__ import annotations
 
@@ -10,34 +10,21 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ..errors import ConfigError
 from ..model.config import Config
+from ..store.wire.connections import ASKED_ONCE, Params, discreetly, sentinel_params
 from ..store.wire.server import warn_once
 from .channel import Channel
 from .deliveries import delivery_of
 from .poller import Poller
 
-#: Options that kombu and Celery read from ``broker_transport_options`` with a Redis broker,
-#: beside those a channel takes over (``Channel.from_transport_options``).
-KOMBU_OPTIONS = frozenset(
-    {
-        "callback",
-        "connection_pool_kwargs",
-        "credential_provider",
-        "errback",
-        "interval_max",
-        "interval_start",
-        "interval_step",
-        "max_retries",
-        "polling_interval",
-        "reauth_check_interval",
-        "retry_on_error",
-        "socket_read_size",
-    }
+#: Options that kombu and Celery read with a Redis broker, beside those a channel takes over.
+KOMBU_OPTIONS = (
+    "callback connection_pool_kwargs credential_provider errback interval_max interval_start "
+    "interval_step max_retries polling_interval reauth_check_interval retry_on_error "
+    "socket_read_size"
 )
 
-
-def known_options() -> frozenset[str]:
-    """Transport options that are not ours and pass unread."""
-    return KOMBU_OPTIONS | set(redis.SentinelChannel.from_transport_options)
+#: Transport options that are not ours and pass unread.
+KNOWN_OPTIONS = {*KOMBU_OPTIONS.split(), *redis.SentinelChannel.from_transport_options}
 
 
 def _keep_transport(client: Any) -> None:
@@ -80,7 +67,7 @@ class Transport(redis.Transport):
         Raises:
             ConfigError: one is unknown or impossible.
         """
-        return Config.from_options(self.client.transport_options or {}, known_options())
+        return Config.from_options(self.client.transport_options or {}, KNOWN_OPTIONS)
 
     def establish_connection(self) -> Any:
         """Connect; a server of no use is refused here, where kombu tries again with a pause."""
@@ -104,3 +91,38 @@ class Transport(redis.Transport):
         for channel in self.channels:
             if channel._fetch is not None:
                 return channel._fetch.requeue([delivery.job])
+
+
+class SentinelChannel(Channel, redis.SentinelChannel):
+    """kombu's Sentinel channel; jobs that want an ack are fetched reliably."""
+
+    def _sentinel_managed_pool(self, asynchronous: bool = False) -> Any:
+        given = getattr(self, "sentinel_kwargs", None)
+        self.sentinel_kwargs = {**ASKED_ONCE, **(given or {})}
+        pool = super()._sentinel_managed_pool(asynchronous)
+        sentinel = pool.sentinel_manager
+        sentinel.discover_master = discreetly(sentinel.discover_master, self.sentinel_kwargs)
+        return pool
+
+    def here(self) -> Params:
+        # kombu's pool knows the Sentinels, credentials and TLS, each as that version has it.
+        return sentinel_params(self.pool)
+
+    def elsewhere(self) -> list[Params]:
+        return []  # the other URLs are Sentinels, which ``here`` has asked for
+
+
+class SentinelTransport(Transport):
+    """Reliable fetch from the primary that Sentinels name."""
+
+    default_port = redis.SentinelTransport.default_port
+    Channel = SentinelChannel
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        if not (client.transport_options or {}).get("master_name"):
+            self.config  # noqa: B018 - it may be there under a name that is nearly right
+            raise ConfigError(
+                "sentinel:// needs to know which primary is meant: set 'master_name' in "
+                "broker_transport_options to the name that the Sentinels monitor it by"
+            )

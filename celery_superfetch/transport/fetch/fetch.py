@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from threading import get_ident
 from time import monotonic
 from typing import Any
@@ -13,9 +13,8 @@ from redis.exceptions import RedisError, ResponseError
 from ...model.job import Claimed, Job
 from ...owner.membership import Membership
 from .backlog import Backlog
-from .consumer import Consumer
 from .probation import Probation
-from .queue_lists import POLL_INTERVAL
+from .queue_lists import POLL_INTERVAL, QueueLists
 from .reads import COMPLAINT_INTERVAL, BlockingReads
 
 logger = get_logger(__name__)
@@ -28,24 +27,27 @@ class Fetch:
     dry, a blocking read waits on each. Nothing polls an idle worker's lists.
     """
 
-    def __init__(self, consumer: Consumer, poller: Any, membership: Membership) -> None:
-        self.consumer = consumer
+    _dry = False
+    #: When dry lists that cannot be waited on are looked at again (monotonic s).
+    _look_at = 0.0
+    #: Until when a server that refused is not asked, and nobody complains of it (monotonic s).
+    _refused_until = _silent_until = 0.0
+    #: The oldest ack when acks were last left to the next job.
+    _left: Job | None = None
+    #: The thread that delivers a job at this moment.
+    _delivering = 0
+
+    def __init__(self, channel: Any, poller: Any, membership: Membership) -> None:
+        self.channel = channel
         self.poller = poller
         self.membership = membership
         self.in_flight = membership.in_flight
-        self.lists = consumer.lists
+        self.lists: QueueLists = channel.lists
         self.backlog = Backlog()
         self.reads = BlockingReads(membership, poller, self._accept, self._come_again)
-        self.probation = Probation(consumer, poller, membership, self.backlog, self.reads)
-        self._dry = False
-        self._look_at = 0.0
-        self._refused_until = self._silent_until = 0.0
-        #: The oldest ack when acks were last left to the next job.
-        self._left: Job | None = None
-        self._joined: dict[str, int] = {}
+        self.probation = Probation(channel, poller, membership, self.backlog, self.reads)
+        self._joined: Mapping[str, int] = {}
         self._outages = membership.heart.outages
-        #: The thread that delivers a job at this moment.
-        self._delivering = 0
 
     # -- one turn of the loop
 
@@ -55,7 +57,7 @@ class Fetch:
         Raises:
             redis.exceptions.RedisError: the broker cannot be asked; the consumer reconnects.
         """
-        if self.consumer.closed:
+        if self.channel.closed:
             return
         self.membership.check_process()
         self.in_flight.runner.pump()
@@ -80,14 +82,12 @@ class Fetch:
     def _turn(self) -> None:
         lists = self.lists.names
         if not lists:
-            self.in_flight.flush()
-            return
-        self.join(self.consumer.list_expires())
+            return self.in_flight.flush()
+        self.join(self.lists.expires)
         self._mind_connections()
         if self.membership.heart.stopping:
-            self.consumer.give_back_waiting()
-            self.in_flight.flush()
-            return
+            self.channel.give_back_waiting()
+            return self.in_flight.flush()
         if self.probation.has_the_floor(lists):
             self._dry = False
             alone = self.in_flight.jobs.alone
@@ -95,22 +95,21 @@ class Fetch:
             if alone is not None and self.in_flight.jobs.alone is None:
                 self.poller.ring()
             return
-        credit = self.consumer.qos.credit()
+        credit = self.channel.qos.credit()
         now = monotonic()
         if self._dry and now >= self._look_at and not self.reads.can_cover(lists):
             self._dry = False
         if self.backlog.unconfirmed or (credit and not self._dry and self._runs_short(credit)):
-            self._claim(lists, credit, now)
+            self._claim(credit, now)
         elif self._has_to_settle() and not self._goes_with_the_next():
             self.in_flight.post()
-        if self._dry and self.consumer.qos.credit():
+        if self._dry and self.channel.qos.credit():
             self.reads.wait_on(lists)
 
     def _has_to_settle(self) -> bool:
         """Whether something is to be sent, or there is the leisure to read answers."""
-        return self.in_flight.outbox.unsent or (
-            self.in_flight.outbox.unread and not self.backlog.ready
-        )
+        outbox = self.in_flight.outbox
+        return outbox.unsent or (outbox.unread and not self.backlog.ready)
 
     def _goes_with_the_next(self) -> bool:
         """Whether the next job takes the acks along, with the record of its start.
@@ -137,11 +136,11 @@ class Fetch:
         if self.poller.inline and waiting:
             return False
         limit = self.membership.config.claim_limit
-        held = self.consumer.qos.in_use() - waiting
+        held = self.channel.qos.in_use() - waiting
         reserve = waiting + min(held, self.in_flight.runner.reserve())
         return waiting < limit and credit >= min(reserve, limit)
 
-    def join(self, expires: dict[str, int]) -> None:
+    def join(self, expires: Mapping[str, int]) -> None:
         """Register this process and its queue lists, unless the server knows them already.
 
         Arguments:
@@ -151,8 +150,7 @@ class Fetch:
             redis.exceptions.RedisError: the server could not be asked.
             UnsupportedBroker: it cannot carry the guarantee.
         """
-        changed = expires is not self._joined and expires != self._joined
-        if changed or not self.membership.joined:
+        if expires is not self._joined or not self.membership.joined:
             self.membership.join(id(self), expires)
             self._joined = expires
 
@@ -175,9 +173,9 @@ class Fetch:
             self._dry = False
             self.in_flight.runner.pump()  # nothing starts while in doubt
 
-    def _claim(self, lists: list[str], credit: int, now: float) -> None:
+    def _claim(self, credit: int, now: float) -> None:
         backlog = self.backlog
-        confirm, backlog.unconfirmed = self._still_ours(backlog.unconfirmed), []
+        confirm, backlog.unconfirmed = list(filter(self._is_ours, backlog.unconfirmed)), []
         reach = None if confirm else self.lists.reach(credit)
         order = self.lists.order(reach)
         starts = max(0, self.in_flight.runner.free() - len(backlog.ready))
@@ -187,8 +185,7 @@ class Fetch:
             self.in_flight.requeue(reversed(confirm))
             raise
         if not claims.registered:  # somebody removes our row faster than we write it
-            self.in_flight.requeue(reversed(confirm))
-            return
+            return self.in_flight.requeue(reversed(confirm))
         backlog.ready.extend(filter(None, claims.confirmed))
         backlog.ready.extend(claims.jobs)
         for name, text in claims.errors:
@@ -201,48 +198,44 @@ class Fetch:
         if short:
             self.lists.filled_by(None)
             if reach is not None:
-                left = min(credit - len(claims.jobs), self.consumer.qos.credit())
-                self._claim(lists, left, now)
+                self._claim(min(credit - len(claims.jobs), self.channel.qos.credit()), now)
         elif claims.jobs:
             self.lists.filled_by(claims.reach(order))
 
-    def _still_ours(self, jobs: list[Job]) -> list[Job]:
-        """Without those of an owner that we were before we were taken for dead."""
-        for job in jobs:
-            if job.owner != self.membership.owner:
-                self.in_flight.drop(job)
-        return [job for job in jobs if job.owner == self.membership.owner]
+    def _is_ours(self, job: Job) -> bool:
+        """False where we were taken for dead since its claim; nobody here has started it."""
+        if job.owner == self.membership.owner:
+            return True
+        self.in_flight.drop(job)
+        return False
 
-    def claim_one(self, lists: list[str]) -> Claimed | None:
-        """One job from ``lists`` now (``basic_get``); one that was claimed ahead comes first."""
+    def claim_one(self, lists: Mapping[str, int]) -> Claimed | None:
+        """One job now (``basic_get``); one that was claimed ahead comes first.
+
+        Arguments:
+            lists: queue list -> ms of its queue's x-expires; 0 for none.
+        """
         self.membership.check_process()
-        these = {name: self.consumer.expires_of(name) for name in lists}
-        self.join({**self.consumer.list_expires(), **these})
+        self.join({**self.lists.expires, **lists})
         self._mind_connections()
-        alone = self.probation.has_the_floor(lists)
+        alone = self.probation.has_the_floor([*lists])
         ahead = self._take_ahead(lists)
         if ahead is not None or alone:
             return ahead
-        claims = self.membership.claim(lists, 1, 1)
+        claims = self.membership.claim([*lists], 1, 1)
         for name, text in claims.errors:
             raise ResponseError(f"queue list {name}: {text}")
         return claims.jobs[0] if claims.jobs else None
 
-    def _take_ahead(self, lists: list[str]) -> Claimed | None:
+    def _take_ahead(self, lists: Mapping[str, int]) -> Claimed | None:
         self.reads.call_off([read for read in self.reads.armed if read.queue_list in lists])
         if any(job.queue_list in lists for job in self.backlog.unconfirmed):
-            self._claim(self.lists.names, 0, monotonic())
+            self._claim(0, monotonic())
         for claimed in [c for c in self.backlog.ready if c.job.queue_list in lists]:
             self.backlog.ready.remove(claimed)
-            if claimed.job.owner == self.membership.owner:
+            if self._is_ours(claimed.job):
                 return claimed
-            self.in_flight.lose(claimed.job)
         return None
-
-    def ahead(self, lists: Iterable[str]) -> int:
-        """Jobs from ``lists`` that were claimed and that no consumer has seen."""
-        names = set(lists)
-        return sum(job.queue_list in names for job in self.backlog.jobs)
 
     # -- delivery
 
@@ -252,11 +245,9 @@ class Fetch:
         return bool(self.backlog.ready) and not self.membership.heart.stopping
 
     def deliver(self) -> bool:
-        """Deliver one job to the consumer; False when there was none."""
-        if not self.deliverable:
-            return False
+        """Deliver one job to the consumer; False when it came to nothing."""
         if armed := self.reads.armed:
-            left = self.consumer.qos.credit()
+            left = self.channel.qos.credit()
             if not left or self.poller.inline:
                 # A callback that runs the job here would keep a surplus claim waiting for it.
                 # Where it is sure to, nobody could even give back what comes meanwhile.
@@ -265,14 +256,11 @@ class Fetch:
             claimed = self.backlog.ready.popleft()
         except IndexError:  # given back a moment ago: the process is stopping
             return False
-        if claimed.job.owner != self.membership.owner:
-            # We were taken for dead since the claim; the job was given to somebody else, and
-            # nobody here has started it.
-            self.in_flight.drop(claimed.job)
+        if not self._is_ours(claimed.job):
             return False
         self._delivering = get_ident()
         try:
-            delivered = self.consumer.deliver(claimed)
+            delivered: bool = self.channel.deliver(claimed)
         finally:
             self._delivering = 0
         self.in_flight.starts.delivered(claimed.job)
@@ -286,14 +274,12 @@ class Fetch:
     @property
     def must_look(self) -> bool:
         """True while some lists have to be looked at once a second."""
-        if monotonic() < self._refused_until:
-            return True
-        return bool(self._joined) and not self.reads.can_cover(self._joined)
+        return monotonic() < self._refused_until or not self.reads.can_cover(self.lists.names)
 
     def _accept(self, job: Job, asked: float) -> None:
         if not self.in_flight.take(job, asked):
             return
-        if self.consumer.qos.credit():
+        if self.channel.qos.credit():
             self.backlog.unconfirmed.append(job)
             self._dry = False  # more may have come with it
         else:
@@ -302,6 +288,13 @@ class Fetch:
     def _come_again(self) -> None:
         """There is something in a list on which no read waits."""
         self._dry = False
+
+    # -- jobs that go back
+
+    def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
+        """Give jobs back to their queues; what fails now is tried again."""
+        self.in_flight.requeue(jobs, where)
+        self.poller.wake()
 
     def cancel(self, lists: set[str]) -> None:
         """Stop fetching from some lists; what was claimed from them goes back."""
@@ -312,13 +305,6 @@ class Fetch:
         self.reads.close(lists)
         self.in_flight.requeue(self.backlog.take_out(lists))
 
-    def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
-        """Give jobs back to their queues; what fails now is tried again."""
-        self.in_flight.requeue(jobs, where)
-        self.poller.wake()
-
-    # -- end
-
     def close(self) -> None:
         """The channel closes: nothing is claimed from here on; never raises."""
         try:
@@ -327,7 +313,3 @@ class Fetch:
             logger.warning("Blocking reads could not be called off: %s", exc)
             self.in_flight.doubt = True
         self.reads.close()
-
-    def leave(self) -> None:
-        """The channel is closed and gave back what it could; never raises."""
-        self.membership.leave(id(self), answered=self.reads.answered)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -11,7 +12,6 @@ from kombu.log import get_logger
 from ...owner.membership import Membership
 from ...store.probation import Suspects
 from .backlog import Backlog
-from .consumer import Consumer
 from .reads import BlockingReads
 
 logger = get_logger(__name__)
@@ -29,6 +29,7 @@ WORK = 10
 TRY_INTERVAL = 1.0
 
 
+@dataclass(eq=False)
 class Probation:
     """Decides in each turn of one channel whether a suspect has its process for itself.
 
@@ -37,25 +38,19 @@ class Probation:
     ended. Between two suspects an owner claims other jobs once: neither starves.
     """
 
-    def __init__(
-        self,
-        consumer: Consumer,
-        poller: Any,
-        membership: Membership,
-        backlog: Backlog,
-        reads: BlockingReads,
-    ) -> None:
-        self.consumer = consumer
-        self.poller = poller
-        self.membership = membership
-        self.in_flight = membership.in_flight
-        self.backlog = backlog
-        self.reads = reads
-        self.suspects = Suspects(membership.database)
-        self._others_first = False
-        #: This owner came to rest, and has not gone back to work since.
-        self._resting = False
-        self._next_try = 0.0
+    channel: Any
+    poller: Any
+    membership: Membership
+    backlog: Backlog
+    reads: BlockingReads
+    _others_first: bool = False
+    #: This owner came to rest, and has not gone back to work since.
+    _resting: bool = False
+    _next_try: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.in_flight = self.membership.in_flight
+        self.suspects = Suspects(self.membership.database)
 
     def has_the_floor(self, lists: Sequence[str]) -> bool:
         """True when nothing else may be claimed in this turn.
@@ -120,7 +115,7 @@ class Probation:
             rests = self._ask(waiting)
             if rests and not self._resting:
                 # Others may have what would only keep it busy for longer.
-                self.consumer.qos.take_back_waiting(all_of_them=False)
+                self.channel.qos.take_back_waiting(all_of_them=False)
                 logger.info(
                     "A job is on probation, and this worker is the one that makes room for it: it "
                     "claims nothing for a while, and runs that job alone if its own end meanwhile. "

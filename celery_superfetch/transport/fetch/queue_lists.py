@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
 from kombu.utils.scheduling import cycle_by_name, round_robin_cycle
@@ -29,15 +29,22 @@ class QueueLists:
         self._queue_of: dict[str, str] = {}
         #: All of them, those for the urgent first.
         self.names: list[str] = []
+        #: The same -> ms of their queue's x-expires; 0 for none.
+        self.expires: dict[str, int] = {}
         #: How many of the lists it would have been enough to name, for each of the last claims.
         self._reaches: deque[int] = deque(maxlen=ALIKE)
 
-    def serve(self, queues: Mapping[str, list[str]]) -> None:
-        """Claim from these queues: each with its lists, that for the urgent first."""
+    def serve(self, queues: Mapping[str, list[str]], expires_of: Callable[[str], int]) -> None:
+        """Claim from these queues: each with its lists, that for the urgent first.
+
+        Arguments:
+            expires_of: gives the ms of a queue's x-expires.
+        """
         self._cycle.update(queues)
         self._of_queue = queues
         self.names = list(self._urgent_first(queues))
         self._queue_of = {name: queue for queue, names in queues.items() for name in names}
+        self.expires = {name: expires_of(self._queue_of[name]) for name in self.names}
 
     def queue(self, queue_list: str) -> str:
         """The queue that a list is of; one that is not served is taken for a queue."""

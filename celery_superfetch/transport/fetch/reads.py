@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from heapq import nlargest
 from time import monotonic
+from typing import Any
 
 from kombu.log import get_logger
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from ...model.job import Job
-from ...owner.membership import Membership
-from ...store.wire.clients import unblock
-from .blocking_read import BlockingRead
-from .tracking import Loop, Tracking
+from ...owner.membership import BLOCK_TIMEOUT, Membership
+from ...store.wire.clients import LoneConnection, cut, unblock
+from .tracking import OVERDUE, Tracking
 
 logger = get_logger(__name__)
 
@@ -26,34 +29,89 @@ UNBLOCKABLE = 2.0
 COMPLAINT_INTERVAL = 60.0
 
 
+class BlockingRead(LoneConnection):
+    """Waits on one queue list by BLMOVE; a job that arrives there wakes exactly one worker."""
+
+    #: Whether a claim is pending, since when (monotonic s), and whose private list it leads to.
+    armed = False
+    armed_at = 0.0
+    owner = ""
+
+    def __init__(self, membership: Membership, queue_list: str) -> None:
+        super().__init__(membership.home.params)
+        self.membership = membership
+        self.queue_list = queue_list
+
+    def connect(self) -> int:
+        self.fd = super().connect()
+        self.learn_id()
+        if self.id:
+            self.membership.heart.blocking.add(self.id)
+        return self.fd
+
+    def arm(self) -> None:
+        """Send the blocking claim; its reply is read when the socket is readable."""
+        self.owner = self.membership.owner
+        self.armed_at = monotonic()
+        self.membership.in_flight.lists.wait(self, self.owner, self.queue_list, BLOCK_TIMEOUT)
+        self.armed = True
+
+    def read(self) -> Any:
+        """The reply: a payload, or None when none came in time or it was unblocked.
+
+        Raises:
+            redis.exceptions.RedisError: the connection broke (a job may have been claimed), or
+                the server refused (WRONGTYPE, OOM).
+        """
+        self.armed = False
+        return super().read()
+
+    def close(self) -> bool:
+        """Close the connection, on the server too: a claim must not land afterwards.
+
+        Returns:
+            False where it may all the same: nobody can tell the server that it was made on.
+        """
+        was_armed, self.armed = self.armed, False
+        told = True
+        self.membership.heart.blocking.discard(self.id)
+        if was_armed:
+            # Best effort: it is gone already, killing is forbidden, or the server is gone.
+            with contextlib.suppress(RedisError):
+                told = bool(self.id) and cut(self.membership.client, self.run_id, [self.id])
+        self.disconnect()
+        return told
+
+
 class BlockingReads:
     """One connection for each queue list that is waited on.
 
     Arguments:
+        loop: the poller.
         on_job: called with each job that a read brought, and when that began to wait
             (monotonic s).
         on_jobs: called when there is something in a list that none waits on.
     """
 
+    #: False once a claim may land that nobody waits for: it could not be called off.
+    answered = True
+    #: Until when the server blocks on none (monotonic s): it is over its memory limit.
+    _none_until = 0.0
+
     def __init__(
         self,
         membership: Membership,
-        loop: Loop,
+        loop: Any,
         on_job: Callable[[Job, float], object],
         on_jobs: Callable[[], object],
     ) -> None:
         self.membership = membership
         self.loop = loop
         self.on_job = on_job
-        #: False once a claim may land that nobody waits for: it could not be called off.
-        self.answered = True
         self._reads: dict[str, BlockingRead] = {}
-        self._fds: dict[str, int] = {}
         self._unblockable: dict[str, float] = {}
         #: Queue list -> until when nobody complains of it again (monotonic s).
         self._silenced: dict[str, float] = {}
-        #: Until when the server blocks on none (monotonic s): it is over its memory limit.
-        self._none_until = 0.0
         self._tracking = Tracking(membership, loop, self._note_news, on_jobs)
         #: When something came to a list last (monotonic s).
         self._news: dict[str, float] = {}
@@ -70,8 +128,9 @@ class BlockingReads:
 
     @property
     def overdue(self) -> bool:
-        """True when some reply should have come long ago."""
-        return any(read.overdue for read in self._reads.values())
+        """Whether the server should have answered one long ago."""
+        since = monotonic() - BLOCK_TIMEOUT - OVERDUE
+        return any(read.armed and read.armed_at < since for read in self._reads.values())
 
     def can_cover(self, lists: Collection[str]) -> bool:
         """Whether all of ``lists`` can be waited on; else they have to be looked at."""
@@ -109,7 +168,9 @@ class BlockingReads:
             if read is not None and read.armed:
                 continue
             if read is None and free:
-                read = self._move(free.pop(), name)
+                # One that has ended waits on another list.
+                read = self._reads[name] = self._reads.pop(free.pop().queue_list)
+                read.queue_list = name
             if read is None or not read.connected:
                 read = self._open(name)
             read.arm()
@@ -126,54 +187,42 @@ class BlockingReads:
         a read brings wakes one worker, and one that is told of wakes all.
         """
         armed = {read.queue_list for read in self.armed}
-        others = sorted(
-            (name for name in lists if name not in armed),
-            key=lambda name: self._news.get(name, 0.0),
-            reverse=True,
-        )
-        return armed.union(others[: max(0, MOST_BLOCKS - len(armed))])
+        others = [name for name in lists if name not in armed]
+        left = MOST_BLOCKS - len(armed)
+        return armed.union(nlargest(left, others, lambda name: self._news.get(name, 0.0)))
 
     def _note_news(self, lists: Collection[str]) -> None:
         self._news.update(dict.fromkeys(lists, monotonic()))
 
-    def _move(self, read: BlockingRead, name: str) -> BlockingRead:
-        """Let a read that ended wait on another list."""
-        self._reads[name] = self._reads.pop(read.queue_list)
-        self._fds[name] = self._fds.pop(read.queue_list)
-        read.queue_list = name
-        return read
-
     def _open(self, name: str) -> BlockingRead:
         self.close([name])
-        read = BlockingRead(self.membership, name, self.membership.home.params)
-        self._fds[name] = read.connect()
+        read = BlockingRead(self.membership, name)
+        read.connect()
         self._reads[name] = read
-        self.loop.watch(self._fds[name], lambda: self._on_reply(read))
+        self.loop.watch(read.fd, partial(self._on_reply, read))
         return read
 
-    def _on_reply(self, read: BlockingRead) -> bool:
+    def _on_reply(self, read: BlockingRead) -> None:
         """A read answered, or its connection broke. Nothing is delivered here."""
         if not read.armed:  # the server closed an idle connection
             self.close([read.queue_list])
-            return False
+            return
         try:
             payload = read.read()
         # What is refused here the claim script looks at instead, once a second.
         except OutOfMemoryError:
             self._none_until = monotonic() + UNBLOCKABLE
-            return False
         except ResponseError as exc:  # WRONGTYPE, a lost permission
             self.refused(read.queue_list, str(exc))
-            return False
         except (RedisError, OSError):
             self.membership.in_flight.doubt = True
             self.close([read.queue_list])
             raise
-        if payload is not None:
-            self._note_news([read.queue_list])
-            job = self.membership.in_flight.lists.job(read.owner, read.queue_list, payload)
-            self.on_job(job, read.armed_at)
-        return False
+        else:
+            if payload is not None:
+                self._note_news([read.queue_list])
+                job = self.membership.in_flight.lists.job(read.owner, read.queue_list, payload)
+                self.on_job(job, read.armed_at)
 
     def call_off(self, reads: Sequence[BlockingRead]) -> None:
         """End some waits; what they had claimed already comes by ``on_job``.
@@ -191,7 +240,7 @@ class BlockingReads:
             self._tracking.close()
         for name in self.lists if lists is None else self.lists & set(lists):
             read = self._reads.pop(name)
-            self.loop.unwatch(self._fds.pop(name))
+            self.loop.unwatch(read.fd)
             if read.armed:
                 # What it has claimed by now, nobody reads any more.
                 self.membership.in_flight.doubt = True

@@ -5,28 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from time import monotonic
-from typing import Protocol
+from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
 from ...owner.membership import BLOCK_TIMEOUT, Membership
 from ...store.arrivals import Arrivals
-from .blocking_read import OVERDUE
 
 logger = logging.getLogger(__name__)
 
+#: Seconds a reply may be overdue before its connection counts as half-open; a server that stands
+#: still for 10 s keeps its connections.
+OVERDUE = 12.0
+
 #: Seconds until it is tried again where a server has refused it.
 TRY_AGAIN = 60.0
-
-
-class Loop(Protocol):
-    """Whatever calls back when a socket is readable."""
-
-    def watch(self, fd: int, on_readable: Callable[[], bool]) -> None:
-        """Call ``on_readable`` when ``fd`` is."""
-
-    def unwatch(self, fd: int) -> None:
-        """Undo ``watch``."""
 
 
 class Tracking:
@@ -42,7 +35,7 @@ class Tracking:
     def __init__(
         self,
         membership: Membership,
-        loop: Loop,
+        loop: Any,
         on_change: Callable[[Collection[str]], object],
         on_jobs: Callable[[], object],
     ) -> None:

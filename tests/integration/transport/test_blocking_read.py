@@ -15,7 +15,7 @@ from celery_superfetch.owner.membership import BLOCK_TIMEOUT
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.registry import Registry
 from celery_superfetch.store.wire.clients import connection_id, run_id, unblock
-from celery_superfetch.transport.fetch.blocking_read import BlockingRead
+from celery_superfetch.transport.fetch.reads import BlockingRead
 from support.servers.proxy import FaultProxy
 from support.servers.server import Server
 from support.waiting import eventually
@@ -31,7 +31,7 @@ def inbox(url: str) -> Inbox:
 
 
 def opened(inbox: Inbox) -> BlockingRead:
-    read = BlockingRead(inbox.channel.membership, "mail", inbox.channel._connparams())
+    read = BlockingRead(inbox.channel.membership, "mail")
     read.connect()
     return read
 

@@ -12,7 +12,7 @@ import redis
 
 from celery_superfetch.model.config import Config
 from celery_superfetch.owner.membership import Membership
-from celery_superfetch.transport.fetch import blocking_read as blocking
+from celery_superfetch.transport.fetch import reads as blocking
 from celery_superfetch.transport.fetch import tracking
 from celery_superfetch.transport.fetch.fetch import POLL_INTERVAL
 from celery_superfetch.transport.fetch.reads import MOST_BLOCKS, UNBLOCKABLE
