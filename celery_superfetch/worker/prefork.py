@@ -134,37 +134,6 @@ def hear_the_dead(pool: Any) -> None:
     processes.on_job_process_down = read_first
 
 
-def ack_first(pool: Any) -> None:
-    """Let ``pool`` tell of a job's end before it gives the slot to the next.
-
-    It frees the slot first. The next job, which takes the ack along when it is recorded as running,
-    would leave without it, and each job would cost one send more. Whatever else frees a slot frees
-    it at once.
-    """
-    results, slots = pool._pool._result_handler, pool._pool._putlock
-    tell, release = results.on_state_change, slots.release
-    telling, freed = False, 0
-
-    def tell_first(state: Any) -> None:
-        nonlocal telling, freed
-        telling = True
-        try:
-            tell(state)
-        finally:
-            telling, count, freed = False, freed, 0
-            for _ in range(count):
-                release()
-
-    def release_later() -> None:
-        nonlocal freed
-        if telling:
-            freed += 1
-        else:
-            release()
-
-    results.on_state_change, slots.release = tell_first, release_later
-
-
 def postpone_forks(pool: Any, call_later: Callable[..., object]) -> None:
     """Let ``pool`` replace its lost processes when a fork harms nobody; its loop turns till then.
 

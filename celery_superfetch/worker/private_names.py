@@ -77,7 +77,6 @@ STARTED = names("""
 billiard ._pool.
     know its children and their jobs: _cache.values() _pool.__iter__()
     fork when that harms nobody: _processes.__index__() _repopulate_pool(exitcodes) maintain_pool()
-    send an ack with the next job: _putlock.release() _result_handler.on_state_change(task)
     hear what a dead child has said: on_job_process_down(job,pid)
 celery .
     read results on: _pool._result_handler._recv_message(add_reader,fd,callback)

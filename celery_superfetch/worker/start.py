@@ -36,7 +36,6 @@ from .pool import (
     tell_end,
 )
 from .prefork import (
-    ack_first,
     hear_the_dead,
     keep_what_runs,
     postpone_forks,
@@ -121,7 +120,6 @@ class Gate(PoolRunner):
             keep_what_runs(self.pool, self.forget)
             read_on(self.pool)
             hear_the_dead(self.pool)
-            ack_first(self.pool)
             postpone_forks(self.pool, worker.hub.call_later)
 
     # -- what the fetch asks
