@@ -33,7 +33,7 @@ ROOM = 256 * 1024
 #: Jobs that a pass names of each owner.
 NAMED = 10
 
-#: Batches in a row without progress after which a list is left for the next pass.
+#: Batches without progress after which a list is left for the next pass.
 STALLS = 3
 
 
@@ -64,11 +64,12 @@ class Report:
     def failed(self, what: str, exc: Exception) -> None:
         """Note an error that the pass survives."""
         self.errors += 1
+        known = isinstance(exc, RedisError)
         logger.error(
             "reap: %s: %s. It was left as it is, nothing was lost; the next pass tries again.",
             what,
-            exc if isinstance(exc, RedisError) else repr(exc),
-            exc_info=None if isinstance(exc, RedisError) else exc,
+            exc if known else repr(exc),
+            exc_info=None if known else exc,
         )
 
     @contextmanager
@@ -111,11 +112,7 @@ class Drain:
     """
 
     def __init__(
-        self,
-        database: Database,
-        sender: Any,
-        announcements: Announcements | None,
-        limits: Limits,
+        self, database: Database, sender: Any, announcements: Announcements | None, limits: Limits
     ) -> None:
         self.lists = PrivateLists(database)
         self.running = RunningJobs(database)
@@ -123,42 +120,40 @@ class Drain:
         self.sender = sender
         self.announcements = announcements
         self.limits = limits
-        #: The first few of the jobs that were taken back since this was cleared.
-        self.names: list[str] = []
+        #: The first few of the jobs that the last owner lost.
+        self._titles: list[str] = []
 
-    def drain(self, facts: Facts, reason: str, report: Report) -> None:
-        """Empty the private lists of one owner that is marked reaped.
+    def drain(self, facts: Facts, reason: str, report: Report) -> list[str]:
+        """Empty the private lists of one owner that is marked reaped; the first few of its jobs.
 
         An error on one list or job is logged and counted; the others go on.
         """
+        self._titles = []
         there = self.lists.has_jobs((facts.owner, [name]) for name in facts.lists)
         for (queue_list, expires), is_filled in zip(facts.lists.items(), there, strict=True):
-            if not is_filled:
-                continue
-            with report.surviving(f"private list of {facts.owner} for {queue_list}"):
-                self._drain_list(facts, queue_list, expires, reason, report)
+            if is_filled:
+                with report.surviving(f"private list of {facts.owner} for {queue_list}"):
+                    self._drain_list(facts, queue_list, expires, reason, report)
+        return self._titles
 
     def _drain_list(
         self, facts: Facts, queue_list: str, expires: int, reason: str, report: Report
     ) -> None:
         """Newest first, each to the front of the queue: the old order is the new one."""
         owner = facts.owner
+        told = {"reason": reason, "app_name": facts.app, "node": facts.node}
         self.lists.unhold_all(owner, queue_list)
         stalls, running = 0, None
-        while stalls < STALLS:
-            payloads = self.lists.newest(owner, queue_list, BATCH, ROOM)
-            if not payloads:
-                return
+        while stalls < STALLS and (payloads := self.lists.newest(owner, queue_list, BATCH, ROOM)):
             running = running or self.running.read(owner, stopping=facts.was == "stopping")
             # Whatever is claimed again by a connection that died a moment later than its process
             # did not run: the strike goes with the claim that did.
             ids = running.claim_ids
             jobs = [Job(owner, queue_list, raw, ids.get(digest(raw), "")) for raw in payloads]
             with forks.kept_off():  # the app's tasks are asked for their limits
-                told = {"reason": reason, "app_name": facts.app, "node": facts.node}
                 outcomes = self._settle(jobs, running, expires, told, report)
                 left = [self._note(outcome, report) for outcome in outcomes]
-                stalls += not any(left)
+            stalls += not any(left)
             # Who has been blamed is not blamed again for a copy that was claimed late.
             if any(job.claim_id for job in jobs):
                 running = None
@@ -182,23 +177,19 @@ class Drain:
             if len(jobs) == 1:
                 report.failed(f"job {jobs[0].title} of {jobs[0].owner}", exc)
                 return []
-            return [
-                outcome
-                for job in jobs
-                for outcome in self._settle([job], running, expires, told, report)
-            ]
+            alone = (self._settle([job], running, expires, told, report) for job in jobs)
+            return [outcome for outcomes in alone for outcome in outcomes]
 
     def _note(self, outcome: Outcome, report: Report) -> bool:
         """Note what became of one job; True when it left the private list."""
         recovery, answer = outcome.recovery, outcome.answer
         if isinstance(answer, Exception):
             report.failed(f"job {recovery.title} of {recovery.job.owner}", answer)
-            return False
         if answer != b"ok":
             return answer == b"moved"
         dead = tell(outcome, self.sender)
-        if len(self.names) < NAMED:
-            self.names.append(recovery.title)
+        if len(self._titles) < NAMED:
+            self._titles.append(recovery.title)
         if dead is None:
             report.recovered += 1
             if recovery.probation:

@@ -21,11 +21,10 @@ from ..store.wire.clients import run_id
 class Jury:
     """Judges the owners of a registry; its watch is that of the ``Reaper``."""
 
-    def __init__(self, registry: Registry, silences: Silences, watch: Watch | None) -> None:
+    def __init__(self, registry: Registry, watch: Watch | None) -> None:
         self.registry = registry
-        self.silences = silences
+        self.silences = Silences(registry.database)
         self.watch = watch
-        self.process = ProcessImage.current()
 
     def judge_all(
         self,
@@ -40,45 +39,33 @@ class Jury:
             keep: add what is seen to what passes have seen of each silence.
             surviving: around each owner; one that cannot be judged is left out, if it allows.
         """
-        look = self.registry.look
-        scores, at = look() if self.watch is None else (self.registry.owners(), 0)
-        chosen = sorted(set(scores) if only is None else set(scores) & set(only))
+        registry, watch = self.registry, self.watch
+        scores, at = registry.look() if watch is None else (registry.owners(), 0)
+        chosen = sorted(scores if only is None else scores.keys() & set(only))
         if not scores:
             return []
         # Whoever superseded one of them is an owner of the same host.
         hosts = {owner.partition("|")[0] for owner in chosen}
-        facts = self.registry.facts(o for o in scores if o.partition("|")[0] in hosts)
+        facts = registry.facts(o for o in scores if o.partition("|")[0] in hosts)
         # Asked at most once a pass, and not by a worker that has heard everybody lately.
-        server_run = cache(lambda: run_id(self.registry.client))
-        if self.watch is not None:
+        server_run = cache(lambda: run_id(registry.client))
+        if watch is not None:
             now = monotonic()
-            silent = {o: self.watch.silent_for(o, scores[o], now) for o in chosen}
+            silent = {o: watch.silent_for(o, scores[o], now) for o in chosen}
         else:
             intervals = {owner: known.heartbeat_interval for owner, known in facts.items()}
             silent = {**self.silences.look(scores, intervals, at, server_run(), keep=keep)}
-        same_pid = by_pid(facts.values())
-        judged = []
+        here, same_pid, judged = ProcessImage.current(), by_pid(facts.values()), []
         for owner in chosen:
             with surviving(f"owner {owner}"):
-                known = facts[owner]
-                others = same_pid[known.process.pid]
-                verdict = self._judge(known, silent[owner], others, server_run)
-                judged.append((known, scores[owner], verdict))
+                known, quiet = facts[owner], silent[owner]
+                evidence = local_evidence(known, here, same_pid[known.process.pid], quiet)
+                missed = MISSED_HEARTBEATS * known.heartbeat_interval
+                if evidence.process is None and (quiet or 0.0) >= missed:
+                    connected = registry.connected(known, server_run())
+                    evidence = replace(evidence, connected=connected)
+                judged.append((known, scores[owner], judge(evidence)))
         return judged
-
-    def _judge(
-        self,
-        facts: Facts,
-        silent_for: float | None,
-        others: Collection[Facts],
-        server_run: Callable[[], str],
-    ) -> Reason:
-        evidence = local_evidence(facts, self.process, others, silent_for)
-        missed = MISSED_HEARTBEATS * facts.heartbeat_interval
-        if evidence.process is None and silent_for is not None and silent_for >= missed:
-            connected = self.registry.connected(facts, server_run())
-            evidence = replace(evidence, connected=connected)
-        return judge(evidence)
 
 
 def by_pid(everybody: Iterable[Facts]) -> dict[int, list[Facts]]:
@@ -90,31 +77,24 @@ def by_pid(everybody: Iterable[Facts]) -> dict[int, list[Facts]]:
 
 
 def local_evidence(
-    facts: Facts,
-    here: ProcessImage,
-    others: Collection[Facts],
-    silent_for: float | None,
+    facts: Facts, here: ProcessImage, others: Collection[Facts], silent_for: float | None
 ) -> Evidence:
     """What can be known of an owner without asking the server.
 
     Arguments:
         others: owners that had its pid, as ``by_pid`` finds them.
     """
-    process: LocalProcess | None = None
-    pool_left = False
-    superseded = False
-    if here.same_ground(facts.process):
-        process = look_at(facts.process.pid, facts.process.start_time)
-        superseded = _superseded(facts, here, others)
-        if process is not LocalProcess.RUNNING:
-            pool_left = any(look_at(*child) is LocalProcess.RUNNING for child in facts.pool)
+    local = here.same_ground(facts.process)
+    process = look_at(facts.process.pid, facts.process.start_time) if local else None
     return Evidence(
         heartbeat_interval=facts.heartbeat_interval,
         owner_ttl=facts.owner_ttl,
         silent_for=silent_for,
         process=process,
-        superseded=superseded,
-        pool_left=pool_left,
+        superseded=local and _superseded(facts, here, others),
+        pool_left=local
+        and process is not LocalProcess.RUNNING
+        and any(look_at(*child) is LocalProcess.RUNNING for child in facts.pool),
         stuck=facts.state == STUCK,
         reaped=facts.state == "reaped",
     )
@@ -122,11 +102,8 @@ def local_evidence(
 
 def _superseded(facts: Facts, here: ProcessImage, others: Collection[Facts]) -> bool:
     """Whether a newer program of the same process exists (HUP): this one, or a registered one."""
-    if facts.process.same_process(here) and facts.process.image != here.image:
-        return True
+    newer = [other.process for other in others if other.registered_at > facts.registered_at]
     return any(
-        other.process.same_process(facts.process)
-        and other.process.image != facts.process.image
-        and other.registered_at > facts.registered_at
-        for other in others
+        process.same_process(facts.process) and process.image != facts.process.image
+        for process in (here, *newer)
     )

@@ -28,20 +28,14 @@ class Judge(StrikeCounters):
             running: what the owner ran.
             told: ``reason`` why it lost them, its ``app_name`` and ``node``.
         """
-        names = [digest(job.payload) for job in jobs]
-        envelopes, counters = [parse(job.payload) for job in jobs], self.counters(names)
-        return [
-            Recovery.of(
-                job,
-                envelope,
-                known,
-                **told,
-                blame=blame(name, running, known, limits),
-                limits=limits,
-                waits=envelope.eta > time.time(),
+        found, names = [], [digest(job.payload) for job in jobs]
+        for job, name, known in zip(jobs, names, self.counters(names), strict=True):
+            envelope, blamed = parse(job.payload), blame(name, running, known, limits)
+            waits = envelope.eta > time.time()
+            found.append(
+                Recovery.of(job, envelope, known, blame=blamed, limits=limits, waits=waits, **told)
             )
-            for job, name, envelope, known in zip(jobs, names, envelopes, counters, strict=True)
-        ]
+        return found
 
 
 def ask(recovery: Recovery, sender: Any) -> Decision:
@@ -50,8 +44,7 @@ def ask(recovery: Recovery, sender: Any) -> Decision:
     The shipped guard (marked with ``shipped``) decides when no other receiver does; among the
     others KILL outweighs RECOVER. One that raises, or answers anything else, has no say.
     """
-    guard = Decision.RECOVER
-    others = set()
+    guard, others = Decision.RECOVER, set()
     for receiver, answer in job_recovering.send(sender=sender, recovery=recovery):
         if not isinstance(answer, Decision):
             if answer is not None:  # Signal.send logged the traceback of one that raised
@@ -66,9 +59,8 @@ def ask(recovery: Recovery, sender: Any) -> Decision:
             guard = answer
         else:
             others.add(answer)
-    if Decision.KILL in others:
-        return Decision.KILL
-    return Decision.RECOVER if others else guard
+    decisive = others or {guard}
+    return Decision.KILL if Decision.KILL in decisive else Decision.RECOVER
 
 
 def warn_of(recovery: Recovery) -> None:

@@ -16,9 +16,7 @@ from ..store.database import Database
 from ..store.dead_jobs import JUNK_LIMIT, DeadJobs
 from ..store.keyspace import Keyspace
 from ..store.passes import Passes
-from ..store.private_lists import PrivateLists
 from ..store.registry import Registry
-from ..store.silences import Silences
 from .drain import Announcements, Drain, Report
 from .evidence import Jury
 
@@ -28,7 +26,8 @@ logger = logging.getLogger(__name__)
 #: at the latest when its block times out; the rest is for the network.
 TOMBSTONE = 60.0
 
-#: Passes of one reaper from one look at the dead set's announcements and caps to the next.
+#: Passes of one reaper from one look at the dead set's announcements and caps to the next: an idle
+#: fleet need not send these commands at each.
 HOUSEKEEPING = 6
 
 
@@ -55,13 +54,12 @@ class Reaper:
         self.database = database
         self.config = database.config
         self.registry = Registry(database)
-        self.lists = PrivateLists(database)
         self.keyspace = Keyspace(database)
         self.dead_jobs = DeadJobs(database)
         self.passes = Passes(database)
-        self.jury = Jury(self.registry, Silences(database), watch)
-        limits = limits or Limits.of(database.config)
-        self.drain = Drain(database, sender, announcements, limits)
+        self.jury = Jury(self.registry, watch)
+        self.drain = Drain(database, sender, announcements, limits or Limits.of(database.config))
+        self.lists = self.drain.lists
         self.announcements = announcements
         self.sender = sender
         self._next_housekeeping = 0.0
@@ -86,8 +84,7 @@ class Reaper:
         Raises:
             redis.exceptions.RedisError: the registry could not be read at all.
         """
-        started = monotonic()
-        report = Report(dry_run=dry_run)
+        started, report = monotonic(), Report(dry_run=dry_run)
         if lock and not self.passes.take(lock, lock_for):
             report.ran = False
             return report
@@ -96,13 +93,11 @@ class Reaper:
         verdicts = self.jury.judge_all(only, keep=not dry_run, surviving=report.surviving)
         report.owners = len(verdicts)
         for facts, score, verdict in verdicts:
-            if not verdict.dead:
-                continue
-            with report.surviving(f"owner {facts.owner}"):
-                self._reap_owner(facts, score, verdict, report)
+            if verdict.dead:
+                with report.surviving(f"owner {facts.owner}"):
+                    self._reap_owner(facts, score, verdict, report)
         if not dry_run and only is None:
             self._again(report)
-            # Commands that an idle fleet need not send at each pass.
             if started >= self._next_housekeeping:
                 self._next_housekeeping = started + HOUSEKEEPING * self.config.reap_interval
                 if self.announcements is not None:
@@ -117,40 +112,36 @@ class Reaper:
             logger.info("%s", report)
         return report
 
-    # -- reaping one owner
-
     def _reap_owner(self, facts: Facts, score: int, reason: Reason, report: Report) -> None:
-        owner = facts.owner
+        owner, host = facts.owner, facts.process.host
         if report.dry_run:
             report.dead[owner] = reason
             report.recovered += self.lists.sizes([(owner, facts.lists)]).get(owner, 0)
             return
         # The mark holds only if the owner was not heard since the verdict's evidence.
-        if not self.registry.mark(owner, facts.process.host, score, TOMBSTONE, reason.value):
+        if not self.registry.mark(owner, host, score, TOMBSTONE, reason.value):
             return
         report.dead[owner] = reason
         self.registry.cut(facts)
-        before = report.recovered, report.killed
-        self.drain.names.clear()
-        self.drain.drain(facts.with_(was=facts.state), reason.value, report)
+        recovered, killed = report.recovered, report.killed
+        titles = self.drain.drain(facts.with_(was=facts.state), reason.value, report)
         reaped = ReapedOwner(
             owner=owner,
-            host=facts.process.host,
+            host=host,
             pid=facts.process.pid,
             app_name=facts.app,
             reason=reason.value,
-            recovered=report.recovered - before[0],
-            killed=report.killed - before[1],
+            recovered=report.recovered - recovered,
+            killed=report.killed - killed,
         )
         jobs = reaped.recovered + reaped.killed
-        names = self.drain.names
-        more = f" and {jobs - len(names)} more" if jobs > len(names) else ""
+        more = f" and {jobs - len(titles)} more" if jobs > len(titles) else ""
         logger.warning(
             "Owner %s is dead: %s. %d of its jobs were taken back%s.",
             owner,
             reason.value,
             jobs,
-            f": {', '.join(names)}{more}" if names else "",
+            f": {', '.join(titles)}{more}" if titles else "",
         )
         owner_reaped.send(sender=self.sender, reaped=reaped)
 
@@ -164,14 +155,11 @@ class Reaper:
         filled = self.lists.has_jobs((owner, facts.lists) for owner, facts in known.items())
         for (owner, facts), has_jobs in zip(known.items(), filled, strict=True):
             with report.surviving(f"tombstone of {owner}"):
-                over = now > tombstones[owner]
                 if has_jobs:
                     self.drain.drain(facts, "its owner was reaped", report)
-                    over = over and not any(self.lists.has_jobs([(owner, facts.lists)]))
-                if over:
+                    [has_jobs] = self.lists.has_jobs([(owner, facts.lists)])
+                if now > tombstones[owner] and not has_jobs:
                     self.registry.forget_tombstone(owner)
-
-    # -- the rest of a pass
 
     def _trim(self) -> None:
         """Drop what is too old, or too much, and say so."""
