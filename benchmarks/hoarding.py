@@ -25,7 +25,7 @@ from typing import Any
 from compare import OURS, STOCK, TRANSPORTS, Row, Table, arguments, begin, finish_all
 from kombu import Connection, Consumer, Queue
 
-from celery_superfetch.owner.memberships import memberships
+from celery_superfetch.owner.membership import memberships
 from support.servers.server import Server
 from support.workers.bench import payload
 

@@ -160,7 +160,7 @@ def fresh_server() -> Iterator[Callable[..., Server]]:
 def nobodys_owner() -> Iterator[None]:
     """What a test leaves registered by this process is not the next one's."""
     yield
-    memberships = sys.modules.get("celery_superfetch.owner.memberships")
+    memberships = sys.modules.get("celery_superfetch.owner.membership")
     if memberships is not None:
         for membership in memberships.memberships():
             membership.leave_for_good()

@@ -5,21 +5,20 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import Any
 
-from redis import Redis
 from redis.exceptions import RedisError
 
-from ..model.config import Config
 from ..model.facts import RETRY_INTERVAL, STUCK, Facts
 from ..model.process import ProcessImage, mint_owner
 from ..model.watch import Watch
 from ..store.database import Database
 from ..store.registry import Heartbeat, Registry
 from ..store.wire.clients import connection_id, run_id
-from .home import Home, heart_client, promoted
+from ..store.wire.connections import Params
+from .home import Home
 from .in_flight.in_flight import InFlight
 
 logger = logging.getLogger(__name__)
@@ -35,30 +34,19 @@ class Heart:
     """Registers an owner, says that it lives, and hears what became of it.
 
     Everything here is done by the thread that ``Heartbeats`` is (before it runs: by whoever
-    joins), without a lock: what others want to know is an attribute, written once it is true,
-    and what follows for them is put on ``overdue``.
-
-    Arguments:
-        overdue: what another thread has to do, since it may take long.
+    joins), without a lock: what others want to know is an attribute, written once it is true.
     """
 
-    def __init__(
-        self,
-        home: Home,
-        config: Config,
-        in_flight: InFlight,
-        overdue: deque[Callable[[], object]],
-    ) -> None:
+    def __init__(self, home: Home, in_flight: InFlight) -> None:
         self.home = home
-        self.config = config
+        self.config = home.config
         self.in_flight = in_flight
-        self.overdue = overdue
-        #: What the registry was told last.
-        self.facts = Facts.mine("", ProcessImage.current(), config)
-        #: Whether this process is registered.
-        self.joined = False
+        #: What the registry was told last; without a name while this process is not registered.
+        self.facts = Facts.mine("", ProcessImage.current(), home.config)
+        #: What another thread has to do, since it may take long.
+        self.overdue: deque[Callable[[], object]] = deque()
         #: Who is silent, as this process saw it by its own heartbeats.
-        self.watch = Watch(longest_gap=2 * config.heartbeat_interval + RETRY_INTERVAL)
+        self.watch = Watch(longest_gap=2 * home.config.heartbeat_interval + RETRY_INTERVAL)
         #: Owners registered on this host at the last heartbeat.
         self.neighbours: tuple[str, ...] = ()
         #: How often it lost its connection and found the server again.
@@ -68,69 +56,56 @@ class Heart:
         #: Set once the process was told to stop; a signal handler may do it. It claims and starts
         #: nothing more.
         self.stopping = False
+        #: A state -> what says it, and that this owner lives, as it is sent. It asks nobody.
+        self.pulse: Callable[[str], bytes]
         #: The loop is watched as other owners are: by looks that came in time.
         self._loop = Watch(longest_gap=2 * RETRY_INTERVAL)
         #: How often it had turned when it was found to stand still; 0: it does not.
         self._stuck_at = 0
-        self._written: dict[str, str] = {}
-        self._last_ms = 0
-        self._unheard = False
-        #: Our last two heartbeats: whoever knows one is our server, or its replica.
+        #: Our last two heartbeats (server ms): whoever knows one is our server, or its replica.
         self._heard: tuple[int, ...] = ()
-        self._at: object = None
+        #: The latest; 0: one failed since.
+        self._last_ms = 0
+        #: The registry, by a connection of the heart's own, and what that led to.
         self._registry: Registry | None = None
-        #: The same, once it knows its server: the pulse cannot ask.
-        self._heard_by: Registry | None = None
+        self._at: Params = {}
+        #: The socket whose ids were asked, and these.
         self._socket: object = None
         self._id, self._run_id = 0, ""
 
-    # -- its connection
-
-    def connect(self) -> Redis:
-        """A client with a connection that nobody else uses, to where the server is now."""
-        return heart_client(self.home.params, self.config.heartbeat_interval)
-
     @property
     def registry(self) -> Registry:
-        """The registry, by this connection; made again after the database has moved."""
+        """The registry, by its own connection; made again after the database has moved."""
         if self._registry is None or self._at is not self.home.params:
             at = self.home.params
-            self._registry, self._at = Registry(Database(self.connect(), self.config)), at
+            self._registry = Registry(Database(self.home.connect(at), self.config))
+            self._at = at
         return self._registry
-
-    @property
-    def client(self) -> Redis:
-        """Its client."""
-        return self.registry.client
 
     def _known(self) -> Facts:
         """The facts, with those brought up to date that change while the owner lives."""
-        socket = getattr(self.client.connection, "_sock", None)
+        client, runner = self.registry.client, self.in_flight.runner
+        socket = getattr(client.connection, "_sock", None)
         if socket is None or socket is not self._socket:
             again = self._socket is not None
-            self._id = connection_id(self.client)
-            self._run_id = run_id(self.client) if self._id else ""
-            self._socket = getattr(self.client.connection, "_sock", None)
+            self._id = connection_id(client)
+            self._run_id = run_id(client) if self._id else ""
+            self._socket = getattr(client.connection, "_sock", None)
             if again:  # a restart or a failover may have undone what we were told was done
                 self.in_flight.doubt = True
-        # None where the server does not tell our own: they say nothing then.
-        connections = sorted({self._id, *self.blocking}) if self._id else ()
         return self.facts.with_(
             state=self.state,
-            node=self.in_flight.runner.node,
+            node=runner.node,
             run_id=self._run_id,
-            connections=tuple(connections),
-            pool=tuple(self.in_flight.runner.pids()),
+            # None where the server does not tell our own: they say nothing then.
+            connections=tuple(sorted({self._id, *self.blocking}) if self._id else ()),
+            pool=tuple(runner.pids()),
         )
 
     # -- what it says
 
     def register(
-        self,
-        lists: Mapping[str, int] | None = None,
-        *,
-        forget: Collection[str] = (),
-        anew: bool = False,
+        self, lists: Mapping[str, int], *, forget: Collection[str] = (), anew: bool = False
     ) -> None:
         """Write all facts, under a new name where there is none or it was reaped.
 
@@ -144,7 +119,7 @@ class Heart:
         """
         facts, old = self._known(), self.facts.owner
         kept = {name: ms for name, ms in facts.lists.items() if name not in forget}
-        facts = facts.with_(lists={**kept, **(lists or {})})
+        facts = facts.with_(lists={**kept, **lists})
         if anew or not old:
             facts = facts.with_(owner=mint_owner(facts.process))
         asked = monotonic()
@@ -154,9 +129,8 @@ class Heart:
         # The first look: it saw nobody, and from here on it sees who is not heard.
         self.watch.interrupt()
         self._note(facts, heard, asked)
-        self.joined = True
         if anew and old:
-            self.overdue.append(partial(self._taken_for_dead, old, facts.owner))
+            self.overdue.append(partial(self.was_reaped, old, facts.owner))
 
     def heartbeat(self) -> Heartbeat:
         """One heartbeat; registers again what is missing.
@@ -164,45 +138,39 @@ class Heart:
         Raises:
             redis.exceptions.RedisError: it was not heard; what the watch knew is void.
         """
-        if not self.joined:  # it left while this heartbeat waited for its turn
+        if not self.facts.owner:  # it left while this heartbeat waited for its turn
             return Heartbeat("left")
         try:
-            facts = self._known()
+            facts, told = self._known(), self.facts.dump()
             fields, asked = facts.dump(), monotonic()
             # The pulse may have told another state meanwhile.
-            changed = {k: v for k, v in fields.items() if k == "state" or self._written.get(k) != v}
+            changed = {k: v for k, v in fields.items() if k == "state" or told[k] != v}
             heard = self.registry.heartbeat(facts, self._last_ms, changed)
         except RedisError:
             self.watch.interrupt()
             self._loop.interrupt()
-            self._last_ms, self._unheard = 0, True
+            self._last_ms = 0
             self._look_elsewhere()
             raise
-        if self._unheard:
-            self._unheard = False
-            self.overdue.append(self._distrust_connections)
         if heard.status == "ok":
             self._note(facts, heard, asked)
         else:
             # Missing: somebody deleted the row. Unknown: or the whole database; the tombstone of
             # a reaped owner stays for a day, so we cannot know, and take a new name.
-            self.register(anew=heard.status != "missing")
+            self.register({}, anew=heard.status != "missing")
         return heard
 
     def _note(self, facts: Facts, heard: Heartbeat, asked: float) -> None:
         """Take in what was said and heard; who goes by the certificate finds the new name there."""
-        self.facts, self._written, self._heard_by = facts, facts.dump(), self.registry
+        if self.facts.owner and not self._last_ms:
+            self.overdue.append(self._distrust_connections)
+        self.facts, self.pulse = facts, partial(self.registry.pulse, facts)
         self._last_ms = heard.now
         self._heard = (*self._heard[-1:], heard.now)
         self.watch.look(heard.quiet, monotonic())
         self.neighbours = heard.neighbours
         self.in_flight.probation = heard.probation
         self.in_flight.starts.certificate.heard(facts.owner, asked)
-
-    def pulse(self) -> bytes:
-        """What says no more than that this owner lives, and its state, as it is sent."""
-        assert self._heard_by is not None
-        return self._heard_by.pulse(self.facts, self.state)
 
     def leave(self, tombstone: float) -> int:
         """The last that is said, unless it is refused; the answer is that of ``Registry.leave``.
@@ -212,11 +180,9 @@ class Heart:
         """
         left = self.registry.leave(self.facts, tombstone)
         if left <= 0:
-            self.joined, self.neighbours = False, ()
-            self.facts = self.facts.with_(owner="", lists={}, state="running")
-            if self.client.connection is not None:
-                # Nobody uses it from here on; the server may close it before the next join does.
-                self.client.connection.disconnect()
+            self.facts = self.facts.with_(owner="", lists={})
+            # Nobody uses it from here on; the server may close it before the next join does.
+            self.registry.client.connection_pool.disconnect()
         return left
 
     # -- what it vouches for
@@ -228,11 +194,6 @@ class Heart:
             return "stopping"
         return STUCK if self._stuck_at else "running"
 
-    @property
-    def has_news(self) -> bool:
-        """Whether there is something to say before the next heartbeat is due."""
-        return self.joined and self.state != self.facts.state
-
     def look(self) -> None:
         """See whether the loop turns. To be called once a second, by one native thread at most.
 
@@ -241,7 +202,7 @@ class Heart:
         may wait for the server as well.
         """
         turns, now = 0 if self.stopping else self.in_flight.runner.turns(), monotonic()
-        self._loop.look({LOOP: turns or -1}, now)
+        self._loop.look({LOOP: turns}, now)
         still = self._loop.silent_for(LOOP, turns, now) or 0.0
         if turns and still >= max(self.config.owner_ttl, LONGEST_SLEEP):
             self._stuck_at = turns
@@ -250,11 +211,7 @@ class Heart:
 
     # -- what follows from what it hears
 
-    def _taken_for_dead(self, old: str, new: str) -> None:
-        self.was_reaped(old)
-        logger.warning("Owner %s goes on as owner %s.", old, new)
-
-    def was_reaped(self, owner: str) -> None:
+    def was_reaped(self, owner: str, new: str = "") -> None:
         """Say that an owner of ours was taken for dead, and which running jobs that concerns."""
         logger.warning(
             "This process was taken for dead as owner %s: it had not been heard for longer than "
@@ -264,6 +221,8 @@ class Heart:
             owner,
         )
         self.in_flight.lose_all(owner)
+        if new:
+            logger.warning("Owner %s goes on as owner %s.", owner, new)
 
     def _distrust_connections(self) -> None:
         """The heart lost its connection: what idles may be as dead without showing it.
@@ -276,13 +235,20 @@ class Heart:
         self.outages += 1
 
     def _look_elsewhere(self) -> None:
-        """Go on at the server that took ours' place, if there is one."""
-        others = [params for params in self.home.elsewhere if not self.home.is_at(params)]
-        found = promoted(others, self.config, self.facts, self._heard)
-        if found is not None:
-            self.move(found)
+        """Go on at the server that took ours' place, if there is one.
 
-    def move(self, params: Mapping[str, Any]) -> None:
+        It knows one of our last heartbeats, and takes one. A server of its own, or the primary of
+        last week come back with the data of last week, knows none; a replica takes none.
+        """
+        for params in self.home.elsewhere:
+            if self.home.is_at(params):
+                continue
+            with suppress(RedisError), self.home.registry_at(params) as registry:
+                if registry.last_heard(self.facts.owner) in self._heard:
+                    registry.heartbeat(self.facts, 0, {})
+                    return self.move(params)
+
+    def move(self, params: Params) -> None:
         """Go on at another server; whoever has found it may say so."""
         logger.warning(
             "Owner %s goes on at the server that took its server's place.", self.facts.owner

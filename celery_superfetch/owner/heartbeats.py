@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ..model.facts import RETRY_INTERVAL, STUCK
-from .gevent_heart import Pulse
+from .gevent_heart import Pulse, threads_are_greenlets
 from .heart import Heart
 
 logger = logging.getLogger(__name__)
@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 
 class Heartbeats(threading.Thread):
-    """Sends heartbeats until it is stopped, whatever else the process is busy with."""
+    """Sends heartbeats until its owner has left, whatever else the process is busy with."""
 
-    def __init__(self, heart: Heart, pulse: Pulse | None = None) -> None:
+    def __init__(self, heart: Heart) -> None:
         super().__init__(name="superfetch-heartbeat", daemon=True)
         self.heart = heart
-        self.pulse = pulse
+        self.pulse = Pulse(heart) if threads_are_greenlets() else None
         self._asked: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._wake = threading.Event()
         self._stopped = False
@@ -37,7 +37,7 @@ class Heartbeats(threading.Thread):
         """Send no more; does not wait for one that is under way."""
         self._stopped = True
         if self.pulse is not None:
-            self.pulse.stop()
+            self.pulse.stopped = True
 
     def ask(self, act: Callable[[], T]) -> T:
         """Have something said at once, by the only thread that speaks; wait for how it went.
@@ -54,30 +54,34 @@ class Heartbeats(threading.Thread):
         return answer.result()
 
     def run(self) -> None:
-        config = self.heart.config
-        due = monotonic() + config.heartbeat_interval
+        heart, interval = self.heart, self.heart.config.heartbeat_interval
+        due = monotonic() + interval
         # Short waits: a signal handler can set a flag, but must not touch this thread's lock.
         while not self._stopped:
-            left = due - monotonic() if self.heart.state != STUCK else RETRY_INTERVAL
-            self._wake.wait(max(0.0, min(RETRY_INTERVAL, config.heartbeat_interval, left)))
+            left = due - monotonic() if heart.state != STUCK else RETRY_INTERVAL
+            self._wake.wait(max(0.0, min(RETRY_INTERVAL, interval, left)))
             self._wake.clear()
             if self.pulse is None:
-                self.heart.look()
+                heart.look()
             while self._asked and not self._stopped:
-                act, answer = self._asked.popleft()
-                try:
-                    answer.set_result(act())
-                except BaseException as exc:  # it is for whoever asked
-                    answer.set_exception(exc)
-            late = self._failing or monotonic() >= due
-            # One whose loop is stuck has said so, and says nothing more.
-            if self.heart.has_news or (late and self.heart.state != STUCK):
-                due = monotonic() + config.heartbeat_interval
-                if not self._stopped:
-                    self._beat()
+                self._act(*self._asked.popleft())
+            late, news = self._failing or monotonic() >= due, heart.state != heart.facts.state
+            # One whose loop is stuck says so once, and nothing more.
+            if not self._stopped and (news or (late and heart.state != STUCK)):
+                due = monotonic() + interval
+                self._beat()
+
+    def _act(self, act: Callable[[], Any], answer: Future[Any]) -> None:
+        try:
+            said = act()
+        except BaseException as exc:  # it is for whoever asked
+            answer.set_exception(exc)
+        else:
+            if not self.heart.facts.owner:  # those were its last words
+                self.stop()
+            answer.set_result(said)
 
     def _beat(self) -> None:
-        config = self.heart.config
         try:
             self.heart.heartbeat()
             if self.pulse is not None:
@@ -91,7 +95,7 @@ class Heartbeats(threading.Thread):
                     self.heart.facts.owner,
                     exc,
                     RETRY_INTERVAL,
-                    config.owner_ttl,
+                    self.heart.config.owner_ttl,
                 )
             self._failing = True
         else:

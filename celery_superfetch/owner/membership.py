@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import threading
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import TypeVar
 
-from redis import Redis
 from redis.exceptions import RedisError
 
 from ..errors import ForkedConnection
 from ..model.config import Config
-from ..model.facts import Facts
 from ..model.job import Job
 from ..model.process import own_pid
 from ..store.database import Database
 from ..store.private_lists import Claims
 from ..store.registry import Heartbeat
 from ..store.wire.clients import run_id
-from ..store.wire.connections import Params
+from ..store.wire.connections import Params, place_of
 from ..store.wire.server import check_server
-from .gevent_heart import Pulse, threads_are_greenlets
 from .heart import Heart
 from .heartbeats import Heartbeats
-from .home import Home, knows
+from .home import Home
 from .in_flight.in_flight import InFlight
 from .in_flight.lost_runs import LostRuns
 from .in_flight.runner import CONSUMER, Runner
@@ -67,15 +65,17 @@ class Membership:
         self.config = config
         self.runner = runner
         self.pid = own_pid()
-        self.home = Home(params, elsewhere)
-        self.database = Database(self.home.client, config)
+        self.home = Home(params, elsewhere, config)
+        #: For all but the heart and the blocking reads.
+        self.client = self.home.client
+        self.database = Database(self.client, config)
         self.in_flight = InFlight(self.database, runner)
         self.lost_runs = LostRuns(self.in_flight)
-        #: Called with no argument after registration and before the first claim.
-        self.on_joined: list[Callable[[], object]] = []
+        self.heart = Heart(self.home, self.in_flight)
         #: What may take long, or could not be done while the server was away; ``catch_up`` does it.
-        self.overdue: deque[Callable[[], object]] = deque()
-        self.heart = Heart(self.home, config, self.in_flight, self.overdue)
+        self.overdue = self.heart.overdue
+        #: Called after each registration that is the first, before the first claim.
+        self.on_joined: Callable[[], object] | None = None
         #: Channels -> the queue lists that each claims from.
         self._users: dict[int, Mapping[str, int]] = {}
         #: Held over whole conversations with the server; the heart's thread never takes it.
@@ -83,9 +83,9 @@ class Membership:
         self._heartbeats: Heartbeats | None = None
 
     @property
-    def client(self) -> Redis:
-        """A client for all but the heart and the blocking reads."""
-        return self.home.client
+    def owner(self) -> str:
+        """The identity claims are made under; empty while this process is not registered."""
+        return self.heart.facts.owner
 
     def check_process(self) -> None:
         """Refuse to claim in a child that inherited this; its claims would be its parent's.
@@ -99,23 +99,6 @@ class Membership:
                 "forked: open a new one in the child"
             )
 
-    # -- identity and registration
-
-    @property
-    def owner(self) -> str:
-        """The identity claims are made under; empty before the first registration."""
-        return self.heart.facts.owner
-
-    @property
-    def facts(self) -> Facts:
-        """What the registry was told last."""
-        return self.heart.facts
-
-    @property
-    def joined(self) -> bool:
-        """True while this process is registered."""
-        return self.heart.joined
-
     def join(self, user: int, lists: Mapping[str, int]) -> None:
         """Register the process and these queue lists; returns when the server knows both.
 
@@ -128,9 +111,9 @@ class Membership:
             UnsupportedBroker: it cannot carry the guarantee.
         """
         with self._lock:
-            first = not self.joined
+            first, known = not self.owner, self.heart.facts.lists
             self._users[user] = lists
-            new = {name: ms for name, ms in lists.items() if self.facts.lists.get(name) != ms}
+            new = {name: ms for name, ms in lists.items() if known.get(name) != ms}
             if not first and not new:
                 return
             if first:
@@ -138,21 +121,19 @@ class Membership:
                 self.in_flight.lost_claims.run_id = run_id(self.client)
                 self.heart.stopping = False  # it left, and comes back
             self.in_flight.expires.update({name: ms for name, ms in new.items() if ms})
-            empty = self._empty()
-            self._by_heart(partial(self.heart.register, new, forget=empty))
-            for name in empty:
+            unused = self._unused()
+            self._by_heart(partial(self.heart.register, new, forget=unused))
+            for name in unused:
                 self.in_flight.expires.pop(name, None)
             if self._heartbeats is None:
-                pulse = Pulse(self.heart) if threads_are_greenlets() else None
-                self._heartbeats = Heartbeats(self.heart, pulse)
+                self._heartbeats = Heartbeats(self.heart)
                 self._heartbeats.start()
-        if first:
-            for hook in list(self.on_joined):
-                hook()
+        if first and self.on_joined is not None:
+            self.on_joined()
 
-    def _empty(self) -> Collection[str]:
+    def _unused(self) -> Collection[str]:
         """Queue lists from which nobody claims any more, once they are many; sure to be empty."""
-        unused = self.facts.lists.keys() - set(chain(*self._users.values()))
+        unused = self.heart.facts.lists.keys() - set(chain(*self._users.values()))
         unused -= self.in_flight.jobs.queue_lists
         if len(unused) < MANY_UNUSED or not self.in_flight.knows_all:
             return ()
@@ -179,12 +160,14 @@ class Membership:
         with self._lock:
             if self.home.is_at(params):
                 return True
-            if self.owner and not knows(params, self.config, self.owner):
-                return False
+            if self.owner:
+                # Replication keeps the order of writes: a server that has not heard of this owner
+                # has none of its claims either.
+                with self.home.registry_at(params) as registry:
+                    if not registry.knows(self.owner):
+                        return False
             self.heart.move(params)
             return True
-
-    # -- claims
 
     def claim(
         self,
@@ -241,7 +224,7 @@ class Membership:
                 try:
                     self._settle()
                 finally:  # whatever waits still, this channel is no reason to stay registered
-                    self._forget(user, answered)
+                    self._forget(user, 0 if answered else BLOCK_TIMEOUT)
                 return
             except (RedisError, OSError) as exc:
                 # The first try may only have learned that the idle connections are lost, and
@@ -258,25 +241,24 @@ class Membership:
         """Send what waits, and give back what lost replies spoke of."""
         self.in_flight.flush()
         if self.in_flight.doubt:
-            self.in_flight.reconcile(self.owner, self.facts.lists)
+            self.in_flight.reconcile(self.owner, self.heart.facts.lists)
 
-    def _forget(self, user: int, answered: bool) -> None:
+    def _forget(self, user: int, tombstone: float) -> None:
         with self._lock:
             self._users.pop(user, None)
-            if self._users or not self.joined or len(self.in_flight.jobs):
-                return
-            self._end(answered)
+            if not self._users and self.owner and not len(self.in_flight.jobs):
+                self._end(tombstone)
 
     def leave_for_good(self) -> None:
         """The process ends: give back everything and leave, as far as the server answers."""
-        if self.pid != own_pid() or not self.joined:
+        if self.pid != own_pid() or not self.owner:
             return
         with self._lock:
             try:
                 self._settle()
                 self.in_flight.requeue_all()
                 self._users.clear()
-                self._end(answered=True)
+                self._end(tombstone=0)
             except RedisError as exc:
                 if self._heartbeats is not None:
                     self._heartbeats.stop()  # to live on would keep its jobs from everybody else
@@ -287,9 +269,9 @@ class Membership:
                     exc,
                 )
 
-    def _end(self, answered: bool) -> None:
+    def _end(self, tombstone: float) -> None:
         owner = self.owner
-        left = self._by_heart(partial(self._last_words, 0 if answered else BLOCK_TIMEOUT))
+        left = self._by_heart(partial(self.heart.leave, tombstone))
         if left > 0:
             logger.warning("Owner %s still has %d jobs and stays registered.", owner, left)
             return
@@ -298,8 +280,49 @@ class Membership:
         self._heartbeats = None
         self.in_flight.rest()
 
-    def _last_words(self, tombstone: float) -> int:
-        left = self.heart.leave(tombstone)
-        if left <= 0 and self._heartbeats is not None:
-            self._heartbeats.stop()  # here, by its own thread: it says nothing more
-        return left
+
+#: The places of a database, options, and who runs the jobs -> this process there.
+_memberships: dict[tuple[frozenset[object], Config, Runner], Membership] = {}
+
+
+def membership_for(
+    params: Params, config: Config, elsewhere: Sequence[Params] = (), runner: Runner = CONSUMER
+) -> Membership:
+    """The membership of this process in the database that ``params`` lead to.
+
+    Two apps with other settings, or another name, are owners of their own.
+
+    Arguments:
+        elsewhere: where else it may be found: the servers of a failover list.
+        runner: who runs its jobs. Each Celery worker is an owner of its own: one that was
+            embedded may end, with its pool and its loop, beside others that go on.
+    """
+    # Servers of a list need not be replicas of each other: then each has one of its own.
+    for others in (elsewhere, ()):
+        key = frozenset(map(place_of, [params, *others])), config, runner
+        if key not in _memberships:
+            for old, membership in list(_memberships.items()):
+                if membership.heart.stopping and not membership.owner:  # its worker has ended
+                    _memberships.pop(old, None)
+        # No lock: another thread may be faster, and a signal handler may ask at any moment.
+        made = _memberships.get(key) or Membership(params, config, others, runner)
+        found = _memberships.setdefault(key, made)
+        if found.follow(params):
+            break
+    return found
+
+
+def memberships() -> list[Membership]:
+    """All memberships of this process."""
+    return list(_memberships.values())
+
+
+@atexit.register
+def _at_exit() -> None:
+    for membership in memberships():
+        membership.leave_for_good()
+
+
+if hasattr(os, "register_at_fork"):
+    # A child never is the parent's owner; it registers itself if it ever claims.
+    os.register_at_fork(after_in_child=_memberships.clear)

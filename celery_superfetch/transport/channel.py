@@ -117,7 +117,7 @@ class Channel(redis.Channel):
     def fetch(self) -> Fetch:
         """Made on the first consume: a producer needs none of it."""
         if self._fetch is None:
-            from ..owner.memberships import membership_for
+            from ..owner.membership import membership_for
             from .fetch.fetch import Fetch
             from .private_names import check_transport
 

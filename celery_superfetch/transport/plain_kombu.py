@@ -69,5 +69,5 @@ def reap(connection: kombu.Connection, *, dry_run: bool = False) -> Report:
         )
     membership = channel.membership
     # Heartbeats keep a watch on the others. Who sends none adds up their silence in Redis.
-    watch = membership.heart.watch if membership.joined else None
+    watch = membership.heart.watch if membership.owner else None
     return Reaper(membership.database, watch=watch).reap(dry_run=dry_run)

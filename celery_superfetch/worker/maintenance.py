@@ -16,8 +16,7 @@ from ..model import forks
 from ..model.facts import Facts
 from ..model.process import ProcessImage
 from ..model.verdict import MISSED_HEARTBEATS, judge
-from ..owner.membership import Membership
-from ..owner.memberships import memberships
+from ..owner.membership import Membership, memberships
 from ..reaper.drain import Report
 from ..reaper.evidence import by_pid, local_evidence
 
@@ -47,7 +46,7 @@ class MaintenanceThread(threading.Thread):
     def run(self) -> None:
         while not self._stopped.wait(LOOK_INTERVAL):
             for membership in memberships():
-                if not membership.joined:
+                if not membership.owner:
                     continue
                 try:
                     with forks.kept_off():
@@ -100,7 +99,7 @@ class Rounds:
     def _sees_death(self) -> bool:
         """Whether one of those that are looked at is gone; costs a command for a new face alone."""
         here, watched = ProcessImage.current(), self._watched()
-        same_pid = by_pid([*self._facts.values(), self.membership.facts])
+        same_pid = by_pid([*self._facts.values(), self.membership.heart.facts])
         return any(
             judge(local_evidence(facts, here, same_pid[facts.process.pid], None)).dead
             for facts in watched

@@ -23,7 +23,7 @@ from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
 from ..model.job import digest
-from ..owner.memberships import memberships
+from ..owner.membership import memberships
 from ..transport.deliveries import Delivery, delivery_of
 from .batches import told_of_losses
 from .pool import (

@@ -145,9 +145,9 @@ class Guarded(bootsteps.StartStopStep):
         fetch = channel.fetch
         membership = fetch.membership
         _forget_scheduled(consumer.timer)
-        first = not membership.on_joined
+        first = membership.on_joined is None
         if first:
-            membership.on_joined.append(lambda: _first_pass(consumer.app, membership))
+            membership.on_joined = lambda: _first_pass(consumer.app, membership)
         # Before "ready", so that the first job waits for none of it.
         fetch.join({})
         if first:

@@ -14,8 +14,7 @@ from celery.platforms import EX_FAILURE
 from celery.utils.log import get_logger
 
 from ..model import forks
-from ..owner.membership import Membership
-from ..owner.memberships import memberships
+from ..owner.membership import Membership, memberships
 from ..transport.deliveries import delivery_of
 from .celery_request import CeleryRequest
 from .pool import end_process, is_solo, process_ends, running

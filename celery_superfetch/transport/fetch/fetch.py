@@ -150,7 +150,7 @@ class Fetch:
             redis.exceptions.RedisError: the server could not be asked.
             UnsupportedBroker: it cannot carry the guarantee.
         """
-        if expires is not self._joined or not self.membership.joined:
+        if expires is not self._joined or not self.membership.owner:
             self.membership.join(id(self), expires)
             self._joined = expires
 
@@ -167,7 +167,9 @@ class Fetch:
             # With no claim on its way, what the private lists hold beyond what we do is what
             # lost replies spoke of.
             self.reads.close()
-            found = self.in_flight.reconcile(self.membership.owner, self.membership.facts.lists)
+            found = self.in_flight.reconcile(
+                self.membership.owner, self.membership.heart.facts.lists
+            )
             if found:
                 logger.warning("%d claims whose reply was lost were given back.", found)
             self._dry = False

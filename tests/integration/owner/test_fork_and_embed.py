@@ -15,7 +15,7 @@ from celery import Celery
 from redis.connection import parse_url
 
 from celery_superfetch.owner.in_flight.runner import Runner
-from celery_superfetch.owner.memberships import membership_for, memberships
+from celery_superfetch.owner.membership import membership_for, memberships
 from celery_superfetch.worker.stopping import Stopper, told_to_stop
 from support.hosts import Host
 from support.process import Process

@@ -49,7 +49,7 @@ def test_the_heart_takes_nobodys_lock(make: Make, bench: Bench) -> None:
 
     with membership._lock, membership.in_flight._lock:
         is_heard()
-        bench.client.client_kill_filter(_id=membership.facts.connections[0])
+        bench.client.client_kill_filter(_id=membership.heart.facts.connections[0])
         eventually(lambda: membership.overdue, 5, message="its loss is somebody else's to mend")
         is_heard()
         eventually(lambda: bench.mark(old, "silent"), 5)

@@ -11,8 +11,12 @@ import redis
 from redis.connection import parse_url
 
 from celery_superfetch.owner.heartbeats import Heartbeats
-from celery_superfetch.owner.membership import MANY_UNUSED, Membership
-from celery_superfetch.owner.memberships import membership_for, memberships
+from celery_superfetch.owner.membership import (
+    MANY_UNUSED,
+    Membership,
+    membership_for,
+    memberships,
+)
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
@@ -43,7 +47,7 @@ def hearts(member: Membership) -> int:
 
 def test_before_it_joins_a_process_is_nobody(make: Make, bench: Bench) -> None:
     membership = make()
-    assert (membership.owner, membership.joined) == ("", False)
+    assert membership.owner == ""
     assert not hearts(membership)
     assert bench.key_names() == set()
 
@@ -53,11 +57,11 @@ def test_joining_registers_process_and_lists_before_the_first_claim(
 ) -> None:
     membership = make()
     membership.join(1, {"mail": 0, "slow": 60000})
-    assert membership.joined
+    assert membership.owner
     assert abs(bench.database.server_time() - bench.score(membership)) < 5000
     facts = bench.registry.facts([membership.owner])[membership.owner]
     assert facts.lists == {"mail": 0, "slow": 60000}
-    assert facts.process == membership.facts.process
+    assert facts.process == membership.heart.facts.process
     assert facts.app == "shop"
     assert hearts(membership) == 1
 
@@ -107,16 +111,16 @@ def test_while_it_is_not_known_what_is_in_a_list_it_stays_registered(
     bench.client.delete(bench.keys.private(member.owner, "reply-7"))
     member.in_flight.doubt = True
     assert "reply-7" in join(200)
-    member.in_flight.reconcile(member.owner, member.facts.lists)
+    member.in_flight.reconcile(member.owner, member.heart.facts.lists)
     assert "reply-7" in join(400), "it looks again"
     member.in_flight.lost_claims._second_look = 0.0
-    member.in_flight.reconcile(member.owner, member.facts.lists)
+    member.in_flight.reconcile(member.owner, member.heart.facts.lists)
     assert "reply-7" not in join(600)
 
 
 def test_hooks_run_after_the_registration_and_before_join_returns(make: Make, bench: Bench) -> None:
     membership, seen = make(), []
-    membership.on_joined.append(lambda: seen.append(set(bench.registry.owners())))
+    membership.on_joined = lambda: seen.append(set(bench.registry.owners()))
     membership.join(1, {"mail": 0})
     membership.join(2, {"more": 0})
     assert seen == [{membership.owner}], "once"
@@ -195,16 +199,16 @@ def test_leaving_takes_every_key_along(member: Membership, bench: Bench) -> None
     member.in_flight.flush()
     member.leave(1)
     assert bench.key_names() == set()
-    assert (member.joined, member.owner) == (False, "")
+    assert member.owner == ""
     eventually(lambda: not hearts(member), 5)
 
 
 def test_a_process_leaves_with_its_last_channel(member: Membership, bench: Bench) -> None:
     member.join(2, {"mail": 0})
     member.leave(1)
-    assert member.joined
+    assert member.owner
     member.leave(2)
-    assert not member.joined
+    assert not member.owner
     assert bench.registry.owners() == {}
 
 
@@ -214,7 +218,7 @@ def test_a_process_with_a_running_job_stays_registered_when_its_channel_closes(
     bench.push("mail", payload(1))
     [running] = member.claim(["mail"], 1, 1).jobs
     member.leave(1)
-    assert member.joined
+    assert member.owner
     assert bench.private(member.owner) == [payload(1)]
     member.in_flight.ack(running)
     member.in_flight.flush()
@@ -284,5 +288,5 @@ def test_a_server_that_cannot_be_asked_registers_nobody(make: Make) -> None:
     membership = make(params={"port": 1})
     with pytest.raises(redis.ConnectionError):
         membership.join(1, {"mail": 0})
-    assert not membership.joined
+    assert not membership.owner
     assert not hearts(membership)

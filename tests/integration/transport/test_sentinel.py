@@ -156,7 +156,7 @@ def test_a_heart_that_connects_anew_doubts_what_it_was_told(url: str, bench: Ben
     membership.join(1, {"mail": 0})
     membership.heartbeat()
     assert not membership.in_flight.doubt
-    heart = membership.heart.client.connection
+    heart = membership.heart.registry.client.connection
     assert heart is not None
     heart.disconnect()
     membership.heartbeat()

@@ -14,7 +14,7 @@ from celery_superfetch.app import announcer
 from celery_superfetch.model import certificate, forks
 from celery_superfetch.model.job import Job
 from celery_superfetch.model.strikes import Blame, Recovery
-from celery_superfetch.owner import membership
+from celery_superfetch.owner import heartbeats, membership
 from celery_superfetch.owner.heart import Heart
 from celery_superfetch.owner.in_flight.acks import Acks, Answers
 from celery_superfetch.owner.in_flight.in_flight import InFlight
@@ -138,7 +138,7 @@ def heart_of_its_own() -> None:
 
 def pulse() -> None:
     """Under gevent the heart is a greenlet, and hangs with the hub."""
-    membership.threads_are_greenlets = lambda: False
+    heartbeats.threads_are_greenlets = lambda: False
 
 
 def half_a_result() -> None:
