@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery.utils import dispatch
-
-from .model import forks
 
 if TYPE_CHECKING:
     from .model.job import Envelope, Job
@@ -18,6 +15,8 @@ class Signal(dispatch.Signal):
 
     def send(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
         """Call the receivers; each with what it answered, or raised."""
+        from .model import forks  # a producer only connects receivers
+
         with forks.kept_off():
             return list(super().send(sender, **named))
 
@@ -34,8 +33,7 @@ owner_reaped = Signal(name="owner_reaped", providing_args={"reaped"})
 ownership_lost = Signal(name="ownership_lost", providing_args={"lost"})
 
 
-@dataclass(frozen=True)
-class ReapedOwner:
+class ReapedOwner(NamedTuple):
     """What ``owner_reaped`` tells: an owner was dead, and its jobs were taken back."""
 
     owner: str
@@ -49,8 +47,7 @@ class ReapedOwner:
     killed: int
 
 
-@dataclass(frozen=True)
-class LostJob:
+class LostJob(NamedTuple):
     """What ``ownership_lost`` tells: a job that was claimed here is another's by now."""
 
     #: Who had claimed it.

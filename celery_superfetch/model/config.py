@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
 from typing import Any
 
 from ..errors import ConfigError
@@ -13,9 +12,10 @@ from ..errors import ConfigError
 LONGEST = 10 * 365 * 86400.0
 
 
-@dataclass(frozen=True)
 class Config:
     """All options of celery_superfetch. Durations are seconds.
+
+    No dataclass: a producer pays for the making of one whenever it starts.
 
     Raises:
         ConfigError: a value has the wrong type or is impossible.
@@ -46,8 +46,12 @@ class Config:
     #: kombu's option of the same name.
     global_keyprefix: str = ""
 
-    def __post_init__(self) -> None:
+    def __init__(self, **options: Any) -> None:
+        vars(self).update({**DEFAULTS, **options})
         check(vars(self))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"options cannot be changed ({name!r})")
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], known: Iterable[str] = ()) -> Config:
@@ -121,4 +125,5 @@ def unknown_option(name: str, valid: Iterable[str]) -> str:
 
 
 #: Names of all options -> the names of their types.
-OPTIONS = {field.name: field.type for field in fields(Config)}
+OPTIONS: dict[str, str] = Config.__annotations__
+DEFAULTS = {name: getattr(Config, name) for name in OPTIONS}

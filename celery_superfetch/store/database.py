@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import TYPE_CHECKING
+
 from redis import Redis
 
 from ..model.config import Config
 from .keys import Keys
-from .wire.scripts import Scripts
 from .wire.server import check_writable, milliseconds
+
+if TYPE_CHECKING:
+    from .wire.scripts import Scripts
 
 
 class Database:
@@ -21,7 +26,13 @@ class Database:
         self.client = client
         self.config = config
         self.keys = Keys(config.global_keyprefix)
-        self.scripts = Scripts(client, self.keys.never)
+
+    @cached_property
+    def scripts(self) -> Scripts:
+        """Ours; who only publishes runs none."""
+        from .wire.scripts import Scripts
+
+        return Scripts(self.client, self.keys.never)
 
     def server_time(self) -> int:
         """The server's clock in ms: the only clock that is shared."""

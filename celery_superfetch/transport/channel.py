@@ -14,22 +14,26 @@ from redis import Redis
 from redis.exceptions import ConnectionError, RedisError
 
 from ..model.config import LONGEST, Config
-from ..model.job import Claimed
 from ..store.wire.connections import Params, leaving_replicas, named, patient
-from .deliveries import Delivery, delivery_of, loads
 from .fetch.queue_lists import QueueLists
-from .qos import QoS
 
 if TYPE_CHECKING:
+    from ..model.job import Claimed
     from ..owner.membership import Membership
     from ..store.database import Database
     from .fetch.fetch import Fetch
 
 
+def _qos(channel: Channel) -> Any:
+    """Made on the first consume: a producer needs none of it."""
+    from .qos import QoS
+
+    return QoS(channel)
+
+
 class Channel(redis.Channel):
     """kombu's Redis channel; jobs that want an ack are fetched reliably."""
 
-    QoS = QoS
     _fetch: Fetch | None = None
     #: A Celery worker's; it says what becomes of a job that its consumer cannot digest.
     reception: Any = None
@@ -38,7 +42,7 @@ class Channel(redis.Channel):
         self._pid = os.getpid()
         self._reliable: set[str] = set()
         super().__init__(*args, **kwargs)
-        self.QoS = QoS  # ack_emulation=False would bring one that forgets at once
+        self.QoS = _qos  # ack_emulation=False would bring one that forgets at once
         #: Those of the queues that are fetched reliably.
         self.lists = QueueLists(self.queue_order_strategy)
         self._callbacks: dict[str, Callable[[Any], Any]] = {}
@@ -161,6 +165,8 @@ class Channel(redis.Channel):
 
     def _decode(self, claimed: Claimed) -> Any:
         """The message in a payload; None when it is none and was put into quarantine."""
+        from .deliveries import Delivery
+
         try:
             raw = Delivery(claimed, self)
             message = self.Message(raw, channel=self)
@@ -252,9 +258,10 @@ class Channel(redis.Channel):
                 renew(client, queue)
         if payload is None:
             raise Empty
-        message = loads(payload)
         from ..store.counters import StrikeCounters
+        from .deliveries import loads
 
+        message = loads(payload)
         if StrikeCounters(self.database).knows(payload):
             message["headers"]["redelivered"] = True
         return message
@@ -270,6 +277,8 @@ class Channel(redis.Channel):
             raise ConnectionError("the channel was closed while it published") from exc
 
     def _restore(self, message: Any, leftmost: bool = False) -> None:
+        from .deliveries import delivery_of
+
         delivery = delivery_of(message)
         if delivery is not None:
             self.fetch.requeue([delivery.job], "back" if leftmost else "front")

@@ -13,7 +13,6 @@ from ..model.config import Config
 from ..store.wire.connections import ASKED_ONCE, Params, discreetly, sentinel_params
 from ..store.wire.server import warn_once
 from .channel import Channel
-from .deliveries import delivery_of
 from .poller import Poller
 
 #: Options that kombu and Celery read with a Redis broker, beside those a channel takes over.
@@ -85,6 +84,8 @@ class Transport(redis.Transport):
         self.cycle.attach(loop, loop.on_tick - before)
 
     def _reject_inbound_message(self, raw_message: Any) -> None:
+        from .deliveries import delivery_of
+
         delivery = delivery_of(raw_message)
         if delivery is None:
             return super()._reject_inbound_message(raw_message)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from redis.backoff import NoBackoff
@@ -110,7 +109,6 @@ def discreetly(discover_master: Callable[[str], Any], options: Params) -> Callab
     return discover
 
 
-@dataclass(frozen=True)
 class Sentinels:
     """The Sentinels that know where the primary is.
 
@@ -119,14 +117,21 @@ class Sentinels:
     threads of their own, and redis-py's ``Sentinel`` is made for one.
     """
 
-    service_name: str
-    addresses: tuple[tuple[str, int], ...]
-    min_other_sentinels: int = 0
-    options: Params = field(default_factory=lambda: ASKED_ONCE, compare=False, repr=False)
-
     #: What redis-py's connections ask of their pool beside the address.
     is_master = True
     check_connection = False
+
+    def __init__(
+        self,
+        service_name: str,
+        addresses: Sequence[tuple[str, int]],
+        min_other_sentinels: int = 0,
+        options: Params = ASKED_ONCE,
+    ) -> None:
+        self.service_name = service_name
+        self.addresses = addresses
+        self.min_other_sentinels = min_other_sentinels
+        self.options = options
 
     def get_master_address(self) -> tuple[str, int]:
         """Host and port of the primary.

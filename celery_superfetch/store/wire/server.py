@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 OLDEST_SERVER = (6, 2)
 
 #: A key, or a prefix, with the name in braces by which a cluster chooses its slot.
-TAGGED = re.compile(r"[^{]*\{[^}]+\}")
+TAGGED = r"[^{]*\{[^}]+\}"
 
 
 class ReadOnlyServer(RedisConnectionError):
@@ -85,7 +85,7 @@ def check_cluster(told: Mapping[str, Any], prefix: str) -> None:
     Raises:
         UnsupportedBroker: they are not in one place.
     """
-    if str(told.get("cluster_enabled", "0")) == "1" and not TAGGED.match(prefix):
+    if str(told.get("cluster_enabled", "0")) == "1" and not re.match(TAGGED, prefix):
         raise UnsupportedBroker(
             "the broker is a cluster, which keeps all keys of an app in one place only under a "
             'prefix with a name in braces. Set broker_transport_options = {"global_keyprefix": '
@@ -144,7 +144,7 @@ def check_writable(client: Redis, never: str) -> None:
         redis.exceptions.ConnectionError: it is one (``ReadOnlyServer``); a consumer connects
             again until a failover has mended it, or the next of its servers is the right one.
     """
-    if TAGGED.match(never):  # else a cluster is refused, by what says how to mend it
+    if re.match(TAGGED, never):  # else a cluster is refused, by what says how to mend it
         client.exists(never)
     told = info(client, "replication")
     if told.get("role") == "slave" and str(told.get("slave_read_only", "1")) == "1":

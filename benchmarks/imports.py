@@ -1,0 +1,71 @@
+"""What a producer pays for us: the CPU of a process that imports, installs and sends one job.
+
+Each run is a fresh process with Celery on its redis transport, with and without us:
+
+    python benchmarks/imports.py [--rounds 15] [--before ../other-checkout] [--json]
+
+The aim is 15 ms more than stock at most; a process that only sends has no use for most of our code.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from compare import BEFORE, OURS, STOCK, Table, arguments, begin, finish, parsed
+
+from support.servers.server import Server
+
+PRODUCER = """
+from celery import Celery
+app = Celery("bench", broker={url!r})
+{install}
+app.send_task("bench.nothing")
+"""
+
+INSTALL = "import celery_superfetch; celery_superfetch.install(app)"
+
+
+def run(url: str, checkout: Path, install: str) -> float:
+    """ms of CPU of one process, from its start to its end."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    code = PRODUCER.format(url=url, install=install)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [sys.executable, "-c", code], env={**env, "PYTHONPATH": str(checkout)}, check=True
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1000
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parsed(arguments(__doc__, rounds=15), argv)
+    here = Path(__file__).resolve().parent.parent
+    table = Table("a producer's start", "ms of CPU", more=False)
+    begin(table)
+    with Server() as server:
+
+        def contender(checkout: Path, install: str = INSTALL) -> Callable[[], float]:
+            return lambda: run(server.url(), checkout, install)
+
+        contenders = {STOCK: contender(here, ""), OURS: contender(here)}
+        if args.before:
+            contenders[BEFORE] = contender(args.before.resolve())
+        for start in contenders.values():
+            start()  # so that what is compiled is there
+        row = table.measure("import, install, one job", args.rounds, contenders)
+    for name in {OURS, BEFORE} & contenders.keys():
+        more = [
+            ours - stock for ours, stock in zip(row.values[name], row.values[STOCK], strict=True)
+        ]
+        print(f"{name}: {statistics.median(more):+.1f} ms over stock")
+    finish(args, [table])
+
+
+if __name__ == "__main__":
+    main()
