@@ -41,8 +41,8 @@ def dead(bench, cli) -> Callable[[str], dict[str, Any]]:
     """`dead("a")`: a job of the dead set, as its row."""
 
     def put(job: str) -> dict[str, Any]:
-        bench.killed(payload(job, "celery", "shop.kill_child"), queue="celery")
-        return cli("dead", "show", job, "--json").json()
+        [killed] = bench.killed(payload(job, "celery", "shop.kill_child"), queue="celery")
+        return cli("dead", "show", killed.id, "--json").json()
 
     return put
 
