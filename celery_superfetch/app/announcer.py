@@ -33,15 +33,15 @@ THREADS = 4
 #: Seconds until a job is tried again; each time twice as many, up to the longest.
 PAUSE, LONGEST_PAUSE = 10.0, 3600.0
 
-#: Tries that may fail before a process that waits for the end leaves the others to a later pass.
+#: Tries that may fail before a pass without a thread leaves the others to a later one.
 FAILURES = 3
 
 #: Seconds that the end of a worker waits for what is under way.
 GRACE = 5.0
 
-#: App and id of unannounced jobs that another has to announce -> until when it does not read them
-#: again (monotonic s). Here, since those who look are not all there to stay.
-_strangers: dict[tuple[str, str], float] = {}
+#: App and id of an unannounced job -> until when it is left alone (monotonic s), and how long
+#: that is. Of the process, since those who look are not all there to stay.
+_left_alone: dict[tuple[str, str], tuple[float, float]] = {}
 
 
 class Announcements:
@@ -49,62 +49,50 @@ class Announcements:
 
     Arguments:
         client: a plain client for the broker's database.
-        owner: tells the owner that announces; empty where there is none.
-        waits: a pass announces at its end, and without a thread: its process may end then.
+        owner: names the owner that announces, in threads of its own. None: a pass announces at
+            its end, and its process may end then.
     """
 
-    def __init__(
-        self, app: Celery, client: Redis, owner: Callable[[], str] = str, *, waits: bool = False
-    ) -> None:
+    def __init__(self, app: Celery, client: Redis, owner: Callable[[], str] | None = None) -> None:
         self.app = app
-        self.dead_jobs = DeadJobs(database_of(app, client))
         self.owner = owner
-        self.waits = waits
-        self._waiting: deque[DeadJob] = deque()
-        #: Job under way -> since when (monotonic s).
-        self._since: dict[str, float] = {}
-        #: Job -> when it is tried again (monotonic s), and after how long.
-        self._pauses: dict[str, tuple[float, float]] = {}
-        self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
+        self.dead_jobs = DeadJobs(database_of(app, client))
+        self.app_name = self.dead_jobs.config.app_name
+        self.waiting: deque[DeadJob] = deque()
+        #: Who announces -> the id of what, and since when (monotonic s).
+        self.under_way: dict[threading.Thread, tuple[str, float]] = {}
+        self.lock = threading.Lock()
 
     def soon(self, job: DeadJob) -> None:
         """Announce a job that was killed here, before those that others left."""
-        with self._lock:
-            self._waiting.appendleft(job)
+        self.waiting.appendleft(job)
         self.attend()
 
     def look(self) -> None:
-        """Announce what others left, as far as it is due.
-
-        Raises:
-            redis.exceptions.RedisError: the server could not be asked.
-        """
+        """Announce what others left, as far as it is due."""
         now = monotonic()
-        self._pauses = {k: v for k, v in self._pauses.items() if v[0] > now - 2 * LONGEST_PAUSE}
-        with self._lock:
-            known = {*self._since, *(job.id for job in self._waiting)}
-        known |= {id for id, (until, _) in self._pauses.items() if until > now}
-        app_name = self.dead_jobs.config.app_name
-        for key in [key for key, until in _strangers.items() if until <= now]:
-            _strangers.pop(key, None)
-        known |= {id for name, id in list(_strangers) if name == app_name}
+        known = {job.id for job in [*self.waiting]} | {id for id, _ in [*self.under_way.values()]}
+        for (app_name, id), (until, _) in [*_left_alone.items()]:
+            if until < now - LONGEST_PAUSE:
+                _left_alone.pop((app_name, id), None)
+            elif until > now and app_name == self.app_name:
+                known.add(id)
         for job in self.dead_jobs.unannounced(known):
-            if self._is_ours(job):
-                with self._lock:
-                    self._waiting.append(job)
+            if self._is_ours(job) is False:
+                _left_alone[self.app_name, job.id] = now + LONGEST_PAUSE, LONGEST_PAUSE
             else:
-                _strangers[app_name, job.id] = now + LONGEST_PAUSE
+                self.waiting.append(job)
         self.attend()
 
     def attend(self) -> None:
         """See that somebody is at it who does not hang. To be called once a second."""
-        if self.waits or not self._waiting:
+        if self.owner is None or not self.waiting:
             return
-        with self._lock:
-            self._threads = [thread for thread in self._threads if thread.is_alive()]
-            hanging = [id for id, since in self._since.items() if monotonic() - since >= LIMIT]
-            if len(hanging) == len(self._threads) < THREADS:
+        now = monotonic()
+        with self.lock:
+            at = self.under_way = {t: job for t, job in self.under_way.items() if t.is_alive()}
+            hanging = [id for id, since in at.values() if now - since >= LIMIT]
+            if len(hanging) == len(at) < THREADS:
                 if hanging:
                     logger.error(
                         "The announcement of killed job %s hangs, in the result backend or in code "
@@ -115,38 +103,20 @@ class Announcements:
                 thread = threading.Thread(
                     target=self._run, name="superfetch-announcer", daemon=True
                 )
-                self._threads.append(thread)
+                at[thread] = "", now
                 thread.start()
 
     def after_pass(self) -> None:
         """Announce now, where the process may end after a pass."""
-        if self.waits:
+        if self.owner is None:
             self._run(FAILURES)
-            self._waiting.clear()
-
-    def stop(self) -> None:
-        """Begin nothing more; what takes too long is left to others."""
-        with self._lock:
-            self._waiting.clear()
-        for thread in self._threads:
-            thread.join(GRACE)
+            self.waiting.clear()
+            self.under_way.clear()
 
     def _run(self, failures: int = -1) -> None:
-        """Announce until nothing waits.
-
-        Arguments:
-            failures: how many end it before; fewer than 0 for any number.
-        """
+        """Announce until nothing waits, or so many tries have failed (-1: any number)."""
         backend = None
-        while failures:
-            with self._lock:
-                if not self._waiting:
-                    # While it is locked: who comes from here on has to start another.
-                    with suppress(ValueError):
-                        self._threads.remove(threading.current_thread())
-                    return
-                job = self._waiting.popleft()
-                self._since[job.id] = monotonic()
+        while failures and (job := self._next()):
             try:
                 with forks.kept_off():
                     backend = backend or own_backend(self.app)
@@ -155,36 +125,48 @@ class Announcements:
                 pass
             except Exception:  # the result backend's errors are its own
                 failures -= 1
-                pause = min(2 * self._pauses.get(job.id, (0.0, PAUSE / 2))[1], LONGEST_PAUSE)
-                self._pauses[job.id] = monotonic() + pause, pause
+                if self.owner is not None:
+                    key = self.app_name, job.id
+                    pause = min(2 * _left_alone.get(key, (0.0, PAUSE / 2))[1], LONGEST_PAUSE)
+                    _left_alone[key] = monotonic() + pause, pause
                 logger.exception(
                     "Killed job %s[%s] is in the dead set, but its caller could not be told. "
                     "That is tried again later.",
                     job.task,
                     job.task_id,
                 )
-            finally:
-                del self._since[job.id]
 
-    def _is_ours(self, job: DeadJob) -> bool:
-        """Whether this app can announce a job: one without a name is anybody's."""
-        if job.task is None or job.task_id is None:
-            return True
-        return job.app_name == self.dead_jobs.config.app_name and job.task in self.app.tasks
+    def _next(self) -> DeadJob | None:
+        """What this thread is at from now on; None: it ends, and another is for what comes."""
+        me = threading.current_thread()
+        with self.lock:
+            if not self.waiting:
+                self.under_way.pop(me, None)
+                return None
+            job = self.waiting.popleft()
+            self.under_way[me] = job.id, monotonic()
+            return job
+
+    def _is_ours(self, job: DeadJob) -> bool | None:
+        """Whether this app can announce a job; None for one without a name, which anybody can."""
+        if None in (job.task, job.task_id):
+            return None
+        return job.app_name == self.app_name and job.task in self.app.tasks
 
     def _try(self, job: DeadJob, backend: Any) -> None:
-        if job.task is None or job.task_id is None:  # nobody waits for it
+        ours = self._is_ours(job)
+        if ours is None:  # and nobody waits for it
             job_killed.send(sender=self.app, job=job)
             self.dead_jobs.announced(job.id)
-        elif self._is_ours(job):
-            right = Announcement(self.dead_jobs.database, job.id, self.owner())
-            if not right.begin():
-                return
+        elif ours:
+            owner = self.owner() if self.owner else ""
+            right = Announcement(self.dead_jobs.database, job.id, owner)
+            right.begin()
             try:
                 Telling(self.app, job, right, backend).go()
                 right.done()
             except Exception:
-                with suppress(RedisError):
+                with suppress(RedisError, TakenOver):
                     right.give_back()
                 raise
 
@@ -199,6 +181,10 @@ def announcements_of(app: Celery, membership: Membership) -> Announcements:
 
 
 def stop_announcing() -> None:
-    """The worker ends."""
-    for announcements in list(_known.values()):
-        announcements.stop()
+    """The worker ends: begin nothing more; what takes too long is left to others."""
+    for announcements in [*_known.values()]:
+        with announcements.lock:
+            announcements.waiting.clear()
+            threads = [*announcements.under_way]
+        for thread in threads:
+            thread.join(GRACE)

@@ -1,23 +1,19 @@
 """Tells everybody of a killed job: its caller, its callbacks, its monitors.
 
-A crash may come between any two steps; a later pass then goes on. Their order, and what is noted
-of them in between (``announcement``), make these promises:
+A crash may come between any two steps; a later pass then goes on. In their order:
 
-1. ``job_killed`` and ``task-killed`` first, so that people hear of it while the result backend is
-   away; then noted. A crash before the note repeats them.
+1. ``job_killed`` and ``task-killed``, so that people hear of it while the result backend is away;
+   then noted. A crash before the note repeats them.
 2. The result. Looked up before it is stored, so that it is stored once.
-3. Chord and chain: noted before and after. A crash in between leaves open whether the chord has
-   counted the job; a second count could call its body with a result missing. So it is not counted
-   again: the chord is failed by name, unless it has failed already.
+3. Chord and chain: noted before and after. After a crash in between nobody knows whether the chord
+   has counted the job, and a second count could call its body with a result missing. So the chord
+   is failed by name, unless it has failed already.
 4. Errbacks, ``on_poisoned``, ``task_failure`` and ``task-failed``. A crash among them repeats them.
-5. Done, in one step with leaving the unannounced.
-
-One process announces a job at a time. What ends its process ``TRIES`` times is not done again: an
-errback, a receiver or a payload can kill as well as a task can.
 """
 
 from __future__ import annotations
 
+import base64
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +26,10 @@ from celery.canvas import maybe_signature
 from celery.exceptions import ChordError
 from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
+from kombu.message import Message
+from kombu.serialization import prepare_accept_content
 from kombu.utils.encoding import safe_repr
+from kombu.utils.json import loads
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
@@ -40,11 +39,11 @@ from ..signals import job_killed
 from ..store.announcements import Announcement
 from ..store.dead_jobs import DeadJob
 from .events import monitors_of
-from .killed_request import request_of
 
 logger = get_logger(__name__)
 
-#: Announcements of one job that may end with their process.
+#: Announcements of one job that may end with their process: an errback, a receiver or a payload can
+#: kill as well as a task can.
 TRIES = 3
 
 #: Seconds to wait for a result backend on Redis; what could not be told is tried again later.
@@ -57,9 +56,8 @@ def own_backend(app: Celery) -> Any:
     backend.always_retry = False
     params = getattr(backend, "connparams", None)
     if params is not None:
-        for name in ("socket_timeout", "socket_connect_timeout"):
-            if name in params:  # there is no connecting to a path
-                params[name] = min(params[name] or REPLY_TIMEOUT, REPLY_TIMEOUT)
+        for name in {"socket_timeout", "socket_connect_timeout"} & {*params}:  # a path has none
+            params[name] = min(params[name] or REPLY_TIMEOUT, REPLY_TIMEOUT)
         params.update(retry=Retry(NoBackoff(), 0), retry_on_timeout=False)
         backend.retry_policy = {**backend.retry_policy, "max_retries": 0}
     if not backend.thread_safe:  # else the app has one for all its threads
@@ -78,11 +76,11 @@ class Telling:
     def __init__(self, app: Celery, job: DeadJob, announcement: Announcement, backend: Any) -> None:
         self.app = app
         # Whoever killed it does not know the server's time of that.
-        self.job = job = replace(job, died_at=announcement.died_at)
+        self.job = replace(job, died_at=announcement.died_at)
         self.announcement = announcement
         self.task = app.tasks[job.task]
         self.backend = self.task._backend or backend
-        self.exc = pill_of(job)
+        self.exc = pill_of(self.job)
         self.careful = announcement.tries > TRIES
         self.request = request_of(app, job, with_body=not self.careful)
         self.stores = self._stores()
@@ -94,41 +92,38 @@ class Telling:
             TakenOver: another process goes on with it.
             Exception: whatever the result backend or the broker raises; a later try goes on.
         """
+        job = self.job
         if not self.announcement.told:
-            job_killed.send(sender=self.app, job=self.job)
+            job_killed.send(sender=self.app, job=job)
             self.announcement.note(told="1")
         state = self._state()
         if state == states.SUCCESS:
             return  # it had finished; only its ack never came through
         if self.stores and state is None:
             self.backend.store_result(
-                self.job.task_id, self.exc, states.FAILURE, traceback=None, request=self.request
+                job.task_id, self.exc, states.FAILURE, traceback=None, request=self.request
             )
         if self.careful:
             logger.error(
                 "Announcing killed job %s[%s] has ended %d processes: its caller is told, but "
                 "errbacks, chord, chain and receivers are left out. One of them, or reading its "
                 "body, kills whoever does it.",
-                self.job.task,
-                self.job.task_id,
+                job.task,
+                job.task_id,
                 TRIES,
             )
             return
         self._chord_and_chain()
         self.announcement.note()
-        self._callbacks()
-
-    # -- result
+        self._errbacks()
+        self._receivers()
 
     def _stores(self) -> bool:
         """Whether the failure is stored: as Celery's own request decides."""
+        task, request = self.task, self.request
         actual = getattr(celery.app.task, "get_actual_ignore_result", None)  # came with 5.7
-        ignored = (
-            actual(self.task, self.request)
-            if actual is not None
-            else self.request.ignore_result or self.task.ignore_result
-        )
-        return not ignored or bool(self.task.store_errors_even_if_ignored)
+        ignored = actual(task, request) if actual else request.ignore_result or task.ignore_result
+        return not ignored or bool(task.store_errors_even_if_ignored)
 
     def _state(self) -> str | None:
         """SUCCESS, or FAILURE if that is ours; None for anything that is to be overwritten, and
@@ -138,11 +133,9 @@ class Telling:
         if isinstance(backend, DisabledBackend) or backend.as_uri() == "rpc://" or not self.stores:
             return None
         meta = backend.get_task_meta(self.job.task_id, cache=False)
-        state, result = meta["status"], meta["result"]
-        ours = state == states.FAILURE and isinstance(result, PoisonPill)
+        state: str = meta["status"]
+        ours = state == states.FAILURE and isinstance(meta["result"], PoisonPill)
         return state if ours or state == states.SUCCESS else None
-
-    # -- chord and chain
 
     def _chord_and_chain(self) -> None:
         request = self.request
@@ -153,22 +146,19 @@ class Telling:
             self._fail(request)
         else:
             chain = [dict(step, options=dict(step["options"])) for step in request.chain or ()]
-            chords = [request.chord, *(step["options"].pop("chord", None) for step in chain)]
-            for chord in filter(None, chords):
-                self._fail_chord(chord)
+            for chord in (request.chord, *(step["options"].pop("chord", None) for step in chain)):
+                if chord:
+                    self._fail_chord(chord)
             if chain:
                 self._fail(Context({"chain": chain}))
         self.announcement.note(chord="done")
 
     def _fail(self, request: Context) -> None:
         """Count the job in the chord of ``request``, and fail what follows it in its chain."""
+        # It is stored already; but the same word decides on those that follow.
+        stores = bool(request.chain) and self.stores
         self.backend.mark_as_failure(
-            self.job.task_id,
-            self.exc,
-            request=request,
-            # It is stored already; but the same word decides on those that follow.
-            store_result=bool(request.chain) and self.stores,
-            call_errbacks=False,
+            self.job.task_id, self.exc, request=request, store_result=stores, call_errbacks=False
         )
 
     def _fail_chord(self, body: Any) -> None:
@@ -181,58 +171,37 @@ class Telling:
         except ChordError as exc:  # "from stack": it has to be under way
             self.backend.chord_error_from_stack(callback, exc)
 
-    # -- callbacks
-
-    def _callbacks(self) -> None:
-        if self.request.errbacks:
-            self._errbacks()
+    def _errbacks(self) -> None:
         try:
-            raise self.exc from None
-        except PoisonPill:  # it is under way for all of them, as where Celery tells them
-            self._tell_failure(ExceptionInfo())
+            if self.request.errbacks:
+                self.backend._call_task_errbacks(self.request, self.exc, None)
+        except (OperationalError, RedisError, OSError):
+            raise  # they could not be sent; a later pass can
+        except Exception:  # before 5.7 Celery lets through what an errback raises
+            name, id = self.task.name, self.request.id
+            logger.exception("An errback of killed job %s[%s] failed.", name, id)
 
-    def _tell_failure(self, einfo: ExceptionInfo) -> None:
-        task, request, exc = self.task, self.request, self.exc
+    def _receivers(self) -> None:
+        task, request = self.task, self.request
         task.request_stack.push(request)  # receivers find it there, as in Celery's own request
         try:
-            self._on_poisoned()
+            raise self.exc from None
+        except PoisonPill as exc:  # it is under way for all of them, as where Celery tells them
+            einfo = ExceptionInfo()
+            try:
+                if hook := getattr(task, "on_poisoned", None):
+                    hook(exc, request.id, request.args, request.kwargs)
+            except Exception:
+                logger.exception("on_poisoned of %s failed for job %s.", task.name, request.id)
+            failure = {"args": request.args, "kwargs": request.kwargs, "einfo": einfo}
             signals.task_failure.send(
-                sender=task,
-                task_id=request.id,
-                exception=exc,
-                args=request.args,
-                kwargs=request.kwargs,
-                traceback=einfo.traceback,
-                einfo=einfo,
+                sender=task, task_id=request.id, exception=exc, traceback=einfo.traceback, **failure
             )
         finally:
             task.request_stack.pop()
         if task.send_events:
-            monitors_of(self.app).send(
-                "task-failed",
-                uuid=request.id,
-                name=task.name,
-                exception=safe_repr(exc),
-                traceback=einfo.traceback,
-            )
-
-    def _errbacks(self) -> None:
-        try:
-            self.backend._call_task_errbacks(self.request, self.exc, None)
-        except (OperationalError, RedisError, OSError):
-            raise  # they could not be sent; a later pass can
-        except Exception:  # before 5.7 Celery lets through what an errback raises
-            logger.exception(
-                "An errback of killed job %s[%s] failed.", self.task.name, self.request.id
-            )
-
-    def _on_poisoned(self) -> None:
-        request, hook = self.request, getattr(self.task, "on_poisoned", None)
-        try:
-            if hook is not None:
-                hook(self.exc, request.id, request.args, request.kwargs)
-        except Exception:
-            logger.exception("on_poisoned of %s failed for job %s.", self.task.name, request.id)
+            shown = {"exception": safe_repr(self.exc), "traceback": einfo.traceback}
+            monitors_of(self.app).send("task-failed", uuid=request.id, name=task.name, **shown)
 
 
 def pill_of(job: DeadJob) -> PoisonPill:
@@ -242,16 +211,61 @@ def pill_of(job: DeadJob) -> PoisonPill:
         f"{job.recoveries} recoveries (last: {job.reason}; owner {job.owner}). It is in the dead "
         f"set as {job.id}."
     )
-    return PoisonPill(
-        text,
-        {
-            "reason": job.reason,
-            "strikes": job.strikes,
-            "recoveries": job.recoveries,
-            "owners": [str(entry["owner"]) for entry in job.history],
-            # The last entry is its death.
-            "times": [entry.get("at") for entry in job.history[:-1]]
-            + [entry.get("at", job.died) for entry in job.history[-1:]],
-            "dead_id": job.id,
-        },
-    )
+    facts = {name: getattr(job, name) for name in ("reason", "strikes", "recoveries")}
+    owners = [str(entry["owner"]) for entry in job.history]
+    times = [entry.get("at", job.died) for entry in job.history]
+    return PoisonPill(text, {**facts, "owners": owners, "times": times, "dead_id": job.id})
+
+
+def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
+    """The request as the task would have seen it, as far as the payload can be read.
+
+    Arguments:
+        with_body: False leaves the body alone: what decodes it may not survive it.
+    """
+    raw = loads(job.payload.decode())
+    properties = raw["properties"]
+    fields = {
+        **(raw.get("headers") or {}),
+        "id": job.task_id,
+        "task": job.task,
+        "delivery_info": properties.get("delivery_info") or {},
+        "correlation_id": properties.get("correlation_id"),
+        "reply_to": properties.get("reply_to"),
+        "properties": properties,
+        "hostname": job.node or job.owner,
+    }
+    called: tuple[Any, Any, Any] = [], {}, {}
+    try:
+        if with_body:
+            called = _body(app, raw)
+    except Exception:  # the caller is told all the same; only callbacks cannot be run
+        logger.warning(
+            "The body of killed job %s[%s] cannot be decoded: its caller is told, but its "
+            "errbacks and chord are unknown.",
+            job.task,
+            job.task_id,
+            exc_info=True,
+        )
+    args, kwargs, embed = called
+    return Context({**(embed or {}), **fields, "args": args, "kwargs": kwargs})
+
+
+def _body(app: Celery, raw: Any) -> tuple[Any, Any, Any]:
+    body, properties = raw.get("body"), raw["properties"]
+    if properties.get("body_encoding") == "base64":
+        body = base64.b64decode(body)
+    decoded = Message(
+        body=body,
+        content_type=raw.get("content-type"),
+        content_encoding=raw.get("content-encoding"),
+        headers=dict(raw.get("headers") or {}),
+        properties=properties,
+        postencode="utf-8",
+        accept=prepare_accept_content(app.conf.accept_content),
+    ).decode()
+    if isinstance(decoded, dict):  # protocol 1 has all in the body
+        decoded.setdefault("group", decoded.get("taskset"))
+        return decoded.pop("args", []), decoded.pop("kwargs", {}), decoded
+    args, kwargs, embed = decoded
+    return args, kwargs, embed

@@ -8,8 +8,8 @@ from uuid import uuid4
 
 from .database import Database, Structure
 
-#: Seconds one step may take before another process may take over from one that is no owner. An
-#: owner has the right for as long as it is registered.
+#: Seconds that one who is no owner has for a step before another may take over. An owner has the
+#: right for as long as it is registered.
 TIME_LIMIT = 30.0
 
 #: Seconds after which what was noted is forgotten. While a pass comes by, it never is.
@@ -17,7 +17,7 @@ REMEMBERED = 7 * 24 * 3600
 
 
 class TakenOver(Exception):
-    """Another process goes on with the announcement: this one took too long."""
+    """Another process announces the job, or has done so."""
 
 
 class Announcement(Structure):
@@ -27,27 +27,26 @@ class Announcement(Structure):
         owner: the owner that announces; empty for a process that is none.
     """
 
+    #: Time of death in server ms.
+    died_at = 0
+    #: Tries that ended with their process, and this one.
+    tries = 0
+    #: What was noted of chord and chain: "" (not begun), "begun" or "done".
+    chord = ""
+    #: Whether ``job_killed`` was sent.
+    told = False
+
     def __init__(self, database: Database, id: str, owner: str = "") -> None:
         super().__init__(database)
-        self.id = id
-        self.owner = owner
-        self.who = uuid4().hex
-        #: Time of death in server ms.
-        self.died_at = 0
-        #: Tries that ended with their process, and this one.
-        self.tries = 0
-        #: What was noted of chord and chain: "" (not begun), "begun" or "done".
-        self.chord = ""
-        #: Whether ``job_killed`` was sent.
-        self.told = False
+        self.id, self.owner, self.who = id, owner, uuid4().hex
 
-    def begin(self) -> bool:
-        """Take the right to announce; False when that is done, or another has it.
+    def begin(self) -> None:
+        """Take the right to announce.
 
         Raises:
-            redis.exceptions.RedisError: the server could not be asked.
+            TakenOver: it is done, or another has the right.
         """
-        return self._ask(TIME_LIMIT, new=True)
+        self._ask(self.owner, TIME_LIMIT, 1)
 
     def note(self, **notes: str) -> None:
         """Note a step; the next may take its time.
@@ -55,12 +54,15 @@ class Announcement(Structure):
         Raises:
             TakenOver: it is somebody else's by now; do nothing more.
         """
-        if not self._ask(TIME_LIMIT, *chain.from_iterable(notes.items())):
-            raise TakenOver
+        self._ask(self.owner, TIME_LIMIT, 0, *chain.from_iterable(notes.items()))
 
     def give_back(self) -> None:
-        """Let the next try begin at once, and do not count this one: nobody died of it."""
-        self._ask(0.0)
+        """Let the next try begin at once, and do not count this one: nobody died of it.
+
+        Raises:
+            TakenOver: it is somebody else's by now.
+        """
+        self._ask("", 0.0, 0)
 
     def done(self) -> None:
         """Note that the job's caller was told."""
@@ -69,16 +71,15 @@ class Announcement(Structure):
             pipe.delete(self.keys.announcement(self.id))
             pipe.execute()
 
-    def _ask(self, time_limit: float, *notes: str, new: bool = False) -> bool:
-        owner = self.owner if time_limit else ""
-        limit = int(time_limit * 1000)
-        args = [self.id, self.who, owner, limit, REMEMBERED, int(new), *notes]
-        announcement = self.keys.announcement(self.id)
-        keys = [self.keys.unannounced, announcement, self.keys.dead, self.keys.owners]
-        reply: Any = self.scripts.run("announcing", keys, args)
+    def _ask(self, owner: str, time_limit: float, new: int, *notes: str) -> None:
+        keys = self.keys
+        reply: Any = self.scripts.run(
+            "announcing",
+            [keys.unannounced, keys.announcement(self.id), keys.dead, keys.owners],
+            [self.id, self.who, owner, int(time_limit * 1000), REMEMBERED, new, *notes],
+        )
         if reply is None:
-            return False
+            raise TakenOver
         died_at, tries, chord, told = reply
-        self.died_at = int(died_at)
-        self.tries, self.chord, self.told = int(tries), (chord or b"").decode(), bool(told)
-        return True
+        self.died_at, self.tries = int(died_at), int(tries)
+        self.chord, self.told = (chord or b"").decode(), bool(told)

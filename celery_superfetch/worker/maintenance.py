@@ -70,7 +70,7 @@ class Rounds:
     def __init__(self, app: Celery, membership: Membership) -> None:
         self.membership = membership
         self.announcements = announcements_of(app, membership)
-        self.reaper = reaper_of(app, membership.client, membership.heart.watch, self.announcements)
+        self.reaper = reaper_of(app, membership.client, membership)
         self._facts: dict[str, Facts] = {}
         self._next_pass = 0.0
         self._next_look: dict[str, float] = {}

@@ -17,7 +17,7 @@ STRANGERS = 45
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch) -> Celery:
     """An app on the database of the shop's, with one task of the same name as the shop has."""
-    monkeypatch.setattr(announcements, "_strangers", {})
+    monkeypatch.setattr(announcements, "_left_alone", {})
     app = Celery("blog", broker="redis://localhost:6399", set_as_current=False)
     app.conf.broker_transport_options = {"app_name": "blog"}
 
@@ -38,9 +38,9 @@ def test_another_apps_unannounced_jobs_are_read_once(own: redis.Redis, app: Cele
     bench = Bench(own)
     bench.killed(*(payload(n, padding="x" * 10_000) for n in range(STRANGERS)))
     before = sent(own)
-    Announcements(app, own, waits=True).look()
+    Announcements(app, own).look()
     assert sent(own) - before > STRANGERS * 10_000, "the control: whose they are, a record says"
-    for looker in (Announcements(app, own, waits=True), Announcements(app, own)):
+    for looker in (Announcements(app, own), Announcements(app, own, owner=str)):
         before = sent(own)
         looker.look()
         looker.after_pass()
@@ -53,19 +53,19 @@ def test_ones_own_are_found_among_them_and_strangers_are_asked_for_again_one_day
 ) -> None:
     bench = Bench(own)
     bench.killed(*(payload(n) for n in range(STRANGERS)))
-    looker = Announcements(app, own, waits=True)
+    looker = Announcements(app, own)
     looker.look()
-    assert not looker._waiting
+    assert not looker.waiting
     [nobodys] = bench.killed(b'{"no": "task"}')
     own.sadd(bench.keys.unannounced, nobodys.id)
     looker.look()
-    assert [job.id for job in looker._waiting] == [nobodys.id]
+    assert [job.id for job in looker.waiting] == [nobodys.id]
     looker.look()
-    assert len(looker._waiting) == 1
-    strangers = announcements._strangers
+    assert len(looker.waiting) == 1
+    strangers = announcements._left_alone
     assert len(strangers) == STRANGERS
     for key in strangers:
-        strangers[key] -= LONGEST_PAUSE + 1
+        strangers[key] = strangers[key][0] - LONGEST_PAUSE - 1, LONGEST_PAUSE
     looker.look()
     assert len(strangers) == STRANGERS
-    assert all(parse(job.payload).message is None for job in looker._waiting)
+    assert all(parse(job.payload).message is None for job in looker.waiting)

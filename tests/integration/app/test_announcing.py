@@ -238,24 +238,32 @@ def test_a_pass_waits_for_no_more_than_a_few_that_fail(
     assert FAILURES <= len(tried) <= FAILURES + 1
 
 
+def begun(announcement: Announcement) -> bool:
+    try:
+        announcement.begin()
+    except TakenOver:
+        return False
+    return True
+
+
 def test_one_process_announces_at_a_time(bench: Bench) -> None:
     one, two = (Announcement(bench.database, "id") for _ in "12")
-    assert not one.begin(), "there is nothing to announce"
+    assert not begun(one), "there is nothing to announce"
     bench.client.sadd(bench.keys.unannounced, "id")
-    assert one.begin()
-    assert not two.begin()
+    assert begun(one)
+    assert not begun(two)
     one.note(chord="begun")
     one.give_back()
-    assert two.begin()
+    assert begun(two)
     assert (two.chord, two.tries) == ("begun", 1), "what was given back did not end its process"
     with pytest.raises(TakenOver):
         one.note(chord="done")
     bench.client.zadd(bench.keys.dead, {"id": 1234})
-    assert one.begin(), "put back by hand and killed again: another death"
+    assert begun(one), "put back by hand and killed again: another death"
     assert (one.chord, one.tries, one.died_at) == ("", 1, 1234)
     bench.client.delete(bench.keys.dead)
     one.done()
-    assert not two.begin()
+    assert not begun(two)
     assert bench.key_names() == set()
 
 
@@ -265,17 +273,17 @@ def test_what_an_owner_announces_is_its_own_while_it_lives(bench: Bench) -> None
     owner = bench.owner()
     one = Announcement(bench.database, "id", owner.owner)
     two = Announcement(bench.database, "id")
-    assert one.begin()
+    assert begun(one)
     bench.client.hset(bench.keys.announcement("id"), "ends", 1)  # as if it had been long ago
-    assert not two.begin()
+    assert not begun(two)
     one.give_back()
-    assert two.begin()
+    assert begun(two)
     assert two.tries == 1, "what was given back did not count"
     two.give_back()
-    assert one.begin()
+    assert begun(one)
     one.note(chord="begun")
     assert one.tries == 1
-    assert not two.begin()
+    assert not begun(two)
     bench.client.zrem(bench.keys.owners, owner.owner)
-    assert two.begin()
+    assert begun(two)
     assert (two.chord, two.tries) == ("begun", 2)

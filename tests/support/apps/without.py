@@ -184,4 +184,4 @@ def announcers() -> None:
     announcer.own_backend = lambda app: app.backend
     announcer.LIMIT = announcer.FAILURES = 1000
     init = announcer.Announcements.__init__
-    announcer.Announcements.__init__ = lambda self, *args, **_: init(self, *args, waits=True)
+    announcer.Announcements.__init__ = lambda self, app, client, owner=None: init(self, app, client)
