@@ -32,9 +32,7 @@ class Connection(kombu.Connection):
 
     def get_transport_cls(self) -> Any:
         name = self.transport_cls
-        if name in SCHEMES:
-            return SCHEMES[name]
-        cls = super().get_transport_cls()
+        cls = SCHEMES.get(name) or super().get_transport_cls()
         if not issubclass(cls, Transport):
             warn_once(
                 f"celery_superfetch is installed, but the broker is {name!r}, not Redis: jobs have "

@@ -62,6 +62,7 @@ class DeadSet:
         config = config_of(app)
         options = app.conf.broker_transport_options or {}
         self.app = app
+        self._backend_failures = 0
         self._owns_client = client is None
         database = Database(client_of(app) if client is None else client, config)
         self._set = DeadJobs(database, str(options.get("sep") or SEPARATOR))
@@ -135,13 +136,12 @@ class DeadSet:
             to: another queue to put them on; they keep their priorities.
             progress: called after each batch with the number of jobs that are done with.
         """
-        results = _Results(self.app)
+        self._backend_failures = 0
         done: list[Retried] = []
         queue = iter(jobs)
         while batch := list(islice(queue, BATCH)):
             found = list(self._found(batch))
-            there = [job for job in found if isinstance(job, DeadJob)]
-            retried = iter(self._retry(there, to, results))
+            retried = iter(self._retry([job for job in found if isinstance(job, DeadJob)], to))
             done += [job if isinstance(job, Retried) else next(retried) for job in found]
             if progress is not None:
                 progress(len(done))
@@ -182,27 +182,25 @@ class DeadSet:
                 except JobNotFound as exc:
                     yield Retried(job, error=str(exc))
 
-    def _retry(self, jobs: Sequence[DeadJob], to: str | None, results: _Results) -> list[Retried]:
+    def _retry(self, jobs: Sequence[DeadJob], to: str | None) -> list[Retried]:
         """A batch, in order. No result is forgotten of a job that stays in the dead set."""
         targets = [self._target(job, to) for job in jobs]
-        able = Queues(self._set.database).can_take(targets)
-        ours = self._set.reserve(jobs)
+        able, ours = Queues(self._set.database).can_take(targets), self._set.reserve(jobs)
         done, revived = [], []
         for job, target, takes, mine in zip(jobs, targets, able, ours, strict=True):
-            one = Retried(job.id, job.task, job.task_id, target)
+            one = Retried(job.id, job.task, job.task_id)
             if not mine:
                 error = (
                     f"job {job.id!r} is being put back by somebody else at this moment; if that "
                     "is given up, it can be retried in a minute"
                 )
-                one = replace(one, queue=None, error=error)
-            else:
-                if takes:
-                    one = replace(one, warning=results.forget(job))
-                # Where the queue is none, the script says so, and lets go of the job.
-                expires = self._expires.get(target.partition(self._set.separator)[0], 0)
-                revived.append((job, target, expires))
-            done.append(one)
+                done.append(replace(one, error=error))
+                continue
+            # Where the queue is none, the script says so, and lets go of the job.
+            warning = self._forget_result(job) if takes and job.task_id else None
+            done.append(replace(one, queue=target, warning=warning))
+            expires = self._expires.get(target.partition(self._set.separator)[0], 0)
+            revived.append((job, target, expires))
         replies = iter(self._set.revive_all(revived))
         return [one if one.error else _outcome(one, next(replies)) for one in done]
 
@@ -211,6 +209,26 @@ class DeadSet:
             return job.queue_list
         _, separator, step = job.queue_list.partition(self._set.separator)
         return to if self._set.separator in to else f"{to}{separator}{step}"
+
+    def _forget_result(self, job: DeadJob) -> str | None:
+        """Make a job's result pending again; the text of a warning where that fails.
+
+        A SUCCESS stays: the job had ended, and only its ack was lost.
+        """
+        backend = (self.app.tasks.get(job.task) or self.app).backend
+        if isinstance(backend, DisabledBackend):
+            return None
+        stays = f"the result of {job.task_id} stays as it is until the job has run"
+        if self._backend_failures >= BACKEND_FAILURES:
+            return f"{stays} (the result backend has failed before)"
+        try:
+            if backend.get_state(job.task_id) not in (states.PENDING, states.SUCCESS):
+                backend.forget(job.task_id)
+        except Exception as exc:  # whatever the backend raises: the job runs all the same
+            self._backend_failures += 1
+            return f"{stays} ({exc!r})"
+        self._backend_failures = 0
+        return None
 
     @cached_property
     def _expires(self) -> dict[str, int]:
@@ -230,33 +248,3 @@ def _outcome(one: Retried, reply: Any) -> Retried:
         error = f"no job {one.id!r} in the dead set: somebody else was quicker"
         return replace(one, queue=None, error=error)
     return one
-
-
-class _Results:
-    """Stored results of killed jobs: FAILURE, until the job is put back."""
-
-    def __init__(self, app: Celery) -> None:
-        self.app = app
-        self.failures = 0
-
-    def forget(self, job: DeadJob) -> str | None:
-        """Make a job's result pending again; the text of a warning where that fails.
-
-        A SUCCESS stays: the job had ended, and only its ack was lost.
-        """
-        if job.task_id is None:
-            return None
-        backend = (self.app.tasks.get(job.task) or self.app).backend
-        if isinstance(backend, DisabledBackend):
-            return None
-        stays = f"the result of {job.task_id} stays as it is until the job has run"
-        if self.failures >= BACKEND_FAILURES:
-            return f"{stays} (the result backend has failed before)"
-        try:
-            if backend.get_state(job.task_id) not in (states.PENDING, states.SUCCESS):
-                backend.forget(job.task_id)
-        except Exception as exc:  # whatever the backend raises: the job runs all the same
-            self.failures += 1
-            return f"{stays} ({exc!r})"
-        self.failures = 0
-        return None

@@ -49,13 +49,11 @@ class Monitors:
         self.worker: Any = None
         #: Makes its loop turn, called from any thread.
         self.wake: Callable[[], object] = bool
-        #: Who sends, where that is no worker; None for a made-up name.
-        self.hostname: str | None = None
         self._waiting: deque[tuple[str, dict[str, Any]]] = deque()
         self._dropping = False
         self._dispatcher: Any = None
         self._silent_until = 0.0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def send(self, type: str, **fields: Any) -> None:
         """Send an event, if this process is one that sends some; never raises."""
@@ -79,16 +77,16 @@ class Monitors:
         (groups.add if "task" in groups else groups.discard)(GROUP)
         if "task" in dispatcher.buffer_group:
             dispatcher.buffer_group = {*dispatcher.buffer_group, GROUP}
-        with suppress(IndexError):
-            while True:
-                type, fields = self._waiting.popleft()
-                # Without -E, and with no monitor that has switched them on, it sends none.
-                dispatcher.send(type, **fields)
+        while self._waiting:
+            type, fields = self._waiting.popleft()
+            dispatcher.send(type, **fields)
 
     def close(self) -> None:
         """Close the connection of a process without a loop."""
-        with self._lock:
-            self._close()
+        with self._lock, suppress(Exception):
+            dispatcher, self._dispatcher = self._dispatcher, None
+            if dispatcher is not None:
+                dispatcher.connection.release()
 
     def _send_here(self, type: str, fields: dict[str, Any]) -> None:
         with self._lock:
@@ -102,7 +100,7 @@ class Monitors:
                     "Event %s could not be sent (%s), nor will any for %g s.", type, exc, SILENCE
                 )
                 self._silent_until = monotonic() + SILENCE
-                self._close()
+                self.close()
 
     def _connect(self) -> Any:
         connection = self.app.connection_for_write()
@@ -110,20 +108,15 @@ class Monitors:
             connection.transport_options.update(
                 socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT
             )
+        task = self.app.current_worker_task
         try:
             connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
             return self.app.events.Dispatcher(
-                connection, hostname=self.hostname, buffer_while_offline=False
+                connection, task and task.request.hostname, buffer_while_offline=False
             )
         except Exception:
             connection.release()
             raise
-
-    def _close(self) -> None:
-        dispatcher, self._dispatcher = self._dispatcher, None
-        if dispatcher is not None:
-            with suppress(Exception):
-                dispatcher.connection.release()
 
 
 def monitors_of(app: Celery) -> Monitors:

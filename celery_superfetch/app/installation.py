@@ -14,7 +14,7 @@ from ..transport.transport import KNOWN_OPTIONS
 from .broker import AMQP, Connection, config_of
 from .events import reporter
 from .poison_pill import guard_of
-from .reaping import REAP_ENTRY, add_reap_task, reap_entry
+from .reaping import REAP_ENTRY, REAP_TASK, add_reap_task
 
 #: Celery loads bootsteps by name, so that only workers load what they need.
 STEPS = f"{__name__.partition('.')[0]}.worker.steps"
@@ -43,74 +43,57 @@ def install(app: Celery, **options: Any) -> Celery:
     Raises:
         ConfigError: an option is unknown or impossible; the app was left as it was.
     """
-    installation = getattr(app, "_superfetch", None)
-    all_options = {**(installation.options if installation else {}), **options}
+    installed = getattr(app, "_superfetch", None)
+    all_options = {**(installed or {}), **options}
     check(own_options(all_options, KNOWN_OPTIONS))
-    if installation is None:
-        installation = app._superfetch = _Installation(app)
-        installation.add()
-    installation.options.update(options)
+    app._superfetch = all_options
+    if installed is None:
+        _add(app)
     if app.configured:
-        installation.configure()
+        _configure(app)
     return app
 
 
-class _Installation:
-    """What ``install`` did to one app."""
+def _add(app: Celery) -> None:
+    own = symbol_by_name(app.amqp_cls)
+    # By name where that is possible: an app is pickled with it.
+    app.amqp_cls = (
+        f"{AMQP.__module__}:{AMQP.__name__}"
+        if issubclass(AMQP, own)
+        else type(own.__name__, (own,), {"Connection": Connection})
+    )
+    if "amqp" in app.__dict__:
+        app.amqp.Connection = Connection
+    app.steps["worker"].add(f"{STEPS}:Maintenance")
+    app.steps["consumer"].add(f"{STEPS}:Guarded")
+    add_reap_task(app)
+    job_recovering.connect(guard_of(app), sender=app, weak=False)
+    job_recovered.connect(reporter(app, "recovery"), sender=app, weak=False)
+    job_killed.connect(reporter(app, "job"), sender=app, weak=False)
+    # Configuration may come later, and again; what a module sets after it was read is seen when
+    # the app is finalized.
+    app.on_after_configure.connect(_configure)
+    app.on_after_finalize.connect(_configure)
 
-    def __init__(self, app: Celery) -> None:
-        self.app = app
-        self.options: dict[str, Any] = {}
 
-    def add(self) -> None:
-        app = self.app
-        own = symbol_by_name(app.amqp_cls)
-        # By name where that is possible: an app is pickled with it.
-        app.amqp_cls = (
-            f"{AMQP.__module__}:{AMQP.__name__}"
-            if issubclass(AMQP, own)
-            else type(own.__name__, (own,), {"Connection": Connection})
-        )
-        if "amqp" in app.__dict__:
-            app.amqp.Connection = Connection
-        app.steps["worker"].add(f"{STEPS}:Maintenance")
-        app.steps["consumer"].add(f"{STEPS}:Guarded")
-        add_reap_task(app)
-        job_recovering.connect(guard_of(app), sender=app, weak=False)
-        job_recovered.connect(reporter(app, "recovery"), sender=app, weak=False)
-        job_killed.connect(reporter(app, "job"), sender=app, weak=False)
-        # Configuration may come later, and again; what a module sets after it was read is
-        # seen when the app is finalized.
-        app.on_after_configure.connect(self.configure, weak=False)
-        app.on_after_finalize.connect(self.configure, weak=False)
+def _configure(sender: Celery, **_: Any) -> None:
+    """Merge options, defaults and the beat entry into the app's configuration."""
+    conf = sender.conf
+    given = {**(conf.broker_transport_options or {}), **sender._superfetch}
+    _set(conf, "broker_transport_options", {**given, "app_name": sender.main or ""})
+    # The last map holds Celery's own defaults for this app: whatever the user set, in whichever
+    # way and however late, is found before it.
+    defaults = conf.maps[-1]
+    for name, (old, value) in DEFAULTS.items():
+        defaults[old if old in defaults else name] = value
+    try:
+        entry = {"task": REAP_TASK, "schedule": config_of(sender).reap_interval}
+    except ConfigError:
+        return  # a receiver's error would be swallowed; the worker's start refuses it
+    _set(conf, "beat_schedule", {REAP_ENTRY: entry, **(conf.beat_schedule or {})})
 
-    def configure(self, **_: Any) -> None:
-        """Merge options, defaults and the beat entry into the app's configuration."""
-        conf = self.app.conf
-        self._set(
-            "broker_transport_options",
-            {
-                **(conf.broker_transport_options or {}),
-                **self.options,
-                "app_name": self.app.main or "",
-            },
-        )
-        # The last map holds Celery's own defaults for this app: whatever the user set, in
-        # whichever way and however late, is found before it.
-        defaults = conf.maps[-1]
-        for name, (old, value) in DEFAULTS.items():
-            defaults[old if old in defaults else name] = value
-        try:
-            interval = config_of(self.app).reap_interval
-        except ConfigError:
-            return  # a receiver's error would be swallowed; the worker's start refuses it
-        schedule = dict(conf.beat_schedule or {})
-        schedule.setdefault(REAP_ENTRY, reap_entry(interval))
-        self._set("beat_schedule", schedule)
 
-    def _set(self, name: str, value: Any) -> None:
-        """Set a setting where it is found first: with a namespace, Celery before 5.7 reads the
-        prefixed name before the plain one, whichever map has it."""
-        conf = self.app.conf
-        for key in (conf._to_keys(name)[0], name):
-            conf.maps[0][key] = value
+def _set(conf: Any, name: str, value: Any) -> None:
+    """Set a setting where it is found first: with a namespace, Celery before 5.7 reads the
+    prefixed name before the plain one, whichever map has it."""
+    conf.maps[0].update(dict.fromkeys((conf._to_keys(name)[0], name), value))

@@ -20,15 +20,29 @@ logger = get_logger(__name__)
 
 
 def guard_of(app: Celery) -> Callable[..., Decision]:
-    """The receiver of ``job_recovering`` that ships, for one app."""
+    """The receiver of ``job_recovering`` that ships; of another app it kills no job."""
 
     def guard(recovery: Recovery, **_: Any) -> Decision:
         from ..model.strikes import Decision, decide
 
         decision = decide(recovery)
-        if decision is Decision.KILL and recovery.parsed and _is_strange(app, recovery):
-            return Decision.RECOVER
-        return decision
+        if decision is Decision.RECOVER or not recovery.parsed:
+            return decision
+        if recovery.app_name != config_of(app).app_name:
+            stranger = f"belongs to app {recovery.app_name!r}"
+        elif recovery.task not in app.tasks:
+            stranger = "is of a task this app does not have"
+        else:
+            return decision
+        logger.warning(
+            "Job %s reached its limit (%d strikes, %d recoveries) but %s: it was recovered, not "
+            "killed. A worker of its own app has to be the one that reaps it.",
+            recovery.title,
+            recovery.strikes,
+            recovery.recoveries,
+            stranger,
+        )
+        return Decision.RECOVER
 
     guard.shipped = True  # type: ignore[attr-defined]
     return guard
@@ -41,8 +55,7 @@ def limits_of(app: Celery) -> Limits:
     config = config_of(app)
 
     def strikes(name: str | None) -> int | None:
-        task = app.tasks.get(name)
-        limit: int | None = getattr(task, "superfetch_strike_limit", config.strike_limit)
+        limit = getattr(app.tasks.get(name), "superfetch_strike_limit", config.strike_limit)
         try:
             check({"strike_limit": config.strike_limit if limit is None else limit})
         except ConfigError:
@@ -63,25 +76,3 @@ def _refuse(task: str, limit: str, instead: int) -> None:
         limit,
         instead,
     )
-
-
-def _is_strange(app: Celery, recovery: Recovery) -> bool:
-    """Whether another app may give the task other limits, or none: only one's own is killed."""
-    stranger = (
-        f"belongs to app {recovery.app_name!r}"
-        if recovery.app_name != config_of(app).app_name
-        else "is of a task this app does not have"
-        if recovery.task not in app.tasks
-        else ""
-    )
-    if not stranger:
-        return False
-    logger.warning(
-        "Job %s reached its limit (%d strikes, %d recoveries) but %s: it was recovered, not "
-        "killed. A worker of its own app has to be the one that reaps it.",
-        recovery.title,
-        recovery.strikes,
-        recovery.recoveries,
-        stranger,
-    )
-    return True

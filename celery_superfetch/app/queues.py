@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from celery import Celery
@@ -21,16 +22,13 @@ class Routes:
 
     def __init__(self, app: Celery, channel: Channel) -> None:
         self._channel = channel
-        self._known: dict[tuple[str, str], list[str]] = {}
-        for queue in app.amqp.queues.values():
+        #: Names of stock kombu's hash of unacked messages and of its index.
+        self.unacked = channel.unacked_key, channel.unacked_index_key
+        self._queues = cache(self._look_up)
+        for queue in app.amqp.queues.values():  # in this process's memory; it reads a length
             if queue.exchange and queue.exchange.name:
-                queue.exchange.declare(channel=channel)  # in this process's memory alone
-            queue.queue_declare(channel=channel)  # likewise; it reads a length
-
-    @property
-    def unacked(self) -> tuple[str, str]:
-        """Names of stock kombu's hash of unacked messages and of its index."""
-        return self._channel.unacked_key, self._channel.unacked_index_key
+                queue.exchange.declare(channel=channel)
+            queue.queue_declare(channel=channel)
 
     def __call__(
         self, message: Mapping[str, Any], exchange: str, routing_key: str
@@ -38,28 +36,20 @@ class Routes:
         """The message's queue lists -> ms of their x-expires; empty where it goes to none."""
         channel = self._channel
         priority = channel._get_message_priority(message, reverse=False)
+        queues = self._queues(exchange, routing_key)
+        return {channel._q_for_pri(queue, priority): channel.expires_of(queue) for queue in queues}
+
+    def _look_up(self, exchange: str, routing_key: str) -> list[str]:
+        channel = self._channel
+        if exchange and exchange not in channel.state.exchanges:
+            # kombu takes one that nobody declared for a direct one, and loses the rest.
+            table = channel.get_table(exchange)
+            if table and all(pattern for _, pattern, _ in table):
+                channel.exchange_declare(exchange, "topic")
         # A broadcast was for one worker: what kombu makes of its queue, nobody ever reads.
-        return {
-            channel._q_for_pri(queue, priority): channel.expires_of(queue)
-            for queue in self._queues(exchange, routing_key)
-        }
-
-    def _queues(self, exchange: str, routing_key: str) -> list[str]:
-        route = (exchange, routing_key)
-        if route not in self._known:
-            self._know_type(exchange)
-            fanout = exchange and self._channel.typeof(exchange).type == "fanout"
-            found = [] if fanout else self._channel._lookup(exchange, routing_key)
-            self._known[route] = sorted({queue for queue in found if queue})
-        return self._known[route]
-
-    def _know_type(self, exchange: str) -> None:
-        """kombu takes an exchange that nobody declared for a direct one, and loses the rest."""
-        if not exchange or exchange in self._channel.state.exchanges:
-            return
-        table = self._channel.get_table(exchange)
-        if table and all(pattern for _, pattern, _ in table):
-            self._channel.exchange_declare(exchange, "topic")
+        fanout = exchange and channel.typeof(exchange).type == "fanout"
+        found = () if fanout else channel._lookup(exchange, routing_key)
+        return sorted(filter(None, {*found}))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task
 from celery.exceptions import QueueNotFound
@@ -14,6 +14,9 @@ from redis import Redis
 
 from .broker import client_of, database_of
 from .events import monitors_of
+
+if TYPE_CHECKING:
+    from ..store.passes import Passes
 
 logger = get_logger(__name__)
 
@@ -42,11 +45,10 @@ class ReapTask(Task):
         """
         wanted = True  # whoever cannot be asked may be there again when a worker runs it
         with suppress(Exception), client_of(self.app) as client:
-            from ..store.passes import Passes
             from ..store.registry import Registry
 
-            database = database_of(self.app, client)
-            wanted = Registry(database).anybody() and Passes(database).take(LOCK_SENT, WAITS)
+            anybody = Registry(database_of(self.app, client)).anybody()
+            wanted = anybody and self.locks(client).take(LOCK_SENT, WAITS)
         if not wanted:
             return None
         try:
@@ -60,14 +62,14 @@ class ReapTask(Task):
             )
         except Exception:
             with suppress(Exception), client_of(self.app) as client:
-                self.begun(client)
+                self.locks(client).give_back(LOCK_SENT)
             raise
 
-    def begun(self, client: Redis) -> None:
-        """The message waits no more."""
+    def locks(self, client: Redis) -> Passes:
+        """Those of passes; loaded by whoever needs them, and no producer does."""
         from ..store.passes import Passes
 
-        Passes(database_of(self.app, client)).give_back(LOCK_SENT)
+        return Passes(database_of(self.app, client))
 
 
 def _demote(record: logging.LogRecord) -> bool:
@@ -99,16 +101,9 @@ def add_reap_task(app: Celery) -> None:
     def reap(self: Any) -> str:
         from .passes import reaper_of, scheduled_pass
 
-        client, monitors = client_of(app), monitors_of(app)
-        monitors.hostname = self.request.hostname
         try:
-            self.begun(client)
-            return str(scheduled_pass(reaper_of(app, client)))
+            with client_of(app) as client:
+                self.locks(client).give_back(LOCK_SENT)
+                return str(scheduled_pass(reaper_of(app, client)))
         finally:
-            client.close()
-            monitors.close()
-
-
-def reap_entry(interval: float) -> dict[str, Any]:
-    """The entry for ``beat_schedule``."""
-    return {"task": REAP_TASK, "schedule": interval}
+            monitors_of(app).close()
