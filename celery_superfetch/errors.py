@@ -20,10 +20,7 @@ class UnsupportedBroker(SuperfetchError):
 
 
 class UnsupportedVersion(SuperfetchError):
-    """Celery, kombu, billiard or redis-py is not what jobs rely on; nothing was claimed.
-
-    The text says which of them, what it lacks, and which version to install.
-    """
+    """Celery, kombu, billiard or redis-py is not what jobs rely on; nothing was claimed."""
 
 
 class ForkedConnection(SuperfetchError):
@@ -50,8 +47,7 @@ class PoisonPill(SuperfetchError):
     """A job was killed: it used up its recoveries and now waits in the dead set.
 
     Stored as the job's result. Its arguments are a sentence and a mapping of plain values, so
-    that every result serializer of Celery gives it back whole; a caller that does not have this
-    package is shown both.
+    that every result serializer of Celery gives it back whole.
     """
 
     def __init__(self, text: str = "", facts: Mapping[str, Any] | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .job import NotRead, parse, read_body
+from .job import UNREADABLE, NotRead, parse, read_body
 
 #: Characters shown of each; Celery itself cuts its own views at as many.
 MOST = 1024
@@ -14,16 +14,15 @@ MOST_BODY = 1024 * 1024
 def arguments(payload: bytes) -> tuple[str, str]:
     """Positional and keyword arguments of a job as text, cut where they are long.
 
-    The sender's own view (``argsrepr``, ``kwargsrepr``: it may hide secrets) comes first. Else
-    the body is read if that is safe, which is to say JSON and nothing else.
+    The sender's own view (``argsrepr``, ``kwargsrepr``: it may hide secrets) comes first.
     """
     message = parse(payload).message
     if message is None:
         return "", ""
     headers = message.get("headers") or {}
-    views = headers.get("argsrepr"), headers.get("kwargsrepr")
-    if all(isinstance(view, str) for view in views):
-        return cut(str(views[0])), cut(str(views[1]))
+    match headers.get("argsrepr"), headers.get("kwargsrepr"):
+        case str(args), str(kwargs):
+            return cut(args), cut(kwargs)
     try:
         body = read_body(message, MOST_BODY)
         if isinstance(body, dict):  # protocol 1
@@ -31,7 +30,7 @@ def arguments(payload: bytes) -> tuple[str, str]:
         args, kwargs = body[:2]
     except NotRead as exc:
         return (f"(not shown: {exc})",) * 2
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+    except UNREADABLE:
         return ("(not shown: the body cannot be decoded)",) * 2
     return cut(repr(args)), cut(repr(kwargs))
 

@@ -10,11 +10,7 @@ HEARTBEATS = 1.5
 
 
 class Certificate:
-    """What the last heartbeat that the server answered is good for. Any thread may ask or tell.
-
-    Arguments:
-        heartbeat_interval: seconds.
-    """
+    """What the last heartbeat that the server answered is good for. Any thread may ask or tell."""
 
     def __init__(self, heartbeat_interval: float) -> None:
         self._interval = heartbeat_interval
@@ -23,11 +19,7 @@ class Certificate:
         self._heard: tuple[str | None, float] = None, math.inf
 
     def heard(self, owner: str, asked: float) -> None:
-        """Note that the server has answered a heartbeat of ``owner``.
-
-        Arguments:
-            asked: when it was sent (monotonic s).
-        """
+        """The server has answered a heartbeat of ``owner``, sent at ``asked`` (monotonic s)."""
         self._heard = owner, asked + HEARTBEATS * self._interval
 
     def until(self, owner: str) -> float:

@@ -55,28 +55,24 @@ class Config:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], known: Iterable[str] = ()) -> Config:
-        """Build from transport options.
-
-        Arguments:
-            options: ``broker_transport_options``: ours and kombu's side by side.
-            known: names that belong to kombu and pass unread.
-
-        Raises:
-            ConfigError: an option is unknown to both, or impossible.
-        """
+        """Of ``broker_transport_options``; raises as well what ``own_options`` does."""
         return cls(**own_options(options, known))
 
 
 def own_options(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """Those of ``options`` that are ours.
+    """Those of ``broker_transport_options`` that are ours; ``known`` ones are kombu's.
 
     Raises:
-        ConfigError: an option is neither ours nor ``known``.
+        ConfigError: one is neither.
     """
     valid = {*OPTIONS, *known}
     for name in options:
         if name not in valid:
-            raise ConfigError(unknown_option(name, valid))
+            import difflib  # whoever makes no mistake need not wait for it
+
+            nearest = difflib.get_close_matches(str(name), sorted(valid), n=1, cutoff=0.6)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise ConfigError(f"unknown option {name!r}{hint}")
     return {name: value for name, value in options.items() if name in OPTIONS}
 
 
@@ -87,11 +83,8 @@ def check(options: Mapping[str, Any]) -> None:
         ConfigError: the text names the option, and what is wrong.
     """
     for name, value in options.items():
-        if OPTIONS[name] == "str":
-            if not isinstance(value, str):
-                raise ConfigError(f"option {name!r} must be a string, it is {value!r}")
-        else:
-            _check_number(name, value)
+        if wrong := _wrong_with(OPTIONS[name], value):
+            raise ConfigError(f"option {name!r} must be {wrong}, it is {value!r}")
     interval, ttl = options.get("heartbeat_interval"), options.get("owner_ttl")
     if interval is not None and ttl is not None and ttl < 2 * interval:
         raise ConfigError(
@@ -100,28 +93,17 @@ def check(options: Mapping[str, Any]) -> None:
         )
 
 
-def _check_number(name: str, value: Any) -> None:
+def _wrong_with(kind: str, value: Any) -> str:
+    """What an option of this type must be, where ``value`` is something else."""
+    if kind == "str":
+        return "" if isinstance(value, str) else "a string"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ConfigError(
-            f"option {name!r} must be a number, it is {value!r} ({type(value).__name__})"
-        )
+        return "a number"
     if not math.isfinite(value) or value <= 0:
-        raise ConfigError(f"option {name!r} must be greater than 0 and finite, it is {value!r}")
-    if OPTIONS[name] == "float" and value > LONGEST:
-        raise ConfigError(
-            f"option {name!r} must be at most {LONGEST:.0f} s (ten years), it is {value!r}"
-        )
-    if OPTIONS[name] == "int" and value != int(value):
-        raise ConfigError(f"option {name!r} must be a whole number, it is {value!r}")
-
-
-def unknown_option(name: str, valid: Iterable[str]) -> str:
-    """The error text for an unknown option, with the nearest valid name where one is near."""
-    import difflib  # whoever makes no mistake need not wait for it
-
-    nearest = difflib.get_close_matches(str(name), sorted(valid), n=1, cutoff=0.6)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return f"unknown option {name!r}{hint}"
+        return "greater than 0 and finite"
+    if kind == "float" and value > LONGEST:
+        return f"at most {LONGEST:.0f} s (ten years)"
+    return "a whole number" if kind == "int" and value != int(value) else ""
 
 
 #: Names of all options -> the names of their types.

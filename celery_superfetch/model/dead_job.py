@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
+from math import inf
 from typing import Any
 
 from ..errors import BadFilter
@@ -18,8 +19,9 @@ from .strikes import Recovery
 #: The digest of the payload; for a further item of the same bytes with a number behind it.
 FULL_ID = re.compile(r"[0-9a-f]{40}(-[0-9]{1,20})?")
 
-#: Fields of a job that its record has under the same names.
-AS_THEY_ARE = ("reason", "task", "task_id", "owner", "strikes", "recoveries")
+#: What the record of a job has of its fields as they are: the name there -> that here.
+STORED = {"queue": "queue_list", "app": "app_name", "node": "node", "reason": "reason"}
+STORED |= {name: name for name in ("task", "task_id", "owner", "strikes", "recoveries")}
 
 
 def utc(seconds: float | None) -> str | None:
@@ -67,10 +69,7 @@ class DeadJob:
         return digest(self.payload)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything there is to see, for people and for ``--json``.
-
-        The payload is text where it is UTF-8, else base64; the arguments are a view, cut.
-        """
+        """Everything there is to see, for people and for ``--json``; the arguments are cut."""
         args, kwargs = arguments(self.payload)
         return {
             **self.record(),
@@ -98,24 +97,18 @@ class DeadJob:
         return {
             "payload": payload,
             "encoding": encoding,
-            "queue": self.queue_list,
-            "app": self.app_name,
-            "node": self.node,
-            **{name: getattr(self, name) for name in AS_THEY_ARE},
+            **{name: getattr(self, field) for name, field in STORED.items()},
             "history": list(self.history),
         }
 
     @classmethod
     def load(cls, id: str, record: Mapping[str, Any], died_at: int) -> DeadJob:
         """Read a record back."""
-        text = record["payload"]
+        record, text = {"node": "", **record}, record["payload"]
         return cls(
             id=id,
             payload=base64.b64decode(text) if record["encoding"] == "base64" else text.encode(),
-            queue_list=record["queue"],
-            app_name=record["app"],
-            node=record.get("node", ""),
-            **{name: record[name] for name in AS_THEY_ARE},
+            **{field: record[name] for name, field in STORED.items()},
             history=tuple(_event(entry) for entry in record["history"]),
             died_at=died_at,
         )
@@ -133,15 +126,11 @@ def _event(entry: Any) -> Mapping[str, Any]:
 
 
 def dead_job(recovery: Recovery, id: str = "") -> DeadJob:
-    """What a killed job leaves in the dead set.
-
-    Arguments:
-        id: its name there, which tells copies of the same bytes apart.
-    """
+    """What a killed job leaves in the dead set, where ``id`` tells copies apart."""
     history = recovery.history
     if not recovery.counted:
-        lost = {"owner": recovery.job.owner, "reason": recovery.reason}
-        history += ({**lost, "strike": recovery.blame.value},)
+        owner, strike = recovery.job.owner, recovery.blame.value
+        history += ({"owner": owner, "reason": recovery.reason, "strike": strike},)
     return DeadJob(
         id=id or recovery.digest,
         payload=recovery.job.payload,
@@ -184,7 +173,7 @@ class DeadFilter:
                 raise BadFilter(f"the filter {name!r} is empty: leave it out, or say which")
         older, newer = self.older_than, self.newer_than
         for name, age in (("older_than", older), ("newer_than", newer)):
-            if age is not None and not 0 <= age < float("inf"):
+            if age is not None and not 0 <= age < inf:
                 raise BadFilter(f"the filter {name!r} must be seconds, 0 or more, it is {age!r}")
         if older is not None and newer is not None and older >= newer:
             raise BadFilter(
@@ -192,23 +181,15 @@ class DeadFilter:
             )
 
     def window(self, now: int) -> tuple[float, float]:
-        """The earliest and the latest time of death in server ms, both included.
-
-        Arguments:
-            now: server ms.
-        """
+        """The earliest and the latest time of death, both included; all in server ms."""
         newer, older = self.newer_than, self.older_than
         return (
-            float("-inf") if newer is None else now - newer * 1000,
-            float("inf") if older is None else now - older * 1000,
+            -inf if newer is None else now - newer * 1000,
+            inf if older is None else now - older * 1000,
         )
 
     def takes(self, job: DeadJob, separator: str) -> bool:
-        """Whether a job of the right age is meant.
-
-        Arguments:
-            separator: what kombu puts between a queue's name and a priority step.
-        """
+        """Whether a job of the right age is meant; kombu's ``separator`` ends a queue's name."""
         queue = job.queue_list.partition(separator)[0]
         return (
             (self.task is None or _like(job.task or "", self.task))

@@ -16,6 +16,9 @@ SCHEMA = 1
 #: Seconds between two tries while heartbeats fail.
 RETRY_INTERVAL = 1.0
 
+#: Fields that are text, here and there.
+TEXTS = "app", "node", "state", "run_id"
+
 #: The state of an owner whose event loop does not turn; it sends no heartbeat until it does.
 STUCK = "stuck"
 
@@ -46,13 +49,7 @@ class Facts:
     @classmethod
     def mine(cls, owner: str, process: ProcessImage, config: Config) -> Facts:
         """The first facts of an owner of this process."""
-        return cls(
-            owner=owner,
-            process=process,
-            heartbeat_interval=config.heartbeat_interval,
-            owner_ttl=config.owner_ttl,
-            app=config.app_name,
-        )
+        return cls(owner, process, config.heartbeat_interval, config.owner_ttl, config.app_name)
 
     def with_(self, **changes: Any) -> Facts:
         """A copy with some facts changed."""
@@ -60,18 +57,13 @@ class Facts:
 
     def dump(self) -> dict[str, str]:
         """Fields of the hash; ``registered_at`` and ``was`` are the server's to write."""
+        numbers = "heartbeat_interval", "owner_ttl"
         return {
             "schema": str(SCHEMA),
             **{name: str(value) for name, value in vars(self.process).items()},
-            "heartbeat_interval": repr(self.heartbeat_interval),
-            "owner_ttl": repr(self.owner_ttl),
-            "app": self.app,
-            "node": self.node,
-            "state": self.state,
-            "run_id": self.run_id,
-            "connections": json.dumps(self.connections),
-            "pool": json.dumps(self.pool),
-            "lists": json.dumps(self.lists),
+            **{name: repr(getattr(self, name)) for name in numbers},
+            **{name: getattr(self, name) for name in TEXTS},
+            **{name: json.dumps(getattr(self, name)) for name in ("connections", "pool", "lists")},
         }
 
     @classmethod
@@ -99,10 +91,7 @@ class Facts:
             ),
             heartbeat_interval=_float(text.get("heartbeat_interval"), config.heartbeat_interval),
             owner_ttl=_float(text.get("owner_ttl"), config.owner_ttl),
-            app=text.get("app", ""),
-            node=text.get("node", ""),
-            state=text.get("state", "running"),
-            run_id=text.get("run_id", ""),
+            **{name: text[name] for name in (*TEXTS, "was") if name in text},
             connections=tuple(_int(item) for item in _json(text.get("connections"), [])),
             pool=tuple(
                 (_int(child[0]), str(child[1]))
@@ -115,7 +104,6 @@ class Facts:
                 for name, expires in _json(text.get("lists"), {}).items()
             },
             registered_at=_int(text.get("registered_at")),
-            was=text.get("was", ""),
         )
 
 

@@ -31,7 +31,7 @@ _turn = threading.Condition(threading.RLock())
 #: Threads inside -> since when (monotonic s).
 _inside: dict[int, float] = {}
 #: Which thread wants to fork, and until when the others stay outside (monotonic s).
-_wanted = 0, 0.0
+_wanted = NOBODY = 0, 0.0
 _writing: list[logging.Handler] = []
 
 
@@ -83,7 +83,7 @@ def forked() -> None:
     """Let the others in again."""
     global _wanted
     with _turn:
-        _wanted = 0, 0.0
+        _wanted = NOBODY
         _turn.notify_all()
 
 
@@ -108,7 +108,7 @@ def _after_in_parent() -> None:
 
 def _after_in_child() -> None:
     global _turn, _wanted
-    _turn, _wanted = threading.Condition(threading.RLock()), (0, 0.0)
+    _turn, _wanted = threading.Condition(threading.RLock()), NOBODY
     _inside.clear()
     _writing.clear()
 

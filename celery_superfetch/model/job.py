@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
 from datetime import datetime, timezone
 from hashlib import sha1
 from math import inf
@@ -17,20 +17,20 @@ EARLIER = "superfetch"
 #: Header of a message that Celery sent because the last one's pool child was lost.
 CARRIED = "superfetch_strikes"
 
+#: What bytes can do to whoever reads them.
+UNREADABLE = ValueError, LookupError, TypeError, AttributeError, RecursionError
+
 #: The latest few are enough to tell the story; a header must not grow without bound.
 HISTORY = 20
 
 
 class Job(NamedTuple):
-    """One job in flight: whose it is, the list it came from and its exact bytes.
-
-    ``claim_id`` tells the claims of one owner apart, also two of the same bytes; it is empty
-    for a job that was read from somebody else's private list.
-    """
+    """One job in flight: whose it is, the list it came from and its exact bytes."""
 
     owner: str
     queue_list: str
     payload: bytes
+    #: Tells the claims of one owner apart; empty for one read from another's private list.
     claim_id: str = ""
 
     @property
@@ -42,9 +42,8 @@ class Job(NamedTuple):
     def title(self) -> str:
         """The job as logs name it."""
         envelope = parse(self.payload)
-        known = envelope.message is not None
-        name = envelope.task or ("unknown task" if known else "unparseable payload")
-        return f"{name}[{envelope.task_id or digest(self.payload)}]"
+        unnamed = "unknown task" if envelope.message is not None else "unparseable payload"
+        return f"{envelope.task or unnamed}[{envelope.task_id or digest(self.payload)}]"
 
 
 class Earlier(NamedTuple):
@@ -104,14 +103,13 @@ class Carried(NamedTuple):
         return {CARRIED: {**self._asdict(), "history": latest}} if self.strikes else {}
 
 
-@dataclass(frozen=True)
-class Envelope:
+class Envelope(NamedTuple):
     """What a payload says of itself; ``message`` is None where it is not a kombu message."""
 
     message: dict[str, Any] | None = None
     task: str | None = None
     task_id: str | None = None
-    carried: Carried = field(default_factory=Carried)
+    carried: Carried = Carried()
     #: When it is due (s since the epoch); 0 where it is at once, or cannot be read.
     eta: float = 0.0
 
@@ -131,26 +129,21 @@ def parse(payload: bytes) -> Envelope:
         headers = message.get("headers") or {}
         carried = Carried.of(headers)
         hash(properties["delivery_tag"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except UNREADABLE:
         return Envelope()
-    told = headers if "task" in headers else _protocol_1(message)
-    ids = told.get("id"), properties.get("correlation_id")
+    told = headers
+    if "task" not in headers:  # protocol 1: the body says it, as far as that can be read
+        with suppress(*UNREADABLE):
+            told = read_body(message)
+    told = told if isinstance(told, dict) else {}
+    task, *ids = told.get("task"), told.get("id"), properties.get("correlation_id")
     return Envelope(
         message,
-        _text(told.get("task")),
-        next(filter(None, map(_text, ids)), None),
+        task if isinstance(task, str) else None,
+        next((id for id in ids if id and isinstance(id, str)), None),
         carried,
         _eta(told.get("eta")),
     )
-
-
-def _protocol_1(message: dict[str, Any]) -> dict[str, Any]:
-    """What the body of a message says of it, as far as that can be read."""
-    try:
-        body = read_body(message)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
-    return body if isinstance(body, dict) else {}
 
 
 def read_body(message: dict[str, Any], most: float = inf) -> Any:
@@ -161,7 +154,7 @@ def read_body(message: dict[str, Any], most: float = inf) -> Any:
 
     Raises:
         NotRead: the text says why.
-        ValueError, KeyError, TypeError, AttributeError, RecursionError: it is no JSON.
+        UNREADABLE: it is no JSON.
     """
     kind, headers, body = message.get("content-type"), message.get("headers") or {}, message["body"]
     if kind != "application/json":
@@ -177,10 +170,6 @@ def read_body(message: dict[str, Any], most: float = inf) -> Any:
 
 class NotRead(ValueError):
     """A body that is left alone."""
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _eta(text: Any) -> float:

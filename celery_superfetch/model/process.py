@@ -6,7 +6,7 @@ import os
 import platform
 import secrets
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 
@@ -16,8 +16,7 @@ _own_pid = os.getpid()
 
 
 def own_pid() -> int:
-    """The pid of this process, without the system call: beside each send, that took a twentieth
-    of the CPU of a job."""
+    """The pid of this process; the system call beside each send took a twentieth of a job's CPU."""
     return _own_pid
 
 
@@ -61,38 +60,23 @@ class ProcessImage:
 
     def same_ground(self, other: ProcessImage) -> bool:
         """True where ``other``'s pid means the same as one's own: host, boot and namespace."""
-        return (self.host, self.boot_id, self.pid_namespace) == (
-            other.host,
-            other.boot_id,
-            other.pid_namespace,
-        )
+        ground = self.host, self.boot_id, self.pid_namespace
+        return ground == (other.host, other.boot_id, other.pid_namespace)
 
     def same_process(self, other: ProcessImage) -> bool:
         """True where both are, or were, programs of one and the same process."""
-        return self.same_ground(other) and (self.pid, self.start_time) == (
-            other.pid,
-            other.start_time,
-        )
+        return replace(self, image="") == replace(other, image="")
 
 
 @lru_cache(maxsize=1)
 def _current(pid: int) -> ProcessImage:
     return ProcessImage(
-        host=host_name(),
-        pid=pid,
-        start_time=start_time(pid) or "",
-        boot_id=boot_id(),
-        pid_namespace=pid_namespace(),
-        image=secrets.token_hex(6),
+        host_name(), pid, _look(pid)[1] or "", boot_id(), pid_namespace(), secrets.token_hex(6)
     )
 
 
 def mint_owner(image: ProcessImage) -> str:
-    """A fresh owner identity, ``host|pid|nonce``.
-
-    The nonce is made anew after a fork and after the owner learned that it was reaped: in a
-    container, host name and pid 1 come back with the next start.
-    """
+    """A fresh owner identity, ``host|pid|nonce``: in a container, host name and pid 1 come back."""
     return f"{image.host}|{image.pid}|{secrets.token_hex(6)}"
 
 
@@ -125,22 +109,16 @@ def start_time(pid: int) -> str | None:
 
 def look_at(pid: int, started: str) -> LocalProcess:
     """What became of the process that had ``pid`` and ``started``; valid on its own ground."""
-    if not _exists(pid):
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
         return LocalProcess.GONE
+    except PermissionError:  # somebody else's process, but a process
+        pass
     zombie, now = _look(pid)
     if now is not None and started and now != started:
         return LocalProcess.REUSED
     return LocalProcess.ZOMBIE if zombie else LocalProcess.RUNNING
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:  # somebody else's process, but a process
-        return True
-    return True
 
 
 def _look(pid: int) -> tuple[bool, str | None]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from .config import Config
 from .job import Envelope, Job, digest
@@ -43,13 +44,8 @@ class Counters:
     #: Strikes were recorded: they began with those that the message carries.
     recorded: bool = field(default=False, compare=False)
 
-    def strikes_after(self, carried: int) -> int:
-        """Strikes so far of a message that carries some."""
-        return self.strikes or (0 if self.recorded else carried)
 
-
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """When a job is killed, and when it goes on probation before."""
 
     #: Name of a task -> its strike limit; None for never killed.
@@ -63,14 +59,13 @@ class Limits:
         return cls(lambda _: config.strike_limit, config.recovery_limit)
 
 
-@dataclass(frozen=True)
-class Running:
+class Running(NamedTuple):
     """What a process was running, as it had recorded by its end."""
 
     #: Digests of the jobs that ran; one that has had its strike counts, without its name.
     digests: tuple[str, ...] = ()
     #: Digest -> claim id.
-    claim_ids: Mapping[str, str] = field(default_factory=dict)
+    claim_ids: Mapping[str, str] = MappingProxyType({})
     #: The one that was on probation and had the process for itself; it may have died before it
     #: began, by whoever decoded it.
     alone: str = ""
@@ -128,9 +123,9 @@ class Recovery:
         Arguments:
             waits: its ETA lies ahead: on probation it would have a process for itself till then.
         """
-        limit = limits.strikes(envelope.task)
-        strikes = _strikes(counters.strikes_after(envelope.carried.strikes), blame, limit)
-        recoveries = counters.recoveries + 1
+        limit, carried = limits.strikes(envelope.task), envelope.carried
+        before = counters.strikes or (0 if counters.recorded else carried.strikes)
+        strikes, recoveries = _strikes(before, blame, limit), counters.recoveries + 1
         return cls(
             job=job,
             reason=reason,
@@ -139,7 +134,7 @@ class Recovery:
             blame=blame,
             strikes=strikes,
             recoveries=recoveries,
-            history=(*envelope.carried.history, *counters.history),
+            history=(*carried.history, *counters.history),
             limit=limit,
             probation=limit is not None
             and not waits

@@ -34,22 +34,12 @@ class Reason(Enum):
         return self in _DEAD
 
 
-_DEAD = frozenset(
-    {
-        Reason.PROCESS_GONE,
-        Reason.PROCESS_ZOMBIE,
-        Reason.PID_REUSED,
-        Reason.SUPERSEDED,
-        Reason.STUCK,
-        Reason.DISCONNECTED,
-        Reason.SILENT,
-    }
-)
 _LOCAL = {
     LocalProcess.GONE: Reason.PROCESS_GONE,
     LocalProcess.ZOMBIE: Reason.PROCESS_ZOMBIE,
     LocalProcess.REUSED: Reason.PID_REUSED,
 }
+_DEAD = {*_LOCAL.values(), Reason.SUPERSEDED, Reason.STUCK, Reason.DISCONNECTED, Reason.SILENT}
 
 #: Missed heartbeats after which the loss of an owner's connections counts as its death.
 MISSED_HEARTBEATS = 2
@@ -79,7 +69,7 @@ class Evidence:
 
 
 def judge(evidence: Evidence) -> Reason:
-    """The table of ``docs/how_it_works``, row by row; never raises, never asks anybody."""
+    """The table of ``docs/how_it_works``, row by row."""
     if evidence.reaped:
         return Reason.REAPED
     silent = evidence.silent_for or 0.0

@@ -22,12 +22,7 @@ class Watch:
         self._still: dict[str, tuple[int, float]] = {}
 
     def look(self, quiet: Mapping[str, int], now: float) -> None:
-        """Take in one look.
-
-        Arguments:
-            quiet: the owners that did not write since the look before -> their score.
-            now: monotonic seconds of this look.
-        """
+        """Take in one look: the owners that did not write since the one before -> their score."""
         before = self._last
         if before is None or now - before > self.longest_gap:
             self._still = {}
@@ -40,25 +35,20 @@ class Watch:
         self._last = now
 
     def _since(self, owner: str, score: int, before: float, now: float) -> tuple[int, float]:
-        known = self._still.get(owner)
-        if known is None:
-            return (score, before)
+        known = self._still.get(owner, (score, before))
         return known if known[0] == score else (score, now)
 
     def interrupt(self) -> None:
         """A look failed: whatever happened to others may have happened to us."""
-        self._last = None
-        self._still = {}
+        self._last, self._still = None, {}
 
     def silent_for(self, owner: str, score: int, now: float) -> float | None:
         """Seconds ``owner`` has stood still at ``score``; 0 if it is heard, None: unknown."""
         last = self._last  # another thread may look meanwhile
         if last is None or now - last > self.longest_gap:
             return None
-        known = self._still.get(owner)
-        if known is None or known[0] != score:
-            return 0.0
-        return now - known[1]
+        known, since = self._still.get(owner, (None, now))
+        return now - since if known == score else 0.0
 
     def silent(self, now: float, silence: float) -> list[str]:
         """Owners that stood still for at least ``silence`` seconds."""

@@ -116,7 +116,7 @@ class LostRuns:
             [counters] = self.judge.counters([digest(job.payload)])
             recovery = Recovery.of(
                 job,
-                replace(envelope, carried=carried),
+                envelope._replace(carried=carried),
                 counters,
                 reason=reason,
                 app_name=self.config.app_name,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from celery_superfetch.model.job import Carried, Envelope, Job, digest
@@ -132,7 +130,7 @@ def test_a_lower_limit_takes_no_strike_back() -> None:
 
 def test_strikes_that_the_message_carries_count() -> None:
     carried = Carried(strikes=2, since=1, history=({"at": 1},))
-    struck = replace(KNOWN, carried=carried)
+    struck = KNOWN._replace(carried=carried)
     first = recovery(struck, Counters(recoveries=4))
     assert (first.strikes, first.recoveries) == (3, 5)
     assert first.history == ({"at": 1},)
