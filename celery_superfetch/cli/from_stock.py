@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import StillInUse
@@ -23,131 +23,100 @@ class Left:
     """A job that stays in the hash, and why."""
 
     tag: str
-    task: str | None
-    task_id: str | None
-    exchange: str
-    routing_key: str
     why: str
+    task: str | None = None
+    task_id: str | None = None
+    exchange: str = ""
+    routing_key: str = ""
 
 
 @dataclass
 class Migrated:
-    """What one pass found and did."""
+    """What one pass found and did; its fields are those of ``--json``."""
 
     found: int = 0
     taken: int = 0
-    #: Queue list -> jobs that went there.
-    queues: Counter[str] = field(default_factory=Counter)
-    #: Jobs that went to several queues: which of them had delivered it, stock does not say.
-    copied: int = 0
-    #: Jobs that were delivered later than asked for.
-    younger: int = 0
-    #: Acked, or delivered anew, while we looked.
-    gone: int = 0
+    queues: Counter[str] = field(default_factory=Counter)  # queue list -> jobs that went there
+    copied: int = 0  # to several queues: stock does not say which of them had delivered it
+    younger: int = 0  # delivered later than asked for
+    gone: int = 0  # acked, or delivered anew, while we looked
     left: list[Left] = field(default_factory=list)
-    #: Consumers that were connected; None: the server may not be asked.
+    #: Those that were connected; None: the server may not be asked.
     consumers: list[StockConsumer] | None = field(default_factory=list)
     dry_run: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {**asdict(self), "queues": dict(self.queues)}
 
-
-class Migration:
-    """One pass over the hash; holds no loop and no thread.
+def take_over(
+    unacked: Unacked,
+    routes: Routes,
+    *,
+    force: bool = False,
+    older_than: float = 0.0,
+    otherwise: str = "",
+    dry_run: bool = False,
+) -> Migrated:
+    """Take over what nobody can hold any more; raises StillInUse if that is not sure.
 
     Arguments:
         routes: where kombu would put a message.
+        force: also while stock consumers are connected.
+        older_than: only jobs that were delivered more than so many seconds ago.
+        otherwise: queue for jobs whose exchange and routing key lead to none.
+        dry_run: count, change nothing.
     """
+    # The jobs first, the consumers after: whoever connects later holds none of these, and
+    # whoever held one of these and still lives is still connected.
+    deliveries = unacked.deliveries()
+    report = Migrated(len(deliveries), consumers=unacked.consumers(), dry_run=dry_run)
+    if deliveries and report.consumers != [] and not force and not dry_run:
+        raise StillInUse(_refusal(report.consumers, len(deliveries)))
+    if older_than:
+        until = unacked.database.server_time() // 1000 - older_than
+        deliveries = [one for one in deliveries if one.since < until]
+        report.younger = report.found - len(deliveries)
+    # Newest first, each to the front of its queue: the oldest is claimed next, also when
+    # this pass is killed and another goes on.
+    for at in range(0, len(deliveries), BATCH):
+        _take_batch(unacked, deliveries[at : at + BATCH], routes, otherwise, report)
+    return report
 
-    def __init__(self, unacked: Unacked, routes: Routes) -> None:
-        self.unacked = unacked
-        self.routes = routes
 
-    def run(
-        self,
-        *,
-        force: bool = False,
-        older_than: float = 0.0,
-        otherwise: str = "",
-        dry_run: bool = False,
-    ) -> Migrated:
-        """Take over what nobody can hold any more.
-
-        Arguments:
-            force: also while stock consumers are connected.
-            older_than: only jobs that were delivered more than so many seconds ago.
-            otherwise: queue for jobs whose exchange and routing key lead to none.
-            dry_run: count, change nothing.
-
-        Raises:
-            StillInUse: a stock consumer is connected, or the server may not be asked.
-            redis.exceptions.RedisError: the server could not be asked, or refused.
-        """
-        report = Migrated(dry_run=dry_run)
-        # The jobs first, the consumers after: whoever connects later holds none of these, and
-        # whoever held one of these and still lives is still connected.
-        deliveries = self.unacked.deliveries()
-        report.found = len(deliveries)
-        report.consumers = self.unacked.consumers()
-        if deliveries and report.consumers != [] and not force and not dry_run:
-            raise StillInUse(_refusal(report.consumers, len(deliveries)))
-        if older_than:
-            seconds = self.unacked.database.server_time() // 1000
-            old = [one for one in deliveries if one.since < seconds - older_than]
-            report.younger = len(deliveries) - len(old)
-            deliveries = old
-        # Newest first, each to the front of its queue: the oldest is claimed next, also when
-        # this pass is killed and another goes on.
-        for at in range(0, len(deliveries), BATCH):
-            self._batch(deliveries[at : at + BATCH], otherwise, report)
-        return report
-
-    def _batch(self, deliveries: list[Delivery], otherwise: str, report: Migrated) -> None:
-        jobs: list[tuple[StockJob, Mapping[str, int]]] = []
-        for delivery, value in zip(deliveries, self.unacked.read(deliveries), strict=True):
-            if value is None:
-                report.gone += 1
-                continue
-            job = StockJob.parse(delivery, value)
-            if job is None:
-                report.left.append(_left(delivery, None, "it is not a kombu message"))
-                continue
-            lists = self.routes(job.message, job.exchange, job.routing_key)
+def _take_batch(
+    unacked: Unacked, batch: list[Delivery], routes: Routes, otherwise: str, report: Migrated
+) -> None:
+    jobs: list[tuple[StockJob, Mapping[str, int]]] = []
+    for delivery, value in zip(batch, unacked.read(batch), strict=True):
+        if value is None:
+            report.gone += 1
+        elif (job := StockJob.parse(delivery, value)) is None:
+            tag = delivery.tag.decode(errors="replace")
+            report.left.append(Left(tag, "it is not a kombu message"))
+        else:
+            lists = routes(job.message, job.exchange, job.routing_key)
             if not lists and otherwise:
-                lists = self.routes(job.message, "", otherwise)
+                lists = routes(job.message, "", otherwise)
             if lists:
                 jobs.append((job, lists))
             else:
-                report.left.append(_left(delivery, job, "no queue is bound for it"))
-        if not jobs:
-            return
-        outcomes = [b"ok"] * len(jobs)
-        if not report.dry_run:
-            outcomes = self.unacked.move(jobs)
-        for (job, lists), outcome in zip(jobs, outcomes, strict=True):
-            if outcome == b"ok":
-                report.taken += 1
-                report.queues.update(list(lists))
-                report.copied += len(lists) > 1
-            elif outcome == b"gone":
-                report.gone += 1
-            else:
-                why = f"{' or '.join(lists)} is no queue, the key holds something else"
-                report.left.append(_left(job.delivery, job, why))
+                report.left.append(_left(job, "no queue is bound for it"))
+    if not jobs:
+        return
+    outcomes = [b"ok"] * len(jobs) if report.dry_run else unacked.move(jobs)
+    for (job, lists), outcome in zip(jobs, outcomes, strict=True):
+        if outcome == b"ok":
+            report.taken += 1
+            report.queues.update(list(lists))
+            report.copied += len(lists) > 1
+        elif outcome == b"gone":
+            report.gone += 1
+        else:
+            why = f"{' or '.join(lists)} is no queue, the key holds something else"
+            report.left.append(_left(job, why))
 
 
-def _left(delivery: Delivery, job: StockJob | None, why: str) -> Left:
-    headers = (job.message.get("headers") if job else None) or {}
-    return Left(
-        tag=delivery.tag.decode(errors="replace"),
-        task=headers.get("task"),
-        task_id=headers.get("id"),
-        exchange=job.exchange if job else "",
-        routing_key=job.routing_key if job else "",
-        why=why,
-    )
+def _left(job: StockJob, why: str) -> Left:
+    tag, headers = job.delivery.tag.decode(errors="replace"), job.message.get("headers") or {}
+    return Left(tag, why, headers.get("task"), headers.get("id"), job.exchange, job.routing_key)
 
 
 def _refusal(consumers: list[StockConsumer] | None, jobs: int) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -43,12 +45,12 @@ def migrate(session: Session, wait: float, **options: Any) -> None:
     """
     from ..app.queues import routes_of
     from ..store.unacked import Unacked
-    from .from_stock import Migration
+    from .from_stock import take_over
 
     with routes_of(session.app) as routes:
-        migration = Migration(Unacked(session.reaper.database, *routes.unacked), routes)
-        report = _patiently(wait, lambda: migration.run(**options))
-    session.say(report.as_dict(), lambda: _migrated(session, report))
+        unacked = Unacked(session.reaper.database, *routes.unacked)
+        report = _patiently(wait, lambda: take_over(unacked, routes, **options))
+    _say(session, report, _migrated)
     if report.left:
         raise click.exceptions.Exit(1)
 
@@ -71,7 +73,7 @@ def drain(session: Session, force: bool, forget: bool, dry_run: bool, wait: floa
         if forget and not dry_run:
             _patiently(wait, lambda: give_back.forget(report))
     finally:
-        session.say(report.as_dict(), lambda: _given_back(session, report))
+        _say(session, report, _given_back)
     if report.errors or (report.in_flight and not dry_run):
         raise click.exceptions.Exit(1)
 
@@ -81,13 +83,16 @@ def _patiently(wait: float, run: Callable[[], T]) -> T:
     from ..errors import StillInUse
 
     until = time.monotonic() + wait
-    while True:
-        try:
+    while time.monotonic() < until:
+        with suppress(StillInUse):
             return run()
-        except StillInUse:
-            if time.monotonic() >= until:
-                raise
         time.sleep(AGAIN)
+    return run()
+
+
+def _say(session: Session, report: Any, text: Callable[[Session, Any], None]) -> None:
+    document = {**asdict(report), "queues": dict(report.queues)}
+    session.say(document, lambda: text(session, report))
 
 
 def _migrated(session: Session, report: Migrated) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from ..errors import StillInUse
 from ..model.facts import Facts
@@ -34,43 +33,28 @@ class Alive:
     host: str
     pid: int
     in_flight: int
-    #: Seconds since its last heartbeat, by the server's clock.
-    heartbeat_age: float
+    heartbeat_age: float  # s, by the server's clock
     reason: str
 
 
 @dataclass
 class GivenBack:
-    """What one drain found and did."""
+    """What one drain found and did; its fields are those of ``--json``."""
 
-    #: Owners that were marked reaped -> why.
-    owners: dict[str, str] = field(default_factory=dict)
-    #: Owners that live: with ``force`` they were drained all the same.
-    alive: list[Alive] = field(default_factory=list)
+    owners: dict[str, str] = field(default_factory=dict)  # marked reaped -> why
+    alive: list[Alive] = field(default_factory=list)  # with ``force`` drained all the same
     given_back: int = 0
-    #: Queue list -> jobs that went there.
-    queues: Counter[str] = field(default_factory=Counter)
-    #: Jobs that are still in private lists.
-    in_flight: int = 0
-    #: Jobs of the dead set: they stay there.
-    dead_set: int = 0
-    #: Other keys of ours that are left, and those that were deleted.
-    keys: int = 0
+    queues: Counter[str] = field(default_factory=Counter)  # queue list -> jobs that went there
+    in_flight: int = 0  # jobs that are still in private lists
+    dead_set: int = 0  # jobs that stay there
+    keys: int = 0  # others of ours that are left
     deleted: int = 0
     errors: int = 0
     dry_run: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {**asdict(self), "queues": dict(self.queues)}
-
 
 class GiveBack:
-    """One drain of the whole database; holds no loop and no thread.
-
-    What it gives back is requeued: in order, to the front of the queue it came from, and not
-    counted against the job.
-    """
+    """One drain: jobs are requeued in order, to their queue's front, and not counted against."""
 
     def __init__(self, reaper: Reaper) -> None:
         self.reaper = reaper
@@ -78,15 +62,11 @@ class GiveBack:
         self.lists = reaper.lists
 
     def run(self, *, force: bool = False, dry_run: bool = False) -> GivenBack:
-        """Give back what dead owners hold, if no owner lives.
+        """Give back what dead owners hold; raises StillInUse while one lives.
 
         Arguments:
             force: mark the living reaped, too. They learn it by their next heartbeat.
             dry_run: count, change nothing.
-
-        Raises:
-            StillInUse: an owner lives and ``force`` is not set.
-            redis.exceptions.RedisError: the registry could not be read.
         """
         report, errors = GivenBack(dry_run=dry_run), Pass(dry_run=dry_run)
         self.reaper.sweep(errors)
@@ -112,19 +92,12 @@ class GiveBack:
         return report
 
     def _alive(self, judged: list[tuple[Facts, int, Reason]]) -> list[Alive]:
-        living = [(f, score, v) for f, score, v in judged if not v.dead]
-        sizes = self.lists.sizes([(facts.owner, facts.lists) for facts, _, _ in living])
+        living = [(f, f.owner, score, v.value) for f, score, v in judged if not v.dead]
+        sizes = self.lists.sizes([(owner, facts.lists) for facts, owner, _, _ in living])
         now = self.reaper.database.server_time()
         return [
-            Alive(
-                owner=facts.owner,
-                host=facts.process.host,
-                pid=facts.process.pid,
-                in_flight=sizes.get(facts.owner, 0),
-                heartbeat_age=max(0, now - score) / 1000,
-                reason=verdict.value,
-            )
-            for facts, score, verdict in living
+            Alive(o, f.process.host, f.process.pid, sizes.get(o, 0), max(0, now - at) / 1000, why)
+            for f, o, at, why in living
         ]
 
     def _mark(self, facts: Facts, score: int, verdict: Reason, report: GivenBack) -> None:
@@ -163,8 +136,6 @@ class GiveBack:
             act = suspects.size if report.dry_run else suspects.give_back
             report.queues[queue_list] += act(queue_list)
 
-    # -- what is left
-
     def _look_around(self, report: GivenBack) -> Sequence[bytes]:
         """Count what is left; returns the keys that are neither jobs' nor the dead set's."""
         report.in_flight, doomed = self.reaper.keyspace.left()
@@ -174,48 +145,43 @@ class GiveBack:
     def forget(self, report: GivenBack) -> None:
         """Delete our bookkeeping; never a private list, and never the dead set.
 
-        Raises:
-            StillInUse: jobs are in flight, or a claim could still land; nothing was deleted.
+        While jobs are in flight, or a claim could still land, it raises StillInUse instead.
         """
         doomed = self._look_around(report)
-        self._check_over(report)
-        report.deleted += self.reaper.keyspace.delete(doomed)
-        report.keys = 0
-
-    def _check_over(self, report: GivenBack) -> None:
+        why = "nothing was forgotten: "
         if report.in_flight:
-            raise StillInUse(
-                f"nothing was forgotten: {report.in_flight} jobs are still in private lists"
-            )
+            raise StillInUse(f"{why}{report.in_flight} jobs are still in private lists")
         if owners := self.registry.owners():
-            raise StillInUse(f"nothing was forgotten: {', '.join(owners)} is registered; stop it")
+            raise StillInUse(f"{why}{', '.join(owners)} is registered; stop it")
         tombstones = self.registry.tombstones()
         now, run = self.reaper.database.server_time(), run_id(self.registry.client)
         for owner, facts in self.registry.facts(tombstones).items():
             seconds = (tombstones[owner] - now) / 1000
             # Its blocking read may still claim, unless the server has none of its connections.
             if seconds > 0 and self.registry.connected(facts, run) is not False:
-                raise StillInUse(
-                    f"nothing was forgotten: a claim of {owner} may still land. Drain again in "
-                    f"{seconds:.0f} s"
-                )
+                what = f"a claim of {owner} may still land. Drain again in {seconds:.0f} s"
+                raise StillInUse(why + what)
+        report.deleted += self.reaper.keyspace.delete(doomed)
+        report.keys = 0
 
 
 def _refusal(alive: list[Alive]) -> str:
-    rows = "".join(
-        f"\n  {one.owner}: {one.in_flight} jobs in flight, last heartbeat "
-        f"{one.heartbeat_age:.0f} s ago; {_advice(one)}"
-        for one in alive
-    )
+    rows = ""
+    for one in alive:
+        known = one.reason in (Reason.RUNNING.value, Reason.RUNNING_SILENT.value)
+        rows += (
+            f"\n  {one.owner}: {one.in_flight} jobs in flight, last heartbeat "
+            f"{one.heartbeat_age:.0f} s ago; "
+        )
+        rows += (
+            f"{one.reason}: kill -TERM {one.pid}"
+            if known
+            else f"pid {one.pid} on {one.host}; if it is gone, drain again until its silence is "
+            "known"
+        )
     return (
         f"nothing was moved. Owners that are alive, or not yet known to be dead:{rows}\n"
         "Stop these workers by TERM, wait until they have ended (--wait SECONDS waits for it), "
         "and drain again. --force takes their jobs all the same; what a living worker runs then "
         "runs twice, and it claims again until it is stopped"
     )
-
-
-def _advice(one: Alive) -> str:
-    if one.reason in (Reason.RUNNING.value, Reason.RUNNING_SILENT.value):
-        return f"{one.reason}: kill -TERM {one.pid}"
-    return f"pid {one.pid} on {one.host}; if it is gone, drain again until its silence is known"

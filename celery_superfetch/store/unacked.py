@@ -29,10 +29,8 @@ class StockJob:
     """A job that was delivered by stock kombu and not acked."""
 
     delivery: Delivery
-    #: What kombu wrote: a JSON list of the message, its exchange and its routing key.
-    value: bytes
-    #: Where in ``value`` the message stands.
-    start: int
+    value: bytes  # as kombu wrote it: a JSON list of the message, its exchange and routing key
+    start: int  # of the message in it
     end: int
     message: dict[str, Any]
     exchange: str
@@ -65,22 +63,18 @@ class StockConsumer:
     id: int
     address: str
     name: str
-    #: Seconds since it connected, and since it last sent a command.
-    age: int
-    idle: int
+    age: int  # s since it connected
+    idle: int  # s since it last sent a command
 
     def __str__(self) -> str:
-        name = f" ({self.name})" if self.name else ""
-        times = f"connected for {self.age} s, idle for {self.idle} s"
-        return f"id {self.id}: {self.address}{name}, {times}"
+        who = f"id {self.id}: {self.address}" + (f" ({self.name})" if self.name else "")
+        return f"{who}, connected for {self.age} s, idle for {self.idle} s"
 
 
 class Unacked(Structure):
     """Stock kombu's hash of unacked messages and its index by time of delivery.
 
-    Arguments:
-        name: kombu's ``unacked_key``.
-        index: kombu's ``unacked_index_key``.
+    Arguments: kombu's ``unacked_key`` and ``unacked_index_key``.
     """
 
     def __init__(self, database: Database, name: str, index: str) -> None:
@@ -92,9 +86,8 @@ class Unacked(Structure):
     def consumers(self) -> list[StockConsumer] | None:
         """Connections to this database whose latest command is BRPOP; None where we may not ask.
 
-        A stock consumer keeps one connection for nothing but BRPOP, from its first wait for jobs to
-        its end: also while its prefetch is full, and in a warm shutdown until the last job is done.
-        So does whoever waits for a reply: of those our own workers' are known by their name.
+        A stock consumer keeps one for nothing else to its very end, and so does whoever waits for a
+        reply: of those our own workers' are known by their name.
         """
         try:
             rows: Any = self.client.client_list()
@@ -103,11 +96,7 @@ class Unacked(Structure):
         db = str(self.client.connection_pool.connection_kwargs.get("db") or 0)
         return [
             StockConsumer(
-                int(row["id"]),
-                row.get("addr", ""),
-                row.get("name", ""),
-                int(row.get("age", 0)),
-                int(row.get("idle", 0)),
+                int(row["id"]), row["addr"], row["name"], int(row["age"]), int(row["idle"])
             )
             for row in rows
             if row.get("cmd") == "brpop" and row.get("db") == db and not is_ours(row)
@@ -120,10 +109,9 @@ class Unacked(Structure):
     def deliveries(self) -> list[Delivery]:
         """All entries, the newest first; those that the index does not know last."""
         rows: Any = self.client.zrange(self.index, 0, -1, desc=True, withscores=True)
-        known = {tag: float(score) for tag, score in rows}
         names: Any = self.client.hkeys(self.name)
-        there = set(names)
-        listed = [Delivery(tag, since) for tag, since in known.items() if tag in there]
+        known, there = dict(rows), set(names)
+        listed = [Delivery(tag, float(since)) for tag, since in rows if tag in there]
         # kombu restores by the index alone: without a row there a job waits for ever.
         return listed + [Delivery(tag, 0.0) for tag in names if tag not in known]
 
@@ -134,8 +122,7 @@ class Unacked(Structure):
 
     def move(self, jobs: Sequence[tuple[StockJob, Mapping[str, int]]]) -> list[bytes]:
         """``take`` jobs now."""
-        outcomes: list[bytes] = self.scripts.ask(self.take(jobs))
-        return outcomes
+        return list(self.scripts.ask(self.take(jobs)))
 
     def take(self, jobs: Sequence[tuple[StockJob, Mapping[str, int]]]) -> Call:
         """The call that moves jobs to their queues; a reply for each, see ``migrate.lua``.
@@ -143,26 +130,14 @@ class Unacked(Structure):
         Arguments:
             jobs: the newest delivery first, each with its queue lists -> ms of their x-expires.
         """
-        keys = self.keys
-        lists: dict[str, int] = {}
-        for _, targets in jobs:
-            lists.update(targets)
+        keys, lists = self.keys, {name: ms for _, targets in jobs for name, ms in targets.items()}
         number = {name: at for at, name in enumerate(lists, 1)}
         args: list[Any] = [int(self.config.strike_window), len(lists), *lists.values()]
         for job, targets in jobs:
             seen = digest(job.value)
             # Lua counts from 1 and includes the last byte.
             args += [job.delivery.tag, repr(job.delivery.since), seen, job.start + 1, job.end]
-            args += [len(targets), *(number[name] for name in targets)]
-        return Call(
-            "migrate",
-            [
-                self.name,
-                self.index,
-                keys.recovered,
-                keys.stats,
-                *(keys.queue(name) for name in lists),
-                *(keys.recoveries(digest(job.payload)) for job, _ in jobs),
-            ],
-            args,
-        )
+            args += [len(targets), *map(number.__getitem__, targets)]
+        names = [self.name, self.index, keys.recovered, keys.stats, *map(keys.queue, lists)]
+        names += [keys.recoveries(digest(job.payload)) for job, _ in jobs]
+        return Call("migrate", names, args)

@@ -37,8 +37,7 @@ def is_only_named(request: Any) -> bool:
 def _cut_short(done: Callable[[Any], Any], exc_info: Any) -> None:
     """Tell each request of a batch what Celery tells that of a job.
 
-    Arguments:
-        done: acks those that were not acked before. Nothing else knows which they are.
+    ``done`` acks those that were not acked before; nothing else knows which they are.
     """
     requests: list[Any] = []
     token = _named.set(requests)

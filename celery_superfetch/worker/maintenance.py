@@ -25,14 +25,9 @@ logger = get_logger(__name__)
 #: Seconds between two looks at the processes of this host. A look costs no command.
 LOOK_INTERVAL = 1.0
 
-#: Processes that each worker looks at: one would do if all of them knew of the same neighbours,
-#: and none could be frozen. If each looked at all, 200 on a host would use up some cores for it.
+#: Processes that each worker looks at: one would do if all knew of the same neighbours and none
+#: could be frozen. If each looked at all, 200 on a host would use up some cores for it.
 LOOKS = 4
-
-#: Lock scope of passes that one death on this host, or one silence elsewhere, set off. All
-#: workers see it in the same second, and one pass is enough.
-LOCK_LOCAL = "host:{host}"
-LOCK_REMOTE = "remote"
 
 
 class MaintenanceThread(threading.Thread):
@@ -60,7 +55,6 @@ class MaintenanceThread(threading.Thread):
                     logger.exception("Maintenance failed; it goes on.")
 
     def stop(self) -> None:
-        """Stop after the pass under way."""
         self._stopped.set()
 
 
@@ -76,21 +70,18 @@ class Rounds:
         self._next_look: dict[str, float] = {}
 
     def go(self, now: float) -> None:
-        """One round.
-
-        Raises:
-            redis.exceptions.RedisError: the broker cannot be asked; nobody is convicted.
-        """
-        interval = self.reaper.config.reap_interval
+        """One round; raises RedisError when the broker cannot be asked, and convicts nobody."""
+        # All workers see a death, or a silence, in the same second, and one pass is enough.
         if self._sees_death():  # others may have died with it
-            scope = LOCK_LOCAL.format(host=ProcessImage.current().host)
-            self.note(self.reaper.reap(self._neighbours(), lock=scope, lock_for=LOOK_INTERVAL / 2))
-        silent = self._due(now)
-        if silent:
-            self.note(self.reaper.reap(silent, lock=LOCK_REMOTE, lock_for=LOOK_INTERVAL / 2))
+            self._reap(self._neighbours(), f"host:{ProcessImage.current().host}")
+        if silent := self._due(now):
+            self._reap(silent, "remote")
         if now >= self._next_pass:
-            self._next_pass = now + interval
+            self._next_pass = now + self.reaper.config.reap_interval
             self.note(scheduled_pass(self.reaper))
+
+    def _reap(self, owners: list[str], lock: str) -> None:
+        self.note(self.reaper.reap(owners, lock=lock, lock_for=LOOK_INTERVAL / 2))
 
     def note(self, report: Report) -> None:
         """Know of suspects before the next heartbeat tells."""
@@ -100,16 +91,14 @@ class Rounds:
         """Whether one of those that are looked at is gone; costs a command for a new face alone."""
         here, watched = ProcessImage.current(), self._watched()
         same_pid = by_pid([*self._facts.values(), self.membership.heart.facts])
-        return any(
-            judge(local_evidence(facts, here, same_pid[facts.process.pid], None)).dead
-            for facts in watched
-        )
+        evidence = (local_evidence(f, here, same_pid[f.process.pid], None) for f in watched)
+        return any(judge(one).dead for one in evidence)
 
     def _watched(self) -> list[Facts]:
         """The next few after this one, in a ring of all that live on this ground.
 
-        Wherever there are dead and living ones in it, somebody living comes right before a dead
-        one. So each death is seen, and nobody looks at everybody.
+        Somebody living comes right before each row of dead ones: each death is seen, and nobody
+        looks at everybody.
         """
         own, here = self.membership.owner, ProcessImage.current()
         after = sorted(self._neighbours(), key=lambda owner: (owner < own, owner))
@@ -119,10 +108,9 @@ class Rounds:
         found: list[Facts] = []
         for at in range(0, len(after), LOOKS):
             names = after[at : at + LOOKS]
-            new = [owner for owner in names if owner not in self._facts]
-            if new:
+            if new := [owner for owner in names if owner not in self._facts]:
                 self._facts.update(self.reaper.registry.facts(new))
-            known = [self._facts[owner] for owner in names]
+            known = map(self._facts.__getitem__, names)
             found += [facts for facts in known if here.same_ground(facts.process)]
             if len(found) >= LOOKS:
                 break
@@ -135,8 +123,7 @@ class Rounds:
         """Silent owners that are worth a verdict now: at once, then at each heartbeat."""
         interval = self.reaper.config.heartbeat_interval
         silent = self.membership.heart.watch.silent(now, MISSED_HEARTBEATS * interval)
-        self._next_look = {o: t for o, t in self._next_look.items() if o in silent}
-        due = [owner for owner in silent if now >= self._next_look.get(owner, 0.0)]
-        for owner in due:
-            self._next_look[owner] = now + interval
+        self._next_look = {owner: self._next_look.get(owner, 0.0) for owner in silent}
+        due = [owner for owner, look in self._next_look.items() if now >= look]
+        self._next_look |= dict.fromkeys(due, now + interval)
         return due

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..model import forks
 from ..transport.deliveries import delivery_of
+from .private_names import check_started
 
 #: Seconds between two tries of a pool to fork.
 AGAIN = 0.05
@@ -18,23 +18,26 @@ def request_of(accept_callback: Any) -> Any:
     return getattr(accept_callback, "__self__", None)
 
 
-def discard(pool: Any, request: Any) -> None:
-    """Let ``pool`` forget a job that it could not be given whole."""
-    for job in list(pool._pool._cache.values()):
-        if request_of(job._accept_callback) is request:
-            job.discard()
+def mend(pool: Any, forget: Callable[[Any], None], call_later: Callable[..., object]) -> None:
+    """Have ``pool`` do otherwise all that follows.
+
+    Arguments:
+        forget: gets the requests of jobs that it had not begun with, and forgets.
+        call_later: calls a function in the worker's loop after some seconds.
+    """
+    check_started(pool)
+    keep_what_runs(pool, forget)
+    read_on(pool)
+    hear_the_dead(pool)
+    postpone_forks(pool, call_later)
 
 
 def keep_what_runs(pool: Any, forget: Callable[[Any], None]) -> None:
     """Let ``pool`` remember, when it is flushed, what its children run or are about to.
 
-    Its worker flushes it when it loses the connection. Celery lets it forget all that no child has
-    accepted: the broker is going to deliver that again. With us a running job stays its owner's,
-    so somebody has to wait for its result.
-
-    Arguments:
-        forget: called with the requests of jobs that it had not begun with, and forgets; the
-            newest first.
+    Its worker flushes it when it loses the connection, and Celery has it forget all that no child
+    has accepted. With us a running job stays its owner's, so somebody has to wait for its result.
+    What it had not begun with it forgets, the newest first.
     """
     flush = pool.flush
 
@@ -68,8 +71,7 @@ def keep_what_runs(pool: Any, forget: Callable[[Any], None]) -> None:
 def _can_be_read(job: Any) -> bool:
     """Whether a child may read this job already, and start it.
 
-    If that has died, the job has to be known all the same: for the pool to see that its pipe is not
-    given to the next child, who would find the job in it.
+    One that has died counts, too: the pool has to see that its pipe is not given to the next child.
     """
     request = request_of(job._accept_callback)
     delivery = delivery_of(getattr(request, "message", None))
@@ -77,11 +79,7 @@ def _can_be_read(job: Any) -> bool:
 
 
 def _remember(processes: Any, kept: dict[Any, Any]) -> None:
-    """Celery 5.5 forgets running jobs, too.
-
-    Also of a child that has died a moment ago: the pool has yet to see that, and to read the result
-    that it may have left.
-    """
+    """Celery 5.5 forgets running jobs, too; also of a child whose result is yet to be read."""
     for id, job in kept.items():
         if not job.ready() and job._write_to is not None:
             processes._cache.setdefault(id, job)
@@ -90,22 +88,17 @@ def _remember(processes: Any, kept: dict[Any, Any]) -> None:
 def read_on(pool: Any) -> None:
     """Let a result that was read in part be read on after the loop was made anew.
 
-    A large one comes in pieces. Celery keeps its reader only in the event loop, which forgets
-    it at a lost connection, and takes the next piece for the start of a message: the worker
-    ends with an unpickling error, or waits for ever for the gigabytes that were announced.
+    Celery keeps its reader only in the event loop, which forgets it at a lost connection, and takes
+    the next piece for a start: the worker ends with an unpickling error, or waits for ever.
     """
     results = pool._pool._result_handler
-    begin: Callable[..., Generator[None, None, None]] = results._recv_message
-    reading: dict[int, tuple[Any, Generator[None, None, None]]] = {}
+    begin = results._recv_message
+    reading: dict[int, tuple[Any, Any]] = {}
 
-    def begin_or_go_on(add_reader: Any, fd: int, callback: Any) -> Generator[None, None, None]:
+    def begin_or_go_on(add_reader: Any, fd: int, callback: Any) -> Any:
         child = results.fileno_to_outq[fd]
         whose, message = reading.get(fd, (None, None))
-        if (
-            message is None
-            or whose is not child
-            or inspect.getgeneratorstate(message) == "GEN_CLOSED"
-        ):
+        if whose is not child or message.gi_frame is None:  # there is none, or it was read
             message = begin(add_reader, fd, callback)
             reading[fd] = child, message
         return message
@@ -116,9 +109,8 @@ def read_on(pool: Any) -> None:
 def hear_the_dead(pool: Any) -> None:
     """Let ``pool`` read what a dead child has said before its job is given to another.
 
-    Celery reads that of each child that it finds dead. One that dies while it looks at the others
-    may have begun its job, or even done it; Celery takes it for unread, and it runs once more
-    without a strike.
+    Of one that dies while it looks at the others Celery does not: what that has begun, or even
+    done, would run once more without a strike.
     """
     processes = pool._pool
     give_away = processes.on_job_process_down
@@ -135,11 +127,7 @@ def hear_the_dead(pool: Any) -> None:
 
 
 def postpone_forks(pool: Any, call_later: Callable[..., object]) -> None:
-    """Let ``pool`` replace its lost processes when a fork harms nobody; its loop turns till then.
-
-    Arguments:
-        call_later: calls a function in the loop after some seconds.
-    """
+    """Let ``pool`` replace its lost processes when a fork harms nobody, without waiting for it."""
     processes = pool._pool
     repopulate = processes._repopulate_pool
     lost: list[int] = []

@@ -1,4 +1,4 @@
-"""The request class: sees the jobs that lose their pool child, which no signal tells of."""
+"""The request class: given back until it starts, and it sees that its pool child is lost."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from time import time
 from typing import Any
 
 from celery.app.task import Context
-from celery.exceptions import Reject, Terminated, TimeLimitExceeded
+from celery.exceptions import Reject, Terminated, TimeLimitExceeded, WorkerTerminate
+from celery.platforms import EX_FAILURE
 from celery.utils.log import get_logger
+from celery.worker.request import Request
 from kombu.utils.imports import symbol_by_name
 from redis.exceptions import RedisError
 
@@ -20,9 +22,10 @@ from ..model.strikes import Blame
 from ..store.dead_jobs import DeadJob
 from ..transport.deliveries import Delivery, delivery_of
 from .batches import is_only_named
+from .private_names import ASKS_FIRST, SOLO
 from .reception import check
 from .start import NotStarted
-from .stopping import Returnable, told_to_stop
+from .stopping import told_to_stop
 
 logger = get_logger(__name__)
 
@@ -33,24 +36,31 @@ OF_THE_DELIVERY = frozenset({EARLIER, CARRIED, "redelivered"})
 WORTH_MOVING = 1.0
 
 
-class CountedRequest(Returnable):
-    """Mixin for a request class: what Celery requeues for a lost child goes past the guard.
+class CountedRequest(Request):
+    """Goes before a task's own class: what Celery requeues for a lost child goes past the guard.
 
-    Celery's main process does that by ``reject(requeue=True)`` without a signal, without a
-    count and without end: its most common poison loop.
+    Celery does that by ``reject(requeue=True)`` without a signal, a count and an end: its most
+    common poison loop.
     """
 
-    #: Why the run was cut short, while Celery settles it.
-    _cut_short = ""
-    #: The job is in the dead set.
-    _killed = False
+    _cut_short = ""  # why its run was, while Celery settles it
+    _killed = False  # it is in the dead set
+    _greenlet_killed = False
     #: How many jobs ran as one, and were cut short together.
     together = 1
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
+        #: None for what is not fetched reliably.
+        self.delivery = delivery_of(message)
+        if self.delivery is not None:
+            asks = self.task.Strategy == ASKS_FIRST
+            self.delivery.starts.wait(self.delivery.job, asks)
         check(self)
-        self._wait_aside()
+        if self.eta is not None and self.delivery is not None:
+            with suppress(OverflowError, ValueError, OSError):  # an ETA that Celery will refuse
+                if self.eta.timestamp() - time() > WORTH_MOVING:
+                    self.delivery.starts.set_aside(self.delivery.job)
         request = self.request_dict
         if not OF_THE_DELIVERY.isdisjoint(request):
             # Celery takes what it does not know for headers of the user's, and sends those on
@@ -58,18 +68,42 @@ class CountedRequest(Returnable):
             custom = Context(request).headers or {}
             request["headers"] = {k: v for k, v in custom.items() if k not in OF_THE_DELIVERY}
 
-    def _wait_aside(self) -> None:
-        """Keep a job whose time has not come out of the way of those that run."""
-        eta, delivery = self.eta, delivery_of(self.message)
-        if eta is None or delivery is None:
+    def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
+        """A cold shutdown, or a lost connection, ends what runs; it goes back to its queue."""
+        self._greenlet_killed = pool.is_green
+        # Celery notes it when it has told the result backend. Where that is away, the end of the
+        # child would count as a revocation, whose ack loses the job.
+        self._already_cancelled = True
+        try:
+            super().cancel(pool, *args, **kwargs)
+        except NotImplementedError:
+            if type(pool).__module__ != SOLO:
+                self._already_cancelled = False
+                logger.warning(
+                    "Job %s cannot be ended: it runs in a thread. The worker waits for it.",
+                    self.humaninfo(),
+                )
+                return
+            # We are in a signal handler on top of the job itself: end it from here. A job that
+            # Celery's own error ended would count as failed, and be gone.
+            told = {name: kwargs[name] for name in ("emit_retry",) if name in kwargs}
+            self._announce_cancelled(**told)
+            if not self.acknowledged:
+                self._give_back()
+            raise WorkerTerminate(EX_FAILURE) from None
+
+    def _give_back(self) -> None:
+        """Requeue a job that Celery cancelled; it is not the job's fault."""
+        if self.delivery is None:
             return
-        with suppress(OverflowError, ValueError, OSError):  # an ETA that Celery will refuse
-            if eta.timestamp() - time() > WORTH_MOVING:
-                delivery.starts.set_aside(delivery.job)
+        if told_to_stop(self.delivery.membership):
+            # It goes back with the others, in their order, when the channel closes.
+            self.delivery.end()
+        else:
+            self.acknowledged = True
+            self.delivery.requeue()
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
-        # A task's own Reject is on purpose; anything else that ends in a requeue is a child
-        # that was lost (WorkerLostError, or the exit that billiard reports before it).
         exc = getattr(exc_info.exception, "exc", exc_info.exception)
         if isinstance(exc, NotStarted):
             return self.message.channel.fetch.in_flight.runner.take_back(self)
@@ -77,13 +111,12 @@ class CountedRequest(Returnable):
             # Celery would raise it here: the worker ends over it, and so does the next. Whoever ran
             # the task is alive, and it has failed.
             exc_info.exception = RuntimeError(repr(exc))
-        self._cut_short = (
-            ""
-            if isinstance(exc, (Reject, Terminated))
-            else f"hard time limit ({exc.args[0]} s)"
-            if isinstance(exc, TimeLimitExceeded)
-            else f"pool child lost ({exc})"
-        )
+        if isinstance(exc, TimeLimitExceeded):
+            self._cut_short = f"hard time limit ({exc.args[0]} s)"
+        elif not isinstance(exc, (Reject, Terminated)):
+            # A task's own Reject is on purpose; anything else that ends in a requeue is a child
+            # that was lost (WorkerLostError, or the exit that billiard reports before it).
+            self._cut_short = f"pool child lost ({exc})"
         try:
             return super().on_failure(exc_info, *args, **kwargs)
         except Exception:  # the result backend is away, say; the run is over all the same
@@ -97,110 +130,91 @@ class CountedRequest(Returnable):
                 self._give_back()
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
-        if not soft and self._killed:
+        if soft:
+            return super().on_timeout(soft, timeout)
+        if self._killed:
             # The pool says the failure first, the timeout that it was second; Celery would
             # put the timeout over the result that tells of the job's death.
             return None
-        self._cut_short = "" if soft else f"hard time limit ({timeout} s)"
+        self._cut_short = f"hard time limit ({timeout} s)"
         try:
             return super().on_timeout(soft, timeout)
         finally:
-            if not soft and not self.acknowledged:
+            if not self.acknowledged:
                 # Before 5.7 Celery leaves this to the loss of the child, and greenlets have none.
                 # Or it could not tell the result backend.
                 self.reject(requeue=True)
             self._cut_short = ""
 
-    def acknowledge(self) -> Any:
+    def acknowledge(self) -> None:
         if is_only_named(self):
-            return None
-        delivery = delivery_of(self.message)
-        if delivery is None:
-            return super().acknowledge()
-        poller = delivery.channel.fetch.poller
-        if not (self.acknowledged or poller.inline):
-            # Celery leaves it to the next turn of its loop. That is too late for the job that gets
-            # the slot now, and takes this ack along.
-            delivery.ack_first()
-        result = super().acknowledge()
-        # Before 5.7 Celery lets its loop sleep over what a pool's thread, or greenlet, has given it
-        # to do: here the ack itself.
-        poller.wake(end_round=True)
-        return result
+            return
+        delivery: Any = self.delivery
+        poller = None if delivery is None else delivery.channel.fetch.poller
+        if self._greenlet_killed and not self.acknowledged:
+            # Celery takes the end of a killed greenlet for success; its ack would lose the job.
+            self._give_back()
+        else:
+            if poller and not (self.acknowledged or poller.inline):
+                # Celery leaves it to the next turn of its loop. That is too late for the job that
+                # gets the slot now, and takes this ack along.
+                delivery.ack_first()
+            super().acknowledge()
+        if poller:
+            # Before 5.7 Celery lets its loop sleep over what a pool's thread, or greenlet, has
+            # given it to do: here the ack itself.
+            poller.wake(end_round=True)
 
     def reject(self, requeue: bool = False) -> Any:
         if requeue and self._already_cancelled:
             return None  # ``on_failure`` gives it back
-        delivery, task = delivery_of(self.message), self.task
+        delivery = self.delivery
         if delivery is None or self.acknowledged or not (requeue and self._cut_short):
             return super().reject(requeue=requeue)
         self.acknowledged = True
-        settle = partial(
-            self._recover_or_kill, delivery, self._cut_short, told_to_stop(delivery.membership)
-        )
+        stopping = told_to_stop(delivery.membership)
+        settle = partial(self._recover_or_kill, delivery, self._cut_short, stopping)
+        lost = f"Job {self.humaninfo()} lost its run ({self._cut_short})"
         try:
             settle()
         except (RedisError, OSError) as exc:
-            logger.warning(
-                "Job %s[%s] lost its run (%s) and cannot be given back yet (%s): it is safe in "
-                "this worker's private list, and given back when the server answers.",
-                task.name,
-                self.id,
-                self._cut_short,
-                exc,
-            )
+            where = "is safe in this worker's private list, and given back when the server answers"
+            logger.warning("%s and cannot be given back yet (%s): it %s.", lost, exc, where)
             delivery.membership.overdue.append(settle)
         except Exception:
-            logger.exception(
-                "Job %s[%s] lost its run (%s) and could not be given back: it stays in this "
-                "worker's private list, and is recovered when the worker ends.",
-                task.name,
-                self.id,
-                self._cut_short,
-            )
+            where = "stays in this worker's private list, and is recovered when the worker ends"
+            logger.exception("%s and could not be given back: it %s.", lost, where)
         return None
 
     def _recover_or_kill(self, delivery: Delivery, reason: str, stopping: bool) -> None:
-        """Settle a run that was cut short.
-
-        Raises:
-            redis.exceptions.RedisError: the server cannot be asked now.
-        """
-        app = self.app
         how = {"stopping": stopping, "together": self.together}
-        dead = delivery.cut_short(reason, app, limits_of(app), **how)
-        if dead is not None:
-            self._bury(delivery, dead)
+        self._bury(delivery, delivery.cut_short(reason, self.app, limits_of(self.app), **how))
 
-    def _bury(self, delivery: Delivery, dead: DeadJob) -> None:
-        """The job is in the dead set: have its caller told."""
-        self._killed = True
-        announcements_of(self.app, delivery.membership).soon(dead)
+    def _bury(self, delivery: Delivery, dead: DeadJob | None) -> None:
+        """Have the caller of a job told that it is in the dead set, if it is."""
+        if dead is not None:
+            self._killed = True
+            announcements_of(self.app, delivery.membership).soon(dead)
 
     def _retry_worker_lost(self, exc: BaseException, exc_info: Any) -> bool:
         """Celery 5.7 (``task_retry_on_worker_lost``) sends a job whose child was lost anew.
 
         The new message has other bytes, so no counters: the strikes go with it in a header, and
-        at the last one the job is killed instead.
-
-        Returns:
-            False: it was not sent, and Celery goes on as without that setting.
+        at the last one the job is killed instead. Where it is not sent (False), Celery goes on as
+        without that setting.
         """
-        delivery, late = delivery_of(self.message), self.task.acks_late
+        delivery, late, context = self.delivery, self.task.acks_late, self._context
         if delivery is None:
             return bool(super()._retry_worker_lost(exc, exc_info))
-        app = self.app
-        context = self._context
         innocent = told_to_stop(delivery.membership) or self._already_cancelled
-        spared = innocent or self.together > 1
-        if spared and late and self.task.reject_on_worker_lost:
+        if (innocent or self.together > 1) and late and self.task.reject_on_worker_lost:
             return False  # it is recovered as it is: no strike of its own, and none of its retries
         try:
             judged = delivery.membership.lost_runs.sent_anew(
                 delivery.job,
                 self._cut_short,
-                app,
-                limits_of(app),
+                self.app,
+                limits_of(self.app),
                 blame=Blame.NONE if innocent else Blame.EXACT,
                 settled=not late,
             )
@@ -225,16 +239,12 @@ class CountedRequest(Returnable):
             return False
         self.acknowledged = True
         delivery.forget()
-        if judged is not None:
-            self._bury(delivery, judged)
+        self._bury(delivery, judged)
         return True
 
 
 def use_our_request(worker: Any) -> None:
-    """Let ``worker`` serve each task by a counted request class, above the one that it has.
-
-    Whenever it looks at its tasks: at each connection, and when some were loaded at run time.
-    """
+    """Let ``worker`` serve each task by a counted request class, whenever it looks at its tasks."""
     consumer, update = worker.consumer, worker.consumer.update_strategies
 
     def update_strategies() -> None:

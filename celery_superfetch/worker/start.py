@@ -1,16 +1,14 @@
-"""The start of a job: the MainProcess hands it to the pool, when three things hold.
+"""The start of a job: handed to the pool when a slot is free, it is recorded, and is surely ours.
 
-A slot is free for it; it is recorded as running; and the server has heard of its owner lately
-(``certificate``), so that nobody else can have it. What is handed over carries the time until which
-that is sure. The process that runs the job looks at its clock, and asks nobody. Past that time the
-job does not start: the MainProcess takes it back, and hands it over again.
+It carries the time until which that is sure. Whoever runs it looks at the clock and asks nobody;
+what comes too late is taken back, and handed over again.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -20,30 +18,20 @@ from weakref import ref
 from billiard.einfo import ExceptionInfo
 from celery.exceptions import Ignore
 from celery.utils.log import get_logger
+from celery.worker import state
 from redis.exceptions import RedisError
 
+from ..app.events import monitors_of
 from ..model.job import digest
+from ..model.process import start_time
+from ..owner.in_flight.runner import Runner
 from ..owner.membership import memberships
-from ..transport.deliveries import Delivery, delivery_of
+from ..transport.deliveries import Delivery
+from . import reception
 from .batches import told_of_losses
-from .pool import (
-    PoolRunner,
-    enter_again,
-    has_loop,
-    note_greenlets,
-    over,
-    reserved,
-    tell_end,
-)
-from .prefork import (
-    hear_the_dead,
-    keep_what_runs,
-    postpone_forks,
-    read_on,
-    request_of,
-)
-from .private_names import check_started
-from .stopping import Returnable, told_to_stop
+from .prefork import mend, request_of
+from .private_names import EVENTLET, SOLO, THREADS
+from .stopping import told_to_stop
 
 logger = get_logger(__name__)
 
@@ -53,42 +41,43 @@ class NotStarted(Ignore):
 
 
 def start(until: float, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run ``target`` if that may begin yet; runs in the pool's own process.
-
-    Arguments:
-        until: monotonic s of this host.
-
-    Returns:
-        what ``target`` returns: Celery's triple of failed, value and seconds.
-    """
+    """Run ``target``, in the pool's own process, if it is not past ``until`` (monotonic s)."""
     if monotonic() < until:
         return target(*args, **kwargs)
     try:
         raise NotStarted("too late")
     except NotStarted:
-        return 1, ExceptionInfo(internal=True), 0.0
+        return 1, ExceptionInfo(internal=True), 0.0  # Celery's failed, value and seconds
+
+
+def _note_greenlets(pool: Any) -> None:
+    """Have eventlet's ``pool`` remember the latest greenlet: it returns none, unlike gevent's."""
+    spawn = pool._quick_put
+
+    def noted(*args: Any) -> Any:
+        pool.latest_greenlet = spawn(*args)
+        return pool.latest_greenlet
+
+    pool._quick_put = noted
 
 
 class _Handover:
     """One job on its way to the pool, and what Celery wants to be done with it."""
 
-    def __init__(
-        self, request: Any, delivery: Delivery, target: Any, args: Any, kwargs: Any, options: Any
-    ) -> None:
-        self.request, self.delivery, self.job = request, delivery, delivery.job
-        #: It could not start at once.
-        self.waited = False
-        self.target, self.args, self.kwargs, self.options = target, args, kwargs, options
-        self.in_flight, self.starts = delivery.in_flight, delivery.starts
+    #: It could not start at once.
+    waited = False
+
+    def __init__(self, delivery: Delivery, request: Any, target: Any, *apply: Any) -> None:
+        self.delivery, self.request, self.target = delivery, request, target
+        self.args, self.kwargs, self.options = apply
+        self.job, self.in_flight, self.starts = delivery.job, delivery.in_flight, delivery.starts
 
     @property
     def is_ours(self) -> bool:
-        """Whether the job is still to be started here.
-
-        One with early ack that was taken back is settled, and nobody else's either.
-        """
+        """Whether the job is still to be started here."""
         if self.starts.certificate.is_past(self.job.owner):
             return False
+        # One with early ack that was taken back is settled, and nobody else's either.
         return bool(self.request.acknowledged or self.starts.may_start(self.job))
 
     def may_begin(self) -> float:
@@ -100,49 +89,92 @@ class _Handover:
         return self.starts.start(self.job, digest(self.job.payload) if late else "")
 
 
-class Gate(PoolRunner):
-    """What stands before a worker's pool. Any thread may come by; the pool's own do."""
+class Gate(Runner):
+    """Stands before a worker's pool and runs what its connection brings; any thread comes by."""
+
+    endless = True
 
     def __init__(self, worker: Any) -> None:
-        super().__init__(worker)
+        self.worker, self.pool, self.node = worker, worker.pool, worker.hostname
+        kind = type(self.pool).__module__
+        self.inline, self.threads, self.green = kind == SOLO, kind == THREADS, self.pool.is_green
+        #: One of processes that the worker's event loop serves.
+        self.prefork = self.pool.uses_semaphore and not self.pool.options.get("threads", True)
+        self._monitors = monitors_of(worker.app)
+        self._turns = 0
+        self._start_times: dict[int, str] = {}
         self._waiting: deque[_Handover] = deque()
         self._out: set[_Handover] = set()
         #: Held by whoever hands over.
         self._turn = threading.Lock()
         #: Somebody came by meanwhile.
         self._look_again = False
-        self._pump_is_due = False
-        self._apply = self.pool.apply_async
-        self.pool.apply_async = self.apply_async
-        note_greenlets(self.pool)
-        if has_loop(self.pool):
-            check_started(self.pool)
-            keep_what_runs(self.pool, self.forget)
-            read_on(self.pool)
-            hear_the_dead(self.pool)
-            postpone_forks(self.pool, worker.hub.call_later)
+        self._apply, self.pool.apply_async = self.pool.apply_async, self.apply_async
+        self._process, worker._process_task = worker._process_task, self._process_task
+        if worker.process_task == self._process:  # else it looks for it again at each job
+            worker.process_task = worker.consumer.on_task_request = self._process_task
+        if kind == EVENTLET:
+            _note_greenlets(self.pool)
+        if self.prefork:
+            mend(self.pool, self.forget, worker.hub.call_later)
 
-    # -- what the fetch asks
+    @property
+    def slots(self) -> int:
+        """How many jobs run at once; gevent's number, on Celery 5.5, is of those that do."""
+        return int(self.pool.num_processes if self.pool.uses_semaphore else self.pool.limit)
+
+    def pids(self) -> Sequence[tuple[int, str]]:
+        """Those of prefork; other pools have no processes."""
+        processes = getattr(getattr(self.pool, "_pool", None), "_pool", None)
+        pids = [p.pid for p in list(processes or ()) if isinstance(getattr(p, "pid", None), int)]
+        known = self._start_times
+        self._start_times = {pid: known.get(pid) or start_time(pid) or "" for pid in pids}
+        return sorted(self._start_times.items())
+
+    def on_turn(self) -> None:
+        self._turns += 1
+        self._monitors.drain()
+
+    def on_close(self) -> None:
+        self._turns = 0
+
+    def turns(self) -> int:
+        """0 while a job in the loop's own thread may keep it."""
+        return 0 if (self.inline or self.green) and state.active_requests else self._turns
+
+    def reserve(self) -> int:
+        """Not those that wait for their time, or a rate limit."""
+        # Celery before 5.7 forgets at a reconnect that what runs on was reserved.
+        return max(0, len(state.reserved_requests) - len(state.active_requests))
 
     def busy(self, unsettled: bool) -> bool:
-        """Whether the pool has a job."""
         return bool(self._out)
 
     def free(self) -> int:
-        """How many slots are free, of those for which no job that Celery knows waits."""
-        return self.slots - max(reserved(), len(self._out) + len(self._waiting))
+        """Of the slots for which no job that Celery knows waits."""
+        return self.slots - max(len(state.reserved_requests), len(self._out) + len(self._waiting))
 
-    # -- handing over
+    def _process_task(self, request: Any) -> None:
+        """Stands for the worker's own, which timers have done, too, and free slots."""
+        try:
+            self._process(request)
+        except Exception as exc:
+            if not self._takes_back(request, exc):
+                raise
 
     def apply_async(self, target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
-        """Stands for the pool's own: it gets the job once that may start."""
+        """Stands for the pool's own, which gets the job once that may start."""
+        if not self.pool.uses_semaphore:
+            target, options = reception.settle_failures(target, options, self.inline)
         request = request_of(options.get("accept_callback"))
-        delivery = delivery_of(request.message) if isinstance(request, Returnable) else None
+        delivery = getattr(request, "delivery", None)  # only requests of ours have one
         if delivery is None:
-            if self.inline:
-                _send_acks()  # what runs now may take long
+            for membership in memberships() if self.inline else ():
+                # What runs now may take long. Acks that cannot be sent are kept, and sent again.
+                with suppress(RedisError, OSError):
+                    membership.in_flight.post()
             return self._apply(target, args, kwargs or {}, **told_of_losses(target, options))
-        what = _Handover(request, delivery, target, args, kwargs or {}, options)
+        what = _Handover(delivery, request, target, args, kwargs or {}, options)
         self._waiting.append(what)
         self.pump()
         what.waited = True
@@ -184,7 +216,8 @@ class Gate(PoolRunner):
     def _hand_over(self, what: _Handover, until: float) -> None:
         request, options = what.request, what.options
         if not (self.inline or self.threads or self.green):
-            options = {**options, **self._telling(what)}
+            told = ("callback", "error_callback", "timeout_callback")
+            options = {**options, **{n: partial(self._tell, what, options[n]) for n in told}}
         try:
             # Celery looked before the job waited here. Threads and greenlets are never told to end
             # one that they have not begun, and it would be in flight as long as the worker lives.
@@ -196,7 +229,7 @@ class Gate(PoolRunner):
             what.starts.end(what.job)
             self._out.discard(what)
             # It may be another's turn that this is a part of, who must not hear of it.
-            if isinstance(exc, Exception) and self.worker.reception.takes_back(request, exc):
+            if isinstance(exc, Exception) and self._takes_back(request, exc):
                 return
             raise
         request._apply_result = None if result is None else ref(result)
@@ -205,46 +238,34 @@ class Gate(PoolRunner):
         elif self.threads:
             result.f.add_done_callback(lambda _: self._over(what))
         elif self.green:
-            tell_end(self.pool, result, partial(self._ended, what))
-
-    def _telling(self, what: _Handover) -> dict[str, Callable[..., Any]]:
-        """The callbacks of a job, after the last of which it is over."""
-        callbacks = {
-            name: partial(self._tell, what, what.options[name])
-            for name in ("callback", "error_callback")
-        }
-        return {**callbacks, "timeout_callback": partial(self._tell_timeout, what)}
+            ended = partial(self._ended, what)
+            if result is None:  # eventlet's
+                self.pool.latest_greenlet.link(ended)
+            else:
+                result.rawlink(ended)  # its ``link`` would start one more greenlet
 
     def _tell(self, what: _Handover, tell: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """One of the pool's callbacks: its last word on a job, but for that of a soft limit."""
         try:
             return tell(*args, **kwargs)
         finally:
-            self._over(what)
-
-    def _tell_timeout(self, what: _Handover, soft: bool, timeout: float) -> Any:
-        tell = what.options["timeout_callback"]
-        return tell(soft, timeout) if soft else self._tell(what, tell, soft, timeout)
+            if not kwargs.get("soft"):
+                self._over(what)
 
     def _over(self, what: _Handover) -> None:
-        """The pool has done with it."""
         self._out.discard(what)
         self.pump()
 
     def _ended(self, what: _Handover, _: Any) -> None:
         """A greenlet has; this runs in gevent's hub, where nothing may wait."""
         self._out.discard(what)
-        if self._waiting and not self._pump_is_due:
-            self._pump_is_due = True
-            self.pool.spawn_n(self._pump_due)
-
-    def _pump_due(self) -> None:
-        self._pump_is_due = False
-        self.pump()
+        if self._waiting:
+            self.pool.spawn_n(self.pump)
 
     def _drop(self, what: _Handover, why: str) -> None:
         """It does not start here: it went back to its queue, or is somebody else's."""
         request = what.request
-        over(request)
+        state.task_ready(request)
         if what.is_ours and not request.acknowledged:
             what.delivery.requeue()
         else:
@@ -258,7 +279,17 @@ class Gate(PoolRunner):
         with suppress(AttributeError):
             self.worker._quick_release()
 
-    # -- what comes back
+    def _takes_back(self, request: Any, exc: Exception) -> bool:
+        """Whether a job that the pool did not get is put aside, and its slot free again."""
+        if not reception.refuses(request.message, exc, ran=request.time_start is not None):
+            return False
+        if self.prefork:
+            for job in list(self.pool._pool._cache.values()):
+                if request_of(job._accept_callback) is request:
+                    job.discard()  # it could not be given whole
+            # Not here: many such jobs in a row would each be handed over from within the other.
+            self.worker.hub.call_soon(self.worker._quick_release)
+        return True
 
     def forget(self, request: Any) -> None:
         """The pool has forgotten a job that it had not begun with; it goes back to its queue."""
@@ -269,20 +300,14 @@ class Gate(PoolRunner):
 
     def take_back(self, request: Any) -> None:
         """The pool came too late to a job: hand it over again, if it is still ours."""
-        delivery = delivery_of(request.message)
-        assert delivery is not None
-        job, starts = delivery.job, delivery.starts
+        job, starts = request.delivery.job, request.delivery.starts
         starts.end(job)
         starts.wait(job)
         with suppress(RedisError, OSError):  # it may be recorded as running for a moment longer
             starts.unrecord(job)
         # The process runs others by now: who ends this job must not end that.
         request.time_start = request.worker_pid = request._apply_result = None
-        enter_again(request)
+        # In Celery's books it is one that waits for a slot.
+        state.task_ready(request)
+        state.task_reserved(request)
         self.worker.process_task(request)
-
-
-def _send_acks() -> None:
-    for membership in memberships():
-        with suppress(RedisError, OSError):  # they are kept, and sent again
-            membership.in_flight.post()

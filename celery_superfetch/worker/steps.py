@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from heapq import heapify
 from typing import Any
 
@@ -23,9 +24,9 @@ from ..owner.membership import Membership
 from ..signals import ownership_lost
 from ..store.wire.server import check_platform, check_server
 from ..transport.transport import Transport
+from . import reception
 from .maintenance import MaintenanceThread, Rounds
 from .private_names import check_worker
-from .reception import Reception
 from .request import use_our_request
 from .start import Gate
 from .stopping import Stopper, wrap_handlers
@@ -43,9 +44,8 @@ class Maintenance(bootsteps.StartStopStep):
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
-        self.thread: MaintenanceThread | None = None
+        self.thread = MaintenanceThread(worker.app)
         self.stopper = Stopper(worker)
-        worker.reception = Reception(worker)
         self.report_losses = reporter(worker.app, "lost")
         try:
             check_platform()
@@ -55,17 +55,22 @@ class Maintenance(bootsteps.StartStopStep):
             raise SystemExit(f"celery_superfetch: {exc}") from exc
 
     def start(self, worker: Any) -> None:
-        _let_pauses_yield()
-        _check_broker(worker.app)
+        if threads_are_greenlets():
+            # Celery's start imports kombu in the midst of gevent's patching, which misses the
+            # ``sleep`` between two tries to connect: jobs and heart would stop for half a minute.
+            functional.sleep = time.sleep
+        app = worker.app
+        if issubclass(app.connection_for_read().get_transport_cls(), Transport):
+            # Before the consumer's steps fail over it. That one cannot be reached is theirs to see.
+            with suppress(RedisError, OSError), client_of(app) as client:
+                check_server(client, config_of(app).global_keyprefix)
         use_our_request(worker)
-        limits = limits_of(worker.app)
-        for task in worker.app.tasks:
-            limits.strikes(task)  # what makes no sense is said now, and not at a job's death
+        limits = limits_of(app)
+        for task in app.tasks:
+            limits.strikes(task)  # what makes no sense is said now, not at a death
         worker.superfetch_gate = Gate(worker)
-        worker.reception.guard_hand_over()
-        monitors_of(worker.app).worker = worker
+        monitors_of(app).worker = worker
         ownership_lost.connect(self.report_losses)
-        self.thread = MaintenanceThread(worker.app)
         self.thread.start()
         self.stopper.start()
         wrap_handlers(self.stopper)
@@ -77,55 +82,24 @@ class Maintenance(bootsteps.StartStopStep):
         wrap_handlers(self.stopper)
 
     def terminate(self, worker: Any) -> None:
-        """No thread outlives a worker that was embedded; there is no time to wait for them."""
+        """No thread outlives a worker that was embedded."""
         self.stopper.stop()
         signals.worker_shutting_down.disconnect(self.on_shutting_down, sender=worker.hostname)
         ownership_lost.disconnect(self.report_losses)
-        if self.thread is not None:
-            self.thread.stop()
+        self.thread.stop()
 
     def close(self, worker: Any) -> None:
-        """The first thing of a shutdown, whatever asked for it, while the pool knows its jobs."""
+        """The first thing of any shutdown, while the pool knows its jobs."""
         self.stopper.say_so()
 
     def stop(self, worker: Any) -> None:
-        """The consumer has stopped and the pool has not: it waits for its jobs after this."""
+        """The consumer has stopped; the pool waits for its jobs after this."""
         self.terminate(worker)
         self.stopper.give_back()
-        if self.thread is not None:
+        if self.thread.is_alive():
             self.thread.join(JOINED_FOR)
         stop_announcing()
         monitors_of(worker.app).drain()
-
-
-def _let_pauses_yield() -> None:
-    """Let kombu's pauses between two tries to connect yield to other greenlets.
-
-    Celery's start imports kombu in the midst of gevent's patching, which misses its ``sleep``:
-    each pause would stop the jobs of the worker, and its heart, for up to half a minute.
-    """
-    if threads_are_greenlets():
-        functional.sleep = time.sleep
-
-
-def _check_broker(app: Any) -> None:
-    """Refuse a broker that cannot carry the guarantee, before the consumer's steps use it.
-
-    The order of those steps differs from start to start, and the error of whichever came first
-    would say less. A broker that cannot be reached is the consumer's to wait for.
-    """
-    if not issubclass(app.connection_for_read().get_transport_cls(), Transport):
-        return  # another broker has been warned of
-    try:
-        client = client_of(app)
-    except (RedisError, OSError):
-        return
-    try:
-        check_server(client, config_of(app).global_keyprefix)
-    except RedisError:
-        pass
-    finally:
-        client.close()
 
 
 class Guarded(bootsteps.StartStopStep):
@@ -141,44 +115,35 @@ class Guarded(bootsteps.StartStopStep):
         transport.cycle.runner = consumer.controller.superfetch_gate
         monitors_of(consumer.app).wake = transport.cycle.wake
         channel = consumer.connection.default_channel
-        channel.reception = consumer.controller.reception
-        fetch = channel.fetch
-        membership = fetch.membership
+        channel.reception = reception
+        membership = channel.membership
         _forget_scheduled(consumer.timer)
         first = membership.on_joined is None
         if first:
             membership.on_joined = lambda: _first_pass(consumer.app, membership)
         # Before "ready", so that the first job waits for none of it.
-        fetch.join({})
-        if first:
-            _introduce(consumer.app, membership)
-
-
-def _introduce(app: Any, membership: Membership) -> None:
-    """One line that tells whoever reads the log later what this worker went by."""
-    config = membership.config
-    late = "on" if app.conf.task_acks_late else "off"
-    reject = "on" if app.conf.task_reject_on_worker_lost else "off"
-    logger.info(
-        "celery_superfetch %s: this worker is owner %s. Unheard for %g s it is taken for dead. "
-        "A job is killed at its strike %d within %g h. task_acks_late is %s, "
-        "task_reject_on_worker_lost is %s.",
-        __version__,
-        membership.owner,
-        config.owner_ttl,
-        config.strike_limit,
-        config.strike_window / 3600,
-        late,
-        reject,
-    )
+        channel.fetch.join({})
+        if first:  # one line that tells whoever reads the log later what this worker went by
+            conf, config = consumer.app.conf, membership.config
+            logger.info(
+                "celery_superfetch %s: this worker is owner %s. Unheard for %g s it is taken for "
+                "dead. A job is killed at its strike %d within %g h. task_acks_late is %s, "
+                "task_reject_on_worker_lost is %s.",
+                __version__,
+                membership.owner,
+                config.owner_ttl,
+                config.strike_limit,
+                config.strike_window / 3600,
+                "on" if conf.task_acks_late else "off",
+                "on" if conf.task_reject_on_worker_lost else "off",
+            )
 
 
 def _forget_scheduled(timer: Any) -> None:
     """Let go of jobs that waited for their time when the connection was lost: they went back.
 
-    Celery 5.7 only cancels them, 5.6 not even that, and kombu's timer keeps each until its time
-    comes. `inspect scheduled` shows them beside those that were claimed again, and each run of the
-    garbage collector walks through them, while the heart is not heard.
+    Celery 5.7 only cancels them, 5.6 not even that, and kombu's timer keeps each until its time:
+    `inspect scheduled` shows them twice, and each run of the garbage collector walks through them.
     """
     queue = getattr(timer, "_queue", None)
     if not isinstance(queue, list):  # gevent's has a greenlet for each
@@ -199,5 +164,5 @@ def _first_pass(app: Any, membership: Membership) -> None:
         rounds = Rounds(app, membership)
         # Of its own host alone: it has watched nobody, and others may start by the thousand.
         rounds.note(rounds.reaper.reap(membership.heart.neighbours))
-    except Exception:  # the worker can work without; the next pass tries again
+    except Exception:
         logger.exception("The pass at the worker's start failed; the next one tries again.")

@@ -13,7 +13,7 @@ from celery import Celery
 from kombu.transport.redis import Channel
 
 from celery_superfetch.app.queues import routes_of
-from celery_superfetch.cli.from_stock import Migrated, Migration, Routes
+from celery_superfetch.cli.from_stock import Migrated, Routes, take_over
 from celery_superfetch.model.config import Config
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.unacked import Unacked
@@ -47,7 +47,7 @@ def migrate(
         config = Config(global_keyprefix=(options or {}).get("global_keyprefix", ""))
         with routes_of(app) as routes:
             unacked = Unacked(Database(client, config), *routes.unacked)
-            return Migration(unacked, through(routes)).run(**how)
+            return take_over(unacked, through(routes), **how)
 
     return run
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import redis
 
-from celery_superfetch.cli.from_stock import Migration
+from celery_superfetch.cli.from_stock import Migrated, take_over
 from celery_superfetch.errors import StillInUse
 from celery_superfetch.model.config import Config
 from celery_superfetch.store.database import Database
@@ -33,9 +33,9 @@ def unacked(client: redis.Redis) -> Unacked:
     return Unacked(Database(client, Config()), "unacked", "unacked_index")
 
 
-def migration(client: redis.Redis) -> Migration:
+def migrate(client: redis.Redis, **how: Any) -> Migrated:
     """A pass that knows no exchange."""
-    return Migration(unacked(client), lambda message, exchange, routing_key: {routing_key: 0})
+    return take_over(unacked(client), lambda _, exchange, routing_key: {routing_key: 0}, **how)
 
 
 def connections(client: redis.Redis) -> list[dict[str, Any]]:
@@ -62,23 +62,23 @@ def test_whoever_consumes_as_stock_does_is_in_the_way(url: str, client: redis.Re
         idle = stack.enter_context(stock(url, "mail")).settle_in()
         assert client.hlen("unacked") == 2
         with pytest.raises(StillInUse, match="2 jobs are unacked") as refused:
-            migration(client).run()
+            migrate(client)
         consumers = unacked(client).consumers() or []
         assert len(consumers) == 2
         assert all(f"id {one.id}: {one.address}" in str(refused.value) for one in consumers)
-        dry = migration(client).run(dry_run=True)
+        dry = migrate(client, dry_run=True)
         assert (dry.taken, dry.consumers and len(dry.consumers)) == (2, 2)
         assert client.hlen("unacked") == 2
 
         idle.close()
         with pytest.raises(StillInUse):
-            migration(client).run()
+            migrate(client)
         # The control: told to, it takes what a living consumer holds, and both have it.
-        assert migration(client).run(force=True).taken == 2
+        assert migrate(client, force=True).taken == 2
         ours = stack.enter_context(Inbox(url, "mail"))
         assert ours.receive(2) == full.said() == [1, 2]
         full.close()
-        assert migration(client).run().found == 0
+        assert migrate(client).found == 0
 
 
 def test_who_holds_them_cannot_be_known_without_client_list(
@@ -93,9 +93,9 @@ def test_who_holds_them_cannot_be_known_without_client_list(
     admin.execute_command("ACL", "SETUSER", "shop", "on", ">pw", "~*", "+@all", "-client|list")
     with redis.Redis.from_url(own.url().replace("//", "//shop:pw@")) as shop:
         with pytest.raises(StillInUse, match=r"CLIENT LIST is forbidden"):
-            migration(shop).run()
+            migrate(shop)
         admin.execute_command("ACL", "SETUSER", "shop", "+client|list")
-        assert migration(shop).run().taken == 1
+        assert migrate(shop).taken == 1
 
 
 def test_the_command_refuses_waits_and_reports(
@@ -161,5 +161,5 @@ def test_a_kill_in_the_middle_loses_nothing_doubles_nothing_and_keeps_the_order(
     assert client.hlen("unacked") == client.zcard("unacked_index") == MANY - moved
     assert client.lrange("celery", 0, -1) == jobs[: -moved - 1 : -1]
 
-    assert migration(client).run().taken == MANY - moved
+    assert migrate(client).taken == MANY - moved
     assert client.lrange("celery", 0, -1) == jobs[::-1]

@@ -25,9 +25,9 @@ from celery_superfetch.store.announcements import Announcement
 from celery_superfetch.transport import channel
 from celery_superfetch.transport.fetch.probation import Probation
 from celery_superfetch.worker import prefork, start, steps
+from celery_superfetch.worker import reception as refusing
 from celery_superfetch.worker.maintenance import MaintenanceThread
-from celery_superfetch.worker.reception import Reception
-from celery_superfetch.worker.stopping import Returnable
+from celery_superfetch.worker.request import CountedRequest
 
 
 def lost_claims() -> None:
@@ -80,8 +80,8 @@ def probation() -> None:
 
 def reception() -> None:
     """What Celery raises is raised, and a job that another app has spared runs."""
-    Reception.refuses = lambda *_, **__: False
-    Reception.kills = lambda *_: False
+    refusing.refuses = lambda *_, **__: False
+    refusing.kills = lambda *_: False
 
 
 def handover() -> None:
@@ -99,7 +99,7 @@ def stopper() -> None:
     """Nobody minds what waits when a worker is told to stop, save at its end."""
     steps.Stopper.give_back = lambda self: None
     start.told_to_stop = lambda membership: False
-    start.keep_what_runs = lambda pool, forget: None
+    prefork.keep_what_runs = lambda pool, forget: None
 
 
 def maintenance() -> None:
@@ -143,12 +143,12 @@ def pulse() -> None:
 
 def half_a_result() -> None:
     """What was read of a child's result is lost with the event loop."""
-    start.read_on = lambda results: None
+    prefork.read_on = lambda results: None
 
 
 def last_words() -> None:
     """What a dead child of the pool had said is not read."""
-    start.hear_the_dead = lambda pool: None
+    prefork.hear_the_dead = lambda pool: None
 
 
 def dead_children() -> None:
@@ -163,7 +163,7 @@ def dead_children() -> None:
 
 def cancelled() -> None:
     """Nobody notices that the result backend was not told of a cancelled job."""
-    Returnable.__setattr__ = lambda request, name, value: (
+    CountedRequest.__setattr__ = lambda request, name, value: (
         None if name == "_already_cancelled" else object.__setattr__(request, name, value)
     )
 
@@ -171,7 +171,7 @@ def cancelled() -> None:
 def gate() -> None:
     """Nothing keeps forks and other threads apart."""
     forks.kept_off = contextlib.nullcontext
-    start.postpone_forks = lambda *_: None
+    prefork.postpone_forks = lambda *_: None
 
 
 def chord_notes() -> None:
