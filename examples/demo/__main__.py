@@ -7,51 +7,29 @@ import os
 import signal
 import sys
 import tempfile
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
 
 import redis
+from rich.console import Console
+from rich.text import Text
 
-from .children import Children, DemoError
-from .screen import Screen
-from .server import Server
+from .processes import DemoError, start_server
 
 ENDINGS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
+CONSOLE = Console(highlight=False, soft_wrap=True)
+STARTED = time.monotonic()
 
 
 class Stopped(BaseException):
     """A signal asked the demo to end."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-
 
 def main() -> int:
     """Parse, run, and leave nothing behind."""
-    options = _parse()
-    if sys.platform == "win32":
-        print("The demo needs Linux or macOS: workers cannot run on Windows.", file=sys.stderr)
-        return 1
-    for number in ENDINGS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, _stop)
-    # Celery prefers these to what the app says: the demo must not meet another broker.
-    for name in [name for name in os.environ if name.startswith("CELERY_")]:
-        del os.environ[name]
-    screen = Screen()
-    try:
-        with tempfile.TemporaryDirectory(prefix="superfetch-demo-") as folder, screen:
-            return 0 if _run(options, Path(folder), screen) else 1
-    except DemoError as exc:
-        screen.say(f"The demo failed: {exc}", "bold red")
-        return 1
-    except Stopped as exc:
-        screen.say("Stopped. Everything the demo had started is stopped, too.", "yellow")
-        return 128 + exc.number
-
-
-def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
     parser.add_argument(
         "--url",
@@ -64,7 +42,31 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--clean", action="store_true", help="delete what a killed demo has left there, then run"
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    if sys.platform == "win32":
+        print("The demo needs Linux or macOS: workers cannot run on Windows.", file=sys.stderr)
+        return 1
+    for number in ENDINGS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, _stop)
+    # Celery prefers these to what the app says: the demo must not meet another broker.
+    for name in [name for name in os.environ if name.startswith("CELERY_")]:
+        del os.environ[name]
+    try:
+        with tempfile.TemporaryDirectory(prefix="superfetch-demo-") as folder:
+            return 0 if _run(options, Path(folder)) else 1
+    except DemoError as exc:
+        say(f"The demo failed: {exc}", "bold red")
+        return 1
+    except Stopped as exc:
+        say("Stopped. Everything the demo had started is stopped, too.", "yellow")
+        return 128 + int(exc.args[0])
+
+
+def say(text: str, style: str = "", *, stamp: bool = True) -> None:
+    """An event, with the seconds since the start."""
+    seconds = f"{time.monotonic() - STARTED:5.1f} s  " if stamp else ""
+    CONSOLE.print(Text(seconds, style="dim") + Text(text, style=style))
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -74,46 +76,30 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise Stopped(number)
 
 
-def _run(options: argparse.Namespace, folder: Path, screen: Screen) -> bool:
-    server = None
-    try:
-        if options.url:
-            url = options.url
-            if urlsplit(url).scheme not in ("redis", "rediss"):
-                raise DemoError(f"{url!r} is not a redis:// or rediss:// URL")
-            screen.say("Using the server named by --url.")
-        else:
-            screen.say("Starting a Valkey server for this demo alone ...")
-            server = Server(folder)
-            url = server.url
-            screen.say(f"Server ready at {url} (pid {server.child.pid}).")
-        return _with_server(url, options, folder, screen)
-    finally:
-        if server:
-            server.end()
+def _run(options: argparse.Namespace, folder: Path) -> bool:
+    url = options.url
+    with ExitStack() as at_the_end:
+        if not url:
+            say("Starting a Valkey server for this demo alone ...")
+            server, url = start_server(folder)
+            at_the_end.callback(server.end)
+            say(f"Server ready at {url} (pid {server.pid}).")
+        elif urlsplit(url).scheme not in ("redis", "rediss"):
+            raise DemoError(f"{url!r} is not a redis:// or rediss:// URL")
+        # The app reads its environment when it is imported, here as in the workers.
+        os.environ.update(DEMO_URL=url, DEMO_STOCK="1" if options.stock else "0")
+        from .story import StockStory, Story, clean, occupy
 
-
-def _with_server(url: str, options: argparse.Namespace, folder: Path, screen: Screen) -> bool:
-    # The app reads its environment when it is imported, here as in the workers.
-    os.environ.update(DEMO_URL=url, DEMO_STOCK="1" if options.stock else "0")
-    from .stage import Stage
-    from .stock import StockStory
-    from .story import Story
-
-    try:
-        client = redis.Redis.from_url(url)
-    except ValueError as exc:
-        raise DemoError(f"the URL cannot be read: {exc}") from exc
-    children = Children(folder, url, options.stock)
-    with client:
-        stage = Stage(client, children, screen)
-        stage.observer.occupy(options.clean)
         try:
-            return (StockStory if options.stock else Story)(stage).tell()
-        finally:
-            children.end_now()
-            if options.url:
-                stage.observer.clean()
+            client = at_the_end.enter_context(redis.Redis.from_url(url))
+        except ValueError as exc:
+            raise DemoError(f"the URL cannot be read: {exc}") from exc
+        occupy(client, options.clean)
+        if options.url:
+            at_the_end.callback(clean, client)
+        story = (StockStory if options.stock else Story)(client, folder, say)
+        at_the_end.callback(story.end)
+        return story.tell()
 
 
 if __name__ == "__main__":

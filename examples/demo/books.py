@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from .ledger import Run
-
 #: A job that finished so shortly before the kill may die before its worker could ack it.
 ACK_SECONDS = 1.0
+
+
+@dataclass
+class Run:
+    """One run of one job; a job that was cut short has more than one."""
+
+    job: str
+    #: Pids of the worker's MainProcess and of its pool process.
+    worker: int
+    pool_process: int
+    started: float
+    #: How long it means to take.
+    seconds: float
+    finished: float | None = None
+
+
+def runs_of(ledger: Iterable[bytes]) -> list[Run]:
+    """All runs in the ledger, in the order in which they started."""
+    runs: dict[str, Run] = {}
+    for line in ledger:
+        entry = json.loads(line)
+        name, at = entry.pop("run"), entry.pop("at")
+        if entry:
+            runs[name] = Run(started=at, **entry)
+        else:
+            runs[name].finished = at
+    return list(runs.values())
 
 
 @dataclass(frozen=True)
@@ -20,65 +47,33 @@ class Kill:
     concurrency: int
 
 
-@dataclass(frozen=True)
 class Balance:
     """Names of jobs, by what became of them."""
 
-    enqueued: frozenset[str]
-    finished: frozenset[str]
-    #: Were running in the killed worker.
-    cut: frozenset[str]
-    #: Had finished there, but died before the ack: at-least-once runs these again.
-    unacked: frozenset[str]
-    started_twice: frozenset[str]
-    finished_twice: frozenset[str]
+    def __init__(self, jobs: Collection[str], runs: Iterable[Run], kill: Kill) -> None:
+        self.kill = kill
+        runs = [run for run in runs if run.job in jobs]
+        starts = Counter(run.job for run in runs)
+        ends = Counter(run.job for run in runs if run.finished)
+        there = [run for run in runs if run.worker == kill.worker]
+        self.finished = {*ends}
+        self.lost = {*jobs} - self.finished
+        self.started_twice = {job for job, times in starts.items() if times > 1}
+        self.finished_twice = {job for job, times in ends.items() if times > 1}
+        #: Were running in the killed worker.
+        self.cut = {run.job for run in there if not run.finished}
+        late = {run.job for run in there if run.finished and run.finished > kill.at - ACK_SECONDS}
+        #: Had finished there, but died before the ack: at-least-once runs these again.
+        self.unacked = late & self.started_twice
 
-    @classmethod
-    def of(cls, jobs: Iterable[str], runs: Iterable[Run], kill: Kill) -> Balance:
-        """Read the ledger."""
-        starts: dict[str, list[Run]] = {job: [] for job in jobs}
-        for run in runs:
-            if run.job in starts:
-                starts[run.job].append(run)
-        there = [run for of_job in starts.values() for run in of_job if run.worker == kill.worker]
-        return cls(
-            enqueued=frozenset(starts),
-            finished=frozenset(
-                job for job, of_job in starts.items() if any(run.finished for run in of_job)
-            ),
-            cut=frozenset(run.job for run in there if run.finished is None),
-            unacked=frozenset(
-                run.job
-                for run in there
-                if run.finished is not None
-                and run.finished > kill.at - ACK_SECONDS
-                and len(starts[run.job]) > 1
-            ),
-            started_twice=frozenset(job for job, of_job in starts.items() if len(of_job) > 1),
-            finished_twice=frozenset(
-                job
-                for job, of_job in starts.items()
-                if sum(run.finished is not None for run in of_job) > 1
-            ),
-        )
-
-    def lost(self, killed: Collection[str] = ()) -> frozenset[str]:
-        """Jobs that neither finished nor are whole in the dead set."""
-        return self.enqueued - self.finished - frozenset(killed)
-
-    def problems(self, kill: Kill) -> list[str]:
+    def problems(self) -> list[str]:
         """What breaks the promise; an empty list when nothing does."""
-        found = []
-        if lost := self.lost():
-            found.append(f"did not finish: {_names(lost)}")
-        if twice := self.finished_twice - self.unacked:
-            found.append(f"finished more than once: {_names(twice)}")
-        if again := self.started_twice - self.cut - self.unacked:
-            found.append(f"ran again although their worker lived: {_names(again)}")
-        if len(self.cut) > kill.concurrency:
-            found.append(f"more than {kill.concurrency} jobs were cut short: {_names(self.cut)}")
-        return found
-
-
-def _names(jobs: Iterable[str]) -> str:
-    return ", ".join(sorted(jobs))
+        again = self.started_twice - self.cut - self.unacked
+        most = self.kill.concurrency
+        found = {
+            "did not finish": self.lost,
+            "finished more than once": self.finished_twice - self.unacked,
+            "ran again although their worker lived": again,
+            f"more than {most} jobs were cut short": self.cut if len(self.cut) > most else (),
+        }
+        return [f"{what}: {', '.join(sorted(jobs))}" for what, jobs in found.items() if jobs]

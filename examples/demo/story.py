@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import redis
+
+from celery_superfetch.app.broker import database_of
+from celery_superfetch.store.dead_jobs import DeadJobs
+from celery_superfetch.store.private_lists import PrivateLists
+from celery_superfetch.store.registry import Registry
 
 from . import app as demo
-from .books import Balance, Kill
-from .children import Child, DemoError
-from .stage import Stage
+from .books import Balance, Kill, Run, runs_of
+from .processes import Child, DemoError
+
+T = TypeVar("T")
 
 JOBS = 64
 CONCURRENCY = 4
@@ -20,188 +33,305 @@ SAFE_SECONDS = 0.3
 #: The default `strike_limit`.
 STRIKES = 3
 
-#: Generous: a busy machine may be slow, but it must not make the demo lie.
+#: Seconds. Generous: a busy machine may be slow, but it must not make the demo lie.
 PATIENCE = 60.0
+
+#: Seconds between two looks at ledger and Redis, and between two lines on how far it has come.
+LOOK, LINE = 0.05, 2.0
+
+#: One demo at a time in a database, for so many seconds: it expires, should a demo be killed.
+MARKER, MARKER_SECONDS = f"{demo.PREFIX}running", 600
+
+ROOT = str(Path(__file__).resolve().parents[2])
 
 
 class Story:
     """The demo with celery_superfetch; each step says what it does before it does it."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-        self.say = stage.screen.say
+    def __init__(self, client: redis.Redis, folder: Path, say: Callable[..., None]) -> None:
+        self.client, self.folder, self.say = client, folder, say
+        database = database_of(demo.app, client)
+        self.keys = database.keys
+        self.registry = Registry(database)
+        self.lists = PrivateLists(database)
+        self.dead = DeadJobs(database)
+        path = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH", ""))))
+        self.env = {**os.environ, "PYTHONPATH": path}
+        self.children: list[Child] = []
+        self.workers: list[Child] = []
+        self.victim: Child | None = None
         self.owner = ""
         self.recovered = 0
+        self.runs: list[Run] = []
         self.problems: list[str] = []
+        self.jobs = [f"work-{number}" for number in range(1, JOBS + 1)]
 
     def tell(self) -> bool:
         """From start to end; False when the promise was broken."""
-        self.start()
-        self.enqueue()
-        victim, kill = self.kill_a_worker()
-        self.after_the_kill(victim, kill)
-        self.finish(kill)
-        pill = self.poison()
-        self.stop()
-        return self.balance(kill, pill)
-
-    # -- the storm
-
-    def start(self) -> None:
         self.say(f"Starting 2 workers (prefork, {CONCURRENCY} processes each) and beat ...")
-        stage = self.stage
-        self.start_worker("one")
-        self.start_worker("two")
-        beat = stage.children.beat()
-        for worker in stage.workers:
-            self.wait_ready(worker)
-        stage.until("beat has started", PATIENCE, lambda: beat.logged("beat: Starting"))
-        self.say(f"Ready: {', '.join(f'{w.title} (pid {w.pid})' for w in stage.workers)}, beat.")
-
-    def start_worker(self, name: str) -> Child:
-        worker = self.stage.children.worker(name, CONCURRENCY)
-        self.stage.workers.append(worker)
-        return worker
-
-    def wait_ready(self, worker: Child) -> None:
-        self.stage.until(f"{worker.title} is ready", PATIENCE, lambda: worker.logged(" ready."))
-
-    def enqueue(self) -> None:
+        workers = [self.start_worker("one"), self.start_worker("two")]
+        schedule = str(self.folder / "schedule")
+        beat = self.start("beat", "beat", "-s", schedule, "--pidfile=", "-l", "INFO")
+        for worker in workers:
+            self.until(f"{worker.title} is ready", lambda w=worker: w.logged(" ready."))
+        self.until("beat has started", lambda: beat.logged("beat: Starting"))
+        self.say(f"Ready: {', '.join(f'{w.title} (pid {w.pid})' for w in workers)}, beat.")
         for number in range(1, JOBS + 1):
-            self.stage.enqueued.append(f"work-{number}")
             demo.work.apply_async((number, 1.0 + number % 5 / 4))
         self.say(f"Enqueued {JOBS} jobs of 1 to 2 seconds on queue {demo.QUEUE!r}.")
+        kill = self.kill_a_worker()
+        self.see_its_jobs_come_back(kill)
+        self.wait_for_all()
+        self.say("Enqueued a poison pill: a job that kills the process that runs it.")
+        pill = demo.poison.delay()
+        self.see_it_killed(pill)
+        self.say("Stopping workers and beat ...")
+        self.stop()
+        return self.balance(Balance(self.jobs, self.runs, kill), pill)
 
-    def kill_a_worker(self) -> tuple[Child, Kill]:
+    # -- acting and waiting
+
+    def start(self, title: str, *words: str) -> Child:
+        argv = [sys.executable, "-m", "celery", "-A", "examples.demo.app", *words]
+        self.children.append(Child(title, argv, self.folder, self.env))
+        return self.children[-1]
+
+    def start_worker(self, name: str) -> Child:
+        """`celery worker`, less the greetings between workers that take a second at start."""
+        quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "INFO"]
+        words = ["worker", "-c", str(CONCURRENCY), "-n", f"{name}@%h", *quiet]
+        self.workers.append(self.start(f"worker {name}", *words))
+        return self.workers[-1]
+
+    def end(self) -> None:
+        """Leave no process behind, whatever has happened."""
+        for child in self.children:
+            child.end()
+
+    def until(self, what: str, look: Callable[[], T], within: float = PATIENCE) -> T:
+        """Return the first truthy value of `look`, and say meanwhile how far the jobs have come.
+
+        Raises:
+            DemoError: not within so many seconds, or a process has ended that should live.
+        """
+        deadline, next_line = time.monotonic() + within, time.monotonic() + LINE
+        while True:
+            for child in self.children:
+                if child is not self.victim:
+                    child.check()
+            try:
+                ledger: Any = self.client.lrange(demo.LEDGER, 0, -1)
+                self.runs = runs_of(ledger)
+                if value := look():
+                    return value
+                waiting = self.client.llen(self.keys.queue(demo.QUEUE))
+            except redis.RedisError as exc:
+                raise DemoError(f"the server cannot be used any more: {exc}") from exc
+            now = time.monotonic()
+            if now >= deadline:
+                logs = "\n".join(f"{w.title}, end of log:\n{w.tail()}" for w in self.workers)
+                raise DemoError(f"waited {within:g} s in vain until {what}.\n{logs}")
+            if now >= next_line:
+                next_line = now + LINE
+                done = f"{len(self.finished())} of {JOBS} jobs finished"
+                self.say(f"    {done}, {waiting} waiting on the queue")
+            time.sleep(LOOK)
+
+    def finished(self) -> set[str]:
+        return {run.job for run in self.runs if run.finished}
+
+    def running_in(self, worker: Child) -> list[Run]:
+        """Runs in a worker that have not finished; after its death: that were cut short."""
+        return [run for run in self.runs if run.worker == worker.pid and not run.finished]
+
+    def pills(self) -> list[Run]:
+        return [run for run in self.runs if run.job == "poison"]
+
+    # -- the kill, and the way back
+
+    def kill_a_worker(self) -> Kill:
         """SIGKILL the first worker's MainProcess while all its pool is busy."""
-        stage, victim = self.stage, self.stage.workers[0]
+        victim = self.workers[0]
 
         def busy() -> bool:
-            running, now = stage.running_in(victim), time.time()
-            return (
-                len(stage.finished()) >= JOBS // 2
-                and len(running) == CONCURRENCY
-                and all(run.left(now) > SAFE_SECONDS for run in running)
-            )
+            safe = time.time() + SAFE_SECONDS
+            running = [r for r in self.running_in(victim) if r.started + r.seconds > safe]
+            return len(self.finished()) >= JOBS // 2 and len(running) == CONCURRENCY
 
-        stage.until(f"{victim.title} is busy", PATIENCE, busy)
+        self.until(f"{victim.title} is busy", busy)
         self.say(f"kill -9 {victim.pid}: {victim.title}. {self.what_it_holds(victim)}", "bold red")
-        stage.killed.add(victim)
-        return victim, Kill(victim.pid, victim.sigkill(), CONCURRENCY)
+        self.victim = victim
+        return Kill(victim.pid, victim.sigkill(), CONCURRENCY)
 
     def what_it_holds(self, victim: Child) -> str:
-        owner = self.stage.observer.owner_of(victim.pid)
-        if owner is None:
+        owners = [o for o in self.registry.owners() if o.split("|")[1] == str(victim.pid)]
+        if not owners:
             raise DemoError(f"{victim.title} is not in the registry of owners")
-        self.owner = owner
-        held = self.stage.observer.in_flight(owner)[owner]
-        running = len(self.stage.running_in(victim))
+        [self.owner] = owners
+        held, running = self.held(), len(self.running_in(victim))
         return (
             f"Its private lists hold {held} jobs: {running} running, {held - running} prefetched."
         )
 
-    # -- the way back
+    def held(self) -> int:
+        lists = self.registry.facts([self.owner])[self.owner].lists
+        return self.lists.sizes([(self.owner, lists)])[self.owner]
 
-    def after_the_kill(self, victim: Child, kill: Kill) -> None:
-        stage, observer = self.stage, self.stage.observer
+    def see_its_jobs_come_back(self, kill: Kill) -> None:
+        def cause() -> bytes | None:
+            reason: Any = self.client.hget(self.keys.facts(self.owner), "reason")
+            return reason
 
         def since() -> str:
             return f"{time.time() - kill.at:.1f} s after the kill"
 
-        cause = stage.until(
-            "the owner is declared dead", PATIENCE, lambda: observer.cause_of_death(self.owner)
-        )
-        self.say(f"Owner {self.owner} was declared dead {since()}: {cause}.")
-        stage.until(
-            "its jobs are back", PATIENCE, lambda: not observer.in_flight(self.owner)[self.owner]
-        )
-        self.recovered = observer.counter("recovered")
+        why = self.until("the owner is declared dead", cause)
+        self.say(f"Owner {self.owner} was declared dead {since()}: {why.decode()}.")
+        self.until("its jobs are back", lambda: not self.held())
+        counted: Any = self.client.hget(self.keys.stats, "recovered")
+        self.recovered = int(counted or 0)
         self.say(f"{self.recovered} jobs were back at the front of the queue {since()}.", "green")
         self.replace()
-        cut = {run.job for run in stage.running_in(victim)}
-
-        def again() -> bool:
-            return any(run.job in cut and run.started > kill.at for run in stage.runs)
-
-        stage.until("a job that was cut short runs again", PATIENCE, again)
+        cut = {run.job for run in self.runs if run.worker == kill.worker and not run.finished}
+        again = "a job that was cut short runs again"
+        self.until(again, lambda: any(r.job in cut and r.started > kill.at for r in self.runs))
         self.say(f"The first of the {len(cut)} jobs that were cut short runs again, {since()}.")
 
     def replace(self) -> None:
         worker = self.start_worker("three")
         self.say(f"Starting {worker.title} (pid {worker.pid}) in its place, as a supervisor would.")
 
-    def finish(self, kill: Kill) -> None:
-        stage = self.stage
-        stage.until(
-            "all jobs have finished", PATIENCE, lambda: stage.finished() >= set(stage.enqueued)
-        )
+    def wait_for_all(self) -> None:
+        self.until("all jobs have finished", lambda: self.finished() >= {*self.jobs})
         self.say(f"All {JOBS} jobs have finished.", "green")
+        self.until("the new worker is ready", lambda: self.workers[-1].logged(" ready."))
 
-    # -- the poison pill
+    # -- the poison pill, and the balance
 
-    def poison(self) -> Any:
-        """A job that kills whatever process runs it; its result."""
-        stage = self.stage
-        for worker in stage.workers:
-            if worker not in stage.killed:
-                self.wait_ready(worker)
-        self.say("Enqueued a poison pill: a job that kills the process that runs it.")
-        pill = demo.poison.delay()
-        stage.enqueued.append("poison")
+    def see_it_killed(self, pill: Any) -> None:
         for number in range(1, STRIKES + 1):
-            stage.until(
-                f"it runs for the {number}. time",
-                PATIENCE,
-                lambda number=number: len(stage.runs_of("poison")) >= number,
-            )
-            process = stage.runs_of("poison")[number - 1].pool_process
+            self.until(f"it runs for the {number}. time", lambda n=number: len(self.pills()) >= n)
+            process = self.pills()[number - 1].pool_process
             self.say(f"Run {number} of the pill: pool process {process} is gone.", "red")
-        stage.until("it is in the dead set", PATIENCE, stage.observer.dead_jobs)
+        self.until("it is in the dead set", self.dead.size)
         self.say("It had its strikes. `celery -A examples.demo.app superfetch dead list`:", "green")
-        try:
-            with stage.screen.lend() as terminal:
-                printed = stage.children.run("superfetch", "dead", "list", terminal=terminal)
-            stage.screen.block(printed)
-        except DemoError as exc:
-            self.problems.append(str(exc))
-        stage.until("its caller is told", PATIENCE, pill.ready)
+        argv = [sys.executable, "-m", "celery", "-A", "examples.demo.app"]
+        if subprocess.call([*argv, "superfetch", "dead", "list"], cwd=self.folder, env=self.env):
+            self.problems.append("`superfetch dead list` failed")
+        self.until("its caller is told", pill.ready)
         self.say(f"Its caller's AsyncResult: {pill.state}, {type(pill.result).__name__}:")
-        stage.screen.block(str(pill.result))
-        return pill
-
-    # -- the balance
+        self.say(f"    {pill.result}")
 
     def stop(self) -> None:
-        self.say("Stopping workers and beat ...")
-        self.stage.children.end_in_order()
-        if owners := self.stage.observer.registry.owners():
+        for child in self.children:
+            child.popen.terminate()
+        for child in self.children:
+            child.end(10.0)
+        if owners := self.registry.owners():
             self.problems.append(f"owners are left behind: {', '.join(owners)}")
 
-    def balance(self, kill: Kill, pill: Any) -> bool:
-        stage = self.stage
-        work = [job for job in stage.enqueued if job != "poison"]
-        balance = Balance.of(work, stage.runs, kill)
-        dead = [job.task_id for job in stage.observer.dead_jobs()]
-        problems = [*self.problems, *balance.problems(kill)]
-        if dead != [pill.id]:
-            problems.append(f"the dead set should hold the pill alone, it holds {dead}")
-        if pill.state != "FAILURE":
-            problems.append(f"the pill's caller was told {pill.state}")
-        if (pills := len(stage.runs_of("poison"))) != STRIKES:
-            problems.append(f"the pill ran {pills} times")
-        lost = len(balance.lost()) + int(pill.id not in dead)
-        rows = [
-            ("enqueued", len(stage.enqueued), f"{len(work)} to work and 1 poison pill"),
-            ("finished", len(balance.finished), "each exactly once"),
+    def balance(self, balance: Balance, pill: Any) -> bool:
+        dead, pills = [job.task_id for job in self.dead], len(self.pills())
+        problems = [*self.problems, *balance.problems()]
+        if (dead, pill.state, pills) != ([pill.id], "FAILURE", STRIKES):
+            problems.append(f"the pill ran {pills} times, is {pill.state}, and dead are {dead}")
+        twice = len(balance.finished_twice)
+        self.table(
+            ("enqueued", JOBS + 1, f"{JOBS} to work and 1 poison pill"),
+            ("finished", len(balance.finished), f"{twice or 'none'} of them more than once"),
             ("recovered", self.recovered, "from the killed worker, running or prefetched"),
             ("run twice", len(balance.started_twice), "were running when it was killed"),
             ("killed", len(dead), f"the pill, after {pills} runs; whole in the dead set"),
-            ("lost", lost, ""),
-        ]
-        if twice := len(balance.finished_twice):
-            rows[1] = ("finished", len(balance.finished), f"{twice} of them more than once")
-        stage.screen.close()
-        stage.screen.table("Summary", rows)
+            ("lost", len(balance.lost) + (pill.id not in dead), ""),
+        )
         for problem in problems:
             self.say(f"BROKEN: {problem}", "bold red")
         return not problems
+
+    def table(self, *rows: tuple[str, int, str]) -> None:
+        for what, number, note in rows:
+            self.say(f"| {what:9} | {number:3} | {note}", "bold", stamp=False)
+
+
+class StockStory(Story):
+    """The same storm on kombu's own transport: what a killed worker held waits for the visibility
+    timeout, and a poison pill goes on."""
+
+    #: Seconds: kombu's default; without progress until the demo waits no longer; with the pill.
+    VISIBILITY_TIMEOUT, IDLE, PILL = 3600, 10.0, 5.0
+
+    def what_it_holds(self, victim: Child) -> str:
+        return f"It runs {len(self.running_in(victim))} jobs, and has prefetched others."
+
+    def see_its_jobs_come_back(self, kill: Kill) -> None:
+        self.replace()
+
+    def wait_for_all(self) -> None:
+        moved = (0, time.monotonic())
+
+        def standstill() -> bool:
+            nonlocal moved
+            if len(self.runs) != moved[0]:
+                moved = (len(self.runs), time.monotonic())
+            idle = time.monotonic() - moved[1] > self.IDLE
+            return idle or self.finished() >= {*self.jobs}
+
+        self.until("the workers have nothing left to do", standstill)
+        self.say(
+            f"Nothing has moved for {self.IDLE:g} s, the workers are idle, and "
+            f"{JOBS - len(self.finished())} jobs are missing. "
+            f"{self.client.hlen(f'{demo.PREFIX}unacked')} jobs wait in `unacked` for the "
+            f"visibility timeout ({self.VISIBILITY_TIMEOUT} s).",
+            "bold red",
+        )
+
+    def see_it_killed(self, pill: Any) -> None:
+        over = time.monotonic() + self.PILL
+        self.until("it was watched", lambda: time.monotonic() >= over)
+        runs = len(self.pills())
+        self.say(f"It ran {runs} times in {self.PILL:g} s, and goes on for ever.", "bold red")
+
+    def stop(self) -> None:  # in order, they would go on with the pill until the patience is over
+        self.end()
+
+    def balance(self, balance: Balance, pill: Any) -> bool:
+        self.table(
+            ("enqueued", JOBS + 1, f"{JOBS} to work and 1 poison pill"),
+            ("finished", len(balance.finished), "on stock kombu, for comparison"),
+            ("recovered", 0, "within this demo's time"),
+            ("killed", 0, "the pill still runs, again and again"),
+            ("lost", len(balance.lost), f"for the visibility timeout, {self.VISIBILITY_TIMEOUT} s"),
+        )
+        return not balance.lost
+
+
+def occupy(client: redis.Redis, clean_first: bool) -> None:
+    """Make sure that nobody else's demo is in this database.
+
+    Raises:
+        DemoError: the server cannot be used, or the demo's queue is not empty.
+    """
+    try:
+        if clean_first:
+            clean(client)
+        free = client.set(MARKER, 1, nx=True, ex=MARKER_SECONDS)
+        waiting = client.llen(f"{demo.PREFIX}{demo.QUEUE}")
+        if free:
+            client.delete(MARKER)
+        if free and not waiting:
+            clean(client)
+            client.set(MARKER, 1, ex=MARKER_SECONDS)
+            return
+    except redis.RedisError as exc:
+        raise DemoError(f"the server cannot be used: {exc}") from exc
+    what = f"the queue {demo.QUEUE!r} holds {waiting} jobs" if free else "another demo is running"
+    raise DemoError(
+        f"{what} in this database. Nothing was touched. If that is left from a demo that was "
+        f"killed, add `--clean`: it deletes the keys {demo.PREFIX}* first, and no others."
+    )
+
+
+def clean(client: redis.Redis) -> None:
+    """Delete every key of the demo."""
+    for key in client.scan_iter(match=f"{demo.PREFIX}*", count=1000):
+        client.unlink(key)

@@ -123,13 +123,11 @@ def test_the_books_balance_only_when_the_promise_was_kept(
     """Worker 1 is killed at 100 s; runs are job, worker, start, end."""
     monkeypatch.syspath_prepend(str(ROOT))
     books = importlib.import_module("examples.demo.books")
-    ledger = importlib.import_module("examples.demo.ledger")
     kill = books.Kill(worker=1, at=100.0, concurrency=1)
     lines = [
-        ledger.Run(job, worker, 9, started, 1.0, finished)
-        for job, worker, started, finished in runs
+        books.Run(job, worker, 9, started, 1.0, finished) for job, worker, started, finished in runs
     ]
-    problems = books.Balance.of(("a", "b"), lines, kill).problems(kill)
+    problems = books.Balance(("a", "b"), lines, kill).problems()
     assert bool(problems) == bool(problem)
     assert problem in "; ".join(problems)
 
