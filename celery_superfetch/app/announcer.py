@@ -48,7 +48,6 @@ class Announcements:
     """The killed jobs that a process knows of, and is going to announce.
 
     Arguments:
-        client: a plain client for the broker's database.
         owner: names the owner that announces, in threads of its own. None: a pass announces at
             its end, and its process may end then.
     """

@@ -23,6 +23,11 @@ from .broker import client_of, config_of
 #: a result backend that is away must not hold up a thousand jobs one by one.
 BACKEND_FAILURES = 3
 
+BUSY = (
+    "job {!r} is being put back by somebody else at this moment; if that is given up, it can be "
+    "retried in a minute"
+)
+
 
 @dataclass(frozen=True)
 class Retried:
@@ -105,9 +110,7 @@ class DeadSet:
     # -- moving
 
     def retry(self, job: DeadJob | str, to: str | None = None) -> Retried:
-        """Put one job back at the end of its queue, as if it were new.
-
-        Its counters are cleared, and its result is pending again.
+        """Put one job back at the end of its queue, counters cleared and its result pending again.
 
         Arguments:
             to: another queue to put it on; it keeps its priority.
@@ -140,7 +143,7 @@ class DeadSet:
         done: list[Retried] = []
         queue = iter(jobs)
         while batch := list(islice(queue, BATCH)):
-            found = list(self._found(batch))
+            found = [self._found(job) for job in batch]
             retried = iter(self._retry([job for job in found if isinstance(job, DeadJob)], to))
             done += [job if isinstance(job, Retried) else next(retried) for job in found]
             if progress is not None:
@@ -167,20 +170,11 @@ class DeadSet:
 
     # -- how jobs are put back
 
-    def _found(self, batch: Sequence[DeadJob | str]) -> Iterator[DeadJob | Retried]:
-        """The jobs of a batch, in order; whole ids are looked up in one go."""
-        names = [job for job in batch if isinstance(job, str)]
-        known = {job.id: job for job in self._set.read(names)}
-        for job in batch:
-            if isinstance(job, DeadJob):
-                yield job
-            elif job in known:
-                yield known[job]
-            else:
-                try:
-                    yield self._set.get(job)
-                except JobNotFound as exc:
-                    yield Retried(job, error=str(exc))
+    def _found(self, job: DeadJob | str) -> DeadJob | Retried:
+        try:
+            return job if isinstance(job, DeadJob) else self._set.get(job)
+        except JobNotFound as exc:
+            return Retried(str(job), error=str(exc))
 
     def _retry(self, jobs: Sequence[DeadJob], to: str | None) -> list[Retried]:
         """A batch, in order. No result is forgotten of a job that stays in the dead set."""
@@ -188,19 +182,14 @@ class DeadSet:
         able, ours = Queues(self._set.database).can_take(targets), self._set.reserve(jobs)
         done, revived = [], []
         for job, target, takes, mine in zip(jobs, targets, able, ours, strict=True):
-            one = Retried(job.id, job.task, job.task_id)
-            if not mine:
-                error = (
-                    f"job {job.id!r} is being put back by somebody else at this moment; if that "
-                    "is given up, it can be retried in a minute"
-                )
-                done.append(replace(one, error=error))
-                continue
-            # Where the queue is none, the script says so, and lets go of the job.
-            warning = self._forget_result(job) if takes and job.task_id else None
-            done.append(replace(one, queue=target, warning=warning))
-            expires = self._expires.get(target.partition(self._set.separator)[0], 0)
-            revived.append((job, target, expires))
+            one = Retried(job.id, job.task, job.task_id, error=BUSY.format(job.id))
+            if mine:
+                warning = self._forget_result(job) if takes and job.task_id else None
+                one = replace(one, queue=target, error=None, warning=warning)
+                # Where the queue is none, the script says so, and lets go of the job.
+                expires = self._expires.get(target.partition(self._set.separator)[0], 0)
+                revived.append((job, target, expires))
+            done.append(one)
         replies = iter(self._set.revive_all(revived))
         return [one if one.error else _outcome(one, next(replies)) for one in done]
 
@@ -233,9 +222,9 @@ class DeadSet:
     @cached_property
     def _expires(self) -> dict[str, int]:
         """Queue -> ms of its x-expires, as kombu makes them of the app's queues."""
+        queues = self.app.amqp.queues.values()
         with self.app.connection_for_read() as connection:
             channel = connection.channel()
-            queues = list(self.app.amqp.queues.values())
             for queue in queues:
                 queue.queue_declare(channel=channel)  # it only reads a length
             return {queue.name: channel.expires_of(queue.name) for queue in queues}

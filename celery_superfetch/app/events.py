@@ -96,24 +96,21 @@ class Monitors:
                 self._dispatcher = self._dispatcher or self._connect()
                 self._dispatcher.send(type, **fields)
             except Exception as exc:  # monitors are not worth more than a line in the log
-                logger.warning(
-                    "Event %s could not be sent (%s), nor will any for %g s.", type, exc, SILENCE
-                )
+                text = "Event %s could not be sent (%s), nor will any for %g s."
+                logger.warning(text, type, exc, SILENCE)
                 self._silent_until = monotonic() + SILENCE
                 self.close()
 
     def _connect(self) -> Any:
         connection = self.app.connection_for_write()
         if connection.get_transport_cls().driver_type == "redis":
-            connection.transport_options.update(
-                socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT
-            )
+            waits = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), TIMEOUT)
+            connection.transport_options.update(waits)
         task = self.app.current_worker_task
+        name = task and task.request.hostname
         try:
             connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
-            return self.app.events.Dispatcher(
-                connection, task and task.request.hostname, buffer_while_offline=False
-            )
+            return self.app.events.Dispatcher(connection, name, buffer_while_offline=False)
         except Exception:
             connection.release()
             raise
@@ -128,11 +125,7 @@ def monitors_of(app: Celery) -> Monitors:
 
 
 def reporter(app: Celery, argument: str) -> Callable[..., None]:
-    """A receiver that tells monitors of what its signal brings.
-
-    Arguments:
-        argument: the signal's own, as ``EVENTS`` has it.
-    """
+    """A receiver that tells monitors of what its signal brings, as ``EVENTS`` names it."""
     type, names = EVENTS[argument]
 
     def report(**named: Any) -> None:
