@@ -23,6 +23,9 @@ FULL_ID = re.compile(r"[0-9a-f]{40}(-[0-9]{1,20})?")
 STORED = {"queue": "queue_list", "app": "app_name", "node": "node", "reason": "reason"}
 STORED |= {name: name for name in ("task", "task_id", "owner", "strikes", "recoveries")}
 
+#: What it has in common with the recovery that it was.
+AS_RECOVERED = ("reason", "task", "task_id", "app_name", "node", "strikes", "recoveries")
+
 
 def utc(seconds: float | None) -> str | None:
     """A time of the server's clock in ISO 8601; None where nobody noted it."""
@@ -84,9 +87,8 @@ class DeadJob:
     def _event(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """One line of the history; the one that killed it has the time of death."""
         host = str(entry.get("owner") or "").partition("|")[0]
-        at = entry.get("at", self.died)
-        noted = {"status": None, "strike": None, **entry}
-        return {**noted, "host": host, "at": at, "time": utc(at)}
+        noted = {"status": None, "strike": None, "at": self.died, **entry}
+        return {**noted, "host": host, "time": utc(noted["at"])}
 
     def record(self) -> dict[str, Any]:
         """What the dead set stores: all but the id and the time of death, which index it."""
@@ -135,15 +137,9 @@ def dead_job(recovery: Recovery, id: str = "") -> DeadJob:
         id=id or recovery.digest,
         payload=recovery.job.payload,
         queue_list=recovery.job.queue_list,
-        reason=recovery.reason,
-        task=recovery.task,
-        task_id=recovery.task_id,
-        app_name=recovery.app_name,
-        node=recovery.node,
         owner=str(history[-1].get("owner")),
-        strikes=recovery.strikes,
-        recoveries=recovery.recoveries,
         history=history,
+        **{name: getattr(recovery, name) for name in AS_RECOVERED},
     )
 
 
@@ -167,14 +163,13 @@ class DeadFilter:
     newer_than: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("task", "queue", "reason"):
-            # A shell variable that is not set must not mean "all", nor silently nothing.
-            if getattr(self, name) == "":
-                raise BadFilter(f"the filter {name!r} is empty: leave it out, or say which")
         older, newer = self.older_than, self.newer_than
-        for name, age in (("older_than", older), ("newer_than", newer)):
-            if age is not None and not 0 <= age < inf:
-                raise BadFilter(f"the filter {name!r} must be seconds, 0 or more, it is {age!r}")
+        for name, value in vars(self).items():
+            # A shell variable that is not set must not mean "all", nor silently nothing.
+            if value == "":
+                raise BadFilter(f"the filter {name!r} is empty: leave it out, or say which")
+            if name.endswith("_than") and value is not None and not 0 <= value < inf:
+                raise BadFilter(f"the filter {name!r} must be seconds, 0 or more, it is {value!r}")
         if older is not None and newer is not None and older >= newer:
             raise BadFilter(
                 f"no job can have died more than {older:g} s ago and less than {newer:g} s ago"

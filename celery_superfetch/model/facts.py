@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -57,11 +57,11 @@ class Facts:
 
     def dump(self) -> dict[str, str]:
         """Fields of the hash; ``registered_at`` and ``was`` are the server's to write."""
-        numbers = "heartbeat_interval", "owner_ttl"
         return {
             "schema": str(SCHEMA),
             **{name: str(value) for name, value in vars(self.process).items()},
-            **{name: repr(getattr(self, name)) for name in numbers},
+            "heartbeat_interval": repr(self.heartbeat_interval),
+            "owner_ttl": repr(self.owner_ttl),
             **{name: getattr(self, name) for name in TEXTS},
             **{name: json.dumps(getattr(self, name)) for name in ("connections", "pool", "lists")},
         }
@@ -70,8 +70,7 @@ class Facts:
     def load(cls, owner: str, row: Mapping[bytes, bytes], config: Config) -> Facts:
         """Read a row; what is missing or broken falls back to the reader's own settings.
 
-        A row may come from another version, or from ``adopt`` with next to nothing in it. It
-        must never stop a pass: the weaker the facts, the longer the verdict waits.
+        It may come from another version, or from ``adopt``, and must never stop a pass.
         """
         text = {
             key.decode(errors="replace"): value.decode(errors="replace")
@@ -79,52 +78,42 @@ class Facts:
         }
         host, _, rest = owner.partition("|")
         pid = rest.partition("|")[0]
+        interval, ttl = (
+            _read(float, text.get(name), 0.0) for name in ("heartbeat_interval", "owner_ttl")
+        )
         return cls(
             owner=owner,
             process=ProcessImage(
                 host=text.get("host", host),
-                pid=_int(text.get("pid", pid)),
+                pid=_read(int, text.get("pid", pid), 0),
                 start_time=text.get("start_time", ""),
                 boot_id=text.get("boot_id", ""),
                 pid_namespace=text.get("pid_namespace", ""),
                 image=text.get("image", ""),
             ),
-            heartbeat_interval=_float(text.get("heartbeat_interval"), config.heartbeat_interval),
-            owner_ttl=_float(text.get("owner_ttl"), config.owner_ttl),
+            heartbeat_interval=interval if interval > 0 else config.heartbeat_interval,
+            owner_ttl=ttl if ttl > 0 else config.owner_ttl,
             **{name: text[name] for name in (*TEXTS, "was") if name in text},
-            connections=tuple(_int(item) for item in _json(text.get("connections"), [])),
+            connections=tuple(
+                _read(int, item, 0) for item in _read(json.loads, text.get("connections"), [])
+            ),
             pool=tuple(
-                (_int(child[0]), str(child[1]))
-                for child in _json(text.get("pool"), [])
+                (_read(int, child[0], 0), str(child[1]))
+                for child in _read(json.loads, text.get("pool"), [])
                 if isinstance(child, list) and len(child) == 2
             ),
             # Half a character is JSON, but no key's name.
             lists={
-                name.encode(errors="replace").decode(): _int(expires)
-                for name, expires in _json(text.get("lists"), {}).items()
+                name.encode(errors="replace").decode(): _read(int, expires, 0)
+                for name, expires in _read(json.loads, text.get("lists"), {}).items()
             },
-            registered_at=_int(text.get("registered_at")),
+            registered_at=_read(int, text.get("registered_at"), 0),
         )
 
 
-def _int(value: Any) -> int:
+def _read(read: Callable[[Any], Any], value: Any, default: Any) -> Any:
     try:
-        return int(value)
-    except (TypeError, ValueError, OverflowError):
-        return 0
-
-
-def _float(value: str | None, default: float) -> float:
-    try:
-        number = float(value or "")
-    except ValueError:
+        found = read(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
         return default
-    return number if number > 0 else default
-
-
-def _json(value: str | None, default: Any) -> Any:
-    try:
-        loaded = json.loads(value or "")
-    except (ValueError, RecursionError):
-        return default
-    return loaded if isinstance(loaded, type(default)) else default
+    return found if isinstance(found, type(default)) else default

@@ -16,8 +16,7 @@ from time import monotonic
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a fork waits for somebody at most. What is foreign may hang, and a pool must not be
-#: short of a process for as long.
+#: Seconds that a fork waits for somebody at most: what is foreign may hang.
 LIMIT = 15.0
 
 #: Seconds that nobody comes in while a pool wants to fork, unless it asks again.

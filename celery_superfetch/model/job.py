@@ -66,11 +66,6 @@ class Claimed(NamedTuple):
     job: Job
     earlier: Earlier | None = None
 
-    @property
-    def redelivered(self) -> bool:
-        """Whether it was delivered before."""
-        return self.earlier is not None
-
 
 class Carried(NamedTuple):
     """Strikes that a job brings from the message before: it has other bytes, so other counters."""

@@ -40,9 +40,8 @@ class LocalProcess(Enum):
 
 @dataclass(frozen=True)
 class ProcessImage:
-    """One running program: what ``os.kill(pid, 0)`` needs to prove something.
+    """One running program: a pid says nothing outside its boot and pid namespace, and is reused.
 
-    A pid says nothing outside its boot and pid namespace, and nothing for long: it is reused.
     ``image`` tells apart two programs under the same pid and start time (HUP re-executes).
     """
 

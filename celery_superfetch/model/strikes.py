@@ -24,7 +24,7 @@ class Blame(Enum):
 
     #: It did not run, or its worker had been told to stop.
     NONE = ""
-    #: It ran when its owner died, and so did others: one of them may have done it.
+    #: It ran when its owner died, and so did others.
     SUSPECT = "suspect"
     #: It ran with nothing beside it, or its own pool child was lost.
     EXACT = "exact"
@@ -66,13 +66,11 @@ class Running(NamedTuple):
     digests: tuple[str, ...] = ()
     #: Digest -> claim id.
     claim_ids: Mapping[str, str] = MappingProxyType({})
-    #: The one that was on probation and had the process for itself; it may have died before it
-    #: began, by whoever decoded it.
+    #: The one on probation that had the process for itself, even if it had not begun.
     alone: str = ""
     #: The process had been told to stop.
     stopping: bool = False
-    #: How many ran when it was taken for dead, where that was noted; a process that lives all
-    #: the same may have settled some since.
+    #: How many ran when it was taken for dead, where that was noted; some may be settled since.
     at_death: int = 0
 
 
@@ -85,12 +83,12 @@ class Recovery:
     reason: str
     #: Name of the owner's Celery app; empty outside Celery.
     app_name: str
-    #: Celery's name of the owner; empty outside Celery, and where nobody noted it.
-    node: str
     #: Whether this recovery counts against the job.
     blame: Blame
     strikes: int
     recoveries: int
+    #: Celery's name of the owner; empty outside Celery, and where nobody noted it.
+    node: str = ""
     history: tuple[Mapping[str, Any], ...] = ()
     #: Strikes at which it is killed; None for never.
     limit: int | None = None
@@ -111,26 +109,23 @@ class Recovery:
         envelope: Envelope,
         counters: Counters,
         *,
-        reason: str,
-        app_name: str,
-        node: str = "",
         blame: Blame,
         limits: Limits,
         waits: bool = False,
+        **told: str,
     ) -> Recovery:
         """The recovery of ``job`` after ``counters``.
 
         Arguments:
             waits: its ETA lies ahead: on probation it would have a process for itself till then.
+            told: ``reason``, ``app_name`` and ``node``.
         """
         limit, carried = limits.strikes(envelope.task), envelope.carried
         before = counters.strikes or (0 if counters.recorded else carried.strikes)
         strikes, recoveries = _strikes(before, blame, limit), counters.recoveries + 1
         return cls(
+            **told,  # type: ignore[arg-type]
             job=job,
-            reason=reason,
-            app_name=app_name,
-            node=node,
             blame=blame,
             strikes=strikes,
             recoveries=recoveries,

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 class Watch:
     """How long owners have been silent while this process looked on. Pure; times are given.
 
-    It knows silence only from looks that all succeeded and came in time, by the watcher's own
-    monotonic clock. An outage, a failover, a frozen watcher or a step of the server's clock
-    therefore convicts nobody.
+    It counts looks that all succeeded and came in time, by the watcher's own monotonic clock: an
+    outage, a failover, a frozen watcher or a step of the server's clock convicts nobody.
 
     Arguments:
         longest_gap: seconds between two looks after which nothing is known any more.

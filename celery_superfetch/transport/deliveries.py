@@ -48,7 +48,7 @@ class Delivery(dict[str, Any]):
         self.channel = channel
         #: Under which kombu knows it, once it was delivered.
         self.tag: Any = None
-        again = claimed.redelivered
+        again = claimed.earlier is not None
         self["properties"]["delivery_info"]["redelivered"] = again
         headers = self["headers"] = self.get("headers") or {}
         headers.pop(EARLIER, None)  # what we say of a delivery, nobody else can say

@@ -30,7 +30,7 @@ def test_a_job_that_lost_its_child_is_recovered_and_counted(
     assert (counters.strikes, counters.recoveries) == (1, 1)
     assert len(bench.in_flight.jobs) == 0
     [again] = bench.take(owner)
-    assert again.redelivered
+    assert again.earlier
 
 
 def test_a_job_that_lost_its_child_is_killed_when_a_receiver_says_so(
