@@ -88,13 +88,13 @@ def _run(options: argparse.Namespace, folder: Path) -> bool:
             raise DemoError(f"{url!r} is not a redis:// or rediss:// URL")
         # The app reads its environment when it is imported, here as in the workers.
         os.environ.update(DEMO_URL=url, DEMO_STOCK="1" if options.stock else "0")
-        from .story import StockStory, Story, clean, occupy
+        from .story import StockStory, Story, check_place, clean
 
         try:
             client = at_the_end.enter_context(redis.Redis.from_url(url))
         except ValueError as exc:
             raise DemoError(f"the URL cannot be read: {exc}") from exc
-        occupy(client, options.clean)
+        check_place(client, options.clean)
         if options.url:
             at_the_end.callback(clean, client)
         story = (StockStory if options.stock else Story)(client, folder, say)

@@ -39,9 +39,6 @@ PATIENCE = 60.0
 #: Seconds between two looks at ledger and Redis, and between two lines on how far it has come.
 LOOK, LINE = 0.05, 2.0
 
-#: One demo at a time in a database, for so many seconds: it expires, should a demo be killed.
-MARKER, MARKER_SECONDS = f"{demo.PREFIX}running", 600
-
 ROOT = str(Path(__file__).resolve().parents[2])
 
 
@@ -305,30 +302,25 @@ class StockStory(Story):
         return not balance.lost
 
 
-def occupy(client: redis.Redis, clean_first: bool) -> None:
+def check_place(client: redis.Redis, clean_first: bool) -> None:
     """Make sure that nobody else's demo is in this database.
 
     Raises:
-        DemoError: the server cannot be used, or the demo's queue is not empty.
+        DemoError: the server cannot be used, or something of a demo is there.
     """
     try:
         if clean_first:
             clean(client)
-        free = client.set(MARKER, 1, nx=True, ex=MARKER_SECONDS)
+        left = [*client.scan_iter(match=f"{demo.PREFIX}*", count=1000)]
         waiting = client.llen(f"{demo.PREFIX}{demo.QUEUE}")
-        if free:
-            client.delete(MARKER)
-        if free and not waiting:
-            clean(client)
-            client.set(MARKER, 1, ex=MARKER_SECONDS)
-            return
     except redis.RedisError as exc:
         raise DemoError(f"the server cannot be used: {exc}") from exc
-    what = f"the queue {demo.QUEUE!r} holds {waiting} jobs" if free else "another demo is running"
-    raise DemoError(
-        f"{what} in this database. Nothing was touched. If that is left from a demo that was "
-        f"killed, add `--clean`: it deletes the keys {demo.PREFIX}* first, and no others."
-    )
+    if left:
+        raise DemoError(
+            f"another demo is, or was, in this database: its queue holds {waiting} jobs. Nothing "
+            "was touched. If that is left from a demo that was killed, add `--clean`: it deletes "
+            f"the keys {demo.PREFIX}* first, and no others."
+        )
 
 
 def clean(client: redis.Redis) -> None:
