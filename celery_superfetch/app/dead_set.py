@@ -64,12 +64,11 @@ class DeadSet:
     """
 
     def __init__(self, app: Celery, client: Redis | None = None) -> None:
-        config = config_of(app)
-        options = app.conf.broker_transport_options or {}
+        config, options = config_of(app), app.conf.broker_transport_options or {}
         self.app = app
         self._backend_failures = 0
         self._owns_client = client is None
-        database = Database(client_of(app) if client is None else client, config)
+        database = Database(client or client_of(app), config)
         self._set = DeadJobs(database, str(options.get("sep") or SEPARATOR))
 
     def close(self) -> None:
@@ -82,8 +81,6 @@ class DeadSet:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # -- looking
 
     def __len__(self) -> int:
         return self._set.size()
@@ -106,8 +103,6 @@ class DeadSet:
             JobNotFound: no such job, or the name fits several.
         """
         return self._set.get(id)
-
-    # -- moving
 
     def retry(self, job: DeadJob | str, to: str | None = None) -> Retried:
         """Put one job back at the end of its queue, counters cleared and its result pending again.
@@ -167,8 +162,6 @@ class DeadSet:
     def purge(self) -> int:
         """Delete all that are in the dead set now; their number."""
         return self._set.purge()
-
-    # -- how jobs are put back
 
     def _found(self, job: DeadJob | str) -> DeadJob | Retried:
         try:
