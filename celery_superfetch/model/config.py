@@ -53,6 +53,12 @@ class Config:
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"options cannot be changed ({name!r})")
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Config) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(vars(self).values()))
+
     @classmethod
     def from_options(cls, options: Mapping[str, Any], known: Iterable[str] = ()) -> Config:
         """Of ``broker_transport_options``; raises as well what ``own_options`` does."""

@@ -35,6 +35,12 @@ def test_a_config_cannot_be_changed() -> None:
         Config().owner_ttl = 1
 
 
+def test_the_same_options_are_the_same_value() -> None:
+    """Memberships are found by it: else a worker would be a new owner after each reconnect."""
+    assert Config(owner_ttl=30) == Config.from_options({"owner_ttl": 30})
+    assert len({Config(), Config(), Config(owner_ttl=30)}) == 2
+
+
 def test_options_are_taken_over() -> None:
     config = Config.from_options({"owner_ttl": 30, "strike_limit": 5, "global_keyprefix": "shop:"})
     assert (config.owner_ttl, config.strike_limit) == (30, 5)
