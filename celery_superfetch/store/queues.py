@@ -8,6 +8,9 @@ from redis.exceptions import ResponseError
 
 from .database import Structure
 
+#: Queue lists of one script.
+CHUNK = 100
+
 
 class Queues(Structure):
     """The queue lists, one for each priority step of a queue."""
@@ -25,6 +28,20 @@ class Queues(Structure):
                 raise suspects
             rows.append((length, suspects))
         return rows
+
+    def oldest(self, names: Sequence[str]) -> dict[str, float]:
+        """Queue list -> seconds for which its oldest job has been seen as the oldest.
+
+        A message does not say when it was sent. So it is noted who is next in a list, and since
+        when: exact where nobody consumes, and never more than the true age.
+        """
+        ages = {}
+        for at in range(0, len(names), CHUNK):
+            some = names[at : at + CHUNK]
+            keys = [self.keys.heads, *map(self.keys.queue, some)]
+            now, *since = self.scripts.run("heads", keys, some)
+            ages |= {n: (now - s) / 1000 for n, s in zip(some, since, strict=True) if s}
+        return ages
 
     def can_take(self, names: Sequence[str]) -> list[bool]:
         """Whether a job can be put there: no other type of value lives under the key."""

@@ -1,0 +1,45 @@
+"""What owners hold, counted: for those who look, not for those who work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .database import Structure
+
+#: Owners of one script. With 80 lists each they are 8,000 looks, 5 ms of the server.
+CHUNK = 50
+
+
+class Holding(NamedTuple):
+    """How many jobs one owner has in flight."""
+
+    running: int = 0
+    #: Claimed, and not begun.
+    reserved: int = 0
+    #: Waiting in the worker's memory for their time: ETA, countdown, or a retry's.
+    eta: int = 0
+
+    @property
+    def in_flight(self) -> int:
+        """All of them."""
+        return self.running + self.reserved + self.eta
+
+
+class Holdings(Structure):
+    """Counts of private lists, held and running jobs, read together."""
+
+    def of(self, owners: Sequence[str]) -> dict[str, Holding]:
+        """Owner -> what it holds, by a script for each fifty of them."""
+        keys, found = self.keys, {}
+        prefixes = [keys.private_prefix, keys.held_prefix, keys.running_prefix]
+        for at in range(0, len(owners), CHUNK):
+            some = owners[at : at + CHUNK]
+            counts = iter(
+                self.scripts.run("holdings", [keys.facts(o) for o in some], [*prefixes, *some])
+            )
+            for owner, near, aside, runs in zip(some, counts, counts, counts, strict=True):
+                # What runs is in a private list, unless its record outlived it by a moment.
+                runs = min(runs, near)
+                found[owner] = Holding(runs, near - runs, aside)
+        return found
