@@ -5,20 +5,23 @@ from __future__ import annotations
 from celery import Celery
 from redis import Redis
 
+from ..model.process import ProcessImage
 from ..owner.membership import Membership
 from ..reaper.drain import Report
 from ..reaper.reaper import Reaper
+from ..store.queues import Queues
 from .announcer import Announcements, announcements_of
 from .broker import database_of
 from .poison_pill import limits_of
 
 
-def reaper_of(app: Celery, client: Redis, membership: Membership | None = None) -> Reaper:
+def reaper_of(app: Celery, client: Redis, membership: Membership | None = None, by: str = "") -> Reaper:
     """A reaper that speaks for ``app``: its guard decides, its callers are told.
 
     Arguments:
         membership: the worker's, which has watched the others and announces kills in threads of
             its own; None: each pass announces at its end.
+        by: who makes the passes, for ``status``; the membership's node, by default.
     """
     return Reaper(
         database_of(app, client),
@@ -28,11 +31,33 @@ def reaper_of(app: Celery, client: Redis, membership: Membership | None = None) 
             announcements_of(app, membership) if membership else Announcements(app, client)
         ),
         limits=limits_of(app),
+        by=by or (membership.heart.facts.node if membership else ""),
     )
 
 
 def scheduled_pass(reaper: Reaper) -> Report:
-    """One pass unless another had its turn in this interval, whoever ran it."""
+    """One pass unless another had its turn in this interval."""
     config = reaper.config
-    full = reaper.reap(full=True, lock="full", lock_for=config.full_sweep_interval)
-    return full if full.ran else reaper.reap(lock="all", lock_for=config.reap_interval)
+    report = reaper.reap(full=True, lock=LOCK_FULL, lock_for=config.full_sweep_interval)
+    if not report.ran:
+        report = reaper.reap(lock=LOCK_ALL, lock_for=config.reap_interval)
+    if report.ran:
+        with report.surviving("the notes for status and metrics"):
+            note(reaper, report)
+    return report
+
+
+def note(reaper: Reaper, report: Report) -> None:
+    """Write down what those who look want to know: of this pass, and of what waits since when."""
+    here = ProcessImage.current()
+    reaper.history.passed(
+        by=reaper.by or f"{here.host} pid {here.pid}",
+        seconds=round(report.seconds, 3),
+        owners=report.owners,
+        recovered=report.recovered,
+        killed=report.killed,
+        errors=report.errors,
+    )
+    queues, registry = Queues(reaper.database), reaper.registry
+    served = {name for facts in registry.facts(registry.owners()).values() for name in facts.lists}
+    queues.oldest(sorted(served.union(queues.noted())), note=True)

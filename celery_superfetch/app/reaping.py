@@ -104,6 +104,7 @@ def add_reap_task(app: Celery) -> None:
         try:
             with client_of(app) as client:
                 self.locks(client).give_back(LOCK_SENT)
-                return str(scheduled_pass(reaper_of(app, client)))
+                by = f"beat's task on {self.request.hostname}"
+                return str(scheduled_pass(reaper_of(app, client, by=by)))
         finally:
             monitors_of(app).close()

@@ -16,9 +16,9 @@ __all__ = ["superfetch"]
 @command(superfetch, "status")
 def status(session: Session) -> None:
     """Owners with their verdicts, queues, dead set and counters. Only reads."""
-    from .status import status_of
+    from ..operate.overview import overview_of
 
-    found = status_of(session.app, session.reaper)
+    found = overview_of(session.app, session.reaper)
     session.say(found, lambda: session.tables.status(found))
 
 
@@ -27,8 +27,12 @@ def status(session: Session) -> None:
 @click.option("--dry-run", is_flag=True, help="Judge and count; change nothing.")
 def reap(session: Session, full: bool, dry_run: bool) -> None:
     """One pass now, whoever else may be reaping."""
+    from ..app.passes import note
+
     know_tasks(session.app)
     report = session.reaper.reap(full=full, dry_run=dry_run)
+    if not dry_run:
+        note(session.reaper, report)
     reasons = {owner: reason.value for owner, reason in report.dead.items()}
     document = {**vars(report), "dead": reasons, "probation": sorted(report.probation)}
     session.say(document, lambda: session.tables.line(str(report)))

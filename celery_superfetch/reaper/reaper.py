@@ -14,6 +14,7 @@ from ..model.watch import Watch
 from ..signals import ReapedOwner, owner_reaped
 from ..store.database import Database
 from ..store.dead_jobs import JUNK_LIMIT, DeadJobs
+from ..store.history import History
 from ..store.keyspace import Keyspace
 from ..store.passes import Passes
 from ..store.registry import Registry
@@ -40,6 +41,7 @@ class Reaper:
         sender: the Celery app, for receivers of signals.
         announcements: tells the callers of killed jobs; None: nobody is told.
         limits: when a job is killed; None for the options' alone.
+        by: who makes the passes, as operators know it; the process, by default.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Reaper:
         sender: Any = None,
         announcements: Announcements | None = None,
         limits: Limits | None = None,
+        by: str = "",
     ) -> None:
         self.database = database
         self.config = database.config
@@ -60,6 +63,8 @@ class Reaper:
         self.jury = Jury(self.registry, watch)
         self.drain = Drain(database, sender, announcements, limits or Limits.of(database.config))
         self.lists = self.drain.lists
+        self.history = History(database)
+        self.by = by
         self.announcements = announcements
         self.sender = sender
         self._next_housekeeping = 0.0
@@ -144,6 +149,9 @@ class Reaper:
             f": {', '.join(titles)}{more}" if titles else "",
         )
         owner_reaped.send(sender=self.sender, reaped=reaped)
+        self.history.died(
+            **{**vars(reaped), "node": facts.node, "state": facts.state, "heard": score}
+        )
 
     def _again(self, report: Report) -> None:
         """Drain tombstones again: what landed late, and what a crashed reaper left."""

@@ -34,8 +34,11 @@ class History(Structure):
 
     def passed(self, **told: str | int | float) -> None:
         """Remember a pass as the last one."""
-        at = self.database.server_time()
-        self.client.hset(self.keys.last_pass, mapping={"at": at, **told})
+        row: Any = {"at": self.database.server_time(), **told}
+        with self.client.pipeline(transaction=False) as pipe:
+            pipe.hset(self.keys.last_pass, mapping=row)
+            pipe.pexpire(self.keys.last_pass, DAYS * 86_400_000)
+            pipe.execute()
 
     def last_pass(self) -> Mapping[str, str]:
         """The last pass; empty where nobody has made one."""

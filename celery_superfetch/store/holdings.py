@@ -32,12 +32,14 @@ class Holdings(Structure):
     def of(self, owners: Sequence[str]) -> dict[str, Holding]:
         """Owner -> what it holds, by a script for each fifty of them."""
         keys, found = self.keys, {}
-        prefixes = [keys.private_prefix, keys.held_prefix, keys.running_prefix]
         for at in range(0, len(owners), CHUNK):
             some = owners[at : at + CHUNK]
-            counts = iter(
-                self.scripts.run("holdings", [keys.facts(o) for o in some], [*prefixes, *some])
-            )
+            names = [
+                name
+                for o in some
+                for name in (keys.private(o, ""), keys.held(o, ""), keys.running(o))
+            ]
+            counts = iter(self.scripts.run("holdings", [keys.facts(o) for o in some], names))
             for owner, near, aside, runs in zip(some, counts, counts, counts, strict=True):
                 # What runs is in a private list, unless its record outlived it by a moment.
                 runs = min(runs, near)

@@ -44,14 +44,11 @@ class Keys:
         self.stats = f"{own}stats"
         #: ZSET JSON of an owner's death -> when (ms, server time). A thousand, for 7 days.
         self.deaths = f"{own}deaths"
-        #: HASH of the last pass: when, by whom, what it found. Never expires.
+        #: HASH of the last pass: when, by whom, what it found. TTL 7 days.
         self.last_pass = f"{own}pass"
         #: HASH queue list -> digest of its oldest job and since when that is the oldest (ms).
+        #: TTL a day.
         self.heads = f"{own}heads"
-        #: What scripts put before the owners that they name themselves.
-        self.private_prefix = f"{own}private:"
-        self.held_prefix = f"{own}held:"
-        self.running_prefix = f"{own}running:"
         #: Never exists. A cluster that moves our slot refuses what names a key it lacks (TRYAGAIN,
         #: ASK), before the first command; within a script it would refuse a list that the script
         #: itself has emptied, between a job's departure and its arrival.

@@ -33,6 +33,7 @@ ROOMS = {
     "app": "redis kombu celery billiard",
     "__init__": "",  # looks names up when they are asked for
     "worker": "redis kombu celery billiard",
+    "operate": "redis kombu celery",
     "cli": "redis kombu celery click rich",
 }
 #: It stands for all rooms, and so may name them for type checkers.

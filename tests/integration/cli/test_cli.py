@@ -31,7 +31,8 @@ def test_status_of_an_empty_database(cli):
     found = cli("status", "--json").json()
     assert found["owners"] == []
     assert found["tombstones"] == {"owners": 0, "in_flight": 0}
-    assert found["dead_set"] == {"size": 0, "unannounced": 0}
+    assert found["dead_set"] == {"size": 0, "limit": 10_000, "unannounced": 0}
+    assert (found["deaths"], found["last_pass"]) == ([], None)
     assert found["unacked"] == 0
     assert [row["list"] for row in found["queues"]] == [
         "celery",

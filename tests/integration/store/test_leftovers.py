@@ -110,7 +110,7 @@ def test_jobs_that_waited_for_their_time_leave_nothing(bench: Bench) -> None:
 def test_a_reaped_owner_leaves_what_it_may_ask_for_when_it_thaws(bench: Bench) -> None:
     reaped(bench, ONE, TWO, running=[ONE, TWO])
     done(bench, ONE, TWO)
-    is_left(bench, facts=TOMBSTONE_FACTS, ran=TOMBSTONE_FACTS, recovered=WINDOW)
+    is_left(bench, **KEPT, recovered=WINDOW)
 
 
 @pytest.mark.parametrize("running", [[], [ONE]])
@@ -122,7 +122,7 @@ def test_what_a_reaped_owner_sends_late_leaves_no_more(bench: Bench, running: li
     bench.run(bench.lists.requeue([late], "front", 0, 5))
     bench.run(bench.lists.ack([Claimed(late)], {late: digest(TWO)}))
     done(bench, ONE)
-    is_left(bench, facts=TOMBSTONE_FACTS, ran=TOMBSTONE_FACTS, recovered=WINDOW)
+    is_left(bench, **KEPT, recovered=WINDOW)
 
 
 def test_how_many_ran_is_not_forgotten_with_what_a_frozen_owner_held(bench: Bench) -> None:
@@ -191,7 +191,7 @@ def test_owners_whose_registry_was_deleted_are_found_by_the_full_sweep(
     assert bench.registry.leave(alive, 0) == 0
     bench.client.zincrby(bench.keys.reaped, -2000 * TOMBSTONE, dead.owner)
     seen(bench)
-    is_left(bench, facts=TOMBSTONE_FACTS, ran=TOMBSTONE_FACTS)
+    is_left(bench, **KEPT)
     assert bench.reaper().reap(full=True).adopted == 0, "a tombstone is none of them"
 
 

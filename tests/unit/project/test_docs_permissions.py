@@ -10,7 +10,7 @@ import celery_superfetch
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
 
 #: Scripts that no worker runs, but people; what they need beside is named below the lists.
-BY_HAND = {"import", "migrate", "revive"}
+BY_HAND = {"holdings", "migrate", "revive"}
 
 
 def scripts() -> dict[str, set[str]]:
