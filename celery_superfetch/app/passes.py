@@ -15,7 +15,9 @@ from .broker import database_of
 from .poison_pill import limits_of
 
 
-def reaper_of(app: Celery, client: Redis, membership: Membership | None = None, by: str = "") -> Reaper:
+def reaper_of(
+    app: Celery, client: Redis, membership: Membership | None = None, by: str = ""
+) -> Reaper:
     """A reaper that speaks for ``app``: its guard decides, its callers are told.
 
     Arguments:
@@ -36,11 +38,11 @@ def reaper_of(app: Celery, client: Redis, membership: Membership | None = None, 
 
 
 def scheduled_pass(reaper: Reaper) -> Report:
-    """One pass unless another had its turn in this interval."""
+    """One pass unless another had its turn in this interval, whoever ran it."""
     config = reaper.config
-    report = reaper.reap(full=True, lock=LOCK_FULL, lock_for=config.full_sweep_interval)
+    report = reaper.reap(full=True, lock="full", lock_for=config.full_sweep_interval)
     if not report.ran:
-        report = reaper.reap(lock=LOCK_ALL, lock_for=config.reap_interval)
+        report = reaper.reap(lock="all", lock_for=config.reap_interval)
     if report.ran:
         with report.surviving("the notes for status and metrics"):
             note(reaper, report)

@@ -150,7 +150,7 @@ class Reaper:
         )
         owner_reaped.send(sender=self.sender, reaped=reaped)
         self.history.died(
-            **{**vars(reaped), "node": facts.node, "state": facts.state, "heard": score}
+            **{**reaped._asdict(), "node": facts.node, "state": facts.state, "heard": score}
         )
 
     def _again(self, report: Report) -> None:

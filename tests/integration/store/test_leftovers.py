@@ -10,6 +10,7 @@ import pytest
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Earlier, Job, digest
 from celery_superfetch.reaper.reaper import TOMBSTONE
+from celery_superfetch.store.history import DAYS
 from celery_superfetch.store.registry import TOMBSTONE_FACTS
 from celery_superfetch.store.unacked import Delivery, StockJob, Unacked
 from support.workers.bench import Bench, payload
@@ -19,6 +20,10 @@ WINDOW = 72 * 3600
 
 #: Never expires.
 FOR_EVER = -1
+
+
+#: Of an owner that was reaped: what it may ask for when it thaws, and what status tells of it.
+KEPT = {"facts": TOMBSTONE_FACTS, "ran": TOMBSTONE_FACTS, "deaths": DAYS * 86400}
 
 
 def left(bench: Bench) -> dict[str, int]:

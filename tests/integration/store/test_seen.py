@@ -1,0 +1,101 @@
+"""What those who look are told: what owners hold, what waits since when, and who has died."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_superfetch.app.passes import note
+from celery_superfetch.store.history import MOST, History
+from celery_superfetch.store.holdings import CHUNK, Holding, Holdings
+from celery_superfetch.store.queues import Queues
+from support.waiting import eventually
+from support.workers.bench import Bench, payload
+
+ONE, TWO, THREE = payload("1"), payload("2"), payload("3")
+
+
+def test_what_an_owner_holds_is_told_apart(bench: Bench) -> None:
+    owner, idle = bench.owner(), bench.owner()
+    bench.push("mail", ONE, TWO)
+    bench.claim(owner, starts=1)
+    later = bench.claimed(owner, THREE)
+    bench.run(bench.lists.hold([claimed.job for claimed in later]))
+    found = Holdings(bench.database).of([owner.owner, idle.owner, "nobody|1|x"])
+    assert found == {
+        owner.owner: Holding(running=1, reserved=1, eta=1),
+        idle.owner: Holding(),
+        "nobody|1|x": Holding(),
+    }
+
+
+def test_many_owners_are_counted_by_a_few_scripts(bench: Bench) -> None:
+    owners = [bench.owner().owner for _ in range(CHUNK + 1)]
+    bench.give(owners[-1], "mail", [ONE])
+    before = bench.client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
+    found = Holdings(bench.database).of(owners)
+    after = bench.client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    assert found[owners[-1]].reserved == 1
+    assert after - before == 2
+
+
+@pytest.mark.parametrize("lists", ["{", "[]", "7", '"mail"'])
+def test_facts_that_cannot_be_read_hold_up_nobody(bench: Bench, lists: str) -> None:
+    broken, whole = bench.owner(), bench.owner()
+    bench.give(whole.owner, "mail", [ONE])
+    bench.client.hset(bench.keys.facts(broken.owner), "lists", lists)
+    found = Holdings(bench.database).of([broken.owner, whole.owner])
+    assert [found[o.owner].in_flight for o in (broken, whole)] == [0, 1]
+
+
+def test_the_oldest_job_of_a_queue_grows_old_while_it_is_the_next(bench: Bench) -> None:
+    queues = Queues(bench.database)
+    bench.push("mail", ONE, TWO)
+    assert queues.oldest(["mail"]) == {}, "nobody has noted it"
+    assert bench.client.exists(bench.keys.heads) == 0, "and who only looks does not"
+    assert set(queues.oldest(["mail", "empty"], note=True)) == {"mail"}
+    eventually(lambda: queues.oldest(["mail"])["mail"] > 0.05)
+    bench.client.rpop("mail")
+    assert queues.oldest(["mail"]) == {}, "another job is the next"
+    assert queues.oldest(["mail"], note=True)["mail"] == 0
+    bench.client.delete("mail")
+    queues.oldest(["mail"], note=True)
+    assert queues.noted() == []
+
+
+def test_a_key_of_another_type_is_no_queue(bench: Bench) -> None:
+    bench.client.set("mail", "not a list")
+    assert Queues(bench.database).oldest(["mail"], note=True) == {}
+
+
+def test_a_death_is_remembered_with_what_became_of_its_jobs(bench: Bench) -> None:
+    owner = bench.dead_owner([ONE, TWO], node="mail@host")
+    bench.reaper().reap()
+    [death] = History(bench.database).deaths()
+    assert (death["owner"], death["node"], death["recovered"]) == (owner.owner, "mail@host", 2)
+    assert death["reason"] == "its process is gone"
+    assert death["heard"] <= death["at"]
+
+
+def test_deaths_are_capped(bench: Bench) -> None:
+    history = History(bench.database)
+    bench.client.zadd(bench.keys.deaths, {f'{{"owner": "{n}"}}': n + 1 for n in range(3)})
+    history.died(owner="new")
+    assert [death["owner"] for death in history.deaths()] == ["new"], "the others are too old"
+    now = bench.database.server_time()
+    bench.client.zadd(bench.keys.deaths, {f'{{"owner": "{n}"}}': now for n in range(MOST)})
+    history.died(owner="newest")
+    assert bench.client.zcard(bench.keys.deaths) == MOST
+    assert history.deaths(1)[0]["owner"] == "newest"
+
+
+def test_a_pass_is_remembered_with_who_made_it(bench: Bench) -> None:
+    history = History(bench.database)
+    assert history.last_pass() == {}
+    owner = bench.owner()
+    bench.push("mail", ONE)
+    reaper = bench.reaper()
+    note(reaper, reaper.reap())
+    told = history.last_pass()
+    assert (told["owners"], told["errors"]) == ("1", "0")
+    assert told["by"].endswith(f"pid {owner.process.pid}")
+    assert Queues(bench.database).noted() == ["mail"]
