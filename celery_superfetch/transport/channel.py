@@ -14,13 +14,13 @@ from redis import Redis
 from redis.exceptions import ConnectionError, RedisError
 
 from ..model.config import LONGEST, Config
+from ..store.database import Database
 from ..store.wire.connections import Params, leaving_replicas, named, patient
 from .fetch.queue_lists import QueueLists
 
 if TYPE_CHECKING:
     from ..model.job import Claimed
     from ..owner.membership import Membership
-    from ..store.database import Database
     from .fetch.fetch import Fetch
 
 
@@ -49,11 +49,7 @@ class Channel(redis.Channel):
 
     @property
     def config(self) -> Config:
-        """Its options.
-
-        Raises:
-            ConfigError: one is unknown or impossible: who publishes needs none of them.
-        """
+        """Its options; raises ``ConfigError`` where one is impossible. Who publishes needs none."""
         config: Config = self.connection.config
         return config
 
@@ -62,10 +58,8 @@ class Channel(redis.Channel):
     @property
     def database(self) -> Database:
         """For what a producer may do: none of our options matters there, and one may be wrong."""
-        from ..store.database import Database  # like all that only consumers need
-
-        client = Redis(connection_pool=self.pool)
-        return Database(client, Config(global_keyprefix=self.global_keyprefix))
+        config = Config(global_keyprefix=self.global_keyprefix)
+        return Database(Redis(connection_pool=self.pool), config)
 
     def here(self) -> Params:
         """Where connections of our own find the database."""
@@ -73,14 +67,12 @@ class Channel(redis.Channel):
 
     def elsewhere(self) -> list[Params]:
         """The same for the other servers of a failover list."""
-        client = self.connection.client
         found: list[Params] = []
-        for url in dict.fromkeys(client.alt):
-            other, channel = client.clone(), copy(self)
-            other.switch(url)
-            channel.connection = SimpleNamespace(
-                client=other, default_port=self.connection.default_port
-            )
+        port = self.connection.default_port
+        for url in dict.fromkeys(self.connection.client.alt):
+            client, channel = self.connection.client.clone(), copy(self)
+            client.switch(url)
+            channel.connection = SimpleNamespace(client=client, default_port=port)
             found.append(channel._connparams())
         return found
 
@@ -141,6 +133,11 @@ class Channel(redis.Channel):
 
     def deliver(self, claimed: Claimed) -> bool:
         """Hand a claimed job to its consumer."""
+        # kombu knows one callback for each queue of a connection; two channels are two consumers.
+        callback = self._callbacks.get(self.lists.queue(claimed.job.queue_list))
+        if callback is None:  # cancelled meanwhile
+            self.fetch.requeue([claimed.job])
+            return False
         reception = self.reception
         try:
             dead = claimed.earlier and reception and reception.kills(claimed, self)
@@ -150,14 +147,8 @@ class Channel(redis.Channel):
             raise
         if message is None:
             return False
-        queue = self.lists.queue(claimed.job.queue_list)
-        # kombu knows one callback for each queue of a connection; two channels are two consumers.
-        callback = self._callbacks.get(queue)
         try:
-            if callback is not None:
-                callback(message)
-            else:
-                self.connection._deliver(message, queue)
+            callback(message)
         except Exception as exc:
             if reception is None or not reception.refuses(message, exc):
                 raise
@@ -171,26 +162,18 @@ class Channel(redis.Channel):
             raw = Delivery(claimed, self)
             message = self.Message(raw, channel=self)
             hash(message.delivery_tag)  # deliveries are known by it
-            # The message has it, and the payload goes back as it came.
-            raw["body"] = None
+            raw["body"] = None  # the message has it, and the payload goes back as it came
             return message
         except Exception:  # whatever a payload can do to a parser must not end the worker
             self.membership.lost_runs.quarantine(claimed.job)
             return None
 
-    def basic_consume(
-        self,
-        queue: str,
-        no_ack: bool,
-        callback: Callable[[Any], Any],
-        consumer_tag: str,
-        **kwargs: Any,
-    ) -> Any:
+    def basic_consume(self, queue: str, no_ack: bool, callback: Any, *args: Any, **kw: Any) -> Any:
         reliable = not no_ack and queue not in self._fanout_queues
         if reliable:
             self._reliable.add(queue)
             self.fetch  # noqa: B018 - made here, where the connection's parameters are known
-        result = super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
+        result = super().basic_consume(queue, no_ack, callback, *args, **kw)
         if reliable:
             # kombu's own callback would decode the message a second time.
             def deliver(message: Any) -> Any:
@@ -215,8 +198,7 @@ class Channel(redis.Channel):
             return super().basic_get(queue, no_ack, **kwargs)
         lists = dict.fromkeys(self._lists_of(queue), self.expires_of(queue))
         while (claimed := self.fetch.claim_one(lists)) is not None:
-            message = self._decode(claimed)
-            if message is not None:
+            if (message := self._decode(claimed)) is not None:
                 self.qos.append(message, message.delivery_tag)
                 return message
         return None
@@ -251,16 +233,15 @@ class Channel(redis.Channel):
     def _get(self, queue: str) -> Any:
         """For ``no_ack`` alone. Says as stock does whether the message was delivered before:
         there the bytes that went back tell, here its counters."""
-        renew = getattr(self, "_maybe_update_queues_expire", None)  # came with kombu 5.7
-        with self.conn_or_acquire() as client:
-            payload = next(filter(None, map(client.rpop, self._lists_of(queue))), None)
-            if renew is not None:
-                renew(client, queue)
-        if payload is None:
-            raise Empty
         from ..store.counters import StrikeCounters
         from .deliveries import loads
 
+        with self.conn_or_acquire() as client:
+            payload = next(filter(None, map(client.rpop, self._lists_of(queue))), None)
+            if self.expires_of(queue):
+                self._maybe_update_queues_expire(client, queue)
+        if payload is None:
+            raise Empty
         message = loads(payload)
         if StrikeCounters(self.database).knows(payload):
             message["headers"]["redelivered"] = True
@@ -285,13 +266,13 @@ class Channel(redis.Channel):
 
     def close(self) -> None:
         if self._pid != os.getpid():
-            # A forked child closes what it has inherited (kombu's pools do it unasked). The jobs
-            # are its parent's, and so is the other end of each socket.
+            # A forked child closes what it has inherited (kombu's pools do it unasked): the jobs
+            # and the other end of each socket are its parent's.
             self.closed = True
             return
-        if self._fetch is not None and not self.closed:
-            self._fetch.close()
+        fetch = self._fetch
+        if fetch is not None and not self.closed:
+            fetch.close()
         super().close()
-        if self._fetch is not None:
-            answered = self._fetch.reads.answered
-            self._fetch.membership.leave(id(self._fetch), answered=answered)
+        if fetch is not None:
+            fetch.membership.leave(id(fetch), answered=fetch.reads.answered)

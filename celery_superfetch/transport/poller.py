@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 #: wait meanwhile. The acks of those to a pool wait, too: it bounds what a crash runs again.
 DELIVERING = 0.01
 
-#: Seconds a consumer without an event loop waits at most before it looks around.
+#: Seconds a consumer without an event loop waits at most before it looks around: a wait without
+#: end would never find out that a silent connection is dead.
 LONGEST_WAIT = 5.0
 
 
@@ -34,20 +35,20 @@ class Poller(MultiChannelPoller):
     loop come back for the next.
     """
 
+    hub: Any = None
+    #: A Celery worker tells its own, before anything is fetched.
+    runner = CONSUMER
+    _turn_timer: Any = None
+    _doorbell: tuple[int, int] | None = None
+    _rung = _end_round = False
+    #: When other sockets were looked at last (monotonic s).
+    _looked = 0.0
+
     def __init__(self) -> None:
         super().__init__()
         self._pid = os.getpid()
-        self.hub: Any = None
-        #: A Celery worker tells its own, before anything is fetched.
-        self.runner = CONSUMER
         self._ticks: set[Callable[[], object]] = set()
-        self._turn_timer: Any = None
-        self._watched: dict[int, Callable[[], bool]] = {}
-        self._doorbell: tuple[int, int] | None = None
-        self._rung = False
-        self._end_round = False
-        #: When other sockets were looked at last (monotonic s).
-        self._looked = 0.0
+        self._watched: dict[int, Callable[[], object]] = {}
         #: Held where the doorbell is rung from elsewhere, and where it is taken down.
         self._door = threading.Lock()
         self._loop = threading.get_ident()
@@ -81,7 +82,7 @@ class Poller(MultiChannelPoller):
 
     # -- our sockets
 
-    def watch(self, fd: int, on_readable: Callable[[], bool]) -> None:
+    def watch(self, fd: int, on_readable: Callable[[], object]) -> None:
         """Call ``on_readable`` when ``fd`` is; it answers whether it delivered a message."""
         self._watched[fd] = on_readable
         if self.hub is not None:
@@ -91,15 +92,12 @@ class Poller(MultiChannelPoller):
 
     def unwatch(self, fd: int) -> None:
         """Undo ``watch``; harmless when the loop is gone already."""
-        if self._watched.pop(fd, None) is None:
-            return
-        try:
-            if self.hub is not None:
-                self.hub.remove_reader(fd)
-            else:
-                self.poller.unregister(fd)
-        except (KeyError, ValueError, OSError):
-            pass
+        if self._watched.pop(fd, None) is not None:
+            with contextlib.suppress(KeyError, ValueError, OSError):
+                if self.hub is not None:
+                    self.hub.remove_reader(fd)
+                else:
+                    self.poller.unregister(fd)
 
     # -- the doorbell
 
@@ -133,12 +131,11 @@ class Poller(MultiChannelPoller):
                     self.ring()
 
     def _answer(self) -> bool:
-        if self._doorbell is not None:
-            # All of it, since two threads may have rung at once; and first, so that none who
-            # rings from here on is drowned. One who rang in between finds the loop awake.
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._doorbell[0], 16)
-            self._rung = False
+        # All of it, since two threads may have rung at once; and first, so that none who rings from
+        # here on is drowned. One who rang in between finds the loop awake.
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._hung()[0], 16)
+        self._rung = False
         end_round, self._end_round = self._end_round, False
         delivered = self._deliver(monotonic() + DELIVERING)
         if self._deliverable:
@@ -170,17 +167,17 @@ class Poller(MultiChannelPoller):
 
     def on_poll_start(self) -> None:
         super().on_poll_start()
-        # ``get`` has done it: before 5.7 kombu's does not come by here.
-        if not self._in_protected_read:
-            until, delivered = monotonic() + DELIVERING, False
+        if self._in_protected_read:  # ``get`` has done it: before 5.7 kombu's does not come by here
+            return
+        until, delivered = monotonic() + DELIVERING, False
+        self._turn()
+        # In the solo pool the ack of a job comes when this turn of Celery's loop is over.
+        while not self.runner.inline and self._deliverable and monotonic() < until:
+            delivered = self._deliver(until) or delivered
             self._turn()
-            # In the solo pool the ack of a job comes when this turn of Celery's loop is over.
-            while not self.runner.inline and self._deliverable and monotonic() < until:
-                delivered = self._deliver(until) or delivered
-                self._turn()
-            # If not in this one, a pool of processes hears of its new jobs in the next turn.
-            if self._deliverable or (delivered and self._channels):
-                self.ring()
+        # If not in this one, a pool of processes hears of its new jobs in the next turn.
+        if self._deliverable or (delivered and self._channels):
+            self.ring()
 
     def _turn(self) -> None:
         self._loop = threading.get_ident()
@@ -190,27 +187,22 @@ class Poller(MultiChannelPoller):
 
     def on_readable(self, fileno: int) -> Any:
         handler = self._watched.get(fileno)
-        if handler is not None:
-            return handler()
-        return super().on_readable(fileno)
+        return handler() if handler is not None else super().on_readable(fileno)
 
     def handle_event(self, fileno: int, event: int) -> Any:
         if fileno in self._watched:
             # Truthy ends the round, and drain_events returns: as a rule for a delivered message.
             return self.on_readable(fileno) or None
-        if fileno not in self._fd_to_chan:  # closed by what was read before it in this round
-            return None
-        return super().handle_event(fileno, event)
+        # What was read before it in this round may have closed it.
+        return super().handle_event(fileno, event) if fileno in self._fd_to_chan else None
 
     def get(self, callback: Any, timeout: float | None = None) -> Any:
         self._turn()
         if self._deliverable and self._deliver_here(callback):
             return None
-        if any(fetch.must_look for fetch in self._fetches):
-            timeout = POLL_INTERVAL if timeout is None else min(timeout, POLL_INTERVAL)
-        # A wait without end would never find out that a silent connection is dead.
-        timeout = LONGEST_WAIT if timeout is None else min(timeout, LONGEST_WAIT)
-        return super().get(callback, timeout)
+        look = any(fetch.must_look for fetch in self._fetches)
+        longest = POLL_INTERVAL if look else LONGEST_WAIT
+        return super().get(callback, longest if timeout is None else min(timeout, longest))
 
     def _deliver_here(self, callback: Any) -> bool:
         """Deliver, if not what another socket has brought: every so often that comes first.
@@ -234,11 +226,9 @@ class Poller(MultiChannelPoller):
         for fd in list(self._watched):
             self.unwatch(fd)
         with self._door:
-            if self._doorbell is not None:
-                for fd in self._doorbell:
-                    os.close(fd)
-                self._doorbell = None
-                self._rung = False
+            for fd in self._doorbell or ():
+                os.close(fd)
+            self._doorbell, self._rung = None, False
         if self.hub is not None:
             self.hub.on_tick -= self._ticks
         if self._turn_timer is not None:

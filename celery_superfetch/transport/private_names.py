@@ -170,8 +170,7 @@ kombu transport.virtual:QoS.
     settle a delivery: _delivered _dirty _flush() _quick_ack
     give jobs back when a channel closes: restore_unacked() restore_unacked_once(stderr) _on_collect
 kombu transport.virtual:
-    deliver a job to its consumer: Transport._callbacks Transport._deliver(message,queue)
-    give back what none wants: Transport._reject_inbound_message(raw_message)
+    deliver a job to its consumer: Transport._callbacks
     refuse a replica as it connects: Transport._avail_channels
     know the claim behind a message: Message._raw
 kombu transport.redis:

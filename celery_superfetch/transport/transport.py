@@ -29,8 +29,8 @@ KNOWN_OPTIONS = {*KOMBU_OPTIONS.split(), *redis.SentinelChannel.from_transport_o
 def _keep_transport(client: Any) -> None:
     """Let a connection that names this transport by its path keep it through a failover.
 
-    kombu's ``switch`` takes the transport from the next URL's scheme, and so goes back to its
-    own without a word. (``install`` needs none of this: its connections go by the scheme.)
+    kombu's ``switch`` goes by the next URL's scheme, as connections of ``install`` do, and so
+    would go back to its own transport without a word.
     """
     name = client.transport_cls
     if getattr(client.switch, "keeps", None) or (isinstance(name, str) and ":" not in name):
@@ -61,11 +61,7 @@ class Transport(redis.Transport):
 
     @cached_property
     def config(self) -> Config:
-        """The options of this connection.
-
-        Raises:
-            ConfigError: one is unknown or impossible.
-        """
+        """The options of this connection; raises ``ConfigError`` where one is impossible."""
         return Config.from_options(self.client.transport_options or {}, KNOWN_OPTIONS)
 
     def establish_connection(self) -> Any:
@@ -82,16 +78,6 @@ class Transport(redis.Transport):
         before = set(loop.on_tick)
         super().register_with_event_loop(connection, loop)
         self.cycle.attach(loop, loop.on_tick - before)
-
-    def _reject_inbound_message(self, raw_message: Any) -> None:
-        from .deliveries import delivery_of
-
-        delivery = delivery_of(raw_message)
-        if delivery is None:
-            return super()._reject_inbound_message(raw_message)
-        for channel in self.channels:
-            if channel._fetch is not None:
-                return channel._fetch.requeue([delivery.job])
 
 
 class SentinelChannel(Channel, redis.SentinelChannel):

@@ -42,6 +42,7 @@ class Fetch:
         self.poller = poller
         self.membership = membership
         self.in_flight = membership.in_flight
+        self.runner = membership.runner
         self.lists: QueueLists = channel.lists
         self.backlog = Backlog()
         self.reads = BlockingReads(membership, poller, self._accept, self._come_again)
@@ -54,21 +55,19 @@ class Fetch:
     def turn(self) -> None:
         """Settle, claim or block, as the prefetch and the lists allow.
 
-        Raises:
-            redis.exceptions.RedisError: the broker cannot be asked; the consumer reconnects.
+        Where the broker cannot be asked it raises, and the consumer reconnects.
         """
         if self.channel.closed:
             return
         self.membership.check_process()
-        self.in_flight.runner.pump()
+        self.runner.pump()
         now = monotonic()
         if now < self._refused_until:
             return
         try:
             self._turn()
         except ResponseError as exc:
-            # A full disk, too few replicas: that passes, and a worker that ended would help
-            # nobody.
+            # A full disk, too few replicas: that passes, and a worker that ended would help nobody.
             self._refused_until = now + POLL_INTERVAL
             if now >= self._silent_until:
                 self._silent_until = now + COMPLAINT_INTERVAL
@@ -95,21 +94,18 @@ class Fetch:
             if alone is not None and self.in_flight.jobs.alone is None:
                 self.poller.ring()
             return
-        credit = self.channel.qos.credit()
-        now = monotonic()
+        credit, now = self.channel.qos.credit(), monotonic()
+        outbox = self.in_flight.outbox
         if self._dry and now >= self._look_at and not self.reads.can_cover(lists):
             self._dry = False
         if self.backlog.unconfirmed or (credit and not self._dry and self._runs_short(credit)):
             self._claim(credit, now)
-        elif self._has_to_settle() and not self._goes_with_the_next():
+        elif (
+            outbox.unsent or (outbox.unread and not self.backlog.ready)
+        ) and not self._goes_with_the_next():
             self.in_flight.post()
         if self._dry and self.channel.qos.credit():
             self.reads.wait_on(lists)
-
-    def _has_to_settle(self) -> bool:
-        """Whether something is to be sent, or there is the leisure to read answers."""
-        outbox = self.in_flight.outbox
-        return outbox.unsent or (outbox.unread and not self.backlog.ready)
 
     def _goes_with_the_next(self) -> bool:
         """Whether the next job takes the acks along, with the record of its start.
@@ -117,7 +113,7 @@ class Fetch:
         In the solo pool it does so here and now. One that did not (its time has not come) leaves
         them to the next turn.
         """
-        if not (self.in_flight.runner.inline and self.backlog.ready):
+        if not (self.runner.inline and self.backlog.ready):
             return False
         oldest = self.in_flight.outbox.oldest_ack
         if oldest is None or oldest is self._left:
@@ -126,18 +122,17 @@ class Fetch:
         return True
 
     def _runs_short(self, credit: int) -> bool:
-        """Whether it is time to claim.
+        """Whether it is time to claim: where this thread may run jobs, when it has none.
 
-        While jobs wait here for whoever runs them nobody is idle, and rather than one for each
-        that ends, more are claimed at once: as soon as there is room for as many as wait. Where
-        this thread may run them, it claims when it has none.
+        Else nobody is idle while jobs wait here, and rather than one for each that ends, more are
+        claimed at once, as soon as there is room for as many as wait.
         """
         waiting = len(self.backlog)
         if self.poller.inline and waiting:
             return False
         limit = self.membership.config.claim_limit
         held = self.channel.qos.in_use() - waiting
-        reserve = waiting + min(held, self.in_flight.runner.reserve())
+        reserve = waiting + min(held, self.runner.reserve())
         return waiting < limit and credit >= min(reserve, limit)
 
     def join(self, expires: Mapping[str, int]) -> None:
@@ -145,17 +140,13 @@ class Fetch:
 
         Arguments:
             expires: queue list -> ms of its queue's x-expires; 0 for none.
-
-        Raises:
-            redis.exceptions.RedisError: the server could not be asked.
-            UnsupportedBroker: it cannot carry the guarantee.
         """
         if expires is not self._joined or not self.membership.owner:
             self.membership.join(id(self), expires)
             self._joined = expires
 
     def _mind_connections(self) -> None:
-        if self.membership.overdue and not self.in_flight.runner.endless:  # else maintenance does
+        if self.membership.overdue and not self.runner.endless:  # else maintenance does
             self.membership.catch_up()
         if self.reads.overdue:
             logger.warning("A blocking read got no reply in time; its connection is replaced.")
@@ -164,8 +155,7 @@ class Fetch:
             self._outages = self.membership.heart.outages
             self.in_flight.doubt = True
         if self.in_flight.in_doubt:
-            # With no claim on its way, what the private lists hold beyond what we do is what
-            # lost replies spoke of.
+            # With no claim on its way, lost replies spoke of what only the private lists hold.
             self.reads.close()
             found = self.in_flight.reconcile(
                 self.membership.owner, self.membership.heart.facts.lists
@@ -173,14 +163,14 @@ class Fetch:
             if found:
                 logger.warning("%d claims whose reply was lost were given back.", found)
             self._dry = False
-            self.in_flight.runner.pump()  # nothing starts while in doubt
+            self.runner.pump()  # nothing starts while in doubt
 
     def _claim(self, credit: int, now: float) -> None:
         backlog = self.backlog
         confirm, backlog.unconfirmed = list(filter(self._is_ours, backlog.unconfirmed)), []
         reach = None if confirm else self.lists.reach(credit)
         order = self.lists.order(reach)
-        starts = max(0, self.in_flight.runner.free() - len(backlog.ready))
+        starts = max(0, self.runner.free() - len(backlog.ready))
         try:
             claims = self.membership.claim(order, credit, self.lists.equals, confirm, starts)
         except RedisError:
@@ -221,15 +211,6 @@ class Fetch:
         self.join({**self.lists.expires, **lists})
         self._mind_connections()
         alone = self.probation.has_the_floor([*lists])
-        ahead = self._take_ahead(lists)
-        if ahead is not None or alone:
-            return ahead
-        claims = self.membership.claim([*lists], 1, 1)
-        for name, text in claims.errors:
-            raise ResponseError(f"queue list {name}: {text}")
-        return claims.jobs[0] if claims.jobs else None
-
-    def _take_ahead(self, lists: Mapping[str, int]) -> Claimed | None:
         self.reads.call_off([read for read in self.reads.armed if read.queue_list in lists])
         if any(job.queue_list in lists for job in self.backlog.unconfirmed):
             self._claim(0, monotonic())
@@ -237,7 +218,12 @@ class Fetch:
             self.backlog.ready.remove(claimed)
             if self._is_ours(claimed.job):
                 return claimed
-        return None
+        if alone:
+            return None
+        claims = self.membership.claim([*lists], 1, 1)
+        for name, text in claims.errors:
+            raise ResponseError(f"queue list {name}: {text}")
+        return claims.jobs[0] if claims.jobs else None
 
     # -- delivery
 
@@ -251,9 +237,9 @@ class Fetch:
         if armed := self.reads.armed:
             left = self.channel.qos.credit()
             if not left or self.poller.inline:
-                # A callback that runs the job here would keep a surplus claim waiting for it.
-                # Where it is sure to, nobody could even give back what comes meanwhile.
-                self.reads.call_off(armed[0 if self.in_flight.runner.inline else left :])
+                # A callback that runs the job here would keep a surplus claim waiting for it; where
+                # it is sure to, nobody could even give back what comes meanwhile.
+                self.reads.call_off(armed[0 if self.runner.inline else left :])
         try:
             claimed = self.backlog.ready.popleft()
         except IndexError:  # given back a moment ago: the process is stopping

@@ -21,8 +21,7 @@ logger = get_logger(__name__)
 FIRST_REST = 60.0
 
 #: How many times as long as a rest nobody of the database rests afterwards: whatever the jobs and
-#: the suspects are, these cost at most a tenth of one owner. The price is patience: where no owner
-#: is ever idle, the first waits at most 23 times as long as one takes to end its jobs, or 60 s.
+#: the suspects are, these cost at most a tenth of one owner.
 WORK = 10
 
 #: Seconds between two questions whether to rest, or to go on resting.
@@ -33,9 +32,9 @@ TRY_INTERVAL = 1.0
 class Probation:
     """Decides in each turn of one channel whether a suspect has its process for itself.
 
-    An owner that runs nothing takes the next suspect at once. Of those that are busy, one in a
-    database at a time comes to rest: it stops claiming, and takes the suspect when what runs has
-    ended. Between two suspects an owner claims other jobs once: neither starves.
+    An owner that runs nothing takes the next at once. Of the busy, one in a database at a time
+    comes to rest: it stops claiming, and takes the suspect when what runs has ended. Between two
+    suspects an owner claims other jobs once: neither starves.
     """
 
     channel: Any
@@ -53,11 +52,7 @@ class Probation:
         self.suspects = Suspects(self.membership.database)
 
     def has_the_floor(self, lists: Sequence[str]) -> bool:
-        """True when nothing else may be claimed in this turn.
-
-        Raises:
-            redis.exceptions.RedisError: the server could not be asked.
-        """
+        """True when nothing else may be claimed in this turn."""
         if self.in_flight.jobs.alone is not None:
             if self._resting and self._is_time():
                 self._ask([])  # its run is part of what the rest costs
@@ -90,24 +85,23 @@ class Probation:
 
     def _take(self, queue_list: str) -> bool:
         claimed = self.in_flight.claim_alone(self.membership.owner, queue_list)
-        if claimed is None:
-            return False
-        self._others_first = True
-        self.backlog.ready.append(claimed)
-        logger.warning(
-            "Job %s is on probation: it runs alone in this process now, since it may be the one "
-            "that killed others. Other jobs wait until it has ended.",
-            claimed.job.title,
-        )
-        return True
+        if claimed is not None:
+            self._others_first = True
+            self.backlog.ready.append(claimed)
+            logger.warning(
+                "Job %s is on probation: it runs alone in this process now, since it may be the "
+                "one that killed others. Other jobs wait until it has ended.",
+                claimed.job.title,
+            )
+        return claimed is not None
 
     def _is_time(self) -> bool:
         """Whether to ask once more."""
         now = monotonic()
-        if now < self._next_try:
-            return False
-        self._next_try = now + TRY_INTERVAL
-        return True
+        due = now >= self._next_try
+        if due:
+            self._next_try = now + TRY_INTERVAL
+        return due
 
     def _rests(self, waiting: Sequence[str]) -> bool:
         """Whether this owner is the one that comes to rest."""

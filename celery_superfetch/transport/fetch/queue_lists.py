@@ -35,11 +35,7 @@ class QueueLists:
         self._reaches: deque[int] = deque(maxlen=ALIKE)
 
     def serve(self, queues: Mapping[str, list[str]], expires_of: Callable[[str], int]) -> None:
-        """Claim from these queues: each with its lists, that for the urgent first.
-
-        Arguments:
-            expires_of: gives the ms of a queue's x-expires.
-        """
+        """Claim from these queues: each with its lists, that for the urgent first."""
         self._cycle.update(queues)
         self._of_queue = queues
         self.names = list(self._urgent_first(queues))
@@ -56,11 +52,7 @@ class QueueLists:
         return len(self._of_queue) if type(self._cycle) is round_robin_cycle else 1
 
     def order(self, most: int | None) -> list[str]:
-        """The lists in the order of claiming, or the first of them.
-
-        Arguments:
-            most: how many lists; None for all.
-        """
+        """The first few lists in the order of claiming; all without ``most``."""
         queues = self._cycle.consume(len(self._of_queue))
         return list(islice(self._urgent_first(queues), most))
 

@@ -57,23 +57,13 @@ class BlockingRead(LoneConnection):
         self.armed = True
 
     def read(self) -> Any:
-        """The reply: a payload, or None when none came in time or it was unblocked.
-
-        Raises:
-            redis.exceptions.RedisError: the connection broke (a job may have been claimed), or
-                the server refused (WRONGTYPE, OOM).
-        """
+        """The reply: a payload, or None when none came in time or it was unblocked."""
         self.armed = False
         return super().read()
 
     def close(self) -> bool:
-        """Close the connection, on the server too: a claim must not land afterwards.
-
-        Returns:
-            False where it may all the same: nobody can tell the server that it was made on.
-        """
-        was_armed, self.armed = self.armed, False
-        told = True
+        """Close the connection, on the server too; False where a claim may land afterwards."""
+        was_armed, self.armed, told = self.armed, False, True
         self.membership.heart.blocking.discard(self.id)
         if was_armed:
             # Best effort: it is gone already, killing is forbidden, or the server is gone.
@@ -152,11 +142,7 @@ class BlockingReads:
             )
 
     def wait_on(self, lists: Sequence[str]) -> None:
-        """Let a read wait on each list, as far as that is possible, and on no other.
-
-        Raises:
-            redis.exceptions.RedisError: the server cannot be reached.
-        """
+        """Let a read wait on each list, as far as that is possible, and on no other."""
         now = monotonic()
         if now < self._none_until:
             return
@@ -225,11 +211,7 @@ class BlockingReads:
                 self.on_job(job, read.armed_at)
 
     def call_off(self, reads: Sequence[BlockingRead]) -> None:
-        """End some waits; what they had claimed already comes by ``on_job``.
-
-        Raises:
-            redis.exceptions.RedisError: the server cannot be reached.
-        """
+        """End some waits; what they had claimed already comes by ``on_job``."""
         if unblock(self.membership.client, reads):
             for read in reads:
                 self._on_reply(read)

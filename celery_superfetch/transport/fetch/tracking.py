@@ -32,6 +32,13 @@ class Tracking:
         on_jobs: called when there is something in a list that was looked at.
     """
 
+    #: Until when it is not tried, since the server has refused it (monotonic s).
+    _refused_until = 0.0
+    _complained = False
+    _arrivals: Arrivals | None = None
+    #: When all are looked at anew (monotonic s): a message may be lost with its connection.
+    _again_at = 0.0
+
     def __init__(
         self,
         membership: Membership,
@@ -43,16 +50,10 @@ class Tracking:
         self.loop = loop
         self.on_change = on_change
         self.on_jobs = on_jobs
-        #: Until when it is not tried, since the server has refused it (monotonic s).
-        self._refused_until = 0.0
-        self._complained = False
-        self._arrivals: Arrivals | None = None
         #: Empty when they were looked at last; a message comes when they change.
         self._tracked: set[str] = set()
         #: Looked at, answer to come; without those that have changed since.
         self._asked: set[str] = set()
-        #: When all are looked at anew (monotonic s): a message may be lost with its connection.
-        self._again_at = 0.0
 
     @property
     def allowed(self) -> bool:
@@ -60,11 +61,7 @@ class Tracking:
         return monotonic() >= self._refused_until
 
     def look_at(self, lists: Collection[str]) -> None:
-        """See that word comes of whatever is, or arrives, in ``lists``.
-
-        Raises:
-            redis.exceptions.RedisError: the server cannot be reached.
-        """
+        """See that word comes of whatever is, or arrives, in ``lists``."""
         if not self.allowed or not lists:
             return
         if self._arrivals is not None and self._arrivals.overdue(OVERDUE):
@@ -85,9 +82,8 @@ class Tracking:
 
     def _open(self) -> Arrivals | None:
         """Connect; None where the server does not allow it."""
-        membership = self.membership
         try:
-            arrivals = Arrivals(membership.database, membership.home.params)
+            arrivals = Arrivals(self.membership.database, self.membership.home.params)
         except ResponseError as exc:
             self._refused_until = monotonic() + TRY_AGAIN
             if not self._complained:
@@ -104,8 +100,8 @@ class Tracking:
         self._arrivals = arrivals
         return arrivals
 
-    def _hear(self) -> bool:
-        """Messages came, or the connection broke. Nothing is delivered here."""
+    def _hear(self) -> None:
+        """Messages came, or the connection broke."""
         assert self._arrivals is not None
         try:
             for names in self._arrivals.changed():
@@ -114,22 +110,19 @@ class Tracking:
                 self.on_change(names)
         except (RedisError, OSError):
             self.close()  # no claim was lost with it, and the next look tries another
-        return False
 
-    def _seen(self) -> bool:
+    def _seen(self) -> None:
         """The lists were looked at, or the connection broke."""
         assert self._arrivals is not None
         try:
             found = self._arrivals.found()
         except (RedisError, OSError):
-            self.close()
-            return False
+            return self.close()
         if found:
             self.on_jobs()
         else:
             self._tracked |= self._asked
         self._asked = set()
-        return False
 
     def close(self) -> None:
         """Close both connections."""
