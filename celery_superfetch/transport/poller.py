@@ -68,8 +68,8 @@ class Poller(MultiChannelPoller):
         """Use Celery's event loop from here on.
 
         Arguments:
-            ticks: what kombu asked the loop to call at each turn. It never takes that back: each
-                reconnect would leave a transport behind that the loop goes on calling.
+            ticks: what kombu asked the loop to call at each turn, and never takes back: after each
+                reconnect the loop would go on calling one transport more.
         """
         self.hub = hub
         self._ticks |= ticks
@@ -118,8 +118,8 @@ class Poller(MultiChannelPoller):
     def wake(self, *, end_round: bool = False) -> None:
         """A settlement from another thread, or greenlet, than the loop's: it may free the prefetch.
 
-        A loop that sleeps over a full prefetch waits for nothing else, and Celery's sleeps for
-        seconds: under gevent always, with threads before 5.7.
+        Nothing else ends the sleep of a loop over a full one: seconds, under gevent always, with
+        threads before Celery 5.7.
 
         Arguments:
             end_round: let ``drain_events`` return, as for a message.

@@ -1,7 +1,6 @@
-"""Names that nobody has promised to keep, and that jobs depend on: those of kombu and redis-py.
+"""Names that nobody has promised to keep, and without which a job could be lost in silence.
 
-Without one of them, or with another thing under it, a job could be lost, or run twice, in silence.
-So whoever consumes looks for all of them first, and refuses a version that lacks one.
+Whoever consumes looks for all of them first, and refuses a version that lacks one.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from ..errors import UnsupportedVersion
 from ..owner.gevent_heart import threads_are_greenlets
 
 _MISSING = object()
+STORE_ATTR = dis.opmap["STORE_ATTR"]
 
 #: A path, the version that brought it, and its text.
 _ENTRY = re.compile(r"([^\s>~]+)(?:>=([\d.]+))?(?:~(\S+))?")
@@ -28,10 +28,9 @@ _ENTRY = re.compile(r"([^\s>~]+)(?:>=([\d.]+))?(?:~(\S+))?")
 class Name(NamedTuple):
     """One name, and what it is for.
 
-    The path is that of a module in its project and, behind a colon, of what is in it. Of a class
-    it is an attribute, or what a method of its sets; one that begins with a point is of an object
-    that is there at run time alone. What is called, or stands for ours, has its arguments behind
-    it, those with ``=`` by name.
+    The path is that of a module and, behind a colon, of what is in it: of a class an attribute, or
+    what a method of its sets. One that begins with a point is of an object that is there at run
+    time alone. What is called has its arguments behind it, those with ``=`` by name.
     """
 
     project: str
@@ -48,7 +47,7 @@ class Name(NamedTuple):
         return f"{self.path[1:]} in a started pool" if begun else f"{self.project}.{self.path}"
 
     def is_there(self, what: Any) -> bool:
-        """Whether the installed version has it, in its shape; paths with a point are of what."""
+        """Whether the installed version has it, in its shape."""
         path, called, args = self.path.rstrip(")").partition("(")
         module, _, attributes = path.rpartition(":")
         try:
@@ -89,15 +88,16 @@ def _attribute(owner: Any, name: str) -> Any:
         return found
     own = (inspect.unwrap(f) for one in owner.__mro__ for f in vars(one).values())
     codes = (f.__code__ for f in own if isinstance(f, FunctionType) and name in f.__code__.co_names)
-    steps = ((step.opname, step.argval) for code in codes for step in dis.get_instructions(code))
-    return None if ("STORE_ATTR", name) in steps else _MISSING
+    for code in codes:
+        steps = zip(code.co_code[::2], code.co_code[1::2], strict=True)
+        if (STORE_ATTR, code.co_names.index(name)) in steps:
+            return None
+    return _MISSING
 
 
 def _texts(found: Any) -> Iterable[Any]:
-    found = inspect.unwrap(found)
-    if not isinstance(found, FunctionType):
-        return (found,)
-    return (*found.__code__.co_consts, *found.__code__.co_names)
+    code = getattr(inspect.unwrap(found), "__code__", None)
+    return (found,) if code is None else (*code.co_consts, *code.co_names)
 
 
 def _takes(found: Any, unbound: bool, args: str) -> bool:

@@ -33,7 +33,7 @@ def _keep_transport(client: Any) -> None:
     would go back to its own transport without a word.
     """
     name = client.transport_cls
-    if getattr(client.switch, "keeps", None) or (isinstance(name, str) and ":" not in name):
+    if "switch" in vars(client) or (isinstance(name, str) and ":" not in name):
         return
     switch = client.switch
 
@@ -41,7 +41,6 @@ def _keep_transport(client: Any) -> None:
         switch(url)
         client.transport_cls = name
 
-    keep.keeps = True  # type: ignore[attr-defined]
     client.switch = keep
 
 

@@ -53,10 +53,7 @@ class Fetch:
     # -- one turn of the loop
 
     def turn(self) -> None:
-        """Settle, claim or block, as the prefetch and the lists allow.
-
-        Where the broker cannot be asked it raises, and the consumer reconnects.
-        """
+        """Settle, claim or block, as the prefetch and the lists allow."""
         if self.channel.closed:
             return
         self.membership.check_process()
@@ -136,11 +133,7 @@ class Fetch:
         return waiting < limit and credit >= min(reserve, limit)
 
     def join(self, expires: Mapping[str, int]) -> None:
-        """Register this process and its queue lists, unless the server knows them already.
-
-        Arguments:
-            expires: queue list -> ms of its queue's x-expires; 0 for none.
-        """
+        """Register this process and its queue lists (-> ms of x-expires), unless that is known."""
         if expires is not self._joined or not self.membership.owner:
             self.membership.join(id(self), expires)
             self._joined = expires
@@ -202,11 +195,7 @@ class Fetch:
         return False
 
     def claim_one(self, lists: Mapping[str, int]) -> Claimed | None:
-        """One job now (``basic_get``); one that was claimed ahead comes first.
-
-        Arguments:
-            lists: queue list -> ms of its queue's x-expires; 0 for none.
-        """
+        """One job now (``basic_get``) from these lists; one that was claimed ahead comes first."""
         self.membership.check_process()
         self.join({**self.lists.expires, **lists})
         self._mind_connections()
@@ -265,12 +254,11 @@ class Fetch:
         return monotonic() < self._refused_until or not self.reads.can_cover(self.lists.names)
 
     def _accept(self, job: Job, asked: float) -> None:
-        if not self.in_flight.take(job, asked):
-            return
-        if self.channel.qos.credit():
+        ours = self.in_flight.take(job, asked)
+        if ours and self.channel.qos.credit():
             self.backlog.unconfirmed.append(job)
             self._dry = False  # more may have come with it
-        else:
+        elif ours:
             self.in_flight.requeue([job])
 
     def _come_again(self) -> None:

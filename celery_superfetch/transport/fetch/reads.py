@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
 from time import monotonic
@@ -73,36 +74,27 @@ class BlockingRead(LoneConnection):
         return told
 
 
+@dataclass(eq=False)
 class BlockingReads:
-    """One connection for each queue list that is waited on.
+    """One connection for each queue list that is waited on."""
 
-    Arguments:
-        loop: the poller.
-        on_job: called with each job that a read brought, and when that began to wait
-            (monotonic s).
-        on_jobs: called when there is something in a list that none waits on.
-    """
-
+    membership: Membership
+    poller: Any
+    #: Called with each job that a read brought, and when that began to wait (monotonic s).
+    on_job: Callable[[Job, float], object]
+    #: Called when there is something in a list that none waits on.
+    on_jobs: Callable[[], object]
     #: False once a claim may land that nobody waits for: it could not be called off.
-    answered = True
+    answered: bool = True
     #: Until when the server blocks on none (monotonic s): it is over its memory limit.
-    _none_until = 0.0
+    _none_until: float = 0.0
 
-    def __init__(
-        self,
-        membership: Membership,
-        loop: Any,
-        on_job: Callable[[Job, float], object],
-        on_jobs: Callable[[], object],
-    ) -> None:
-        self.membership = membership
-        self.loop = loop
-        self.on_job = on_job
+    def __post_init__(self) -> None:
         self._reads: dict[str, BlockingRead] = {}
         self._unblockable: dict[str, float] = {}
         #: Queue list -> until when nobody complains of it again (monotonic s).
         self._silenced: dict[str, float] = {}
-        self._tracking = Tracking(membership, loop, self._note_news, on_jobs)
+        self._tracking = Tracking(self.membership, self.poller, self._note_news, self.on_jobs)
         #: When something came to a list last (monotonic s).
         self._news: dict[str, float] = {}
 
@@ -185,7 +177,7 @@ class BlockingReads:
         read = BlockingRead(self.membership, name)
         read.connect()
         self._reads[name] = read
-        self.loop.watch(read.fd, partial(self._on_reply, read))
+        self.poller.watch(read.fd, partial(self._on_reply, read))
         return read
 
     def _on_reply(self, read: BlockingRead) -> None:
@@ -222,7 +214,7 @@ class BlockingReads:
             self._tracking.close()
         for name in self.lists if lists is None else self.lists & set(lists):
             read = self._reads.pop(name)
-            self.loop.unwatch(read.fd)
+            self.poller.unwatch(read.fd)
             if read.armed:
                 # What it has claimed by now, nobody reads any more.
                 self.membership.in_flight.doubt = True

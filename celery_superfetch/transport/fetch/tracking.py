@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -11,6 +12,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from ...owner.membership import BLOCK_TIMEOUT, Membership
 from ...store.arrivals import Arrivals
+from ...store.wire.server import warn_once
 
 logger = logging.getLogger(__name__)
 
@@ -22,38 +24,28 @@ OVERDUE = 12.0
 TRY_AGAIN = 60.0
 
 
+@dataclass(eq=False)
 class Tracking:
     """Tells of arrivals in any number of lists.
 
     A job wakes all who look at its list: each looks again, and claims if the job is still there.
-
-    Arguments:
-        on_change: called with lists that changed.
-        on_jobs: called when there is something in a list that was looked at.
     """
 
+    membership: Membership
+    poller: Any
+    #: Called with lists that changed.
+    on_change: Callable[[Collection[str]], object]
+    #: Called when there is something in a list that was looked at.
+    on_jobs: Callable[[], object]
     #: Until when it is not tried, since the server has refused it (monotonic s).
-    _refused_until = 0.0
-    _complained = False
+    _refused_until: float = 0.0
     _arrivals: Arrivals | None = None
     #: When all are looked at anew (monotonic s): a message may be lost with its connection.
-    _again_at = 0.0
-
-    def __init__(
-        self,
-        membership: Membership,
-        loop: Any,
-        on_change: Callable[[Collection[str]], object],
-        on_jobs: Callable[[], object],
-    ) -> None:
-        self.membership = membership
-        self.loop = loop
-        self.on_change = on_change
-        self.on_jobs = on_jobs
-        #: Empty when they were looked at last; a message comes when they change.
-        self._tracked: set[str] = set()
-        #: Looked at, answer to come; without those that have changed since.
-        self._asked: set[str] = set()
+    _again_at: float = 0.0
+    #: Empty when they were looked at last; a message comes when they change.
+    _tracked: set[str] = field(default_factory=set)
+    #: Looked at, answer to come; without those that have changed since.
+    _asked: set[str] = field(default_factory=set)
 
     @property
     def allowed(self) -> bool:
@@ -86,17 +78,14 @@ class Tracking:
             arrivals = Arrivals(self.membership.database, self.membership.home.params)
         except ResponseError as exc:
             self._refused_until = monotonic() + TRY_AGAIN
-            if not self._complained:
-                self._complained = True
-                logger.warning(
-                    "The server does not tell of changes (%s): queue lists on which no connection "
-                    "waits are looked at once a second. If that is forbidden to its user, see "
-                    "CLIENT TRACKING among the permissions in docs/configuration.md.",
-                    exc,
-                )
+            warn_once(
+                f"The server does not tell of changes ({exc}): queue lists on which no connection "
+                "waits are looked at once a second. If that is forbidden to its user, see "
+                "CLIENT TRACKING among the permissions in docs/configuration.md."
+            )
             return None
         for fd, handler in zip(arrivals.fds, (self._hear, self._seen), strict=True):
-            self.loop.watch(fd, handler)
+            self.poller.watch(fd, handler)
         self._arrivals = arrivals
         return arrivals
 
@@ -128,7 +117,7 @@ class Tracking:
         """Close both connections."""
         if self._arrivals is not None:
             for fd in self._arrivals.fds:
-                self.loop.unwatch(fd)
+                self.poller.unwatch(fd)
             self._arrivals.close()
         self._arrivals, self._again_at = None, 0.0
         self._tracked, self._asked = set(), set()

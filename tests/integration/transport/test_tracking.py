@@ -113,7 +113,7 @@ def test_a_hearer_that_says_nothing_is_replaced(
     """A firewall forgot its connection: no message comes, and no answer either."""
     told = inbox.channel.fetch.reads._tracking
     deaf = told._arrivals
-    told.loop.unwatch(deaf.fds[0])
+    told.poller.unwatch(deaf.fds[0])
     monkeypatch.setattr(tracking, "OVERDUE", 0.5)
     told._again_at = 0.0
     inbox.turn()
