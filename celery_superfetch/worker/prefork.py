@@ -29,6 +29,7 @@ def mend(pool: Any, forget: Callable[[Any], None], call_later: Callable[..., obj
     keep_what_runs(pool, forget)
     read_on(pool)
     hear_the_dead(pool)
+    listen_again(pool)
     postpone_forks(pool, call_later)
 
 
@@ -124,6 +125,23 @@ def hear_the_dead(pool: Any) -> None:
         give_away(job, pid)
 
     processes.on_job_process_down = read_first
+
+
+def listen_again(pool: Any) -> None:
+    """Let ``pool`` listen for the end of each child, also of one that it took for dead.
+
+    Of two that die at once it replaces both at the event of the first. That of the second comes
+    with a number that a new child may have by then, and nobody listens to that one any more. At the
+    next lost connection Celery asks for its number, and the worker ends because there is none.
+    """
+    processes = pool._pool
+    forget = processes._untrack_child_process
+
+    def forget_the_number(child: Any, hub: Any) -> None:
+        forget(child, hub)
+        vars(child).pop("_sentinel_poll", None)  # so that it gets one anew
+
+    processes._untrack_child_process = forget_the_number
 
 
 def postpone_forks(pool: Any, call_later: Callable[..., object]) -> None:

@@ -82,6 +82,7 @@ celery .
     read results on: _pool._result_handler._recv_message(add_reader,fd,callback)
         _pool._result_handler.fileno_to_outq.__getitem__(fd)
     know what no child was given yet: _pool.outbound_buffer.__iter__()
+    listen for the end of each child: _pool._untrack_child_process(proc,hub)
     hear what a dead child has said: _pool.process_flush_queues(proc)
     keep what runs through a lost connection: flush()
 """)

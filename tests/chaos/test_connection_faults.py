@@ -237,6 +237,25 @@ def test_a_child_that_is_lost_while_the_server_is_away_costs_its_job_no_more_tha
     pytest.fail("it never learned of its child before it connected again")
 
 
+def test_a_worker_whose_children_have_died_at_once_connects_again(
+    small: Callable[..., Fleet],
+) -> None:
+    fleet = small(pools={"prefork": 4})
+    worker = fleet.workers["prefork"]
+    dead = worker.children()
+    # Asleep, it learns of all of them in one turn of its loop.
+    worker.signal(signal.SIGSTOP)
+    for child in dead:
+        child.kill()
+    worker.signal(signal.SIGCONT)
+    eventually(lambda: len(set(worker.children()) - set(dead)) == len(dead))
+    kill_connections(fleet.server.client())
+    worker.wait_log("Connection to broker lost")
+    fleet.app.tasks["shop.note"].apply_async(("job",), queue="prefork")
+    eventually(lambda: fleet.ledger.finishes().get("job"))
+    assert fleet.ledger.runs()["job"] == 1
+
+
 def half_a_result(small: Callable[..., Fleet], **env: str) -> Fleet:
     """A worker that lost its connection while it read a result, and is to read the rest."""
     fleet = small(pools={"prefork": 1}, app="slow_results", env=env)
