@@ -12,6 +12,7 @@ from ..model.facts import Facts
 from ..model.verdict import Reason
 from ..reaper.drain import BATCH
 from ..reaper.drain import Report as Pass
+from ..reaper.evidence import judge_all
 from ..reaper.reaper import TOMBSTONE, Reaper
 from ..store.probation import Suspects
 from ..store.wire.clients import run_id
@@ -70,7 +71,7 @@ class GiveBack:
         """
         report, errors = GivenBack(dry_run=dry_run), Pass(dry_run=dry_run)
         self.reaper.sweep(errors)
-        judged = self.reaper.jury.judge_all(keep=not dry_run)
+        judged = judge_all(self.registry, keep=not dry_run)
         report.alive = self._alive(judged)
         if report.alive and not force and not dry_run:
             raise StillInUse(_refusal(report.alive))

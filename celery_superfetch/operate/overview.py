@@ -12,6 +12,7 @@ from redis.exceptions import ResponseError
 from ..model.dead_job import utc
 from ..model.facts import Facts
 from ..model.verdict import MISSED_HEARTBEATS, Reason
+from ..reaper.evidence import judge_all
 from ..reaper.reaper import Reaper
 from ..store.history import History
 from ..store.holdings import Holding, Holdings
@@ -30,7 +31,7 @@ def overview_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
     Raises:
         redis.exceptions.RedisError: the server could not be asked.
     """
-    verdicts = reaper.jury.judge_all(keep=False)
+    verdicts = judge_all(reaper.registry)
     now = reaper.database.server_time()
     tombstones = list(reaper.registry.tombstones())
     reaped = reaper.registry.facts(tombstones)

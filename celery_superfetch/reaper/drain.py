@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -32,9 +32,6 @@ ROOM = 256 * 1024
 
 #: Jobs that a pass names of each owner.
 NAMED = 10
-
-#: Batches without progress after which a list is left for the next pass.
-STALLS = 3
 
 
 @dataclass
@@ -106,10 +103,7 @@ class Announcements(Protocol):
 
 
 class Drain:
-    """Recovers or kills the jobs of reaped owners, a batch at a time.
-
-    Arguments: as for ``Reaper``.
-    """
+    """Recovers or kills the jobs of reaped owners, a batch at a time; arguments as ``Reaper``."""
 
     def __init__(
         self, database: Database, sender: Any, announcements: Announcements | None, limits: Limits
@@ -124,10 +118,7 @@ class Drain:
         self._titles: list[str] = []
 
     def drain(self, facts: Facts, reason: str, report: Report) -> list[str]:
-        """Empty the private lists of one owner that is marked reaped; the first few of its jobs.
-
-        An error on one list or job is logged and counted; the others go on.
-        """
+        """Empty the private lists of one owner that is marked reaped; the first few of its jobs."""
         self._titles = []
         there = self.lists.has_jobs((facts.owner, [name]) for name in facts.lists)
         for (queue_list, expires), is_filled in zip(facts.lists.items(), there, strict=True):
@@ -143,8 +134,8 @@ class Drain:
         owner = facts.owner
         told = {"reason": reason, "app_name": facts.app, "node": facts.node}
         self.lists.unhold_all(owner, queue_list)
-        stalls, running = 0, None
-        while stalls < STALLS and (payloads := self.lists.newest(owner, queue_list, BATCH, ROOM)):
+        running = None
+        while payloads := self.lists.newest(owner, queue_list, BATCH, ROOM):
             running = running or self.running.read(owner, stopping=facts.was == "stopping")
             # Whatever is claimed again by a connection that died a moment later than its process
             # did not run: the strike goes with the claim that did.
@@ -153,18 +144,14 @@ class Drain:
             with forks.kept_off():  # the app's tasks are asked for their limits
                 outcomes = self._settle(jobs, running, expires, told, report)
                 left = [self._note(outcome, report) for outcome in outcomes]
-            stalls += not any(left)
+            if not any(left):  # the next pass tries again
+                return
             # Who has been blamed is not blamed again for a copy that was claimed late.
             if any(job.claim_id for job in jobs):
                 running = None
 
     def _settle(
-        self,
-        jobs: Sequence[Job],
-        running: Running,
-        expires: int,
-        told: Mapping[str, str],
-        report: Report,
+        self, jobs: list[Job], running: Running, expires: int, told: dict[str, str], report: Report
     ) -> list[Outcome]:
         """Decide on jobs and carry that out; one that cannot be decided on holds up no other."""
         try:

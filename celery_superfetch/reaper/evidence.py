@@ -18,54 +18,47 @@ from ..store.silences import Silences
 from ..store.wire.clients import run_id
 
 
-class Jury:
-    """Judges the owners of a registry; its watch is that of the ``Reaper``."""
+def judge_all(
+    registry: Registry,
+    watch: Watch | None = None,
+    only: Collection[str] | None = None,
+    *,
+    keep: bool = False,
+    surviving: Callable[[str], AbstractContextManager[object]] = nullcontext,
+) -> list[tuple[Facts, int, Reason]]:
+    """Every registered owner (or ``only`` some) with its score and verdict.
 
-    def __init__(self, registry: Registry, watch: Watch | None) -> None:
-        self.registry = registry
-        self.silences = Silences(registry.database)
-        self.watch = watch
-
-    def judge_all(
-        self,
-        only: Collection[str] | None = None,
-        *,
-        keep: bool = False,
-        surviving: Callable[[str], AbstractContextManager[object]] = nullcontext,
-    ) -> list[tuple[Facts, int, Reason]]:
-        """Every registered owner (or ``only`` some) with its score and verdict.
-
-        Arguments:
-            keep: add what is seen to what passes have seen of each silence.
-            surviving: around each owner; one that cannot be judged is left out, if it allows.
-        """
-        registry, watch = self.registry, self.watch
-        scores, at = registry.look() if watch is None else (registry.owners(), 0)
-        chosen = sorted(scores if only is None else scores.keys() & set(only))
-        if not scores:
-            return []
-        # Whoever superseded one of them is an owner of the same host.
-        hosts = {owner.partition("|")[0] for owner in chosen}
-        facts = registry.facts(o for o in scores if o.partition("|")[0] in hosts)
-        # Asked at most once a pass, and not by a worker that has heard everybody lately.
-        server_run = cache(lambda: run_id(registry.client))
-        if watch is not None:
-            now = monotonic()
-            silent = {o: watch.silent_for(o, scores[o], now) for o in chosen}
-        else:
-            intervals = {owner: known.heartbeat_interval for owner, known in facts.items()}
-            silent = {**self.silences.look(scores, intervals, at, server_run(), keep=keep)}
-        here, same_pid, judged = ProcessImage.current(), by_pid(facts.values()), []
-        for owner in chosen:
-            with surviving(f"owner {owner}"):
-                known, quiet = facts[owner], silent[owner]
-                evidence = local_evidence(known, here, same_pid[known.process.pid], quiet)
-                missed = MISSED_HEARTBEATS * known.heartbeat_interval
-                if evidence.process is None and (quiet or 0.0) >= missed:
-                    connected = registry.connected(known, server_run())
-                    evidence = replace(evidence, connected=connected)
-                judged.append((known, scores[owner], judge(evidence)))
-        return judged
+    Arguments:
+        watch: as for ``Reaper``.
+        keep: without a watch, add what is seen to what passes have seen of each silence.
+        surviving: around each owner; one that cannot be judged is left out, if it allows.
+    """
+    scores, at = registry.look() if watch is None else (registry.owners(), 0)
+    chosen = sorted(scores if only is None else scores.keys() & set(only))
+    if not scores:
+        return []
+    # Whoever superseded one of them is an owner of the same host.
+    hosts = {owner.partition("|")[0] for owner in chosen}
+    facts = registry.facts(o for o in scores if o.partition("|")[0] in hosts)
+    # Asked at most once a pass, and not by a worker that has heard everybody lately.
+    server_run = cache(lambda: run_id(registry.client))
+    if watch is not None:
+        now = monotonic()
+        silent = {o: watch.silent_for(o, scores[o], now) for o in chosen}
+    else:
+        intervals = {owner: known.heartbeat_interval for owner, known in facts.items()}
+        silences = Silences(registry.database)
+        silent = {**silences.look(scores, intervals, at, server_run(), keep=keep)}
+    here, same_pid, judged = ProcessImage.current(), by_pid(facts.values()), []
+    for owner in chosen:
+        with surviving(f"owner {owner}"):
+            known, quiet = facts[owner], silent[owner]
+            evidence = local_evidence(known, here, same_pid[known.process.pid], quiet)
+            missed = MISSED_HEARTBEATS * known.heartbeat_interval
+            if evidence.process is None and (quiet or 0.0) >= missed:
+                evidence = replace(evidence, connected=registry.connected(known, server_run()))
+            judged.append((known, scores[owner], judge(evidence)))
+    return judged
 
 
 def by_pid(everybody: Iterable[Facts]) -> dict[int, list[Facts]]:
@@ -79,11 +72,7 @@ def by_pid(everybody: Iterable[Facts]) -> dict[int, list[Facts]]:
 def local_evidence(
     facts: Facts, here: ProcessImage, others: Collection[Facts], silent_for: float | None
 ) -> Evidence:
-    """What can be known of an owner without asking the server.
-
-    Arguments:
-        others: owners that had its pid, as ``by_pid`` finds them.
-    """
+    """What can be known of an owner without asking the server; ``others`` had its pid."""
     local = here.same_ground(facts.process)
     process = look_at(facts.process.pid, facts.process.start_time) if local else None
     return Evidence(

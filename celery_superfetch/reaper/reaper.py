@@ -19,7 +19,7 @@ from ..store.keyspace import Keyspace
 from ..store.passes import Passes
 from ..store.registry import Registry
 from .drain import Announcements, Drain, Report
-from .evidence import Jury
+from .evidence import judge_all
 
 logger = logging.getLogger(__name__)
 
@@ -60,13 +60,13 @@ class Reaper:
         self.keyspace = Keyspace(database)
         self.dead_jobs = DeadJobs(database)
         self.passes = Passes(database)
-        self.jury = Jury(self.registry, watch)
         self.drain = Drain(database, sender, announcements, limits or Limits.of(database.config))
         self.lists = self.drain.lists
         self.history = History(database)
         self.by = by
         self.announcements = announcements
         self.sender = sender
+        self.watch = watch
         self._next_housekeeping = 0.0
 
     def reap(
@@ -78,16 +78,13 @@ class Reaper:
         lock: str = "",
         lock_for: float = 0.0,
     ) -> Report:
-        """One pass.
+        """One pass; raises only where the registry cannot be read at all.
 
         Arguments:
             only: look at these owners alone; None for all.
             full: also look for private lists that no registry knows (SCAN of the keyspace).
             dry_run: judge and count, change nothing.
             lock: name of a scope in which one pass per ``lock_for`` seconds is enough.
-
-        Raises:
-            redis.exceptions.RedisError: the registry could not be read at all.
         """
         started, report = monotonic(), Report(dry_run=dry_run)
         if lock and not self.passes.take(lock, lock_for):
@@ -95,7 +92,9 @@ class Reaper:
             return report
         if full:
             self.sweep(report)
-        verdicts = self.jury.judge_all(only, keep=not dry_run, surviving=report.surviving)
+        verdicts = judge_all(
+            self.registry, self.watch, only, keep=not dry_run, surviving=report.surviving
+        )
         report.owners = len(verdicts)
         for facts, score, verdict in verdicts:
             if verdict.dead:
@@ -130,23 +129,19 @@ class Reaper:
         self.registry.cut(facts)
         recovered, killed = report.recovered, report.killed
         titles = self.drain.drain(facts.with_(was=facts.state), reason.value, report)
-        reaped = ReapedOwner(
-            owner=owner,
-            host=host,
-            pid=facts.process.pid,
-            app_name=facts.app,
-            reason=reason.value,
-            recovered=report.recovered - recovered,
-            killed=report.killed - killed,
-        )
-        jobs = reaped.recovered + reaped.killed
-        more = f" and {jobs - len(titles)} more" if jobs > len(titles) else ""
+        recovered, killed = report.recovered - recovered, report.killed - killed
+        more = recovered + killed - len(titles)
+        said = f": {', '.join(titles)}" if titles else ""
         logger.warning(
-            "Owner %s is dead: %s. %d of its jobs were taken back%s.",
+            "Owner %s is dead: %s. %d of its jobs were taken back%s%s.",
             owner,
             reason.value,
-            jobs,
-            f": {', '.join(titles)}{more}" if titles else "",
+            recovered + killed,
+            said,
+            f" and {more} more" if more else "",
+        )
+        reaped = ReapedOwner(
+            owner, host, facts.process.pid, facts.app, reason.value, recovered, killed
         )
         owner_reaped.send(sender=self.sender, reaped=reaped)
         self.history.died(
@@ -188,27 +183,27 @@ class Reaper:
 
     def sweep(self, report: Report) -> None:
         """Register owners of private lists, or of facts, that nobody knows; never drains them."""
+        if report.dry_run:
+            return
         with report.surviving("the full sweep"):  # SCAN may be forbidden; the rest of it is not
             for owner, queue_list in self.keyspace.private_lists():
                 with report.surviving(f"private list of {owner} for {queue_list}"):
-                    self._adopt(owner, queue_list, report)
+                    if self.registry.adopt(owner, queue_list, TOMBSTONE) != "known":
+                        report.adopted += 1
+                        logger.warning(
+                            "Private list of unknown owner %s for queue %s: registered. Its jobs "
+                            "are given back if nobody is heard under that name for a full "
+                            "owner_ttl.",
+                            owner,
+                            queue_list,
+                        )
             known = self.registry.owners()
             for owner in self.keyspace.owners():
                 with report.surviving(f"facts of {owner}"):
-                    if not report.dry_run and owner not in known and self.registry.readmit(owner):
+                    if owner not in known and self.registry.readmit(owner):
                         report.adopted += 1
                         logger.warning(
                             "Owner %s was in no registry: registered. It is taken for dead if it "
                             "is not heard for a full owner_ttl.",
                             owner,
                         )
-
-    def _adopt(self, owner: str, queue_list: str, report: Report) -> None:
-        if not report.dry_run and self.registry.adopt(owner, queue_list, TOMBSTONE) != "known":
-            report.adopted += 1
-            logger.warning(
-                "Private list of unknown owner %s for queue %s: registered. Its jobs are given "
-                "back if nobody is heard under that name for a full owner_ttl.",
-                owner,
-                queue_list,
-            )
