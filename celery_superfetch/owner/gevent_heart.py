@@ -48,13 +48,9 @@ class Pulse:
         original("_thread", "start_new_thread")(self._run, ())
 
     def tend(self) -> None:
-        """Connect again if the connection broke.
-
-        Raises:
-            redis.exceptions.RedisError: not now.
-        """
+        """Connect again if the connection broke."""
         if self._connection is None:
-            self._connection = self._heart.home.connect().connection
+            self._connection = self._heart.home.connect(self._heart.home.params).connection
 
     def _run(self) -> None:
         """The native thread: takes no lock, imports and logs nothing, and closes what it used."""
@@ -75,12 +71,7 @@ class Pulse:
             self._close()
 
     def _say(self, command: bytes) -> None:
-        """Send a command and wait for its reply.
-
-        Raises:
-            OSError: the connection is gone, the reply is late, or it says no (a server that was
-                made a replica).
-        """
+        """Send a command and wait for its reply: OSError if it is late, or none, or says no."""
         gevents = self._connection._sock
         native, tls = gevents._sock, getattr(gevents, "_sslobj", None)
         native.settimeout(self._connection.socket_timeout)

@@ -26,9 +26,6 @@ logger = logging.getLogger(__name__)
 #: Seconds that a loop may sleep at a time although it is well; Celery's sleep 2 at most.
 LONGEST_SLEEP = 3.0
 
-#: The loop's name in the watch over it.
-LOOP = "loop"
-
 
 class Heart:
     """Registers an owner, says that it lives, and hears what became of it.
@@ -51,10 +48,9 @@ class Heart:
         self.neighbours: tuple[str, ...] = ()
         #: How often it lost its connection and found the server again.
         self.outages = 0
-        #: Ids of the blocking connections: they are cut when the owner is reaped.
+        #: Ids of the blocking connections; they are cut when the owner is reaped.
         self.blocking: set[int] = set()
-        #: Set once the process was told to stop; a signal handler may do it. It claims and starts
-        #: nothing more.
+        #: Set (by a signal handler, too) once the process is to stop: it claims and starts no more.
         self.stopping = False
         #: A state -> what says it, and that this owner lives, as it is sent. It asks nobody.
         self.pulse: Callable[[str], bytes]
@@ -64,7 +60,7 @@ class Heart:
         self._stuck_at = 0
         #: Our last two heartbeats (server ms): whoever knows one is our server, or its replica.
         self._heard: tuple[int, ...] = ()
-        #: The latest; 0: one failed since.
+        #: The last one; 0: one failed since.
         self._last_ms = 0
         #: The registry, by a connection of the heart's own, and what that led to.
         self._registry: Registry | None = None
@@ -107,15 +103,11 @@ class Heart:
     def register(
         self, lists: Mapping[str, int], *, forget: Collection[str] = (), anew: bool = False
     ) -> None:
-        """Write all facts, under a new name where there is none or it was reaped.
+        """Write all facts, under a new name where there is none, it was reaped, or ``anew``.
 
         Arguments:
             lists: queue lists to be added -> ms of their x-expires.
             forget: those to be removed; nothing of ours is there, or can come.
-            anew: under a new name in any case.
-
-        Raises:
-            redis.exceptions.RedisError: it was not heard.
         """
         facts, old = self._known(), self.facts.owner
         kept = {name: ms for name, ms in facts.lists.items() if name not in forget}
@@ -133,11 +125,7 @@ class Heart:
             self.overdue.append(partial(self.was_reaped, old, facts.owner))
 
     def heartbeat(self) -> Heartbeat:
-        """One heartbeat; registers again what is missing.
-
-        Raises:
-            redis.exceptions.RedisError: it was not heard; what the watch knew is void.
-        """
+        """One heartbeat; registers again what is missing. If it fails, what was watched is void."""
         if not self.facts.owner:  # it left while this heartbeat waited for its turn
             return Heartbeat("left")
         try:
@@ -173,11 +161,7 @@ class Heart:
         self.in_flight.starts.certificate.heard(facts.owner, asked)
 
     def leave(self, tombstone: float) -> int:
-        """The last that is said, unless it is refused; the answer is that of ``Registry.leave``.
-
-        Raises:
-            redis.exceptions.RedisError: it was not heard.
-        """
+        """The last that is said, unless it is refused; what it answers says ``Registry.leave``."""
         left = self.registry.leave(self.facts, tombstone)
         if left <= 0:
             self.facts = self.facts.with_(owner="", lists={})
@@ -202,8 +186,8 @@ class Heart:
         may wait for the server as well.
         """
         turns, now = 0 if self.stopping else self.in_flight.runner.turns(), monotonic()
-        self._loop.look({LOOP: turns}, now)
-        still = self._loop.silent_for(LOOP, turns, now) or 0.0
+        self._loop.look({"loop": turns}, now)
+        still = self._loop.silent_for("loop", turns, now) or 0.0
         if turns and still >= max(self.config.owner_ttl, LONGEST_SLEEP):
             self._stuck_at = turns
         elif turns != self._stuck_at:

@@ -40,11 +40,7 @@ class Heartbeats(threading.Thread):
             self.pulse.stopped = True
 
     def ask(self, act: Callable[[], T]) -> T:
-        """Have something said at once, by the only thread that speaks; wait for how it went.
-
-        Raises:
-            redis.exceptions.RedisError: it was not heard, or the heart has stopped.
-        """
+        """Have something said at once, by the only thread that speaks; wait for how it went."""
         answer: Future[T] = Future()
         self._asked.append((act, answer))
         self._wake.set()

@@ -18,24 +18,21 @@ SHORTEST_WAIT = 1.0
 
 
 class Home:
-    """Where the database is now, for all that have to do with it.
-
-    Arguments:
-        params: arguments of ``redis.ConnectionPool``.
-        elsewhere: the same for servers that may take its place.
-    """
+    """Where the database is now, for all that have to do with it; arguments as ``Membership``."""
 
     def __init__(self, params: Params, elsewhere: Sequence[Params], config: Config) -> None:
-        self.config = config
+        #: Limited, and without retries.
         self.params = _limited(params)
         self.elsewhere = elsewhere
+        self.config = config
         #: Everybody's but the heart's.
         self.client = Redis(connection_pool=self._pool())
 
     def _pool(self) -> ConnectionPool:
-        most = self.params.get("max_connections")
-        # Acks keep one for themselves.
-        return ConnectionPool(**{**self.params, **({"max_connections": most + 1} if most else {})})
+        own = dict(self.params)
+        if own.get("max_connections"):  # acks keep one for themselves
+            own["max_connections"] += 1
+        return ConnectionPool(**own)
 
     def is_at(self, params: Params) -> bool:
         """Whether ``params`` lead where the database is."""
@@ -47,13 +44,13 @@ class Home:
         self.client.connection_pool = self._pool()
         old.disconnect(inuse_connections=False)
 
-    def connect(self, params: Params | None = None) -> Redis:
+    def connect(self, params: Params) -> Redis:
         """A client with one connection: a full pool, or a reply that waits, must not stop a heart.
 
         It waits for the server until the next heartbeat at most: a half-open connection must not
         silence the owner for longer.
         """
-        own = {**(self.params if params is None else _limited(params)), "max_connections": 2}
+        own = {**_limited(params), "max_connections": 2}
         longest = max(SHORTEST_WAIT, self.config.heartbeat_interval)
         for name in own.keys() & {"socket_timeout", "socket_connect_timeout"}:
             own[name] = min(own[name], longest)
@@ -61,16 +58,11 @@ class Home:
 
     @contextmanager
     def registry_at(self, params: Params) -> Iterator[Registry]:
-        """The registry of a server to which the database may have moved.
-
-        Raises:
-            redis.exceptions.RedisError: it cannot be asked.
-        """
+        """The registry of a server to which the database may have moved."""
         client = self.connect(params)
         try:
             yield Registry(Database(client, self.config))
         finally:
-            client.close()
             client.connection_pool.disconnect()
 
 

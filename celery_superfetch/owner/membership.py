@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 #: A claim finds its owner unregistered at most this often in a row before it gives up.
 REGISTRATIONS = 3
 
-#: Queue lists, at most, that stay registered although nobody claims from them: to do so again costs
-#: nothing then. All who look at this owner read them.
+#: Queue lists, at most, that stay registered although nobody claims from them: to claim from them
+#: again costs nothing then. All who look at this owner read them.
 MANY_UNUSED = 100
 
 #: Seconds a blocking claim may take; a claim of a dead process can land until then.
@@ -74,8 +74,6 @@ class Membership:
         self.heart = Heart(self.home, self.in_flight)
         #: What may take long, or could not be done while the server was away; ``catch_up`` does it.
         self.overdue = self.heart.overdue
-        #: Called after each registration that is the first, before the first claim.
-        self.on_joined: Callable[[], object] | None = None
         #: Channels -> the queue lists that each claims from.
         self._users: dict[int, Mapping[str, int]] = {}
         #: Held over whole conversations with the server; the heart's thread never takes it.
@@ -88,11 +86,7 @@ class Membership:
         return self.heart.facts.owner
 
     def check_process(self) -> None:
-        """Refuse to claim in a child that inherited this; its claims would be its parent's.
-
-        Raises:
-            ForkedConnection: this membership was made before the fork.
-        """
+        """Raise ForkedConnection in a child that inherited this; it would claim for its parent."""
         if self.pid != own_pid():
             raise ForkedConnection(
                 f"this connection was made by process {self.pid}, before process {own_pid()} was "
@@ -102,13 +96,11 @@ class Membership:
     def join(self, user: int, lists: Mapping[str, int]) -> None:
         """Register the process and these queue lists; returns when the server knows both.
 
+        Raises UnsupportedBroker where the server cannot carry the guarantee.
+
         Arguments:
             user: identity of the channel that is going to claim.
             lists: queue list -> ms of its x-expires (0: none).
-
-        Raises:
-            redis.exceptions.RedisError: the server could not be asked; nothing is claimed.
-            UnsupportedBroker: it cannot carry the guarantee.
         """
         with self._lock:
             first, known = not self.owner, self.heart.facts.lists
@@ -120,7 +112,7 @@ class Membership:
                 check_server(self.client, self.config.global_keyprefix)
                 self.in_flight.lost_claims.run_id = run_id(self.client)
                 self.heart.stopping = False  # it left, and comes back
-            self.in_flight.expires.update({name: ms for name, ms in new.items() if ms})
+            self.in_flight.expires.update(new)
             unused = self._unused()
             self._by_heart(partial(self.heart.register, new, forget=unused))
             for name in unused:
@@ -128,8 +120,6 @@ class Membership:
             if self._heartbeats is None:
                 self._heartbeats = Heartbeats(self.heart)
                 self._heartbeats.start()
-        if first and self.on_joined is not None:
-            self.on_joined()
 
     def _unused(self) -> Collection[str]:
         """Queue lists from which nobody claims any more, once they are many; sure to be empty."""
@@ -144,19 +134,11 @@ class Membership:
         return self._heartbeats.ask(act) if self._heartbeats is not None else act()
 
     def heartbeat(self) -> Heartbeat:
-        """One heartbeat now; registers again what is missing.
-
-        Raises:
-            redis.exceptions.RedisError: it was not heard.
-        """
+        """One heartbeat now; registers again what is missing."""
         return self._by_heart(self.heart.heartbeat)
 
     def follow(self, params: Params) -> bool:
-        """Go on at the server our consumer went to; False if it is none of ours.
-
-        Raises:
-            redis.exceptions.RedisError: it cannot be asked.
-        """
+        """Go on at the server our consumer went to; False if it is none of ours."""
         with self._lock:
             if self.home.is_at(params):
                 return True
@@ -177,11 +159,7 @@ class Membership:
         confirm: Sequence[Job] = (),
         starts: int = 0,
     ) -> Claims:
-        """Claim jobs; registers first when the server does not know this owner.
-
-        Raises:
-            redis.exceptions.RedisError: the server could not be asked.
-        """
+        """Claim jobs; registers first when the server does not know this owner."""
         for _ in range(REGISTRATIONS):
             claims = self.in_flight.claim(self.owner, lists, most, turn, confirm, starts)
             if claims.registered:
@@ -192,8 +170,7 @@ class Membership:
     def catch_up(self) -> None:
         """Do what is overdue: acks, too, while their consumer waits for its next try to connect.
 
-        Raises:
-            redis.exceptions.RedisError: the server is still away; what is left waits on.
+        What could not be done waits on.
         """
         # First: it may be to distrust the connections by which the acks would go.
         for _ in range(len(self.overdue)):
@@ -214,10 +191,7 @@ class Membership:
     def leave(self, user: int, *, answered: bool = True) -> None:
         """A channel is done: settle; with the last one, and nothing held, the process leaves.
 
-        Never raises.
-
-        Arguments:
-            answered: False when a blocking claim may still land; a tombstone waits for it.
+        Never raises. Not ``answered``: a blocking claim may still land; a tombstone waits for it.
         """
         for last in (False, True):
             try:
@@ -290,12 +264,8 @@ def membership_for(
 ) -> Membership:
     """The membership of this process in the database that ``params`` lead to.
 
-    Two apps with other settings, or another name, are owners of their own.
-
-    Arguments:
-        elsewhere: where else it may be found: the servers of a failover list.
-        runner: who runs its jobs. Each Celery worker is an owner of its own: one that was
-            embedded may end, with its pool and its loop, beside others that go on.
+    Two apps with other settings, or another name, are owners of their own. So is each worker, by
+    its runner: one that was embedded may end, with its pool and its loop, beside others.
     """
     # Servers of a list need not be replicas of each other: then each has one of its own.
     for others in (elsewhere, ()):

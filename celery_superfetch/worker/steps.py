@@ -118,12 +118,12 @@ class Guarded(bootsteps.StartStopStep):
         channel.reception = reception
         membership = channel.membership
         _forget_scheduled(consumer.timer)
-        first = membership.on_joined is None
-        if first:
-            membership.on_joined = lambda: _first_pass(consumer.app, membership)
+        is_new = not membership.owner
         # Before "ready", so that the first job waits for none of it.
         channel.fetch.join({})
-        if first:  # one line that tells whoever reads the log later what this worker went by
+        if is_new:
+            _first_pass(consumer.app, membership)
+            # One line that tells whoever reads the log later what this worker went by
             conf, config = consumer.app.conf, membership.config
             logger.info(
                 "celery_superfetch %s: this worker is owner %s. Unheard for %g s it is taken for "

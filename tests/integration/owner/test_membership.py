@@ -118,14 +118,6 @@ def test_while_it_is_not_known_what_is_in_a_list_it_stays_registered(
     assert "reply-7" not in join(600)
 
 
-def test_hooks_run_after_the_registration_and_before_join_returns(make: Make, bench: Bench) -> None:
-    membership, seen = make(), []
-    membership.on_joined = lambda: seen.append(set(bench.registry.owners()))
-    membership.join(1, {"mail": 0})
-    membership.join(2, {"more": 0})
-    assert seen == [{membership.owner}], "once"
-
-
 def test_a_member_claims_and_settles(member: Membership, bench: Bench) -> None:
     bench.push("mail", payload(1))
     [claimed] = member.claim(["mail"], 10, 1).jobs
