@@ -272,6 +272,7 @@ def test_the_channels_of_a_process_share_one_membership_per_database(
     params, config = parse_url(url), make_bench().config
     one = membership_for(params, config)
     assert membership_for(dict(params), config) is one
+    assert membership_for(params, make_bench().config) is one, "the same options, read anew"
     assert membership_for({**params, "db": 5}, config) is not one
     assert membership_for(params, make_bench(global_keyprefix="x:").config) is not one
 
