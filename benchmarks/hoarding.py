@@ -78,7 +78,7 @@ class Hoarder:
         """What a worker's request does with a job whose ETA lies ahead."""
         in_flight = messages[0].channel.fetch.in_flight
         for message in messages:
-            in_flight.starts.set_aside(message._raw.claimed.job)
+            in_flight.set_aside(message._raw.claimed.job)
         in_flight.flush()
 
     def acks(self, count: int) -> tuple[float, float]:

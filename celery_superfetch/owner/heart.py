@@ -158,7 +158,7 @@ class Heart:
         self.watch.look(heard.quiet, monotonic())
         self.neighbours = heard.neighbours
         self.in_flight.probation = heard.probation
-        self.in_flight.starts.certificate.heard(facts.owner, asked)
+        self.in_flight.certificate.heard(facts.owner, asked)
 
     def leave(self, tombstone: float) -> int:
         """The last that is said, unless it is refused; what it answers says ``Registry.leave``."""

@@ -124,8 +124,8 @@ class Membership:
     def _unused(self) -> Collection[str]:
         """Queue lists from which nobody claims any more, once they are many; sure to be empty."""
         unused = self.heart.facts.lists.keys() - set(chain(*self._users.values()))
-        unused -= self.in_flight.jobs.queue_lists
-        if len(unused) < MANY_UNUSED or not self.in_flight.knows_all:
+        unused -= {job.queue_list for job in list(self.in_flight.jobs)}
+        if len(unused) < MANY_UNUSED or not self.in_flight.lost_claims.none_left:
             return ()
         return () if self.in_flight.lists.sizes([(self.owner, unused)])[self.owner] else unused
 
@@ -183,8 +183,7 @@ class Membership:
             except (RedisError, OSError):
                 self.overdue.append(act)
                 raise
-        if self.in_flight.outbox.unsent or self.in_flight.outbox.unread:
-            self.in_flight.flush()
+        self.in_flight.flush()
 
     # -- end
 
@@ -215,7 +214,7 @@ class Membership:
         """Send what waits, and give back what lost replies spoke of."""
         self.in_flight.flush()
         if self.in_flight.doubt:
-            self.in_flight.reconcile(self.owner, self.heart.facts.lists)
+            self.in_flight.lost_claims.reconcile(self.owner, self.heart.facts.lists)
 
     def _forget(self, user: int, tombstone: float) -> None:
         with self._lock:

@@ -9,12 +9,11 @@ from kombu.log import get_logger
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import object_hook
 
-from ..model.job import CARRIED, EARLIER, Carried, Claimed, Earlier, Job
+from ..model.job import CARRIED, EARLIER, Carried, Claimed, Earlier
 
 if TYPE_CHECKING:
     from ..model.dead_job import DeadJob
     from ..owner.in_flight.in_flight import InFlight
-    from ..owner.in_flight.starts import Starts
     from ..owner.membership import Membership
 
 logger = get_logger(__name__)
@@ -41,13 +40,14 @@ class Delivery(dict[str, Any]):
 
     #: Its ack is on its way; its consumer will say so in a moment.
     settled = False
+    #: Under which kombu knows it, once it was delivered.
+    tag: Any = None
 
     def __init__(self, claimed: Claimed, channel: Any) -> None:
         super().__init__(loads(claimed.job.payload))
-        self.claimed = claimed
-        self.channel = channel
-        #: Under which kombu knows it, once it was delivered.
-        self.tag: Any = None
+        self.claimed, self.job, self.channel = claimed, claimed.job, channel
+        self.membership: Membership = channel.membership
+        self.in_flight: InFlight = self.membership.in_flight
         again = claimed.earlier is not None
         self["properties"]["delivery_info"]["redelivered"] = again
         headers = self["headers"] = self.get("headers") or {}
@@ -57,27 +57,6 @@ class Delivery(dict[str, Any]):
             headers["redelivered"] = True
         if again or strikes:
             headers[EARLIER] = (claimed.earlier or Earlier()).told(strikes)
-
-    @property
-    def job(self) -> Job:
-        """The job."""
-        return self.claimed.job
-
-    @property
-    def membership(self) -> Membership:
-        """The owner that holds it."""
-        membership: Membership = self.channel.membership
-        return membership
-
-    @property
-    def in_flight(self) -> InFlight:
-        """What the owner holds."""
-        return self.membership.in_flight
-
-    @property
-    def starts(self) -> Starts:
-        """What its owner may start."""
-        return self.in_flight.starts
 
     @property
     def is_open(self) -> bool:
@@ -97,11 +76,9 @@ class Delivery(dict[str, Any]):
         in_flight.ack(self.claimed)
         # Where nobody comes by later to read the answer, it is waited for.
         unattended = channel.closed or not channel.lists.names
-        at_once = not fetch.poller.comes_back or fetch.delivers_the_last
-        if unattended or at_once:
-            send = in_flight.flush if unattended else in_flight.post
+        if unattended or not fetch.poller.comes_back or fetch.delivers_the_last:
             try:
-                send()
+                in_flight.flush(wait=unattended)
             except (*channel.connection_errors, channel.ResponseError) as exc:
                 logger.warning("An ack could not be sent yet (%s); it is kept and sent again.", exc)
         fetch.poller.wake()
@@ -119,13 +96,13 @@ class Delivery(dict[str, Any]):
         is_open = self.is_open
         self.forget()
         if is_open:
-            self.starts.end(self.job)
+            self.in_flight.end(self.job)
             self.channel.fetch.requeue([self.job], where)
 
     def end(self) -> None:
         """It runs no more, and is to go back with those that never ran."""
         if self.is_open:
-            self.starts.end(self.job)
+            self.in_flight.end(self.job)
 
     def cut_short(self, reason: str, sender: Any, limits: Any, **how: Any) -> DeadJob | None:
         """Recover it or kill it; arguments, errors and result as of ``LostRuns``."""

@@ -39,15 +39,15 @@ def working_on(message: Any) -> Iterator[bool]:
     if delivery is None:  # no_ack, fanout, or another transport: nothing to protect
         yield True
         return
-    job, starts = delivery.job, delivery.starts
+    job, in_flight = delivery.job, delivery.in_flight
     try:
-        ours = bool(starts.start(job, digest(job.payload)))
+        ours = bool(in_flight.start(job, digest(job.payload)))
         if not ours:
             delivery.requeue()
         yield ours
     finally:
-        starts.end(job)
-        if message.channel.closed and delivery.in_flight.holds(job):
+        in_flight.end(job)
+        if message.channel.closed and job in in_flight.jobs:
             message.channel.fetch.requeue([job])
 
 

@@ -9,6 +9,7 @@ from kombu.transport import virtual
 from kombu.utils.uuid import uuid
 
 from ..model.job import Job
+from ..owner.in_flight.jobs import State
 from .deliveries import Delivery, delivery_of
 
 logger = get_logger(__name__)
@@ -23,7 +24,7 @@ class QoS(virtual.QoS):
         ahead = 0
         if fetch is not None:
             # What runs on although its channel is closed: else jobs would be reserved behind it.
-            ahead = len(fetch.backlog) + fetch.in_flight.jobs.outlived
+            ahead = len(fetch.backlog) + fetch.in_flight.jobs.counts[State.OUTLIVED]
         return len(self._delivered) - len(self._dirty) + ahead
 
     def can_consume(self) -> bool:
@@ -34,11 +35,11 @@ class QoS(virtual.QoS):
         fetch = self.channel.fetch
         if fetch.membership.heart.stopping:
             return 0
-        limit = self.channel.config.claim_limit
         if "can_consume" in self.__dict__:
             # Celery's worker_disable_prefetch counts free pool slots in its own way, which
             # says nothing of the second job.
             return int(not fetch.backlog and bool(self.can_consume()))
+        limit = self.channel.config.claim_limit
         if not self.prefetch_count:
             return limit
         return max(0, min(limit, self.prefetch_count - self.in_use()))
@@ -70,30 +71,28 @@ class QoS(virtual.QoS):
             return self.ack(delivery_tag)
         delivery.requeue("back")
 
+    def _in_hand(self) -> dict[Job, Any]:
+        """What was delivered and not settled, the newest first -> its tag."""
+        return {
+            message._raw.job: tag
+            for tag, message in reversed(list(self._delivered.items()))
+            if tag not in self._dirty and isinstance(message._raw, Delivery)
+        }
+
     def restore_unacked(self, client: Any = None) -> list[Any]:
         """Give back what was delivered and does not run, in its old order."""
         self._flush()
-        back = {job: tag for tag, job in self._in_hand()}
-        if not back:
+        if not (back := self._in_hand()):
             return []
         # What runs stays ours; its ack comes later, by way of the process, not of this channel.
-        in_flight = self.channel.fetch.in_flight
-        self.channel.fetch.requeue(back)
-        given = sum(not in_flight.jobs.runs(job) for job in back)
-        if given:
+        fetch, jobs = self.channel.fetch, self.channel.fetch.in_flight.jobs
+        fetch.requeue(back)
+        if given := sum(not jobs.runs(job) for job in back):
             logger.info("Giving %d jobs back to their queues.", given)
         for job, tag in back.items():
-            if not in_flight.holds(job):
+            if job not in jobs:
                 del self._delivered[tag]
         return []
-
-    def _in_hand(self) -> list[tuple[Any, Job]]:
-        """What was delivered and not settled, the newest first, each with its tag."""
-        return [
-            (tag, message._raw.job)
-            for tag, message in reversed(list(self._delivered.items()))
-            if tag not in self._dirty and isinstance(message._raw, Delivery)
-        ]
 
     def take_back_waiting(self, *, all_of_them: bool = True) -> int:
         """Give back deliveries whose consumer has not started them, and now cannot; their number.
@@ -103,7 +102,7 @@ class QoS(virtual.QoS):
         Arguments:
             all_of_them: those, too, that wait for their time.
         """
-        tags = {job: tag for tag, job in self._in_hand()}
+        tags = self._in_hand()
         back = self.channel.fetch.in_flight.requeue_waiting(tags, all_of_them)
         for job in back:
             self._delivered.pop(tags[job], None)

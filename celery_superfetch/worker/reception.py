@@ -51,7 +51,7 @@ def kills(claimed: Claimed, channel: Any) -> bool:
     dead = membership.lost_runs.kill_spared(job, app, limits_of(app))
     if dead is not None:
         announcements_of(app, membership).soon(dead)
-    return not membership.in_flight.holds(job)
+    return job not in membership.in_flight.jobs
 
 
 def refuses(message: Any, exc: Exception, ran: bool | None = None) -> bool:
@@ -70,7 +70,7 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None) -> bool:
     if not delivery.is_open:
         logger.error("Celery discarded job %s, and failed over it.", job.title, exc_info=exc)
         return True
-    if not delivery.starts.may_start(job) if ran is None else ran:
+    if not delivery.in_flight.may_start(job) if ran is None else ran:
         return False  # in the consumer's own thread
     logger.error("Celery failed over job %s before it ran.", job.title, exc_info=exc)
     for request in [*state.reserved_requests, *state.requests.values()]:

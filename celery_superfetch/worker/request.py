@@ -55,12 +55,12 @@ class CountedRequest(Request):
         self.delivery = delivery_of(message)
         if self.delivery is not None:
             asks = self.task.Strategy == ASKS_FIRST
-            self.delivery.starts.wait(self.delivery.job, asks)
+            self.delivery.in_flight.wait(self.delivery.job, asks)
         check(self)
         if self.eta is not None and self.delivery is not None:
             with suppress(OverflowError, ValueError, OSError):  # an ETA that Celery will refuse
                 if self.eta.timestamp() - time() > WORTH_MOVING:
-                    self.delivery.starts.set_aside(self.delivery.job)
+                    self.delivery.in_flight.set_aside(self.delivery.job)
         request = self.request_dict
         if not OF_THE_DELIVERY.isdisjoint(request):
             # Celery takes what it does not know for headers of the user's, and sends those on

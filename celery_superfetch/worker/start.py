@@ -70,23 +70,23 @@ class _Handover:
     def __init__(self, delivery: Delivery, request: Any, target: Any, *apply: Any) -> None:
         self.delivery, self.request, self.target = delivery, request, target
         self.args, self.kwargs, self.options = apply
-        self.job, self.in_flight, self.starts = delivery.job, delivery.in_flight, delivery.starts
+        self.job, self.in_flight = delivery.job, delivery.in_flight
 
     @property
     def is_ours(self) -> bool:
         """Whether the job is still to be started here."""
-        if self.starts.certificate.is_past(self.job.owner):
+        if self.in_flight.certificate.is_past(self.job.owner):
             return False
         # One with early ack that was taken back is settled, and nobody else's either.
-        return bool(self.request.acknowledged or self.starts.may_start(self.job))
+        return bool(self.request.acknowledged or self.in_flight.may_start(self.job))
 
     def may_begin(self) -> float:
         """Record it and note that the pool has it; until when it may begin, 0 for not now."""
         if self.request.acknowledged:
-            return self.starts.certificate.until(self.job.owner)
+            return self.in_flight.certificate.until(self.job.owner)
         # One with early ack may be settled before it runs: nothing would take its record away.
         late = self.request.task.acks_late
-        return self.starts.start(self.job, digest(self.job.payload) if late else "")
+        return self.in_flight.start(self.job, digest(self.job.payload) if late else "")
 
 
 class Gate(Runner):
@@ -226,7 +226,7 @@ class Gate(Runner):
                 return self._release()
             result = self._apply(start, (until, what.target, *what.args), what.kwargs, **options)
         except BaseException as exc:
-            what.starts.end(what.job)
+            what.in_flight.end(what.job)
             self._out.discard(what)
             # It may be another's turn that this is a part of, who must not hear of it.
             if isinstance(exc, Exception) and self._takes_back(request, exc):
@@ -295,16 +295,16 @@ class Gate(Runner):
         """The pool has forgotten a job that it had not begun with; it goes back to its queue."""
         for what in [what for what in self._out if what.request is request]:
             self._out.discard(what)
-            what.starts.end(what.job)
+            what.in_flight.end(what.job)
             what.in_flight.requeue([what.job])
 
     def take_back(self, request: Any) -> None:
         """The pool came too late to a job: hand it over again, if it is still ours."""
-        job, starts = request.delivery.job, request.delivery.starts
-        starts.end(job)
-        starts.wait(job)
+        job, in_flight = request.delivery.job, request.delivery.in_flight
+        in_flight.end(job)
+        in_flight.wait(job)
         with suppress(RedisError, OSError):  # it may be recorded as running for a moment longer
-            starts.unrecord(job)
+            in_flight.unrecord(job)
         # The process runs others by now: who ends this job must not end that.
         request.time_start = request.worker_pid = request._apply_result = None
         # In Celery's books it is one that waits for a slot.

@@ -208,7 +208,7 @@ class Worker:
     def deliver(self) -> None:
         """What was claimed is there, and does not start yet."""
         for claimed in self.waits:
-            self.in_flight.starts.delivered(claimed.job)
+            self.in_flight.delivered(claimed.job)
 
     def claim_alone(self, queue_list: str) -> bool:
         """As ``Probation`` does: not while something runs, or is yet to be delivered."""
@@ -236,18 +236,18 @@ class Worker:
 
     def reconcile(self) -> None:
         """Look for what lost replies spoke of; a suspect among it is alone no longer."""
-        self.in_flight.reconcile(self.owner, self._lists)
+        self.in_flight.lost_claims.reconcile(self.owner, self._lists)
 
     def start(self, claimed: Claimed) -> bool:
         """Hand a job to the pool, as ``Gate`` does; whether it runs."""
         job, alone = claimed.job, self.in_flight.jobs.alone
-        if not self.in_flight.starts.may_start(job):
+        if not self.in_flight.may_start(job):
             self.waits.remove(claimed)
         elif alone not in (None, job):
             self.waits.remove(claimed)
             self.in_flight.requeue([job])
         elif not (alone and self.runs) and not self._was_reaped(job):
-            started = bool(self.in_flight.starts.start(job, digest(job.payload)))
+            started = bool(self.in_flight.start(job, digest(job.payload)))
             assert started != self.in_flight.doubt
             if not started:
                 return False
@@ -266,7 +266,7 @@ class Worker:
         Arguments:
             leaves: its consumer forgets it then.
         """
-        job, starts = claimed.job, self.in_flight.starts
+        job = claimed.job
         if how is Move.ACK:
             self.finish(claimed)
             self.in_flight.flush()
@@ -275,9 +275,9 @@ class Worker:
                 self.waits.remove(claimed)
             self.in_flight.requeue([job], where)
         elif how is Move.END:
-            starts.end(job)
+            self.in_flight.end(job)
         else:
-            starts.wait(job, asks=how is Move.WAIT)
+            self.in_flight.wait(job, asks=how is Move.WAIT)
 
     def finish(self, claimed: Claimed) -> None:
         """It is done, and settled with the next claim or flush."""
@@ -287,13 +287,13 @@ class Worker:
     def reject(self, claimed: Claimed) -> None:
         """A task raised ``Reject(requeue=True)``."""
         self.runs.remove(claimed)
-        self.in_flight.starts.end(claimed.job)
+        self.in_flight.end(claimed.job)
         self.in_flight.requeue([claimed.job])
 
     def lose_child(self, claimed: Claimed, sender: object, limits: Limits) -> None:
         """The pool child that ran it was lost."""
         self.runs.remove(claimed)
-        self.in_flight.starts.end(claimed.job)
+        self.in_flight.end(claimed.job)
         self.cut_short.recover_or_kill(claimed.job, "pool child lost", sender, limits)
 
     def learn(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis.stateful import precondition
 
 from celery_superfetch.model.job import Claimed
+from celery_superfetch.owner.in_flight.jobs import State
 from model.cast import Worker
 from support.workers.bench import payload
 
@@ -37,7 +38,7 @@ def in_doubt(worker: Worker) -> bool:
 
 
 def unsettled(worker: Worker) -> bool:
-    return worker.in_flight.outbox.settlements["acks"] > 0
+    return worker.in_flight.jobs.counts[State.SETTLED] > 0
 
 
 def all_settled(worker: Worker) -> bool:
@@ -46,7 +47,7 @@ def all_settled(worker: Worker) -> bool:
 
 def every(worker: Worker) -> list[Claimed]:
     """Of which the process knows, and that have not left it."""
-    return [c for c in (*worker.waits, *worker.runs) if worker.in_flight.holds(c.job)]
+    return [c for c in (*worker.waits, *worker.runs) if c.job in worker.in_flight.jobs]
 
 
 def running(worker: Worker) -> list[Claimed]:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from redis.exceptions import RedisError
 
+from ...model.certificate import Certificate
 from ...model.job import Claimed, Job
-from ...store.database import Database, Structure
-from ...store.private_lists import Claims, PrivateLists, earlier_of
-from .jobs import Jobs, State
-from .losses import announce
+from ...store.database import Database
+from ...store.private_lists import Claims, earlier_of
+from .jobs import IDLE, Move, State
 from .lost_claims import LostClaims
 from .outbox import Outbox
 from .runner import CONSUMER, Runner
-from .starts import Starts
 
 
-class InFlight(Structure):
+class InFlight(Outbox):
     """The jobs in flight of one process, for all its channels on one database.
 
     Thread-safe: acks come from the consumer's loop, from the threads of a pool, and after the
@@ -29,25 +27,13 @@ class InFlight(Structure):
 
     def __init__(self, database: Database, runner: Runner = CONSUMER) -> None:
         super().__init__(database)
-        self.lists = PrivateLists(database)
         self.runner = runner
-        #: ms of x-expires for each queue list that has it.
-        self.expires: dict[str, int] = {}
+        self.certificate = Certificate(self.config.heartbeat_interval)
+        self.lost_claims = LostClaims(self)
         #: Queue lists with suspects on probation, as far as this process has heard.
         self.probation: frozenset[str] = frozenset()
-        self._lock = threading.RLock()
-        self.jobs = Jobs()
-        self.outbox = Outbox(self.lists, self.jobs, self.expires)
-        self.starts = Starts(self.outbox, self.config.heartbeat_interval, self._lock)
-        self.lost_claims = LostClaims(self.lists, self.jobs, self.outbox)
 
-    # -- what is held
-
-    def holds(self, job: Job) -> bool:
-        """True while ``job`` is claimed here and has not left."""
-        return job in self.jobs
-
-    # -- claims
+    # -- how jobs come
 
     def claim(
         self,
@@ -62,18 +48,16 @@ class InFlight(Structure):
 
         Raises:
             redis.exceptions.RedisError: the server could not be asked; what waits still does,
-                and a claim whose reply was lost is found by ``reconcile``.
+                and a claim whose reply was lost is found by ``LostClaims``.
         """
-        with self._lock:
+        with self.lock:
             call = self.lists.claim(owner, lists, most, turn, confirm, starts)
-            reply = self.outbox.send(call)
-            if isinstance(reply, Exception):
-                raise reply
-            claims = self.lists.claims(call, lists, confirm, reply)
+            claims = self.lists.claims(call, lists, confirm, self.flush(call))
             for claimed in claims.jobs:
                 self.jobs.add(claimed.job)
             for job, _ in claims.started:
-                self.jobs.record(job, True)
+                if job in self.jobs:
+                    self.jobs[job].recorded = True
             for job, still_ours in zip(confirm, claims.confirmed, strict=False):
                 if still_ours is None:
                     self.lose(job)
@@ -88,7 +72,7 @@ class InFlight(Structure):
         Raises:
             redis.exceptions.RedisError: that had to be looked up, and could not be.
         """
-        with self._lock:
+        with self.lock:
             ours = self.lost_claims.is_ours(job, asked)
             if ours:
                 self.jobs.add(job)
@@ -99,49 +83,132 @@ class InFlight(Structure):
 
         Raises:
             redis.exceptions.RedisError: the server could not be asked; what it may have claimed
-                is found by ``reconcile``.
+                is found by ``LostClaims``.
         """
-        with self._lock:
+        with self.lock:
             self.flush()
-            # By another thread, since this one looked.
-            if self.jobs.those(self._has_begun):
-                return None
+            # By another thread, since this one looked. What is gathered begins unseen, unless its
+            # time has not come.
+            for job, record in self.jobs.items():
+                gathered = record.state is State.GATHERED and job not in self.aside
+                if gathered or self.jobs.runs(job):
+                    return None
+            for record in self.jobs.values():
+                record.recorded = False  # it is alone in the record, too
             call = self.lists.claim_alone(owner, queue_list)
-            for job in self.jobs:
-                self.jobs.record(job, False)  # it is alone in the record, too
-            try:
-                reply = self.scripts.ask(call)
-            except BaseException:
-                self.doubt = True
-                raise
+            [reply] = self.ask([call])
             if reply[0] == b"none":
                 self.probation -= {queue_list}
             if reply[0] != b"ok":
                 return None
-            alone = Job(owner, queue_list, reply[1], call.args[-1])
-            self.jobs.add(alone, alone=True)
+            alone = self.jobs.alone = Job(owner, queue_list, reply[1], call.args[-1])
+            self.jobs.add(alone)
             return Claimed(alone, earlier_of(reply[2]))
 
-    def _has_begun(self, job: Job, state: State) -> bool:
-        """What is gathered begins unseen, unless its time has not come."""
-        gathered = state is State.GATHERED and job not in self.outbox.aside
-        return gathered or self.jobs.runs(job)
+    # -- how they start
 
-    # -- how a job leaves: acked, given back, recovered or killed (``lost_runs``), or taken away
+    def wait(self, job: Job, asks: bool = True) -> None:
+        """Note that the job's consumer hands it over (``start``) before it begins with it.
 
-    def ack(self, claimed: Claimed) -> None:
-        """Settle a job with whatever is sent next; one that is not held is not ours."""
-        with self._lock:
-            self.outbox.ack(claimed)
-
-    def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
-        """Give jobs back on purpose, in the order given (newest first for the front).
-
-        What runs stays. What cannot be given back now is, as soon as the server can be asked
-        again.
+        Arguments:
+            asks: False: it gathers jobs, and hands over what it makes of them.
         """
-        with self._lock:
-            self.outbox.requeue(jobs, where)
+        with self.lock:
+            self.jobs.move(job, Move.WAIT if asks else Move.GATHER)
+
+    def set_aside(self, job: Job) -> None:
+        """Note that a job waits in memory for its time; the next round trip moves it aside."""
+        with self.lock:
+            if job in self.jobs:
+                self.jobs[job].recorded = False  # moving it takes its record away
+                if job not in self.aside:
+                    self.moves[job] = ""
+
+    def delivered(self, job: Job) -> None:
+        """Note that its consumer has the job: one that only waits now does not count as running.
+
+        A suspect has done nobody harm yet; another may wait for its rate limit.
+
+        Raises:
+            redis.exceptions.RedisError: the server could not be asked.
+        """
+        record = self.jobs.get(job)
+        if record is None or not (record.recorded or job == self.jobs.alone):
+            return
+        with self.lock:
+            if self.may_start(job) and job not in self.moves:
+                self.unrecord(job)
+
+    def unrecord(self, job: Job) -> None:
+        """Have a job that counts as running count as waiting.
+
+        Raises:
+            redis.exceptions.RedisError: the server could not be asked.
+        """
+        with self.lock:
+            if job in self.jobs:
+                self.jobs[job].recorded = False
+            self._forget_start(job)
+            self.running.remove(job)
+
+    def may_start(self, job: Job) -> bool:
+        """Whether the job is ours and waits to be started; False for ever once it is not."""
+        return self.jobs.state(job) in IDLE
+
+    def start(self, job: Job, name: str = "") -> float:
+        """Hand a job over to those who run it: from here on it is not given back.
+
+        Its record as running is on its way before they have it, and takes along the ack of the
+        job that made room; nobody waits for the answer. (With ETA jobs to be moved aside, it is
+        waited for.)
+
+        Arguments:
+            name: its digest, for the record; empty where it may be settled before it runs.
+
+        Returns:
+            until when it may begin (monotonic s); 0: not now.
+        """
+        with self.lock:
+            until = self.certificate.until(job.owner)
+            # While a reply is lost, the record may say that a suspect runs here, alone.
+            if not until or self.doubt or not self.may_start(job):
+                return 0.0
+            record = self.jobs[job]
+            if not record.recorded:
+                if name:
+                    self._next.starting[job] = name
+                try:
+                    if any(self._next):
+                        self.post()
+                except (RedisError, OSError):  # its channel meets the same, and gives it back
+                    self._forget_start(job)
+                    return 0.0
+            record.recorded = False
+            self.jobs.move(job, Move.START)
+            return until
+
+    def end(self, job: Job) -> None:
+        """Note that the pool is done with the job, or never had it."""
+        with self.lock:
+            self.jobs.move(job, Move.END)
+
+    def bring_back(self, job: Job) -> None:
+        """Have a job in its private list, where whatever is done to it looks for it.
+
+        Raises:
+            redis.exceptions.RedisError: the server could not be asked.
+        """
+        with self.lock:
+            with suppress(RedisError):  # what was refused has not come either
+                # The record of its start may be on its way, and must not come in behind what
+                # removes it.
+                self._exchange([])
+            self.moves.pop(job, None)
+            if job in self.aside:
+                self.ask([self.lists.unhold(job.owner, job.queue_list, [job.claim_id])])
+                self.aside.discard(job)
+
+    # -- how they leave: acked, given back, recovered or killed (``lost_runs``), or taken away
 
     def requeue_waiting(self, jobs: Iterable[Job], all_of_them: bool = True) -> list[Job]:
         """Give back those whose consumers have not handed them over, and now cannot.
@@ -152,41 +219,26 @@ class InFlight(Structure):
         Returns:
             the jobs; in the order given, which is that of ``requeue``.
         """
-        with self._lock:
+        with self.lock:
             back = [job for job in jobs if self.jobs.state(job) is State.WAITING]
             if not all_of_them:
-                aside = self.outbox.aside
-                back = [job for job in back if not (job in aside or aside.is_due(job))]
+                back = [job for job in back if not (job in self.aside or job in self.moves)]
             self.requeue(back)
             return back
 
     def requeue_all(self) -> None:
         """Give back whatever is still held, newest claims first (the process ends)."""
-        with self._lock:
+        with self.lock:
             # Nothing is about to start any more: the pool has ended.
             for job in self.jobs:
-                self.starts.end(job)
+                self.end(job)
             self.requeue(reversed(list(self.jobs)))
-
-    def bring_back(self, job: Job) -> None:
-        """Have a job in its private list, where whatever is done to it looks for it.
-
-        Raises:
-            redis.exceptions.RedisError: the server could not be asked.
-        """
-        with self._lock:
-            self.outbox.bring_back(job)
-
-    def drop(self, job: Job) -> None:
-        """Note that a job has left the private list, or was never started."""
-        with self._lock:
-            self.outbox.drop(job)
 
     def lose(self, job: Job) -> None:
         """Forget a job that was taken away, and say so."""
         self.drop(job)
-        announce(job, self.lists)
-        with contextlib.suppress(RedisError), self._lock:  # the next doubt mends it
+        self.announce(job)
+        with suppress(RedisError):  # the next doubt mends it
             self.lost_claims.forget_running(job.owner)
 
     def lose_all(self, owner: str) -> None:
@@ -195,69 +247,13 @@ class InFlight(Structure):
         Its acks are still sent, each for its old private list: one that comes before the
         reaper saves a second run, and one that comes later removes nothing of anybody else's.
         """
-        with self._lock:
-            acks = self.outbox.acks
-            acks.forget_starts_of(owner)
-            for job in self.jobs.those(lambda job, _: job.owner == owner):
-                if self.jobs.state(job) in (State.WAITING, State.RETURNING):
+        with self.lock:
+            ours = {job: record.state for job, record in self.jobs.items() if job.owner == owner}
+            for job, state in ours.items():
+                self._forget_start(job)
+                if state in (State.WAITING, State.RETURNING):
                     self.drop(job)
-            lost = self.jobs.those(lambda job, _: job.owner == owner and self.jobs.runs(job))
-            acks.announced(lost)
+            lost = [job for job in ours if self.jobs.runs(job)]
+            self._no_news.update(lost)
         for job in lost:
-            announce(job, self.lists)
-
-    # -- claims whose reply was lost
-
-    @property
-    def doubt(self) -> bool:
-        """A reply was lost: the private lists may hold jobs that nobody here knows."""
-        return self.outbox.doubt
-
-    @doubt.setter
-    def doubt(self, doubt: bool) -> None:
-        self.outbox.doubt = doubt
-
-    @property
-    def in_doubt(self) -> bool:
-        """Whether ``reconcile`` has to look at the private lists."""
-        return self.doubt or self.lost_claims.due
-
-    @property
-    def knows_all(self) -> bool:
-        """Whether the private lists hold nothing that nobody here knows, nor will."""
-        return not self.doubt and not self.lost_claims.looks_again
-
-    def reconcile(self, owner: str, lists: Iterable[str]) -> int:
-        """``LostClaims.reconcile``: give back what nobody here knows of."""
-        with self._lock:
-            return self.lost_claims.reconcile(owner, lists)
-
-    # -- round trips
-
-    def flush(self) -> None:
-        """Send what waits to be settled now, and see that it is.
-
-        Raises:
-            redis.exceptions.RedisError: it still waits, and is sent again.
-        """
-        with self._lock:
-            self.outbox.send()
-
-    def post(self) -> None:
-        """Send what waits to be settled; something that is sent later reads the answer.
-
-        Once sent it arrives, whatever becomes of this process; and nobody waits for the server.
-
-        Raises:
-            redis.exceptions.RedisError: it still waits, and is sent again.
-        """
-        with self._lock:
-            self.outbox.send(wait=False)
-
-    def rest(self) -> None:
-        """Leave an idle connection to whoever looks after those; another thread may be using it."""
-        if self._lock.acquire(blocking=False):
-            try:
-                self.outbox.acks.rest()
-            finally:
-                self._lock.release()
+            self.announce(job)

@@ -9,11 +9,8 @@ from time import monotonic
 
 from redis.exceptions import RedisError
 
-from ...model.job import Job
-from ...store.private_lists import PrivateLists
-from ...store.running import RunningJobs
+from ...model.job import Claimed, Earlier, Job
 from ...store.wire.clients import run_id
-from .jobs import Jobs
 from .outbox import Outbox
 
 #: Seconds after which no blocking read can wait any more (its block and what it may be overdue).
@@ -23,50 +20,32 @@ LONGEST_READ = 60.0
 #: still may have brought another claim to the server since, whose reply nobody waits for.
 LATE_CLAIM = 60.0
 
+#: Seconds for which settled jobs are remembered. A replica that is promoted lags by seconds.
+SETTLED = 120.0
+
 
 class LostClaims:
-    """Looks for claims that nobody here heard of. Not thread-safe: ``InFlight`` sees to that."""
+    """Looks for claims that nobody here heard of. Thread-safe."""
 
-    def __init__(self, lists: PrivateLists, jobs: Jobs, outbox: Outbox) -> None:
-        self.lists = lists
-        self.jobs = jobs
-        self.outbox = outbox
+    def __init__(self, outbox: Outbox) -> None:
+        self.outbox, self.jobs, self.lists = outbox, outbox.jobs, outbox.lists
         #: Which run of the server was told of what was settled; None: nobody has asked.
         self.run_id: str | None = None
         #: When a doubt that was cleared is looked into once more (monotonic s).
         self._second_look = math.inf
-        #: What was found and goes back, and when that was last known (monotonic s).
+        #: What was found and goes back, and when that was last known (monotonic s): replies may
+        #: yet speak of it.
         self._found: dict[tuple[str, str, int], float] = {}
 
     @property
     def due(self) -> bool:
-        """Whether it is time to look once more, although nobody is in doubt."""
-        return monotonic() >= self._second_look
+        """Whether it is time to look."""
+        return self.outbox.doubt or monotonic() >= self._second_look
 
     @property
-    def looks_again(self) -> bool:
-        """Whether it will."""
-        return self._second_look < math.inf
-
-    def _look(self, owner: str, lists: Iterable[str]) -> list[Job]:
-        """What the private lists hold and nobody here knows; a first look asks for a second."""
-        unknown: list[Job] = []
-        aside = self.outbox.aside
-        for name in lists:
-            for job in aside.look(owner, name):
-                aside.forget(job)
-            expected = Counter(
-                job.payload for job in self.jobs if job[:2] == (owner, name) and job not in aside
-            )
-            for payload in (job.payload for job in self.lists.in_flight(owner, name)):
-                if expected[payload] > 0:
-                    expected[payload] -= 1
-                else:
-                    unknown.append(self.lists.job(owner, name, payload))
-        now = monotonic()
-        self._found = {trace: at for trace, at in self._found.items() if now - at < LONGEST_READ}
-        self._second_look = math.inf if now >= self._second_look else now + LATE_CLAIM
-        return unknown
+    def none_left(self) -> bool:
+        """Whether the private lists hold nothing that nobody here knows, nor will."""
+        return not self.outbox.doubt and self._second_look == math.inf
 
     def reconcile(self, owner: str, lists: Iterable[str]) -> int:
         """Give back what the private lists hold and nobody here does; the number of jobs.
@@ -80,38 +59,88 @@ class LostClaims:
             redis.exceptions.RedisError: the server cannot be asked.
         """
         outbox = self.outbox
-        outbox.send()
-        # A doubt that comes up from here on asks for another look.
-        outbox.doubt = False
-        try:
-            run = run_id(self.lists.client)
-            back = self._look(owner, lists)
-            for job in back:
-                self.jobs.add(job)
-            if run != self.run_id:
-                back = outbox.settle_again(back)
-            self._goes_back(back)
-            outbox.requeue(back, "front")
-            outbox.send()
-            self.forget_running(owner)
-            self.run_id = run
-        except RedisError:
-            outbox.doubt = True
-            raise
-        return len(back)
+        with outbox.lock:
+            outbox.flush()
+            # A doubt that comes up from here on asks for another look.
+            outbox.doubt = False
+            try:
+                run = run_id(outbox.client)
+                back = self._look(owner, lists)
+                for job in back:
+                    self.jobs.add(job)
+                if run != self.run_id:
+                    back = self._settle_again(back)
+                now = monotonic()
+                self._found.update((job.trace, now) for job in back)
+                outbox.requeue(back)
+                outbox.flush()
+                self.forget_running(owner)
+                self.run_id = run
+            except RedisError:
+                outbox.doubt = True
+                raise
+            return len(back)
+
+    def _look(self, owner: str, lists: Iterable[str]) -> list[Job]:
+        """What the private lists hold and nobody here knows; a first look asks for a second."""
+        unknown: list[Job] = []
+        for name in lists:
+            self._look_aside(owner, name)
+            aside = self.outbox.aside
+            expected = Counter(
+                job.payload for job in self.jobs if job[:2] == (owner, name) and job not in aside
+            )
+            for job in self.lists.in_flight(owner, name):
+                if expected[job.payload] > 0:
+                    expected[job.payload] -= 1
+                else:
+                    unknown.append(self.lists.job(owner, name, job.payload))
+        now = monotonic()
+        self._found = {trace: at for trace, at in self._found.items() if now - at < LONGEST_READ}
+        self._second_look = math.inf if now >= self._second_look else now + LATE_CLAIM
+        return unknown
+
+    def _look_aside(self, owner: str, queue_list: str) -> None:
+        """Forget which jobs are aside that are not: they are in the private list.
+
+        What the server holds aside and nobody here knows comes back to the private list: a replica
+        that was promoted had not seen it settled.
+        """
+        outbox, lists = self.outbox, self.lists
+        aside = {job.claim_id: job for job in outbox.aside if job[:2] == (owner, queue_list)}
+        if lists.held(owner, queue_list) == len(aside):
+            return
+        found: set[str] = set()
+        for page in lists.held_pages(owner, queue_list):
+            ids = {job.claim_id for job in page}
+            found |= ids
+            if strays := ids - aside.keys():
+                outbox.ask([lists.unhold(owner, queue_list, sorted(strays))])
+        outbox.aside.difference_update(job for id, job in aside.items() if id not in found)
+
+    def _settle_again(self, jobs: Iterable[Job]) -> list[Job]:
+        """Ack those that were settled lately, as often as they were; the others.
+
+        By their bytes: a private list has nothing else.
+        """
+        now, others = monotonic(), []
+        lately = Counter(trace for at, trace in self.outbox.lately if now - at < SETTLED)
+        for job in jobs:
+            if lately[job.trace] > 0:
+                lately[job.trace] -= 1
+                self.outbox.ack(Claimed(job, Earlier()))
+            else:
+                others.append(job)
+        return others
 
     def forget_running(self, owner: str) -> None:
         """Claims that were settled or given back under a new id leave nothing that runs.
 
         What they left would forbid every other start, or keep suspects from their turn.
         """
-        held = {job.claim_id for job in self.jobs if job.owner == owner}
-        RunningJobs(self.lists.database).forget(owner, held)
-
-    def _goes_back(self, jobs: Iterable[Job]) -> None:
-        """Note that these were found, and are given back: replies may yet speak of them."""
-        now = monotonic()
-        self._found.update((job.trace, now) for job in jobs)
+        with self.outbox.lock:
+            held = {job.claim_id for job in self.jobs if job.owner == owner}
+            self.outbox.running.forget(owner, held)
 
     def is_ours(self, job: Job, asked: float) -> bool:
         """Whether the claim that a reply speaks of is ours, or another one's by now.
@@ -128,13 +157,13 @@ class LostClaims:
         """
         if self._found.get(job.trace, -math.inf) < asked:
             return True
-        self._goes_back([job])
+        self._found[job.trace] = monotonic()
+        outbox = self.outbox
         try:
-            self.outbox.send(returns=False)  # one that was acked is held until the answer is read
+            outbox.flush()  # one that was acked is held until the answer is read
             copies = [j.payload for j in self.lists.in_flight(job.owner, job.queue_list)]
         except RedisError:
-            self.outbox.doubt = True
+            outbox.doubt = True
             raise
-        aside = self.outbox.aside
-        known = sum(job[:3] == other[:3] and other not in aside for other in self.jobs)
+        known = sum(job[:3] == other[:3] and other not in outbox.aside for other in self.jobs)
         return copies.count(job.payload) > known

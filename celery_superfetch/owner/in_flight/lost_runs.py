@@ -60,13 +60,11 @@ class LostRuns:
     def kill_spared(self, job: Job, sender: Any, limits: Limits) -> DeadJob | None:
         """Kill a job that comes back over its limit: whoever recovered it knew no better.
 
-        As a rule that was another app's reaper. Whoever asked announces it.
+        As a rule that was another app's reaper. Arguments, errors and who announces it as for
+        ``recover_or_kill``.
 
         Returns:
             the dead job, or None: it is spared again, or was taken away.
-
-        Raises:
-            redis.exceptions.RedisError: the job stays in its private list, still held.
         """
         for _ in range(DECISIONS):
             recovery = self._look(job, Running(), "", limits)
@@ -75,8 +73,7 @@ class LostRuns:
             latest = recovery.latest()
             if decide(latest) is not Decision.KILL or ask(latest, sender) is not Decision.KILL:
                 return None
-            done = self._carry_out(latest, Decision.KILL)
-            if done is not None:
+            if done := self._carry_out(latest, Decision.KILL):
                 return tell(done, sender)
         return None
 
@@ -92,10 +89,9 @@ class LostRuns:
     ) -> Carried | DeadJob | None:
         """Judge a job whose pool child was lost, and that is about to be sent as a new message.
 
-        Whoever asked announces its death.
+        Arguments and who announces its death as for ``recover_or_kill``.
 
         Arguments:
-            limits: as for ``recover_or_kill``.
             blame: NONE when the loss is nobody's fault.
             settled: it was acked before it ran, so there is nothing left to move.
 
@@ -118,35 +114,24 @@ class LostRuns:
                 job,
                 envelope._replace(carried=carried),
                 counters,
-                reason=reason,
-                app_name=self.config.app_name,
-                node=self.in_flight.runner.node,
+                **self._told(reason),
                 blame=blame,
                 limits=limits or Limits.of(self.config),
+                waits=False,
             )
             if blame is Blame.NONE or ask(recovery, sender) is not Decision.KILL:
                 break
             if settled:
                 return None
-            done = self._carry_out(recovery, Decision.KILL)
-            if done is not None:
+            if done := self._carry_out(recovery, Decision.KILL):
                 return tell(done, sender)
         history = recovery.history
         if blame is not Blame.NONE:
             warn_of(replace(recovery, probation=False))
-            owner = job.owner
-            history += ({"owner": owner, "reason": reason, "strike": blame.value, "at": now},)
+            strike = {"owner": job.owner, "reason": reason, "strike": blame.value, "at": now}
+            history = (*history, strike)
         since = carried.since or next((entry["at"] for entry in history if "at" in entry), now)
         return Carried(recovery.strikes, since, history)
-
-    def _is_ours(self, job: Job) -> bool:
-        """Whether a job is still in its private list; announces one that was taken away."""
-        if not self.in_flight.holds(job):
-            return False
-        there = self.in_flight.lists.has(job)
-        if not there:
-            self.in_flight.lose(job)
-        return there
 
     def quarantine(self, job: Job, reason: str = "unparseable payload") -> None:
         """Move a payload that is no message, or no job, to the dead set: it would end us.
@@ -189,24 +174,34 @@ class LostRuns:
         for _ in range(DECISIONS):
             found = self._look(job, running, reason, limits)
             recovery = replace(found, parsed=found.parsed and not junk)
-            done = self._carry_out(recovery, Decision.KILL if junk else ask(recovery, sender))
-            if done is not None:
+            if done := self._carry_out(recovery, Decision.KILL if junk else ask(recovery, sender)):
                 return done
         # The job was taken away, or somebody counts it without end.
-        self.in_flight.starts.end(job)
+        self.in_flight.end(job)
         self.in_flight.requeue([job])
         return None
 
-    def _look(self, job: Job, running: Running, reason: str, limits: Limits | None) -> Recovery:
+    def _told(self, reason: str) -> dict[str, str]:
         node = self.in_flight.runner.node
-        told = {"app_name": self.config.app_name, "node": node, "reason": reason}
-        [found] = self.judge.look([job], running, limits or Limits.of(self.config), **told)
-        return found
+        return {"app_name": self.config.app_name, "node": node, "reason": reason}
+
+    def _look(self, job: Job, running: Running, reason: str, limits: Limits | None) -> Recovery:
+        limits = limits or Limits.of(self.config)
+        return self.judge.look([job], running, limits, **self._told(reason))[0]
+
+    def _is_ours(self, job: Job) -> bool:
+        """Whether a job is still in its private list; announces one that was taken away."""
+        if job not in self.in_flight.jobs:
+            return False
+        there = self.in_flight.lists.has(job)
+        if not there:
+            self.in_flight.lose(job)
+        return there
 
     def _carry_out(self, recovery: Recovery, decision: Decision) -> Outcome | None:
         """Do it; None when the decision no longer held, or the job was taken away."""
         job, in_flight = recovery.job, self.in_flight
-        if not in_flight.holds(job):
+        if job not in in_flight.jobs:
             return None
         expires = in_flight.expires.get(job.queue_list, 0)
         [outcome] = self.judge.carry_out([(recovery, decision)], expires, marked=False)

@@ -2,159 +2,353 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from threading import RLock
+from time import monotonic
+from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
-from ...model.job import Claimed, Earlier, Job
+from ...model.job import Claimed, Job, digest, parse
+from ...model.process import own_pid
+from ...signals import LostJob, ownership_lost
+from ...store.database import Database, Structure
 from ...store.private_lists import PrivateLists
-from ...store.wire.scripts import Call
-from .acks import Acks
-from .held import Held
+from ...store.running import RunningJobs
+from ...store.stats import Stats
+from ...store.wire.scripts import Call, Line
 from .jobs import Jobs, Move, State
-from .losses import announce
-from .requeues import Returns
+
+logger = logging.getLogger(__name__)
+
+#: Number of jobs that are remembered as settled.
+SETTLED_MOST = 10_000
+
+#: Replies to acks that are left to be read together: a look at the socket costs as much as a send.
+LEFT_MOST = 16
+
+#: Jobs that one script moves at most: it keeps everybody else waiting.
+BATCH = 100
+
+#: Seconds until jobs whose return the server refused are tried again.
+REFUSED_INTERVAL = 5.0
 
 
-class Outbox:
-    """Acks, requeues, records of what starts and moves out of the way. Not thread-safe:
-    ``InFlight`` sees to that.
+class _Sent(NamedTuple):
+    """What one script settles, and records as running."""
+
+    acks: list[Claimed]
+    #: Job -> its digest.
+    starting: dict[Job, str]
+
+
+class _Batch(NamedTuple):
+    """What one script gives back: jobs of one owner and one queue list."""
+
+    #: Tells the call from others, however often it is sent: that one is carried out once at most.
+    number: int
+    #: To which end of the queue.
+    where: str
+    jobs: list[Job]
+
+
+class Outbox(Structure):
+    """Acks, records of what starts, requeues and moves aside. Thread-safe.
 
     First goes what is given back, then what is moved aside, then acks and starts, then a claim:
-    each relies on those before it.
-
-    Arguments:
-        expires: ms of x-expires for each queue list that has it.
+    each relies on those before it. Acks and starts are sent without waiting, and kept until
+    answered.
     """
 
-    def __init__(self, lists: PrivateLists, jobs: Jobs, expires: dict[str, int]) -> None:
-        self.lists = lists
-        self.jobs = jobs
-        self.aside = Held(lists)
-        self.acks = Acks(lists, self.aside)
-        self.returns = Returns(lists, expires)
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.lists = PrivateLists(database)
+        self.running = RunningJobs(database)
+        self.lock = RLock()
+        self.jobs = Jobs()
+        #: ms of x-expires for each queue list that has it.
+        self.expires: dict[str, int] = {}
         #: A reply was lost: the private lists may hold jobs that nobody here knows.
         self.doubt = False
+        #: Jobs that wait in memory for their time, held in a hash beside the private list: an ack
+        #: would walk through them. Where a reply was lost, they may be in the list.
+        self.aside: set[Job] = set()
+        #: Those that the next round trip moves there.
+        self.moves: dict[Job, str] = {}
+        #: When jobs were settled lately (monotonic s), and which.
+        self.lately: deque[tuple[float, tuple[str, str, int]]] = deque(maxlen=SETTLED_MOST)
+        self._line = Line(self.scripts)
+        self._pid = own_pid()
+        self._next = _Sent([], {})
+        #: What was sent, and is not answered.
+        self._sent: list[_Sent] = []
+        #: Jobs of which finding nothing says nothing: a reply to their ack was lost, or it is
+        #: known that they were taken away.
+        self._no_news: set[Job] = set()
+        #: Job -> to which end of its queue it goes back. Who is not RETURNING any more does not.
+        self._back: dict[Job, str] = {}
+        #: Those that were sent, and may have gone. They are sent again as they were: a job that
+        #: went may be claimed by now, by another thread of this very process, and run.
+        self._unanswered: list[_Batch] = []
+        #: Those that the server refused, and when they are tried again (monotonic s).
+        self._refused: dict[Job, str] = {}
+        self._refused_until = 0.0
+        self._numbers = count(1)
 
     @property
     def unsent(self) -> bool:
         """Whether something waits for the next round trip."""
-        return bool(self.acks.unsent or self.returns or self.aside)
+        waits = self._next.acks or self._next.starting or self.moves
+        return bool(waits or self.jobs.counts[State.RETURNING])
 
     @property
     def unread(self) -> bool:
         """Whether answers to what was sent wait to be read."""
-        return self.acks.unread
+        return bool(self._line.owes)
 
     @property
     def oldest_ack(self) -> Job | None:
         """The first of the acks that wait to be sent."""
-        return next((job for job, _ in self.acks.waiting), None)
+        return next((job for job, _ in self._next.acks), None)
 
-    @property
-    def settlements(self) -> Mapping[str, int]:
-        """How much waits to be sent, or to be answered: acks and returns."""
-        return {"acks": len(self.acks), "returns": len(self.returns)}
-
-    # -- how a job leaves
+    # -- what is to be sent
 
     def ack(self, claimed: Claimed) -> None:
         """Settle a job with whatever is sent next; one that is not held is not ours."""
-        if self.jobs.move(claimed.job, Move.ACK):
-            self.returns.forget(claimed.job)
-            self.acks.add(claimed)
+        with self.lock:
+            if self.jobs.move(claimed.job, Move.ACK):
+                self._next.acks.append(claimed)
+                self._next.starting.pop(claimed.job, None)
 
-    def settle_again(self, jobs: Iterable[Job]) -> list[Job]:
-        """Ack those of these jobs that were settled lately; returns the others."""
-        jobs = list(jobs)
-        again = self.acks.settled_lately(jobs)
-        for job in again:
-            self.ack(Claimed(job, Earlier()))
-        return [job for job in jobs if self.jobs.state(job) is not State.SETTLED]
+    def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
+        """Give jobs back on purpose, in the order given (newest first for the front).
 
-    def requeue(self, jobs: Iterable[Job], where: str) -> None:
-        """Give jobs back, in the order given; what cannot be now is, as soon as that can be."""
-        for job in jobs:
-            if self.jobs.move(job, Move.REQUEUE) is State.RETURNING:
-                self.returns.add(job, where)
-        try:
-            self._send_returns()
-        except RedisError as exc:
-            self.returns.warn(exc)
+        What runs stays. What cannot be given back now is, as soon as the server can be asked.
+        """
+        with self.lock:
+            for job in jobs:
+                if self.jobs.move(job, Move.REQUEUE) is State.RETURNING:
+                    self._back[job] = where
+            try:
+                self._give_back()
+            except RedisError as exc:
+                logger.warning(
+                    "%d jobs could not be given back to their queues yet (%s). They are safe in "
+                    "the private lists and go back when the server answers, or by the reaper.",
+                    self.jobs.counts[State.RETURNING],
+                    exc,
+                )
 
     def drop(self, job: Job) -> None:
-        """It has left the private list, or was never started."""
-        self.jobs.drop(job)
-        self.acks.forget_start(job)
-        self.returns.forget(job)
-        self.aside.forget(job)
+        """Note that a job has left the private list, or was never started."""
+        with self.lock:
+            self.jobs.drop(job)
+            self._forget_start(job)
+            self.moves.pop(job, None)
+            self.aside.discard(job)
+
+    def _forget_start(self, job: Job) -> None:
+        """It does not run (any more): what has recorded it is not to come back."""
+        for part in (*self._sent, self._next):
+            part.starting.pop(job, None)
 
     # -- round trips
 
-    def _send_returns(self) -> None:
-        """Send the requeues that wait.
-
-        Raises:
-            redis.exceptions.RedisError: the server cannot be asked.
-        """
-        if not self.returns:
-            return
-        try:
-            gone = self.returns.send()
-        except BaseException:
-            # They may have gone, and have been claimed anew by who took it for one of them.
-            self.doubt = True
-            raise
-        for job in gone:
-            self.drop(job)
-
-    def send(self, last: Call | None = None, *, wait: bool = True, returns: bool = True) -> Any:
+    def flush(self, last: Call | None = None, *, wait: bool = True) -> Any:
         """Send all that waits, and then ``last``, whose reply it returns.
 
         Arguments:
-            returns: what is given back, too.
+            wait: for the replies, which is to see that all is settled.
 
         Raises:
-            redis.exceptions.RedisError: no reply came, or the acks were refused.
+            redis.exceptions.RedisError: no reply came, or something was refused; what waits is
+                sent again.
         """
-        if returns:
-            self._send_returns()
-        if self.acks.overdue:
-            # Their connection may be lost by now, which is no reason not to ask on another.
-            with contextlib.suppress(RedisError):
-                self._exchange([])
-            self.acks.rest()
-        moves = self.aside.hold()
-        # A server that does not know the script of a move is told it with the answer. By then the
-        # job may be back on its queue, and claimed again.
-        return self._exchange(moves, last, wait=wait or bool(moves))
+        with self.lock:
+            self._give_back()
+            if self._line.overdue:
+                # Their connection may be lost by now, which is no reason not to ask on another.
+                with suppress(RedisError):
+                    self._exchange([])
+                self.rest()
+            moves = [self.lists.hold(jobs) for _, jobs in _batches(self.moves)]
+            self.aside.update(self.moves)
+            self.moves.clear()
+            # A server that does not know the script of a move is told it with the answer. By then
+            # the job may be back on its queue, and claimed again.
+            return self._exchange(moves, last, wait=wait or bool(moves))
 
-    def _exchange(self, moves: list[Call], last: Call | None = None, *, wait: bool = True) -> Any:
+    def post(self) -> None:
+        """Send what waits, whatever becomes of this process; something sent later reads the answer.
+
+        Raises:
+            redis.exceptions.RedisError: it still waits, and is sent again.
+        """
+        self.flush(wait=False)
+
+    def rest(self) -> None:
+        """Leave an idle connection to whoever looks after those; another thread may be using it."""
+        if self.lock.acquire(blocking=False):
+            try:
+                if not self._line.owes:
+                    self._line.give_back()
+            finally:
+                self.lock.release()
+
+    def ask(self, calls: Sequence[Call], *, errors: bool = False) -> list[Any]:
+        """Run scripts of which a lost reply leaves a doubt; as ``Scripts.run_all``."""
         try:
-            answers = self.acks.send(moves, last, wait=wait)
+            return self.scripts.run_all(calls, errors=errors)
         except BaseException:
             self.doubt = True
             raise
-        for job in answers.settled:
-            self.drop(job)
-        for job in answers.lost:
-            announce(job, self.lists)
-        if answers.refused is not None:
-            self.doubt = self.doubt or last is not None  # nobody reads what a claim brought
-            raise answers.refused
-        return answers.last
 
-    def bring_back(self, job: Job) -> None:
-        """Have a job in its private list, where whatever is done to it looks for it.
+    def _give_back(self) -> None:
+        """Send the requeues that wait.
 
         Raises:
-            redis.exceptions.RedisError: the server could not be asked.
+            redis.exceptions.RedisError: the server cannot be asked. What it refused (a queue key
+                of another type) is only logged: it must not stop claims and acks.
         """
-        with contextlib.suppress(RedisError):  # what was refused has not come either
-            # The record of its start may be on its way, and must not come in behind what
-            # removes it.
-            self.send(returns=False)
-        self.lists.scripts.run_all(self.aside.unhold(job))
-        self.aside.forget(job)
+        if not self.jobs.counts[State.RETURNING]:
+            return
+        if self._refused and monotonic() >= self._refused_until:
+            self._back, self._refused = {**self._refused, **self._back}, {}
+        new = [_Batch(next(self._numbers), *batch) for batch in _batches(self._back)]
+        self._unanswered, self._back = (
+            [
+                batch._replace(jobs=left)
+                for batch in self._unanswered + new
+                if (left := [job for job in batch.jobs if self.jobs.state(job) is State.RETURNING])
+            ],
+            {},
+        )
+        if not self._unanswered:
+            return
+        calls = [
+            self.lists.requeue(jobs, where, self.expires.get(jobs[0].queue_list, 0), number)
+            for number, where, jobs in self._unanswered
+        ]
+        # They may go, their reply be lost, and they be claimed anew by who took it for one of them.
+        replies = self.ask(calls, errors=True)
+        sent, self._unanswered = self._unanswered, []
+        for (_, where, jobs), reply in zip(sent, replies, strict=True):
+            if isinstance(reply, Exception):
+                self._refused.update(dict.fromkeys(jobs, where))
+                self._refused_until = monotonic() + REFUSED_INTERVAL
+                logger.error(
+                    "%d jobs could not be given back to queue list %s: %s. They are safe in the "
+                    "private list; it is tried again in %g s, and by the reaper.",
+                    len(jobs),
+                    jobs[0].queue_list,
+                    reply,
+                    REFUSED_INTERVAL,
+                )
+            else:
+                for job in jobs:
+                    self.drop(job)
+
+    def _exchange(self, moves: list[Call], last: Call | None = None, *, wait: bool = True) -> Any:
+        """Send acks and starts between other calls; the reply to ``last``.
+
+        Without ``wait`` there is none, and a later exchange reads the others.
+        """
+        if self._pid != own_pid():  # the connection, and what it owes, are the parent's
+            self._pid, self._line, self._sent = own_pid(), Line(self.scripts), []
+        new, self._next = [self._next] if any(self._next) else [], _Sent([], {})
+        acks = [self.lists.ack(part.acks, part.starting, self.aside) for part in new]
+        calls = [*moves, *acks, *([last] if last else ())]
+        if not calls and not self._line.owes:
+            return None
+        sent, self._sent = self._sent + new, []
+        lost: list[Job] = []
+        refused: list[_Sent] = []
+        error: Exception | None = None
+        try:
+            owed, theirs = self._line.exchange(calls, wait=wait, leave=LEFT_MOST)
+            read = owed + theirs[len(moves) :][: len(new)]
+            for part, reply in zip(sent if wait else sent[: len(read)], read, strict=True):
+                if isinstance(reply, Exception):
+                    refused, error = [*refused, part], reply
+                else:
+                    lost += self._settled(part.acks, set(reply))
+        except BaseException:  # also a greenlet that is killed, and what a signal's handler raises
+            self.doubt = True
+            if self._line.owes:  # what it still owes is nobody's any more
+                self._line.forget()
+            self._unanswered_acks([*sent, *self._sent])
+            raise
+        if self._sent:  # by a signal's handler, while this waited: its connection was given up
+            self._unanswered_acks(self._sent)
+        self._sent = sent[len(read) :]
+        self._send_again(refused)
+        for job in lost:
+            self.announce(job)
+        if error is not None:
+            self.doubt = self.doubt or last is not None  # nobody reads what a claim brought
+            raise error
+        if last is not None and isinstance(theirs[-1], Exception):
+            raise theirs[-1]
+        return theirs[-1] if last is not None else None
+
+    def _settled(self, acks: list[Claimed], missing: set[int]) -> list[Job]:
+        """Note that acks were carried out; the jobs that were not there, which is news."""
+        now, lost = monotonic(), []
+        for at, (job, _) in enumerate(acks, 1):
+            self.lately.append((now, job.trace))
+            if at in missing and job not in self._no_news:
+                lost.append(job)
+            self._no_news.discard(job)
+            self.drop(job)
+        return lost
+
+    def _unanswered_acks(self, parts: list[_Sent]) -> None:
+        """Nobody can say what became of these; they are sent again."""
+        self._sent = []
+        self._no_news.update(job for part in parts for job, _ in part.acks)
+        self._send_again(parts)
+
+    def _send_again(self, parts: list[_Sent]) -> None:
+        if not parts:
+            return
+        parts = [*parts, self._next]
+        over = (None, State.SETTLED)  # of one that has ended, only its ack
+        self._next = _Sent(
+            [claimed for part in parts for claimed in part.acks],
+            {
+                job: name
+                for part in parts
+                for job, name in part.starting.items()
+                if self.jobs.state(job) not in over
+            },
+        )
+
+    def announce(self, job: Job) -> None:
+        """Say that a job is another's by now: in the log, the counters, and by a signal."""
+        envelope = parse(job.payload)
+        logger.warning(
+            "Job %s[%s] from queue %s is no longer ours (owner %s was taken for dead, or the "
+            "job was moved by hand): it may run again elsewhere. Its ack removed nothing of "
+            "anybody else's.",
+            envelope.task,
+            envelope.task_id or digest(job.payload),
+            job.queue_list,
+            job.owner,
+        )
+        with suppress(RedisError):  # counting is not worth a failure
+            Stats(self.database).count("ownership_lost")
+        ownership_lost.send(sender=None, lost=LostJob.of(job, envelope))
+
+
+def _batches(jobs: Mapping[Job, str]) -> Iterator[tuple[str, list[Job]]]:
+    """Jobs of one private list that go the same way, not too many at once."""
+    groups: dict[tuple[str, str, str], list[Job]] = {}
+    for job, where in jobs.items():
+        groups.setdefault((job.owner, job.queue_list, where), []).append(job)
+    for (_, _, where), group in groups.items():
+        for at in range(0, len(group), BATCH):
+            yield where, group[at : at + BATCH]

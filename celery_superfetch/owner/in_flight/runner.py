@@ -28,11 +28,7 @@ class Runner:
         return ()
 
     def busy(self, unsettled: bool) -> bool:
-        """Whether something runs.
-
-        Arguments:
-            unsettled: something is held and not acked. Where nobody knows more, it may run.
-        """
+        """Whether something runs; where nobody knows more, what is held and ``unsettled`` may."""
         return unsettled
 
     def free(self) -> int:

@@ -92,13 +92,12 @@ class Fetch:
                 self.poller.ring()
             return
         credit, now = self.channel.qos.credit(), monotonic()
-        outbox = self.in_flight.outbox
         if self._dry and now >= self._look_at and not self.reads.can_cover(lists):
             self._dry = False
         if self.backlog.unconfirmed or (credit and not self._dry and self._runs_short(credit)):
             self._claim(credit, now)
         elif (
-            outbox.unsent or (outbox.unread and not self.backlog.ready)
+            self.in_flight.unsent or (self.in_flight.unread and not self.backlog.ready)
         ) and not self._goes_with_the_next():
             self.in_flight.post()
         if self._dry and self.channel.qos.credit():
@@ -112,7 +111,7 @@ class Fetch:
         """
         if not (self.runner.inline and self.backlog.ready):
             return False
-        oldest = self.in_flight.outbox.oldest_ack
+        oldest = self.in_flight.oldest_ack
         if oldest is None or oldest is self._left:
             return False
         self._left = oldest
@@ -147,10 +146,10 @@ class Fetch:
         if self._outages != self.membership.heart.outages:
             self._outages = self.membership.heart.outages
             self.in_flight.doubt = True
-        if self.in_flight.in_doubt:
+        if self.in_flight.lost_claims.due:
             # With no claim on its way, lost replies spoke of what only the private lists hold.
             self.reads.close()
-            found = self.in_flight.reconcile(
+            found = self.in_flight.lost_claims.reconcile(
                 self.membership.owner, self.membership.heart.facts.lists
             )
             if found:
@@ -240,7 +239,7 @@ class Fetch:
             delivered: bool = self.channel.deliver(claimed)
         finally:
             self._delivering = 0
-        self.in_flight.starts.delivered(claimed.job)
+        self.in_flight.delivered(claimed.job)
         return delivered
 
     @property

@@ -33,5 +33,5 @@ def make(url: str, make_bench: Callable[..., Bench]) -> Iterator[Callable[..., M
 def owner(bench: Bench) -> Facts:
     """Registered for the queue mail, and heard just now."""
     owner = bench.owner()
-    bench.in_flight.starts.certificate.heard(owner.owner, monotonic())
+    bench.in_flight.certificate.heard(owner.owner, monotonic())
     return owner

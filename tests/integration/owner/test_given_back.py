@@ -19,7 +19,7 @@ def test_a_job_that_was_handed_over_is_not_given_back(bench: Bench, owner: Facts
     bench.in_flight.flush()
     assert bench.private(owner) == []
     assert bench.recorded(owner) == []
-    assert not bench.in_flight.jobs.outlived
+    assert not bench.in_flight.jobs.counts[State.OUTLIVED]
 
 
 def test_the_control_gives_back_a_job_that_nobody_was_said_to_have(
@@ -28,7 +28,7 @@ def test_the_control_gives_back_a_job_that_nobody_was_said_to_have(
     """Which is right, too, for one that its pool says that it has forgotten."""
     [one] = bench.take(owner, ONE)
     bench.hand_over(one)
-    bench.in_flight.starts.end(one.job)
+    bench.in_flight.end(one.job)
     bench.in_flight.requeue([one.job])
     assert (bench.queue(), bench.private(owner)) == ([ONE], [])
     assert bench.recorded(owner) == []
@@ -58,7 +58,7 @@ def test_only_those_that_are_handed_over_first_can_be_taken_back(
     """Whoever runs jobs as they come may have begun."""
     one, two, three = bench.take(owner, ONE, TWO, THREE)
     for claimed in (two, three):
-        bench.in_flight.starts.wait(claimed.job)
+        bench.in_flight.wait(claimed.job)
     bench.hand_over(three)
     assert bench.in_flight.requeue_waiting([three.job, two.job, one.job]) == [two.job]
     assert bench.queue() == [TWO]

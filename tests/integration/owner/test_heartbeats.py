@@ -47,7 +47,7 @@ def test_the_heart_takes_nobodys_lock(make: Make, bench: Bench) -> None:
         before = bench.score(membership)
         eventually(lambda: bench.score(membership) > before + 300, 5)
 
-    with membership._lock, membership.in_flight._lock:
+    with membership._lock, membership.in_flight.lock:
         is_heard()
         bench.client.client_kill_filter(_id=membership.heart.facts.connections[0])
         eventually(lambda: membership.overdue, 5, message="its loss is somebody else's to mend")

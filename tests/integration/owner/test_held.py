@@ -18,7 +18,7 @@ def aside(bench: Bench, owner: Facts) -> set[bytes]:
 
 def hold(bench: Bench, *claimed: Claimed) -> None:
     for one in claimed:
-        bench.in_flight.starts.set_aside(one.job)
+        bench.in_flight.set_aside(one.job)
     bench.in_flight.flush()
 
 
@@ -26,12 +26,12 @@ def test_a_job_that_waits_leaves_the_private_list_with_the_next_round_trip(
     bench: Bench, owner: Facts
 ) -> None:
     first, second = claim(bench, owner, 1, 2)
-    bench.in_flight.starts.set_aside(first.job)
+    bench.in_flight.set_aside(first.job)
     assert len(bench.private(owner)) == 2
     bench.in_flight.claim(owner.owner, ["mail"], 1, 1, [])
     assert bench.private(owner) == [second.job.payload]
     assert aside(bench, owner) == {first.job.payload}
-    assert bench.in_flight.holds(first.job)
+    assert first.job in bench.in_flight.jobs
     assert bench.lists.sizes([(owner.owner, owner.lists)]) == {owner.owner: 2}
     assert bench.registry.leave(owner, 0) == 2, "its owner does not leave"
 
@@ -54,7 +54,7 @@ def test_its_ack_finds_it_although_an_earlier_answer_waits_too_long(
     hold(bench, second)
     bench.in_flight.ack(first)
     bench.in_flight.post()
-    eventually(lambda: bench.in_flight.outbox.acks.overdue)
+    eventually(lambda: bench.in_flight._line.overdue)
     bench.in_flight.ack(second)
     bench.in_flight.flush()
     assert (bench.private(owner), aside(bench, owner)) == ([], set())
@@ -63,7 +63,7 @@ def test_its_ack_finds_it_although_an_earlier_answer_waits_too_long(
 
 def test_one_that_is_settled_before_it_was_moved_never_is(bench: Bench, owner: Facts) -> None:
     [claimed] = claim(bench, owner, 1)
-    bench.in_flight.starts.set_aside(claimed.job)
+    bench.in_flight.set_aside(claimed.job)
     bench.in_flight.ack(claimed)
     bench.in_flight.flush()
     assert (bench.private(owner), aside(bench, owner)) == ([], set())
@@ -100,11 +100,11 @@ def test_a_server_that_forgot_how_to_move_it_does_so_before_it_can_be_claimed_ag
 ) -> None:
     """Told so with a later answer, it would move the next claim of that job away."""
     [claimed] = claim(bench, owner, 1)
-    bench.in_flight.starts.set_aside(claimed.job)
+    bench.in_flight.set_aside(claimed.job)
     bench.in_flight.post()
     bench.client.script_flush()
     [other] = claim(bench, owner, 2)
-    bench.in_flight.starts.set_aside(other.job)
+    bench.in_flight.set_aside(other.job)
     bench.in_flight.post()
     bench.in_flight.requeue([other.job])
     [again] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, []).jobs
@@ -146,7 +146,7 @@ def test_a_doubt_finds_what_a_lost_reply_left_in_either_place(bench: Bench, owne
     bench.client.lpush(keys.private(owner.owner, "mail"), payload(2))
     bench.in_flight.drop(unknown.job)
     bench.client.hset(keys.held(owner.owner, "mail"), "stray", payload(4))
-    assert bench.in_flight.reconcile(owner.owner, ["mail"]) == 2
+    assert bench.in_flight.lost_claims.reconcile(owner.owner, ["mail"]) == 2
     assert sorted(bench.queue()) == [payload(3), payload(4)]
     assert aside(bench, owner) == {payload(1)}
     assert bench.private(owner) == [payload(2)]
@@ -164,8 +164,8 @@ def test_the_control_without_a_look_aside_it_would_be_given_back_and_run_twice(
     hold(bench, claimed)
     bench.client.hdel(bench.keys.held(owner.owner, "mail"), claimed.job.claim_id)
     bench.client.lpush(bench.keys.private(owner.owner, "mail"), payload(1))
-    bench.in_flight.outbox.aside.look = lambda *_: []  # type: ignore[method-assign]
-    assert bench.in_flight.reconcile(owner.owner, ["mail"]) == 1
+    bench.in_flight.lost_claims._look_aside = lambda *_: None  # type: ignore[method-assign]
+    assert bench.in_flight.lost_claims.reconcile(owner.owner, ["mail"]) == 1
     assert bench.queue() == [payload(1)], "though it is held"
 
 
@@ -173,7 +173,7 @@ def test_an_ack_walks_through_no_job_that_waits(bench: Bench, owner: Facts) -> N
     """The control is the list as it was: an ack from the far end of 500 jobs."""
     for name in range(500):
         [one] = claim(bench, owner, name)
-        bench.in_flight.starts.set_aside(one.job)
+        bench.in_flight.set_aside(one.job)
     [runs] = claim(bench, owner, "runs")
     bench.in_flight.flush()
     assert len(bench.private(owner)) == 1

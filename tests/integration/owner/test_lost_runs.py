@@ -136,11 +136,11 @@ def test_the_record_of_its_start_is_in_before_it_is_removed(
     sender, on_their_way = object(), []
     in_flight = bench.in_flight
     [claimed] = bench.take(owner, payload(1))
-    assert in_flight.starts.start(claimed.job, digest(payload(1)))
-    assert in_flight.outbox.unread
+    assert in_flight.start(claimed.job, digest(payload(1)))
+    assert in_flight.unread
 
     def look(recovery: Recovery, **_: object) -> None:
-        on_their_way.append(in_flight.outbox.unread)
+        on_their_way.append(in_flight.unread)
 
     job_recovering.connect(look, sender=sender)
     cut_short.recover_or_kill(claimed.job, "pool child lost", sender)
@@ -257,7 +257,7 @@ def test_who_comes_back_over_its_limit_is_killed_unless_it_is_spared_again(
     assert (asked.strikes, asked.recoveries, asked.blame) == (3, 3, Blame.EXACT)
     if decision is Decision.RECOVER:
         assert dead is None
-        assert bench.in_flight.holds(job)
+        assert job in bench.in_flight.jobs
         return
     assert dead is not None
     assert (dead.reason, dead.strikes, dead.recoveries, len(dead.history)) == ("lost", 3, 3, 3)

@@ -111,10 +111,10 @@ def test_while_it_is_not_known_what_is_in_a_list_it_stays_registered(
     bench.client.delete(bench.keys.private(member.owner, "reply-7"))
     member.in_flight.doubt = True
     assert "reply-7" in join(200)
-    member.in_flight.reconcile(member.owner, member.heart.facts.lists)
+    member.in_flight.lost_claims.reconcile(member.owner, member.heart.facts.lists)
     assert "reply-7" in join(400), "it looks again"
     member.in_flight.lost_claims._second_look = 0.0
-    member.in_flight.reconcile(member.owner, member.heart.facts.lists)
+    member.in_flight.lost_claims.reconcile(member.owner, member.heart.facts.lists)
     assert "reply-7" not in join(600)
 
 

@@ -9,6 +9,7 @@ import redis
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Job, digest
+from celery_superfetch.owner.in_flight.jobs import State
 from support.servers.faults import kill_connections
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
@@ -31,21 +32,21 @@ def commands(bench: Bench) -> int:
 def test_nothing_starts_while_the_owner_is_not_heard(bench: Bench, owner: Facts) -> None:
     """B. The verdict of others needs two heartbeats of silence, and one and a half are over."""
     one, two = bench.take(owner, ONE, TWO, starts=1)
-    bench.in_flight.starts.certificate.heard(owner.owner, monotonic() - 1.6 * 5)
+    bench.in_flight.certificate.heard(owner.owner, monotonic() - 1.6 * 5)
     assert bench.hand_over(one) == bench.hand_over(two) == 0
-    assert bench.in_flight.starts.may_start(one.job)
-    assert bench.in_flight.starts.may_start(two.job)
-    bench.in_flight.starts.certificate.heard(owner.owner, monotonic())
+    assert bench.in_flight.may_start(one.job)
+    assert bench.in_flight.may_start(two.job)
+    bench.in_flight.certificate.heard(owner.owner, monotonic())
     assert bench.hand_over(one) > monotonic()
 
 
 def test_nothing_of_a_former_self_starts(bench: Bench, owner: Facts) -> None:
     [one] = bench.take(owner, ONE)
-    bench.in_flight.starts.wait(one.job)
-    bench.in_flight.starts.certificate.heard("somebody|1|new", monotonic())
+    bench.in_flight.wait(one.job)
+    bench.in_flight.certificate.heard("somebody|1|new", monotonic())
     assert bench.hand_over(one) == 0
     bench.in_flight.lose_all(owner.owner)
-    assert not bench.in_flight.starts.may_start(one.job)
+    assert not bench.in_flight.may_start(one.job)
 
 
 # -- recorded by the claim
@@ -105,10 +106,10 @@ def test_a_job_that_only_waits_does_not_count_as_running(
     """For its rate limit, or for its time: then it is moved aside."""
     one, two = bench.take(owner, ONE, TWO, starts=2)
     if waits:
-        bench.in_flight.starts.set_aside(one.job)
-    bench.in_flight.starts.delivered(one.job)
+        bench.in_flight.set_aside(one.job)
+    bench.in_flight.delivered(one.job)
     bench.hand_over(two)
-    bench.in_flight.starts.delivered(two.job)
+    bench.in_flight.delivered(two.job)
     bench.in_flight.flush()
     assert bench.recorded(owner) == digests(TWO)
     assert len(bench.private(owner)) == (1 if waits else 2)
@@ -122,7 +123,7 @@ def test_a_job_that_was_acked_unrun_costs_no_question(bench: Bench, owner: Facts
     [one] = bench.take(owner, ONE, starts=1)
     bench.in_flight.ack(one)
     before = bench.client.info("commandstats").get("cmdstat_hdel", {}).get("calls", 0)
-    bench.in_flight.starts.delivered(one.job)
+    bench.in_flight.delivered(one.job)
     after = bench.client.info("commandstats").get("cmdstat_hdel", {}).get("calls", 0)
     assert after == before
     bench.in_flight.flush()
@@ -143,13 +144,13 @@ def test_a_job_is_recorded_with_the_ack_that_made_room(bench: Bench, owner: Fact
     eventually(lambda: bench.recorded(owner) == digests(TWO, THREE))
     assert commands(bench) == before + 1
     assert bench.private(owner) == [THREE, TWO]
-    assert bench.in_flight.outbox.settlements["acks"] == 1, "nobody has waited for the answer"
+    assert bench.in_flight.jobs.counts[State.SETTLED] == 1, "nobody has waited for the answer"
 
 
 def test_a_task_with_early_ack_is_not_recorded(bench: Bench, owner: Facts) -> None:
     """Its ack may come first, and nothing would remove the record."""
     [one] = bench.take(owner, ONE)
-    assert bench.in_flight.starts.start(one.job)
+    assert bench.in_flight.start(one.job)
     bench.in_flight.flush()
     assert bench.recorded(owner) == []
 
@@ -163,7 +164,7 @@ def test_a_job_whose_record_cannot_be_sent_does_not_start(bench: Bench, owner: F
             bench.in_flight.flush()
     assert bench.in_flight.doubt
     assert not bench.hand_over(two), "first comes a look at what the lost reply spoke of"
-    assert not bench.in_flight.reconcile(owner.owner, ["mail"])
+    assert not bench.in_flight.lost_claims.reconcile(owner.owner, ["mail"])
     assert bench.hand_over(two), "a new connection takes it"
     bench.in_flight.flush()
     assert digest(TWO) in bench.recorded(owner)
@@ -214,7 +215,7 @@ def test_a_suspect_that_was_not_started_goes_back_on_probation(
 
 
 def test_a_suspect_that_was_started_stays(bench: Bench, owner: Facts, suspect: Job) -> None:
-    assert bench.in_flight.starts.start(suspect, digest(suspect.payload))
+    assert bench.in_flight.start(suspect, digest(suspect.payload))
     bench.in_flight.requeue([suspect])
     assert bench.in_flight.jobs.alone == suspect, "it runs"
     assert bench.on_probation() == []
@@ -236,5 +237,5 @@ def test_what_a_lost_ack_or_claim_left_is_forgotten(bench: Bench, owner: Facts) 
     [one] = bench.take(owner, ONE, starts=1)
     key = bench.keys.running(owner.owner)
     bench.client.hset(key, mapping={"alone": "ff", "ff": "gone"})
-    bench.in_flight.reconcile(owner.owner, ["mail"])
+    bench.in_flight.lost_claims.reconcile(owner.owner, ["mail"])
     assert bench.client.hgetall(key) == {one.job.claim_id.encode(): digest(ONE).encode()}

@@ -116,7 +116,9 @@ def test_a_reply_that_another_thread_overtook_is_not_believed(bench: Bench) -> N
 
     bench.push("mail", raw)
     first, first_asked = blmove()
-    assert held.reconcile(mine.owner, ["mail"]) == 1, "another channel's look, by a lost reply"
+    assert held.lost_claims.reconcile(mine.owner, ["mail"]) == 1, (
+        "another channel's look, by a lost reply"
+    )
     assert bench.queue() == [raw]
     assert not held.take(first, first_asked), "it is in the queue again"
 

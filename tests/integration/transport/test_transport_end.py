@@ -82,7 +82,7 @@ def test_an_ack_after_the_channel_is_closed_finds_its_way(url: str, bench: Bench
     inbox.receive(2)
     running = inbox.messages[0]
     in_flight = inbox.channel.fetch.in_flight
-    assert in_flight.starts.start(running._raw.claimed.job)
+    assert in_flight.start(running._raw.claimed.job)
     [owner] = bench.registry.owners()
     inbox.channel.close()
     assert bench.queue() == [payload("waiting")]
@@ -101,7 +101,7 @@ def test_what_outlives_its_channel_counts_against_the_prefetch_of_the_next(
     first = Inbox(url, prefetch=2)
     first.receive(2)
     in_flight = first.channel.fetch.in_flight
-    assert in_flight.starts.start(first.messages[0]._raw.claimed.job)
+    assert in_flight.start(first.messages[0]._raw.claimed.job)
     first.channel.close()
     assert bench.queue() == [payload(n) for n in (1, 2, 3)]
     with Inbox(url, prefetch=2) as second:
@@ -283,12 +283,12 @@ def test_what_its_consumer_lets_go_goes_back_at_once_and_cannot_start(
         in_flight = inbox.channel.fetch.in_flight
         jobs = [message._raw.claimed.job for message in (running, *waiting)]
         for job in jobs:
-            in_flight.starts.wait(job)
-        assert in_flight.starts.start(jobs[0])
+            in_flight.wait(job)
+        assert in_flight.start(jobs[0])
         inbox.channel.membership.heart.stopping = True
         assert inbox.channel.give_back_waiting() == 4, "two are not even delivered"
         assert bench.queue() == raws[2:]
-        assert not any(in_flight.starts.start(job) for job in jobs[1:])
+        assert not any(in_flight.start(job) for job in jobs[1:])
         inbox.settle_in()
         assert bench.queue() == raws[2:], "it claims nothing more"
         for message in inbox.messages:

@@ -16,10 +16,10 @@ from celery_superfetch.model.job import Job
 from celery_superfetch.model.strikes import Blame, Recovery
 from celery_superfetch.owner import heartbeats, membership
 from celery_superfetch.owner.heart import Heart
-from celery_superfetch.owner.in_flight.acks import Acks, Answers
 from celery_superfetch.owner.in_flight.in_flight import InFlight
 from celery_superfetch.owner.in_flight.jobs import Move
-from celery_superfetch.owner.in_flight.starts import Starts
+from celery_superfetch.owner.in_flight.lost_claims import LostClaims
+from celery_superfetch.owner.in_flight.outbox import Outbox
 from celery_superfetch.reaper import judge
 from celery_superfetch.store.announcements import Announcement
 from celery_superfetch.transport import channel
@@ -33,37 +33,37 @@ from celery_superfetch.worker.request import CountedRequest
 def lost_claims() -> None:
     """Claims whose reply was lost are not looked for."""
 
-    def reconcile(self: InFlight, *_: Any) -> int:
-        self.doubt = False
+    def reconcile(self: LostClaims, *_: Any) -> int:
+        self.outbox.doubt = False
         return 0
 
-    InFlight.reconcile = reconcile
+    LostClaims.reconcile = reconcile
 
 
 def lost_acks() -> None:
     """Acks that broke off are not sent again."""
-    send = Acks.send
+    exchange = Outbox._exchange
 
-    def once(self: Acks, *args: Any, **options: Any) -> Answers:
+    def once(self: Outbox, *args: Any, **options: Any) -> Any:
         try:
-            return send(self, *args, **options)
+            return exchange(self, *args, **options)
         except BaseException:
-            self.waiting.clear()
+            self._next.acks.clear()
             raise
 
-    Acks.send = once
+    Outbox._exchange = once
 
 
 def running() -> None:
     """A channel that closes gives back whatever it has delivered."""
-    begin = Starts.start
+    begin = InFlight.start
 
-    def forgetful(self: Starts, job: Job, record: str = "") -> float:
+    def forgetful(self: InFlight, job: Job, record: str = "") -> float:
         until = begin(self, job, record)
         self.jobs.move(job, Move.END)
         return until
 
-    Starts.start = forgetful
+    InFlight.start = forgetful
 
 
 def rests() -> None:

@@ -18,6 +18,7 @@ from celery_superfetch.model.job import Claimed, Job, digest, parse
 from celery_superfetch.model.process import ProcessImage, mint_owner, start_time
 from celery_superfetch.model.strikes import Blame, Counters, Limits, Recovery
 from celery_superfetch.owner.in_flight.in_flight import InFlight
+from celery_superfetch.owner.in_flight.jobs import State
 from celery_superfetch.reaper.judge import Judge
 from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.store.database import Database
@@ -80,6 +81,12 @@ class Named(Protocol):
 
 def name_of(owner: str | Named) -> str:
     return owner if isinstance(owner, str) else owner.owner
+
+
+def settling(in_flight: InFlight) -> tuple[int, int]:
+    """How many of its jobs are on their way out: acked, and given back."""
+    counts = in_flight.jobs.counts
+    return counts[State.SETTLED], counts[State.RETURNING]
 
 
 class Bench:
@@ -213,7 +220,7 @@ class Bench:
 
     def hand_over(self, claimed: Claimed) -> float:
         """Give a job to a pool; until when it may begin."""
-        return self.in_flight.starts.start(claimed.job, digest(claimed.job.payload))
+        return self.in_flight.start(claimed.job, digest(claimed.job.payload))
 
     def recorded(self, owner: Facts) -> list[str]:
         """Digests of what the server has as running."""

@@ -60,19 +60,20 @@ def test_a_move_that_is_not_in_the_table_changes_nothing(state: State, move: Mov
 @pytest.mark.parametrize("state", State)
 def test_from_each_state_a_job_can_leave(state: State) -> None:
     jobs = in_state(state)
-    assert (jobs.runs(JOB), jobs.outlived) == (
+    assert (jobs.runs(JOB), jobs.counts[State.OUTLIVED]) == (
         state in (State.STARTED, State.OUTLIVED),
         int(state is State.OUTLIVED),
     )
     assert jobs.unsettled == (state is not State.SETTLED)
     jobs.drop(JOB)
-    assert (len(jobs), jobs.state(JOB), jobs.unsettled, jobs.outlived) == (0, None, False, 0)
+    assert (len(jobs), jobs.state(JOB), jobs.unsettled, jobs.counts.total()) == (0, None, False, 0)
 
 
 def test_two_claims_of_the_same_bytes_are_two_jobs() -> None:
     jobs, other = Jobs(), JOB._replace(claim_id="2")
     jobs.add(JOB)
-    jobs.add(other, alone=True)
+    jobs.add(other)
+    jobs.alone = other
     jobs.move(JOB, Move.ACK)
     assert (jobs.state(JOB), jobs.state(other)) == (State.SETTLED, State.CLAIMED)
     assert jobs.alone == other

@@ -26,12 +26,8 @@ KEY = re.compile(r"(?<!celery_)superfetch:")
 
 EXCEPTIONS = {
     "transport.channel": {".rpop"},  # kombu's client, for kombu's ``_get``
-    # To be emptied: they send calls, which the store has made, together.
-    "owner.in_flight.acks": {"Call", "Line", ".scripts"},
-    "owner.in_flight.held": {"Call", ".scripts"},
-    "owner.in_flight.in_flight": {".scripts"},
-    "owner.in_flight.outbox": {"Call", ".scripts"},
-    "owner.in_flight.requeues": {".scripts"},
+    # It sends calls, which the store has made, together.
+    "owner.in_flight.outbox": {"Call", "Line", ".scripts"},
 }
 
 

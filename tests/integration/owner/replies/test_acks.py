@@ -13,13 +13,14 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import digest
-from celery_superfetch.owner.in_flight.acks import LEFT_MOST
+from celery_superfetch.owner.in_flight.jobs import State
+from celery_superfetch.owner.in_flight.outbox import LEFT_MOST
 from celery_superfetch.signals import LostJob
 from celery_superfetch.store.wire.scripts import Scripts
 from support.servers.faults import kill_connections
 from support.servers.server import Server
 from support.waiting import eventually
-from support.workers.bench import Bench, payload
+from support.workers.bench import Bench, payload, settling
 
 
 def test_an_ack_that_is_posted_waits_for_nobody(server: Server, hasty: Bench, owner: Facts) -> None:
@@ -30,22 +31,22 @@ def test_an_ack_that_is_posted_waits_for_nobody(server: Server, hasty: Bench, ow
     held.ack(one)
     server.pause()
     held.post()
-    assert held.outbox.settlements["acks"] == 1
+    assert held.jobs.counts[State.SETTLED] == 1
     held.requeue([one.job])  # as a channel that is closed does with all that it has delivered
     server.resume()
     held.ack(two)
     held.post()
-    assert held.outbox.settlements["acks"] == 2, "the answers are read some at a time"
+    assert held.jobs.counts[State.SETTLED] == 2, "the answers are read some at a time"
     held.post()
-    assert held.outbox.settlements["acks"] == 0, "or when there is nothing else to do"
+    assert held.jobs.counts[State.SETTLED] == 0, "or when there is nothing else to do"
     [three] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
     assert three.job.payload == payload(3)
-    assert held.outbox.settlements == {"acks": 0, "returns": 0}
+    assert settling(held) == (0, 0)
     assert hasty.private(owner) == [payload(3)]
     assert hasty.queue() == []
     assert len(held.jobs) == 1
-    assert not held.outbox.unsent
-    assert not held.outbox.unread
+    assert not held.unsent
+    assert not held.unread
 
 
 def post_one_by_one(bench: Bench, owner: Facts, count: int) -> list[int]:
@@ -55,7 +56,7 @@ def post_one_by_one(bench: Bench, owner: Facts, count: int) -> list[int]:
     for claimed in held.claim(owner.owner, ["mail"], count, 1, []).jobs:
         held.ack(claimed)
         held.post()
-        unread.append(held.outbox.settlements["acks"])
+        unread.append(held.jobs.counts[State.SETTLED])
     return unread
 
 
@@ -76,10 +77,10 @@ def test_a_refusal_is_heard_with_the_next_thing_that_waits(hasty: Bench, owner: 
     hasty.push("mail", payload("more"))
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         held.claim(owner.owner, ["mail"], 1, 1, [])
-    assert held.outbox.settlements["acks"] == 3
+    assert held.jobs.counts[State.SETTLED] == 3
     hasty.client.delete(running)
     held.flush()
-    assert held.outbox.settlements["acks"] == 0
+    assert held.jobs.counts[State.SETTLED] == 0
 
 
 def test_the_refusal_of_a_record_is_heard_with_the_next_thing_that_waits(
@@ -90,7 +91,7 @@ def test_the_refusal_of_a_record_is_heard_with_the_next_thing_that_waits(
     hasty.push("mail", payload(0))
     [one] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
     hasty.client.set(running, "not a hash")
-    assert held.starts.start(one.job, digest(payload(0)))
+    assert held.start(one.job, digest(payload(0)))
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         held.flush()
     hasty.client.delete(running)
@@ -102,7 +103,7 @@ def test_a_signals_handler_may_settle_while_a_claim_waits(
     server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
 ) -> None:
     """Its answer is nobody's then: its ack is sent again, and finds nothing, which is no news."""
-    held, line = hasty.in_flight, hasty.in_flight.outbox.acks._line
+    held, line = hasty.in_flight, hasty.in_flight._line
     hasty.push("mail", *(payload(n) for n in range(3)))
     one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
 
@@ -127,9 +128,9 @@ def test_a_signals_handler_may_settle_while_a_claim_waits(
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert three.job.payload == payload(2)
-    assert held.outbox.settlements["acks"] == 1
+    assert held.jobs.counts[State.SETTLED] == 1
     held.flush()
-    assert held.outbox.settlements["acks"] == 0
+    assert held.jobs.counts[State.SETTLED] == 0
     assert (len(held.jobs), hasty.private(owner), lost) == (1, [payload(2)], [])
     held.rest()
     assert not hasty.client.connection_pool._in_use_connections, "the handler's is given back, too"
@@ -160,7 +161,7 @@ def test_posted_acks_whose_answers_were_lost_are_sent_again_without_an_alarm(
         server.restart()
         assert hasty.private(owner) == raws[::-1]
     assert held.doubt
-    assert held.outbox.settlements["acks"] == len(raws)
+    assert held.jobs.counts[State.SETTLED] == len(raws)
     held.flush()
     assert hasty.private(owner) == []
     assert (len(held.jobs), lost) == (0, [])
@@ -205,7 +206,7 @@ def test_what_cannot_be_carried_out_again_is_sent_again(
         patch.setattr(Scripts, "run_all", full)
         with pytest.raises(redis.ConnectionError):
             held.post()
-    assert held.outbox.settlements["acks"] == LEFT_MOST + 1
+    assert held.jobs.counts[State.SETTLED] == LEFT_MOST + 1
     held.flush()
     assert (len(held.jobs), hasty.private(owner), lost) == (0, [], [])
 
@@ -239,10 +240,10 @@ def test_an_answer_that_waited_long_on_a_lost_connection_keeps_nobody_from_askin
     held.post()
     eventually(lambda: hasty.private(owner) == [])
     kill_connections(hasty.client)
-    eventually(lambda: held.outbox.acks.overdue)
+    eventually(lambda: held._line.overdue)
     [other] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
     assert other.job.payload == payload(2)
-    assert (held.outbox.settlements["acks"], lost) == (0, [])
+    assert (held.jobs.counts[State.SETTLED], lost) == (0, [])
 
 
 def test_a_forked_child_reads_no_answer_of_its_parents(
@@ -259,7 +260,7 @@ def test_a_forked_child_reads_no_answer_of_its_parents(
             held.ack(two)
             held.flush()
         finally:
-            os._exit(held.outbox.settlements["acks"])
+            os._exit(two.job in held.jobs)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     [three] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
     assert three.job.payload == payload(3)

@@ -14,6 +14,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import digest, parse
 from celery_superfetch.owner.in_flight import lost_claims
+from celery_superfetch.owner.in_flight.jobs import State
 from celery_superfetch.owner.membership import Membership
 from celery_superfetch.signals import LostJob
 from support.servers.server import Server
@@ -41,7 +42,7 @@ def test_a_claim_whose_reply_was_lost_is_given_back(
     assert held.doubt
     assert len(held.jobs) == 0
     eventually(lambda: len(hasty.private(owner)) == 3, message="the control: claimed all the same")
-    assert held.reconcile(owner.owner, ["mail"]) == 3
+    assert held.lost_claims.reconcile(owner.owner, ["mail"]) == 3
     assert not held.doubt
     assert hasty.queue() == raws, "in the old order"
     assert hasty.private(owner) == []
@@ -56,10 +57,10 @@ def test_what_is_held_is_not_given_back_with_it(server: Server, hasty: Bench, ow
     hasty.push("mail", payload("same"), payload("other"))
     unheard(server, lambda: held.claim(owner.owner, ["mail"], 2, 1, []))
     eventually(lambda: len(hasty.private(owner)) == 3)
-    assert held.reconcile(owner.owner, ["mail"]) == 2
+    assert held.lost_claims.reconcile(owner.owner, ["mail"]) == 2
     assert hasty.private(owner) == [payload("same")]
     assert sorted(hasty.queue()) == sorted([payload("same"), payload("other")])
-    assert held.holds(known.job)
+    assert known.job in held.jobs
 
 
 def test_a_claim_that_arrives_after_the_look_is_found_by_the_second_one(
@@ -70,13 +71,13 @@ def test_a_claim_that_arrives_after_the_look_is_found_by_the_second_one(
     hasty.push("mail", payload(1))
     on_its_way = held.lists.claim(owner.owner, ["mail"], 1, 1, [])
     held.doubt = True
-    assert held.reconcile(owner.owner, ["mail"]) == 0
+    assert held.lost_claims.reconcile(owner.owner, ["mail"]) == 0
     hasty.run(on_its_way)
     assert hasty.private(owner) == [payload(1)]
-    eventually(lambda: held.in_doubt)
-    assert held.reconcile(owner.owner, ["mail"]) == 1
+    eventually(lambda: held.lost_claims.due)
+    assert held.lost_claims.reconcile(owner.owner, ["mail"]) == 1
     assert hasty.queue() == [payload(1)]
-    always(lambda: not held.in_doubt, during=0.5)
+    always(lambda: not held.lost_claims.due, during=0.5)
 
 
 def test_an_ack_whose_reply_was_lost_is_sent_again_without_an_alarm(
@@ -87,10 +88,10 @@ def test_an_ack_whose_reply_was_lost_is_sent_again_without_an_alarm(
     [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
     held.ack(claimed)
     unheard(server, held.flush)
-    assert held.outbox.settlements["acks"] == 1
+    assert held.jobs.counts[State.SETTLED] == 1
     eventually(lambda: hasty.private(owner) == [], message="the control: acked all the same")
     held.flush()
-    assert held.outbox.settlements["acks"] == 0
+    assert held.jobs.counts[State.SETTLED] == 0
     assert lost == [], "it found nothing, which proves nothing"
     assert len(held.jobs) == 0
 
@@ -135,10 +136,10 @@ def test_a_return_whose_reply_was_lost_goes_back_once(
     [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
     server.pause()
     held.requeue([claimed.job])  # does not raise: it is called at close and at exit
-    assert held.outbox.settlements["returns"] == 1
+    assert held.jobs.counts[State.RETURNING] == 1
     server.resume()
     held.flush()
-    assert held.outbox.settlements["returns"] == 0
+    assert held.jobs.counts[State.RETURNING] == 0
     assert hasty.queue() == [payload(1)]
     assert hasty.private(owner) == []
     assert (len(held.jobs), lost) == (0, [])
@@ -163,8 +164,8 @@ def test_a_return_that_is_repeated_takes_back_nothing_that_was_claimed_since(
     held.flush()
     assert hasty.private(owner) == [payload(1)]
     assert hasty.queue() == []
-    assert held.holds(again)
-    assert not held.holds(claimed.job)
+    assert again in held.jobs
+    assert claimed.job not in held.jobs
     assert held.doubt, "or one that no reply spoke of would stay here"
 
 
@@ -195,7 +196,7 @@ def test_redis_pys_own_retries_do_not_hide_a_lost_reply(server: Server) -> None:
     eventually(lambda: bench.private(membership.owner))
     unknown = len(bench.private(membership.owner)) - len(membership.in_flight.jobs)
     assert unknown == 0 or membership.in_flight.doubt, f"{outcome} hides {unknown} jobs"
-    membership.in_flight.reconcile(membership.owner, ["mail"])
+    membership.in_flight.lost_claims.reconcile(membership.owner, ["mail"])
     membership.leave_for_good()
 
 
@@ -211,8 +212,8 @@ def test_what_a_promoted_replica_had_not_seen_acked_is_acked_again(
     held.flush()
     hasty.give(owner.owner, "mail", [payload(1), payload(2)])
     if not remembered:
-        held.outbox.acks._lately.clear()
-    assert held.reconcile(owner.owner, ["mail"]) == (1 if remembered else 2)
+        held.lately.clear()
+    assert held.lost_claims.reconcile(owner.owner, ["mail"]) == (1 if remembered else 2)
     assert hasty.private(owner) == []
     assert hasty.queue() == ([payload(2)] if remembered else [payload(1), payload(2)])
     assert (len(held.jobs), lost) == (0, [])
@@ -234,7 +235,7 @@ def test_a_second_job_of_the_same_bytes_is_not_acked_unseen(
         hasty.push("mail", again)
         unheard(server, lambda: membership.claim(["mail"], 1, 1))
         eventually(lambda: hasty.private(membership.owner) == [again])
-        assert held.reconcile(membership.owner, ["mail"]) == 1
+        assert held.lost_claims.reconcile(membership.owner, ["mail"]) == 1
         assert hasty.queue() == [again]
         hasty.client.delete("mail")
     membership.leave_for_good()
@@ -249,7 +250,7 @@ def test_a_claim_for_a_suspect_that_was_lost_and_brought_none_leaves_the_next_on
     hasty.client.lpush(hasty.keys.probation("mail"), suspect)
     claimed = held.claim_alone(owner.owner, "mail")
     assert claimed is not None
-    assert held.reconcile(owner.owner, ["mail"]) == 0
+    assert held.lost_claims.reconcile(owner.owner, ["mail"]) == 0
     assert held.jobs.alone == claimed.job
     assert hasty.running.read(owner.owner).alone == digest(suspect)
 
@@ -263,7 +264,7 @@ def test_two_lost_claims_for_a_suspect_leave_nothing_that_seems_to_run(
     for _ in range(2):
         unheard(server, lambda: held.claim_alone(owner.owner, "mail"))
     eventually(lambda: hasty.private(owner) == [suspect])
-    assert held.reconcile(owner.owner, ["mail"]) == 1
+    assert held.lost_claims.reconcile(owner.owner, ["mail"]) == 1
     assert hasty.running.read(owner.owner).digests == ()
 
 
@@ -278,9 +279,9 @@ def test_nothing_starts_while_a_lost_reply_may_speak_of_a_suspect(
     hasty.client.lpush(hasty.keys.probation("mail"), suspect)
     unheard(server, lambda: held.claim_alone(owner.owner, "mail"))
     eventually(lambda: hasty.private(owner) == [suspect, one])
-    assert not held.starts.start(job, digest(one))
-    assert held.reconcile(owner.owner, ["mail"]) == 1
-    assert held.starts.start(job, digest(one))
+    assert not held.start(job, digest(one))
+    assert held.lost_claims.reconcile(owner.owner, ["mail"]) == 1
+    assert held.start(job, digest(one))
     held.flush()
     assert hasty.running.read(owner.owner).alone == ""
     assert hasty.running.read(owner.owner).digests == (digest(one),)
@@ -295,7 +296,7 @@ def test_a_claim_for_a_suspect_that_comes_late_is_not_alone_with_what_starts(
     [(job, _)] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
     hasty.client.lpush(hasty.keys.probation("mail"), suspect)
     assert hasty.run(hasty.lists.claim_alone(owner.owner, "mail"))[0] == b"ok"
-    assert held.starts.start(job, digest(one))
+    assert held.start(job, digest(one))
     held.flush()
     assert hasty.running.read(owner.owner).alone == ""
     assert sorted(hasty.running.read(owner.owner).digests) == sorted(map(digest, (one, suspect)))
