@@ -65,7 +65,7 @@ def test_one_line_is_all(make: Make) -> None:
     app = make()
     assert celery_superfetch.install(app) is app
     assert installed(app)
-    assert vars(config_of(app)) == vars(Config(app_name="shop"))
+    assert config_of(app) == Config(app_name="shop")
 
 
 def test_before_config_from_object(make: Make) -> None:
@@ -161,7 +161,7 @@ def test_twice_is_as_good_as_once(make: Make) -> None:
     for blueprint in ("worker", "consumer"):
         assert twice.steps[blueprint] == once.steps[blueprint]
         assert len(twice.steps[blueprint]) >= 1
-    assert vars(config_of(twice)) == vars(config_of(once))
+    assert config_of(twice) == config_of(once)
     assert twice.conf.beat_schedule == once.conf.beat_schedule
 
 
