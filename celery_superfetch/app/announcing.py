@@ -213,7 +213,8 @@ def pill_of(job: DeadJob) -> PoisonPill:
     )
     facts = {name: getattr(job, name) for name in ("reason", "strikes", "recoveries")}
     owners = [str(entry["owner"]) for entry in job.history]
-    times = [entry.get("at", job.died) for entry in job.history]
+    times = [entry.get("at") for entry in job.history[:-1]]
+    times += [entry.get("at", job.died) for entry in job.history[-1:]]  # that is its death
     return PoisonPill(text, {**facts, "owners": owners, "times": times, "dead_id": job.id})
 
 
