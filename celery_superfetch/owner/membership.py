@@ -42,6 +42,10 @@ MANY_UNUSED = 100
 #: Seconds a blocking claim may take; a claim of a dead process can land until then.
 BLOCK_TIMEOUT = 20
 
+#: How often a process tries to leave for good. The first try may only learn that its idle
+#: connections are lost, and the next that the heart's is.
+TRIES = 3
+
 T = TypeVar("T")
 
 
@@ -227,20 +231,24 @@ class Membership:
         if self.pid != own_pid() or not self.owner:
             return
         with self._lock:
-            try:
-                self._settle()
-                self.in_flight.requeue_all()
-                self._users.clear()
-                self._end(tombstone=0)
-            except RedisError as exc:
-                if self._heartbeats is not None:
-                    self._heartbeats.stop()  # to live on would keep its jobs from everybody else
-                logger.warning(
-                    "Owner %s could not leave in order (%s); its jobs are recovered by another "
-                    "worker's reaper.",
-                    self.owner,
-                    exc,
-                )
+            for left in reversed(range(TRIES)):
+                try:
+                    self._settle()
+                    self.in_flight.requeue_all()
+                    self._users.clear()
+                    self._end(tombstone=0)
+                    return
+                except RedisError as exc:
+                    self.client.connection_pool.disconnect(inuse_connections=False)
+                    if not left:
+                        logger.warning(
+                            "Owner %s could not leave in order (%s); its jobs are recovered by "
+                            "another worker's reaper.",
+                            self.owner,
+                            exc,
+                        )
+            if self._heartbeats is not None:
+                self._heartbeats.stop()  # to live on would keep its jobs from everybody else
 
     def _end(self, tombstone: float) -> None:
         owner = self.owner

@@ -17,6 +17,7 @@ from celery_superfetch.owner.membership import (
     membership_for,
     memberships,
 )
+from support.servers.faults import kill_connections
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
@@ -225,6 +226,23 @@ def test_at_its_end_a_process_gives_back_what_it_holds(member: Membership, bench
         member.claim(["mail"], 64, 1)
     member.leave_for_good()
     assert bench.queue() == raws
+    assert bench.registry.owners() == {}
+    assert bench.private(member.owner) == []
+
+
+def test_connections_that_were_cut_a_moment_ago_keep_nobody_from_leaving_in_order(
+    make: Make, bench: Bench
+) -> None:
+    member = make(heartbeat_interval=30)  # its heart does not learn of it first
+    member.join(1, {"mail": 0})
+    bench.push("mail", payload(1), payload(2), payload(3))
+    acked, held, given_back = member.claim(["mail"], 3, 1).jobs
+    member.in_flight.starts.start(held.job)
+    member.in_flight.requeue([given_back.job])
+    member.in_flight.ack(acked)
+    kill_connections(bench.client)
+    member.leave_for_good()
+    assert sorted(bench.queue()) == [payload(2), payload(3)]
     assert bench.registry.owners() == {}
     assert bench.private(member.owner) == []
 
