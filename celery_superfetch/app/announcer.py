@@ -15,10 +15,11 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from ..model import forks
+from ..model.dead_job import DeadJob
 from ..owner.membership import Membership
 from ..signals import job_killed
 from ..store.announcements import Announcement, TakenOver
-from ..store.dead_jobs import DeadJob, DeadJobs
+from ..store.dead_jobs import DeadJobs
 from .announcing import Telling, own_backend
 from .broker import database_of
 

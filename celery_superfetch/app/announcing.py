@@ -35,9 +35,9 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from ..errors import PoisonPill
+from ..model.dead_job import DeadJob
 from ..signals import job_killed
 from ..store.announcements import Announcement
-from ..store.dead_jobs import DeadJob
 from .events import monitors_of
 
 logger = get_logger(__name__)

@@ -5,18 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery import Celery, Task
 from celery.exceptions import QueueNotFound
 from celery.utils.log import get_logger
-from redis import Redis
 
 from .broker import client_of, database_of
 from .events import monitors_of
-
-if TYPE_CHECKING:
-    from ..store.passes import Passes
 
 logger = get_logger(__name__)
 
@@ -47,8 +43,8 @@ class ReapTask(Task):
         with suppress(Exception), client_of(self.app) as client:
             from ..store.registry import Registry
 
-            anybody = Registry(database_of(self.app, client)).anybody()
-            wanted = anybody and self.locks(client).take(LOCK_SENT, WAITS)
+            database = database_of(self.app, client)
+            wanted = Registry(database).anybody() and database.take_turn(LOCK_SENT, WAITS)
         if not wanted:
             return None
         try:
@@ -62,14 +58,8 @@ class ReapTask(Task):
             )
         except Exception:
             with suppress(Exception), client_of(self.app) as client:
-                self.locks(client).give_back(LOCK_SENT)
+                database_of(self.app, client).end_turn(LOCK_SENT)
             raise
-
-    def locks(self, client: Redis) -> Passes:
-        """Those of passes; loaded by whoever needs them, and no producer does."""
-        from ..store.passes import Passes
-
-        return Passes(database_of(self.app, client))
 
 
 def _demote(record: logging.LogRecord) -> bool:
@@ -103,7 +93,7 @@ def add_reap_task(app: Celery) -> None:
 
         try:
             with client_of(app) as client:
-                self.locks(client).give_back(LOCK_SENT)
+                database_of(app, client).end_turn(LOCK_SENT)
                 by = f"beat's task on {self.request.hostname}"
                 return str(scheduled_pass(reaper_of(app, client, by=by)))
         finally:

@@ -14,7 +14,7 @@ from ..reaper.drain import BATCH
 from ..reaper.drain import Report as Pass
 from ..reaper.evidence import judge_all
 from ..reaper.reaper import TOMBSTONE, Reaper
-from ..store.probation import Suspects
+from ..store.queues import Suspects
 from ..store.wire.clients import run_id
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,6 @@ from ..reaper.reaper import Reaper
 from ..store.history import History
 from ..store.holdings import Holding, Holdings
 from ..store.queues import Queues
-from ..store.stats import Stats
 from ..store.unacked import Unacked
 from ..store.wire.server import info
 
@@ -70,7 +69,7 @@ def overview_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
         "deaths": [_death(death) for death in history.deaths(DEATHS)],
         "last_pass": _last_pass(history, now),
         "reap_interval": reaper.config.reap_interval,
-        "counters": Stats(reaper.database).read(),
+        "counters": reaper.database.stats(),
     }
 
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from redis.exceptions import RedisError
 
 from ..model import forks
+from ..model.dead_job import DeadJob
 from ..model.facts import Facts
 from ..model.job import Job, digest
 from ..model.strikes import Limits, Running
@@ -18,9 +19,7 @@ from ..model.verdict import Reason
 from ..signals import job_killed
 from ..store.counters import Outcome
 from ..store.database import Database
-from ..store.dead_jobs import DeadJob
 from ..store.private_lists import PrivateLists
-from ..store.running import RunningJobs
 from .judge import Judge, ask, tell
 
 logger = logging.getLogger(__name__)
@@ -109,7 +108,6 @@ class Drain:
         self, database: Database, sender: Any, announcements: Announcements | None, limits: Limits
     ) -> None:
         self.lists = PrivateLists(database)
-        self.running = RunningJobs(database)
         self.judge = Judge(database)
         self.sender = sender
         self.announcements = announcements
@@ -136,7 +134,7 @@ class Drain:
         self.lists.unhold_all(owner, queue_list)
         running = None
         while payloads := self.lists.newest(owner, queue_list, BATCH, ROOM):
-            running = running or self.running.read(owner, stopping=facts.was == "stopping")
+            running = running or self.lists.running(owner, stopping=facts.was == "stopping")
             # Whatever is claimed again by a connection that died a moment later than its process
             # did not run: the strike goes with the claim that did.
             ids = running.claim_ids

@@ -33,7 +33,7 @@ def judge_all(
         keep: without a watch, add what is seen to what passes have seen of each silence.
         surviving: around each owner; one that cannot be judged is left out, if it allows.
     """
-    scores, at = registry.look() if watch is None else (registry.owners(), 0)
+    scores = registry.owners()
     chosen = sorted(scores if only is None else scores.keys() & set(only))
     if not scores:
         return []
@@ -47,7 +47,7 @@ def judge_all(
         silent = {o: watch.silent_for(o, scores[o], now) for o in chosen}
     else:
         intervals = {owner: known.heartbeat_interval for owner, known in facts.items()}
-        silences = Silences(registry.database)
+        silences, at = Silences(registry.database), registry.database.server_time()
         silent = {**silences.look(scores, intervals, at, server_run(), keep=keep)}
     here, same_pid, judged = ProcessImage.current(), by_pid(facts.values()), []
     for owner in chosen:

@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ..model.dead_job import DeadJob, dead_job
 from ..model.job import Job, digest, parse
 from ..model.strikes import Blame, Decision, Limits, Recovery, Running, blame
 from ..signals import job_recovered, job_recovering
 from ..store.counters import Outcome, StrikeCounters
-from ..store.dead_jobs import DeadJob, dead_job
 
 logger = logging.getLogger(__name__)
 

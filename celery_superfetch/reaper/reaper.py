@@ -16,7 +16,6 @@ from ..store.database import Database
 from ..store.dead_jobs import JUNK_LIMIT, DeadJobs
 from ..store.history import History
 from ..store.keyspace import Keyspace
-from ..store.passes import Passes
 from ..store.registry import Registry
 from .drain import Announcements, Drain, Report
 from .evidence import judge_all
@@ -59,7 +58,6 @@ class Reaper:
         self.registry = Registry(database)
         self.keyspace = Keyspace(database)
         self.dead_jobs = DeadJobs(database)
-        self.passes = Passes(database)
         self.drain = Drain(database, sender, announcements, limits or Limits.of(database.config))
         self.lists = self.drain.lists
         self.history = History(database)
@@ -87,7 +85,7 @@ class Reaper:
             lock: name of a scope in which one pass per ``lock_for`` seconds is enough.
         """
         started, report = monotonic(), Report(dry_run=dry_run)
-        if lock and not self.passes.take(lock, lock_for):
+        if lock and not self.database.take_turn(lock, lock_for):
             report.ran = False
             return report
         if full:
@@ -166,17 +164,15 @@ class Reaper:
 
     def _trim(self) -> None:
         """Drop what is too old, or too much, and say so."""
-        dropped = self.dead_jobs.trim()
-        if dropped.old:
-            logger.warning(
-                "%d jobs older than dead_ttl were dropped from the dead set.", dropped.old
-            )
-        if dropped.surplus:
+        old, surplus = self.dead_jobs.trim()
+        if old:
+            logger.warning("%d jobs older than dead_ttl were dropped from the dead set.", old)
+        if surplus:
             logger.warning(
                 "The dead set is full: its %d oldest jobs were dropped for newer ones. Look what "
                 "is killed so often (`celery superfetch dead list`), put back what you need (`dead "
                 "retry`), or raise dead_limit (%d; for unparseable items it is %d).",
-                dropped.surplus,
+                surplus,
                 self.config.dead_limit,
                 JUNK_LIMIT,
             )
@@ -186,7 +182,7 @@ class Reaper:
         if report.dry_run:
             return
         with report.surviving("the full sweep"):  # SCAN may be forbidden; the rest of it is not
-            for owner, queue_list in self.keyspace.private_lists():
+            for owner, queue_list in self.keyspace.find("private:", "held:"):
                 with report.surviving(f"private list of {owner} for {queue_list}"):
                     if self.registry.adopt(owner, queue_list, TOMBSTONE) != "known":
                         report.adopted += 1
@@ -198,7 +194,7 @@ class Reaper:
                             queue_list,
                         )
             known = self.registry.owners()
-            for owner in self.keyspace.owners():
+            for owner, _ in self.keyspace.find("owner:"):
                 with report.surviving(f"facts of {owner}"):
                     if owner not in known and self.registry.readmit(owner):
                         report.adopted += 1

@@ -19,14 +19,7 @@ class Arrivals(Structure):
     """Two connections, of which one looks at queue lists and the other hears when they change.
 
     For the sake of caches a server remembers who has looked at a key, and sends him one message
-    when it changes. In RESP2 none can do both.
-
-    Arguments:
-        params: arguments of a redis-py connection.
-
-    Raises:
-        redis.exceptions.ResponseError: the server does not allow it.
-        redis.exceptions.RedisError: it cannot be reached.
+    when it changes. In RESP2 none can do both. ResponseError: the server does not allow it.
     """
 
     def __init__(self, database: Database, params: Params) -> None:
@@ -67,8 +60,11 @@ class Arrivals(Structure):
 
     def overdue(self, limit: float) -> bool:
         """Whether an answer should have come in so many seconds, and has not."""
-        now = monotonic()
-        return any(now - since > limit and not _answered(c) for c, since in self._owes.items())
+        late = [c for c, since in self._owes.items() if monotonic() - since > limit]
+        try:  # one that has come was not read yet: this thread was busy for long
+            return not all(connection.can_read() for connection in late)
+        except (RedisError, OSError):
+            return True
 
     def found(self) -> bool:
         """The answer to a look."""
@@ -93,11 +89,3 @@ class Arrivals(Structure):
         """Close both."""
         self.looker.disconnect()
         self.hearer.disconnect()
-
-
-def _answered(connection: LoneConnection) -> bool:
-    """Whether an answer has come, and nobody has read it: this thread was busy for long."""
-    try:
-        return connection.can_read()
-    except (RedisError, OSError):
-        return False

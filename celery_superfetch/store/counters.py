@@ -12,8 +12,6 @@ from .database import Database, Structure
 from .dead_jobs import DeadJobs
 from .wire.scripts import Call
 
-FIELDS = ("strikes", "recoveries", "history", "probation")
-
 
 class Outcome(NamedTuple):
     """What became of one job."""
@@ -35,6 +33,7 @@ class StrikeCounters(Structure):
     def counters(self, digests: Sequence[str]) -> list[Counters]:
         """The counters of some jobs, in one command."""
         names = [self.keys.recoveries(digest) for digest in digests]
+        fields = ("strikes", "recoveries", "history", "probation")
         return [
             Counters(
                 int(strikes or 0),
@@ -43,7 +42,7 @@ class StrikeCounters(Structure):
                 bool(probation),
                 recorded=strikes is not None,
             )
-            for strikes, count, history, probation in self.scripts.run("counters", names, FIELDS)
+            for strikes, count, history, probation in self.scripts.run("counters", names, fields)
         ]
 
     def knows(self, payload: bytes) -> bool:

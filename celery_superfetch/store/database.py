@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
 from redis import Redis
 
 from ..model.config import Config
 from .keys import Keys
-from .wire.server import check_writable, milliseconds
+from .wire.server import check_writable
 
 if TYPE_CHECKING:
     from .wire.scripts import Scripts
 
+#: Seconds after which a turn that another has for longer is asked for again.
+ASK_AGAIN = 60.0
+
 
 class Database:
-    """A client, with the options of whoever uses it, and the keys and scripts of ours there.
-
-    Arguments:
-        client: a plain client (not kombu's prefixing one).
-    """
+    """A client (a plain one, not kombu's prefixing one) with the options of whoever uses it."""
 
     def __init__(self, client: Redis, config: Config) -> None:
         self.client = client
         self.config = config
         self.keys = Keys(config.global_keyprefix)
+        #: Scope of a long turn -> when it is asked for again (monotonic s).
+        self._refused: dict[str, float] = {}
 
     @cached_property
     def scripts(self) -> Scripts:
@@ -36,11 +38,36 @@ class Database:
 
     def server_time(self) -> int:
         """The server's clock in ms: the only clock that is shared."""
-        return milliseconds(self.client.time())
+        time: Any = self.client.time()
+        return int(time[0]) * 1000 + int(time[1]) // 1000
 
     def check_writable(self) -> None:
         """Raises as ``wire.server.check_writable``."""
         check_writable(self.client, self.keys.never)
+
+    def take_turn(self, scope: str, seconds: float) -> bool:
+        """Whether it is the caller's turn; nobody else has one for so many seconds."""
+        now = monotonic()
+        if now < self._refused.get(scope, 0.0):
+            return False
+        ms = max(1, int(seconds * 1000))
+        ours = bool(self.scripts.run("lock", [self.keys.lock(scope)], [ms]))
+        if not ours and seconds > ASK_AGAIN:
+            self._refused[scope] = now + ASK_AGAIN
+        return ours
+
+    def end_turn(self, scope: str) -> None:
+        """Let the next have a turn before the time is over."""
+        self.client.delete(self.keys.lock(scope))
+
+    def count(self, counter: str) -> None:
+        """One more, for ``status`` and metrics; most are counted by the scripts themselves."""
+        self.client.hincrby(self.keys.stats, counter, 1)
+
+    def stats(self) -> dict[str, int]:
+        """All of these counters, by name."""
+        counters: Any = self.client.hgetall(self.keys.stats)
+        return {name.decode(): int(number) for name, number in sorted(counters.items())}
 
 
 class Structure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import JobNotFound
 from ..model.dead_job import FULL_ID, DeadFilter, DeadJob, dead_job
@@ -14,19 +14,15 @@ from ..model.strikes import Recovery
 from .database import Database, Structure
 from .wire.scripts import Call
 
-__all__ = ["DeadJob", "DeadJobs", "dead_job"]
-
 #: Unparseable jobs the dead set holds at most: junk must not push out what can be retried.
 JUNK_LIMIT = 1000
 
 #: Jobs deleted or read in one script or command; bounds what each costs the server.
 BATCH = 100
-
-#: Jobs of any size that are read at a time by somebody who may need none of them.
-FEW = 10
-
 #: Ids read in one command: they are short.
 IDS = 500
+#: Jobs of any size that are read at a time by somebody who may need none of them.
+FEW = 10
 
 #: ms after which a retry that was begun is given up for dead. It forgets the results of a batch
 #: meanwhile, and a result backend may be slow.
@@ -37,15 +33,6 @@ SEPARATOR = "\x06\x16"
 
 #: All jobs.
 ALL = DeadFilter()
-
-
-class Dropped(NamedTuple):
-    """What the caps took, since the last who asked."""
-
-    #: For their age.
-    old: int
-    #: Because there were too many.
-    surplus: int
 
 
 class DeadJobs(Structure):
@@ -59,40 +46,18 @@ class DeadJobs(Structure):
         self.separator = separator
 
     def kill(self, recovery: Recovery, *, marked: bool) -> Call:
-        """The call that moves a job from its private list to the dead set.
-
-        Arguments:
-            marked: the owner must be marked reaped (False: it lives and asks for itself).
-        """
+        """The call that moves a job to the dead set; ``marked`` as for ``recover``."""
         keys, job = self.keys, recovery.job
         cap = keys.dead_of(recovery.app_name) if recovery.parsed else keys.dead_junk
+        names = [keys.facts(job.owner), keys.private(job.owner, job.queue_list)]
+        names += [keys.recoveries(recovery.digest), keys.dead, keys.dead_jobs, keys.dead_caps, cap]
+        names += [keys.unannounced, keys.stats, keys.running(job.owner)]
+        names += [keys.dead_overflow(self.config.app_name)]
         record = json.dumps(dead_job(recovery).record())
-        return Call(
-            "kill",
-            [
-                keys.facts(job.owner),
-                keys.private(job.owner, job.queue_list),
-                keys.recoveries(recovery.digest),
-                keys.dead,
-                keys.dead_jobs,
-                keys.dead_caps,
-                cap,
-                keys.unannounced,
-                keys.stats,
-                keys.running(job.owner),
-                keys.dead_overflow(self.config.app_name),
-            ],
-            [
-                job.payload,
-                int(marked),
-                recovery.recoveries - (not recovery.counted),
-                recovery.digest,
-                record,
-                self._caps.get(cap, 0),
-                int(not recovery.parsed),
-                job.claim_id,
-            ],
-        )
+        recoveries = recovery.recoveries - (not recovery.counted)
+        args: list[Any] = [job.payload, int(marked), recoveries, recovery.digest, record]
+        args += [self._caps.get(cap, 0), int(not recovery.parsed), job.claim_id]
+        return Call("kill", names, args)
 
     # -- looking
 
@@ -120,10 +85,7 @@ class DeadJobs(Structure):
         return sorted(rows.items(), key=lambda row: (row[1], row[0]), reverse=True)
 
     def find(self, which: DeadFilter = ALL, *, oldest_first: bool = False) -> Iterator[DeadJob]:
-        """The jobs that are meant: those that were there at the first step and are still.
-
-        They are read a batch at a time, and may be moved or deleted between two steps.
-        """
+        """The jobs that are meant: those that were there at the first step and are still."""
         rows = self.ids(which)
         if oldest_first:
             rows.reverse()
@@ -131,22 +93,6 @@ class DeadJobs(Structure):
             for job in self._load(rows[at : at + BATCH]):
                 if which.takes(job, self.separator):
                     yield job
-
-    def __iter__(self) -> Iterator[DeadJob]:
-        return self.find()
-
-    def read(self, ids: Sequence[str]) -> list[DeadJob]:
-        """Those of the given jobs (a batch at most) that are there, by their whole ids."""
-        scores = self._died_at(ids)
-        return self._load(
-            [(id.encode(), score or 0) for id, score in zip(ids, scores, strict=True)]
-        )
-
-    def _died_at(self, ids: Sequence[str]) -> list[float | None]:
-        with self.client.pipeline(transaction=False) as pipe:
-            for id in ids:
-                pipe.zscore(self.keys.dead, id)
-            return pipe.execute()
 
     def _load(self, rows: Sequence[tuple[bytes, float]]) -> list[DeadJob]:
         if not rows:
@@ -159,16 +105,13 @@ class DeadJobs(Structure):
         ]
 
     def get(self, id: str) -> DeadJob:
-        """One job, by its id in the dead set (or the start of it), or by its Celery task id.
-
-        Raises:
-            JobNotFound: no such job, or the start fits several.
-        """
-        found = self.read([id])
+        """One job, by its id (or the start of it), or by its Celery task id; JobNotFound if that
+        fits none, or several."""
+        start = id.encode()
+        found = self._load([(start, self.client.zscore(self.keys.dead, start) or 0)])
         if not found and id and not FULL_ID.fullmatch(id):
-            start = id.encode()
             meant = [row for row in self.ids() if row[0].startswith(start)]
-            found = self._load(meant[:BATCH]) or [job for job in self if job.task_id == id]
+            found = self._load(meant[:BATCH]) or [j for j in self.find() if j.task_id == id]
         if len(found) == 1:
             return found[0]
         if found:
@@ -182,40 +125,22 @@ class DeadJobs(Structure):
     # -- moving
 
     def reserve(self, jobs: Sequence[DeadJob]) -> list[bool]:
-        """Which of the jobs nobody else is about to retry; from now on nobody else is.
-
-        Until they are retried, or for a minute. Whoever forgets a job's result needs it: late,
-        he would forget the result of its next run.
-        """
+        """Which of the jobs nobody else is about to retry; until they are, or for a minute, nobody
+        is: who forgets a job's result late would forget that of its next run."""
         with self.client.pipeline(transaction=False) as pipe:
             for job in jobs:
                 pipe.set(self.keys.lock(f"retry:{job.id}"), 1, nx=True, px=RETRY_LOCK)
             return [bool(reply) for reply in pipe.execute()]
 
     def revive(self, job: DeadJob, queue_list: str, expires: int) -> Call:
-        """The call that puts a job at the end of a queue, counters cleared; see ``revive.lua``.
-
-        Arguments:
-            expires: ms of the queue's x-expires; 0 for none.
-        """
+        """The call that puts a job at the end of a queue with an x-expires of so many ms, or 0."""
         keys = self.keys
         # The strikes that a payload carries do not count for so many seconds.
         forgiven = int(self.config.strike_window) if parse(job.payload).carried.strikes else 0
-        return Call(
-            "revive",
-            [
-                keys.dead,
-                keys.dead_jobs,
-                keys.dead_caps,
-                keys.unannounced,
-                keys.queue(queue_list),
-                keys.recoveries(job.digest),
-                keys.stats,
-                keys.lock(f"retry:{job.id}"),
-                keys.recovered,
-            ],
-            [job.id, job.payload, expires, forgiven],
-        )
+        names = [keys.dead, keys.dead_jobs, keys.dead_caps, keys.unannounced]
+        names += [keys.queue(queue_list), keys.recoveries(job.digest), keys.stats]
+        names += [keys.lock(f"retry:{job.id}"), keys.recovered]
+        return Call("revive", names, [job.id, job.payload, expires, forgiven])
 
     def revive_all(self, jobs: Iterable[tuple[DeadJob, str, int]]) -> list[Any]:
         """``revive`` some in one round trip: for each 1, 0 if it was gone, or an error."""
@@ -232,21 +157,17 @@ class DeadJobs(Structure):
         """Delete all that are in the dead set now; their number."""
         return self.delete(*(id.decode() for id, _ in self.ids()))
 
-    def trim(self) -> Dropped:
+    def trim(self) -> tuple[int, int]:
         """Drop some of what is older than ``dead_ttl`` or more than ``dead_limit``, counted.
 
         Of this app's jobs and of junk: what another app keeps is for its own options to say.
-
-        Returns:
-            the numbers, with what kills have dropped since somebody was told last.
+        Returns how many were too old and how many too many, with those that kills have dropped.
         """
         overflow = self.keys.dead_overflow(self.config.app_name)
-        old, surplus = self.scripts.run(
-            "trim",
-            [*self._names, overflow, *self._caps],
-            [int(self.config.dead_ttl * 1000), BATCH, *self._caps.values()],
-        )
-        return Dropped(int(old), int(surplus))
+        names = [*self._names, overflow, *self._caps]
+        args = [int(self.config.dead_ttl * 1000), BATCH, *self._caps.values()]
+        old, surplus = self.scripts.run("trim", names, args)
+        return int(old), int(surplus)
 
     @property
     def _names(self) -> list[str]:
@@ -266,18 +187,16 @@ class DeadJobs(Structure):
         return int(self.client.scard(self.keys.unannounced))
 
     def unannounced(self, known: Container[str] = ()) -> Iterator[DeadJob]:
-        """Some of the jobs whose callers have not been told, a few at a time: they may be large.
-
-        Arguments:
-            known: ids of those that need not be read.
-        """
+        """Some of the jobs whose callers have not been told, but for some ids that are known."""
         members: Any = self.client.srandmember(self.keys.unannounced, BATCH)
-        ids = [id for member in members or () if (id := member.decode()) not in known]
-        rows = [(id.encode(), score) for id, score in zip(ids, self._died_at(ids), strict=True)]
+        ids = [id for id in members or () if id.decode() not in known]
+        with self.client.pipeline(transaction=False) as pipe:
+            for id in ids:
+                pipe.zscore(self.keys.dead, id)
+            rows = list(zip(ids, pipe.execute(), strict=True))
+        for id in (id for id, score in rows if score is None):
+            self.announced(id.decode())
         there = [(id, score) for id, score in rows if score is not None]
-        for id, score in rows:
-            if score is None:
-                self.announced(id.decode())
         for at in range(0, len(there), FEW):
             yield from self._load(there[at : at + FEW])
 

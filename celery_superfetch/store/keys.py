@@ -1,18 +1,16 @@
 """Every Redis key of this package, spelled in one place.
 
-``<prefix>`` is kombu's ``global_keyprefix``; it is applied here because kombu's prefixing
+kombu's ``global_keyprefix`` is applied here, before every key, the queues' included: its prefixing
 client rewrites only the first key of a script and none of BLMOVE, LREM or LRANGE.
 """
 
 from __future__ import annotations
 
+import re
+
 
 class Keys:
-    """Names of keys; a method or attribute each, with type and lifetime.
-
-    Arguments:
-        prefix: kombu's ``global_keyprefix``, put before every key, the queues' included.
-    """
+    """Names of keys; a method or attribute each, with type and lifetime."""
 
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
@@ -53,14 +51,6 @@ class Keys:
         #: ASK), before the first command; within a script it would refuse a list that the script
         #: itself has emptied, between a job's departure and its arrival.
         self.never = f"{own}never"
-        #: SCAN pattern of everything that is ours, for leaving.
-        self.own_pattern = f"{_escape(own)}*"
-        #: SCAN pattern of all private lists, for the full sweep alone.
-        self.private_pattern = f"{_escape(own)}private:*"
-        #: SCAN pattern of all held jobs, for the same.
-        self.held_pattern = f"{_escape(own)}held:*"
-        #: SCAN pattern of all owners' facts, for the same.
-        self.facts_pattern = f"{_escape(own)}owner:*"
 
     def queue(self, queue_list: str) -> str:
         """LIST, kombu's own: the public queue list (one for each priority step)."""
@@ -80,11 +70,8 @@ class Keys:
 
     def running(self, owner: str) -> str:
         """HASH claim id -> digest of a job its process runs, or ``struck`` for one that ran when
-        its owner died and was recovered since.
-
-        ``alone`` -> the claim that has the process for itself. Gone with its owner; that of a
-        reaped owner has a TTL, and says in ``ran`` how many there were, if more than one.
-        """
+        its owner died and was recovered since; ``alone`` -> the claim that has the process for
+        itself. Of a reaped owner it has a TTL, and in ``ran`` how many ran, if more than one."""
         return f"{self._own}running:{owner}"
 
     def probation(self, queue_list: str) -> str:
@@ -98,11 +85,6 @@ class Keys:
     def recoveries(self, digest: str) -> str:
         """HASH of a job's strikes and recoveries; TTL = strike window, gone with the ack."""
         return f"{self._own}recoveries:{digest}"
-
-    @property
-    def recoveries_prefix(self) -> str:
-        """What scripts put before a digest they computed themselves."""
-        return f"{self._own}recoveries:"
 
     def dead_of(self, app_name: str) -> str:
         """ZSET job id -> time of death; those of one app among ``dead``, capped by its options."""
@@ -120,30 +102,13 @@ class Keys:
         """STRING with a TTL: one pass per interval and scope. Never released, it expires."""
         return f"{self._own}lock:{scope}"
 
-    def has_jobs(self, key: bytes) -> bool:
-        """Whether a key that ``own_pattern`` found has jobs: in flight, held or on probation."""
-        kinds = ("private", "held", "probation")
-        return key.startswith(tuple(f"{self._own}{kind}:".encode() for kind in kinds))
+    def pattern(self, kind: str = "") -> str:
+        """SCAN pattern of everything that is ours, or of one kind (``parse``)."""
+        return re.sub(r"([\\*?\[\]^])", r"\\\1", self._own) + f"{kind}*"
 
-    def is_held(self, key: bytes) -> bool:
-        """Whether a key that ``own_pattern`` found has held jobs."""
-        return key.startswith(f"{self._own}held:".encode())
-
-    def is_dead_set(self, key: bytes) -> bool:
-        """Whether a key that ``own_pattern`` found belongs to the dead set."""
-        return key == self.dead.encode() or key.startswith(f"{self.dead}:".encode())
-
-    def parse_private(self, key: str) -> tuple[str, str]:
-        """``(owner, queue list)`` of a private list's key, of held jobs, or of facts (which have
-        no queue list); for the sweep alone.
-
-        An owner never holds a colon (``Owner.mint`` sees to it), a queue may.
-        """
-        _, _, rest = key[len(self._own) :].partition(":")
+    def parse(self, key: bytes) -> tuple[str, str, str]:
+        """Of a key that ``pattern`` found: its kind, with the colon, and as far as it has them its
+        owner, which never holds a colon (````mint_owner```` sees to it), and its queue list."""
+        kind, colon, rest = key.decode(errors="replace")[len(self._own) :].partition(":")
         owner, _, queue_list = rest.partition(":")
-        return owner, queue_list
-
-
-def _escape(literal: str) -> str:
-    """``literal`` with SCAN's pattern characters taken literally."""
-    return "".join(f"\\{char}" if char in "\\*?[]^" else char for char in literal)
+        return kind + colon, owner, queue_list

@@ -1,12 +1,14 @@
-"""Private lists: claim, ack, requeue, and what is in flight."""
+"""Private lists: claim, ack, requeue, what is in flight, and which of that is said to run."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
 from ..model.job import Claimed, Earlier, Job, digest
+from ..model.strikes import Running
 from .database import Database, Structure
 from .wire.clients import LoneConnection
 from .wire.scripts import Call
@@ -14,12 +16,13 @@ from .wire.scripts import Call
 #: Bytes one claim takes at most, but for the job that passes the mark. It bounds the reply,
 #: and so the time the server and the consumer's loop spend on one claim.
 CLAIM_BYTES = 4 * 1024 * 1024
-
-#: Held jobs that are looked at, and moved back, at a time.
+#: Held jobs that are looked at, or moved back, at a time.
 PAGE = 100
 
-#: The mark of a job that is no longer the caller's.
-GONE = -1
+#: Of what is recorded as running: the field that names the claim which has its process for itself,
+#: and the one that says how many ran when their owner was taken for dead.
+ALONE = "alone"
+RAN = "ran"
 
 
 class Claims(NamedTuple):
@@ -37,8 +40,8 @@ class Claims(NamedTuple):
 
     def fell_short(self, most: int) -> bool:
         """Whether the lists had less than was asked for."""
-        jobs = self.jobs
-        return len(jobs) < most and sum(len(c.job.payload) for c in jobs) < CLAIM_BYTES
+        size = sum(len(claimed.job.payload) for claimed in self.jobs)
+        return len(self.jobs) < most and size < CLAIM_BYTES
 
     def reach(self, order: Sequence[str]) -> int:
         """How many of the lists it would have been enough to name."""
@@ -71,18 +74,15 @@ class PrivateLists(Structure):
         """The call that claims up to ``most`` jobs; ``claims`` reads its reply.
 
         Arguments:
-            lists: queue lists in the order of claiming.
-            turn: how many neighbouring lists are served one job each in turn (their queues
-                are equals); 1 drains list after list.
-            confirm: jobs from ``lists`` that a blocking read brought, to be checked for still
-                being ours.
-            starts: how many of them all, those to be confirmed first, run as soon as they are
-                here; they are recorded as running.
+            lists: queue lists in the order of claiming, of which ``turn`` neighbours (their queues
+                are equals) are served one job each in turn; 1 drains list after list.
+            confirm: jobs from ``lists`` that a blocking read brought, if they are still ours.
+            starts: how many, those to be confirmed first, run at once, and are recorded as running.
         """
         keys = self.keys
         names = [keys.owners, keys.recovered, keys.running(owner), *map(keys.queue, lists)]
         cut, prefix = len(keys.prefix.encode()), keys.private(owner, "")
-        args: list[Any] = [owner, most, CLAIM_BYTES, keys.recoveries_prefix, cut, prefix]
+        args: list[Any] = [owner, most, CLAIM_BYTES, keys.recoveries(""), cut, prefix]
         args += [turn, starts, len(confirm)]
         for job in confirm:
             args += [lists.index(job.queue_list) + 1, job.payload, job.claim_id]
@@ -107,39 +107,28 @@ class PrivateLists(Structure):
             return claims
         marks, errors = more
         confirmed = [
-            None if mark == GONE else Claimed(job, earlier_of(mark))
+            None if mark == -1 else Claimed(job, earlier_of(mark))
             for job, mark in zip(confirm, marks, strict=True)
         ]
         failed = [
-            (lists[int(errors[at]) - 1], errors[at + 1].decode(errors="replace"))
-            for at in range(0, len(errors), 2)
+            (lists[int(at) - 1], text.decode(errors="replace"))
+            for at, text in zip(errors[::2], errors[1::2], strict=True)
         ]
         first = [*filter(None, confirmed), *jobs][:started]
         return claims._replace(confirmed=confirmed, errors=failed, started=first)
 
     def wait(self, connection: LoneConnection, owner: str, queue_list: str, timeout: int) -> None:
-        """Send the claim that waits for a job; the reply is its payload, or None after so many s.
-
-        Raises:
-            redis.exceptions.RedisError: the connection broke.
-        """
+        """Send the claim that waits for a job; the reply is its payload, or None after a time."""
         queue, private = self.keys.queue(queue_list), self.keys.private(owner, queue_list)
         connection.send("BLMOVE", queue, private, "RIGHT", "LEFT", timeout)
 
     def claim_alone(self, owner: str, queue_list: str) -> Call:
         """The call that claims the next job on probation; its last argument is the claim id."""
         keys = self.keys
-        return Call(
-            "probation",
-            [
-                keys.owners,
-                keys.on_probation,
-                keys.running(owner),
-                keys.probation(queue_list),
-                keys.private(owner, queue_list),
-            ],
-            [owner, queue_list, keys.recoveries_prefix, self._claim_id()],
-        )
+        names = [keys.owners, keys.on_probation, keys.running(owner)]
+        names += [keys.probation(queue_list), keys.private(owner, queue_list)]
+        args = [owner, queue_list, keys.recoveries(""), self._claim_id()]
+        return Call("probation", names, args)
 
     def ack(
         self,
@@ -147,14 +136,8 @@ class PrivateLists(Structure):
         starting: Mapping[Job, str] | None = None,
         aside: Container[Job] = (),
     ) -> Call:
-        """The call that settles jobs, and records those that start in their place.
-
-        The counters of those that were delivered before are cleared.
-
-        Arguments:
-            starting: job -> its digest.
-            aside: those that may be held aside.
-        """
+        """The call that settles jobs (``aside``: which may be held aside) with their counters, and
+        records those that start in their place (job -> its digest)."""
         keys: list[str] = []
         counters: list[str] = []
         args: list[Any] = [len(settled)]
@@ -181,39 +164,25 @@ class PrivateLists(Structure):
             expires: ms of the queue's x-expires; 0 for none.
             number: greater than that of each earlier call of this owner's; 0 for somebody else's.
         """
-        keys, first = self.keys, jobs[0]
-        args: list[Any] = [first.queue_list, where, int(self.config.strike_window), expires, number]
+        keys, owner, queue_list = self.keys, jobs[0].owner, jobs[0].queue_list
+        names = [keys.private(owner, queue_list), keys.queue(queue_list)]
+        names += [keys.recovered, keys.stats, keys.running(owner)]
+        names += [keys.probation(queue_list), keys.on_probation]
+        names += [keys.held(owner, queue_list), keys.facts(owner)]
+        args: list[Any] = [queue_list, where, int(self.config.strike_window), expires, number]
         for job in jobs:
+            names.append(keys.recoveries(digest(job.payload)))
             args += [job.payload, job.claim_id]
-        return Call(
-            "requeue",
-            [
-                keys.private(first.owner, first.queue_list),
-                keys.queue(first.queue_list),
-                keys.recovered,
-                keys.stats,
-                keys.running(first.owner),
-                keys.probation(first.queue_list),
-                keys.on_probation,
-                keys.held(first.owner, first.queue_list),
-                keys.facts(first.owner),
-                *(keys.recoveries(digest(job.payload)) for job in jobs),
-            ],
-            args,
-        )
+        return Call("requeue", names, args)
 
     def give_back(self, jobs: Sequence[Job], expires: int) -> int:
         """``requeue`` jobs of an owner that is gone, to the front; the number that were there."""
-        return sum(self.scripts.ask(self.requeue(jobs, "front", expires)))
+        return sum(self.scripts.run(*self.requeue(jobs, "front", expires)))
 
     def hold(self, jobs: Sequence[Job]) -> Call:
         """The call that moves jobs of one private list out of its way."""
-        keys, first = self.keys, jobs[0]
-        names = [
-            keys.private(first.owner, first.queue_list),
-            keys.held(first.owner, first.queue_list),
-            keys.running(first.owner),
-        ]
+        keys, owner, queue_list = self.keys, jobs[0].owner, jobs[0].queue_list
+        names = [keys.private(owner, queue_list), keys.held(owner, queue_list), keys.running(owner)]
         return Call("hold", names, [arg for job in jobs for arg in (job.payload, job.claim_id)])
 
     def unhold(self, owner: str, queue_list: str, claim_ids: Sequence[str]) -> Call:
@@ -221,23 +190,15 @@ class PrivateLists(Structure):
         names = [self.keys.held(owner, queue_list), self.keys.private(owner, queue_list)]
         return Call("unhold", names, claim_ids, whole=True)
 
-    def held_pages(self, owner: str, queue_list: str) -> Iterator[list[Job]]:
-        """Held jobs of one private list, some at a time; those moved back meanwhile are seen."""
-        cursor, begun = 0, False
-        while cursor or not begun:
-            page: Any
-            cursor, page = self.client.hscan(self.keys.held(owner, queue_list), cursor, count=PAGE)
-            begun = True
-            if page:
-                yield [Job(owner, queue_list, payload, id.decode()) for id, payload in page.items()]
-
-    def unhold_all(self, owner: str, queue_list: str) -> None:
-        """Bring all held jobs back to their private list, of an owner that is gone."""
-        pages = self.held_pages(owner, queue_list)
+    def unhold_all(self, owner: str, queue_list: str, but: Container[str] = ()) -> set[str]:
+        """Bring held jobs back to their private list, but for some claim ids; returns all ids."""
+        found = self.client.hscan_iter(self.keys.held(owner, queue_list), count=PAGE)
+        ids = {id.decode() for id, _ in found}
         # A hash has no order: that of the claims is in their ids, which are numbers.
-        ids = sorted((job.claim_id for page in pages for job in page), key=lambda id: (len(id), id))
-        for at in range(0, len(ids), PAGE):
-            self.scripts.ask(self.unhold(owner, queue_list, ids[at : at + PAGE]))
+        back = sorted((id for id in ids if id not in but), key=lambda id: (len(id), id))
+        for at in range(0, len(back), PAGE):
+            self.scripts.run(*self.unhold(owner, queue_list, back[at : at + PAGE]))
+        return ids
 
     def in_flight(self, owner: str, queue_list: str, count: int = 0) -> list[Job]:
         """Jobs in one private list, newest claim first; all, or the first ``count``."""
@@ -245,20 +206,16 @@ class PrivateLists(Structure):
         return [Job(owner, queue_list, payload) for payload in found]
 
     def newest(self, owner: str, queue_list: str, most: int, room: int) -> list[bytes]:
-        """The payloads of the newest claims in one private list.
-
-        Arguments:
-            room: most bytes, but for the job that passes the mark.
-        """
+        """The payloads of the newest claims in one private list; ``room`` is the most bytes, but
+        for the job that passes the mark."""
         name = self.keys.private(owner, queue_list)
         payloads: list[bytes] = self.scripts.run("newest", [name], [most, room])
         return payloads
 
     def has(self, job: Job) -> bool:
         """Whether a job is in its private list."""
-        private: Any = self.keys.private(job.owner, job.queue_list)
-        payload: Any = job.payload
-        return self.client.lpos(private, payload) is not None
+        private, payload = self.keys.private(job.owner, job.queue_list), job.payload
+        return self.client.lpos(private, payload) is not None  # type: ignore[arg-type]
 
     def held(self, owner: str, queue_list: str) -> int:
         """How many are held aside."""
@@ -269,23 +226,53 @@ class PrivateLists(Structure):
         with self.client.pipeline(transaction=False) as pipe:
             for owner, names in groups:
                 # The one without a name is never there; no group is empty so.
-                lists = ["", *names]
-                kinds = self.keys.private, self.keys.held
-                pipe.exists(*(key(owner, name) for key in kinds for name in lists))
+                pipe.exists(*(key for name in ["", *names] for key in self._both(owner, name)))
             return [bool(there) for there in pipe.execute()]
 
     def sizes(self, owners: Iterable[tuple[str, Iterable[str]]]) -> dict[str, int]:
         """Jobs in flight of some owners, each given with its lists, in one round trip."""
         rows = [(owner, name) for owner, lists in owners for name in lists]
         with self.client.pipeline(transaction=False) as pipe:
-            for owner, name in rows:
-                pipe.llen(self.keys.private(owner, name))
-                pipe.hlen(self.keys.held(owner, name))
-            sizes: dict[str, int] = {}
+            for row in rows:
+                private, held = self._both(*row)
+                pipe.llen(private)
+                pipe.hlen(held)
             replies = iter(pipe.execute())
-            for owner, _ in rows:
-                sizes[owner] = sizes.get(owner, 0) + int(next(replies)) + int(next(replies))
+        sizes: Counter[str] = Counter()
+        for (owner, _), listed, aside in zip(rows, replies, replies, strict=True):
+            sizes[owner] += listed + aside
         return sizes
+
+    def _both(self, owner: str, queue_list: str) -> tuple[str, str]:
+        return self.keys.private(owner, queue_list), self.keys.held(owner, queue_list)
+
+    # -- what is recorded as running (``superfetch:running:<owner>``): the evidence of a death
+
+    def running(self, owner: str, *, stopping: bool = False) -> Running:
+        """What an owner had recorded; ``stopping``: it had been told to stop."""
+        record: Any = self.client.hgetall(self.keys.running(owner))
+        ran = {id.decode(): name.decode() for id, name in record.items()}
+        alone, at_death = ran.pop(ALONE, ""), int(ran.pop(RAN, 0))
+        return Running(
+            tuple(ran.values()),
+            {name: id for id, name in ran.items()},
+            alone=ran.get(alone, ""),
+            stopping=stopping,
+            at_death=at_death,
+        )
+
+    def unrecord(self, job: Job) -> None:
+        """Remove what says that a job runs."""
+        self.client.hdel(self.keys.running(job.owner), job.claim_id)
+
+    def forget_running(self, owner: str, held: Container[str]) -> None:
+        """Remove what says that ``owner`` runs claims it does not hold; none may come meanwhile."""
+        key = self.keys.running(owner)
+        record: Any = self.client.hgetall(key)
+        ran = {id.decode(): value.decode() for id, value in record.items() if id != RAN.encode()}
+        stale = [id for id, value in ran.items() if (value if id == ALONE else id) not in held]
+        if stale:
+            self.client.hdel(key, *stale)
 
 
 def earlier_of(mark: Any) -> Earlier | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from math import isfinite
 from typing import Any
 
@@ -12,13 +13,10 @@ from redis.exceptions import ResponseError
 from ..model.facts import Facts
 from .database import Structure
 from .wire.clients import cut
-from .wire.resp import packed
-from .wire.scripts import Call
-from .wire.server import milliseconds
+from .wire.scripts import Call, packed
 
-#: Rows one heartbeat returns at most. They are the oldest, and the same each time: whoever is
-#: beyond that is watched only once those are reaped, a whole ``owner_ttl`` later. A thousand are
-#: 50 kB, while so many are silent.
+#: Rows one heartbeat returns at most (a thousand are 50 kB), the oldest: whoever is beyond that is
+#: watched only once those are reaped, a whole ``owner_ttl`` later.
 HEARTBEAT_ROWS = 4096
 
 #: Seconds a tombstone's facts are kept, so that an owner thawed within a day learns its fate.
@@ -49,20 +47,29 @@ class Registry(Structure):
 
     def register(self, facts: Facts) -> Heartbeat:
         """Write all facts; counts as a heartbeat, whose status is ``ok`` or ``reaped``."""
-        fields = [part for pair in facts.dump().items() for part in pair]
+        fields = chain.from_iterable(facts.dump().items())
         keys = [*self._heard_in(facts), self.keys.reaped]
         return _heartbeat(self.scripts.run("register", keys, [facts.owner, *fields]))
 
     def heartbeat(self, facts: Facts, since: int, changed: Mapping[str, str]) -> Heartbeat:
-        """One heartbeat.
+        """One heartbeat, with facts that changed ``since`` the caller's last (``now``; 0: none)."""
+        return _heartbeat(self.scripts.run(*self._heartbeat(facts, since, changed)))
 
-        Arguments:
-            since: ``now`` of the caller's last one; 0 when it has none to compare with.
-            changed: facts that changed since then, as ``Facts.dump`` has them.
-        """
-        fields = [part for pair in changed.items() for part in pair]
+    def pulse(self, facts: Facts, state: str) -> bytes:
+        """A heartbeat as it is sent: it asks for nobody, and tells of nothing but ``state``."""
+        call = self._heartbeat(facts, 0, {"state": state})
+        return b"".join(packed([self.scripts.command(call._replace(whole=True))]))
+
+    def _heartbeat(self, facts: Facts, since: int, changed: Mapping[str, str]) -> Call:
+        fields = chain.from_iterable(changed.items())
         args = [facts.owner, since, HEARTBEAT_ROWS, *fields]
-        return _heartbeat(self.scripts.run("heartbeat", self._heard_in(facts), args))
+        return Call("heartbeat", self._heard_in(facts), args)
+
+    def _heard_in(self, facts: Facts) -> list[str]:
+        return [*self._rows(facts.owner, facts.process.host), self.keys.on_probation]
+
+    def _rows(self, owner: str, host: str) -> list[str]:
+        return [self.keys.owners, self.keys.facts(owner), self.keys.host(host)]
 
     def knows(self, owner: str) -> bool:
         """Whether this server has ever heard of ``owner``."""
@@ -73,24 +80,9 @@ class Registry(Structure):
         score = self.client.zscore(self.keys.owners, owner)
         return None if score is None else int(score)
 
-    def _heard_in(self, facts: Facts) -> list[str]:
-        return [*self._rows(facts.owner, facts.process.host), self.keys.on_probation]
-
-    def _rows(self, owner: str, host: str) -> list[str]:
-        """What has a row, or is one, for each owner that lives."""
-        return [self.keys.owners, self.keys.facts(owner), self.keys.host(host)]
-
-    def pulse(self, facts: Facts, state: str) -> bytes:
-        """A heartbeat as it is sent: it asks for nobody, and tells of nothing but ``state``."""
-        args = [facts.owner, 0, 0, "state", state]
-        return b"".join(packed([self.scripts.bare(Call("heartbeat", self._heard_in(facts), args))]))
-
     def leave(self, facts: Facts, tombstone: float) -> int:
         """End in order; unless 0 nothing was done: the number of jobs left, or -1 when reaped.
-
-        Arguments:
-            tombstone: seconds during which a claim of ours may still land; 0 for none.
-        """
+        For so many seconds (``tombstone``) a claim of ours may still land."""
         keys, owner = self.keys, facts.owner
         names = [*self._rows(owner, facts.process.host), keys.reaped, keys.silences]
         names += [keys.running(owner)]
@@ -104,19 +96,14 @@ class Registry(Structure):
 
     def owners(self) -> dict[str, int]:
         """Every registered owner -> its score, the last heartbeat in server ms."""
-        return _scores(self.client.zrange(self.keys.owners, 0, -1, withscores=True))
-
-    def look(self) -> tuple[dict[str, int], int]:
-        """``owners``, and at which instant that was, in server ms."""
-        with self.client.pipeline(transaction=True) as pipe:
-            pipe.zrange(self.keys.owners, 0, -1, withscores=True)
-            pipe.time()
-            rows, time = pipe.execute()
-        return _scores(rows), milliseconds(time)
+        return self._scores(self.keys.owners)
 
     def tombstones(self) -> dict[str, int]:
         """Owners that were reaped lately -> until when they are drained again (server ms)."""
-        return _scores(self.client.zrange(self.keys.reaped, 0, -1, withscores=True))
+        return self._scores(self.keys.reaped)
+
+    def _scores(self, key: str) -> dict[str, int]:
+        return _scores(self.client.zrange(key, 0, -1, withscores=True))
 
     def facts(self, owners: Iterable[str]) -> dict[str, Facts]:
         """The facts of some owners, in one round trip; an empty row gives the weakest facts."""
@@ -132,11 +119,8 @@ class Registry(Structure):
         }
 
     def mark(self, owner: str, host: str, score: int, tombstone: float, reason: str) -> bool:
-        """Mark an owner reaped unless it was heard since ``score``.
-
-        Arguments:
-            tombstone: seconds to drain its lists again, for claims that land late.
-        """
+        """Mark an owner reaped unless it was heard since ``score``; for so many seconds
+        (``tombstone``) its lists are drained again, for claims that land late."""
         keys = self.keys
         names = [*self._rows(owner, host), keys.reaped, keys.silences, keys.stats]
         times = [score, int(tombstone * 1000), TOMBSTONE_FACTS * 1000]
@@ -158,9 +142,8 @@ class Registry(Structure):
         state: Any = self.client.hget(self.keys.facts(owner), "state")
         if state in (None, b"reaped"):
             return False
-        return bool(
-            self.client.zadd(self.keys.owners, {owner: self.database.server_time()}, nx=True)
-        )
+        row = {owner: self.database.server_time()}
+        return bool(self.client.zadd(self.keys.owners, row, nx=True))
 
     def forget_tombstone(self, owner: str) -> None:
         """Stop draining a reaped owner; its facts go by their own TTL."""
@@ -177,8 +160,8 @@ class Registry(Structure):
         return bool(bytes(reply).strip())
 
     def cut(self, facts: Facts) -> None:
-        """CLIENT KILL the owner's connections, so that a frozen one claims nothing more."""
-        # Gone already, forbidden, or of another run of the server: the tombstone covers it.
+        """CLIENT KILL the owner's connections, so that a frozen one claims nothing more; where
+        that cannot be, the tombstone covers it."""
         cut(self.client, facts.run_id, facts.connections)
 
 
@@ -189,14 +172,14 @@ def _scores(rows: Any) -> dict[str, int]:
 
 
 def _heartbeat(reply: Any) -> Heartbeat:
-    status = reply[0].decode()
-    if status != "ok":
-        return Heartbeat(status)
-    rows = reply[2]
+    status, *more = reply
+    if status != b"ok":
+        return Heartbeat(status.decode())
+    now, rows, neighbours, probation = more
     return Heartbeat(
-        status,
-        int(reply[1]),
+        "ok",
+        int(now),
         _scores(zip(rows[::2], rows[1::2], strict=True)),
-        tuple(owner.decode(errors="replace") for owner in reply[3]),
-        frozenset(name.decode(errors="replace") for name in reply[4]),
+        tuple(owner.decode(errors="replace") for owner in neighbours),
+        frozenset(name.decode(errors="replace") for name in probation),
     )

@@ -34,9 +34,8 @@ class Silences(Structure):
         """Take in one pass; owner -> seconds of silence that all passes saw together.
 
         Arguments:
-            scores: every registered owner -> its last heartbeat (server ms).
+            scores: every registered owner -> its last heartbeat (server ms), as read ``now``.
             intervals: owners that are looked at -> seconds between their heartbeats.
-            now: when the scores were read, server ms.
             run_id: which run of the server this is; what was seen in another does not count.
             keep: False only reads (a dry run, ``status``).
         """
@@ -50,16 +49,14 @@ class Silences(Structure):
             else:
                 seen[owner] = last.then(now, interval + RETRY_INTERVAL, self.config.reap_interval)
         if keep:
-            self._write(seen, gone=set(before) - set(scores))
+            self._write(seen, sorted(before.keys() - scores.keys()))
         return {owner: row.silent for owner, row in seen.items()}
 
-    def _write(self, seen: Mapping[str, _Seen], gone: set[str]) -> None:
+    def _write(self, seen: Mapping[str, _Seen], gone: list[str]) -> None:
         rows = [(owner, json.dumps(row)) for owner, row in seen.items()]
-        names = sorted(gone)
         calls = []
-        for at in range(0, max(len(rows), len(names), 1), BATCH):
-            removed = names[at : at + BATCH]
-            written = [part for row in rows[at : at + BATCH] for part in row]
+        for at in range(0, max(len(rows), len(gone)), BATCH):
+            removed, written = gone[at : at + BATCH], sum(rows[at : at + BATCH], ())
             calls.append(Call("silence", [self.keys.silences], [len(removed), *removed, *written]))
         self.scripts.run_all(calls)
 
@@ -76,11 +73,8 @@ class _Seen(NamedTuple):
     gap: float = 0.0
 
     def then(self, now: int, wait: float, reap_interval: float) -> _Seen:
-        """After one more pass that found the same; one that came too soon says nothing.
-
-        Arguments:
-            wait: seconds until whoever lives is heard again.
-        """
+        """After one more pass that found the same; one before whoever lives is heard again, in
+        ``wait`` seconds, says nothing."""
         past = (now - self.at) / 1000
         if past < 0:  # the server's clock was set back
             return self._replace(at=now)

@@ -122,7 +122,7 @@ class Unacked(Structure):
 
     def move(self, jobs: Sequence[tuple[StockJob, Mapping[str, int]]]) -> list[bytes]:
         """``take`` jobs now."""
-        return list(self.scripts.ask(self.take(jobs)))
+        return list(self.scripts.run(*self.take(jobs)))
 
     def take(self, jobs: Sequence[tuple[StockJob, Mapping[str, int]]]) -> Call:
         """The call that moves jobs to their queues; a reply for each, see ``migrate.lua``.

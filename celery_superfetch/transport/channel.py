@@ -214,7 +214,7 @@ class Channel(redis.Channel):
         return sum(job.queue_list in lists for job in jobs)
 
     def _purge(self, queue: str) -> int:
-        from ..store.probation import Suspects
+        from ..store.queues import Suspects
 
         return int(super()._purge(queue)) + Suspects(self.database).purge(self._lists_of(queue))
 

@@ -17,9 +17,9 @@ from redis.exceptions import RedisError
 
 from ..app.announcer import announcements_of
 from ..app.poison_pill import limits_of
+from ..model.dead_job import DeadJob
 from ..model.job import CARRIED, EARLIER, Carried
 from ..model.strikes import Blame
-from ..store.dead_jobs import DeadJob
 from ..transport.deliveries import Delivery, delivery_of
 from .batches import is_only_named
 from .private_names import ASKS_FIRST, SOLO

@@ -19,8 +19,8 @@ from celery_superfetch.owner.in_flight.jobs import Move, State
 from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.reaper.judge import Judge
 from celery_superfetch.reaper.reaper import Reaper
+from celery_superfetch.store.private_lists import PrivateLists
 from celery_superfetch.store.registry import Registry
-from celery_superfetch.store.running import RunningJobs
 from celery_superfetch.store.wire.scripts import Call, Line
 from model.scripts_seen import Truth
 from support.workers.bench import Bench
@@ -80,7 +80,7 @@ class Stage:
 
         monkeypatch.setattr(Line, "exchange", shown)
         # What a decision is built on may change between these, and before it is carried out.
-        for owner, name in ((RunningJobs, "read"), (Judge, "counters")):
+        for owner, name in ((PrivateLists, "running"), (Judge, "counters")):
             monkeypatch.setattr(owner, name, waiting(getattr(owner, name)))
         end_probation = GiveBack._end_probation
 
@@ -91,22 +91,22 @@ class Stage:
                 self.truth.drain_probation()
 
         monkeypatch.setattr(GiveBack, "_end_probation", ended)
-        forget = RunningJobs.forget
+        forget = PrivateLists.forget_running
 
-        def forgotten(running: RunningJobs, owner: str, held: Container[str]) -> None:
-            forget(running, owner, held)
+        def forgotten(lists: PrivateLists, owner: str, held: Container[str]) -> None:
+            forget(lists, owner, held)
             if self.truth is not None:
                 self.truth.forget_running(owner, held)
 
-        monkeypatch.setattr(RunningJobs, "forget", forgotten)
-        unrecord = RunningJobs.remove
+        monkeypatch.setattr(PrivateLists, "forget_running", forgotten)
+        unrecord = PrivateLists.unrecord
 
-        def unrecorded(running: RunningJobs, job: Job) -> None:
-            unrecord(running, job)
+        def unrecorded(lists: PrivateLists, job: Job) -> None:
+            unrecord(lists, job)
             if self.truth is not None:
                 self.truth.running[job.owner].pop(job.claim_id, None)
 
-        monkeypatch.setattr(RunningJobs, "remove", unrecorded)
+        monkeypatch.setattr(PrivateLists, "unrecord", unrecorded)
         # Of two that were marked, the clock decides whether it was in the same ms.
         tombstones = Registry.tombstones
         monkeypatch.setattr(

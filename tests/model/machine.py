@@ -106,7 +106,7 @@ class Fleet(RuleBasedStateMachine):
     @precondition(lambda self: +self.truth.dead)
     @rule(data=st.data())
     def retry(self, data: st.DataObject) -> None:
-        dead = sorted(self.bench.dead_set, key=lambda job: job.payload)
+        dead = sorted(self.bench.dead_set.find(), key=lambda job: job.payload)
         assert self.bench.retry(data.draw(st.sampled_from(dead)))
 
     # -- workers

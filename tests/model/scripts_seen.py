@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 from celery_superfetch.model.job import digest
-from celery_superfetch.store.running import ALONE, RAN
+from celery_superfetch.store.private_lists import ALONE, RAN
 from celery_superfetch.store.wire.scripts import Call
 from model.truth import STRUCK, Card, Known, Verdict
 

@@ -17,7 +17,7 @@ from celery_superfetch.model.config import Config
 from celery_superfetch.model.job import digest, parse
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.store.keys import Keys
-from celery_superfetch.store.running import ALONE, RAN
+from celery_superfetch.store.private_lists import ALONE, RAN
 
 STRUCK = "struck"
 

@@ -6,8 +6,8 @@ import pytest
 from celery.utils.dispatch import Signal
 
 from celery_superfetch import signals
+from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.strikes import Recovery
-from celery_superfetch.store.dead_jobs import DeadJob
 
 PAYLOADS = {
     "job_recovering": ("recovery", Recovery),

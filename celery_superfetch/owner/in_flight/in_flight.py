@@ -149,7 +149,7 @@ class InFlight(Outbox):
             if job in self.jobs:
                 self.jobs[job].recorded = False
             self._forget_start(job)
-            self.running.remove(job)
+            self.lists.unrecord(job)
 
     def may_start(self, job: Job) -> bool:
         """Whether the job is ours and waits to be started; False for ever once it is not."""

@@ -110,12 +110,7 @@ class LostClaims:
         aside = {job.claim_id: job for job in outbox.aside if job[:2] == (owner, queue_list)}
         if lists.held(owner, queue_list) == len(aside):
             return
-        found: set[str] = set()
-        for page in lists.held_pages(owner, queue_list):
-            ids = {job.claim_id for job in page}
-            found |= ids
-            if strays := ids - aside.keys():
-                outbox.ask([lists.unhold(owner, queue_list, sorted(strays))])
+        found = lists.unhold_all(owner, queue_list, but=aside)
         outbox.aside.difference_update(job for id, job in aside.items() if id not in found)
 
     def _settle_again(self, jobs: Iterable[Job]) -> list[Job]:
@@ -140,7 +135,7 @@ class LostClaims:
         """
         with self.outbox.lock:
             held = {job.claim_id for job in self.jobs if job.owner == owner}
-            self.outbox.running.forget(owner, held)
+            self.lists.forget_running(owner, held)
 
     def is_ours(self, job: Job, asked: float) -> bool:
         """Whether the claim that a reply speaks of is ours, or another one's by now.

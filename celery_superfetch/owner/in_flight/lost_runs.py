@@ -6,12 +6,12 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+from ...model.dead_job import DeadJob, dead_job
 from ...model.job import Carried, Job, digest, parse
 from ...model.strikes import Blame, Decision, Limits, Recovery, Running, decide
 from ...reaper.judge import Judge, ask, tell, warn_of
 from ...signals import job_killed
 from ...store.counters import Outcome
-from ...store.dead_jobs import DeadJob, dead_job
 from .in_flight import InFlight
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,6 @@ from ...model.process import own_pid
 from ...signals import LostJob, ownership_lost
 from ...store.database import Database, Structure
 from ...store.private_lists import PrivateLists
-from ...store.running import RunningJobs
-from ...store.stats import Stats
 from ...store.wire.scripts import Call, Line
 from .jobs import Jobs, Move, State
 
@@ -67,7 +65,6 @@ class Outbox(Structure):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self.lists = PrivateLists(database)
-        self.running = RunningJobs(database)
         self.lock = RLock()
         self.jobs = Jobs()
         #: ms of x-expires for each queue list that has it.
@@ -340,7 +337,7 @@ class Outbox(Structure):
             job.owner,
         )
         with suppress(RedisError):  # counting is not worth a failure
-            Stats(self.database).count("ownership_lost")
+            self.database.count("ownership_lost")
         ownership_lost.send(sender=None, lost=LostJob.of(job, envelope))
 
 

@@ -31,9 +31,6 @@ class LoneConnection:
     """A connection that is of no pool: whoever watches its socket reads what comes.
 
     All raise ``redis.exceptions.RedisError`` where the server cannot be reached, or refuses.
-
-    Arguments:
-        params: arguments of a redis-py connection, ``connection_class`` among them.
     """
 
     def __init__(self, params: Params) -> None:
@@ -51,7 +48,7 @@ class LoneConnection:
     def learn_id(self) -> None:
         """Ask by which id it is known, as far as that is allowed."""
         self.run_id = run_behind(self._connection)
-        self._connection.send_command("CLIENT", "ID")
+        self.send("CLIENT", "ID")
         number = reply_of(self._connection)
         self.id = 0 if isinstance(number, ResponseError) or not self.run_id else int(number)
 
@@ -107,25 +104,16 @@ def connection_id(client: Redis) -> int:
 
 
 def cut(client: Redis, run_id: str, ids: Sequence[int]) -> bool:
-    """CLIENT KILL some connections; False where nobody can tell the server that they were of.
-
-    One that is gone already, or that must not be killed, says nothing.
-
-    Raises:
-        redis.exceptions.RedisError: the server cannot be reached.
-    """
+    """CLIENT KILL some connections, as far as that is allowed; False where nobody can tell the
+    server that they were of."""
     return _to_connections(client, run_id, ("KILL", "ID"), ids) is not None
 
 
 def unblock(client: Redis, connections: Sequence[LoneConnection]) -> bool:
     """CLIENT UNBLOCK those that wait in a command, so that their replies are there to be read.
 
-    Returns:
-        False where that is forbidden, has no effect in time, or ``client`` leads to another
-        server by now; the replies then come when they come.
-
-    Raises:
-        redis.exceptions.RedisError: the server cannot be reached, or one of them broke.
+    False where that is forbidden, has no effect in time, or ``client`` leads to another server by
+    now; the replies then come when they come. RedisError: one of them broke.
     """
     if any(not one.id or one.run_id != connections[0].run_id for one in connections):
         return False
@@ -136,16 +124,14 @@ def unblock(client: Redis, connections: Sequence[LoneConnection]) -> bool:
     while pending:
         ids = [one.id for one in pending]
         replies = _to_connections(client, pending[0].run_id, ["UNBLOCK"], ids)
-        if replies is None or monotonic() > deadline:
-            return False
-        if any(isinstance(reply, ResponseError) for reply in replies):
+        if replies is None or monotonic() > deadline or not {0, 1}.issuperset(replies):
             return False
         # 0: it was answered already, or the server has not come to read it yet, which asks for
         # another try: to wait for its reply would be to wait until its block ends.
         pending = [
             one
             for one, reply in zip(pending, replies, strict=True)
-            if reply != 1 and not one.can_read(UNBLOCK_PAUSE)
+            if not (reply or one.can_read(UNBLOCK_PAUSE))
         ]
     return True
 
@@ -156,10 +142,8 @@ def _to_connections(
     """Send a sub-command of CLIENT to some connections of one run of the server.
 
     After a restart, or a failover behind one address, their ids are strangers'. So it goes by one
-    connection of which it is known where it leads.
-
-    Returns:
-        the replies, errors among them; None: another run is there now, or nobody can tell.
+    connection of which it is known where it leads. Returns the replies, errors among them; None:
+    another run is there now, or nobody can tell.
     """
     pool = client.connection_pool
     connection = pool.get_connection(*CHECKOUT)

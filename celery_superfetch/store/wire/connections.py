@@ -36,26 +36,16 @@ ASKED_ONCE: Params = {
 #: retransmissions); a server that stands still for 10 s must not be taken for gone.
 REPLY_TIMEOUT = 15.0
 
-#: How those arguments of a pool's connections begin that are about the pool itself.
-OF_THE_POOL = ("maint_", "orig_")
-
 #: The name under which our connections stand in CLIENT LIST, to be told from stock kombu's; as
 #: redis-py wants an upstream driver to be called.
 NAME = "celery-superfetch"
-
-#: How a reply begins that ends a blocking read because the server was made a replica.
-FORCED_UNBLOCK = "UNBLOCKED force unblock"
-
-#: A cluster has moved, or moves, our slot (``AskError`` is of MOVED, too), or cannot serve it.
-SLOT_IS_AWAY = AskError, TryAgainError, ClusterDownError
 
 
 def leaving_replicas(connection_class: Any) -> Any:
     """``connection_class``, but it leaves a server that was made a replica, or moves our slot.
 
-    To redis-py, READONLY is a reply like any other, and it goes on talking to that server. As a
-    connection error it makes consumers and producers connect again, and so find the primary.
-    Nothing was executed, so nothing can be executed twice.
+    To redis-py, READONLY is a reply like any other. As a connection error it makes consumers and
+    producers connect again, and so find the primary. Nothing was executed that could be twice.
     """
 
     class LeavingReplicas(connection_class):
@@ -72,14 +62,16 @@ def leaving_replicas(connection_class: Any) -> Any:
                 del kwargs["timeout"]
             try:
                 return super().read_response(*args, **kwargs)
-            except SLOT_IS_AWAY as exc:
+            except (AskError, TryAgainError, ClusterDownError) as exc:  # AskError is of MOVED, too
                 self.disconnect()
                 raise RedisConnectionError(
                     f"the cluster does not serve our slot here, or not now ({type(exc).__name__}: "
                     f"{exc}): it did nothing of what was asked"
                 ) from exc
             except ResponseError as exc:
-                if not isinstance(exc, ReadOnlyError) and not str(exc).startswith(FORCED_UNBLOCK):
+                # The other ends a blocking read because the server was made a replica.
+                unblocked = str(exc).startswith("UNBLOCKED force unblock")
+                if not (unblocked or isinstance(exc, ReadOnlyError)):
                     raise
                 self.disconnect()
                 raise RedisConnectionError(
@@ -91,11 +83,8 @@ def leaving_replicas(connection_class: Any) -> Any:
 
 
 def discreetly(discover_master: Callable[[str], Any], options: Params) -> Callable[[str], Any]:
-    """``discover_master`` of a redis-py Sentinel; the errors of older ones show its passwords.
-
-    Arguments:
-        options: how the Sentinels are asked.
-    """
+    """``discover_master`` of a redis-py Sentinel, whose errors would show the passwords in
+    ``options``, by which the Sentinels are asked: those of older versions do."""
 
     def discover(service_name: str) -> Any:
         try:
@@ -110,11 +99,11 @@ def discreetly(discover_master: Callable[[str], Any], options: Params) -> Callab
 
 
 class Sentinels:
-    """The Sentinels that know where the primary is.
+    """The Sentinels that know where the primary is; stands for the pool of Sentinel connections,
+    which these ask at each connect.
 
-    Stands where redis-py's Sentinel connections expect their pool, which they ask at each
-    connect. It asks by connections of the moment: heartbeats, acks and claims connect from
-    threads of their own, and redis-py's ``Sentinel`` is made for one.
+    It asks by connections of the moment: heartbeats, acks and claims connect from threads of their
+    own, and redis-py's ``Sentinel`` is made for one.
     """
 
     #: What redis-py's connections ask of their pool beside the address.
@@ -134,11 +123,7 @@ class Sentinels:
         self.options = options
 
     def get_master_address(self) -> tuple[str, int]:
-        """Host and port of the primary.
-
-        Raises:
-            redis.exceptions.ConnectionError: no Sentinel that answers knows one.
-        """
+        """Host and port of the primary; ConnectionError: no Sentinel that answers knows one."""
         sentinel = Sentinel(
             list(self.addresses),
             min_other_sentinels=self.min_other_sentinels,
@@ -156,7 +141,8 @@ def sentinel_params(pool: SentinelConnectionPool) -> dict[str, Any]:
     """Params for connections of our own to the primary that kombu's ``pool`` leads to."""
     manager = pool.sentinel_manager
     # Since redis-py 8 a pool adds handlers of its own, which a connection outside must not call.
-    given = {k: v for k, v in pool.connection_kwargs.items() if not k.startswith(OF_THE_POOL)}
+    pools = "maint_", "orig_"
+    given = {k: v for k, v in pool.connection_kwargs.items() if not k.startswith(pools)}
     known = (client.connection_pool.connection_kwargs for client in manager.sentinels)
     return {
         **given,
@@ -177,8 +163,7 @@ def place_of(params: Params) -> Hashable:
     parts = tuple(str(params.get(part)) for part in ("host", "port", "path", "db", "username"))
     if not isinstance(sentinels, Sentinels):
         return parts
-    # In whatever order they are named.
-    return *parts, sentinels.service_name, frozenset(sentinels.addresses)
+    return *parts, sentinels.service_name, frozenset(sentinels.addresses)  # in any order
 
 
 def without_retries(params: Params) -> dict[str, Any]:
@@ -189,18 +174,15 @@ def without_retries(params: Params) -> dict[str, Any]:
 
 def patient(params: Params) -> dict[str, Any]:
     """Arguments of a connection that waits, but not for ever, where the user set no limit."""
-    own = dict(params)
-    own["socket_timeout"] = own.get("socket_timeout") or REPLY_TIMEOUT
-    if "path" not in own:
-        own["socket_connect_timeout"] = own.get("socket_connect_timeout") or REPLY_TIMEOUT
-    return own
+    names = ["socket_timeout"] if "path" in params else ["socket_timeout", "socket_connect_timeout"]
+    return {**params, **{name: params.get(name) or REPLY_TIMEOUT for name in names}}
 
 
-def named(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Connection parameters under which redis-py says who we are.
+def named(params: Params) -> dict[str, Any]:
+    """Connection parameters under which redis-py says who we are, as it connects.
 
-    It says so as it connects, together with its own version, and carries on where the server
-    does not know the command (before Redis 7.2) or the user may not give it.
+    It carries on where the server does not know the command (before Redis 7.2) or the user may not
+    give it.
     """
     try:
         from redis import DriverInfo

@@ -24,35 +24,22 @@ OLDEST_SERVER = (6, 2)
 TAGGED = r"[^{]*\{[^}]+\}"
 
 
-class ReadOnlyServer(RedisConnectionError):
-    """The server is a read-only replica; a connection error, since a failover mends it."""
-
-
-def milliseconds(time: Any) -> int:
-    """The reply to TIME as ms."""
-    seconds, micros = time
-    return int(seconds) * 1000 + int(micros) // 1000
-
-
 def info(client: Redis, section: str = "default") -> dict[str, Any]:
     """What the server says of itself; nothing where that is forbidden."""
     try:
-        found: Any = client.info(section)
+        return dict(client.info(section))
     except ResponseError:
         return {}
-    return dict(found) if isinstance(found, dict) else {}
 
 
 def server_version(told: Mapping[str, Any]) -> tuple[int, int]:
-    """``(major, minor)`` of the Redis that the server is, or is compatible with, by its ``info``.
-
-    Where it says nothing the answer is (6, 2): the least that is supported.
-    """
+    """``(major, minor)`` of the Redis that the server is, or is compatible with, by its ``info``;
+    the least that is supported where it says nothing."""
     try:
         major, minor = str(told["redis_version"]).split(".")[:2]
         return int(major), int(minor)
     except (KeyError, ValueError):
-        return 6, 2
+        return OLDEST_SERVER
 
 
 @cache
@@ -62,11 +49,7 @@ def warn_once(text: str) -> None:
 
 
 def check_platform() -> None:
-    """Refuse Windows, where asking for a process by ``os.kill(pid, 0)`` ends it.
-
-    Raises:
-        UnsupportedBroker: this is Windows.
-    """
+    """Refuse Windows (UnsupportedBroker), where ``os.kill(pid, 0)`` ends a process."""
     if sys.platform == "win32":
         raise UnsupportedBroker(
             "celery_superfetch cannot consume on Windows: its liveness check would end the "
@@ -75,15 +58,12 @@ def check_platform() -> None:
 
 
 def check_cluster(told: Mapping[str, Any], prefix: str) -> None:
-    """Refuse a cluster that would spread the keys of one app over its nodes.
+    """Refuse a cluster (UnsupportedBroker) that would spread the keys of one app over its nodes.
 
     Arguments:
         told: the server's INFO.
         prefix: before all of the app's keys. What stands in its first braces decides where in a
             cluster they are.
-
-    Raises:
-        UnsupportedBroker: they are not in one place.
     """
     if str(told.get("cluster_enabled", "0")) == "1" and not re.match(TAGGED, prefix):
         raise UnsupportedBroker(
@@ -95,9 +75,6 @@ def check_cluster(told: Mapping[str, Any], prefix: str) -> None:
 
 def check_server(client: Redis, prefix: str = "") -> None:
     """Refuse a server that cannot carry the guarantee; warn of one that may break it.
-
-    Arguments:
-        prefix: before all of the app's keys.
 
     Raises:
         UnsupportedBroker: the server is too old, or its ACL forbids scripts, or it is a
@@ -135,20 +112,17 @@ def check_server(client: Redis, prefix: str = "") -> None:
 
 
 def check_writable(client: Redis, never: str) -> None:
-    """Refuse a read-only replica, and a node of a cluster that has not our slot.
-
-    Arguments:
-        never: a key that never exists.
+    """Refuse a read-only replica, and a node of a cluster that has not our slot, ``never``'s.
 
     Raises:
-        redis.exceptions.ConnectionError: it is one (``ReadOnlyServer``); a consumer connects
+        redis.exceptions.ConnectionError: it is one ; a consumer connects
             again until a failover has mended it, or the next of its servers is the right one.
     """
     if re.match(TAGGED, never):  # else a cluster is refused, by what says how to mend it
         client.exists(never)
     told = info(client, "replication")
     if told.get("role") == "slave" and str(told.get("slave_read_only", "1")) == "1":
-        raise ReadOnlyServer(
+        raise RedisConnectionError(
             "the broker is a read-only replica of "
             f"{told.get('master_host')}:{told.get('master_port')}: no job can be claimed from "
             "it or sent to it. Nothing was lost; it is asked again until a failover is over. If "

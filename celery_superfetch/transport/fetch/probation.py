@@ -10,7 +10,7 @@ from typing import Any
 from kombu.log import get_logger
 
 from ...owner.membership import Membership
-from ...store.probation import Suspects
+from ...store.queues import Suspects
 from .backlog import Backlog
 from .reads import BlockingReads
 

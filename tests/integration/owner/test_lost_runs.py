@@ -46,7 +46,7 @@ def test_a_job_that_lost_its_child_is_killed_when_a_receiver_says_so(
     dead = cut_short.recover_or_kill(claimed.job, "pool child lost", sender)
     assert dead is not None
     assert (dead.payload, dead.reason, dead.strikes) == (payload(1), "pool child lost", 1)
-    assert [job.id for job in bench.dead_set] == [dead.id]
+    assert [job.id for job in bench.dead_set.find()] == [dead.id]
     assert bench.queue() == bench.private(owner) == []
     assert len(bench.in_flight.jobs) == 0
 
@@ -217,10 +217,10 @@ def test_at_its_last_strike_a_job_is_not_sent_anew(
     judged = sent_anew(bench, owner, cut_short, raw, sender, settled=settled)
     if settled:
         assert judged is None, "nothing is left to move"
-        assert not list(bench.dead_set)
+        assert not list(bench.dead_set.find())
         return
     assert (judged.payload, judged.strikes, len(judged.history)) == (raw, 3, 3)
-    assert [job.id for job in bench.dead_set] == [judged.id]
+    assert [job.id for job in bench.dead_set.find()] == [judged.id]
     assert bench.private(owner) == bench.queue() == []
     assert len(bench.in_flight.jobs) == 0
 
@@ -261,7 +261,7 @@ def test_who_comes_back_over_its_limit_is_killed_unless_it_is_spared_again(
         return
     assert dead is not None
     assert (dead.reason, dead.strikes, dead.recoveries, len(dead.history)) == ("lost", 3, 3, 3)
-    assert [job.record() for job in bench.dead_set] == [dead.record()]
+    assert [job.record() for job in bench.dead_set.find()] == [dead.record()]
     assert bench.private(owner) == bench.queue() == []
 
 
@@ -293,7 +293,7 @@ def test_what_is_no_message_is_quarantined(
 ) -> None:
     [claimed] = bench.take(owner, raw)
     cut_short.quarantine(claimed.job)
-    [job] = bench.dead_set
+    [job] = bench.dead_set.find()
     assert (job.payload, job.reason, job.strikes) == (raw, "unparseable payload", 0)
     assert not job.parsed
     assert bench.private(owner) == bench.queue() == []

@@ -200,7 +200,7 @@ def test_a_suspect_counts_as_running_from_its_claim_on(
     bench: Bench, owner: Facts, suspect: Job
 ) -> None:
     """It may kill whoever decodes it. What else was recorded, a lost ack has left."""
-    assert bench.running.read(owner.owner).alone == digest(suspect.payload)
+    assert bench.lists.running(owner.owner).alone == digest(suspect.payload)
     assert bench.recorded(owner) == [digest(suspect.payload)]
 
 

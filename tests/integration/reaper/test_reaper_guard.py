@@ -9,9 +9,9 @@ import pytest
 from celery import Celery
 
 from celery_superfetch.app.poison_pill import guard_of
+from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.strikes import Blame, Decision, Recovery, decide
 from celery_superfetch.signals import job_killed, job_recovering
-from celery_superfetch.store.dead_jobs import DeadJob
 from support.workers.bench import Bench, payload
 
 JOB = payload(1)
@@ -98,7 +98,7 @@ def test_a_receivers_kill_kills(bench: Bench) -> None:
     report = die(bench, sender)
     assert (report.killed, report.recovered) == (1, 0)
     assert bench.queue() == []
-    [job] = bench.dead_set
+    [job] = bench.dead_set.find()
     assert job.payload == JOB
     assert [dead.id for dead in killed] == [job.id]
 
@@ -137,14 +137,14 @@ def test_each_job_of_a_batch_is_asked_about(bench: Bench) -> None:
     report = die(bench, sender, *(payload(n) for n in range(5)))
     assert (report.killed, report.recovered) == (2, 3)
     assert bench.queue() == [payload(0), payload(2), payload(4)]
-    assert {job.task_id for job in bench.dead_set} == {"1", "3"}
+    assert {job.task_id for job in bench.dead_set.find()} == {"1", "3"}
 
 
 def test_the_shipped_guard_kills_at_the_third_strike(bench: Bench) -> None:
     app = shop(bench)
     outcomes = [(report.recovered, report.killed) for report in (die(bench, app) for _ in "123")]
     assert outcomes == [(1, 0), (1, 0), (0, 1)]
-    [job] = bench.dead_set
+    [job] = bench.dead_set.find()
     assert (job.strikes, len(job.history)) == (3, 3)
 
 
@@ -218,7 +218,7 @@ def test_what_cannot_be_parsed_is_counted_and_killed_like_the_rest(bench: Bench)
     app = shop(bench)
     outcomes = [die(bench, app, b"\xffjunk").killed for _ in range(3)]
     assert outcomes == [0, 0, 1]
-    [job] = bench.dead_set
+    [job] = bench.dead_set.find()
     assert job.payload == b"\xffjunk"
     assert not job.parsed
 

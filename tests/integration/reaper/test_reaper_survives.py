@@ -97,7 +97,7 @@ def test_the_rest_of_a_pass_is_reached(bench: Bench) -> None:
     bench.give(left.owner, "mail", [payload("late")])
     bench.client.lpop("mail")
     bench.killed(payload("old"))
-    bench.die_at(next(iter(bench.dead_set)), 1)
+    bench.die_at(next(iter(bench.dead_set.find())), 1)
     bench.dead_owner([payload("bad", task="shop.bad")])
     broken = Broken()
     report = bench.reaper(limits=failing("shop.bad"), announcements=broken).reap()

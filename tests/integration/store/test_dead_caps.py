@@ -21,7 +21,7 @@ def test_trimming_drops_what_is_too_old_and_counts_it(
     short = make_bench(dead_ttl=100).dead_set
     bench.die_at(old, old.died_at - 101_000)
     assert short.trim() == (1, 0)
-    assert [job.id for job in bench.dead_set] == [new.id]
+    assert [job.id for job in bench.dead_set.find()] == [new.id]
     assert [job.id for job in bench.dead_set.unannounced()] == [new.id]
     assert bench.stat("dead_dropped") == 1
 
@@ -31,7 +31,7 @@ def test_the_cap_drops_the_oldest_and_counts_it(make_bench: Callable[..., Bench]
     for n in range(5):
         [job] = bench.killed(payload(n))
         bench.die_at(job, 1000 + n)
-    assert [job.task_id for job in bench.dead_set] == ["4", "3", "2"]
+    assert [job.task_id for job in bench.dead_set.find()] == ["4", "3", "2"]
     assert bench.stat("dead_dropped") == 2
     assert bench.client.hlen(bench.keys.dead_jobs) == 3
     assert {job.task_id for job in bench.dead_set.unannounced()} == {"2", "3", "4"}
@@ -58,11 +58,11 @@ def test_the_one_that_comes_is_not_the_one_that_goes(make_bench: Callable[..., B
     for n in range(5):
         [job] = bench.killed(payload(n))
         bench.die_at(job, 2 * job.died_at)
-    assert [job.task_id for job in bench.dead_set] == ["4"]
+    assert [job.task_id for job in bench.dead_set.find()] == ["4"]
 
 
 def of_each_app(bench: Bench) -> dict[str, int]:
-    return dict(Counter(job.app_name if job.parsed else "junk" for job in bench.dead_set))
+    return dict(Counter(job.app_name if job.parsed else "junk" for job in bench.dead_set.find()))
 
 
 def test_the_caps_of_one_app_leave_anothers_jobs_alone(make_bench: Callable[..., Bench]) -> None:
@@ -103,7 +103,7 @@ def test_an_app_of_any_name_leaves_nothing(make_bench: Callable[..., Bench], app
     bench = make_bench(app_name=app_name, dead_limit=5)
     junk, _ = bench.killed(b"junk", b"more junk")
     bench.killed(*(payload(n) for n in range(7)))
-    jobs = [job for job in bench.dead_set if job.parsed]
+    jobs = [job for job in bench.dead_set.find() if job.parsed]
     assert bench.client.zcard(bench.keys.dead_of(app_name)) == len(jobs) == 5
     assert bench.retry(jobs[0])
     assert bench.retry(junk)
@@ -131,7 +131,7 @@ def test_a_lowered_limit_is_reached_a_batch_at_a_time(
         bench.die_at(job, job.died_at - 1000 + at)
     low = make_bench(dead_limit=2).dead_set
     assert [low.trim() for _ in range(3)] == [(0, BATCH), (0, 5), (0, 0)]
-    assert [job.id for job in bench.dead_set] == [jobs[-1].id, jobs[-2].id]
+    assert [job.id for job in bench.dead_set.find()] == [jobs[-1].id, jobs[-2].id]
     assert bench.stat("dead_dropped") == BATCH + 5
 
 
@@ -140,7 +140,7 @@ def test_a_pass_logs_what_the_caps_drop(
 ) -> None:
     bench = make_bench(dead_limit=2, dead_ttl=100)
     bench.killed(*(payload(n) for n in range(3)))
-    [job, _] = bench.dead_set
+    [job, _] = bench.dead_set.find()
     bench.die_at(job, job.died_at - 101_000)
     bench.reaper().reap()
     assert "1 jobs older than dead_ttl were dropped" in caplog.text

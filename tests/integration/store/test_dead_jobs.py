@@ -125,7 +125,7 @@ def test_pages_begin_with_the_newest(bench: Bench, owner: Facts) -> None:
     ids = [job.task_id for job in bench.dead_set.page(0, 3)]
     ids += [job.task_id for job in bench.dead_set.page(3, 3)]
     assert ids == ["6", "5", "4", "3", "2", "1"]
-    assert [job.task_id for job in bench.dead_set] == ["6", "5", "4", "3", "2", "1", "0"]
+    assert [job.task_id for job in bench.dead_set.find()] == ["6", "5", "4", "3", "2", "1", "0"]
     assert bench.dead_set.page(7, 3) == []
     assert bench.dead_set.size() == 7
 
@@ -171,7 +171,7 @@ def test_a_retried_job_is_as_new(bench: Bench, owner: Facts) -> None:
 def test_strikes_that_a_retried_job_carries_are_forgiven(bench: Bench, owner: Facts) -> None:
     raw = payload(1, **Carried(2, 1, ({"owner": "h|1|n"},)).headers())
     kill(bench, owner, raw)
-    [job] = bench.dead_set
+    [job] = bench.dead_set.find()
     assert job.strikes == 3
     assert bench.retry(job)
     [again] = bench.claim(bench.owner()).jobs
@@ -218,7 +218,7 @@ def test_two_items_of_the_same_bytes_are_both_kept(bench: Bench) -> None:
     [second] = bench.killed(JOB, queue="slow", reason="again")
     assert first.id == digest(JOB)
     assert second.id.startswith(f"{digest(JOB)}-")
-    assert [job.id for job in bench.dead_set] == [second.id, first.id]
+    assert [job.id for job in bench.dead_set.find()] == [second.id, first.id]
     assert {job.id for job in bench.dead_set.unannounced()} == {first.id, second.id}
     assert bench.dead_set.get(first.id) == first, "a whole id is no start of another"
     with pytest.raises(JobNotFound, match="fits 2 jobs"):
@@ -240,7 +240,7 @@ def test_all_are_found_while_others_leave(bench: Bench) -> None:
     """Page by page, each that leaves would hide another: the control."""
     bench.killed(*(payload(n) for n in range(2 * BATCH + 10)))
     seen = []
-    for job in bench.dead_set:
+    for job in bench.dead_set.find():
         seen.append(job.task_id)
         assert bench.dead_set.delete(job.id) == 1
     assert len(set(seen)) == len(seen) == 2 * BATCH + 10

@@ -134,8 +134,8 @@ def test_how_many_ran_is_not_forgotten_with_what_a_frozen_owner_held(bench: Benc
     """The control of the above: the thawed process clears up what it does not hold."""
     owner = bench.dead_owner([ONE, TWO], running=[ONE, TWO])
     assert bench.mark(owner)
-    bench.running.forget(owner.owner, set())
-    assert bench.running.read(owner.owner).at_death == 2
+    bench.lists.forget_running(owner.owner, set())
+    assert bench.lists.running(owner.owner).at_death == 2
 
 
 def test_a_job_on_probation_leaves_nothing(bench: Bench) -> None:

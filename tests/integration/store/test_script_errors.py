@@ -142,10 +142,9 @@ def trim(bench: Bench) -> Case:
 
 def call_of(method: Callable[[], object], answer: Any) -> Call:
     """The script that it would run."""
-    with mock.patch.object(Scripts, "ask", return_value=answer) as ask:
+    with mock.patch.object(Scripts, "run", return_value=answer) as run:
         method()
-    call: Call = ask.call_args.args[0]
-    return call
+    return Call(*run.call_args.args)
 
 
 def migrate(bench: Bench) -> Case:
@@ -271,8 +270,8 @@ def test_an_error_at_any_command_leaves_each_job_in_one_place(
         made = case(bench)
         name, keys, args, _ = made.call
         before = content(client)
-        text = "#!lua flags=allow-oom\n" if bench.scripts._flags() else ""
-        text += INJECTED % number + source(name)
+        whole, text = bench.scripts._source(name), source(name)
+        text = whole.removesuffix(text) + INJECTED % number + text
         try:
             client.eval(text, len(keys) + 1, *keys, bench.keys.never, *args)
         except redis.ResponseError:

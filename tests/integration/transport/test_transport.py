@@ -218,7 +218,7 @@ def test_what_is_no_message_is_quarantined_and_the_next_is_served(
     with Inbox(url) as inbox:
         inbox.receive(1)
         assert inbox.messages[0].headers["id"] == "good"
-        [job] = bench.dead_set
+        [job] = bench.dead_set.find()
         assert job.payload == raw
         inbox.ack_all()
         bench.push("mail", raw)

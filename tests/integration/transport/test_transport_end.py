@@ -155,7 +155,7 @@ def test_a_message_without_headers_can_be_marked(url: str, bench: Bench) -> None
         inbox.receive(1)
         assert inbox.messages[0].headers["redelivered"] is True
         inbox.ack_all()
-    assert not list(bench.dead_set)
+    assert not list(bench.dead_set.find())
 
 
 def test_what_a_message_says_of_its_deliveries_is_not_believed(url: str, bench: Bench) -> None:

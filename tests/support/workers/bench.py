@@ -23,9 +23,8 @@ from celery_superfetch.reaper.judge import Judge
 from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.dead_jobs import DeadJobs
-from celery_superfetch.store.private_lists import Claims, PrivateLists
+from celery_superfetch.store.private_lists import ALONE, Claims, PrivateLists
 from celery_superfetch.store.registry import Registry
-from celery_superfetch.store.running import ALONE, RunningJobs
 from celery_superfetch.store.silences import Silences
 from celery_superfetch.store.wire.scripts import Call
 
@@ -99,7 +98,6 @@ class Bench:
         self.keys, self.scripts = self.database.keys, self.database.scripts
         self.registry = Registry(self.database)
         self.lists = PrivateLists(self.database)
-        self.running = RunningJobs(self.database)
         self.recoveries = Judge(self.database)
         self.dead_set = DeadJobs(self.database)
         self.silences = Silences(self.database)
@@ -109,7 +107,7 @@ class Bench:
         return Reaper(self.database, **options)
 
     def run(self, call: Call) -> Any:
-        return self.scripts.ask(call)
+        return self.scripts.run(*call)
 
     # -- owners
 
@@ -224,7 +222,7 @@ class Bench:
 
     def recorded(self, owner: Facts) -> list[str]:
         """Digests of what the server has as running."""
-        return sorted(self.running.read(owner.owner).digests)
+        return sorted(self.lists.running(owner.owner).digests)
 
     # -- jobs
 
@@ -239,7 +237,7 @@ class Bench:
             reply, *_ = self.run(self.dead_set.kill(recovery, marked=False))
             assert reply == b"ok"
             [id] = set(self.client.zrange(self.keys.dead, 0, -1)) - set(before)
-            jobs += self.dead_set.read([id.decode()])
+            jobs.append(self.dead_set.get(id.decode()))
         return jobs
 
     def retry(self, job: DeadJob, queue_list: str = "", expires: int = 0) -> bool:

@@ -8,12 +8,13 @@ import inspect
 import pytest
 
 from celery_superfetch.store.keys import Keys
+from celery_superfetch.store.keyspace import DEAD, JOBS
 
 ARGUMENTS = {"owner": "web-1|7|abc", "queue_list": "mail", "digest": "0" * 40, "host": "web-1"}
 
 
 #: Methods that look at a key and make none.
-NO_KEYS = {"prefix", "parse_private", "has_jobs", "is_held", "is_dead_set"}
+NO_KEYS = {"prefix", "pattern", "parse"}
 
 
 def every_key(keys: Keys) -> dict[str, str]:
@@ -38,8 +39,6 @@ def test_there_are_keys_to_check() -> None:
 def test_every_key_begins_with_the_prefix(prefix: str) -> None:
     plain, prefixed = every_key(Keys()), every_key(Keys(prefix))
     for name, key in prefixed.items():
-        if name.endswith("_pattern"):
-            continue
         assert key == prefix + plain[name], name
 
 
@@ -58,14 +57,16 @@ def test_no_two_keys_are_the_same() -> None:
 @pytest.mark.parametrize("queue_list", ["mail", "a:b:c", ":", "mail\x06\x163", "sch|ön", ""])
 def test_a_private_list_can_be_parsed_back(prefix: str, queue_list: str) -> None:
     keys, owner = Keys(prefix), "web-1|7|0123456789ab"
-    assert keys.parse_private(keys.private(owner, queue_list)) == (owner, queue_list)
-    assert keys.parse_private(keys.held(owner, queue_list)) == (owner, queue_list)
+    private, held = keys.private(owner, queue_list), keys.held(owner, queue_list)
+    assert keys.parse(private.encode()) == ("private:", owner, queue_list)
+    assert keys.parse(held.encode()) == ("held:", owner, queue_list)
+    assert keys.parse(keys.facts(owner).encode()) == ("owner:", owner, "")
 
 
 @pytest.mark.parametrize("prefix", ["", "shop:", "a*b", "a?b", "[ab]", "back\\slash", "{tag}"])
 def test_the_scan_pattern_finds_private_lists(prefix: str) -> None:
     keys = Keys(prefix)
-    private, held = _as_fnmatch(keys.private_pattern), _as_fnmatch(keys.held_pattern)
+    private, held = (_as_fnmatch(keys.pattern(kind)) for kind in ("private:", "held:"))
     assert fnmatch.fnmatchcase(keys.private("h|1|n", "mail"), private)
     assert fnmatch.fnmatchcase(keys.held("h|1|n", "mail"), held)
     for key in (keys.facts("h|1|n"), keys.running("h|1|n")):
@@ -76,22 +77,22 @@ def test_the_scan_pattern_finds_private_lists(prefix: str) -> None:
 @pytest.mark.parametrize("prefix", ["", "shop:", "a*b", "[ab]", "superfetch:dead:"])
 def test_all_of_our_keys_are_found_and_told_apart(prefix: str) -> None:
     keys = Keys(prefix)
-    pattern = _as_fnmatch(keys.own_pattern)
+    pattern = _as_fnmatch(keys.pattern())
     assert not fnmatch.fnmatchcase(keys.queue("mail"), pattern)
-    ours = {name: key for name, key in every_key(keys).items() if not name.endswith("pattern")}
+    ours = every_key(keys)
     del ours["queue"]
     for name, key in ours.items():
-        assert fnmatch.fnmatchcase(key, pattern) or name == "recoveries_prefix", name
-        assert keys.has_jobs(key.encode()) is (name in {"private", "held", "probation"}), name
-        assert keys.is_held(key.encode()) is (name == "held"), name
-        of_the_dead = name.startswith("dead") or name == "unannounced"
-        assert keys.is_dead_set(key.encode()) is of_the_dead, name
+        assert fnmatch.fnmatchcase(key, pattern), name
+        kind, *_ = keys.parse(key.encode())
+        assert (kind in JOBS) is (name in {"private", "held", "probation"}), name
+        assert (kind == "held:") is (name == "held"), name
+        assert (kind in DEAD) is (name.startswith("dead") or name == "unannounced"), name
 
 
 @pytest.mark.parametrize(("prefix", "other"), [("a*", "abc"), ("a?", "ab"), ("[ab]", "a")])
 def test_the_scan_pattern_finds_nobody_elses(prefix: str, other: str) -> None:
     """A prefix with a pattern character must not reach into another application's keys."""
-    pattern = _as_fnmatch(Keys(prefix).private_pattern)
+    pattern = _as_fnmatch(Keys(prefix).pattern("private:"))
     assert not fnmatch.fnmatchcase(Keys(other).private("h|1|n", "mail"), pattern)
 
 

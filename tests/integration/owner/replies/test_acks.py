@@ -96,7 +96,7 @@ def test_the_refusal_of_a_record_is_heard_with_the_next_thing_that_waits(
         held.flush()
     hasty.client.delete(running)
     held.flush()
-    assert hasty.running.read(owner.owner).digests == (digest(payload(0)),)
+    assert hasty.lists.running(owner.owner).digests == (digest(payload(0)),)
 
 
 def test_a_signals_handler_may_settle_while_a_claim_waits(

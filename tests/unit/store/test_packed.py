@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.connection import Connection
 
-from celery_superfetch.store.wire.resp import LARGE, packed
+from celery_superfetch.store.wire.scripts import LARGE, packed
 
 
 class Text(str, Enum):
