@@ -18,7 +18,7 @@ from ..store.history import History
 from ..store.holdings import Holding, Holdings
 from ..store.queues import Queues
 from ..store.unacked import Unacked
-from ..store.wire.server import info
+from ..store.wire.server import info, setting
 
 #: The latest deaths that are told of.
 DEATHS = 10
@@ -90,6 +90,8 @@ def _server(reaper: Reaper) -> dict[str, Any]:
         "used_memory": told.get("used_memory"),
         "maxmemory": told.get("maxmemory"),
         "append_only": bool(int(told["aof_enabled"])) if "aof_enabled" in told else None,
+        # Empty: none is made by itself.
+        "saves": setting(reaper.database.client, "save"),
         "last_save": told.get("rdb_last_save_time"),
         "last_save_ok": told.get("rdb_last_bgsave_status", "ok") == "ok",
         "replicas": replicas,
@@ -106,6 +108,8 @@ def _owner(facts: Facts, age: float, verdict: Reason, holding: Holding) -> dict[
         "app": facts.app,
         "state": facts.state,
         "heartbeat_age": age,
+        "heartbeat_interval": facts.heartbeat_interval,
+        "owner_ttl": facts.owner_ttl,
         "in_flight": holding.in_flight,
         **holding._asdict(),
         "queues": sorted(facts.lists),

@@ -32,6 +32,15 @@ def info(client: Redis, section: str = "default") -> dict[str, Any]:
         return {}
 
 
+def setting(client: Redis, name: str) -> str | None:
+    """One setting of the server; None where that is forbidden."""
+    try:
+        found: Any = client.config_get(name)
+    except ResponseError:
+        return None
+    return {str(key): str(value) for key, value in found.items()}.get(name)
+
+
 def server_version(told: Mapping[str, Any]) -> tuple[int, int]:
     """``(major, minor)`` of the Redis that the server is, or is compatible with, by its ``info``;
     the least that is supported where it says nothing."""

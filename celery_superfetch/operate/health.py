@@ -1,0 +1,218 @@
+"""What is wrong, by the overview alone, and what to do about it; pure functions."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from ..model.facts import STUCK
+from ..model.verdict import MISSED_HEARTBEATS
+from .words import number, span
+
+#: Passes that may be missing before somebody is told: one may last, one is another's turn.
+LATE_PASSES = 6
+
+#: Shares of a limit.
+NEAR, FULL = 0.8, 0.95
+
+#: Bytes that a replica may lag: what a busy server sends in a moment.
+LAG = 16 * 1024 * 1024
+
+REAP = "run `celery -A app superfetch reap`"
+
+Level = Literal["critical", "warning", "note"]
+LEVELS: tuple[Level, ...] = ("critical", "warning", "note")
+
+
+class Finding(NamedTuple):
+    """One thing that is to be known of."""
+
+    level: Level
+    #: For programs; it stays the same from version to version.
+    code: str
+    text: str
+    #: What to do; empty where nothing is to be done.
+    fix: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.fix}." if self.fix else f"{self.text}."
+
+
+def findings(overview: Mapping[str, Any]) -> list[Finding]:
+    """All that is to be known of an ``overview_of``, worst first."""
+    found = [
+        *_queues(overview),
+        *_owners(overview),
+        *_passes(overview),
+        *_server(overview["server"]),
+        *_dead_set(overview),
+    ]
+    if overview["unacked"]:
+        found.append(
+            Finding(
+                "warning",
+                "unacked",
+                f"{number(overview['unacked'], 'job')} unacked by stock workers, "
+                "which work on them or were killed",
+                "when no stock worker runs any more, `celery -A app superfetch migrate`",
+            )
+        )
+    return sorted(found, key=lambda one: LEVELS.index(one.level))
+
+
+def verdict(found: Sequence[Finding], overview: Mapping[str, Any]) -> str:
+    """One line: that all is well, or what is worst and what to do about it."""
+    bad = [one for one in found if one.level != "note"]
+    if bad:
+        more = f" ({len(bad) - 1} more below)" if len(bad) > 1 else ""
+        return f"{bad[0].level.capitalize()}: {bad[0]}{more}"
+    owners = overview["owners"]
+    in_flight = sum(owner["in_flight"] for owner in owners)
+    waiting = sum((row["length"] or 0) + row["probation"] for row in overview["queues"])
+    told = f"{number(len(owners), 'owner')}, {number(in_flight, 'job')} in flight"
+    return f"All is well: {told}, {waiting} waiting."
+
+
+def _owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    last = overview["last_pass"]
+    alive = any(owner["verdict"] == "alive" for owner in overview["owners"])
+    soon = alive and last is not None and last["age"] < LATE_PASSES * overview["reap_interval"]
+    for owner in overview["owners"]:
+        name = f"{owner['node'] or owner['owner']} on {owner['host']}"
+        jobs, age = number(owner["in_flight"], "job"), owner["heartbeat_age"]
+        if owner["state"] == STUCK:
+            yield Finding(
+                "critical",
+                "stuck-owner",
+                f"worker {name} is stuck: its event loop does not turn; its {jobs} go to others",
+                f"see on {owner['host']} what it waits for (py-spy dump --pid {owner['pid']}), "
+                "then restart it",
+            )
+        elif owner["verdict"] == "dead":
+            waits = "holds nothing" if not owner["in_flight"] else f"its {jobs} wait"
+            yield Finding(
+                "critical" if owner["in_flight"] and not soon else "note",
+                "dead-owner",
+                f"worker {name} is dead ({owner['reason']}), {waits}",
+                "the next pass takes them" if soon else REAP,
+            )
+        elif age >= MISSED_HEARTBEATS * owner["heartbeat_interval"]:
+            yield Finding(
+                "critical" if age >= owner["owner_ttl"] else "warning",
+                "silent-owner",
+                f"worker {name} was not heard for {span(age)} and holds {jobs}",
+                f"it is frozen or cut off: if pid {owner['pid']} hangs, `kill -9` it; if its host "
+                f"is gone, {REAP} until it is reaped",
+            )
+
+
+def _queues(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    queues: dict[str, list[dict[str, Any]]] = {}
+    for row in overview["queues"]:
+        queues.setdefault(row["queue"], []).append(row)
+    for queue, rows in queues.items():
+        for row in rows:
+            if row["length"] is None:
+                yield Finding(
+                    "critical",
+                    "queue-type",
+                    f"queue list {row['list']!r} is no list: {row['error']}",
+                    "nobody can send to it or take from it: rename what lives under that key",
+                )
+        if any(row["consumers"] for row in rows):
+            continue
+        fix = f"start a worker with -Q {shlex.quote(queue)}"
+        if waiting := sum(row["length"] or 0 for row in rows):
+            oldest = max((row["oldest"] or 0 for row in rows), default=0)
+            since = f", oldest {span(oldest)}" if oldest else ""
+            yield Finding(
+                "critical",
+                "no-consumer",
+                f"queue {queue}: {number(waiting, 'job')}{since}, no live worker consumes it",
+                fix,
+            )
+        if suspects := sum(row["probation"] for row in rows):
+            yield Finding(
+                "critical",
+                "probation-unserved",
+                f"queue {queue}: {number(suspects, 'job')} on probation, "
+                "no live worker consumes it",
+                fix,
+            )
+
+
+def _passes(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    last, allowed = overview["last_pass"], LATE_PASSES * overview["reap_interval"]
+    if not overview["owners"] or (last is not None and last["age"] < allowed):
+        return
+    since = "" if last is None else f" for {span(last['age'])}"
+    yield Finding(
+        "critical",
+        "no-pass",
+        f"no pass{since}: nobody looks for dead workers"
+        if since
+        else "no pass is known of: nobody looks for dead workers",
+        f"start a worker of an app with install(), which makes them, or {REAP}",
+    )
+
+
+def _server(server: Mapping[str, Any]) -> Iterator[Finding]:
+    policy, used, most = (server[n] for n in ("eviction_policy", "used_memory", "maxmemory"))
+    if policy not in (None, "noeviction"):
+        yield Finding(
+            "critical" if most else "warning",
+            "eviction",
+            f"the server may evict jobs: its maxmemory-policy is {policy}",
+            "CONFIG SET maxmemory-policy noeviction, and in its configuration",
+        )
+    if most and used >= NEAR * most:
+        yield Finding(
+            "critical" if used >= FULL * most else "warning",
+            "memory",
+            f"the server uses {used / most:.0%} of its maxmemory; at 100% nothing can be sent",
+            "raise maxmemory, or see which queue or result grows",
+        )
+    if server["append_only"] is False and server["saves"] == "":
+        yield Finding(
+            "warning",
+            "no-persistence",
+            "the server keeps jobs in memory alone (no AOF, no RDB saves): "
+            "its restart loses them all",
+            "CONFIG SET appendonly yes, and in its configuration",
+        )
+    if not server["last_save_ok"]:
+        yield Finding(
+            "critical",
+            "save-failed",
+            "the server's last RDB save failed; it may refuse all writes",
+            "see its log: its disk is full, or there is no memory for the fork",
+        )
+    if server["replica_lag_bytes"] >= LAG:
+        yield Finding(
+            "warning",
+            "replica-lag",
+            f"a replica lags {server['replica_lag_bytes'] // 1024**2} MiB behind: "
+            "a failover now loses that",
+            "see its network and its load",
+        )
+
+
+def _dead_set(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    dead = overview["dead_set"]
+    if dead["size"] >= NEAR * dead["limit"]:
+        full = dead["size"] >= dead["limit"]
+        what = "each further one drops the oldest" if full else "beyond that the oldest are dropped"
+        yield Finding(
+            "warning",
+            "dead-set-full",
+            f"the dead set holds {dead['size']} jobs of {dead['limit']}: {what}",
+            "`superfetch dead list`, then retry or delete; dead_limit can be raised",
+        )
+    if dead["unannounced"]:
+        yield Finding(
+            "warning",
+            "unannounced",
+            f"the callers of {number(dead['unannounced'], 'killed job')} are not told yet",
+            "each pass tries again; if it stays so, see whether the result backend answers",
+        )

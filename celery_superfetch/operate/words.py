@@ -1,0 +1,19 @@
+"""Numbers as people say them."""
+
+from __future__ import annotations
+
+#: Seconds in a unit, the largest first.
+UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+
+
+def span(seconds: float) -> str:
+    """A duration: ``0.4 s``, ``14 min``, ``3 h``, ``2 d``; rounded down, never up."""
+    if seconds < 10:
+        return f"{int(seconds * 10) / 10:g} s"
+    unit, size = next((u, s) for u, s in UNITS if seconds >= 2 * s or s == 1)
+    return f"{int(seconds // size)} {unit}"
+
+
+def number(count: int, what: str) -> str:
+    """``1 job``, ``12 jobs``."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -1,0 +1,203 @@
+"""What is wrong, and what to do about it, by an overview alone."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from celery_superfetch.operate.health import Finding, findings, verdict
+from celery_superfetch.operate.words import span
+
+MIB = 1024 * 1024
+
+WELL: dict[str, Any] = {
+    "server": {
+        "version": "8.1.0",
+        "role": "master",
+        "eviction_policy": "noeviction",
+        "used_memory": 70 * MIB,
+        "maxmemory": 100 * MIB,
+        "append_only": True,
+        "saves": "",
+        "last_save": 1_700_000_000,
+        "last_save_ok": True,
+        "replicas": 1,
+        "replica_lag_bytes": 100,
+    },
+    "owners": [
+        {
+            "owner": "vm|7|aa",
+            "node": "a@vm",
+            "host": "vm",
+            "pid": 7,
+            "state": "running",
+            "heartbeat_age": 3.0,
+            "heartbeat_interval": 5.0,
+            "owner_ttl": 60.0,
+            "in_flight": 12,
+            "verdict": "alive",
+            "reason": "its heartbeats are heard",
+        },
+    ],
+    "queues": [
+        {
+            "queue": "mail",
+            "list": "mail",
+            "length": 30,
+            "probation": 0,
+            "oldest": 9.0,
+            "consumers": 1,
+        },
+        {
+            "queue": "mail",
+            "list": "mail\x06\x163",
+            "length": 10,
+            "probation": 0,
+            "oldest": None,
+            "consumers": 0,
+        },
+    ],
+    "unacked": 0,
+    "dead_set": {"size": 3, "limit": 10_000, "unannounced": 0},
+    "last_pass": {"age": 12.0},
+    "reap_interval": 10.0,
+}
+
+
+@pytest.fixture
+def seen() -> dict[str, Any]:
+    return copy.deepcopy(WELL)
+
+
+def only(seen: dict[str, Any]) -> Finding:
+    [found] = findings(seen)
+    return found
+
+
+def test_all_is_well(seen):
+    assert findings(seen) == []
+    assert verdict([], seen) == "All is well: 1 owner, 12 jobs in flight, 40 waiting."
+
+
+def test_the_worst_comes_first_and_with_what_to_do(seen):
+    seen["dead_set"]["unannounced"] = 2
+    seen["queues"][0]["consumers"] = 0
+    seen["queues"][0].update(length=302, oldest=14 * 60 + 20.0)
+    found = findings(seen)
+    assert [one.code for one in found] == ["no-consumer", "unannounced"]
+    assert verdict(found, seen) == (
+        "Critical: queue mail: 312 jobs, oldest 14 min, no live worker consumes it: "
+        "start a worker with -Q mail. (1 more below)"
+    )
+
+
+def test_a_queue_name_is_quoted_for_the_shell(seen):
+    seen["queues"] = [{**seen["queues"][0], "queue": "a; reboot", "consumers": 0}]
+    assert only(seen).fix == "start a worker with -Q 'a; reboot'"
+
+
+def test_a_note_alone_does_not_spoil_the_verdict(seen):
+    seen["owners"].append(
+        {**seen["owners"][0], "verdict": "dead", "reason": "gone", "in_flight": 0}
+    )
+    assert only(seen)[:2] == ("note", "dead-owner")
+    assert verdict(findings(seen), seen).startswith("All is well")
+
+
+def test_jobs_of_a_dead_owner_are_for_the_next_pass_if_there_is_one(seen):
+    seen["owners"].append({**seen["owners"][0], "verdict": "dead", "reason": "its process is gone"})
+    assert only(seen).fix == "the next pass takes them"
+    seen["owners"].pop(0)
+    found = next(one for one in findings(seen) if one.code == "dead-owner")
+    assert found.level == "critical"
+    assert found.text == "worker a@vm on vm is dead (its process is gone), its 12 jobs wait"
+    assert found.fix == "run `celery -A app superfetch reap`"
+
+
+OWNER = {
+    "stuck-owner": ({"state": "stuck", "verdict": "dead"}, "critical", "py-spy dump --pid 7"),
+    "silent-owner": ({"heartbeat_age": 20.0}, "warning", "not heard for 20 s"),
+    "silent-owner for longer than its ttl": ({"heartbeat_age": 130.0}, "critical", "2 min"),
+}
+
+
+@pytest.mark.parametrize("case", OWNER)
+def test_owners(seen, case):
+    changes, level, said = OWNER[case]
+    seen["owners"][0].update(changes)
+    found = only(seen)
+    assert (found.level, found.code) == (level, case.split()[0])
+    assert said in str(found)
+
+
+QUEUE = {
+    "queue-type": ({"length": None, "error": "WRONGTYPE"}, "WRONGTYPE"),
+    "probation-unserved": ({"length": 0, "probation": 2, "consumers": 0}, "2 jobs on probation"),
+}
+
+
+@pytest.mark.parametrize("code", QUEUE)
+def test_queues(seen, code):
+    changes, said = QUEUE[code]
+    seen["queues"] = [{**seen["queues"][0], **changes}]
+    assert only(seen)[:2] == ("critical", code)
+    assert said in only(seen).text
+
+
+@pytest.mark.parametrize("last", [None, {"age": 61.0}])
+def test_nobody_makes_passes(seen, last):
+    seen["last_pass"] = last
+    assert only(seen)[:2] == ("critical", "no-pass")
+    seen["owners"] = []
+    assert findings({**seen, "queues": []}) == []
+
+
+SERVER = {
+    "eviction": ({"eviction_policy": "allkeys-lru"}, "critical"),
+    "eviction without a limit": ({"eviction_policy": "allkeys-lru", "maxmemory": 0}, "warning"),
+    "memory": ({"used_memory": 85 * MIB}, "warning"),
+    "memory, nearly all": ({"used_memory": 96 * MIB}, "critical"),
+    "no-persistence": ({"append_only": False}, "warning"),
+    "save-failed": ({"last_save_ok": False}, "critical"),
+    "replica-lag": ({"replica_lag_bytes": 100 * MIB}, "warning"),
+}
+
+
+@pytest.mark.parametrize("case", SERVER)
+def test_the_server(seen, case):
+    changes, level = SERVER[case]
+    seen["server"].update(changes)
+    found = only(seen)
+    assert (found.level, found.code) == (level, case.replace(",", "").split()[0])
+    assert found.fix
+
+
+def test_a_server_that_saves_or_may_not_be_asked_is_not_blamed(seen):
+    for saves in ("3600 1", None):
+        seen["server"].update(append_only=False, saves=saves)
+        assert findings(seen) == []
+    seen["server"] = dict.fromkeys(seen["server"], None)
+    seen["server"].update(last_save_ok=True, replica_lag_bytes=0)
+    assert findings(seen) == []
+
+
+def test_the_dead_set_is_near_its_limit(seen):
+    seen["dead_set"]["size"] = 8_000
+    assert "beyond that" in only(seen).text
+    seen["dead_set"]["size"] = 10_000
+    assert "each further one" in only(seen).text
+    assert only(seen)[:2] == ("warning", "dead-set-full")
+
+
+def test_stock_workers(seen):
+    seen["unacked"] = 1
+    assert only(seen)[:2] == ("warning", "unacked")
+    assert "1 job unacked" in only(seen).text
+
+
+def test_durations():
+    said = {0: "0 s", 0.47: "0.4 s", 5: "5 s", 119: "119 s", 899: "14 min", 7200: "2 h"}
+    said |= {40 * 3600: "40 h", 3 * 86400: "3 d"}
+    assert {seconds: span(seconds) for seconds in said} == said
