@@ -299,8 +299,17 @@ class Gate(Runner):
             what.in_flight.requeue([what.job])
 
     def take_back(self, request: Any) -> None:
-        """The pool came too late to a job: hand it over again, if it is still ours."""
-        job, in_flight = request.delivery.job, request.delivery.in_flight
+        """The pool came too late to a job: hand it over again, if it is still ours.
+
+        One whose channel is closed goes back to its queue: at the next lost connection Celery
+        forgets what waits for a slot, and no channel would give this one back.
+        """
+        delivery = request.delivery
+        job, in_flight = delivery.job, delivery.in_flight
+        if delivery.channel.closed and not request.acknowledged:
+            state.task_ready(request)
+            request.acknowledged = True
+            return delivery.requeue()
         in_flight.end(job)
         in_flight.wait(job)
         with suppress(RedisError, OSError):  # it may be recorded as running for a moment longer

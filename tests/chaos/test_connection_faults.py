@@ -256,6 +256,45 @@ def test_a_worker_whose_children_have_died_at_once_connects_again(
     assert fleet.ledger.runs()["job"] == 1
 
 
+def test_a_job_that_came_too_late_to_its_child_outlasts_two_lost_connections(
+    small: Callable[..., Fleet],
+) -> None:
+    fleet = small(pools={"prefork": 1})
+    worker = fleet.workers["prefork"]
+    hold: Any = fleet.app.tasks["shop.hold"]
+    [child] = worker.children()
+
+    def publish(name: str) -> str:
+        return str(hold.apply_async((name,), queue="prefork").id)
+
+    def received(id: str, times: int) -> None:
+        eventually(lambda: worker.log().count(f"[{id}] received") >= times)
+
+    def lose_the_connection() -> None:
+        before = worker.log().count("Connected to")
+        kill_connections(fleet.server.client())
+        eventually(lambda: worker.log().count("Connected to") > before)
+
+    child.suspend()
+    late = publish("late")
+    received(late, 1)
+    lose_the_connection()
+    others = [publish(f"other{n}") for n in range(3)]
+    for other in others:
+        received(other, 1)
+    # Its owner is heard each second: what was handed over may not begin after one and a half.
+    always(worker.alive, during=2)
+    child.resume()
+    eventually(lambda: fleet.ledger.starts().get("other0"))
+    lose_the_connection()
+    names = ["late", *(f"other{n}" for n in range(3))]
+    for name in names:
+        fleet.ledger.release(name)
+    eventually(lambda: set(fleet.ledger.finishes()) == set(names))
+    eventually(fleet.at_rest)
+    assert fleet.ledger.runs() == dict.fromkeys(names, 1)
+
+
 def half_a_result(small: Callable[..., Fleet], **env: str) -> Fleet:
     """A worker that lost its connection while it read a result, and is to read the rest."""
     fleet = small(pools={"prefork": 1}, app="slow_results", env=env)
