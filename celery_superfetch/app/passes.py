@@ -52,14 +52,12 @@ def scheduled_pass(reaper: Reaper) -> Report:
 def note(reaper: Reaper, report: Report) -> None:
     """Write down what those who look want to know: of this pass, and of what waits since when."""
     here = ProcessImage.current()
-    reaper.history.passed(
-        by=reaper.by or f"{here.host} pid {here.pid}",
-        seconds=round(report.seconds, 3),
-        owners=report.owners,
-        recovered=report.recovered,
-        killed=report.killed,
-        errors=report.errors,
-    )
-    queues, registry = Queues(reaper.database), reaper.registry
-    served = {name for facts in registry.facts(registry.owners()).values() for name in facts.lists}
-    queues.oldest(sorted(served.union(queues.noted())), note=True)
+    told = {
+        "by": reaper.by or f"{here.host} pid {here.pid}",
+        "seconds": round(report.seconds, 3),
+        "owners": report.owners,
+        "recovered": report.recovered,
+        "killed": report.killed,
+        "errors": report.errors,
+    }
+    Queues(reaper.database).oldest(sorted(report.lists), told)

@@ -34,7 +34,8 @@ def reap(session: Session, full: bool, dry_run: bool) -> None:
     if not dry_run:
         note(session.reaper, report)
     reasons = {owner: reason.value for owner, reason in report.dead.items()}
-    document = {**vars(report), "dead": reasons, "probation": sorted(report.probation)}
+    sets = {"probation": sorted(report.probation), "lists": sorted(report.lists)}
+    document = {**vars(report), **sets, "dead": reasons}
     session.say(document, lambda: session.tables.line(str(report)))
     if report.errors:
         raise click.exceptions.Exit(1)

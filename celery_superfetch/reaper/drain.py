@@ -38,6 +38,8 @@ class Report:
     """What one pass found and did."""
 
     owners: int = 0
+    #: The queue lists that they serve.
+    lists: set[str] = field(default_factory=set)
     #: Dead owners -> why.
     dead: dict[str, Reason] = field(default_factory=dict)
     recovered: int = 0

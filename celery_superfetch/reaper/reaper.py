@@ -94,6 +94,7 @@ class Reaper:
             self.registry, self.watch, only, keep=not dry_run, surviving=report.surviving
         )
         report.owners = len(verdicts)
+        report.lists.update(*(facts.lists for facts, _, _ in verdicts))
         for facts, score, verdict in verdicts:
             if verdict.dead:
                 with report.surviving(f"owner {facts.owner}"):

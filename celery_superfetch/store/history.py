@@ -14,7 +14,7 @@ MOST = 1000
 
 
 class History(Structure):
-    """``superfetch:deaths`` and ``superfetch:pass``: written by passes, read by who looks."""
+    """``superfetch:deaths`` and ``superfetch:pass``: written by passes, for who looks."""
 
     def died(self, **death: Any) -> None:
         """Remember the death of an owner; those that are too old, or too many, go."""
@@ -31,14 +31,6 @@ class History(Structure):
         """The latest deaths, the newest first."""
         rows: Any = self.client.zrange(self.keys.deaths, 0, most - 1, desc=True)
         return [json.loads(row) for row in rows]
-
-    def passed(self, **told: str | int | float) -> None:
-        """Remember a pass as the last one."""
-        row: Any = {"at": self.database.server_time(), **told}
-        with self.client.pipeline(transaction=False) as pipe:
-            pipe.hset(self.keys.last_pass, mapping=row)
-            pipe.pexpire(self.keys.last_pass, DAYS * 86_400_000)
-            pipe.execute()
 
     def last_pass(self) -> Mapping[str, str]:
         """The last pass; empty where nobody has made one."""

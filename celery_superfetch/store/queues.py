@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from redis.exceptions import ResponseError
@@ -31,27 +31,26 @@ class Queues(Structure):
                 raise suspects
         return list(zip(replies[::2], replies[1::2], strict=True))
 
-    def oldest(self, names: Sequence[str], *, note: bool = False) -> dict[str, float]:
+    def oldest(
+        self, names: Sequence[str], told: Mapping[str, Any] | None = None
+    ) -> dict[str, float]:
         """Queue list -> seconds for which its oldest job has been seen as the oldest.
 
         A message does not say when it was sent. So passes note who is next in a list, and since
         when: never more than the true age, and next to it where nobody consumes.
 
         Arguments:
-            note: write down what is new.
+            told: of a pass that ends: it is noted as the last one, and so is who is next.
         """
+        fields = [part for pair in (told or {}).items() for part in pair]
         ages: dict[str, float] = {}
-        for at in range(0, len(names), CHUNK):
+        for at in range(0, max(1, len(names)), CHUNK):
             some = names[at : at + CHUNK]
-            keys = [self.keys.heads, *map(self.keys.queue, some)]
-            now, *since = self.scripts.run("heads", keys, [int(note), *some])
+            keys = [self.keys.heads, self.keys.last_pass, *map(self.keys.queue, some)]
+            args = [self.keys.queue(""), len(fields), *fields, *some]
+            now, *since = self.scripts.run("heads", keys, args)
             ages |= {n: (now - s) / 1000 for n, s in zip(some, since, strict=True) if s}
         return ages
-
-    def noted(self) -> list[str]:
-        """The queue lists in which somebody has seen a job wait."""
-        names: Any = self.client.hkeys(self.keys.heads)
-        return [name.decode(errors="replace") for name in names]
 
     def can_take(self, names: Sequence[str]) -> list[bool]:
         """Whether a job can be put there: no other type of value lives under the key."""

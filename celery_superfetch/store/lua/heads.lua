@@ -1,31 +1,43 @@
--- Tells since when the oldest job of some queue lists has been the oldest there.
--- KEYS: what is known of them, then the queue lists
--- ARGV: 1 to note what is new, else 0; then the queue lists' names, in the same order
+-- Tells since when the oldest job of some queue lists has been the oldest there; a pass notes it, of
+-- these and of all that are noted already, and itself.
+-- KEYS: what is known of the lists, the last pass, then the queue lists
+-- ARGV: prefix of queue lists, number of fields that tell of a pass (0: nobody's, nothing is noted),
+--       those, then the names of the queue lists, in the order of their keys
 -- Returns: the server's time, then for each list since when (both ms), 0 where none waits, or where
 --       nobody has noted it
 -- Crash: what has been noted stays.
-local heads, notes = KEYS[1], ARGV[1] == '1'
+local heads, pass, prefix, fields = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2])
+local notes = fields > 0
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local since = {now}
-for i = 2, #KEYS do
-  local name, at = ARGV[i], 0
-  local payload = redis.pcall('LINDEX', KEYS[i], -1)
+
+local function since(name)
+  local payload = redis.pcall('LINDEX', prefix .. name, -1)
   local known = redis.call('HGET', heads, name)
   if type(payload) ~= 'string' then
     if known and notes then redis.call('HDEL', heads, name) end
-  else
-    -- A message ends with its ids, and may begin with megabytes.
-    local head = redis.sha1hex(string.sub(payload, -1024))
-    if known and string.sub(known, 1, 40) == head then
-      at = tonumber(string.sub(known, 42)) or now
-    elseif notes then
-      at = now
-      -- Over the memory limit of a server before 7.0 it stays unknown: it is a note, no job.
-      redis.pcall('HSET', heads, name, head .. ' ' .. string.format('%.0f', now))
-    end
+    return 0
   end
-  since[#since + 1] = at
+  -- A message ends with its ids, and may begin with megabytes.
+  local head = redis.sha1hex(string.sub(payload, -1024))
+  if known and string.sub(known, 1, 40) == head then return tonumber(string.sub(known, 42)) or now end
+  if not notes then return 0 end
+  -- Over the memory limit of a server before 7.0 it stays unknown: it is a note, no job.
+  redis.pcall('HSET', heads, name, head .. ' ' .. string.format('%.0f', now))
+  return now
 end
-if notes then redis.call('EXPIRE', heads, 86400) end
-return since
+
+local found, given = {now}, {}
+for i = fields + 3, #ARGV do
+  found[#found + 1] = since(ARGV[i])
+  given[ARGV[i]] = true
+end
+if notes then
+  for _, name in ipairs(redis.call('HKEYS', heads)) do
+    if not given[name] then since(name) end
+  end
+  redis.pcall('HSET', pass, 'at', string.format('%.0f', now), unpack(ARGV, 3, fields + 2))
+  redis.call('EXPIRE', pass, 604800)
+  redis.call('EXPIRE', heads, 86400)
+end
+return found

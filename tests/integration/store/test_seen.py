@@ -12,6 +12,8 @@ from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
 ONE, TWO, THREE = payload("1"), payload("2"), payload("3")
+#: What a pass says of itself.
+PASS = {"by": "who"}
 
 
 def test_what_an_owner_holds_is_told_apart(bench: Bench) -> None:
@@ -52,19 +54,19 @@ def test_the_oldest_job_of_a_queue_grows_old_while_it_is_the_next(bench: Bench) 
     bench.push("mail", ONE, TWO)
     assert queues.oldest(["mail"]) == {}, "nobody has noted it"
     assert bench.client.exists(bench.keys.heads) == 0, "and who only looks does not"
-    assert set(queues.oldest(["mail", "empty"], note=True)) == {"mail"}
+    assert set(queues.oldest(["mail", "empty"], PASS)) == {"mail"}
     eventually(lambda: queues.oldest(["mail"])["mail"] > 0.05)
     bench.client.rpop("mail")
     assert queues.oldest(["mail"]) == {}, "another job is the next"
-    assert queues.oldest(["mail"], note=True)["mail"] == 0
+    assert queues.oldest(["mail"], PASS)["mail"] == 0
     bench.client.delete("mail")
-    queues.oldest(["mail"], note=True)
-    assert queues.noted() == []
+    queues.oldest(["mail"], PASS)
+    assert bench.client.exists(bench.keys.heads) == 0
 
 
 def test_a_key_of_another_type_is_no_queue(bench: Bench) -> None:
     bench.client.set("mail", "not a list")
-    assert Queues(bench.database).oldest(["mail"], note=True) == {}
+    assert Queues(bench.database).oldest(["mail"], PASS) == {}
 
 
 def test_a_death_is_remembered_with_what_became_of_its_jobs(bench: Bench) -> None:
@@ -98,4 +100,8 @@ def test_a_pass_is_remembered_with_who_made_it(bench: Bench) -> None:
     told = history.last_pass()
     assert (told["owners"], told["errors"]) == ("1", "0")
     assert told["by"].endswith(f"pid {owner.process.pid}")
-    assert Queues(bench.database).noted() == ["mail"]
+    assert bench.client.hkeys(bench.keys.heads) == [b"mail"]
+    bench.client.rpop("mail")
+    bench.client.hset(bench.keys.facts(owner.owner), "lists", "{}")
+    note(reaper, reaper.reap())
+    assert bench.client.exists(bench.keys.heads) == 0, "also of lists that nobody serves any more"
