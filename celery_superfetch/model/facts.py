@@ -9,6 +9,7 @@ from typing import Any
 
 from .config import Config
 from .process import ProcessImage
+from .version import __version__
 
 #: Version of the facts' layout; a reader skips what it does not know.
 SCHEMA = 1
@@ -17,7 +18,7 @@ SCHEMA = 1
 RETRY_INTERVAL = 1.0
 
 #: Fields that are text, here and there.
-TEXTS = "app", "node", "state", "run_id"
+TEXTS = "app", "node", "version", "state", "run_id"
 
 #: The state of an owner whose event loop does not turn; it sends no heartbeat until it does.
 STUCK = "stuck"
@@ -34,6 +35,8 @@ class Facts:
     app: str = ""
     #: Celery's name of the worker; empty outside Celery.
     node: str = ""
+    #: Of this package; empty for one from before it was told.
+    version: str = ""
     state: str = "running"
     #: ``connections`` are ids of this run of the server; an empty run id: unusable.
     run_id: str = ""
@@ -49,7 +52,8 @@ class Facts:
     @classmethod
     def mine(cls, owner: str, process: ProcessImage, config: Config) -> Facts:
         """The first facts of an owner of this process."""
-        return cls(owner, process, config.heartbeat_interval, config.owner_ttl, config.app_name)
+        times = config.heartbeat_interval, config.owner_ttl
+        return cls(owner, process, *times, config.app_name, version=__version__)
 
     def with_(self, **changes: Any) -> Facts:
         """A copy with some facts changed."""

@@ -42,9 +42,9 @@ class Finding(NamedTuple):
 def findings(overview: Mapping[str, Any]) -> list[Finding]:
     """All that is to be known of an ``overview_of``, worst first."""
     found = [
-        *_queues(overview),
-        *_owners(overview),
-        *_passes(overview),
+        *of_queues(overview),
+        *of_owners(overview),
+        *of_passes(overview),
         *_server(overview["server"]),
         *_dead_set(overview),
     ]
@@ -74,7 +74,8 @@ def verdict(found: Sequence[Finding], overview: Mapping[str, Any]) -> str:
     return f"All is well: {told}, {waiting} waiting."
 
 
-def _owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
+def of_owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    """Of ``owners``, with ``last_pass`` and ``reap_interval``."""
     last = overview["last_pass"]
     alive = any(owner["verdict"] == "alive" for owner in overview["owners"])
     soon = alive and last is not None and last["age"] < LATE_PASSES * overview["reap_interval"]
@@ -107,7 +108,8 @@ def _owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
             )
 
 
-def _queues(overview: Mapping[str, Any]) -> Iterator[Finding]:
+def of_queues(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    """Of ``queues``."""
     queues: dict[str, list[dict[str, Any]]] = {}
     for row in overview["queues"]:
         queues.setdefault(row["queue"], []).append(row)
@@ -142,7 +144,8 @@ def _queues(overview: Mapping[str, Any]) -> Iterator[Finding]:
             )
 
 
-def _passes(overview: Mapping[str, Any]) -> Iterator[Finding]:
+def of_passes(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    """Of ``last_pass``, with ``owners`` and ``reap_interval``."""
     last, allowed = overview["last_pass"], LATE_PASSES * overview["reap_interval"]
     if not overview["owners"] or (last is not None and last["age"] < allowed):
         return

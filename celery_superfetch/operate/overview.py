@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from celery import Celery
 from redis.exceptions import ResponseError
 
 from ..model.dead_job import utc
 from ..model.facts import Facts
 from ..model.verdict import MISSED_HEARTBEATS, Reason
 from ..reaper.evidence import judge_all
-from ..reaper.reaper import Reaper
+from ..store.database import Database
 from ..store.history import History
 from ..store.holdings import Holding, Holdings
 from ..store.queues import Queues
 from ..store.unacked import Unacked
 from ..store.wire.server import info, setting
+
+if TYPE_CHECKING:  # a probe reads rows of it, and waits for neither
+    from celery import Celery
+
+    from ..reaper.reaper import Reaper
 
 #: The latest deaths that are told of.
 DEATHS = 10
@@ -37,7 +41,7 @@ def overview_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
     living = [facts.owner for facts, _, _ in verdicts]
     holdings = Holdings(reaper.database).of([*living, *tombstones])
     owners = [
-        _owner(facts, max(0, now - score) / 1000, verdict, holdings[facts.owner])
+        owner_row(facts, max(0, now - score) / 1000, verdict, holdings[facts.owner])
         for facts, score, verdict in verdicts
     ]
     consumers = Counter(
@@ -46,7 +50,7 @@ def overview_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
     with app.connection_for_read() as connection:
         channel = connection.channel()
         known = [*(facts for facts, _, _ in verdicts), *reaped.values()]
-        queues = _queues(reaper, _lists(app, channel, known), consumers)
+        queues = queue_rows(reaper.database, _lists(app, channel, known), consumers)
         unacked = Unacked(reaper.database, channel.unacked_key, channel.unacked_index_key).size()
     history = History(reaper.database)
     return {
@@ -67,7 +71,7 @@ def overview_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
             "unannounced": reaper.dead_jobs.untold(),
         },
         "deaths": [_death(death) for death in history.deaths(DEATHS)],
-        "last_pass": _last_pass(history, now),
+        "last_pass": last_pass_row(history, now),
         "reap_interval": reaper.config.reap_interval,
         "counters": reaper.database.stats(),
     }
@@ -99,13 +103,15 @@ def _server(reaper: Reaper) -> dict[str, Any]:
     }
 
 
-def _owner(facts: Facts, age: float, verdict: Reason, holding: Holding) -> dict[str, Any]:
+def owner_row(facts: Facts, age: float, verdict: Reason, holding: Holding) -> dict[str, Any]:
+    """One owner, last heard ``age`` seconds ago."""
     return {
         "owner": facts.owner,
         "node": facts.node,
         "host": facts.process.host,
         "pid": facts.process.pid,
         "app": facts.app,
+        "version": facts.version,
         "state": facts.state,
         "heartbeat_age": age,
         "heartbeat_interval": facts.heartbeat_interval,
@@ -147,10 +153,11 @@ def _lists(app: Celery, channel: Any, owners: Iterable[Facts]) -> list[dict[str,
     ]
 
 
-def _queues(
-    reaper: Reaper, rows: Sequence[dict[str, Any]], consumers: Counter[str]
+def queue_rows(
+    database: Database, rows: Sequence[dict[str, Any]], consumers: Counter[str]
 ) -> list[dict[str, Any]]:
-    queues, names = Queues(reaper.database), [row["list"] for row in rows]
+    """Queue lists that are named in ``rows``, with what is in them."""
+    queues, names = Queues(database), [row["list"] for row in rows]
     ages = queues.oldest(names)
     found = []
     for row, (length, probation) in zip(rows, queues.lengths(names), strict=True):
@@ -172,7 +179,8 @@ def _death(death: dict[str, Any]) -> dict[str, Any]:
     return {**death, "at": utc(death["at"] / 1000)}
 
 
-def _last_pass(history: History, now: int) -> dict[str, Any] | None:
+def last_pass_row(history: History, now: int) -> dict[str, Any] | None:
+    """The last pass; None where nobody has made one."""
     told = history.last_pass()
     if not told:
         return None

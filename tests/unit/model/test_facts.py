@@ -23,6 +23,7 @@ FULL = Facts(
     heartbeat_interval=7.5,
     owner_ttl=90.0,
     app="shöp",
+    version="0.2",
     state="stopping",
     run_id="r" * 40,
     connections=(3, 99),
