@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import count
 from threading import RLock
 from time import monotonic
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from ...store.database import Database, Structure
 from ...store.private_lists import PrivateLists
 from ...store.wire.scripts import Call, Line
 from .jobs import Jobs, Move, State
+from .returns import Returns, batches
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +29,6 @@ SETTLED_MOST = 10_000
 #: Replies to acks that are left to be read together: a look at the socket costs as much as a send.
 LEFT_MOST = 16
 
-#: Jobs that one script moves at most: it keeps everybody else waiting.
-BATCH = 100
-
-#: Seconds until jobs whose return the server refused are tried again.
-REFUSED_INTERVAL = 5.0
-
 
 class _Sent(NamedTuple):
     """What one script settles, and records as running."""
@@ -42,16 +36,6 @@ class _Sent(NamedTuple):
     acks: list[Claimed]
     #: Job -> its digest.
     starting: dict[Job, str]
-
-
-class _Batch(NamedTuple):
-    """What one script gives back: jobs of one owner and one queue list."""
-
-    #: Tells the call from others, however often it is sent: that one is carried out once at most.
-    number: int
-    #: To which end of the queue.
-    where: str
-    jobs: list[Job]
 
 
 class Outbox(Structure):
@@ -67,8 +51,7 @@ class Outbox(Structure):
         self.lists = PrivateLists(database)
         self.lock = RLock()
         self.jobs = Jobs()
-        #: ms of x-expires for each queue list that has it.
-        self.expires: dict[str, int] = {}
+        self.returns = Returns(self.jobs, self.lists)
         #: A reply was lost: the private lists may hold jobs that nobody here knows.
         self.doubt = False
         #: Jobs that wait in memory for their time, held in a hash beside the private list: an ack
@@ -86,15 +69,6 @@ class Outbox(Structure):
         #: Jobs of which finding nothing says nothing: a reply to their ack was lost, or it is
         #: known that they were taken away.
         self._no_news: set[Job] = set()
-        #: Job -> to which end of its queue it goes back. Who is not RETURNING any more does not.
-        self._back: dict[Job, str] = {}
-        #: Those that were sent, and may have gone. They are sent again as they were: a job that
-        #: went may be claimed by now, by another thread of this very process, and run.
-        self._unanswered: list[_Batch] = []
-        #: Those that the server refused, and when they are tried again (monotonic s).
-        self._refused: dict[Job, str] = {}
-        self._refused_until = 0.0
-        self._numbers = count(1)
 
     @property
     def unsent(self) -> bool:
@@ -129,7 +103,7 @@ class Outbox(Structure):
         with self.lock:
             for job in jobs:
                 if self.jobs.move(job, Move.REQUEUE) is State.RETURNING:
-                    self._back[job] = where
+                    self.returns.add(job, where)
             try:
                 self._give_back()
             except RedisError as exc:
@@ -172,7 +146,7 @@ class Outbox(Structure):
                 with suppress(RedisError):
                     self._exchange([])
                 self.rest()
-            moves = [self.lists.hold(jobs) for _, jobs in _batches(self.moves)]
+            moves = [self.lists.hold(jobs) for _, jobs in batches(self.moves)]
             self.aside.update(self.moves)
             self.moves.clear()
             # A server that does not know the script of a move is told it with the answer. By then
@@ -213,41 +187,12 @@ class Outbox(Structure):
         """
         if not self.jobs.counts[State.RETURNING]:
             return
-        if self._refused and monotonic() >= self._refused_until:
-            self._back, self._refused = {**self._refused, **self._back}, {}
-        new = [_Batch(next(self._numbers), *batch) for batch in _batches(self._back)]
-        self._unanswered, self._back = (
-            [
-                batch._replace(jobs=left)
-                for batch in self._unanswered + new
-                if (left := [job for job in batch.jobs if self.jobs.state(job) is State.RETURNING])
-            ],
-            {},
-        )
-        if not self._unanswered:
-            return
-        calls = [
-            self.lists.requeue(jobs, where, self.expires.get(jobs[0].queue_list, 0), number)
-            for number, where, jobs in self._unanswered
-        ]
-        # They may go, their reply be lost, and they be claimed anew by who took it for one of them.
-        replies = self.ask(calls, errors=True)
-        sent, self._unanswered = self._unanswered, []
-        for (_, where, jobs), reply in zip(sent, replies, strict=True):
-            if isinstance(reply, Exception):
-                self._refused.update(dict.fromkeys(jobs, where))
-                self._refused_until = monotonic() + REFUSED_INTERVAL
-                logger.error(
-                    "%d jobs could not be given back to queue list %s: %s. They are safe in the "
-                    "private list; it is tried again in %g s, and by the reaper.",
-                    len(jobs),
-                    jobs[0].queue_list,
-                    reply,
-                    REFUSED_INTERVAL,
-                )
-            else:
-                for job in jobs:
-                    self.drop(job)
+        calls = self.returns.calls()
+        if calls:
+            # They may go, their reply be lost, and they be claimed anew by who took it for one of
+            # them.
+            for job in self.returns.read(self.ask(calls, errors=True)):
+                self.drop(job)
 
     def _exchange(self, moves: list[Call], last: Call | None = None, *, wait: bool = True) -> Any:
         """Send acks and starts between other calls; the reply to ``last``.
@@ -339,13 +284,3 @@ class Outbox(Structure):
         with suppress(RedisError):  # counting is not worth a failure
             self.database.count("ownership_lost")
         ownership_lost.send(sender=None, lost=LostJob.of(job, envelope))
-
-
-def _batches(jobs: Mapping[Job, str]) -> Iterator[tuple[str, list[Job]]]:
-    """Jobs of one private list that go the same way, not too many at once."""
-    groups: dict[tuple[str, str, str], list[Job]] = {}
-    for job, where in jobs.items():
-        groups.setdefault((job.owner, job.queue_list, where), []).append(job)
-    for (_, _, where), group in groups.items():
-        for at in range(0, len(group), BATCH):
-            yield where, group[at : at + BATCH]

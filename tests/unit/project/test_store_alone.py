@@ -28,6 +28,7 @@ EXCEPTIONS = {
     "transport.channel": {".rpop"},  # kombu's client, for kombu's ``_get``
     # It sends calls, which the store has made, together.
     "owner.in_flight.outbox": {"Call", "Line", ".scripts"},
+    "owner.in_flight.returns": {"Call"},
 }
 
 
