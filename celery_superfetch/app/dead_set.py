@@ -51,8 +51,8 @@ class DeadSet:
     ...     dead.retry_all(task="shop.charge", newer_than=3600)
 
     Wherever jobs are picked, the conditions are those of ``DeadFilter``: ``task``, ``queue``,
-    ``reason``, ``older_than``, ``newer_than``. A job is named by its id, the start of it, or
-    its Celery task id.
+    ``reason``, ``older_than``, ``newer_than``. A job is named by its id or its Celery task
+    id, or the start of either.
 
     Arguments:
         client: a client for the broker's database; None: one of its own, for ``close``.

@@ -14,12 +14,14 @@ __all__ = ["superfetch"]
 
 
 @command(superfetch, "status")
-def status(session: Session) -> None:
-    """Owners with their verdicts, queues, dead set and counters. Only reads."""
+@click.option("--wide", is_flag=True, help="All columns and rows, with the owners' ids.")
+def status(session: Session, wide: bool) -> None:
+    """Whether all is well, and what to do; owners, queues, dead set. Only reads."""
     from ..operate.overview import overview_of
+    from .status_tables import print_status
 
     found = overview_of(session.app, session.reaper)
-    session.say(found, lambda: session.tables.status(found))
+    session.say(found, lambda: print_status(session.tables, found, wide))
 
 
 @command(superfetch, "reap")

@@ -22,7 +22,7 @@ PROGRESS = 1000
 def dead() -> None:
     """Jobs that were killed: list, show, retry, delete, purge.
 
-    ID is a job's id, the start of it, or its Celery task id.
+    ID is a job's id or its Celery task id, or the start of either.
     """
 
 
@@ -64,15 +64,19 @@ def given(conditions: dict[str, Any]) -> dict[str, Any]:
 @click.option(
     "--count", type=click.IntRange(1), default=50, show_default=True, help="Show so many."
 )
-def dead_list(session: Session, first: int, count: int, **conditions: Any) -> None:
+@click.option("--wide", is_flag=True, help="All columns, each job on one line.")
+def dead_list(session: Session, first: int, count: int, wide: bool, **conditions: Any) -> None:
     """Killed jobs, the newest first."""
+    if wide:
+        session.tables.widen()
     size = len(session.dead_set)
     # One more than is shown tells whether there are more.
     found = session.dead_set.page(first, count + 1, **conditions)
     jobs, more = [job.as_dict() for job in found[:count]], len(found) > count
+    picked, now = bool(given(conditions)), session.reaper.database.server_time()
     session.say(
         {"size": size, "more": more, "jobs": jobs},
-        lambda: session.tables.dead_jobs(size, first, jobs, more, bool(given(conditions))),
+        lambda: session.tables.dead_jobs(size, first, jobs, more, picked, now),
     )
 
 

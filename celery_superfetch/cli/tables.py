@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ..model.arguments import cut, printable
+from ..operate.words import span
 
 #: Columns where stdout is no terminal: enough that a pipe gets every row uncut on one line.
 PIPE_WIDTH = 10_000
@@ -20,9 +22,16 @@ SHORT_ID = 12
 #: Characters of a job's arguments in a list; `dead show` has more of them.
 LIST_ARGS = 80
 
+#: Spaces between two columns.
+GAP = 2
+
+#: Cells up to this long are never broken; in longer ones, words are not.
+UNBROKEN = 16
+
 # A title in lower case is the name of what stands under it.
-OWNER = ("Owner", "Host", "Pid", "App", "State", "Heartbeat", "In flight", "Verdict", "Reason")
 DEAD_JOB = ("Id", "Died", "Task", "Task id", "Queue", "Strikes", "Recoveries", "Reason", "Args")
+#: What a narrow terminal goes without, the first first.
+DEAD_SPARE = ("Args", "Recoveries", "Task id", "Strikes", "Queue")
 DETAILS = ("Id", "Task", "Task id", "App", "Queue", "Time of death", "Reason", "Owner", "Strikes")
 EVENT = ("Time", "Host", "Owner", "Strike", "Exit status", "Reason")
 
@@ -36,49 +45,72 @@ class Tables:
 
     def __init__(self, no_color: bool = False) -> None:
         self.console = Console(no_color=no_color, highlight=False, markup=False, emoji=False)
+        #: Everything, and each row on one line: for a pipe, and for who asks for it.
+        self.wide = False
         if not self.console.is_terminal:
-            self.console.width = PIPE_WIDTH
+            self.widen()
 
-    def line(self, text: str) -> None:
-        """One line, as long as it is."""
-        self.console.print(_text(text), soft_wrap=True)
+    def widen(self) -> None:
+        """Print all that there is, each row on one line."""
+        self.wide, self.console.width = True, PIPE_WIDTH
 
-    def status(self, found: dict[str, Any]) -> None:
-        """All of ``superfetch status``."""
-        if found["owners"]:
-            self._table(OWNER, map(_owner, found["owners"]))
-        else:
-            self.line("No owners are registered.")
-        tombs = found["tombstones"]
-        self.line(f"Tombstones: {tombs['owners']}, with {tombs['in_flight']} jobs in flight\n")
-        self._queues(found["queues"])
-        if found["unacked"]:
-            self.line(f"Unacked by stock workers: {found['unacked']} jobs\n")
-        dead = found["dead_set"]
-        self.line(f"Dead set: {dead['size']} jobs, {dead['unannounced']} unannounced\n")
-        counters = found["counters"].items()
-        self._table(("Counter", "Number"), ({"counter": c, "number": n} for c, n in counters))
+    def line(self, text: object = "", style: str = "") -> None:
+        """One line, as long as it is; a terminal gets it broken between words."""
+        self.console.print(_text(text, style), soft_wrap=self.wide)
 
-    def _queues(self, lists: Sequence[dict[str, Any]]) -> None:
-        """A row for each queue, a column for each priority step."""
-        queues: dict[str, dict[str, Any]] = {}
-        for row in lists:
-            cell = row["length"]
-            if cell is None:
-                cell = Text(row["error"], style="bold red")
-            elif row["probation"]:
-                cell = Text(f"{cell} (+{row['probation']} on probation)", style="yellow")
-            columns = queues.setdefault(row["queue"], {"queue": row["queue"]})
-            columns[f"priority_{row['priority']}"] = cell
-        steps = sorted({row["priority"] for row in lists})
-        self._table(("Queue", *(f"Priority {step}" for step in steps)), queues.values())
+    def short(self, id: str) -> str:
+        """An id, or on a terminal the start of it."""
+        return id if self.wide else id[:SHORT_ID]
+
+    def table(
+        self,
+        titles: Sequence[str],
+        rows: Iterable[Mapping[str, object]],
+        spare: Sequence[str] = (),
+        most: int = 0,
+    ) -> None:
+        """A table without lines; no word is broken unless it is longer than the terminal is wide.
+
+        A cell is a value, or a ``(value, style)``. A title in lower case, with ``_``, is the name
+        of its column in each row.
+
+        Arguments:
+            spare: titles of columns that a narrow terminal goes without, the first first.
+            most: rows on a terminal; 0 for all.
+        """
+        found = [{title: _cell(row.get(_name(title))) for title in titles} for row in rows]
+        if not found:
+            return
+        left = 0 if self.wide or not most else max(0, len(found) - most)
+        found = found[: len(found) - left]
+        shown, widths = _layout(titles, found, spare, self.console.width)
+        table = Table(box=None, header_style="bold", padding=(0, GAP, 0, 0), pad_edge=False)
+        for title in shown:
+            numbers = all(cell.justify == "right" for row in found if (cell := row[title]).plain)
+            table.add_column(
+                title,
+                width=widths.get(title),
+                overflow="fold",
+                justify="right" if numbers else "left",
+            )
+        for row in found:
+            table.add_row(*(row[title] for title in shown))
+        self.console.print(table)
+        if left:
+            self.line(f"and {left} more: --wide shows all")
 
     def dead_jobs(
-        self, size: int, first: int, jobs: Sequence[dict[str, Any]], more: bool, picked: bool
+        self,
+        size: int,
+        first: int,
+        jobs: Sequence[dict[str, Any]],
+        more: bool,
+        picked: bool,
+        now: int,
     ) -> None:
-        """One page of the dead set."""
+        """One page of the dead set, at a time of the server (ms)."""
         if jobs:
-            self._table(DEAD_JOB, map(self._dead_job, jobs))
+            self.table(DEAD_JOB, (self._dead_job(job, now) for job in jobs), DEAD_SPARE)
             last = first + len(jobs)
             of = "those that meet the conditions" if picked else f"{size} jobs"
             rest = f" More: --first {last}." if more else ""
@@ -88,13 +120,13 @@ class Tables:
         else:
             self.line("The dead set is empty." if not size else f"It has only {size} jobs.")
 
-    def _dead_job(self, job: dict[str, Any]) -> dict[str, Any]:
-        id = job["id"]
-        # A second item of the same bytes is told apart by the end of its id alone.
+    def _dead_job(self, job: dict[str, Any], now: int) -> dict[str, Any]:
+        ago = f"{span(max(0, now - job['died_at']) / 1000)} ago"
         return {
             **job,
-            "id": id[:SHORT_ID] if self.console.is_terminal and "-" not in id else id,
-            "died": job["time_of_death"],
+            # A second item of the same bytes is told apart by the end of its id alone.
+            "id": job["id"] if "-" in job["id"] else self.short(job["id"]),
+            "died": job["time_of_death"] if self.wide else ago,
             "task": job["task"] or "(unparseable)",
             "args": cut(f"{job['args']} {job['kwargs']}".strip(), LIST_ARGS),
         }
@@ -105,33 +137,52 @@ class Tables:
             value = job[_name(title)]
             self.line(f"{title + ':':<15}{'-' if value is None else value}")
         self.line("\nHistory, the oldest first:")
-        self._table(EVENT, ({**event, "exit_status": event["status"]} for event in job["history"]))
+        self.table(EVENT, ({**event, "exit_status": event["status"]} for event in job["history"]))
         coded = " (base64)" if job["encoding"] == "base64" else ""
-        self.line(f"Payload{coded}:\n{job['payload']}")
-
-    def _table(self, titles: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
-        """Cells fold where they do not fit: nothing is ever cut."""
-        table = Table(header_style="bold")
-        for title in titles:
-            table.add_column(title, overflow="fold")
-        for row in rows:
-            table.add_row(*(_text(row.get(_name(title))) for title in titles))
-        if table.row_count:
-            self.console.print(table)
+        self.line(f"Payload{coded}:")
+        self.console.print(_text(job["payload"]), soft_wrap=True)
 
 
-def _owner(row: dict[str, Any]) -> dict[str, Any]:
-    style = "green" if row["verdict"] == "alive" else "bold red"
-    return {
-        **row,
-        "heartbeat": f"{row['heartbeat_age']:.1f} s ago",
-        "verdict": Text(row["verdict"], style),
-    }
+def _layout(
+    titles: Sequence[str], rows: Sequence[Mapping[str, Text]], spare: Sequence[str], room: int
+) -> tuple[Sequence[str], dict[str, int]]:
+    """The titles that are shown and, where that fits, how wide each column is."""
+    cells = {title: [title, *(row[title].plain for row in rows)] for title in titles}
+    least = {title: max(map(_least, texts)) for title, texts in cells.items()}
+    full = {title: max(map(cell_len, texts)) for title, texts in cells.items()}
+    shown = list(titles)
+    for title in (*spare, None):
+        free = room - sum(least[one] + GAP for one in shown) + GAP
+        if free >= 0 or title is None:
+            break
+        shown.remove(title)
+    if free < 0:
+        return shown, {}
+    widths = {title: least[title] for title in shown}
+    for title in sorted(shown, key=lambda one: full[one] - least[one]):
+        more = min(free, full[title] - least[title])
+        widths[title] += more
+        free -= more
+    return shown, widths
+
+
+def _least(text: str) -> int:
+    """Characters in which a cell stays legible."""
+    whole = cell_len(text)
+    return whole if whole <= UNBROKEN else max(map(cell_len, text.split()), default=0)
 
 
 def _name(title: str) -> str:
     return title.lower().replace(" ", "_")
 
 
-def _text(value: object) -> Text:
-    return value if isinstance(value, Text) else Text(printable(value))
+def _cell(value: object) -> Text:
+    value, style = value if isinstance(value, tuple) else (value, "")
+    text = _text("-" if value is None else value, style)
+    if isinstance(value, (int, float)):
+        text.justify = "right"
+    return text
+
+
+def _text(value: object, style: str = "") -> Text:
+    return Text(printable(value), style)

@@ -15,7 +15,7 @@ from ..reaper.evidence import judge_all
 from ..store.database import Database
 from ..store.history import History
 from ..store.holdings import Holding, Holdings
-from ..store.queues import Queues
+from ..store.queues import Queues, Suspects
 from ..store.unacked import Unacked
 from ..store.wire.server import info, setting
 
@@ -49,7 +49,10 @@ def overview_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
     )
     with app.connection_for_read() as connection:
         channel = connection.channel()
-        known = [*(facts for facts, _, _ in verdicts), *reaped.values()]
+        known = {name for facts in reaped.values() for name in facts.lists}
+        known |= {name for facts, _, _ in verdicts for name in facts.lists}
+        # Nobody may serve them any more.
+        known |= {*Queues(reaper.database).noted(), *Suspects(reaper.database).lists()}
         queues = queue_rows(reaper.database, _lists(app, channel, known), consumers)
         unacked = Unacked(reaper.database, channel.unacked_key, channel.unacked_index_key).size()
     history = History(reaper.database)
@@ -137,15 +140,15 @@ def _reason(facts: Facts, age: float, verdict: Reason) -> str:
     return verdict.value
 
 
-def _lists(app: Celery, channel: Any, owners: Iterable[Facts]) -> list[dict[str, Any]]:
-    """Every queue list of the app and of the owners (a worker's ``-Q`` is not in the app)."""
+def _lists(app: Celery, channel: Any, known: Iterable[str]) -> list[dict[str, Any]]:
+    """Every queue list of the app's queues and of the known ones (``-Q`` is not in the app)."""
     # Broadcast queues are made for each consumer and hold nothing between two.
     names = {
         queue.name
         for queue in app.amqp.queues.values()
         if getattr(queue.exchange, "type", None) != "fanout"
     }
-    names |= {name.partition(channel.sep)[0] for facts in owners for name in facts.lists}
+    names |= {name.partition(channel.sep)[0] for name in known}
     return [
         {"queue": name, "priority": step, "list": channel._q_for_pri(name, step)}
         for name in sorted(names)

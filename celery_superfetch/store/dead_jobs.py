@@ -24,6 +24,10 @@ IDS = 500
 #: Jobs of any size that are read at a time by somebody who may need none of them.
 FEW = 10
 
+#: Characters of a UUID before its first hyphen, which no digest has.
+UUID_BEGIN = 8
+#: Candidates that an error names.
+SHOWN = 10
 #: ms after which a retry that was begun is given up for dead. It forgets the results of a batch
 #: meanwhile, and a result backend may be slow.
 RETRY_LOCK = 60_000
@@ -105,18 +109,24 @@ class DeadJobs(Structure):
         ]
 
     def get(self, id: str) -> DeadJob:
-        """One job, by its id (or the start of it), or by its Celery task id; JobNotFound if that
+        """One job, by its id or its Celery task id, or the start of either; JobNotFound if that
         fits none, or several."""
         start = id.encode()
         found = self._load([(start, self.client.zscore(self.keys.dead, start) or 0)])
         if not found and id and not FULL_ID.fullmatch(id):
-            meant = [row for row in self.ids() if row[0].startswith(start)]
-            found = self._load(meant[:BATCH]) or [j for j in self.find() if j.task_id == id]
+            found = self._load([row for row in self.ids() if row[0].startswith(start)][:BATCH])
+            # In as few characters a digest and a UUID may begin alike.
+            if not found or len(id) <= UUID_BEGIN:
+                named = [job for job in self.find() if (job.task_id or "").startswith(id)]
+                same = [job for job in named if job.task_id == id]
+                found += [job for job in same or named if job not in found]
         if len(found) == 1:
             return found[0]
         if found:
-            names = ", ".join(job.id for job in found[:5])
-            raise JobNotFound(f"{id!r} fits {len(found)} jobs of the dead set: {names}")
+            names = [f"{job.id} {job.task or 'unparseable'}[{job.task_id}]" for job in found]
+            more = [f"and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
+            rows = "\n  ".join(["", *names[:SHOWN], *more])
+            raise JobNotFound(f"{id!r} fits {len(found)} jobs of the dead set:{rows}")
         raise JobNotFound(
             f"no job {id!r} in the dead set: it was retried, deleted or dropped by the cap, "
             "or never killed; `superfetch dead list` shows what is there"

@@ -52,6 +52,11 @@ class Queues(Structure):
             ages |= {n: (now - s) / 1000 for n, s in zip(some, since, strict=True) if s}
         return ages
 
+    def noted(self) -> list[str]:
+        """The queue lists in which the last pass saw a job wait, whoever serves them."""
+        names: Any = self.client.hkeys(self.keys.heads)
+        return [name.decode(errors="replace") for name in names]
+
     def can_take(self, names: Sequence[str]) -> list[bool]:
         """Whether a job can be put there: no other type of value lives under the key."""
         with self.client.pipeline(transaction=False) as pipe:

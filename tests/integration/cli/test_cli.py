@@ -40,7 +40,9 @@ def test_status_of_an_empty_database(cli):
         "celery\x06\x166",
         "celery\x06\x169",
     ]
-    assert "No owners" in cli("status").out
+    text = cli("status").out
+    assert "No owners" in text
+    assert text.startswith("Warning: the server keeps jobs in memory alone")
 
 
 def test_status_and_reap_from_life_to_death_to_recovery(cli, worker, shop, ledger, client):
@@ -72,9 +74,13 @@ def test_status_and_reap_from_life_to_death_to_recovery(cli, worker, shop, ledge
     assert lengths["celery"] == 0
 
     text = cli("status", process=True).out
-    assert alive["owner"] in text
-    assert "its process is gone" in text
-    assert "aside" in text
+    assert text.startswith("Critical: queue aside: 3 jobs, no live worker consumes it: start a ")
+    said = "is dead (its process is gone), its 2 jobs wait: run `celery -A app superfetch reap`"
+    assert said in text
+    (row,) = (line for line in text.splitlines() if line.startswith(gone["node"]))
+    assert row.split()[1] == "dead"
+    assert alive["owner"] not in text
+    assert alive["owner"] in cli("status", "--wide").out
 
     dry = cli("reap", "--dry-run", "--full", "--json").json()
     assert dry["dead"] == {alive["owner"]: "its process is gone"}

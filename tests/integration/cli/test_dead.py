@@ -64,7 +64,7 @@ def test_list_and_show(cli, worker, kill, dead):
     assert "1 to 2 of 2 jobs" in text
     assert "only 2 jobs" in cli("dead", "list", "--first", "5").out
 
-    for id in (first["id"], first["id"][:10], first["task_id"]):
+    for id in (first["id"], first["id"][:10], first["task_id"], first["task_id"][:10]):
         shown = cli("dead", "show", id, "--json").json()
         assert shown == first
     assert shown["task"] == "shop.kill_child"
@@ -78,6 +78,21 @@ def test_list_and_show(cli, worker, kill, dead):
         assert value in text
     assert first["payload"] in text, "not cut, not wrapped"
     assert first["history"][-1]["owner"] in text
+
+
+def test_a_start_that_fits_several_jobs_names_them(cli, bench):
+    tasks = {f"5f2a9c0d-{end}": f"shop.{end}" for end in ("aaaa", "aabb")}
+    for id, task in tasks.items():
+        bench.killed(payload(id, task=task), queue="mail")
+    ids = {job.task_id: job.id for job in bench.dead_set.find()}
+    failed = cli("dead", "delete", "5f2a9c0d-aa", code=1)
+    for task_id, task in tasks.items():
+        assert f"{ids[task_id]} {task}[{task_id}]" in failed.err
+    assert "fits 2 jobs" in failed.err
+    assert "Deleted" in cli("dead", "delete", "5f2a9c0d-aab").out
+    # The start of one job's id and of another's task id.
+    bench.killed(payload(ids["5f2a9c0d-aaaa"][:4] + "0000-x"), queue="mail")
+    assert "fits 2 jobs" in cli("dead", "show", ids["5f2a9c0d-aaaa"][:4], code=1).err
 
 
 def test_payloads_that_are_no_text(cli, worker, client):
@@ -113,6 +128,7 @@ def test_no_command_lets_a_payload_speak_to_the_terminal(cli, bench):
         cli("dead", "delete", deleted),
         cli("reap"),
         cli("status"),
+        cli("status", "--wide"),
     ]
     for result in done:
         assert red not in result.out + result.err
@@ -146,7 +162,7 @@ def test_a_retried_poison_job_runs_again(cli, worker, shop, kill, ledger):
     assert done.err == ""
     assert shop.kill_child.AsyncResult(job["task_id"]).state == "PENDING"
     found = cli("status", "--json").json()
-    assert found["dead_set"] == {"size": 0, "unannounced": 0}
+    assert found["dead_set"] == {"size": 0, "limit": 10_000, "unannounced": 0}
     assert found["counters"]["retried"] == 1
     assert "empty" in cli("dead", "list").out
 

@@ -9,61 +9,7 @@ import pytest
 
 from celery_superfetch.operate.health import Finding, findings, verdict
 from celery_superfetch.operate.words import span
-
-MIB = 1024 * 1024
-
-WELL: dict[str, Any] = {
-    "server": {
-        "version": "8.1.0",
-        "role": "master",
-        "eviction_policy": "noeviction",
-        "used_memory": 70 * MIB,
-        "maxmemory": 100 * MIB,
-        "append_only": True,
-        "saves": "",
-        "last_save": 1_700_000_000,
-        "last_save_ok": True,
-        "replicas": 1,
-        "replica_lag_bytes": 100,
-    },
-    "owners": [
-        {
-            "owner": "vm|7|aa",
-            "node": "a@vm",
-            "host": "vm",
-            "pid": 7,
-            "state": "running",
-            "heartbeat_age": 3.0,
-            "heartbeat_interval": 5.0,
-            "owner_ttl": 60.0,
-            "in_flight": 12,
-            "verdict": "alive",
-            "reason": "its heartbeats are heard",
-        },
-    ],
-    "queues": [
-        {
-            "queue": "mail",
-            "list": "mail",
-            "length": 30,
-            "probation": 0,
-            "oldest": 9.0,
-            "consumers": 1,
-        },
-        {
-            "queue": "mail",
-            "list": "mail\x06\x163",
-            "length": 10,
-            "probation": 0,
-            "oldest": None,
-            "consumers": 0,
-        },
-    ],
-    "unacked": 0,
-    "dead_set": {"size": 3, "limit": 10_000, "unannounced": 0},
-    "last_pass": {"age": 12.0},
-    "reap_interval": 10.0,
-}
+from support.well import MIB, WELL
 
 
 @pytest.fixture

@@ -1,0 +1,165 @@
+"""How ``celery superfetch status`` looks: first whether all is well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from ..model.facts import STUCK
+from ..model.verdict import Reason
+from ..operate.health import findings, verdict
+from ..operate.words import number, span
+from .tables import Tables
+
+STYLES = {"critical": "bold red", "warning": "yellow", "note": ""}
+
+#: Rows of a table, and findings, on a terminal; more push the verdict off the screen.
+MOST = 20
+
+OWNERS = ("Node", "Owner", "State", "Heard", "Running", "Reserved", "ETA", "App", "Reason")
+QUEUES = ("Queue", "Waiting", "Probation", "Oldest", "Consumers")
+DEATHS = ("Died", "Node", "Owner", "Recovered", "Killed", "Reason")
+
+
+def print_status(tables: Tables, found: dict[str, Any], wide: bool) -> None:
+    """Print an ``overview_of``; ``wide`` for the ids of owners and all else that is left out."""
+    if wide:
+        tables.widen()
+    _health(tables, found)
+    _owners(tables, found, wide)
+    _queues(tables, found["queues"], wide)
+    _deaths(tables, found, wide)
+    _rest(tables, found)
+
+
+def _health(tables: Tables, found: dict[str, Any]) -> None:
+    said = findings(found)
+    bad = said[:1] if said and said[0].level != "note" else []
+    tables.line(verdict(said, found), STYLES[bad[0].level] if bad else "bold green")
+    rest = said[len(bad) :]
+    shown = rest if tables.wide else rest[:MOST]
+    for one in shown:
+        tables.line(f"{one.level.capitalize()}: {one}", STYLES[one.level])
+    if len(shown) < len(rest):
+        tables.line(f"and {len(rest) - len(shown)} more: --wide shows all")
+
+
+def _owners(tables: Tables, found: dict[str, Any], wide: bool) -> None:
+    tables.line()
+    # Whoever needs a look stands first.
+    owners = sorted(found["owners"], key=lambda one: (one["verdict"] == "alive", one["node"]))
+    titles = [title for title in OWNERS if wide or title != "Owner"]
+    spare = [] if wide else ["App", "Reason"]
+    if not any(_reason(one) for one in owners):
+        titles.remove("Reason")
+        spare = spare[:1]
+    tables.table(titles, map(_owner, owners), spare, MOST)
+    if not owners:
+        tables.line("No owners are registered: no worker of an app with install() runs.")
+    if tombs := found["tombstones"]["owners"]:
+        jobs = found["tombstones"]["in_flight"]
+        tables.line(f"Reaped lately: {tombs}; {jobs} jobs of theirs are left to the next pass.")
+
+
+def _owner(row: dict[str, Any]) -> dict[str, object]:
+    alive, stuck = row["verdict"] == "alive", row["state"] == STUCK
+    state = row["state"] if alive else f"{row['verdict']}, {STUCK}" if stuck else row["verdict"]
+    return {
+        **row,
+        "node": row["node"] or row["owner"],
+        "state": (state, "green" if alive else "bold red"),
+        "heard": f"{span(row['heartbeat_age'])} ago",
+        "reason": _reason(row),
+    }
+
+
+def _reason(row: dict[str, Any]) -> str:
+    """Why it is taken for what it is; nothing where all is as it should be."""
+    usual = row["reason"] in (Reason.HEARD.value, Reason.RUNNING.value)
+    return "" if usual else str(row["reason"])
+
+
+def _queues(tables: Tables, lists: Sequence[dict[str, Any]], wide: bool) -> None:
+    """A row for each queue, with all its priorities; with ``--wide`` a column for each of them."""
+    queues: dict[str, dict[str, Any]] = {}
+    for row in lists:
+        queue = queues.setdefault(
+            row["queue"],
+            {"queue": row["queue"], "waiting": 0, "probation": 0, "oldest": 0.0, "consumers": 0},
+        )
+        queue[f"priority_{row['priority']}"] = row["length"]
+        if row["length"] is None:
+            queue["waiting"] = (row["error"], "bold red")
+        elif not isinstance(queue["waiting"], tuple):
+            queue["waiting"] += row["length"]
+        queue["probation"] += row["probation"]
+        queue["oldest"] = max(queue["oldest"], row["oldest"] or 0.0)
+        queue["consumers"] = max(queue["consumers"], row["consumers"])
+    for queue in queues.values():
+        queue["oldest"] = span(queue["oldest"]) if queue["oldest"] else None
+        if queue["probation"]:
+            queue["probation"] = (queue["probation"], "yellow")
+        if queue["waiting"] and not queue["consumers"]:
+            queue["consumers"] = (0, "bold red")
+    steps = sorted({row["priority"] for row in lists}) if wide else []
+    titles = (*QUEUES, *(f"Priority {step}" for step in steps))
+    tables.line()
+    # The fullest first: what is cut off is empty, or nearly so.
+    tables.table(titles, sorted(queues.values(), key=_fill), most=MOST)
+
+
+def _fill(queue: Mapping[str, Any]) -> tuple[bool, int, str]:
+    """Where a queue stands among others."""
+    waiting, name = queue["waiting"], str(queue["queue"])
+    return (False, 0, name) if isinstance(waiting, tuple) else (True, -waiting, name)
+
+
+def _deaths(tables: Tables, found: dict[str, Any], wide: bool) -> None:
+    if found["deaths"]:
+        tables.line("\nLast deaths:")
+        titles = [title for title in DEATHS if wide or title != "Owner"]
+        rows = ({**row, "died": _ago(found, row["at"])} for row in found["deaths"])
+        tables.table(titles, rows)
+
+
+def _rest(tables: Tables, found: dict[str, Any]) -> None:
+    tables.line()
+    if last := found["last_pass"]:
+        tables.line(
+            f"Last pass: {span(last['age'])} ago by {last['by']}, {number(last['owners'], 'owner')}"
+            f", {last['recovered']} jobs recovered, {last['killed']} killed, "
+            f"{number(last['errors'], 'error')}, {last['seconds']:g} s"
+        )
+    else:
+        tables.line("Last pass: none is known of")
+    if found["unacked"]:
+        tables.line(f"Unacked by stock workers: {number(found['unacked'], 'job')}")
+    dead = found["dead_set"]
+    tables.line(
+        f"Dead set: {number(dead['size'], 'job')} of at most {dead['limit']}, "
+        f"{dead['unannounced']} unannounced"
+    )
+    tables.line(f"Server: {_server(found['server'])}")
+    if found["counters"]:
+        counted = ", ".join(f"{name} {count}" for name, count in found["counters"].items())
+        tables.line(f"Counters: {counted}")
+
+
+def _server(server: dict[str, Any]) -> str:
+    if server["version"] is None:
+        return "it may not be asked for INFO"
+    memory = f"{(server['used_memory'] or 0) / 1024**2:.0f} MiB"
+    if server["maxmemory"]:
+        memory += f" of {server['maxmemory'] / 1024**2:.0f} MiB"
+    saves = {None: "", "": ", no RDB saves"}.get(server["saves"], f", RDB saves {server['saves']}")
+    return (
+        f"{server['version']}, {server['role']}, {memory}, {server['eviction_policy']}, "
+        f"AOF {'on' if server['append_only'] else 'off'}{saves}, {server['replicas']} replicas"
+    )
+
+
+def _ago(found: dict[str, Any], at: str) -> str:
+    """How long before the overview's time a time of its is."""
+    now, then = map(datetime.fromisoformat, (found["server_time"], at))
+    return f"{span(max(0.0, (now - then).total_seconds()))} ago"
