@@ -7,11 +7,19 @@ from functools import partial
 from time import time
 from typing import Any
 
+from billiard.einfo import ExceptionInfo
 from celery.app.task import Context
-from celery.exceptions import Reject, Terminated, TimeLimitExceeded, WorkerTerminate
+from celery.exceptions import (
+    Reject,
+    Terminated,
+    TimeLimitExceeded,
+    WorkerLostError,
+    WorkerTerminate,
+)
 from celery.platforms import EX_FAILURE
 from celery.utils.log import get_logger
 from celery.worker.request import Request
+from celery.worker.state import revoked
 from kombu.utils.imports import symbol_by_name
 from redis.exceptions import RedisError
 
@@ -92,6 +100,11 @@ class CountedRequest(Request):
                 self._give_back()
             raise WorkerTerminate(EX_FAILURE) from None
 
+    @property
+    def _was_told(self) -> bool:
+        """Whether Celery told the child of this job to end."""
+        return bool(self._already_cancelled or self._already_revoked or self.id in revoked)
+
     def _give_back(self) -> None:
         """Requeue a job that Celery cancelled; it is not the job's fault."""
         if self.delivery is None:
@@ -107,6 +120,13 @@ class CountedRequest(Request):
         exc = getattr(exc_info.exception, "exc", exc_info.exception)
         if isinstance(exc, NotStarted):
             return self.message.channel.fetch.in_flight.runner.take_back(self)
+        if isinstance(exc, Terminated) and self.delivery is not None and not self._was_told:
+            # The child outlived the signal that was meant for an earlier job, and died of this one.
+            # Celery would take it for revoked, and its ack would lose it.
+            try:
+                raise WorkerLostError(f"Worker exited prematurely: {exc}")
+            except WorkerLostError as lost:
+                exc, exc_info = lost, ExceptionInfo()
         if isinstance(exc, MemoryError):
             # Celery would raise it here: the worker ends over it, and so does the next. Whoever ran
             # the task is alive, and it has failed.

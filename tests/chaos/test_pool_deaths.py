@@ -138,6 +138,7 @@ def test_what_was_cancelled_while_the_result_backend_is_away_is_run_again(
     """It was taken for revoked, acked and gone."""
     one = cancelled()
     eventually(lambda: ledger.runs()["job"] == 2)
+    assert "strike 1 of 3" not in one.log(), "it is not the job's fault"
     ledger.release()
     eventually(lambda: not db.held())
     assert list(ledger.finishes()) == ["job"]
@@ -145,11 +146,53 @@ def test_what_was_cancelled_while_the_result_backend_is_away_is_run_again(
 
 
 @GUARDED
-def test_otherwise_it_is_gone(
-    cancelled: Callable[..., Worker], ledger: Ledger, db: Database
+def test_otherwise_it_is_taken_for_a_job_that_killed_its_child(
+    cancelled: Callable[..., Worker], ledger: Ledger
 ) -> None:
-    cancelled(WITHOUT="cancelled")
+    one = cancelled(WITHOUT="cancelled")
+    eventually(lambda: ledger.runs()["job"] == 2)
+    one.wait_log("strike 1 of 3")
+
+
+@pytest.fixture
+def victim(
+    worker: Any, app: Celery, client: redis.Redis, shop: SimpleNamespace, ledger: Ledger
+) -> Callable[..., Worker]:
+    """A worker whose child outlived the signal for one job, and died of another."""
+
+    def outlive(**env: str) -> Worker:
+        one: Worker = worker(app="ends", env=env, concurrency=1)
+        [child] = one.children()
+        deaf = app.send_task("ends.outlive", ("deaf",))
+        eventually(lambda: ledger.starts().get("deaf"))
+        app.control.revoke(deaf.id, terminate=True)
+        one.wait_log(f"Terminating {deaf.id}")
+        ledger.release("deaf")
+        shop.hold.delay("victim")
+        eventually(lambda: ledger.starts().get("victim"))
+        assert child.is_running(), "it has to be the same"
+        child.kill()
+        return one
+
+    return outlive
+
+
+def test_a_child_that_outlived_the_signal_for_one_job_loses_the_next_like_any_other(
+    victim: Callable[..., Worker], ledger: Ledger, db: Database
+) -> None:
+    """billiard remembers that the child was told to end; Celery took the next job for revoked."""
+    victim()
+    eventually(lambda: ledger.runs()["victim"] == 2)
+    ledger.release("victim")
+    eventually(lambda: not db.held())
+    assert set(ledger.finishes()) == {"deaf", "victim"}
+
+
+def test_otherwise_the_next_is_revoked_and_gone(
+    victim: Callable[..., Worker], ledger: Ledger, db: Database
+) -> None:
+    victim(WITHOUT="outlived")
     eventually(lambda: not db.held())
     assert not db.waiting()
-    assert ledger.runs()["job"] == 1
-    assert not ledger.finishes()
+    assert ledger.runs()["victim"] == 1
+    assert "victim" not in ledger.finishes()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import time
+
 from celery.exceptions import Reject
 
 from support.apps.shop import app, ledger
@@ -18,3 +21,14 @@ def memory_error(job: str) -> None:
 def reject(job: str) -> None:
     ledger().started(job)
     raise Reject("not wanted", requeue=False)
+
+
+@app.task(name="ends.outlive", shared=False)
+def outlive(job: str) -> None:
+    """What a library does that handles TERM in its own way: its process goes on."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    book = ledger()
+    book.started(job)
+    while not book.released(job):
+        time.sleep(0.05)
+    book.finished(job)
