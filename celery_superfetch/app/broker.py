@@ -79,8 +79,11 @@ def database_of(app: Celery, client: Redis) -> Database:
     return Database(client, config_of(app))
 
 
-def client_of(app: Celery) -> Redis:
+def client_of(app: Celery, timeout: float = 0.0) -> Redis:
     """A plain client for the database the app's workers consume from.
+
+    Arguments:
+        timeout: seconds to wait for each reply; 0 for what the app's options say.
 
     Raises:
         UnsupportedBroker: the app's broker is not Redis.
@@ -90,9 +93,12 @@ def client_of(app: Celery) -> Redis:
         # kombu alone tries two servers of a failover list, however many there are; and one that
         # accepts and says nothing twice.
         servers = max(1, len(connection.alt))
+        if timeout:
+            limits = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), timeout / servers)
+            connection.transport_options.update(limits)
         connection.ensure_connection(
             max_retries=servers,
-            timeout=(servers - 0.5) * REPLY_TIMEOUT,
+            timeout=timeout or (servers - 0.5) * REPLY_TIMEOUT,
             interval_start=0,
             interval_step=0,
             reraise_as_library_errors=False,

@@ -59,5 +59,6 @@ def note(reaper: Reaper, report: Report) -> None:
         "recovered": report.recovered,
         "killed": report.killed,
         "errors": report.errors,
+        "interval": reaper.config.reap_interval,
     }
     Queues(reaper.database).oldest(sorted(report.lists), told)

@@ -193,5 +193,6 @@ def last_pass_row(history: History, now: int) -> dict[str, Any] | None:
         "age": max(0, now - at) / 1000,
         "by": told.get("by", ""),
         "seconds": float(told.get("seconds", 0)),
+        "interval": float(told.get("interval", 0)),
         **{name: int(told.get(name, 0)) for name in ("owners", "recovered", "killed", "errors")},
     }

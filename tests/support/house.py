@@ -34,6 +34,7 @@ ROOMS = {
     "__init__": "",  # looks names up when they are asked for
     "worker": "redis kombu celery billiard",
     "operate": "redis kombu celery",
+    "probe": "redis celery",
     "cli": "redis kombu celery click rich",
 }
 #: It stands for all rooms, and so may name them for type checkers.

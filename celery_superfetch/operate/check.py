@@ -1,0 +1,179 @@
+"""Whether all is well, for probes: it reads what is asked for and no more, and loads no Celery."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from ..model.facts import Facts
+from ..model.process import ProcessImage
+from ..model.verdict import Reason, judge
+from ..reaper.evidence import by_pid, judge_all, local_evidence
+from ..store.database import Database
+from ..store.dead_jobs import SEPARATOR, DeadJobs
+from ..store.history import History
+from ..store.holdings import Holdings
+from ..store.queues import Queues, Suspects
+from ..store.registry import Registry
+from .health import Finding, of_owners, of_passes, of_queues
+from .overview import last_pass_row, owner_row, queue_rows
+from .words import number, span
+
+
+class Conditions(NamedTuple):
+    """What has to hold; with none of them, whatever the overview's findings look at."""
+
+    this_host: bool = False
+    node: str = ""
+    #: Seconds since the last heartbeat.
+    max_age: float | None = None
+    #: Jobs in the dead set, seconds that a job waits, and jobs of a queue; the most that are well.
+    dead_limit: int | None = None
+    queue_age: float | None = None
+    queue_length: int | None = None
+
+
+class Answer(NamedTuple):
+    """What was found, and in a few words what was looked at."""
+
+    findings: list[Finding]
+    told: list[str]
+
+
+def check(
+    database: Database,
+    conditions: Conditions,
+    queues: Iterable[str] = (),
+    separator: str = SEPARATOR,
+) -> Answer:
+    """Look whether the conditions hold.
+
+    Arguments:
+        queues: lists of the app; those that owners have, and where a job was seen, are known.
+        separator: kombu's option ``sep``.
+
+    Raises:
+        redis.exceptions.RedisError: the server could not be asked.
+    """
+    answer, asked = Answer([], []), conditions
+    if asked == Conditions():
+        _everything(database, queues, separator, answer)
+        return answer
+    if asked.this_host or asked.node:
+        answer.findings.extend(_one_is_heard(database, asked, answer.told))
+    elif asked.max_age is not None:
+        answer.findings.extend(_all_are_heard(database, asked.max_age, answer.told))
+    if asked.queue_age is not None or asked.queue_length is not None:
+        registry = Registry(database)
+        owners = registry.facts(registry.owners()).values()
+        rows = _rows(database, {*queues, *_lists(owners)}, separator, Counter())
+        answer.findings.extend(_long_queues(rows, asked, answer.told))
+    if asked.dead_limit is not None:
+        size = DeadJobs(database).size()
+        answer.told.append(f"{size} in the dead set")
+        if size > asked.dead_limit:
+            text = f"{number(size, 'job')} in the dead set, more than {asked.dead_limit}"
+            fix = "`superfetch dead list`, then retry or delete"
+            answer.findings.append(Finding("critical", "dead-limit", text, fix))
+    return answer
+
+
+def _everything(database: Database, queues: Iterable[str], separator: str, answer: Answer) -> None:
+    """The findings of an overview that has no more than they need."""
+    verdicts = judge_all(Registry(database))
+    now, facts = database.server_time(), [facts for facts, _, _ in verdicts]
+    holdings = Holdings(database).of([one.owner for one in facts])
+    consumers = Counter(n for one, _, verdict in verdicts if not verdict.dead for n in one.lists)
+    last = last_pass_row(History(database), now)
+    seen: dict[str, Any] = {
+        "owners": [
+            owner_row(one, max(0, now - score) / 1000, verdict, holdings[one.owner])
+            for one, score, verdict in verdicts
+        ],
+        "queues": _rows(database, {*queues, *_lists(facts)}, separator, consumers),
+        "last_pass": last,
+        "reap_interval": (last and last["interval"]) or database.config.reap_interval,
+    }
+    alive = sum(row["verdict"] == "alive" for row in seen["owners"])
+    if not alive:
+        text, fix = "no live worker is registered", "start a worker"
+        answer.findings.append(Finding("critical", "no-worker", text, fix))
+    for part in (of_queues, of_owners, of_passes):
+        answer.findings.extend(part(seen))
+    in_flight = sum(row["in_flight"] for row in seen["owners"])
+    waiting = sum((row["length"] or 0) + row["probation"] for row in seen["queues"])
+    told = [number(alive, "owner"), f"{number(in_flight, 'job')} in flight", f"{waiting} waiting"]
+    answer.told.extend([*told, f"{DeadJobs(database).size()} in the dead set"])
+
+
+def _one_is_heard(database: Database, asked: Conditions, told: list[str]) -> Iterator[Finding]:
+    """Nothing if one of those who are meant is well; a probe's pod has one, or is just replaced."""
+    registry, here = Registry(database), ProcessImage.current()
+    scores, now = registry.owners(), database.server_time()
+    names = [o for o in scores if not asked.this_host or o.partition("|")[0] == here.host]
+    known = registry.facts(names)
+    facts = [one for one in known.values() if asked.node in ("", one.node)]
+    same_pid, troubles = by_pid(known.values()), []
+    for one in facts:
+        age = max(0, now - scores[one.owner]) / 1000
+        # A frozen process is there, and its heart is not: silence is what a probe is for.
+        verdict = judge(local_evidence(one, here, same_pid[one.process.pid], age))
+        limit = min(one.owner_ttl, one.owner_ttl if asked.max_age is None else asked.max_age)
+        name = one.node or one.owner
+        if not verdict.dead and age <= limit:
+            told.append(f"worker {name} was heard {span(age)} ago, its state is {one.state}")
+            return
+        why = [f"more than {span(limit)}"] if age > limit else []
+        why += [verdict.value] if verdict.dead or verdict is Reason.RUNNING_SILENT else []
+        troubles.append(f"worker {name} was not heard for {span(age)} ({'; '.join(why)})")
+    whom = " ".join(filter(None, (asked.node, f"of host {here.host}" if asked.this_host else "")))
+    text = "; ".join(troubles) or f"no worker {whom} is registered"
+    yield Finding("critical", "not-heard", text, "see what its main thread does, or restart it")
+
+
+def _all_are_heard(database: Database, limit: float, told: list[str]) -> Iterator[Finding]:
+    scores, now = Registry(database).owners(), database.server_time()
+    if not scores:
+        yield Finding("critical", "no-worker", "no worker is registered", "start a worker")
+        return
+    oldest, score = min(scores.items(), key=lambda row: row[1])
+    age = max(0, now - score) / 1000
+    told.append(f"{number(len(scores), 'owner')}, the oldest heartbeat {span(age)} ago")
+    if age > limit:
+        silent = sum(now - score > limit * 1000 for score in scores.values())
+        text = f"{number(silent, 'owner')} not heard for more than {span(limit)}: {oldest} for "
+        fix = "`superfetch status` says who they are and what they hold"
+        yield Finding("critical", "max-age", text + span(age), fix)
+
+
+def _lists(owners: Iterable[Facts]) -> set[str]:
+    return {name for facts in owners for name in facts.lists}
+
+
+def _rows(
+    database: Database, names: set[str], separator: str, consumers: Counter[str]
+) -> list[dict[str, Any]]:
+    known = sorted(names.union(Queues(database).noted(), Suspects(database).lists()))
+    rows = [{"queue": name.partition(separator)[0], "list": name} for name in known]
+    return queue_rows(database, rows, consumers)
+
+
+def _long_queues(
+    rows: Iterable[dict[str, Any]], asked: Conditions, told: list[str]
+) -> Iterator[Finding]:
+    waiting: Counter[str] = Counter()
+    ages: dict[str, float] = defaultdict(float)
+    for row in rows:
+        waiting[row["queue"]] += row["length"] or 0
+        ages[row["queue"]] = max(ages[row["queue"]], row["oldest"] or 0)
+    told.append(f"{number(waiting.total(), 'job')} waiting in {number(len(waiting), 'queue')}")
+    told.append(f"the oldest for {span(max(ages.values(), default=0))}")
+    for queue, length in waiting.items():
+        fix = f"start more workers with -Q {queue}, or see what theirs do"
+        if asked.queue_length is not None and length > asked.queue_length:
+            text = f"queue {queue}: {number(length, 'job')}, more than {asked.queue_length}"
+            yield Finding("critical", "queue-length", text, fix)
+        if asked.queue_age is not None and ages[queue] > asked.queue_age:
+            text = f"queue {queue}: its oldest job waits for {span(ages[queue])}"
+            yield Finding("critical", "queue-age", text, fix)

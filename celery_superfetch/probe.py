@@ -1,0 +1,173 @@
+"""``superfetch-check``, and ``celery -A app superfetch check``: is all well? For probes and Nagios.
+
+Without an app it loads no Celery and no module of yours: a probe runs every few seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from redis import Redis
+
+    from .operate.check import Answer, Conditions
+
+WORDS = "OK", "WARNING", "CRITICAL"
+
+#: Findings named in the line; the document has them all.
+NAMED = 3
+
+EPILOG = "Exit code: 0 well, 1 a warning, 2 critical, also where the broker cannot be asked."
+
+
+def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
+    """Print one line, or one document; returns the exit code.
+
+    Arguments:
+        argv: words of the command line; None for those of the process.
+        app: whose broker is asked; None: ``--broker`` names it.
+    """
+    options = _parser(app).parse_args(argv)
+    found: list[Answer] = []
+
+    def ask() -> None:
+        try:
+            found.append(_ask(options, app))
+        except Exception as exc:
+            found.append(_cannot(str(exc)))
+
+    # A name that is not resolved, or a server that dribbles, outlasts every socket's timeout.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(options.timeout)
+    findings, told = found[0] if found else _cannot(f"no answer within {options.timeout:g} s")
+    bad = [one for one in findings if one.level != "note"]
+    code = 2 if any(one.level == "critical" for one in bad) else int(bool(bad))
+    text = "; ".join(one.text for one in bad[:NAMED]) or ", ".join(told)
+    more = f" (and {len(bad) - NAMED} more)" if len(bad) > NAMED else ""
+    line = f"{WORDS[code]}: {text}{more}"
+    if options.as_json:
+        rows = [one._asdict() for one in findings]
+        document = {"status": WORDS[code], "code": code, "text": line, "told": told}
+        print(json.dumps({**document, "findings": rows}, indent=2))
+    else:
+        from .model.arguments import printable
+
+        print(" ".join(printable(line).split()))
+    return code
+
+
+def _parser(app: Celery | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "superfetch-check" if app is None else "celery -A app superfetch check",
+        description="Say in one line whether all is well. With conditions, only these are looked "
+        "at; who does not meet one is critical.",
+        epilog=EPILOG,
+    )
+    add = parser.add_argument
+    if app is None:
+        url = os.environ.get("CELERY_BROKER_URL")
+        add("--broker", default=url, required=not url, metavar="URL", help="$CELERY_BROKER_URL")
+        add("--prefix", default="", help="global_keyprefix of the app")
+        add("--master", default="", metavar="NAME", help="master_name, with sentinel://")
+    add("--this-host", action="store_true", help="a worker of this host is heard, and not stuck")
+    add(
+        "--node", default="", metavar="NAME", help="the worker celery@web-1 is heard, and not stuck"
+    )
+    add("--max-age", type=float, metavar="SECONDS", help="since any owner's last heartbeat")
+    add("--dead-limit", type=int, metavar="N", help="jobs in the dead set")
+    add("--queue-age", type=float, metavar="SECONDS", help="for which a job has been the oldest")
+    add("--queue-length", type=int, metavar="N", help="jobs that wait in one queue")
+    add("--timeout", type=float, default=5.0, metavar="SECONDS", help="for all of it (5)")
+    add("--json", action="store_true", dest="as_json", help="print one JSON document")
+    return parser
+
+
+def _cannot(why: str) -> Answer:
+    from .operate.check import Answer
+    from .operate.health import Finding
+
+    text = f"the broker cannot be asked: {why}"
+    return Answer([Finding("critical", "unreachable", text, "see whether it runs")], [])
+
+
+def _ask(options: argparse.Namespace, app: Celery | None) -> Answer:
+    from .operate.check import Conditions, check
+
+    conditions = Conditions(*(getattr(options, name) for name in Conditions._fields))
+    if app is not None:
+        return _ask_app(app, conditions, options.timeout)
+    from redis.exceptions import RedisError
+
+    from .model.config import Config
+    from .store.database import Database
+
+    urls = list(filter(None, options.broker.split(";")))
+    if options.broker.startswith("sentinel:"):
+        urls = [options.broker]
+    config, timeout = Config(global_keyprefix=options.prefix), options.timeout / len(urls)
+    for url in urls:  # whichever of a failover list is the primary; of a cluster, who has our slot
+        try:
+            with _client(url, options.master, timeout) as client:
+                database = Database(client, config)
+                database.check_writable()
+                return check(database, conditions)
+        except RedisError:
+            if url == urls[-1]:
+                raise
+    raise AssertionError("the last one returns or raises")
+
+
+def _client(url: str, master: str, timeout: float) -> Redis:
+    """A client by a URL as kombu has them, which waits ``timeout`` seconds for each reply."""
+    from redis import Redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    from .store.wire.connections import Sentinels
+
+    limits: dict[str, Any] = {"socket_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
+    if url.startswith("redis+socket:"):
+        return Redis.from_url(
+            url.replace("redis+socket:", "unix:", 1).replace("virtual_host=", "db="), **limits
+        )
+    limits["socket_connect_timeout"] = timeout
+    if not url.startswith("sentinel:"):  # kombu has Python's names of what to verify
+        url = re.sub("=CERT_(NONE|OPTIONAL|REQUIRED)", lambda found: f"={found[1].lower()}", url)
+        return Redis.from_url(url, **limits)
+    if not master:
+        raise ValueError("--master has to name the primary of sentinel://")
+    places = [urlsplit(one) for one in filter(None, url.split(";"))]
+    addresses = [(at.hostname or "localhost", at.port or 26379) for at in places]
+    host, port = Sentinels(master, addresses).get_master_address()
+    user, password, number = (
+        unquote(word or "").strip("/") or None
+        for word in (places[0].username, places[0].password, places[0].path)
+    )
+    return Redis(host, port, int(number or 0), username=user, password=password, **limits)
+
+
+def _ask_app(app: Celery, conditions: Conditions, timeout: float) -> Answer:
+    from .app.broker import client_of, database_of
+    from .operate.check import check
+    from .transport.channel import Channel
+
+    options: Any = app.conf.broker_transport_options or {}
+    separator = options.get("sep", Channel.sep)
+    steps = options.get("priority_steps", Channel.priority_steps)
+    queues = [
+        f"{queue.name}{separator}{step}" if step else queue.name
+        for queue in app.amqp.queues.values()
+        if getattr(queue.exchange, "type", None) != "fanout"
+        for step in steps
+    ]
+    with client_of(app, timeout) as client:
+        return check(database_of(app, client), conditions, queues, separator)
