@@ -19,7 +19,7 @@ from ..model.dead_job import DeadJob
 from ..owner.membership import Membership
 from ..signals import job_killed
 from ..store.announcements import Announcement, TakenOver
-from ..store.dead_jobs import DeadJobs
+from ..store.dead_jobs import Graveyard
 from .announcing import Telling, own_backend
 from .broker import database_of
 
@@ -56,7 +56,7 @@ class Announcements:
     def __init__(self, app: Celery, client: Redis, owner: Callable[[], str] | None = None) -> None:
         self.app = app
         self.owner = owner
-        self.dead_jobs = DeadJobs(database_of(app, client))
+        self.dead_jobs = Graveyard(database_of(app, client))
         self.app_name = self.dead_jobs.config.app_name
         self.waiting: deque[DeadJob] = deque()
         #: Who announces -> the id of what, and since when (monotonic s).
@@ -157,7 +157,7 @@ class Announcements:
         ours = self._is_ours(job)
         if ours is None:  # and nobody waits for it
             job_killed.send(sender=self.app, job=job)
-            self.dead_jobs.announced(job.id)
+            Announcement(self.dead_jobs.database, job.id).done()
         elif ours:
             owner = self.owner() if self.owner else ""
             right = Announcement(self.dead_jobs.database, job.id, owner)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -13,11 +13,10 @@ from celery.backends.base import DisabledBackend
 from redis import Redis
 
 from ..errors import JobNotFound, WrongType
-from ..model.dead_job import DeadFilter, DeadJob
-from ..store.database import Database
-from ..store.dead_jobs import BATCH, SEPARATOR, DeadJobs
+from ..model.dead_job import DeadJob
+from ..store.dead_jobs import BATCH, DeadJobs
 from ..store.queues import Queues
-from .broker import client_of, config_of
+from .broker import client_of, database_of
 
 #: Results in a row that could not be forgotten, after which the others are left as they are:
 #: a result backend that is away must not hold up a thousand jobs one by one.
@@ -27,16 +26,17 @@ BUSY = (
     "job {!r} is being put back by somebody else at this moment; if that is given up, it can be "
     "retried in a minute"
 )
+GONE = "no job {!r} in the dead set: somebody else was quicker"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Retried:
     """What became of one job that was to be put back."""
 
     id: str
     task: str | None = None
     task_id: str | None = None
-    #: The queue list it is on.
+    #: The queue list it is on, or could not be put on.
     queue: str | None = None
     #: Why it is still in the dead set, or not there any more; None: it is on its queue.
     error: str | None = None
@@ -44,7 +44,7 @@ class Retried:
     warning: str | None = None
 
 
-class DeadSet:
+class DeadSet(DeadJobs):
     """Killed jobs of the app's broker, newest first.
 
     >>> with DeadSet(app) as dead:
@@ -64,45 +64,23 @@ class DeadSet:
     """
 
     def __init__(self, app: Celery, client: Redis | None = None) -> None:
-        config, options = config_of(app), app.conf.broker_transport_options or {}
+        super().__init__(database_of(app, client or client_of(app)))
+        options = app.conf.broker_transport_options or {}
         self.app = app
+        self.separator = str(options.get("sep") or self.separator)
         self._backend_failures = 0
         self._owns_client = client is None
-        database = Database(client or client_of(app), config)
-        self._set = DeadJobs(database, str(options.get("sep") or SEPARATOR))
 
     def close(self) -> None:
         """Close the connection, if it is its own."""
         if self._owns_client:
-            self._set.client.close()
+            self.client.close()
 
     def __enter__(self) -> DeadSet:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __len__(self) -> int:
-        return self._set.size()
-
-    def __iter__(self) -> Iterator[DeadJob]:
-        return self._set.find()
-
-    def page(self, first: int = 0, count: int = 50, **conditions: Any) -> list[DeadJob]:
-        """``count`` of the jobs that are meant, from the ``first`` newest on."""
-        return self._set.page(first, count, DeadFilter(**conditions))
-
-    def find(self, **conditions: Any) -> Iterator[DeadJob]:
-        """All jobs that are meant; they may be moved or deleted on the way."""
-        return self._set.find(DeadFilter(**conditions))
-
-    def get(self, id: str) -> DeadJob:
-        """One job.
-
-        Raises:
-            JobNotFound: no such job, or the name fits several.
-        """
-        return self._set.get(id)
 
     def retry(self, job: DeadJob | str, to: str | None = None) -> Retried:
         """Put one job back at the end of its queue, counters cleared and its result pending again.
@@ -138,9 +116,7 @@ class DeadSet:
         done: list[Retried] = []
         queue = iter(jobs)
         while batch := list(islice(queue, BATCH)):
-            found = [self._found(job) for job in batch]
-            retried = iter(self._retry([job for job in found if isinstance(job, DeadJob)], to))
-            done += [job if isinstance(job, Retried) else next(retried) for job in found]
+            done += self._retry(batch, to)
             if progress is not None:
                 progress(len(done))
         return done
@@ -152,45 +128,45 @@ class DeadSet:
         **conditions: Any,
     ) -> list[Retried]:
         """Put all jobs back that are meant, those first that died first."""
-        jobs = self._set.find(DeadFilter(**conditions), oldest_first=True)
-        return self.retry_many(jobs, to, progress)
+        return self.retry_many(self.find(oldest_first=True, **conditions), to, progress)
 
-    def delete(self, *ids: str) -> int:
-        """Delete jobs for good, by their whole ids; the number that were there."""
-        return self._set.delete(*ids)
-
-    def purge(self) -> int:
-        """Delete all that are in the dead set now; their number."""
-        return self._set.purge()
-
-    def _found(self, job: DeadJob | str) -> DeadJob | Retried:
-        try:
-            return job if isinstance(job, DeadJob) else self._set.get(job)
-        except JobNotFound as exc:
-            return Retried(str(job), error=str(exc))
-
-    def _retry(self, jobs: Sequence[DeadJob], to: str | None) -> list[Retried]:
-        """A batch, in order. No result is forgotten of a job that stays in the dead set."""
-        targets = [self._target(job, to) for job in jobs]
-        able, ours = Queues(self._set.database).can_take(targets), self._set.reserve(jobs)
-        done, revived = [], []
-        for job, target, takes, mine in zip(jobs, targets, able, ours, strict=True):
-            one = Retried(job.id, job.task, job.task_id, error=BUSY.format(job.id))
-            if mine:
-                warning = self._forget_result(job) if takes and job.task_id else None
-                one = replace(one, queue=target, error=None, warning=warning)
-                # Where the queue is none, the script says so, and lets go of the job.
-                expires = self._expires.get(target.partition(self._set.separator)[0], 0)
-                revived.append((job, target, expires))
-            done.append(one)
-        replies = iter(self._set.revive_all(revived))
-        return [one if one.error else _outcome(one, next(replies)) for one in done]
+    def _retry(self, batch: Sequence[DeadJob | str], to: str | None) -> list[Retried]:
+        """In order. No result is forgotten of a job that stays in the dead set."""
+        done, jobs, targets = [], [], []
+        for named in batch:
+            try:
+                job = named if isinstance(named, DeadJob) else self.get(named)
+            except JobNotFound as exc:
+                done.append(Retried(str(named), error=str(exc)))
+                continue
+            target = self._target(job, to)
+            done.append(Retried(job.id, job.task, job.task_id, target))
+            jobs.append((job, target, done[-1]))
+            targets.append(target)
+        able, ours = Queues(self.database).can_take(targets), self.reserve([job[0] for job in jobs])
+        calls, called = [], []
+        for (job, target, one), takes, mine in zip(jobs, able, ours, strict=True):
+            if not mine:
+                one.queue, one.error = None, BUSY.format(job.id)
+                continue
+            if takes and job.task_id:
+                one.warning = self._forget_result(job)
+            # Where the queue is none, the script says so, and lets go of the job.
+            expires = self._expires.get(target.partition(self.separator)[0], 0)
+            calls.append((job, target, expires))
+            called.append(one)
+        for one, reply in zip(called, self.revive_all(calls), strict=True):
+            if isinstance(reply, Exception):
+                one.error = str(reply)
+            elif not reply:
+                one.queue, one.error = None, GONE.format(one.id)
+        return done
 
     def _target(self, job: DeadJob, to: str | None) -> str:
         if to is None:
             return job.queue_list
-        _, separator, step = job.queue_list.partition(self._set.separator)
-        return to if self._set.separator in to else f"{to}{separator}{step}"
+        _, separator, step = job.queue_list.partition(self.separator)
+        return to if self.separator in to else f"{to}{separator}{step}"
 
     def _forget_result(self, job: DeadJob) -> str | None:
         """Make a job's result pending again; the text of a warning where that fails.
@@ -221,12 +197,3 @@ class DeadSet:
             for queue in queues:
                 queue.queue_declare(channel=channel)  # it only reads a length
             return {queue.name: channel.expires_of(queue.name) for queue in queues}
-
-
-def _outcome(one: Retried, reply: Any) -> Retried:
-    if isinstance(reply, Exception):
-        return replace(one, error=str(reply))
-    if reply == 0:
-        error = f"no job {one.id!r} in the dead set: somebody else was quicker"
-        return replace(one, queue=None, error=error)
-    return one

@@ -140,7 +140,7 @@ class GiveBack:
     def _look_around(self, report: GivenBack) -> Sequence[bytes]:
         """Count what is left; returns the keys that are neither jobs' nor the dead set's."""
         report.in_flight, doomed = self.reaper.keyspace.left()
-        report.dead_set, report.keys = self.reaper.dead_jobs.size(), len(doomed)
+        report.dead_set, report.keys = len(self.reaper.dead_jobs), len(doomed)
         return doomed
 
     def forget(self, report: GivenBack) -> None:

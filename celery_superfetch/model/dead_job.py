@@ -104,6 +104,22 @@ class DeadJob:
         }
 
     @classmethod
+    def of(cls, recovery: Recovery, id: str = "") -> DeadJob:
+        """What a killed job leaves in the dead set, where ``id`` tells copies apart."""
+        history = recovery.history
+        if not recovery.counted:
+            owner, strike = recovery.job.owner, recovery.blame.value
+            history += ({"owner": owner, "reason": recovery.reason, "strike": strike},)
+        return cls(
+            id=id or recovery.digest,
+            payload=recovery.job.payload,
+            queue_list=recovery.job.queue_list,
+            owner=str(history[-1].get("owner")),
+            history=history,
+            **{name: getattr(recovery, name) for name in AS_RECOVERED},
+        )
+
+    @classmethod
     def load(cls, id: str, record: Mapping[str, Any], died_at: int) -> DeadJob:
         """Read a record back."""
         record, text = {"node": "", **record}, record["payload"]
@@ -125,22 +141,6 @@ def _event(entry: Any) -> Mapping[str, Any]:
     except (TypeError, ValueError, OverflowError, OSError):
         event["at"] = None
     return event
-
-
-def dead_job(recovery: Recovery, id: str = "") -> DeadJob:
-    """What a killed job leaves in the dead set, where ``id`` tells copies apart."""
-    history = recovery.history
-    if not recovery.counted:
-        owner, strike = recovery.job.owner, recovery.blame.value
-        history += ({"owner": owner, "reason": recovery.reason, "strike": strike},)
-    return DeadJob(
-        id=id or recovery.digest,
-        payload=recovery.job.payload,
-        queue_list=recovery.job.queue_list,
-        owner=str(history[-1].get("owner")),
-        history=history,
-        **{name: getattr(recovery, name) for name in AS_RECOVERED},
-    )
 
 
 @dataclass(frozen=True)

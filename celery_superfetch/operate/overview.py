@@ -69,7 +69,7 @@ def overview_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
         # Of stock workers: what they work on, and what the killed ones left.
         "unacked": unacked,
         "dead_set": {
-            "size": reaper.dead_jobs.size(),
+            "size": len(reaper.dead_jobs),
             "limit": reaper.config.dead_limit,
             "unannounced": reaper.dead_jobs.untold(),
         },

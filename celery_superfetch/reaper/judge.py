@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..model.dead_job import DeadJob, dead_job
+from ..model.dead_job import DeadJob
 from ..model.job import Job, digest, parse
 from ..model.strikes import Blame, Decision, Limits, Recovery, Running, blame
 from ..signals import job_recovered, job_recovering
@@ -76,7 +76,7 @@ def tell(outcome: Outcome, sender: Any) -> DeadJob | None:
             warn_of(recovery)
         job_recovered.send(sender=sender, recovery=recovery)
         return None
-    dead = dead_job(recovery, outcome.dead_id.decode())
+    dead = DeadJob.of(recovery, outcome.dead_id.decode())
     logger.error(
         "Job %s was killed%s after %d strikes and %d recoveries (last: %s). It is whole in the "
         "dead set as %s: look with `celery superfetch dead show`, put it back with `retry`.",

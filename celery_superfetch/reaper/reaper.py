@@ -13,7 +13,7 @@ from ..model.verdict import Reason
 from ..model.watch import Watch
 from ..signals import ReapedOwner, owner_reaped
 from ..store.database import Database
-from ..store.dead_jobs import JUNK_LIMIT, DeadJobs
+from ..store.dead_jobs import JUNK_LIMIT, Graveyard
 from ..store.history import History
 from ..store.keyspace import Keyspace
 from ..store.registry import Registry
@@ -57,7 +57,7 @@ class Reaper:
         self.config = database.config
         self.registry = Registry(database)
         self.keyspace = Keyspace(database)
-        self.dead_jobs = DeadJobs(database)
+        self.dead_jobs = Graveyard(database)
         self.drain = Drain(database, sender, announcements, limits or Limits.of(database.config))
         self.lists = self.drain.lists
         self.history = History(database)

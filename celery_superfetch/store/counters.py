@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..model.job import digest
 from ..model.strikes import Counters, Decision, Recovery
 from .database import Database, Structure
-from .dead_jobs import DeadJobs
+from .dead_jobs import Graveyard
 from .wire.scripts import Call
 
 
@@ -28,7 +28,7 @@ class StrikeCounters(Structure):
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
-        self.dead_jobs = DeadJobs(database)
+        self.dead_jobs = Graveyard(database)
 
     def counters(self, digests: Sequence[str]) -> list[Counters]:
         """The counters of some jobs, in one command."""

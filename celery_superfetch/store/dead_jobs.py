@@ -8,10 +8,10 @@ from itertools import islice
 from typing import Any
 
 from ..errors import JobNotFound
-from ..model.dead_job import FULL_ID, DeadFilter, DeadJob, dead_job
+from ..model.dead_job import FULL_ID, DeadFilter, DeadJob
 from ..model.job import parse
 from ..model.strikes import Recovery
-from .database import Database, Structure
+from .database import Structure
 from .wire.scripts import Call
 
 #: Unparseable jobs the dead set holds at most: junk must not push out what can be retried.
@@ -32,92 +32,52 @@ SHOWN = 10
 #: meanwhile, and a result backend may be slow.
 RETRY_LOCK = 60_000
 
-#: What kombu puts between a queue's name and a priority step, unless it is told otherwise.
-SEPARATOR = "\x06\x16"
-
-#: All jobs.
-ALL = DeadFilter()
-
 
 class DeadJobs(Structure):
     """Killed jobs (``superfetch:dead``, ``superfetch:dead:jobs``), newest first.
 
-    No command reads or moves more than a batch of them.
+    No command reads or moves more than a batch of them. Wherever jobs are picked, the conditions
+    are those of ``DeadFilter``.
     """
 
-    def __init__(self, database: Database, separator: str = SEPARATOR) -> None:
-        super().__init__(database)
-        self.separator = separator
+    #: What kombu puts between a queue's name and a priority step, unless it is told otherwise.
+    separator = "\x06\x16"
 
-    def kill(self, recovery: Recovery, *, marked: bool) -> Call:
-        """The call that moves a job to the dead set; ``marked`` as for ``recover``."""
-        keys, job = self.keys, recovery.job
-        cap = keys.dead_of(recovery.app_name) if recovery.parsed else keys.dead_junk
-        names = [keys.facts(job.owner), keys.private(job.owner, job.queue_list)]
-        names += [keys.recoveries(recovery.digest), keys.dead, keys.dead_jobs, keys.dead_caps, cap]
-        names += [keys.unannounced, keys.stats, keys.running(job.owner)]
-        names += [keys.dead_overflow(self.config.app_name)]
-        record = json.dumps(dead_job(recovery).record())
-        recoveries = recovery.recoveries - (not recovery.counted)
-        args: list[Any] = [job.payload, int(marked), recoveries, recovery.digest, record]
-        args += [self._caps.get(cap, 0), int(not recovery.parsed), job.claim_id]
-        return Call("kill", names, args)
-
-    # -- looking
-
-    def size(self) -> int:
-        """Number of jobs in the dead set."""
+    def __len__(self) -> int:
         return int(self.client.zcard(self.keys.dead))
 
-    def page(self, first: int = 0, count: int = 50, which: DeadFilter = ALL) -> list[DeadJob]:
+    def __iter__(self) -> Iterator[DeadJob]:
+        return self.find()
+
+    def page(self, first: int = 0, count: int = 50, **conditions: Any) -> list[DeadJob]:
         """``count`` of the jobs that are meant, from the ``first`` newest on."""
-        if which == ALL and count <= BATCH:
+        if DeadFilter(**conditions) == DeadFilter() and count <= BATCH:
             at, end = first, first + count - 1
             rows: Any = self.client.zrange(self.keys.dead, at, end, desc=True, withscores=True)
             return self._load(rows)
-        return list(islice(self.find(which), first, first + count))
+        return list(islice(self.find(**conditions), first, first + count))
 
-    def ids(self, which: DeadFilter = ALL) -> list[tuple[bytes, float]]:
-        """Ids and times of death of all jobs of the right age, newest first.
-
-        By ZSCAN: what is there from its begin to its end is found, whatever others move
-        meanwhile. By rank, each job that leaves would hide another.
-        """
-        least, most = which.window(self.database.server_time())
-        found: Iterable[Any] = self.client.zscan_iter(self.keys.dead, count=IDS)
-        rows = {id: score for id, score in found if least <= score <= most}
-        return sorted(rows.items(), key=lambda row: (row[1], row[0]), reverse=True)
-
-    def find(self, which: DeadFilter = ALL, *, oldest_first: bool = False) -> Iterator[DeadJob]:
-        """The jobs that are meant: those that were there at the first step and are still."""
-        rows = self.ids(which)
-        if oldest_first:
-            rows.reverse()
-        for at in range(0, len(rows), BATCH):
-            for job in self._load(rows[at : at + BATCH]):
-                if which.takes(job, self.separator):
-                    yield job
-
-    def _load(self, rows: Sequence[tuple[bytes, float]]) -> list[DeadJob]:
-        if not rows:
-            return []
-        records: Any = self.client.hmget(self.keys.dead_jobs, [id for id, _ in rows])
-        return [
-            DeadJob.load(id.decode(), json.loads(record), int(score))
-            for (id, score), record in zip(rows, records, strict=True)
-            if record is not None
-        ]
+    def find(self, *, oldest_first: bool = False, **conditions: Any) -> Iterator[DeadJob]:
+        """All jobs that are meant now; they may be moved or deleted on the way."""
+        which = DeadFilter(**conditions)
+        rows = self._rows(which)[:: -1 if oldest_first else 1]
+        batches = (rows[at : at + BATCH] for at in range(0, len(rows), BATCH))
+        jobs = (job for batch in batches for job in self._load(batch))
+        return (job for job in jobs if which.takes(job, self.separator))
 
     def get(self, id: str) -> DeadJob:
-        """One job, by its id or its Celery task id, or the start of either; JobNotFound if that
-        fits none, or several."""
+        """One job, by its id or its Celery task id, or the start of either.
+
+        Raises:
+            JobNotFound: no such job, or the name fits several.
+        """
         start = id.encode()
         found = self._load([(start, self.client.zscore(self.keys.dead, start) or 0)])
         if not found and id and not FULL_ID.fullmatch(id):
-            found = self._load([row for row in self.ids() if row[0].startswith(start)][:BATCH])
+            found = self._load([row for row in self._rows() if row[0].startswith(start)][:BATCH])
             # In as few characters a digest and a UUID may begin alike.
             if not found or len(id) <= UUID_BEGIN:
-                named = [job for job in self.find() if (job.task_id or "").startswith(id)]
+                named = [job for job in self if (job.task_id or "").startswith(id)]
                 same = [job for job in named if job.task_id == id]
                 found += [job for job in same or named if job not in found]
         if len(found) == 1:
@@ -132,7 +92,14 @@ class DeadJobs(Structure):
             "or never killed; `superfetch dead list` shows what is there"
         )
 
-    # -- moving
+    def delete(self, *ids: str) -> int:
+        """Delete jobs for good, by their whole ids; the number that were there."""
+        batches = (ids[at : at + BATCH] for at in range(0, len(ids), BATCH))
+        return sum(int(self.scripts.run("forget", self._names, batch)) for batch in batches)
+
+    def purge(self) -> int:
+        """Delete all that are in the dead set now; their number."""
+        return self.delete(*(id.decode() for id, _ in self._rows()))
 
     def reserve(self, jobs: Sequence[DeadJob]) -> list[bool]:
         """Which of the jobs nobody else is about to retry; until they are, or for a minute, nobody
@@ -156,16 +123,49 @@ class DeadJobs(Structure):
         """``revive`` some in one round trip: for each 1, 0 if it was gone, or an error."""
         return self.scripts.run_all([self.revive(*one) for one in jobs], errors=True)
 
-    def delete(self, *ids: str) -> int:
-        """Delete jobs for good; the number that were there."""
-        return sum(
-            int(self.scripts.run("forget", self._names, ids[at : at + BATCH]))
-            for at in range(0, len(ids), BATCH)
-        )
+    def _rows(self, which: DeadFilter | None = None) -> list[tuple[bytes, float]]:
+        """Ids and times of death of all jobs, or of those of the right age, newest first.
 
-    def purge(self) -> int:
-        """Delete all that are in the dead set now; their number."""
-        return self.delete(*(id.decode() for id, _ in self.ids()))
+        By ZSCAN: what is there from its begin to its end is found, whatever others move
+        meanwhile. By rank, each job that leaves would hide another.
+        """
+        least, most = (which or DeadFilter()).window(self.database.server_time())
+        found = self.client.zscan_iter(self.keys.dead, count=IDS)
+        rows = {id: score for id, score in found if least <= score <= most}
+        return sorted(rows.items(), key=lambda row: (row[1], row[0]), reverse=True)
+
+    def _load(self, rows: Sequence[tuple[bytes, float]]) -> list[DeadJob]:
+        if not rows:
+            return []
+        records: Any = self.client.hmget(self.keys.dead_jobs, [id for id, _ in rows])
+        return [
+            DeadJob.load(id.decode(), json.loads(record), int(score))
+            for (id, score), record in zip(rows, records, strict=True)
+            if record is not None
+        ]
+
+    @property
+    def _names(self) -> list[str]:
+        keys = self.keys
+        return [keys.dead, keys.dead_jobs, keys.dead_caps, keys.unannounced, keys.stats]
+
+
+class Graveyard(DeadJobs):
+    """The dead set of those who kill: jobs come, are told of, and go in the end."""
+
+    def kill(self, recovery: Recovery, *, marked: bool) -> Call:
+        """The call that moves a job to the dead set; ``marked`` as for ``recover``."""
+        keys, job = self.keys, recovery.job
+        cap = keys.dead_of(recovery.app_name) if recovery.parsed else keys.dead_junk
+        names = [keys.facts(job.owner), keys.private(job.owner, job.queue_list)]
+        names += [keys.recoveries(recovery.digest), keys.dead, keys.dead_jobs, keys.dead_caps, cap]
+        names += [keys.unannounced, keys.stats, keys.running(job.owner)]
+        names += [keys.dead_overflow(self.config.app_name)]
+        record = json.dumps(DeadJob.of(recovery).record())
+        recoveries = recovery.recoveries - (not recovery.counted)
+        args: list[Any] = [job.payload, int(marked), recoveries, recovery.digest, record]
+        args += [self._caps.get(cap, 0), int(not recovery.parsed), job.claim_id]
+        return Call("kill", names, args)
 
     def trim(self) -> tuple[int, int]:
         """Drop some of what is older than ``dead_ttl`` or more than ``dead_limit``, counted.
@@ -174,23 +174,15 @@ class DeadJobs(Structure):
         Returns how many were too old and how many too many, with those that kills have dropped.
         """
         overflow = self.keys.dead_overflow(self.config.app_name)
-        names = [*self._names, overflow, *self._caps]
         args = [int(self.config.dead_ttl * 1000), BATCH, *self._caps.values()]
-        old, surplus = self.scripts.run("trim", names, args)
+        old, surplus = self.scripts.run("trim", [*self._names, overflow, *self._caps], args)
         return int(old), int(surplus)
-
-    @property
-    def _names(self) -> list[str]:
-        keys = self.keys
-        return [keys.dead, keys.dead_jobs, keys.dead_caps, keys.unannounced, keys.stats]
 
     @property
     def _caps(self) -> dict[str, int]:
         """The caps that are ours to keep -> the most jobs under each."""
         own = self.keys.dead_of(self.config.app_name)
         return {own: self.config.dead_limit, self.keys.dead_junk: JUNK_LIMIT}
-
-    # -- telling
 
     def untold(self) -> int:
         """Number of jobs whose callers have not been told."""
@@ -204,12 +196,8 @@ class DeadJobs(Structure):
             for id in ids:
                 pipe.zscore(self.keys.dead, id)
             rows = list(zip(ids, pipe.execute(), strict=True))
-        for id in (id for id, score in rows if score is None):
-            self.announced(id.decode())
-        there = [(id, score) for id, score in rows if score is not None]
+        if gone := [id for id, score in rows if score is None]:
+            self.client.srem(self.keys.unannounced, *gone)
+        there = [row for row in rows if row[1] is not None]
         for at in range(0, len(there), FEW):
             yield from self._load(there[at : at + FEW])
-
-    def announced(self, id: str) -> None:
-        """Note that a job's caller has been told."""
-        self.client.srem(self.keys.unannounced, id)

@@ -210,7 +210,7 @@ class Story:
             self.until(f"it runs for the {number}. time", lambda n=number: len(self.pills()) >= n)
             process = self.pills()[number - 1].pool_process
             self.say(f"Run {number} of the pill: pool process {process} is gone.", "red")
-        self.until("it is in the dead set", self.dead.size)
+        self.until("it is in the dead set", lambda: len(self.dead))
         self.say("It had its strikes. `celery -A examples.demo.app superfetch dead list`:", "green")
         argv = [sys.executable, "-m", "celery", "-A", "examples.demo.app"]
         if subprocess.call([*argv, "superfetch", "dead", "list"], cwd=self.folder, env=self.env):

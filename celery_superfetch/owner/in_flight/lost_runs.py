@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from ...model.dead_job import DeadJob, dead_job
+from ...model.dead_job import DeadJob
 from ...model.job import Carried, Job, digest, parse
 from ...model.strikes import Blame, Decision, Limits, Recovery, Running, decide
 from ...reaper.judge import Judge, ask, tell, warn_of
@@ -142,7 +142,7 @@ class LostRuns:
         done = self._settle(job, Running(), reason, junk=True)
         if done is None:
             return
-        dead = dead_job(done.recovery, done.dead_id.decode())
+        dead = DeadJob.of(done.recovery, done.dead_id.decode())
         logger.error(
             "An item on queue %s was put into quarantine: %s (%d bytes, starts with %r). It is in "
             "the dead set as %s: look with `celery superfetch dead show`, then mend whoever wrote "

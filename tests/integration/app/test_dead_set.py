@@ -168,7 +168,7 @@ def test_of_several_who_retry_a_job_one_puts_it_back(app: Celery, bench: Bench) 
     assert Counter(bench.queue()) == Counter(raws), "each is there, and once"
     assert Counter(one.id for one in done if one.error is None) == Counter(map(digest, raws))
     assert bench.stat("retried") == 300
-    assert bench.dead_set.size() == 0
+    assert len(bench.dead_set) == 0
 
 
 def test_control_without_the_look_into_the_dead_set_a_job_is_put_back_twice(

@@ -30,7 +30,7 @@ def bench(own: redis.Redis) -> Bench:
     for _ in range(JOBS):
         job = bench.lists.in_flight("elsewhere|1|nonce", "mail", 1)[0]
         bench.run(bench.dead_set.kill(bench.recovery(job), marked=False))
-    assert bench.dead_set.size() == JOBS
+    assert len(bench.dead_set) == JOBS
     return bench
 
 

@@ -71,14 +71,14 @@ def test_show_tells_args_and_history(cli, dead):
 def test_bad_input_is_refused(cli, dead, args, said):
     code = 2 if "is no age" in said or (args[0] == "retry" and "empty" not in said) else 1
     assert said in " ".join(cli("dead", *args, code=code).err.split())
-    assert dead.dead_set.size() == 5
+    assert len(dead.dead_set) == 5
 
 
 def test_retry_by_filter_asks_first_and_says_how_many(cli, dead):
     refused = cli("dead", "retry", "--task", "shop.note", answer="n\n", code=1)
     assert "Put 3 jobs back?" in refused.err
     cli("dead", "retry", "--all", code=1)  # nobody there to answer
-    assert dead.dead_set.size() == 5
+    assert len(dead.dead_set) == 5
     done = cli("dead", "retry", "--task", "shop.note", "--older-than", "1d", "--yes")
     assert done.out == "Put back 2 of 2 jobs.\n"
     assert "2 of 2 jobs" in done.err

@@ -82,7 +82,7 @@ def test_a_first_strike_that_is_the_last_kills_the_copy_that_ran_alone(
     asked(sender, decide)
     report = die(bench, sender, JOB, JOB)
     assert (report.killed, report.recovered, report.errors) == (1, 1, 0)
-    assert (bench.dead_set.size(), len(bench.queue())) == (1, 1)
+    assert (len(bench.dead_set), len(bench.queue())) == (1, 1)
     assert bench.counters(JOB).strikes == 0
 
 
@@ -211,7 +211,7 @@ def test_a_strangers_job_is_recovered_not_killed(
 ) -> None:
     app = shop(bench)
     assert all(die(bench, app, raw, **facts).recovered == 1 for _ in range(5))
-    assert bench.dead_set.size() == 0
+    assert len(bench.dead_set) == 0
 
 
 def test_what_cannot_be_parsed_is_counted_and_killed_like_the_rest(bench: Bench) -> None:

@@ -103,7 +103,7 @@ def test_the_rest_of_a_pass_is_reached(bench: Bench) -> None:
     report = bench.reaper(limits=failing("shop.bad"), announcements=broken).reap()
     assert bench.queue() == [payload("late")]
     assert (broken.looked, broken.done) == (1, 1)
-    assert bench.dead_set.size() == 0, "trimmed"
+    assert len(bench.dead_set) == 0, "trimmed"
     assert report.errors
 
 

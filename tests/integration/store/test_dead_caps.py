@@ -47,7 +47,7 @@ def test_junk_has_a_cap_of_its_own(bench: Bench) -> None:
         recovery = bench.recovery(one, Counters())
         assert bench.run(bench.dead_set.kill(recovery, marked=False))[0] == b"ok"
     assert bench.client.zcard(bench.keys.dead_junk) == JUNK_LIMIT
-    assert bench.dead_set.size() == JUNK_LIMIT + 1
+    assert len(bench.dead_set) == JUNK_LIMIT + 1
     assert bench.dead_set.get(job.id).payload == payload("id-1")
     assert bench.stat("dead_dropped") == 5
 

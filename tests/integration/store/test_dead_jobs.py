@@ -8,10 +8,11 @@ import pytest
 from redis.exceptions import ResponseError
 
 from celery_superfetch.errors import JobNotFound
-from celery_superfetch.model.dead_job import DeadFilter, DeadJob, dead_job
+from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Carried, Earlier, Job, digest
 from celery_superfetch.model.strikes import Counters, Recovery
+from celery_superfetch.store.announcements import Announcement
 from celery_superfetch.store.dead_jobs import BATCH
 from support.workers.bench import Bench, payload
 
@@ -56,8 +57,8 @@ def test_a_killed_job_is_kept_whole(bench: Bench, owner: Facts) -> None:
     reply, recovery = kill(bench, owner, JOB)
     assert reply == b"ok"
     [job] = bench.dead_set.page()
-    assert job == dead_job(recovery).__class__(
-        **{**vars(dead_job(recovery)), "died_at": job.died_at}
+    assert job == DeadJob.of(recovery).__class__(
+        **{**vars(DeadJob.of(recovery)), "died_at": job.died_at}
     )
     assert (job.payload, job.queue_list, job.id) == (JOB, "mail", digest(JOB))
     assert (job.task, job.task_id, job.app_name) == ("shop.note", "id-1", "shop")
@@ -87,13 +88,13 @@ def test_nothing_is_killed_while_the_owner_is_not_marked(bench: Bench) -> None:
     owner = bench.dead_owner()
     assert kill(bench, owner, JOB)[0] == b"unmarked"
     assert bench.private(owner) == [JOB]
-    assert bench.dead_set.size() == 0
+    assert len(bench.dead_set) == 0
     assert kill(bench, owner, JOB, marked=False, held=False)[0] == b"ok", "it asks for its own"
 
 
 def test_what_somebody_else_moved_is_not_killed(bench: Bench, owner: Facts) -> None:
     assert kill(bench, owner, JOB, held=False)[0] == b"moved"
-    assert bench.dead_set.size() == 0
+    assert len(bench.dead_set) == 0
     assert bench.stat("killed") == 0
 
 
@@ -101,16 +102,16 @@ def test_a_decision_on_old_counters_does_not_hold(bench: Bench, owner: Facts) ->
     bench.client.hset(bench.keys.recoveries(digest(JOB)), "recoveries", 2)
     assert kill(bench, owner, JOB, Counters())[0] == b"recounted"
     assert bench.private(owner) == [JOB]
-    assert bench.dead_set.size() == 0
+    assert len(bench.dead_set) == 0
 
 
 def test_a_killed_job_waits_to_be_announced_and_junk_does_not(bench: Bench, owner: Facts) -> None:
     job = killed(bench, owner, JOB)
     killed(bench, owner, b"junk")
     assert [*bench.dead_set.unannounced()] == [job]
-    bench.dead_set.announced(job.id)
+    Announcement(bench.database, job.id).done()
     assert [*bench.dead_set.unannounced()] == []
-    assert bench.dead_set.size() == 2
+    assert len(bench.dead_set) == 2
 
 
 def test_an_announcement_of_a_job_that_is_gone_is_dropped(bench: Bench) -> None:
@@ -127,7 +128,7 @@ def test_pages_begin_with_the_newest(bench: Bench, owner: Facts) -> None:
     assert ids == ["6", "5", "4", "3", "2", "1"]
     assert [job.task_id for job in bench.dead_set.find()] == ["6", "5", "4", "3", "2", "1", "0"]
     assert bench.dead_set.page(7, 3) == []
-    assert bench.dead_set.size() == 7
+    assert len(bench.dead_set) == 7
 
 
 def test_a_job_is_found_by_id_by_its_start_and_by_task_id(bench: Bench, owner: Facts) -> None:
@@ -163,7 +164,7 @@ def test_a_retried_job_is_as_new(bench: Bench, owner: Facts) -> None:
     assert bench.retry(job)
     assert bench.queue() == [b"backlog", JOB]
     assert bench.counters(JOB) == Counters()
-    assert bench.dead_set.size() == 0
+    assert len(bench.dead_set) == 0
     assert [*bench.dead_set.unannounced()] == []
     assert bench.stat("retried") == 1
 
@@ -263,10 +264,9 @@ def test_a_filter_picks_by_what_is_asked(bench: Bench) -> None:
         bench.die_at(job, now - days * 86_400_000 - 5000)
 
     def found(**conditions: object) -> str:
-        which = DeadFilter(**conditions)  # type: ignore[arg-type]
-        names = [job.task_id or "" for job in bench.dead_set.find(which)]
-        assert [job.task_id for job in bench.dead_set.page(0, 10, which)] == names
-        assert [job.task_id for job in bench.dead_set.page(1, 1, which)] == names[1:2]
+        names = [job.task_id or "" for job in bench.dead_set.find(**conditions)]
+        assert [job.task_id for job in bench.dead_set.page(0, 10, **conditions)] == names
+        assert [job.task_id for job in bench.dead_set.page(1, 1, **conditions)] == names[1:2]
         return "".join(names)
 
     assert found() == "abc"

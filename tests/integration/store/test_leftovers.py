@@ -10,6 +10,7 @@ import pytest
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Earlier, Job, digest
 from celery_superfetch.reaper.reaper import TOMBSTONE
+from celery_superfetch.store.announcements import Announcement
 from celery_superfetch.store.history import DAYS
 from celery_superfetch.store.registry import TOMBSTONE_FACTS
 from celery_superfetch.store.unacked import Delivery, StockJob, Unacked
@@ -156,7 +157,7 @@ def test_a_killed_job_leaves_nothing_when_it_has_left_the_dead_set(bench: Bench,
     [job] = bench.killed(ONE)
     kept = ("dead", "dead:jobs", "dead:unannounced", "dead:caps", "dead:of:shop")
     is_left(bench, **dict.fromkeys(kept, FOR_EVER))
-    bench.dead_set.announced(job.id)
+    Announcement(bench.database, job.id).done()
     if how == "retried":
         assert bench.retry(job)
         done(bench, ONE)

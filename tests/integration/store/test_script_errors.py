@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from celery_superfetch.model.job import Claimed, Earlier, Job, digest
-from celery_superfetch.store.dead_jobs import DeadJobs
+from celery_superfetch.store.dead_jobs import Graveyard
 from celery_superfetch.store.unacked import Delivery, StockJob, Unacked
 from celery_superfetch.store.wire.scripts import Call, Scripts, source
 from support.servers.whereabouts import content, places
@@ -122,7 +122,7 @@ def revive(bench: Bench) -> Case:
     return Case(bench.dead_set.revive(job, "mail", 60_000), (bench.keys.dead_of("shop"),))
 
 
-def two_dead(bench: Bench) -> DeadJobs:
+def two_dead(bench: Bench) -> Graveyard:
     """One more than may be."""
     Bench(bench.client).killed(ONE, TWO)
     return bench.dead_set

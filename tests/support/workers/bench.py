@@ -22,7 +22,7 @@ from celery_superfetch.owner.in_flight.jobs import State
 from celery_superfetch.reaper.judge import Judge
 from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.store.database import Database
-from celery_superfetch.store.dead_jobs import DeadJobs
+from celery_superfetch.store.dead_jobs import Graveyard
 from celery_superfetch.store.private_lists import ALONE, Claims, PrivateLists
 from celery_superfetch.store.registry import Registry
 from celery_superfetch.store.silences import Silences
@@ -99,7 +99,7 @@ class Bench:
         self.registry = Registry(self.database)
         self.lists = PrivateLists(self.database)
         self.recoveries = Judge(self.database)
-        self.dead_set = DeadJobs(self.database)
+        self.dead_set = Graveyard(self.database)
         self.silences = Silences(self.database)
         self.in_flight = InFlight(self.database)
 
