@@ -11,7 +11,7 @@ from ..model.process import ProcessImage
 from ..model.verdict import Reason, judge
 from ..reaper.evidence import by_pid, judge_all, local_evidence
 from ..store.database import Database
-from ..store.dead_jobs import SEPARATOR, DeadJobs
+from ..store.dead_jobs import DeadJobs
 from ..store.history import History
 from ..store.holdings import Holdings
 from ..store.queues import Queues, Suspects
@@ -45,7 +45,7 @@ def check(
     database: Database,
     conditions: Conditions,
     queues: Iterable[str] = (),
-    separator: str = SEPARATOR,
+    separator: str = DeadJobs.separator,
 ) -> Answer:
     """Look whether the conditions hold.
 
@@ -70,7 +70,7 @@ def check(
         rows = _rows(database, {*queues, *_lists(owners)}, separator, Counter())
         answer.findings.extend(_long_queues(rows, asked, answer.told))
     if asked.dead_limit is not None:
-        size = DeadJobs(database).size()
+        size = len(DeadJobs(database))
         answer.told.append(f"{size} in the dead set")
         if size > asked.dead_limit:
             text = f"{number(size, 'job')} in the dead set, more than {asked.dead_limit}"
@@ -104,7 +104,7 @@ def _everything(database: Database, queues: Iterable[str], separator: str, answe
     in_flight = sum(row["in_flight"] for row in seen["owners"])
     waiting = sum((row["length"] or 0) + row["probation"] for row in seen["queues"])
     told = [number(alive, "owner"), f"{number(in_flight, 'job')} in flight", f"{waiting} waiting"]
-    answer.told.extend([*told, f"{DeadJobs(database).size()} in the dead set"])
+    answer.told.extend([*told, f"{len(DeadJobs(database))} in the dead set"])
 
 
 def _one_is_heard(database: Database, asked: Conditions, told: list[str]) -> Iterator[Finding]:
