@@ -49,6 +49,14 @@ class DeadJobs(Structure):
     def __iter__(self) -> Iterator[DeadJob]:
         return self.find()
 
+    def died_within(self, times: Sequence[int]) -> list[int]:
+        """How many died from each of these times (server ms) to the next, and since the last."""
+        ends = [*(f"({time}" for time in times[1:]), "+inf"]
+        with self.client.pipeline(transaction=False) as pipe:
+            for begin, end in zip(times, ends, strict=True):
+                pipe.zcount(self.keys.dead, begin, end)
+            return pipe.execute()
+
     def page(self, first: int = 0, count: int = 50, **conditions: Any) -> list[DeadJob]:
         """``count`` of the jobs that are meant, from the ``first`` newest on."""
         if DeadFilter(**conditions) == DeadFilter() and count <= BATCH:

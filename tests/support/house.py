@@ -35,7 +35,8 @@ ROOMS = {
     "worker": "redis kombu celery billiard",
     "operate": "redis kombu celery",
     "probe": "redis celery",
-    "cli": "redis kombu celery click rich",
+    "web": "redis kombu celery starlette jinja2 markupsafe",
+    "cli": "redis kombu celery click rich uvicorn",
 }
 #: It stands for all rooms, and so may name them for type checkers.
 SURFACE = "__init__"

@@ -1,0 +1,132 @@
+"""What the page shows, read from the server; the same for all who look within a second."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from time import monotonic
+from typing import Any, NamedTuple, TypeVar
+
+from celery import Celery
+from redis import Redis
+from redis.exceptions import RedisError
+
+from ..app.broker import client_of
+from ..app.dead_set import DeadSet
+from ..app.passes import reaper_of
+from ..model.dead_job import DeadFilter, DeadJob
+from ..operate.health import findings
+from ..operate.overview import overview_of
+from ..reaper.reaper import Reaper
+from ..store.history import MOST as ALL_DEATHS
+from .bars import SPANS, begins
+from .hiding import Hiding, parameters_of
+
+T = TypeVar("T")
+
+#: Jobs on a page of the dead set.
+PAGE = 50
+
+#: Jobs that a search looks at before it shows what it has.
+LOOKS = 1000
+
+#: An overview is as old as this, or this many times what it took, before another is made.
+FRESH, SHARE = 1.0, 4.0
+
+
+class Found(NamedTuple):
+    """Some of the dead set."""
+
+    jobs: list[dict[str, Any]]
+    size: int
+    #: Where the next page begins; None: this is the last one.
+    next: int | None
+
+
+class Seen:
+    """Reads for the page. From a server that fails it comes back with a new connection."""
+
+    def __init__(self, app: Celery, hide: Iterable[str]) -> None:
+        self.app = app
+        self._hiding = Hiding(hide)
+        self._lock = threading.Lock()
+        self._open: tuple[Redis, Reaper] | None = None
+        self._overview: dict[str, Any] = {}
+        self._until = 0.0
+
+    def _ask(self, question: Callable[[Redis, Reaper], T]) -> T:
+        opened = self._open
+        if opened is None:
+            client = client_of(self.app)
+            opened = self._open = client, reaper_of(self.app, client)
+        try:
+            return question(*opened)
+        except RedisError:
+            self._open = None  # the next one may be found elsewhere
+            raise
+
+    def overview(self) -> dict[str, Any]:
+        """``overview_of``, its ``findings``, all ``deaths``, and the numbers of ``dead`` jobs."""
+        with self._lock:
+            begun = monotonic()
+            if begun >= self._until:
+                self._overview = self._ask(self._read)
+                self._until = monotonic() + max(FRESH, SHARE * (monotonic() - begun))
+            return self._overview
+
+    def now(self) -> float:
+        """The server's clock, in seconds."""
+        return self._ask(lambda _, reaper: reaper.database.server_time() / 1000)
+
+    def _read(self, _: Redis, reaper: Reaper) -> dict[str, Any]:
+        found = overview_of(self.app, reaper)
+        now = datetime.fromisoformat(found["server_time"]).timestamp()
+        return {
+            **found,
+            "now": now,
+            "findings": findings(found),
+            "deaths": reaper.history.deaths(ALL_DEATHS),
+            "dead": {s: reaper.dead_jobs.died_within(begins(now, s)) for s in SPANS},
+        }
+
+    def dead(self, first: int, task: str) -> Found:
+        """A page of the dead set, from one of the newest on; of ``task`` alone, if there is one.
+
+        It looks at so many jobs and no more: whoever searches goes on from there.
+        """
+        which = DeadFilter(task=(task if "*" in task else f"*{task}*") if task else None)
+
+        def look(dead: DeadSet) -> Found:
+            size, at, jobs = len(dead), first, list[DeadJob]()
+            while at < min(size, first + LOOKS) and len(jobs) < PAGE:
+                jobs += [job for job in dead.page(at, PAGE) if which.takes(job, dead.separator)]
+                at += PAGE
+            return Found(self._shown(jobs), size, at if at < size else None)
+
+        return self.dead_set(look)
+
+    def dead_job(self, id: str) -> dict[str, Any]:
+        """One job.
+
+        Raises:
+            JobNotFound: it is not there (any more).
+        """
+        return self._shown([self.dead_set(lambda dead: dead.get(id))])[0]
+
+    def forget(self) -> None:
+        """Look anew: who has changed something wants to see it."""
+        self._until = 0.0
+
+    def dead_set(self, use: Callable[[DeadSet], T]) -> T:
+        """A dead set for each use: it counts the failures of the result backend."""
+        return self._ask(lambda client, _: use(DeadSet(self.app, client)))
+
+    def _shown(self, jobs: Sequence[DeadJob]) -> list[dict[str, Any]]:
+        return [self.hidden(job.as_dict()) for job in jobs]
+
+    def hidden(self, job: dict[str, Any]) -> dict[str, Any]:
+        """A job without its secrets; and without its payload, which has them all."""
+        told = {name: value for name, value in job.items() if name != "payload"}
+        args = self._hiding.hide(job["args"], parameters_of(self.app, job["task"]))
+        return {**told, "args": args, "kwargs": self._hiding.hide(job["kwargs"])}

@@ -1,0 +1,148 @@
+"""How things are shown: values for the templates, in the order in which they matter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from ..model.arguments import cut, printable
+from ..model.facts import STUCK
+from ..model.verdict import MISSED_HEARTBEATS
+from ..operate.health import Finding
+from ..operate.words import number, span
+from .bars import bars
+
+#: Rows of a table, and findings, unless all are asked for.
+ROWS, FINDINGS = 40, 6
+
+#: Characters of arguments in a list.
+SHORT = 120
+
+
+class Overview:
+    """An overview as it is laid out on the page."""
+
+    def __init__(
+        self, found: Mapping[str, Any], chart: str = "day", all_rows: bool = False
+    ) -> None:
+        self.found = found
+        self.now: float = found["now"]
+        self.chart = chart
+        self.bars = bars(found["deaths"], found["dead"][chart], self.now, chart)
+        self._rows = None if all_rows else ROWS
+
+    @property
+    def verdict(self) -> Finding | None:
+        """What is worst; None: all is well."""
+        worst: list[Finding] = self.found["findings"][:1]
+        return worst[0] if worst and worst[0].level != "note" else None
+
+    @property
+    def level(self) -> str:
+        return self.verdict.level if self.verdict else "ok"
+
+    @property
+    def rest(self) -> list[Finding]:
+        """The other findings that there is room for."""
+        rest: list[Finding] = self.found["findings"][1 if self.verdict else 0 :]
+        return rest[:FINDINGS] if self._rows else rest
+
+    @property
+    def unsaid(self) -> int:
+        """Findings beyond those."""
+        return len(self.found["findings"]) - bool(self.verdict) - len(self.rest)
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Jobs by what becomes of them."""
+        owners, queues = self.found["owners"], self.found["queues"]
+        return {
+            "waiting": sum(row["length"] or 0 for row in queues),
+            **{name: sum(o[name] for o in owners) for name in ("running", "reserved", "eta")},
+            "probation": sum(row["probation"] for row in queues),
+            "dead": self.found["dead_set"]["size"],
+        }
+
+    @property
+    def owners(self) -> list[dict[str, Any]]:
+        """Those first that are not well."""
+        rows = [{**owner, "mood": _mood(owner)} for owner in self.found["owners"]]
+        rows.sort(key=lambda row: (row["mood"] == "ok", row["node"], row["owner"]))
+        return rows[: self._rows]
+
+    @property
+    def queues(self) -> list[dict[str, Any]]:
+        """A row for each queue, with all its priorities; those first that wait for somebody."""
+        queues: dict[str, dict[str, Any]] = {}
+        for row in self.found["queues"]:
+            fresh = {"name": row["queue"], "waiting": 0, "probation": 0, "consumers": 0}
+            queue = queues.setdefault(row["queue"], {**fresh, "oldest": None, "error": None})
+            queue["waiting"] += row["length"] or 0
+            queue["probation"] += row["probation"]
+            queue["consumers"] = max(queue["consumers"], row["consumers"])
+            queue["oldest"] = max(queue["oldest"] or 0, row["oldest"] or 0) or None
+            queue["error"] = queue["error"] or row.get("error")
+        for queue in queues.values():
+            waits = queue["waiting"] or queue["probation"]
+            queue["unserved"] = bool(waits and not queue["consumers"])
+        rows = sorted(
+            queues.values(),
+            key=lambda row: (not row["error"], not row["unserved"], -row["waiting"], row["name"]),
+        )
+        return rows[: self._rows]
+
+    @property
+    def more(self) -> dict[str, int]:
+        """Rows that are left out of each table."""
+        names = {row["queue"] for row in self.found["queues"]}
+        owners, most = len(self.found["owners"]), self._rows
+        return {
+            "owners": max(0, owners - most) if most else 0,
+            "queues": max(0, len(names) - most) if most else 0,
+        }
+
+
+def _mood(owner: Mapping[str, Any]) -> str:
+    if owner["verdict"] == "dead" or owner["state"] == STUCK:
+        return "critical"
+    silent = owner["heartbeat_age"] >= MISSED_HEARTBEATS * owner["heartbeat_interval"]
+    return "warning" if silent else "ok"
+
+
+def shown(value: object) -> object:
+    """What each expression of a template becomes, before it is escaped."""
+    return value if isinstance(value, Markup) else printable(value)
+
+
+def coded(text: str) -> Markup:
+    """A sentence with `commands` in it."""
+    parts = [escape(printable(part)) for part in text.split("`")]
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts)
+    )
+
+
+def sentence(text: str) -> str:
+    """With a capital letter."""
+    return text[:1].upper() + text[1:]
+
+
+def ago(seconds: float, now: float) -> str:
+    """How long a time of the server's clock is past."""
+    return f"{span(max(0.0, now - seconds))} ago"
+
+
+def short(text: str) -> str:
+    return cut(text, SHORT)
+
+
+FILTERS = {
+    "ago": ago,
+    "coded": coded,
+    "number": number,
+    "sentence": sentence,
+    "short": short,
+    "span": span,
+}
