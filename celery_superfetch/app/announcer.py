@@ -78,7 +78,7 @@ class Announcements:
             elif until > now and app_name == self.app_name:
                 known.add(id)
         for job in self.dead_jobs.unannounced(known):
-            if self._is_ours(job) is False:
+            if not self._is_ours(job):
                 _left_alone[self.app_name, job.id] = now + LONGEST_PAUSE, LONGEST_PAUSE
             else:
                 self.waiting.append(job)
@@ -147,28 +147,26 @@ class Announcements:
             self.under_way[me] = job.id, monotonic()
             return job
 
-    def _is_ours(self, job: DeadJob) -> bool | None:
-        """Whether this app can announce a job; None for one without a name, which anybody can."""
-        if None in (job.task, job.task_id):
-            return None
-        return job.app_name == self.app_name and job.task in self.app.tasks
+    def _is_ours(self, job: DeadJob) -> bool:
+        """Whether this app can announce a job; one without a name anybody can."""
+        ours = job.app_name == self.app_name and job.task in self.app.tasks
+        return ours or None in (job.task, job.task_id)
 
     def _try(self, job: DeadJob, backend: Any) -> None:
-        ours = self._is_ours(job)
-        if ours is None:  # and nobody waits for it
+        if not self._is_ours(job):
+            return
+        right = Announcement(self.dead_jobs.database, job.id, self.owner() if self.owner else "")
+        if None in (job.task, job.task_id):  # nobody waits for it
             job_killed.send(sender=self.app, job=job)
-            Announcement(self.dead_jobs.database, job.id).done()
-        elif ours:
-            owner = self.owner() if self.owner else ""
-            right = Announcement(self.dead_jobs.database, job.id, owner)
-            right.begin()
-            try:
-                Telling(self.app, job, right, backend).go()
-                right.done()
-            except Exception:
-                with suppress(RedisError, TakenOver):
-                    right.give_back()
-                raise
+            return right.done()
+        right.begin()
+        try:
+            Telling(self.app, job, right, backend).go()
+            right.done()
+        except Exception:
+            with suppress(RedisError, TakenOver):
+                right.give_back()
+            raise
 
 
 _known: dict[tuple[Celery, Membership], Announcements] = {}

@@ -1,14 +1,8 @@
-"""Tells everybody of a killed job: its caller, its callbacks, its monitors.
+"""Tells everybody of a killed job: its monitors, its caller, its callbacks, in this order.
 
-A crash may come between any two steps; a later pass then goes on. In their order:
-
-1. ``job_killed`` and ``task-killed``, so that people hear of it while the result backend is away;
-   then noted. A crash before the note repeats them.
-2. The result. Looked up before it is stored, so that it is stored once.
-3. Chord and chain: noted before and after. After a crash in between nobody knows whether the chord
-   has counted the job, and a second count could call its body with a result missing. So the chord
-   is failed by name, unless it has failed already.
-4. Errbacks, ``on_poisoned``, ``task_failure`` and ``task-failed``. A crash among them repeats them.
+A crash may come between any two steps, and a later pass goes on. What is said twice then does no
+harm, but for the chord: a second count could call its body with a result missing. It is noted
+before and after; where a crash came in between, it is failed by name instead.
 """
 
 from __future__ import annotations
@@ -74,10 +68,9 @@ class Telling:
     """
 
     def __init__(self, app: Celery, job: DeadJob, announcement: Announcement, backend: Any) -> None:
-        self.app = app
+        self.app, self.announcement = app, announcement
         # Whoever killed it does not know the server's time of that.
         self.job = replace(job, died_at=announcement.died_at)
-        self.announcement = announcement
         self.task = app.tasks[job.task]
         self.backend = self.task._backend or backend
         self.exc = pill_of(self.job)
@@ -86,12 +79,8 @@ class Telling:
         self.stores = self._stores()
 
     def go(self) -> None:
-        """Tell all but the announcement, which is done then.
-
-        Raises:
-            TakenOver: another process goes on with it.
-            Exception: whatever the result backend or the broker raises; a later try goes on.
-        """
+        """Take all the steps; raises TakenOver, and whatever the result backend or the broker does:
+        a later try goes on."""
         job = self.job
         if not self.announcement.told:
             job_killed.send(sender=self.app, job=job)
@@ -126,9 +115,7 @@ class Telling:
         return not ignored or bool(task.store_errors_even_if_ignored)
 
     def _state(self) -> str | None:
-        """SUCCESS, or FAILURE if that is ours; None for anything that is to be overwritten, and
-        where the backend keeps no result that others can read.
-        """
+        """SUCCESS, or FAILURE if that is ours; None for what is to be overwritten, or not kept."""
         backend = self.backend
         if isinstance(backend, DisabledBackend) or backend.as_uri() == "rpc://" or not self.stores:
             return None

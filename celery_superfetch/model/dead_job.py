@@ -106,10 +106,7 @@ class DeadJob:
     @classmethod
     def of(cls, recovery: Recovery, id: str = "") -> DeadJob:
         """What a killed job leaves in the dead set, where ``id`` tells copies apart."""
-        history = recovery.history
-        if not recovery.counted:
-            owner, strike = recovery.job.owner, recovery.blame.value
-            history += ({"owner": owner, "reason": recovery.reason, "strike": strike},)
+        history = recovery.history if recovery.counted else (*recovery.history, recovery.event)
         return cls(
             id=id or recovery.digest,
             payload=recovery.job.payload,

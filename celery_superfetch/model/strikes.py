@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from time import time
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -111,15 +112,9 @@ class Recovery:
         *,
         blame: Blame,
         limits: Limits,
-        waits: bool = False,
         **told: str,
     ) -> Recovery:
-        """The recovery of ``job`` after ``counters``.
-
-        Arguments:
-            waits: its ETA lies ahead: on probation it would have a process for itself till then.
-            told: ``reason``, ``app_name`` and ``node``.
-        """
+        """The recovery of ``job`` after ``counters``; ``told``: its reason, app_name and node."""
         limit, carried = limits.strikes(envelope.task), envelope.carried
         before = counters.strikes or (0 if counters.recorded else carried.strikes)
         strikes, recoveries = _strikes(before, blame, limit), counters.recoveries + 1
@@ -132,7 +127,8 @@ class Recovery:
             history=(*carried.history, *counters.history),
             limit=limit,
             probation=limit is not None
-            and not waits
+            # On probation it would have a process for itself until it is due.
+            and envelope.eta <= time()
             and (
                 counters.probation
                 or (blame is not Blame.NONE and strikes >= limit - 1)
@@ -159,6 +155,11 @@ class Recovery:
     def digest(self) -> str:
         """The job's name in our keys."""
         return digest(self.job.payload)
+
+    @property
+    def event(self) -> dict[str, Any]:
+        """Its line of the history; nobody has noted a time yet."""
+        return {"owner": self.job.owner, "reason": self.reason, "strike": self.blame.value}
 
     @property
     def outlook(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,18 +21,13 @@ class Judge(StrikeCounters):
     def look(
         self, jobs: Sequence[Job], running: Running, limits: Limits, **told: str
     ) -> list[Recovery]:
-        """What is to be decided on: jobs of one owner, with what is remembered of each.
-
-        Arguments:
-            running: what the owner ran.
-            told: ``reason`` why it lost them, its ``app_name`` and ``node``.
-        """
+        """What is to be decided on: jobs of one owner that ran ``running``, with what is
+        remembered of each; ``told`` as for ``Recovery.of``."""
         found, names = [], [digest(job.payload) for job in jobs]
         for job, name, known in zip(jobs, names, self.counters(names), strict=True):
-            envelope, blamed = parse(job.payload), blame(name, running, known, limits)
-            waits = envelope.eta > time.time()
+            blamed = blame(name, running, known, limits)
             found.append(
-                Recovery.of(job, envelope, known, blame=blamed, limits=limits, waits=waits, **told)
+                Recovery.of(job, parse(job.payload), known, blame=blamed, limits=limits, **told)
             )
         return found
 

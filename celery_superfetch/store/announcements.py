@@ -25,6 +25,9 @@ class Announcement(Structure):
 
     Arguments:
         owner: the owner that announces; empty for a process that is none.
+
+    Raises:
+        TakenOver: at each step, where it is done or another has the right; do nothing more.
     """
 
     #: Time of death in server ms.
@@ -41,27 +44,15 @@ class Announcement(Structure):
         self.id, self.owner, self.who = id, owner, uuid4().hex
 
     def begin(self) -> None:
-        """Take the right to announce.
-
-        Raises:
-            TakenOver: it is done, or another has the right.
-        """
+        """Take the right to announce."""
         self._ask(self.owner, TIME_LIMIT, 1)
 
     def note(self, **notes: str) -> None:
-        """Note a step; the next may take its time.
-
-        Raises:
-            TakenOver: it is somebody else's by now; do nothing more.
-        """
+        """Note a step; the next may take its time."""
         self._ask(self.owner, TIME_LIMIT, 0, *chain.from_iterable(notes.items()))
 
     def give_back(self) -> None:
-        """Let the next try begin at once, and do not count this one: nobody died of it.
-
-        Raises:
-            TakenOver: it is somebody else's by now.
-        """
+        """Let the next try begin at once, and do not count this one: nobody died of it."""
         self._ask("", 0.0, 0)
 
     def done(self) -> None:

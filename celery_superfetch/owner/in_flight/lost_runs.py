@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,18 @@ DECISIONS = 5
 
 
 class LostRuns:
-    """Recovers or kills jobs that this process holds and whose run was cut short."""
+    """Recovers or kills jobs that this process holds and whose run was cut short.
+
+    Each method returns the dead job if it has killed one; whoever asked announces it
+    (``job_killed`` included). What they have in common:
+
+    Arguments:
+        sender: the Celery app, for the receivers of ``job_recovering``.
+        limits: when a job is killed.
+
+    Raises:
+        redis.exceptions.RedisError: the job stays in its private list, still held.
+    """
 
     def __init__(self, in_flight: InFlight) -> None:
         self.in_flight = in_flight
@@ -33,38 +45,32 @@ class LostRuns:
         job: Job,
         reason: str,
         sender: Any,
-        limits: Limits | None = None,
+        limits: Limits,
         *,
         stopping: bool = False,
         together: int = 1,
     ) -> DeadJob | None:
-        """Recover a job whose pool child was lost, or kill it; the dead job if it was killed.
-
-        Whoever asked announces it (``job_killed`` included).
+        """Recover a job whose pool child was lost, or kill it.
 
         Arguments:
-            sender: the Celery app, for the receivers of ``job_recovering``.
-            limits: when a job is killed; None for the options' alone.
             stopping: the process has been told to stop: its children may have been told, too.
             together: how many jobs the child ran as one: any of them may have done it.
-
-        Raises:
-            redis.exceptions.RedisError: the job stays in its private list, still held.
         """
         name = digest(job.payload)
         alone = name if job == self.in_flight.jobs.alone and together == 1 else ""
         running = Running((name,), alone=alone, stopping=stopping, at_death=together)
-        done = self._settle(job, running, reason, sender, limits)
+
+        def judge() -> tuple[Recovery, Decision]:
+            recovery = self._look(job, running, reason, limits)
+            return recovery, ask(recovery, sender)
+
+        done = self._settle(job, judge)
         return tell(done, sender) if done else None
 
     def kill_spared(self, job: Job, sender: Any, limits: Limits) -> DeadJob | None:
-        """Kill a job that comes back over its limit: whoever recovered it knew no better.
+        """Kill a job that comes back over its limit, unless it is spared again.
 
-        As a rule that was another app's reaper. Arguments, errors and who announces it as for
-        ``recover_or_kill``.
-
-        Returns:
-            the dead job, or None: it is spared again, or was taken away.
+        Whoever recovered it knew no better: as a rule that was another app's reaper.
         """
         for _ in range(DECISIONS):
             recovery = self._look(job, Running(), "", limits)
@@ -78,18 +84,9 @@ class LostRuns:
         return None
 
     def sent_anew(
-        self,
-        job: Job,
-        reason: str,
-        sender: Any,
-        limits: Limits | None = None,
-        *,
-        blame: Blame,
-        settled: bool,
+        self, job: Job, reason: str, sender: Any, limits: Limits, *, blame: Blame, settled: bool
     ) -> Carried | DeadJob | None:
         """Judge a job whose pool child was lost, and that is about to be sent as a new message.
-
-        Arguments and who announces its death as for ``recover_or_kill``.
 
         Arguments:
             blame: NONE when the loss is nobody's fault.
@@ -98,9 +95,6 @@ class LostRuns:
         Returns:
             what the new message has to carry; the dead job, if this was its last strike; None
             when it must not be sent: it was taken away, or it is settled and out of strikes.
-
-        Raises:
-            redis.exceptions.RedisError: the server cannot be asked; nothing has changed.
         """
         self.in_flight.bring_back(job)
         for _ in range(DECISIONS):
@@ -109,15 +103,10 @@ class LostRuns:
             now = self.in_flight.database.server_time() // 1000
             envelope = parse(job.payload)
             carried = envelope.carried.within(self.config.strike_window, now)
+            envelope = envelope._replace(carried=carried)
             [counters] = self.judge.counters([digest(job.payload)])
             recovery = Recovery.of(
-                job,
-                envelope._replace(carried=carried),
-                counters,
-                **self._told(reason),
-                blame=blame,
-                limits=limits or Limits.of(self.config),
-                waits=False,
+                job, envelope, counters, **self._told(reason), blame=blame, limits=limits
             )
             if blame is Blame.NONE or ask(recovery, sender) is not Decision.KILL:
                 break
@@ -128,18 +117,18 @@ class LostRuns:
         history = recovery.history
         if blame is not Blame.NONE:
             warn_of(replace(recovery, probation=False))
-            strike = {"owner": job.owner, "reason": reason, "strike": blame.value, "at": now}
-            history = (*history, strike)
+            history = (*history, {**recovery.event, "at": now})
         since = carried.since or next((entry["at"] for entry in history if "at" in entry), now)
         return Carried(recovery.strikes, since, history)
 
     def quarantine(self, job: Job, reason: str = "unparseable payload") -> None:
-        """Move a payload that is no message, or no job, to the dead set: it would end us.
+        """Move a payload that is no message, or no job, to the dead set: it would end us."""
 
-        Raises:
-            redis.exceptions.RedisError: it stays in its private list.
-        """
-        done = self._settle(job, Running(), reason, junk=True)
+        def judge() -> tuple[Recovery, Decision]:
+            recovery = self._look(job, Running(), reason, Limits.of(self.config))
+            return replace(recovery, parsed=False), Decision.KILL
+
+        done = self._settle(job, judge)
         if done is None:
             return
         dead = DeadJob.of(done.recovery, done.dead_id.decode())
@@ -155,26 +144,11 @@ class LostRuns:
         )
         job_killed.send(sender=None, job=dead)
 
-    def _settle(
-        self,
-        job: Job,
-        running: Running,
-        reason: str,
-        sender: Any = None,
-        limits: Limits | None = None,
-        *,
-        junk: bool = False,
-    ) -> Outcome | None:
-        """Decide on a job until nobody has counted it meanwhile; None where no decision held.
-
-        Arguments:
-            junk: it is killed as no message, and nobody is asked.
-        """
+    def _settle(self, job: Job, judge: Callable[[], tuple[Recovery, Decision]]) -> Outcome | None:
+        """Decide on a job until nobody has counted it meanwhile; None where no decision held."""
         self.in_flight.bring_back(job)
         for _ in range(DECISIONS):
-            found = self._look(job, running, reason, limits)
-            recovery = replace(found, parsed=found.parsed and not junk)
-            if done := self._carry_out(recovery, Decision.KILL if junk else ask(recovery, sender)):
+            if done := self._carry_out(*judge()):
                 return done
         # The job was taken away, or somebody counts it without end.
         self.in_flight.end(job)
@@ -185,8 +159,7 @@ class LostRuns:
         node = self.in_flight.runner.node
         return {"app_name": self.config.app_name, "node": node, "reason": reason}
 
-    def _look(self, job: Job, running: Running, reason: str, limits: Limits | None) -> Recovery:
-        limits = limits or Limits.of(self.config)
+    def _look(self, job: Job, running: Running, reason: str, limits: Limits) -> Recovery:
         return self.judge.look([job], running, limits, **self._told(reason))[0]
 
     def _is_ours(self, job: Job) -> bool:

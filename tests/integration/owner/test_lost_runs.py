@@ -24,7 +24,10 @@ def test_a_job_that_lost_its_child_is_recovered_and_counted(
     bench: Bench, owner: Facts, cut_short: LostRuns
 ) -> None:
     [claimed] = bench.take(owner, payload(1))
-    assert cut_short.recover_or_kill(claimed.job, "pool child lost", object()) is None
+    assert (
+        cut_short.recover_or_kill(claimed.job, "pool child lost", object(), Limits.of(bench.config))
+        is None
+    )
     assert bench.queue() == [payload(1)]
     counters = bench.counters(payload(1))
     assert (counters.strikes, counters.recoveries) == (1, 1)
@@ -43,7 +46,9 @@ def test_a_job_that_lost_its_child_is_killed_when_a_receiver_says_so(
 
     job_recovering.connect(kill, sender=sender)
     [claimed] = bench.take(owner, payload(1))
-    dead = cut_short.recover_or_kill(claimed.job, "pool child lost", sender)
+    dead = cut_short.recover_or_kill(
+        claimed.job, "pool child lost", sender, Limits.of(bench.config)
+    )
     assert dead is not None
     assert (dead.payload, dead.reason, dead.strikes) == (payload(1), "pool child lost", 1)
     assert [job.id for job in bench.dead_set.find()] == [dead.id]
@@ -57,7 +62,9 @@ def test_a_killed_job_is_logged_once_and_with_the_way_back(
     sender = object()
     job_recovering.connect(lambda **_: Decision.KILL, sender=sender, weak=False)
     [claimed] = bench.take(owner, payload(1))
-    dead = cut_short.recover_or_kill(claimed.job, "pool child lost", sender)
+    dead = cut_short.recover_or_kill(
+        claimed.job, "pool child lost", sender, Limits.of(bench.config)
+    )
     assert dead is not None
     [said] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert f"{claimed.job.title} was killed after 1 strikes and 1 recoveries" in said
@@ -71,7 +78,9 @@ def test_each_strike_is_a_warning_that_names_the_job(
     for strike, then in ((1, "killed at strike 3"), (2, "on probation")):
         [claimed] = bench.take(owner, payload(1))
         with caplog.at_level("WARNING"):
-            cut_short.recover_or_kill(claimed.job, "pool child lost", object())
+            cut_short.recover_or_kill(
+                claimed.job, "pool child lost", object(), Limits.of(bench.config)
+            )
         said = caplog.messages[-1]
         assert said.startswith(f"Job shop.note[1]: strike {strike} of 3; ")
         assert then in said
@@ -79,7 +88,9 @@ def test_each_strike_is_a_warning_that_names_the_job(
         bench.client.delete("mail", bench.keys.probation("mail"))
     before = len(caplog.messages)
     [claimed] = bench.take(owner, payload(2))
-    cut_short.recover_or_kill(claimed.job, "pool child lost", object(), stopping=True)
+    cut_short.recover_or_kill(
+        claimed.job, "pool child lost", object(), Limits.of(bench.config), stopping=True
+    )
     assert len(caplog.messages) == before, "no strike, no warning"
 
 
@@ -88,7 +99,10 @@ def test_a_job_that_lost_its_child_and_was_taken_away_is_announced(
 ) -> None:
     [claimed] = bench.take(owner, payload(1))
     bench.client.delete(bench.keys.private(owner.owner, "mail"))
-    assert cut_short.recover_or_kill(claimed.job, "pool child lost", object()) is None
+    assert (
+        cut_short.recover_or_kill(claimed.job, "pool child lost", object(), Limits.of(bench.config))
+        is None
+    )
     assert lost == [LostJob.of(claimed.job, parse(claimed.job.payload))]
     assert bench.queue() == []
     assert bench.counters(payload(1)) == Counters()
@@ -107,7 +121,7 @@ def test_a_decision_is_taken_anew_when_somebody_else_counted(
             bench.client.hincrby(bench.keys.recoveries(recovery.digest), "recoveries", 1)
 
     job_recovering.connect(meddle, sender=sender)
-    cut_short.recover_or_kill(claimed.job, "pool child lost", sender)
+    cut_short.recover_or_kill(claimed.job, "pool child lost", sender, Limits.of(bench.config))
     assert asked == [1, 2, 3]
     assert bench.queue() == [payload(1)]
     assert bench.counters(payload(1)).recoveries == 3
@@ -123,7 +137,10 @@ def test_without_end_of_counting_the_job_is_safe_on_its_queue(
         bench.client.hincrby(bench.keys.recoveries(recovery.digest), "recoveries", 1)
 
     job_recovering.connect(meddle, sender=sender)
-    assert cut_short.recover_or_kill(claimed.job, "pool child lost", sender) is None
+    assert (
+        cut_short.recover_or_kill(claimed.job, "pool child lost", sender, Limits.of(bench.config))
+        is None
+    )
     assert bench.queue() == [payload(1)]
     assert bench.private(owner) == []
     assert len(bench.in_flight.jobs) == 0
@@ -143,7 +160,7 @@ def test_the_record_of_its_start_is_in_before_it_is_removed(
         on_their_way.append(in_flight.unread)
 
     job_recovering.connect(look, sender=sender)
-    cut_short.recover_or_kill(claimed.job, "pool child lost", sender)
+    cut_short.recover_or_kill(claimed.job, "pool child lost", sender, Limits.of(bench.config))
     assert on_their_way == [False]
     assert not bench.client.exists(bench.keys.running(owner.owner))
 
@@ -153,7 +170,9 @@ def sent_anew(
 ) -> Any:
     [claimed] = bench.take(owner, raw)
     how = {"blame": Blame.EXACT, "settled": False, **how}
-    return cut_short.sent_anew(claimed.job, "pool child lost", sender or object(), **how)
+    return cut_short.sent_anew(
+        claimed.job, "pool child lost", sender or object(), Limits.of(bench.config), **how
+    )
 
 
 def test_what_celery_sends_anew_carries_all_its_strikes(
@@ -230,7 +249,12 @@ def spared(bench: Bench, owner: Facts, cut_short: LostRuns, stopping: bool = Fal
     bench.push("mail", payload(1))
     for last in (False, False, False, *[True] * stopping):
         [claimed] = bench.take(owner)
-        assert cut_short.recover_or_kill(claimed.job, "lost", object(), stopping=last) is None
+        assert (
+            cut_short.recover_or_kill(
+                claimed.job, "lost", object(), Limits.of(bench.config), stopping=last
+            )
+            is None
+        )
         if not bench.queue():
             bench.client.rename(bench.keys.probation("mail"), "mail")
     [claimed] = bench.take(owner)
@@ -283,7 +307,12 @@ def test_a_job_that_was_taken_away_is_not_sent_anew(
     bench.client.delete(bench.keys.private(owner.owner, "mail"))
     for _ in range(2):
         how: dict[str, Any] = {"blame": Blame.EXACT, "settled": False}
-        assert cut_short.sent_anew(claimed.job, "pool child lost", object(), **how) is None
+        assert (
+            cut_short.sent_anew(
+                claimed.job, "pool child lost", object(), Limits.of(bench.config), **how
+            )
+            is None
+        )
     assert lost == [LostJob.of(claimed.job, parse(claimed.job.payload))], "said once"
 
 
