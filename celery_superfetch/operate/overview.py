@@ -16,6 +16,7 @@ from ..store.database import Database
 from ..store.history import History
 from ..store.holdings import Holding, Holdings
 from ..store.queues import Queues, Suspects
+from ..store.stats import Stats
 from ..store.unacked import Unacked
 from ..store.wire.server import info, setting
 
@@ -76,7 +77,7 @@ def overview_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
         "deaths": [_death(death) for death in history.deaths(DEATHS)],
         "last_pass": last_pass_row(history, now),
         "reap_interval": reaper.config.reap_interval,
-        "counters": reaper.database.stats(),
+        "counters": Stats(reaper.database).read().totals,
     }
 
 

@@ -60,15 +60,6 @@ class Database:
         """Let the next have a turn before the time is over."""
         self.client.delete(self.keys.lock(scope))
 
-    def count(self, counter: str) -> None:
-        """One more, for ``status`` and metrics; most are counted by the scripts themselves."""
-        self.client.hincrby(self.keys.stats, counter, 1)
-
-    def stats(self) -> dict[str, int]:
-        """All of these counters, by name."""
-        counters: Any = self.client.hgetall(self.keys.stats)
-        return {name.decode(): int(number) for name, number in sorted(counters.items())}
-
 
 class Structure:
     """One structure in a database."""

@@ -173,6 +173,7 @@ class Graveyard(DeadJobs):
         recoveries = recovery.recoveries - (not recovery.counted)
         args: list[Any] = [job.payload, int(marked), recoveries, recovery.digest, record]
         args += [self._caps.get(cap, 0), int(not recovery.parsed), job.claim_id]
+        args.append(job.queue_list)
         return Call("kill", names, args)
 
     def trim(self) -> tuple[int, int]:

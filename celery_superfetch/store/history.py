@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .database import Structure
+from .stats import noted_recovery
 
 #: Days and number of deaths that are remembered.
 DAYS = 7
@@ -25,6 +26,9 @@ class History(Structure):
             pipe.zremrangebyscore(key, "-inf", now - DAYS * 86_400_000)
             pipe.zremrangebyrank(key, 0, -MOST - 1)
             pipe.pexpire(key, DAYS * 86_400_000)
+            if death.get("recovered", 0) + death.get("killed", 0):
+                for field, more in noted_recovery(max(0, now - death["heard"])):
+                    pipe.hincrby(self.keys.stats, field, more)
             pipe.execute()
 
     def deaths(self, most: int = 10) -> list[dict[str, Any]]:

@@ -38,7 +38,8 @@ class Keys:
         self.dead_junk = f"{own}dead:junk"
         #: SET of job ids in ``dead`` whose caller has not been told yet.
         self.unannounced = f"{own}dead:unannounced"
-        #: HASH counter -> number, for ``status`` and metrics. Never expires.
+        #: HASH counter -> number, for ``status`` and metrics; by queue list and task about 2,000
+        #: rows more (``stats.py``). Never expires.
         self.stats = f"{own}stats"
         #: ZSET JSON of an owner's death -> when (ms, server time). A thousand, for 7 days.
         self.deaths = f"{own}deaths"

@@ -46,10 +46,12 @@ class Queues(Structure):
         ages: dict[str, float] = {}
         for at in range(0, max(1, len(names)), CHUNK):
             some = names[at : at + CHUNK]
-            keys = [self.keys.heads, self.keys.last_pass, *map(self.keys.queue, some)]
+            keys = [self.keys.heads, self.keys.last_pass, self.keys.stats]
+            keys += map(self.keys.queue, some)
             args = [self.keys.queue(""), len(fields), *fields, *some]
             now, *since = self.scripts.run("heads", keys, args)
             ages |= {n: (now - s) / 1000 for n, s in zip(some, since, strict=True) if s}
+            fields = fields[:2]  # a pass is counted once
         return ages
 
     def noted(self) -> list[str]:

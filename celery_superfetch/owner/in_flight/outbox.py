@@ -17,6 +17,7 @@ from ...model.process import own_pid
 from ...signals import LostJob, ownership_lost
 from ...store.database import Database, Structure
 from ...store.private_lists import PrivateLists
+from ...store.stats import Stats
 from ...store.wire.scripts import Call, Line
 from .jobs import Jobs, Move, State
 from .returns import Returns, batches
@@ -49,6 +50,7 @@ class Outbox(Structure):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self.lists = PrivateLists(database)
+        self.stats = Stats(database)
         self.lock = RLock()
         self.jobs = Jobs()
         self.returns = Returns(self.jobs, self.lists)
@@ -282,5 +284,5 @@ class Outbox(Structure):
             job.owner,
         )
         with suppress(RedisError):  # counting is not worth a failure
-            self.database.count("ownership_lost")
+            self.stats.lost(job)
         ownership_lost.send(sender=None, lost=LostJob.of(job, envelope))

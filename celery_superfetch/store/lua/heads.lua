@@ -1,12 +1,12 @@
 -- Tells since when the oldest job of some queue lists has been the oldest there; a pass notes it, of
--- these and of all that are noted already, and itself.
--- KEYS: what is known of the lists, the last pass, then the queue lists
+-- these and of all that are noted already, and itself; with its `seconds` it is counted.
+-- KEYS: what is known of the lists, the last pass, stats, then the queue lists
 -- ARGV: prefix of queue lists, number of fields that tell of a pass (0: nobody's, nothing is noted),
 --       those, then the names of the queue lists, in the order of their keys
 -- Returns: the server's time, then for each list since when (both ms), 0 where none waits, or where
 --       nobody has noted it
 -- Crash: what has been noted stays.
-local heads, pass, prefix, fields = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2])
+local heads, pass, stats, prefix, fields = KEYS[1], KEYS[2], KEYS[3], ARGV[1], tonumber(ARGV[2])
 local notes = fields > 0
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
@@ -38,6 +38,14 @@ if notes then
   end
   redis.pcall('HSET', pass, 'at', string.format('%.0f', now), unpack(ARGV, 3, fields + 2))
   redis.call('EXPIRE', pass, 604800)
+  local told = {}
+  for i = 3, fields + 2, 2 do told[ARGV[i]] = tonumber(ARGV[i + 1]) end
+  if told.seconds then
+    local sums = {number = 1, ms = told.seconds * 1000, owners = told.owners, errors = told.errors}
+    for name, more in pairs(sums) do
+      redis.pcall('HINCRBY', stats, 'pass\t' .. name, string.format('%.0f', more))
+    end
+  end
   redis.call('EXPIRE', heads, 86400)
 end
 return found

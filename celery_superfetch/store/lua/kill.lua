@@ -2,7 +2,8 @@
 -- KEYS: the owner's facts, private list, the job's counters, dead set, dead jobs, the caps of each,
 --       the cap it is under, unannounced, stats, the owner's running jobs, overflow
 -- ARGV: payload, 1 when the owner must be marked reaped, recoveries the decision saw, job id,
---       record (JSON), most jobs under that cap (0: others see to it), 1 for junk, claim id
+--       record (JSON), most jobs under that cap (0: others see to it), 1 for junk, claim id,
+--       queue list
 -- Returns: {"ok", id in the dead set}; {"unmarked"}, {"moved"} or {"recounted"} when the decision
 --       no longer holds
 -- Crash: the job is in the dead set, unannounced; a later pass announces it.
@@ -46,6 +47,7 @@ elseif claim ~= '' then
   redis.call('HSET', running, claim, 'struck')
 end
 redis.pcall('HINCRBY', stats, 'killed', 1)
+tally(stats, 'killed', ARGV[9], payload)
 if not is_junk then redis.call('SADD', unannounced, name) end
 if oldest then
   redis.call('ZREM', dead, oldest)

@@ -94,6 +94,7 @@ local function recover(i)
   end
   if redis.call('TTL', counters) < 0 then redis.call('EXPIRE', counters, window) end
   recovered = recovered + 1
+  tally(stats, 'recovered', queue_list, payload)
   forget(id)
 end
 for i = 1, jobs do

@@ -59,6 +59,7 @@ for i = 1, jobs do
       to_queue = to_queue + 1
     end
     redis.pcall('HINCRBY', counters, 'requeues', 1)
+    tally(stats, 'requeued', queue_list, payload)
     if redis.call('TTL', counters) < 0 then redis.call('EXPIRE', counters, window) end
   end
 end

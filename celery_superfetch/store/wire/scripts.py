@@ -222,8 +222,10 @@ class Line:
 
 @cache
 def source(name: str) -> str:
-    """The text of ``lua/<name>.lua``, behind the line that all begin with."""
-    return FIRST_LINE + (LUA / f"{name}.lua").read_text()
+    """The text of ``lua/<name>.lua``, behind the line that all begin with, and what it shares."""
+    text = (LUA / f"{name}.lua").read_text()
+    shared = (LUA / "tally.lua").read_text() if "tally(" in text else ""
+    return FIRST_LINE + shared + text
 
 
 def reply_of(connection: Any) -> Any:

@@ -1,0 +1,102 @@
+"""What metrics count: by queue and task, bounded, and in the step that moves the job."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_superfetch.app.passes import note
+from celery_superfetch.model.job import Job
+from celery_superfetch.store.queues import CHUNK
+from celery_superfetch.store.stats import BUCKETS, Stats, noted_recovery
+from support.workers.bench import Bench, payload
+
+LOW = "mail\x06\x169"
+
+
+def test_what_became_of_jobs_is_counted_by_queue_and_task(bench: Bench) -> None:
+    stats = Stats(bench.database)
+    bench.dead_owner([payload("1"), payload("2", task="shop.charge")])
+    bench.dead_owner([payload("3")], queue=LOW, lists=[LOW])
+    bench.reaper().reap()
+    bench.killed(payload("4"))
+    given = [one.job for one in bench.claimed(bench.owner(), payload("5"), queue="aside")]
+    bench.run(bench.lists.requeue(given, "front", 0, 1))
+    bench.run(bench.lists.requeue(given, "front", 0, 1))
+    stats.lost(given[0])
+    counts = stats.read()
+    assert counts.jobs == {
+        ("killed", "mail", "shop.note"): 1,
+        ("ownership_lost", "aside", "shop.note"): 1,
+        ("recovered", "mail", "shop.charge"): 1,
+        ("recovered", "mail", "shop.note"): 1,
+        ("recovered", LOW, "shop.note"): 1,
+        ("requeued", "aside", "shop.note"): 1,
+    }
+    totals = {"killed": 1, "ownership_lost": 1, "owners_reaped": 2, "recovered": 3, "requeued": 1}
+    assert counts.totals == totals
+
+
+@pytest.mark.parametrize(
+    ("raw", "task"),
+    [
+        (payload("1"), "shop.note"),
+        (payload("1").replace(b'": ', b'":'), "shop.note"),  # of another JSON library
+        (b'{"body": "[\\"task\\": \\"of the body\\"]", "headers": {"task": "true"}}', "true"),
+        (payload("1", task="x" * 201), ""),
+        (b'{"task": "with\x1b[2Jcontrol"}', ""),
+        (b'{"task": 7}', ""),
+        (b"\xff\x00 no message", ""),
+    ],
+)
+def test_a_task_is_what_the_headers_say(bench: Bench, raw: bytes, task: str) -> None:
+    stats = Stats(bench.database)
+    stats.lost(Job("web-1|1|x", "mail", raw))
+    assert stats.read().jobs == {("ownership_lost", "mail", task): 1}
+
+
+def test_rows_are_bounded_and_none_is_lost(bench: Bench) -> None:
+    stats = Stats(bench.database)
+    bench.client.hset(bench.keys.stats, mapping={f"recovered\tq\t{n}": 1 for n in range(1999)})
+    for number in range(600):
+        stats.lost(Job("web-1|1|x", f"q{number}", payload("1", task=f"t{number % 3}")))
+    bench.killed(payload("2"), queue="q0")
+    counts = stats.read()
+    assert len(counts.jobs) < 2510
+    told = {row: n for row, n in counts.jobs.items() if row[0] != "recovered"}
+    assert sum(told.values()) == 601
+    assert told["ownership_lost", "q5", ""] == 1, "beyond 2,000 there is no task"
+    assert told["ownership_lost", "", ""] > 50, "beyond 2,500 there is no queue either"
+    assert told["killed", "", ""] == 1
+    stats.lost(Job("web-1|1|x", "q5", payload("1", task="t2")))
+    assert stats.read().jobs["ownership_lost", "q5", ""] == 2, "known rows go on"
+
+
+def test_passes_and_recoveries_are_summed_up(bench: Bench) -> None:
+    stats, reaper = Stats(bench.database), bench.reaper()
+    lists = [f"q{n}" for n in range(CHUNK + 1)]
+    bench.owner(lists=lists)
+    idle, busy = bench.dead_owner(), bench.dead_owner([payload("1")])
+    for owner in (idle, busy):
+        bench.age(owner, 4000)
+    note(reaper, reaper.reap())
+    note(reaper, reaper.reap())
+    counts = stats.read()
+    assert (counts.passes["number"], counts.passes["owners"], counts.passes["errors"]) == (2, 4, 0)
+    assert set(counts.passes) == {"number", "owners", "errors", "ms"}
+    assert [counts.recoveries[at] for at in (2, 5, 10, float("inf"))] == [0, 1, 1, 1]
+    assert 4 <= counts.recovery_seconds < 5, "whose owner held nothing does not count"
+    assert "pass" not in counts.totals
+
+
+def test_each_time_has_its_bucket() -> None:
+    assert dict(noted_recovery(1000)) == {"recovery\t1": 1, "recovery\tms": 1000}
+    assert dict(noted_recovery(1001))["recovery\t2"] == 1
+    assert dict(noted_recovery(10**9))["recovery\tinf"] == 1
+    assert sorted(BUCKETS) == list(BUCKETS)
+
+
+def test_a_key_of_another_type_holds_up_no_job(bench: Bench) -> None:
+    bench.client.set(bench.keys.stats, "no hash")
+    bench.dead_owner([payload("1")])
+    assert bench.reaper().reap().recovered == 1
+    assert bench.queue() == [payload("1")]
