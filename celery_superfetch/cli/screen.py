@@ -1,0 +1,150 @@
+"""What ``celery superfetch top`` shows: a pure function of what was found and where one looks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ..operate.words import number, span
+from .status_tables import print_status
+from .tables import SHORT_ID, Tables
+
+#: Stands before the job that is chosen.
+CURSOR = ">"
+
+DEAD = ("", "Id", "Died", "Task", "Queue", "Strikes", "Reason")
+#: What a narrow terminal goes without, the first first.
+DEAD_SPARE = ("Strikes", "Queue")
+
+#: What can be looked at -> the keys that can be pressed there.
+KEYS = {
+    "status": "d dead set   R reap   up, down scroll   ? help   q quit",
+    "dead": "up, down choose   s show   r retry   ? help   q back",
+    "job": "up, down scroll   r retry   ? help   q back",
+    "help": "q back",
+}
+
+HELP = """\
+Here:
+  d          look at the dead set
+  R          reap once, now: what dead workers held goes back to its queue
+  up, down   scroll, or choose; k and j do the same
+  q          quit, or go back
+
+In the dead set:
+  s, Enter   show the job with its history
+  r          put it back on its queue, as if it were new
+  Esc, q     go back
+
+Nothing is changed before y is pressed. `celery superfetch dead --help` has all
+that can be done with dead jobs."""
+
+
+@dataclass
+class State:
+    """Where one looks, and what one is told."""
+
+    view: str = "status"
+    #: Of each view: the first line that is shown; of the dead set: the row with the cursor.
+    at: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KEYS, 0))
+    #: The newest jobs of the dead set, each with its ``age`` in seconds.
+    jobs: Sequence[dict[str, Any]] = ()
+    #: How many there are.
+    size: int = 0
+    #: What was done, or went wrong.
+    said: str = ""
+    #: Waits for y, and what is done then.
+    question: str = ""
+    act: Callable[[], object] = str
+    #: Why the server could not be asked, and for how many seconds it has not answered.
+    error: str = ""
+    silent: float = 0.0
+    no_color: bool = False
+
+    @property
+    def chosen(self) -> dict[str, Any] | None:
+        """The job at the cursor, which stays within the list."""
+        self.at["dead"] = max(0, min(self.at["dead"], len(self.jobs) - 1))
+        return self.jobs[self.at["dead"]] if self.jobs else None
+
+
+def render(overview: Mapping[str, Any] | None, state: State, size: tuple[int, int]) -> Text:
+    """What a terminal of so many columns and lines shows; it keeps ``state.at`` within the text."""
+    columns, lines = size
+
+    def drawn(draw: Callable[[Tables], object]) -> list[Text]:
+        tables, out = Tables(state.no_color), io.StringIO()
+        tables.wide, tables.console = False, _console(out, columns, state.no_color)
+        draw(tables)
+        return list(Text.from_ansi(out.getvalue().rstrip("\n")).split("\n", allow_blank=True))
+
+    def told(text: str, style: str = "") -> list[Text]:
+        return drawn(lambda tables: tables.line(text, style)) if text else []
+
+    head, foot = [], told(state.said)
+    if state.error:
+        silent = f"for {span(state.silent)} and is asked again"
+        head = told(f"The server has not answered {silent}: {state.error}", "bold red")
+    if state.question:
+        foot = told(f"{state.question} [y/N]", "bold yellow")
+    foot += told(KEYS[state.view], "reverse")
+    body = drawn(lambda tables: _draw(tables, overview, state))
+    body = _window(body, state, max(1, lines - len(head) - len(foot)))
+    return Text("\n", no_wrap=True, end="").join([*head, *body, *foot][:lines])
+
+
+def _console(out: io.StringIO, columns: int, no_color: bool) -> Console:
+    return Console(
+        file=out,
+        width=columns,
+        force_terminal=True,
+        color_system="standard",
+        no_color=no_color,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+
+
+def _draw(tables: Tables, overview: Mapping[str, Any] | None, state: State) -> None:
+    if state.view == "help":
+        tables.line(HELP)
+    elif state.view == "job" and state.chosen:
+        tables.dead_job(state.chosen)
+    elif state.view == "dead":
+        tables.line(f"The dead set, the newest of {number(state.size, 'job')} first:")
+        jobs = (_job(job, job is state.chosen) for job in state.jobs)
+        tables.table(DEAD, jobs, DEAD_SPARE)
+    elif overview is None:
+        tables.line("Asking the server ...")
+    else:
+        print_status(tables, dict(overview), wide=False)
+
+
+def _job(job: Mapping[str, Any], chosen: bool) -> dict[str, object]:
+    row = {
+        **job,
+        "": CURSOR if chosen else "",
+        "id": job["id"] if "-" in job["id"] else job["id"][:SHORT_ID],
+        "died": f"{span(job['age'])} ago",
+        "task": job["task"] or "(unparseable)",
+    }
+    return {name: (value, "bold") for name, value in row.items()} if chosen else row
+
+
+def _window(body: list[Text], state: State, room: int) -> list[Text]:
+    """So many lines of the text: from where one has scrolled to, or around the cursor."""
+    if state.view == "dead":
+        row = next((n for n, line in enumerate(body) if line.plain.startswith(CURSOR)), 0)
+        first = max(0, row - room + 2)
+    else:
+        first = state.at[state.view] = max(0, min(state.at[state.view], len(body) - room))
+    shown = body[first : first + room]
+    if first + room < len(body):
+        shown[-1] = Text(f"... {number(len(body) - first - room + 1, 'more line')}", "dim")
+    return shown + [Text()] * (room - len(shown))

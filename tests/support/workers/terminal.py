@@ -1,0 +1,116 @@
+"""A command at a terminal of its own: what it shows there, and keys that are pressed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyte
+
+from support.process import guarded
+from support.waiting import eventually
+
+#: Makes the terminal on stdin the one that Ctrl-C comes from, as a login does.
+LOGIN = "import os, sys; os.open(os.ttyname(0), os.O_RDWR); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+class Terminal:
+    """Use as a context manager."""
+
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], columns: int = 80, lines: int = 24
+    ) -> None:
+        self._screen = pyte.Screen(columns, lines)
+        self._stream = pyte.ByteStream(self._screen)
+        self._lock = threading.Lock()
+        self._said = b""
+        self._ours, self._theirs = pty.openpty()
+        self._size(columns, lines)
+        self.settings_before = self.settings()
+        self._popen = subprocess.Popen(
+            guarded([sys.executable, "-c", LOGIN, *argv]),
+            stdin=self._theirs,
+            stdout=self._theirs,
+            stderr=self._theirs,
+            env={**env, "TERM": "xterm-256color"},
+            start_new_session=True,
+        )
+        self.pid = self._popen.pid
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._popen.poll() is None:
+            self._popen.kill()
+        self._popen.wait(10)
+        os.close(self._theirs)
+        self._reader.join(10)
+        os.close(self._ours)
+
+    def settings(self) -> list[Any]:
+        """Of the terminal, as `stty -a` shows them."""
+        return termios.tcgetattr(self._theirs)
+
+    def resize(self, columns: int, lines: int) -> None:
+        with self._lock:
+            self._screen.resize(lines, columns)
+        self._size(columns, lines)
+
+    def _size(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def _read(self) -> None:
+        while True:
+            try:
+                said = os.read(self._ours, 65536)
+            except OSError:  # nobody has it open any more
+                return
+            with self._lock:
+                self._said += said
+                self._stream.feed(said)
+
+    def lines(self) -> list[str]:
+        """What is to be seen."""
+        with self._lock:
+            return [line.rstrip() for line in self._screen.display]
+
+    def restored(self) -> bool:
+        """Whether the screen from before is back, and the cursor is to be seen."""
+        with self._lock:
+            pairs = (b"\x1b[?1049h", b"\x1b[?1049l"), (b"\x1b[?25l", b"\x1b[?25h")
+            return all(-1 < self._said.rfind(on) < self._said.rfind(off) for on, off in pairs)
+
+    def press(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def shows(self, *texts: str, within: float = 15.0) -> list[str]:
+        """Wait until it shows all of these, however its lines are broken; its lines."""
+
+        def seen() -> bool:
+            lines = self.lines()
+            shown = " ".join(" ".join(lines).split())
+            missing = [text for text in texts if text not in shown]
+            assert not missing, f"{missing} of\n" + "\n".join(lines)
+            return True
+
+        eventually(seen, within)
+        return self.lines()
+
+    def until(self, holds: Callable[[list[str]], bool], within: float = 15.0) -> list[str]:
+        """Wait until it shows what is asked for; its lines."""
+        eventually(lambda: holds(self.lines()), within, message="\n".join(self.lines()))
+        return self.lines()
+
+    def wait_exit(self, timeout: float = 15.0) -> int:
+        return self._popen.wait(timeout)
