@@ -49,18 +49,26 @@ class Session:
             text()
 
 
+def in_session(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A command's function that gets a session, and says its errors without a traceback."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+    @click.pass_context
+    @functools.wraps(function)
+    def run(ctx: click.Context, /, *args: Any, as_json: bool, **kwargs: Any) -> Any:
+        if ctx.invoked_subcommand is not None:  # a group, which only leads there
+            return None
+        with _session(ctx, as_json) as session:
+            return function(session, *args, **kwargs)
+
+    return run
+
+
 def command(group: click.Group, name: str) -> Callable[[Callable[..., Any]], Any]:
-    """A sub-command that gets a session, and says its errors without a traceback."""
+    """A sub-command ``in_session``."""
 
     def decorate(function: Callable[..., Any]) -> Any:
-        @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-        @click.pass_context
-        @functools.wraps(function)
-        def run(ctx: click.Context, /, *args: Any, as_json: bool, **kwargs: Any) -> Any:
-            with _session(ctx, as_json) as session:
-                return function(session, *args, **kwargs)
-
-        return group.command(name=name, cls=CeleryCommand)(run)
+        return group.command(name=name, cls=CeleryCommand)(in_session(function))
 
     return decorate
 

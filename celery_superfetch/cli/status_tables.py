@@ -152,10 +152,11 @@ def _server(server: dict[str, Any]) -> str:
     memory = f"{(server['used_memory'] or 0) / 1024**2:.0f} MiB"
     if server["maxmemory"]:
         memory += f" of {server['maxmemory'] / 1024**2:.0f} MiB"
+    replicas = number(server["replicas"] or 0, "replica")
     saves = {None: "", "": ", no RDB saves"}.get(server["saves"], f", RDB saves {server['saves']}")
     return (
         f"{server['version']}, {server['role']}, {memory}, {server['eviction_policy']}, "
-        f"AOF {'on' if server['append_only'] else 'off'}{saves}, {server['replicas']} replicas"
+        f"AOF {'on' if server['append_only'] else 'off'}{saves}, {replicas}"
     )
 
 

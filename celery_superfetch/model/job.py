@@ -114,6 +114,16 @@ def digest(payload: bytes) -> str:
     return sha1(payload, usedforsecurity=False).hexdigest()
 
 
+def claim_id(now: float, number: int) -> str:
+    """The name of a claim: hexadecimal, of its owner's seconds since the epoch and a number."""
+    return f"{int(now) << 24 | number & 0xFFFFFF:x}"
+
+
+def claimed_at(claim_id: str) -> int | None:
+    """Since when a claim is its owner's, by the clock of that one; None where it does not say."""
+    return int(claim_id, 16) >> 24 or None
+
+
 def parse(payload: bytes) -> Envelope:
     """Read a payload; never raises. It is a message if kombu could deliver it."""
     try:

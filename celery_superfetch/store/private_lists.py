@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import count
+from time import time
 from typing import Any, NamedTuple
 
-from ..model.job import Claimed, Earlier, Job, digest
+from ..model.job import Claimed, Earlier, Job, claim_id, digest
 from ..model.strikes import Running
 from .database import Database, Structure
 from .wire.clients import LoneConnection
@@ -60,7 +61,8 @@ class PrivateLists(Structure):
         return Job(owner, queue_list, payload, self._claim_id())
 
     def _claim_id(self) -> str:
-        return f"{next(self._claim_ids):x}"
+        """One of its own, later ones greater; when it was made is for those who look."""
+        return claim_id(time(), next(self._claim_ids))
 
     def claim(
         self,

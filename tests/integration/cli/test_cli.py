@@ -211,7 +211,7 @@ def test_celery_does_not_pay_for_the_plugin():
         check=True,
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
     )
-    loaded = ["cli", "cli.check", "cli.dead", "cli.session", "cli.stock"]
+    loaded = ["cli", "cli.check", "cli.dead", "cli.jobs", "cli.session", "cli.stock", "cli.web"]
     assert done.stdout.strip() == str(loaded)
 
 

@@ -1,0 +1,102 @@
+"""`celery superfetch jobs`: who has which job, in which state."""
+
+from __future__ import annotations
+
+import socket
+import time
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from celery_superfetch.model.job import digest
+from support.servers.ledger import Ledger
+from support.waiting import eventually
+from support.workers.bench import payload
+from support.workers.cli import Result
+
+ALONE = {"reap_interval": 3600}
+
+
+def states(result: Result) -> dict[str, str]:
+    return {job["id"]: job["state"] for job in result.json()["jobs"]}
+
+
+def test_the_jobs_of_a_real_worker_by_state(cli, worker, shop, ledger: Ledger, client):
+    one = worker(options=ALONE, concurrency=1, conf={"worker_prefetch_multiplier": 3})
+    began = time.time()
+    runs = shop.hold.delay("runs")
+    eventually(lambda: ledger.starts().get("runs"))
+    waits = shop.note.delay("waits")
+    later = shop.note.apply_async(("later",), countdown=3600)
+    expected = {runs.id: "running", waits.id: "reserved", later.id: "eta"}
+    eventually(lambda: states(cli("jobs", "--json")) == expected, every=0.2)
+
+    found = {job["id"]: job for job in cli("jobs", "--json").json()["jobs"]}
+    assert {job["node"] for job in found.values()} == {f"{one.name}@{socket.gethostname()}"}
+    for id in (runs.id, later.id):
+        claimed = datetime.fromisoformat(found[id]["claimed"]).timestamp()
+        assert began - 2 <= claimed <= time.time()
+    assert found[waits.id]["claimed"] is None
+    due = datetime.fromisoformat(found[later.id]["due"]).timestamp()
+    assert 3500 < due - began < 3700
+    for id, state in expected.items():
+        assert states(cli("jobs", "--state", state, "--json")) == {id: state}
+    assert states(cli("jobs", "--task", "*.hold", "--json")) == {runs.id: "running"}
+    assert states(cli("jobs", "--queue", "mail", "--json")) == {}
+    assert "No job meets" in cli("jobs", "--node", "nobody*").out
+
+    short = cli("jobs", "--limit", "1")
+    assert "1 job, and 2 more: --limit 3" in short.out
+    one.kill9_all()
+    one.wait_gone()
+    rows = cli("jobs", process=True).out.splitlines()
+    assert sorted(row.split()[1] for row in rows[1:4]) == ["eta", "reserved", "running"]
+
+
+def test_suspects_and_struck_jobs(cli, bench):
+    names = [payload(f"{number}", queue="mail") for number in range(3)]
+    bench.client.lpush(bench.keys.probation("mail"), *names)
+    bench.client.sadd(bench.keys.on_probation, "mail")
+    bench.client.hset(bench.keys.recoveries(digest(names[1])), "strikes", 2)
+    found = cli("jobs", "--json").json()["jobs"]
+    assert [(job["id"], job["state"], job["strikes"]) for job in found] == [
+        ("0", "probation", 0),
+        ("1", "probation", 2),
+        ("2", "probation", 0),
+    ]
+    assert states(cli("jobs", "--state", "struck", "--json")) == {"1": "probation"}
+    assert states(cli("jobs", "--state", "running", "--json")) == {}
+
+
+@pytest.fixture
+def crowd(bench) -> Any:
+    """An owner with many jobs in one list, and many aside."""
+    owner = bench.owner(lists=["mail"])
+    near = [payload(f"n{number}") for number in range(250)]
+    bench.client.lpush(bench.keys.private(owner.owner, "mail"), *near)
+    aside = {f"{number:x}": payload(f"e{number}") for number in range(700)}
+    bench.client.hset(bench.keys.held(owner.owner, "mail"), mapping=aside)
+    return owner
+
+
+def test_many_jobs_are_read_in_pages_and_each_is_found_once(cli, crowd):
+    found = cli("jobs", "--json", "--limit", "10000").json()
+    ids = [job["id"] for job in found["jobs"]]
+    assert ids[:250] == [f"n{number}" for number in range(250)], "the oldest claim first"
+    assert sorted(ids[250:]) == sorted(f"e{number}" for number in range(700))
+    first = cli("jobs", "--json").json()
+    assert (len(first["jobs"]), first["more"], first["complete"]) == (100, 850, True)
+    [one] = cli("jobs", "--json", "--task", "shop.note", "--limit", "1").json()["jobs"]
+    assert one["id"] == "n0"
+
+
+def test_a_look_reads_no_more_than_it_shows(cli, crowd, bench):
+    with bench.client.monitor() as monitor:
+        cli("jobs", "--limit", "30")
+        bench.client.echo("over")
+        sent = []
+        while (command := monitor.next_command()["command"]) != "ECHO over":
+            sent.append(command)
+    reads = [command for command in sent if command.startswith(("LRANGE", "HSCAN"))]
+    assert len(reads) == 2, reads
