@@ -54,6 +54,7 @@ class CountedRequest(Request):
     _cut_short = ""  # why its run was, while Celery settles it
     _killed = False  # it is in the dead set
     _greenlet_killed = False
+    _settles = False  # its run is over, and whoever ran it is about to say so
     #: How many jobs ran as one, and were cut short together.
     together = 1
 
@@ -78,6 +79,8 @@ class CountedRequest(Request):
 
     def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
         """A cold shutdown, or a lost connection, ends what runs; it goes back to its queue."""
+        if pool.is_green and self._settles:
+            return  # killed while it waits for the server, the greenlet would never say so
         self._greenlet_killed = pool.is_green
         # Celery notes it when it has told the result backend. Where that is away, the end of the
         # child would count as a revocation, whose ack loses the job.
@@ -114,7 +117,11 @@ class CountedRequest(Request):
             self.delivery.end()
         else:
             self.acknowledged = True
-            self.delivery.requeue()
+            if self._greenlet_killed:
+                # Its end may still come to it, in the middle of a wait: another gives it back.
+                self.delivery.membership.overdue.append(self.delivery.requeue)
+            else:
+                self.delivery.requeue()
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         exc = getattr(exc_info.exception, "exc", exc_info.exception)
@@ -169,6 +176,7 @@ class CountedRequest(Request):
     def acknowledge(self) -> None:
         if is_only_named(self):
             return
+        self._settles = True
         delivery: Any = self.delivery
         poller = None if delivery is None else delivery.channel.fetch.poller
         if self._greenlet_killed and not self.acknowledged:
@@ -188,6 +196,7 @@ class CountedRequest(Request):
     def reject(self, requeue: bool = False) -> Any:
         if requeue and self._already_cancelled:
             return None  # ``on_failure`` gives it back
+        self._settles = True
         delivery = self.delivery
         if delivery is None or self.acknowledged or not (requeue and self._cut_short):
             return super().reject(requeue=requeue)

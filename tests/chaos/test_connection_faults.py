@@ -186,6 +186,44 @@ def test_what_celery_cancels_at_a_connection_loss_is_requeued_once(
     eventually(fleet.at_rest, LATE_CLAIM + 20)
 
 
+@pytest.fixture
+def ended(small: Callable[..., Fleet]) -> Callable[..., Fleet]:
+    """A worker that was about to cancel two greenlets; one ended while it dealt with the other."""
+
+    def end(**env: str) -> Fleet:
+        conf = {"worker_cancel_long_running_tasks_on_connection_loss": True}
+        fleet = small(pools={"gevent": 2}, app="slow_acks", conf=conf, env=env)
+        for job in ("one", "two"):
+            fleet.app.tasks["shop.hold"].apply_async((job,), queue="gevent")
+        eventually(lambda: len(fleet.ledger.starts()) == 2)
+        kill_connections(fleet.server.client())
+        eventually(lambda: fleet.ledger.starts().get("note"))
+        for job in ("one", "two"):
+            fleet.ledger.release(job)
+        eventually(lambda: fleet.ledger.starts().get("ack"))
+        fleet.ledger.release("note")
+        log = fleet.workers["gevent"].log
+        eventually(lambda: log().count("Terminating it instead") == 2)
+        eventually(lambda: log().count("] Connected to") == 2)
+        fleet.ledger.release("ack")
+        return fleet
+
+    return end
+
+
+def test_a_greenlet_that_has_ended_is_not_killed_while_it_acks(
+    ended: Callable[..., Fleet],
+) -> None:
+    fleet = ended()
+    eventually(fleet.at_rest)
+    assert sorted(fleet.ledger.runs()[job] for job in ("one", "two")) == [1, 2]
+
+
+def test_otherwise_its_job_stays_with_its_worker(ended: Callable[..., Fleet]) -> None:
+    fleet = ended(WITHOUT="settling")
+    always(lambda: bool(fleet.left()), during=5.0)
+
+
 def test_greenlets_go_on_while_their_worker_waits_for_the_next_try(
     small: Callable[..., Fleet],
 ) -> None:

@@ -168,6 +168,11 @@ def cancelled() -> None:
     )
 
 
+def settling() -> None:
+    """What Celery cancels is ended also where its run is over, and only its ack is not sent."""
+    CountedRequest._settles = property(lambda _: False, lambda *_: None)
+
+
 def outlived() -> None:
     """A child that dies after it outlived a signal was ended on purpose, whatever it runs."""
     CountedRequest._was_told = True
