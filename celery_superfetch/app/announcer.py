@@ -115,8 +115,14 @@ class Announcements:
 
     def _run(self, failures: int = -1) -> None:
         """Announce until nothing waits, or so many tries have failed (-1: any number)."""
-        backend = None
-        while failures and (job := self._next()):
+        backend, me = None, threading.current_thread()
+        while failures:
+            with self.lock:
+                if not self.waiting:  # this thread ends, and another is for what comes
+                    self.under_way.pop(me, None)
+                    return
+                job = self.waiting.popleft()
+                self.under_way[me] = job.id, monotonic()
             try:
                 with forks.kept_off():
                     backend = backend or own_backend(self.app)
@@ -135,17 +141,6 @@ class Announcements:
                     job.task,
                     job.task_id,
                 )
-
-    def _next(self) -> DeadJob | None:
-        """What this thread is at from now on; None: it ends, and another is for what comes."""
-        me = threading.current_thread()
-        with self.lock:
-            if not self.waiting:
-                self.under_way.pop(me, None)
-                return None
-            job = self.waiting.popleft()
-            self.under_way[me] = job.id, monotonic()
-            return job
 
     def _is_ours(self, job: DeadJob) -> bool:
         """Whether this app can announce a job; one without a name anybody can."""

@@ -7,7 +7,6 @@ before and after; where a crash came in between, it is failed by name instead.
 
 from __future__ import annotations
 
-import base64
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +19,8 @@ from celery.canvas import maybe_signature
 from celery.exceptions import ChordError
 from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
-from kombu.message import Message
 from kombu.serialization import prepare_accept_content
+from kombu.transport import virtual
 from kombu.utils.encoding import safe_repr
 from kombu.utils.json import loads
 from redis.backoff import NoBackoff
@@ -199,9 +198,8 @@ def pill_of(job: DeadJob) -> PoisonPill:
         f"set as {job.id}."
     )
     facts = {name: getattr(job, name) for name in ("reason", "strikes", "recoveries")}
-    owners = [str(entry["owner"]) for entry in job.history]
-    times = [entry.get("at") for entry in job.history[:-1]]
-    times += [entry.get("at", job.died) for entry in job.history[-1:]]  # that is its death
+    owners = [str(event["owner"]) for event in job.events]
+    times = [event["at"] for event in job.events]
     return PoisonPill(text, {**facts, "owners": owners, "times": times, "dead_id": job.id})
 
 
@@ -223,7 +221,7 @@ def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
         "properties": properties,
         "hostname": job.node or job.owner,
     }
-    called: tuple[Any, Any, Any] = [], {}, {}
+    called: Any = [], {}, {}
     try:
         if with_body:
             called = _body(app, raw)
@@ -239,21 +237,16 @@ def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
     return Context({**(embed or {}), **fields, "args": args, "kwargs": kwargs})
 
 
-def _body(app: Celery, raw: Any) -> tuple[Any, Any, Any]:
-    body, properties = raw.get("body"), raw["properties"]
-    if properties.get("body_encoding") == "base64":
-        body = base64.b64decode(body)
-    decoded = Message(
-        body=body,
-        content_type=raw.get("content-type"),
-        content_encoding=raw.get("content-encoding"),
-        headers=dict(raw.get("headers") or {}),
-        properties=properties,
-        postencode="utf-8",
-        accept=prepare_accept_content(app.conf.accept_content),
-    ).decode()
+class _Codecs:
+    """What a message asks of its channel."""
+
+    codecs, decode_body = virtual.Channel.codecs, virtual.Channel.decode_body
+
+
+def _body(app: Celery, raw: Any) -> Any:
+    accept = prepare_accept_content(app.conf.accept_content)
+    decoded = virtual.Message(raw, _Codecs(), accept=accept).decode()
     if isinstance(decoded, dict):  # protocol 1 has all in the body
         decoded.setdefault("group", decoded.get("taskset"))
         return decoded.pop("args", []), decoded.pop("kwargs", {}), decoded
-    args, kwargs, embed = decoded
-    return args, kwargs, embed
+    return decoded

@@ -81,14 +81,18 @@ class DeadJob:
             "time_of_death": utc(self.died),
             "args": args,
             "kwargs": kwargs,
-            "history": [self._event(entry) for entry in self.history],
+            "history": [
+                {**event, "host": _host(event["owner"]), "time": utc(event["at"])}
+                for event in self.events
+            ],
         }
 
-    def _event(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """One line of the history; the one that killed it has the time of death."""
-        host = str(entry.get("owner") or "").partition("|")[0]
-        noted = {"status": None, "strike": None, "at": self.died, **entry}
-        return {**noted, "host": host, "time": utc(noted["at"])}
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """Its history, with None for what nobody noted; the last one has the time of death."""
+        blank = {"owner": "", "status": None, "strike": None, "at": None}
+        death = ({"at": self.died, **event} for event in self.history[-1:])
+        return [{**blank, **event} for event in (*self.history[:-1], *death)]
 
     def record(self) -> dict[str, Any]:
         """What the dead set stores: all but the id and the time of death, which index it."""
@@ -127,6 +131,10 @@ class DeadJob:
             history=tuple(_event(entry) for entry in record["history"]),
             died_at=died_at,
         )
+
+
+def _host(owner: Any) -> str:
+    return str(owner or "").partition("|")[0]
 
 
 def _event(entry: Any) -> Mapping[str, Any]:

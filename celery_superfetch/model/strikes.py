@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from time import time
 from types import MappingProxyType
@@ -35,15 +35,14 @@ class Blame(Enum):
 class Counters:
     """What is remembered of one job within the strike window."""
 
-    strikes: int = 0
+    #: None: not recorded, so what the message carries counts.
+    strikes: int | None = None
     recoveries: int = 0
     #: Earlier recoveries, oldest first: owner, reason, strike ("exact", "suspect" or ""), at
     #: (server s).
     history: tuple[Mapping[str, Any], ...] = ()
     #: It is on probation until it is settled: it runs with nothing beside it.
     probation: bool = False
-    #: Strikes were recorded: they began with those that the message carries.
-    recorded: bool = field(default=False, compare=False)
 
 
 class Limits(NamedTuple):
@@ -116,7 +115,7 @@ class Recovery:
     ) -> Recovery:
         """The recovery of ``job`` after ``counters``; ``told``: its reason, app_name and node."""
         limit, carried = limits.strikes(envelope.task), envelope.carried
-        before = counters.strikes or (0 if counters.recorded else carried.strikes)
+        before = carried.strikes if counters.strikes is None else counters.strikes
         strikes, recoveries = _strikes(before, blame, limit), counters.recoveries + 1
         return cls(
             **told,  # type: ignore[arg-type]

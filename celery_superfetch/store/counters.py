@@ -36,11 +36,10 @@ class StrikeCounters(Structure):
         fields = ("strikes", "recoveries", "history", "probation")
         return [
             Counters(
-                int(strikes or 0),
+                None if strikes is None else int(strikes),
                 int(count or 0),
-                tuple(json.loads(history)) if history else (),
+                tuple(json.loads(history or "[]")),
                 bool(probation),
-                recorded=strikes is not None,
             )
             for strikes, count, history, probation in self.scripts.run("counters", names, fields)
         ]

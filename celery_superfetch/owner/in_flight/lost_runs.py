@@ -98,8 +98,12 @@ class LostRuns:
         """
         self.in_flight.bring_back(job)
         for _ in range(DECISIONS):
-            if not (settled or self._is_ours(job)):
-                return None
+            if not settled:
+                if job not in self.in_flight.jobs:
+                    return None
+                if not self.in_flight.lists.has(job):
+                    self.in_flight.lose(job)
+                    return None
             now = self.in_flight.database.server_time() // 1000
             envelope = parse(job.payload)
             carried = envelope.carried.within(self.config.strike_window, now)
@@ -161,15 +165,6 @@ class LostRuns:
 
     def _look(self, job: Job, running: Running, reason: str, limits: Limits) -> Recovery:
         return self.judge.look([job], running, limits, **self._told(reason))[0]
-
-    def _is_ours(self, job: Job) -> bool:
-        """Whether a job is still in its private list; announces one that was taken away."""
-        if job not in self.in_flight.jobs:
-            return False
-        there = self.in_flight.lists.has(job)
-        if not there:
-            self.in_flight.lose(job)
-        return there
 
     def _carry_out(self, recovery: Recovery, decision: Decision) -> Outcome | None:
         """Do it; None when the decision no longer held, or the job was taken away."""

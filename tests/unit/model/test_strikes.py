@@ -134,10 +134,10 @@ def test_strikes_that_the_message_carries_count() -> None:
     first = recovery(struck, Counters(recoveries=4))
     assert (first.strikes, first.recoveries) == (3, 5)
     assert first.history == ({"at": 1},)
-    later = recovery(struck, Counters(3, 5, ({"at": 2},), recorded=True))
+    later = recovery(struck, Counters(3, 5, ({"at": 2},)))
     assert later.strikes == 4, "the counters began with what it carries"
     assert later.history == ({"at": 1}, {"at": 2})
-    forgiven = recovery(struck, Counters(recorded=True))
+    forgiven = recovery(struck, Counters(strikes=0))
     assert forgiven.strikes == 1
 
 
