@@ -13,7 +13,6 @@ from typing import Any
 
 from ..errors import BadFilter
 from .arguments import arguments
-from .job import digest
 from .strikes import Recovery
 
 #: The digest of the payload; for a further item of the same bytes with a number behind it.
@@ -65,11 +64,6 @@ class DeadJob:
     def died(self) -> float | None:
         """Time of death in server s; None for one that was killed just now, by this process."""
         return self.died_at / 1000 if self.died_at else None
-
-    @property
-    def digest(self) -> str:
-        """The job's name in our other keys, which a second one of the same bytes shares."""
-        return digest(self.payload)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything there is to see, for people and for ``--json``; the arguments are cut."""

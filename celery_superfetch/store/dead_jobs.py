@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import JobNotFound
 from ..model.dead_job import FULL_ID, DeadFilter, DeadJob
-from ..model.job import parse
+from ..model.job import digest, parse
 from ..model.strikes import Recovery
 from .database import Structure
 from .wire.scripts import Call
@@ -123,7 +123,7 @@ class DeadJobs(Structure):
         # The strikes that a payload carries do not count for so many seconds.
         forgiven = int(self.config.strike_window) if parse(job.payload).carried.strikes else 0
         names = [keys.dead, keys.dead_jobs, keys.dead_caps, keys.unannounced]
-        names += [keys.queue(queue_list), keys.recoveries(job.digest), keys.stats]
+        names += [keys.queue(queue_list), keys.recoveries(digest(job.payload)), keys.stats]
         names += [keys.lock(f"retry:{job.id}"), keys.recovered]
         return Call("revive", names, [job.id, job.payload, expires, forgiven])
 
