@@ -1,10 +1,8 @@
-"""The pulse: what says that an owner lives while gevent's hub is blocked. Nobody else has one.
+"""What says that an owner lives while gevent's hub is blocked; nobody else has a pulse.
 
-Under gevent's monkey patching threads are greenlets, the heart's thread as well: a task that does
-not yield stops it. A native thread goes on, but may touch nothing that is gevent's: its locks
-break when threads share them (even those of ``import`` and of logging), and its sockets belong to
-the hub they were made under. So greenlets open the connection, with all that redis-py knows of
-TLS and passwords; the native thread only writes and reads its bytes.
+Under gevent the heart's thread is a greenlet, which a task that does not yield stops. A native
+thread goes on, but may touch none of gevent's locks and sockets. So greenlets open the connection,
+with all that redis-py knows of TLS and passwords, and the thread only writes and reads its bytes.
 """
 
 from __future__ import annotations
@@ -27,20 +25,16 @@ REPLY_SIZE = 65536
 
 
 def threads_are_greenlets() -> bool:
-    """Whether gevent has patched the threads of this process."""
     monkey = sys.modules.get("gevent.monkey")
     return monkey is not None and bool(monkey.is_module_patched("threading"))
 
 
 class Pulse:
-    """Says at each interval that an owner lives, whatever the greenlets do."""
-
     def __init__(self, heart: Heart) -> None:
         original = sys.modules["gevent.monkey"].get_original
         self._heart = heart
         #: redis-py's, connected; nobody else uses it.
         self._connection: Any = None
-        #: Set from outside: say no more.
         self.stopped = False
         self._sleep = original("time", "sleep")
         with suppress(RedisError):  # the heart reports it, and tries again
@@ -48,7 +42,6 @@ class Pulse:
         original("_thread", "start_new_thread")(self._run, ())
 
     def tend(self) -> None:
-        """Connect again if the connection broke."""
         if self._connection is None:
             self._connection = self._heart.home.connect(self._heart.home.params).connection
 

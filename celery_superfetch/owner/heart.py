@@ -30,15 +30,15 @@ LONGEST_SLEEP = 3.0
 class Heart:
     """Registers an owner, says that it lives, and hears what became of it.
 
-    Everything here is done by the thread that ``Heartbeats`` is (before it runs: by whoever
-    joins), without a lock: what others want to know is an attribute, written once it is true.
+    Only the thread that ``Heartbeats`` is does anything here (before it runs, whoever joins),
+    without a lock: what others want to know is an attribute, written once it is true.
     """
 
     def __init__(self, home: Home, in_flight: InFlight) -> None:
         self.home = home
         self.config = home.config
         self.in_flight = in_flight
-        #: What the registry was told last; without a name while this process is not registered.
+        #: What the registry was told last; has no name while this process is not registered.
         self.facts = Facts.mine("", ProcessImage.current(), home.config)
         #: What another thread has to do, since it may take long.
         self.overdue: deque[Callable[[], object]] = deque()
@@ -46,7 +46,6 @@ class Heart:
         self.watch = Watch(longest_gap=2 * home.config.heartbeat_interval + RETRY_INTERVAL)
         #: Owners registered on this host at the last heartbeat.
         self.neighbours: tuple[str, ...] = ()
-        #: How often it lost its connection and found the server again.
         self.outages = 0
         #: Ids of the blocking connections; they are cut when the owner is reaped.
         self.blocking: set[int] = set()
@@ -60,26 +59,20 @@ class Heart:
         self._stuck_at = 0
         #: Our last two heartbeats (server ms): whoever knows one is our server, or its replica.
         self._heard: tuple[int, ...] = ()
-        #: The last one; 0: one failed since.
-        self._last_ms = 0
-        #: The registry, by a connection of the heart's own, and what that led to.
+        self._last_ms = 0  # of the last one; 0: one failed since
         self._registry: Registry | None = None
-        self._at: Params = {}
-        #: The socket whose ids were asked, and these.
-        self._socket: object = None
+        self._at: Params = {}  # where that is
+        self._socket: object = None  # whose ids were asked last, and these
         self._id, self._run_id = 0, ""
 
     @property
     def registry(self) -> Registry:
-        """The registry, by its own connection; made again after the database has moved."""
         if self._registry is None or self._at is not self.home.params:
-            at = self.home.params
-            self._registry = Registry(Database(self.home.connect(at), self.config))
-            self._at = at
+            self._at = self.home.params
+            self._registry = Registry(Database(self.home.connect(self._at), self.config))
         return self._registry
 
     def _known(self) -> Facts:
-        """The facts, with those brought up to date that change while the owner lives."""
         client, runner = self.registry.client, self.in_flight.runner
         socket = getattr(client.connection, "_sock", None)
         if socket is None or socket is not self._socket:
@@ -105,9 +98,7 @@ class Heart:
     ) -> None:
         """Write all facts, under a new name where there is none, it was reaped, or ``anew``.
 
-        Arguments:
-            lists: queue lists to be added -> ms of their x-expires.
-            forget: those to be removed; nothing of ours is there, or can come.
+        Adds these queue lists (-> ms of their x-expires), and removes those to ``forget``.
         """
         facts, old = self._known(), self.facts.owner
         kept = {name: ms for name, ms in facts.lists.items() if name not in forget}
@@ -125,7 +116,7 @@ class Heart:
             self.overdue.append(partial(self.was_reaped, old, facts.owner))
 
     def heartbeat(self) -> Heartbeat:
-        """One heartbeat; registers again what is missing. If it fails, what was watched is void."""
+        """One heartbeat; registers again what is missing."""
         if not self.facts.owner:  # it left while this heartbeat waited for its turn
             return Heartbeat("left")
         try:
@@ -149,7 +140,6 @@ class Heart:
         return heard
 
     def _note(self, facts: Facts, heard: Heartbeat, asked: float) -> None:
-        """Take in what was said and heard; who goes by the certificate finds the new name there."""
         if self.facts.owner and not self._last_ms:
             self.overdue.append(self._distrust_connections)
         self.facts, self.pulse = facts, partial(self.registry.pulse, facts)
@@ -161,7 +151,7 @@ class Heart:
         self.in_flight.certificate.heard(facts.owner, asked)
 
     def leave(self, tombstone: float) -> int:
-        """The last that is said, unless it is refused; what it answers says ``Registry.leave``."""
+        """The last that is said, unless it is refused; returns what ``Registry.leave`` does."""
         left = self.registry.leave(self.facts, tombstone)
         if left <= 0:
             self.facts = self.facts.with_(owner="", lists={})
@@ -173,7 +163,6 @@ class Heart:
 
     @property
     def state(self) -> str:
-        """What there is to say of this owner."""
         if self.stopping:
             return "stopping"
         return STUCK if self._stuck_at else "running"
@@ -181,9 +170,8 @@ class Heart:
     def look(self) -> None:
         """See whether the loop turns. To be called once a second, by one native thread at most.
 
-        It stands still if it did not turn in ``owner_ttl`` of such looks, all of them in time: a
-        process that was frozen has watched nothing. Neither has one that is not heard: its loop
-        may wait for the server as well.
+        It stands still if it did not turn in ``owner_ttl`` of such looks, all of them in time. A
+        process that was frozen, or is not heard, has watched nothing.
         """
         turns, now = 0 if self.stopping else self.in_flight.runner.turns(), monotonic()
         self._loop.look({"loop": turns}, now)
@@ -209,20 +197,20 @@ class Heart:
             logger.warning("Owner %s goes on as owner %s.", owner, new)
 
     def _distrust_connections(self) -> None:
-        """The heart lost its connection: what idles may be as dead without showing it.
+        """What idles may be as dead as the heart's connection was, without showing it.
 
         A firewall that forgets a connection says nothing; a blocking read would wait on it for
-        a reply that cannot come.
+        ever.
         """
         self.in_flight.rest()
         self.home.client.connection_pool.disconnect(inuse_connections=False)
         self.outages += 1
 
     def _look_elsewhere(self) -> None:
-        """Go on at the server that took ours' place, if there is one.
+        """Go on at the server that took ours' place: it knows a late heartbeat of ours, and takes
+        one.
 
-        It knows one of our last heartbeats, and takes one. A server of its own, or the primary of
-        last week come back with the data of last week, knows none; a replica takes none.
+        The primary of last week, come back with its data, knows none; a replica takes none.
         """
         for params in self.home.elsewhere:
             if self.home.is_at(params):
@@ -233,7 +221,6 @@ class Heart:
                     return self.move(params)
 
     def move(self, params: Params) -> None:
-        """Go on at another server; whoever has found it may say so."""
         logger.warning(
             "Owner %s goes on at the server that took its server's place.", self.facts.owner
         )

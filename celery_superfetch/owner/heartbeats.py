@@ -40,7 +40,7 @@ class Heartbeats(threading.Thread):
             self.pulse.stopped = True
 
     def ask(self, act: Callable[[], T]) -> T:
-        """Have something said at once, by the only thread that speaks; wait for how it went."""
+        """Have ``act`` done at once, by the only thread that speaks, and wait for it."""
         answer: Future[T] = Future()
         self._asked.append((act, answer))
         self._wake.set()

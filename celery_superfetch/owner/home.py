@@ -35,7 +35,6 @@ class Home:
         return ConnectionPool(**own)
 
     def is_at(self, params: Params) -> bool:
-        """Whether ``params`` lead where the database is."""
         return place_of(params) == place_of(self.params)
 
     def move(self, params: Params) -> None:
@@ -47,8 +46,7 @@ class Home:
     def connect(self, params: Params) -> Redis:
         """A client with one connection: a full pool, or a reply that waits, must not stop a heart.
 
-        It waits for the server until the next heartbeat at most: a half-open connection must not
-        silence the owner for longer.
+        Nor must a half-open connection: it waits for the server until the next heartbeat at most.
         """
         own = {**_limited(params), "max_connections": 2}
         longest = max(SHORTEST_WAIT, self.config.heartbeat_interval)
@@ -58,7 +56,6 @@ class Home:
 
     @contextmanager
     def registry_at(self, params: Params) -> Iterator[Registry]:
-        """The registry of a server to which the database may have moved."""
         client = self.connect(params)
         try:
             yield Registry(Database(client, self.config))

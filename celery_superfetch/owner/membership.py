@@ -42,10 +42,6 @@ MANY_UNUSED = 100
 #: Seconds a blocking claim may take; a claim of a dead process can land until then.
 BLOCK_TIMEOUT = 20
 
-#: How often a process tries to leave for good. The first try may only learn that its idle
-#: connections are lost, and the next that the heart's is.
-TRIES = 3
-
 T = TypeVar("T")
 
 
@@ -56,7 +52,6 @@ class Membership:
         params: arguments of ``redis.ConnectionPool`` for the broker's database.
         config: options of whoever came first; the others of the process share them.
         elsewhere: the same for servers that may take its place.
-        runner: who runs its jobs.
     """
 
     def __init__(
@@ -76,7 +71,7 @@ class Membership:
         self.in_flight = InFlight(self.database, runner)
         self.lost_runs = LostRuns(self.in_flight)
         self.heart = Heart(self.home, self.in_flight)
-        #: What may take long, or could not be done while the server was away; ``catch_up`` does it.
+        #: What may take long, or could not be done while the server was away.
         self.overdue = self.heart.overdue
         #: Channels -> the queue lists that each claims from.
         self._users: dict[int, Mapping[str, int]] = {}
@@ -86,7 +81,6 @@ class Membership:
 
     @property
     def owner(self) -> str:
-        """The identity claims are made under; empty while this process is not registered."""
         return self.heart.facts.owner
 
     def check_process(self) -> None:
@@ -134,11 +128,9 @@ class Membership:
         return () if self.in_flight.lists.sizes([(self.owner, unused)])[self.owner] else unused
 
     def _by_heart(self, act: Callable[[], T]) -> T:
-        """Let the heart do it: before its thread runs, and after, nobody else uses it."""
         return self._heartbeats.ask(act) if self._heartbeats is not None else act()
 
     def heartbeat(self) -> Heartbeat:
-        """One heartbeat now; registers again what is missing."""
         return self._by_heart(self.heart.heartbeat)
 
     def follow(self, params: Params) -> bool:
@@ -172,10 +164,7 @@ class Membership:
         return claims
 
     def catch_up(self) -> None:
-        """Do what is overdue: acks, too, while their consumer waits for its next try to connect.
-
-        What could not be done waits on.
-        """
+        """Do what is overdue, and send what waits; what cannot be done now waits on."""
         # First: it may be to distrust the connections by which the acks would go.
         for _ in range(len(self.overdue)):
             try:
@@ -196,59 +185,65 @@ class Membership:
 
         Never raises. Not ``answered``: a blocking claim may still land; a tombstone waits for it.
         """
-        for last in (False, True):
+
+        def settle() -> None:
             try:
-                try:
-                    self._settle()
-                finally:  # whatever waits still, this channel is no reason to stay registered
-                    self._forget(user, 0 if answered else BLOCK_TIMEOUT)
-                return
-            except (RedisError, OSError) as exc:
-                # The first try may only have learned that the idle connections are lost, and
-                # where no channel comes after this one, nobody else would send the rest.
-                self.client.connection_pool.disconnect(inuse_connections=False)
-                if last:
-                    logger.warning(
-                        "Could not settle at the channel's close: %s. What is left stays in the "
-                        "private lists; it is settled when the server answers, or recovered.",
-                        exc,
-                    )
+                self._settle()
+            finally:  # whatever waits still, this channel is no reason to stay registered
+                with self._lock:
+                    self._users.pop(user, None)
+                    if not self._users and self.owner and not len(self.in_flight.jobs):
+                        self._end(tombstone=0 if answered else BLOCK_TIMEOUT)
+
+        # Where no channel comes after this one, nobody else would send the rest.
+        if exc := self._try(settle, 2):
+            logger.warning(
+                "Could not settle at the channel's close: %s. What is left stays in the "
+                "private lists; it is settled when the server answers, or recovered.",
+                exc,
+            )
 
     def _settle(self) -> None:
-        """Send what waits, and give back what lost replies spoke of."""
         self.in_flight.flush()
         if self.in_flight.doubt:
             self.in_flight.lost_claims.reconcile(self.owner, self.heart.facts.lists)
 
-    def _forget(self, user: int, tombstone: float) -> None:
-        with self._lock:
-            self._users.pop(user, None)
-            if not self._users and self.owner and not len(self.in_flight.jobs):
-                self._end(tombstone)
+    def _try(self, act: Callable[[], object], tries: int) -> Exception | None:
+        """Do it, at the last of some tries if need be; the error if that failed, too.
+
+        The first may only learn that the idle connections are lost, and the next that the heart's
+        is.
+        """
+        for _ in range(tries):
+            try:
+                act()
+                return None
+            except (RedisError, OSError) as exc:
+                self.client.connection_pool.disconnect(inuse_connections=False)
+                error = exc
+        return error
 
     def leave_for_good(self) -> None:
         """The process ends: give back everything and leave, as far as the server answers."""
         if self.pid != own_pid() or not self.owner:
             return
+
+        def settle() -> None:
+            self._settle()
+            self.in_flight.requeue_all()
+            self._users.clear()
+            self._end(tombstone=0)
+
         with self._lock:
-            for left in reversed(range(TRIES)):
-                try:
-                    self._settle()
-                    self.in_flight.requeue_all()
-                    self._users.clear()
-                    self._end(tombstone=0)
-                    return
-                except RedisError as exc:
-                    self.client.connection_pool.disconnect(inuse_connections=False)
-                    if not left:
-                        logger.warning(
-                            "Owner %s could not leave in order (%s); its jobs are recovered by "
-                            "another worker's reaper.",
-                            self.owner,
-                            exc,
-                        )
-            if self._heartbeats is not None:
-                self._heartbeats.stop()  # to live on would keep its jobs from everybody else
+            if exc := self._try(settle, 3):
+                logger.warning(
+                    "Owner %s could not leave in order (%s); its jobs are recovered by another "
+                    "worker's reaper.",
+                    self.owner,
+                    exc,
+                )
+                if self._heartbeats is not None:
+                    self._heartbeats.stop()  # to live on would keep its jobs from everybody else
 
     def _end(self, tombstone: float) -> None:
         owner = self.owner
@@ -271,8 +266,8 @@ def membership_for(
 ) -> Membership:
     """The membership of this process in the database that ``params`` lead to.
 
-    Two apps with other settings, or another name, are owners of their own. So is each worker, by
-    its runner: one that was embedded may end, with its pool and its loop, beside others.
+    Two apps with other settings, or another name, are owners of their own, and so is each worker:
+    one that was embedded may end beside others.
     """
     # Servers of a list need not be replicas of each other: then each has one of its own.
     for others in (elsewhere, ()):
@@ -290,7 +285,6 @@ def membership_for(
 
 
 def memberships() -> list[Membership]:
-    """All memberships of this process."""
     return list(_memberships.values())
 
 

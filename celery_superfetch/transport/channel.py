@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from .fetch.fetch import Fetch
 
 
-def _qos(channel: Channel) -> Any:
-    """Made on the first consume: a producer needs none of it."""
+def _qos(channel: Channel) -> Any:  # made on the first consume: a producer needs none of it
     from .qos import QoS
 
     return QoS(channel)
@@ -43,17 +42,14 @@ class Channel(redis.Channel):
         self._reliable: set[str] = set()
         super().__init__(*args, **kwargs)
         self.QoS = _qos  # ack_emulation=False would bring one that forgets at once
-        #: Those of the queues that are fetched reliably.
         self.lists = QueueLists(self.queue_order_strategy)
         self._callbacks: dict[str, Callable[[Any], Any]] = {}
 
     @property
     def config(self) -> Config:
-        """Its options; raises ``ConfigError`` where one is impossible. Who publishes needs none."""
+        """Raises ``ConfigError`` where an option is impossible. Who publishes needs none."""
         config: Config = self.connection.config
         return config
-
-    # -- where the database is
 
     @property
     def database(self) -> Database:
@@ -61,12 +57,11 @@ class Channel(redis.Channel):
         config = Config(global_keyprefix=self.global_keyprefix)
         return Database(Redis(connection_pool=self.pool), config)
 
-    def here(self) -> Params:
-        """Where connections of our own find the database."""
+    def here(self) -> Params:  # where connections of our own find the database
         return self._connparams()
 
     def elsewhere(self) -> list[Params]:
-        """The same for the other servers of a failover list."""
+        """Where the other servers of a failover list are."""
         found: list[Params] = []
         port = self.connection.default_port
         for url in dict.fromkeys(self.connection.client.alt):
@@ -106,7 +101,6 @@ class Channel(redis.Channel):
 
     @property
     def membership(self) -> Membership:
-        """This process as an owner in the broker's database."""
         return self.fetch.membership
 
     @property
@@ -132,7 +126,6 @@ class Channel(redis.Channel):
         return len(jobs) + int(self.qos.take_back_waiting())
 
     def deliver(self, claimed: Claimed) -> bool:
-        """Hand a claimed job to its consumer."""
         # kombu knows one callback for each queue of a connection; two channels are two consumers.
         callback = self._callbacks.get(self.lists.queue(claimed.job.queue_list))
         if callback is None:  # cancelled meanwhile
@@ -206,9 +199,8 @@ class Channel(redis.Channel):
     def _lists_of(self, queue: str) -> list[str]:
         return [self._q_for_pri(queue, pri) for pri in self.priority_steps]
 
-    # To kombu a queue holds what no consumer has seen, and what was claimed ahead is among it.
-
     def _ahead(self, queue: str) -> int:
+        # To kombu a queue holds what no consumer has seen, and this is among it.
         lists = self._lists_of(queue)
         jobs = self._fetch.backlog.jobs if self._fetch is not None else ()
         return sum(job.queue_list in lists for job in jobs)
@@ -231,8 +223,7 @@ class Channel(redis.Channel):
         return self._ahead(queue) > 0 or bool(super()._has_queue(queue, **kwargs))
 
     def _get(self, queue: str) -> Any:
-        """For ``no_ack`` alone. Says as stock does whether the message was delivered before:
-        there the bytes that went back tell, here its counters."""
+        """For ``no_ack`` alone. As with stock, it says whether the message was delivered before."""
         from ..store.counters import StrikeCounters
         from .deliveries import loads
 
@@ -266,8 +257,7 @@ class Channel(redis.Channel):
 
     def close(self) -> None:
         if self._pid != os.getpid():
-            # A forked child closes what it has inherited (kombu's pools do it unasked): the jobs
-            # and the other end of each socket are its parent's.
+            # kombu's pools close, unasked, what a forked child inherited. Its parent goes on.
             self.closed = True
             return
         fetch = self._fetch

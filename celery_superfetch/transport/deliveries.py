@@ -31,17 +31,11 @@ def loads(payload: bytes | str) -> Any:
 class Delivery(dict[str, Any]):
     """A decoded message that stands for its claim; kombu keeps it as ``message._raw``.
 
-    A job leaves by one verb: ``ack``, ``requeue``, ``cut_short`` (recovered or killed),
-    ``quarantine``; or it was taken away, and ``forget`` is what is left to do.
-
-    Raises:
-        Exception: whatever a payload can do to a parser.
+    To make one raises whatever its payload can do to a parser.
     """
 
-    #: Its ack is on its way; its consumer will say so in a moment.
-    settled = False
-    #: Under which kombu knows it, once it was delivered.
-    tag: Any = None
+    settled = False  # its ack is on its way, and kombu is told in a moment
+    tag: Any = None  # under which kombu knows it
 
     def __init__(self, claimed: Claimed, channel: Any) -> None:
         super().__init__(loads(claimed.job.payload))
@@ -60,16 +54,13 @@ class Delivery(dict[str, Any]):
 
     @property
     def is_open(self) -> bool:
-        """Whether its consumer has yet to settle it."""
         return self.channel.qos.delivery(self.tag) is self
-
-    # -- how it leaves
 
     def ack(self) -> None:
         """Settle it: with the loop's next turn where there is one, else at once.
 
-        In the callback of the last job at once, too: by the time of the next claim, which is
-        waited for, the server has done with it.
+        In the callback of the last job at once, too: the next claim, which is waited for, finds it
+        done.
         """
         self.settled = True
         channel, fetch, in_flight = self.channel, self.channel.fetch, self.in_flight
@@ -86,7 +77,7 @@ class Delivery(dict[str, Any]):
     def ack_first(self) -> None:
         """Settle what its consumer is going to ack in a moment.
 
-        Its tag stays taken until then: a copy with the same one must not be acked with it.
+        Until then its tag stays taken, which a copy of the job may have as well.
         """
         if self.is_open:
             self.ack()
@@ -113,7 +104,6 @@ class Delivery(dict[str, Any]):
         return dead
 
     def quarantine(self, reason: str) -> None:
-        """Move what cannot be received to the dead set, as what is no message is."""
         if self.is_open:
             self.membership.lost_runs.quarantine(self.job, reason)
             self.forget()

@@ -31,8 +31,7 @@ LONGEST_WAIT = 5.0
 class Poller(MultiChannelPoller):
     """Serves BRPOP (``no_ack`` queues) and LISTEN (fanout) as kombu does, and fetches jobs.
 
-    A pipe that is readable while claimed jobs are left to deliver (the doorbell) makes any kind of
-    loop come back for the next.
+    While claimed jobs are left to deliver, a pipe is readable (the doorbell): any loop comes back.
     """
 
     hub: Any = None
@@ -41,8 +40,7 @@ class Poller(MultiChannelPoller):
     _turn_timer: Any = None
     _doorbell: tuple[int, int] | None = None
     _rung = _end_round = False
-    #: When other sockets were looked at last (monotonic s).
-    _looked = 0.0
+    _looked = 0.0  # when at other sockets (monotonic s)
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,15 +59,13 @@ class Poller(MultiChannelPoller):
 
     @property
     def inline(self) -> bool:
-        """True where a job may run in the consumer's own thread."""
         return self.hub is None or self.runner.inline
 
     def attach(self, hub: Any, ticks: set[Callable[[], object]]) -> None:
         """Use Celery's event loop from here on.
 
-        Arguments:
-            ticks: what kombu asked the loop to call at each turn, and never takes back: after each
-                reconnect the loop would go on calling one transport more.
+        ``ticks`` are what kombu asked it to call at each turn, and would not take back at a
+        reconnect.
         """
         self.hub = hub
         self._ticks |= ticks
@@ -80,8 +76,6 @@ class Poller(MultiChannelPoller):
         # Lists that cannot be blocked on are looked at in on_poll_start; this wakes the loop.
         self._turn_timer = hub.call_repeatedly(POLL_INTERVAL, bool)
 
-    # -- our sockets
-
     def watch(self, fd: int, on_readable: Callable[[], object]) -> None:
         """Call ``on_readable`` when ``fd`` is; it answers whether it delivered a message."""
         self._watched[fd] = on_readable
@@ -91,7 +85,6 @@ class Poller(MultiChannelPoller):
             self.poller.register(fd, self.eventflags)
 
     def unwatch(self, fd: int) -> None:
-        """Undo ``watch``; harmless when the loop is gone already."""
         if self._watched.pop(fd, None) is not None:
             with contextlib.suppress(KeyError, ValueError, OSError):
                 if self.hub is not None:
@@ -99,10 +92,7 @@ class Poller(MultiChannelPoller):
                 else:
                     self.poller.unregister(fd)
 
-    # -- the doorbell
-
     def ring(self) -> None:
-        """Make the loop come back at once."""
         doorbell = self._hung()
         if not self._rung:
             self._rung = True
@@ -119,10 +109,7 @@ class Poller(MultiChannelPoller):
         """A settlement from another thread, or greenlet, than the loop's: it may free the prefetch.
 
         Nothing else ends the sleep of a loop over a full one: seconds, under gevent always, with
-        threads before Celery 5.7.
-
-        Arguments:
-            end_round: let ``drain_events`` return, as for a message.
+        threads before Celery 5.7. ``end_round`` lets ``drain_events`` return, as for a message.
         """
         if threading.get_ident() != self._loop:
             with self._door:
@@ -131,8 +118,7 @@ class Poller(MultiChannelPoller):
                     self.ring()
 
     def _answer(self) -> bool:
-        # All of it, since two threads may have rung at once; and first, so that none who rings from
-        # here on is drowned. One who rang in between finds the loop awake.
+        # All of it, since two may have rung at once, and first: who rings from here on is heard.
         with contextlib.suppress(BlockingIOError):
             os.read(self._hung()[0], 16)
         self._rung = False
@@ -167,7 +153,7 @@ class Poller(MultiChannelPoller):
 
     def on_poll_start(self) -> None:
         super().on_poll_start()
-        if self._in_protected_read:  # ``get`` has done it: before 5.7 kombu's does not come by here
+        if self._in_protected_read:  # ``get`` has done it: before kombu 5.7 that does not come by
             return
         until, delivered = monotonic() + DELIVERING, False
         self._turn()

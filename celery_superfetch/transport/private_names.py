@@ -28,18 +28,16 @@ _ENTRY = re.compile(r"([^\s>~]+)(?:>=([\d.]+))?(?:~(\S+))?")
 class Name(NamedTuple):
     """One name, and what it is for.
 
-    The path is that of a module and, behind a colon, of what is in it: of a class an attribute, or
-    what a method of its sets. One that begins with a point is of an object that is there at run
-    time alone. What is called has its arguments behind it, those with ``=`` by name.
+    The path is that of a module and, behind a colon, of what is in it, or what a method of a class
+    sets. One that begins with a point is of an object of run time. What is called has its arguments
+    behind it, those with ``=`` by name.
     """
 
     project: str
     path: str
-    #: Completes "needed to".
-    why: str
-    #: The version that brought it.
+    why: str  # completes "needed to"
     since: tuple[int, ...] = ()
-    #: The text that it is; of a function, a text or a name that stands in it.
+    #: What it is; of a function, a text or a name that stands in it.
     text: str = ""
 
     def __str__(self) -> str:
@@ -47,7 +45,6 @@ class Name(NamedTuple):
         return f"{self.path[1:]} in a started pool" if begun else f"{self.project}.{self.path}"
 
     def is_there(self, what: Any) -> bool:
-        """Whether the installed version has it, in its shape."""
         path, called, args = self.path.rstrip(")").partition("(")
         module, _, attributes = path.rpartition(":")
         try:
@@ -101,7 +98,6 @@ def _texts(found: Any) -> Iterable[Any]:
 
 
 def _takes(found: Any, unbound: bool, args: str) -> bool:
-    """Whether something can be called with these arguments."""
     given = re.findall(r"\w+=?", args)
     by_name = {name[:-1]: None for name in given if name.endswith("=")}
     by_position = [None] * (unbound + len(given) - len(by_name))
@@ -115,13 +111,9 @@ def _takes(found: Any, unbound: bool, args: str) -> bool:
 
 
 def check(names: Iterable[Name], what: Any = None) -> None:
-    """Refuse a version that lacks one of these names.
+    """Raise UnsupportedVersion where a version lacks one of these names.
 
-    Arguments:
-        what: the object that paths with a point begin at.
-
-    Raises:
-        UnsupportedVersion: the text says which, and what to install.
+    Paths with a point begin at ``what``.
     """
     for name in names:
         version = str(import_module(name.project).__version__)
@@ -135,7 +127,7 @@ def check(names: Iterable[Name], what: Any = None) -> None:
 
 
 def _tested(project: str) -> str:
-    """Which versions this package asks for; itself where nobody can tell, who asks for them."""
+    """Which versions this package asks for; itself where nobody can tell."""
     own, required = "celery-superfetch", None
     with suppress(metadata.PackageNotFoundError):
         required = metadata.requires(own)
@@ -144,7 +136,7 @@ def _tested(project: str) -> str:
 
 @cache
 def check_transport() -> None:
-    """Refuse a kombu or redis-py whose jobs could not be fetched reliably; raises as ``check``."""
+    """Refuse a kombu or redis-py whose jobs could not be fetched reliably."""
     check(NAMES)
     if threads_are_greenlets():
         check(GEVENTS)

@@ -19,7 +19,6 @@ class QoS(virtual.QoS):
     """What a channel has delivered. Redis knows the same from the private lists."""
 
     def in_use(self) -> int:
-        """Jobs that count against the prefetch."""
         fetch = self.channel._fetch
         ahead = 0
         if fetch is not None:
@@ -31,13 +30,11 @@ class QoS(virtual.QoS):
         return not self.prefetch_count or self.in_use() < self.prefetch_count
 
     def credit(self) -> int:
-        """How many more jobs may be claimed now."""
         fetch = self.channel.fetch
         if fetch.membership.heart.stopping:
             return 0
         if "can_consume" in self.__dict__:
-            # Celery's worker_disable_prefetch counts free pool slots in its own way, which
-            # says nothing of the second job.
+            # Celery's worker_disable_prefetch counts free slots: of a second job that says nothing.
             return int(not fetch.backlog and bool(self.can_consume()))
         limit = self.channel.config.claim_limit
         if not self.prefetch_count:
@@ -95,12 +92,9 @@ class QoS(virtual.QoS):
         return []
 
     def take_back_waiting(self, *, all_of_them: bool = True) -> int:
-        """Give back deliveries whose consumer has not started them, and now cannot; their number.
+        """Give back what its consumer has not started, and now cannot; the number. Any thread may.
 
-        Any thread may call it: the consumer's may be busy with a job.
-
-        Arguments:
-            all_of_them: those, too, that wait for their time.
+        Not ``all_of_them``: but for what waits for its time.
         """
         tags = self._in_hand()
         back = self.channel.fetch.in_flight.requeue_waiting(tags, all_of_them)

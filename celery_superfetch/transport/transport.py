@@ -29,8 +29,7 @@ KNOWN_OPTIONS = {*KOMBU_OPTIONS.split(), *redis.SentinelChannel.from_transport_o
 def _keep_transport(client: Any) -> None:
     """Let a connection that names this transport by its path keep it through a failover.
 
-    kombu's ``switch`` goes by the next URL's scheme, as connections of ``install`` do, and so
-    would go back to its own transport without a word.
+    kombu's ``switch`` would go by the next URL's scheme, back to its own transport without a word.
     """
     name = client.transport_cls
     if "switch" in vars(client) or (isinstance(name, str) and ":" not in name):
@@ -60,7 +59,7 @@ class Transport(redis.Transport):
 
     @cached_property
     def config(self) -> Config:
-        """The options of this connection; raises ``ConfigError`` where one is impossible."""
+        """Raises ``ConfigError`` where an option is impossible."""
         return Config.from_options(self.client.transport_options or {}, KNOWN_OPTIONS)
 
     def establish_connection(self) -> Any:

@@ -14,12 +14,12 @@ from celery.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-#: The requests of a batch that was cut short, as it names them.
+#: The requests of a batch that was cut short; their acks say only that they belong to it.
 _named: ContextVar[list[Any] | None] = ContextVar("named", default=None)
 
 
 def told_of_losses(target: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """What the pool is to do with ``target``; if that is a batch, also when it is cut short."""
+    """The options for ``target``; if that is a batch, it is also told when it is cut short."""
     package = str(getattr(target, "__module__", "")).partition(".")[0]
     if package != "celery_batches" or "callback" not in options:
         return options
@@ -27,7 +27,6 @@ def told_of_losses(target: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_only_named(request: Any) -> bool:
-    """Whether the ack of a request says no more than that it belongs to a batch cut short."""
     named = _named.get()
     if named is not None:
         named.append(request)

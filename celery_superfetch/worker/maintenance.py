@@ -26,7 +26,7 @@ logger = get_logger(__name__)
 LOOK_INTERVAL = 1.0
 
 #: Processes that each worker looks at: one would do if all knew of the same neighbours and none
-#: could be frozen. If each looked at all, 200 on a host would use up some cores for it.
+#: could be frozen.
 LOOKS = 4
 
 
@@ -70,8 +70,8 @@ class Rounds:
         self._next_look: dict[str, float] = {}
 
     def go(self, now: float) -> None:
-        """One round; raises RedisError when the broker cannot be asked, and convicts nobody."""
-        # All workers see a death, or a silence, in the same second, and one pass is enough.
+        """One round; when the broker cannot be asked, it raises RedisError and convicts nobody."""
+        # All workers see a death, or a silence, in the same second: hence the locks.
         if self._sees_death():  # others may have died with it
             self._reap(self._neighbours(), f"host:{ProcessImage.current().host}")
         if silent := self._due(now):
@@ -88,7 +88,6 @@ class Rounds:
         self.membership.in_flight.probation |= report.probation
 
     def _sees_death(self) -> bool:
-        """Whether one of those that are looked at is gone; costs a command for a new face alone."""
         here, watched = ProcessImage.current(), self._watched()
         same_pid = by_pid([*self._facts.values(), self.membership.heart.facts])
         evidence = (local_evidence(f, here, same_pid[f.process.pid], None) for f in watched)
@@ -97,13 +96,11 @@ class Rounds:
     def _watched(self) -> list[Facts]:
         """The next few after this one, in a ring of all that live on this ground.
 
-        Somebody living comes right before each row of dead ones: each death is seen, and nobody
-        looks at everybody.
+        Somebody living comes right before each row of dead ones: each death is seen.
         """
         own, here = self.membership.owner, ProcessImage.current()
         after = sorted(self._neighbours(), key=lambda owner: (owner < own, owner))
-        # Pool pids change, and matter only once the owner is gone: then they are read again
-        # by the pass itself.
+        # Pool pids change, but matter only to the pass, which reads them again.
         self._facts = {owner: self._facts[owner] for owner in after if owner in self._facts}
         found: list[Facts] = []
         for at in range(0, len(after), LOOKS):

@@ -7,7 +7,8 @@ from typing import Any
 
 from ..model import forks
 from ..transport.deliveries import delivery_of
-from .private_names import check_started
+from ..transport.private_names import check
+from .private_names import STARTED
 
 #: Seconds between two tries of a pool to fork.
 AGAIN = 0.05
@@ -25,7 +26,7 @@ def mend(pool: Any, forget: Callable[[Any], None], call_later: Callable[..., obj
         forget: gets the requests of jobs that it had not begun with, and forgets.
         call_later: calls a function in the worker's loop after some seconds.
     """
-    check_started(pool)
+    check(STARTED, pool)
     keep_what_runs(pool, forget)
     read_on(pool)
     hear_the_dead(pool)
@@ -72,7 +73,7 @@ def keep_what_runs(pool: Any, forget: Callable[[Any], None]) -> None:
 def _can_be_read(job: Any) -> bool:
     """Whether a child may read this job already, and start it.
 
-    One that has died counts, too: the pool has to see that its pipe is not given to the next child.
+    One that has died counts, too: its pipe must not be given to the next child before that is seen.
     """
     request = request_of(job._accept_callback)
     delivery = delivery_of(getattr(request, "message", None))
@@ -89,7 +90,7 @@ def _remember(processes: Any, kept: dict[Any, Any]) -> None:
 def read_on(pool: Any) -> None:
     """Let a result that was read in part be read on after the loop was made anew.
 
-    Celery keeps its reader only in the event loop, which forgets it at a lost connection, and takes
+    Celery keeps its reader in the event loop alone, which forgets it at a lost connection. It takes
     the next piece for a start: the worker ends with an unpickling error, or waits for ever.
     """
     results = pool._pool._result_handler
@@ -110,8 +111,8 @@ def read_on(pool: Any) -> None:
 def hear_the_dead(pool: Any) -> None:
     """Let ``pool`` read what a dead child has said before its job is given to another.
 
-    Of one that dies while it looks at the others Celery does not: what that has begun, or even
-    done, would run once more without a strike.
+    Where Celery meets the death while it looks at the others it does not: what that child has
+    begun, or even done, would run once more without a strike.
     """
     processes = pool._pool
     give_away = processes.on_job_process_down
@@ -130,9 +131,9 @@ def hear_the_dead(pool: Any) -> None:
 def listen_again(pool: Any) -> None:
     """Let ``pool`` listen for the end of each child, also of one that it took for dead.
 
-    Of two that die at once it replaces both at the event of the first. That of the second comes
-    with a number that a new child may have by then, and nobody listens to that one any more. At the
-    next lost connection Celery asks for its number, and the worker ends because there is none.
+    Of two that die at once it replaces both at the event of the first. The second's brings a number
+    that a new child may have by then, and nobody listens to that one any more. At the next lost
+    connection Celery asks for its number, and the worker ends because there is none.
     """
     processes = pool._pool
     forget = processes._untrack_child_process
@@ -145,7 +146,7 @@ def listen_again(pool: Any) -> None:
 
 
 def postpone_forks(pool: Any, call_later: Callable[..., object]) -> None:
-    """Let ``pool`` replace its lost processes when a fork harms nobody, without waiting for it."""
+    """Let ``pool`` replace its lost processes when a fork harms nobody, without a wait."""
     processes = pool._pool
     repopulate = processes._repopulate_pool
     lost: list[int] = []

@@ -73,7 +73,7 @@ celery concurrency.eventlet:TaskPool.
     see that a greenlet has ended its job: _quick_put
 """)
 
-#: What it needs of a pool that has started.
+#: What it needs of such a pool that has started.
 STARTED = names("""
 billiard ._pool.
     know its children and their jobs: _cache.values() _pool.__iter__()
@@ -90,19 +90,10 @@ celery .
 
 
 def check_worker(pool_class: Any) -> None:
-    """Refuse versions that a worker with such a pool cannot rely on.
-
-    Raises:
-        UnsupportedVersion: the text says which, and what to install.
-    """
+    """Raise UnsupportedVersion for versions that a worker with such a pool cannot rely on."""
     check_transport()
     check(NAMES)
     if pool_class.uses_semaphore:
         check(PREFORK)
     if pool_class.__module__ == EVENTLET:
         check(EVENTLETS)
-
-
-def check_started(pool: Any) -> None:
-    """The same for what there is of a pool of processes only when it has started."""
-    check(STARTED, pool)

@@ -45,23 +45,20 @@ WORTH_MOVING = 1.0
 
 
 class CountedRequest(Request):
-    """Goes before a task's own class: what Celery requeues for a lost child goes past the guard.
+    """Goes before a task's own class: what Celery requeues for a lost child comes to the guard.
 
-    Celery does that by ``reject(requeue=True)`` without a signal, a count and an end: its most
-    common poison loop.
+    Celery does that by ``reject(requeue=True)`` without a signal, a count and an end.
     """
 
     _cut_short = ""  # why its run was, while Celery settles it
     _killed = False  # it is in the dead set
     _greenlet_killed = False
     _settles = False  # its run is over, and whoever ran it is about to say so
-    #: How many jobs ran as one, and were cut short together.
-    together = 1
+    together = 1  # how many jobs ran as one, and were cut short
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
-        #: None for what is not fetched reliably.
-        self.delivery = delivery_of(message)
+        self.delivery = delivery_of(message)  # None for what is not fetched reliably
         if self.delivery is not None:
             asks = self.task.Strategy == ASKS_FIRST
             self.delivery.in_flight.wait(self.delivery.job, asks)
@@ -72,8 +69,7 @@ class CountedRequest(Request):
                     self.delivery.in_flight.set_aside(self.delivery.job)
         request = self.request_dict
         if not OF_THE_DELIVERY.isdisjoint(request):
-            # Celery takes what it does not know for headers of the user's, and sends those on
-            # with the retries of the task, where they would tell of another job.
+            # Celery takes what it does not know for the user's, and sends it on with retries.
             custom = Context(request).headers or {}
             request["headers"] = {k: v for k, v in custom.items() if k not in OF_THE_DELIVERY}
 
@@ -82,8 +78,8 @@ class CountedRequest(Request):
         if pool.is_green and self._settles:
             return  # killed while it waits for the server, the greenlet would never say so
         self._greenlet_killed = pool.is_green
-        # Celery notes it when it has told the result backend. Where that is away, the end of the
-        # child would count as a revocation, whose ack loses the job.
+        # Celery notes it once the result backend knows. Were that away, the end of the child would
+        # count as a revocation, whose ack loses the job.
         self._already_cancelled = True
         try:
             super().cancel(pool, *args, **kwargs)
@@ -95,8 +91,7 @@ class CountedRequest(Request):
                     self.humaninfo(),
                 )
                 return
-            # We are in a signal handler on top of the job itself: end it from here. A job that
-            # Celery's own error ended would count as failed, and be gone.
+            # We are in a signal handler on top of the job: Celery's own error would fail it.
             told = {name: kwargs[name] for name in ("emit_retry",) if name in kwargs}
             self._announce_cancelled(**told)
             if not self.acknowledged:
@@ -109,7 +104,7 @@ class CountedRequest(Request):
         return bool(self._already_cancelled or self._already_revoked or self.id in revoked)
 
     def _give_back(self) -> None:
-        """Requeue a job that Celery cancelled; it is not the job's fault."""
+        """Requeue a job that Celery cancelled."""
         if self.delivery is None:
             return
         if told_to_stop(self.delivery.membership):
@@ -128,21 +123,19 @@ class CountedRequest(Request):
         if isinstance(exc, NotStarted):
             return self.message.channel.fetch.in_flight.runner.take_back(self)
         if isinstance(exc, Terminated) and self.delivery is not None and not self._was_told:
-            # The child outlived the signal that was meant for an earlier job, and died of this one.
-            # Celery would take it for revoked, and its ack would lose it.
+            # The child outlived the signal for an earlier job, and died of this one. Celery would
+            # take it for revoked, and its ack would lose it.
             try:
                 raise WorkerLostError(f"Worker exited prematurely: {exc}")
             except WorkerLostError as lost:
                 exc, exc_info = lost, ExceptionInfo()
         if isinstance(exc, MemoryError):
-            # Celery would raise it here: the worker ends over it, and so does the next. Whoever ran
-            # the task is alive, and it has failed.
+            # Celery would raise it here, and worker after worker would end over it.
             exc_info.exception = RuntimeError(repr(exc))
         if isinstance(exc, TimeLimitExceeded):
             self._cut_short = f"hard time limit ({exc.args[0]} s)"
         elif not isinstance(exc, (Reject, Terminated)):
-            # A task's own Reject is on purpose; anything else that ends in a requeue is a child
-            # that was lost (WorkerLostError, or the exit that billiard reports before it).
+            # A task's own Reject is on purpose; what else ends in a requeue is a lost child.
             self._cut_short = f"pool child lost ({exc})"
         try:
             return super().on_failure(exc_info, *args, **kwargs)
@@ -152,24 +145,20 @@ class CountedRequest(Request):
         finally:
             self._cut_short = ""
             if self._already_cancelled and not self.acknowledged:
-                # Celery cancelled it and leaves it to the broker to notice. Its child has
-                # ended now, and not before, so it cannot run beside itself.
+                # Only now has its child ended, so that it cannot run beside itself.
                 self._give_back()
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         if soft:
             return super().on_timeout(soft, timeout)
         if self._killed:
-            # The pool says the failure first, the timeout that it was second; Celery would
-            # put the timeout over the result that tells of the job's death.
-            return None
+            return None  # the result tells of its death, and the timeout comes second
         self._cut_short = f"hard time limit ({timeout} s)"
         try:
             return super().on_timeout(soft, timeout)
         finally:
             if not self.acknowledged:
-                # Before 5.7 Celery leaves this to the loss of the child, and greenlets have none.
-                # Or it could not tell the result backend.
+                # Before 5.7 Celery leaves this to the loss of the child, which greenlets have not.
                 self.reject(requeue=True)
             self._cut_short = ""
 
@@ -184,13 +173,12 @@ class CountedRequest(Request):
             self._give_back()
         else:
             if poller and not (self.acknowledged or poller.inline):
-                # Celery leaves it to the next turn of its loop. That is too late for the job that
-                # gets the slot now, and takes this ack along.
+                # Celery leaves it to its loop's next turn, too late for the job that gets the slot
+                # now, and takes this ack along.
                 delivery.ack_first()
             super().acknowledge()
         if poller:
-            # Before 5.7 Celery lets its loop sleep over what a pool's thread, or greenlet, has
-            # given it to do: here the ack itself.
+            # Before 5.7 Celery's loop sleeps over what a thread, or greenlet, has given it to do.
             poller.wake(end_round=True)
 
     def reject(self, requeue: bool = False) -> Any:
@@ -220,7 +208,6 @@ class CountedRequest(Request):
         self._bury(delivery, delivery.cut_short(reason, self.app, limits_of(self.app), **how))
 
     def _bury(self, delivery: Delivery, dead: DeadJob | None) -> None:
-        """Have the caller of a job told that it is in the dead set, if it is."""
         if dead is not None:
             self._killed = True
             announcements_of(self.app, delivery.membership).soon(dead)
@@ -228,9 +215,8 @@ class CountedRequest(Request):
     def _retry_worker_lost(self, exc: BaseException, exc_info: Any) -> bool:
         """Celery 5.7 (``task_retry_on_worker_lost``) sends a job whose child was lost anew.
 
-        The new message has other bytes, so no counters: the strikes go with it in a header, and
-        at the last one the job is killed instead. Where it is not sent (False), Celery goes on as
-        without that setting.
+        The new message has other bytes, so its strikes go with it in a header, and at the last one
+        it is killed instead. Where it is not sent (False), Celery goes on as without that setting.
         """
         delivery, late, context = self.delivery, self.task.acks_late, self._context
         if delivery is None:
@@ -273,7 +259,7 @@ class CountedRequest(Request):
 
 
 def use_our_request(worker: Any) -> None:
-    """Let ``worker`` serve each task by a counted request class, whenever it looks at its tasks."""
+    """Let ``worker`` serve each task by a counted request class."""
     consumer, update = worker.consumer, worker.consumer.update_strategies
 
     def update_strategies() -> None:

@@ -1,7 +1,6 @@
 """The start of a job: handed to the pool when a slot is free, it is recorded, and is surely ours.
 
-It carries the time until which that is sure. Whoever runs it looks at the clock and asks nobody;
-what comes too late is taken back, and handed over again.
+It carries the time until which that is sure. What comes too late is handed over again.
 """
 
 from __future__ import annotations
@@ -62,10 +61,7 @@ def _note_greenlets(pool: Any) -> None:
 
 
 class _Handover:
-    """One job on its way to the pool, and what Celery wants to be done with it."""
-
-    #: It could not start at once.
-    waited = False
+    waited = False  # it could not start at once
 
     def __init__(self, delivery: Delivery, request: Any, target: Any, *apply: Any) -> None:
         self.delivery, self.request, self.target = delivery, request, target
@@ -74,7 +70,6 @@ class _Handover:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the job is still to be started here."""
         if self.in_flight.certificate.is_past(self.job.owner):
             return False
         # One with early ack that was taken back is settled, and nobody else's either.
@@ -98,17 +93,15 @@ class Gate(Runner):
         self.worker, self.pool, self.node = worker, worker.pool, worker.hostname
         kind = type(self.pool).__module__
         self.inline, self.threads, self.green = kind == SOLO, kind == THREADS, self.pool.is_green
-        #: One of processes that the worker's event loop serves.
+        # One of processes that the worker's event loop serves
         self.prefork = self.pool.uses_semaphore and not self.pool.options.get("threads", True)
         self._monitors = monitors_of(worker.app)
         self._turns = 0
         self._start_times: dict[int, str] = {}
         self._waiting: deque[_Handover] = deque()
         self._out: set[_Handover] = set()
-        #: Held by whoever hands over.
-        self._turn = threading.Lock()
-        #: Somebody came by meanwhile.
-        self._look_again = False
+        self._turn = threading.Lock()  # held by whoever hands over
+        self._look_again = False  # somebody came by meanwhile
         self._apply, self.pool.apply_async = self.pool.apply_async, self.apply_async
         self._process, worker._process_task = worker._process_task, self._process_task
         if worker.process_task == self._process:  # else it looks for it again at each job
@@ -124,7 +117,6 @@ class Gate(Runner):
         return int(self.pool.num_processes if self.pool.uses_semaphore else self.pool.limit)
 
     def pids(self) -> Sequence[tuple[int, str]]:
-        """Those of prefork; other pools have no processes."""
         processes = getattr(getattr(self.pool, "_pool", None), "_pool", None)
         pids = [p.pid for p in list(processes or ()) if isinstance(getattr(p, "pid", None), int)]
         known = self._start_times
@@ -155,7 +147,7 @@ class Gate(Runner):
         return self.slots - max(len(state.reserved_requests), len(self._out) + len(self._waiting))
 
     def _process_task(self, request: Any) -> None:
-        """Stands for the worker's own, which timers have done, too, and free slots."""
+        """Stands for the worker's own, which timers call, too."""
         try:
             self._process(request)
         except Exception as exc:
@@ -219,8 +211,7 @@ class Gate(Runner):
             told = ("callback", "error_callback", "timeout_callback")
             options = {**options, **{n: partial(self._tell, what, options[n]) for n in told}}
         try:
-            # Celery looked before the job waited here. Threads and greenlets are never told to end
-            # one that they have not begun, and it would be in flight as long as the worker lives.
+            # Celery looked before the job waited here. Threads and greenlets are never told of it.
             if what.waited and request.revoked():
                 self._out.discard(what)
                 return self._release()
@@ -228,7 +219,7 @@ class Gate(Runner):
         except BaseException as exc:
             what.in_flight.end(what.job)
             self._out.discard(what)
-            # It may be another's turn that this is a part of, who must not hear of it.
+            # This may be a part of another's turn, who must not hear of it.
             if isinstance(exc, Exception) and self._takes_back(request, exc):
                 return
             raise
@@ -263,7 +254,6 @@ class Gate(Runner):
             self.pool.spawn_n(self.pump)
 
     def _drop(self, what: _Handover, why: str) -> None:
-        """It does not start here: it went back to its queue, or is somebody else's."""
         request = what.request
         state.task_ready(request)
         if what.is_ours and not request.acknowledged:

@@ -77,7 +77,7 @@ class Maintenance(bootsteps.StartStopStep):
         signals.worker_shutting_down.connect(self.on_shutting_down, sender=worker.hostname)
 
     def on_shutting_down(self, **_: Any) -> None:
-        """Runs in the signal handler; the first SIGINT puts Celery's of the next in place."""
+        """Runs in the signal handler; the first SIGINT puts that of the next in place."""
         self.stopper.say_so()
         wrap_handlers(self.stopper)
 
@@ -142,8 +142,8 @@ class Guarded(bootsteps.StartStopStep):
 def _forget_scheduled(timer: Any) -> None:
     """Let go of jobs that waited for their time when the connection was lost: they went back.
 
-    Celery 5.7 only cancels them, 5.6 not even that, and kombu's timer keeps each until its time:
-    `inspect scheduled` shows them twice, and each run of the garbage collector walks through them.
+    Celery at best cancels them, and kombu's timer keeps each until its time: `inspect scheduled`
+    shows them twice.
     """
     queue = getattr(timer, "_queue", None)
     if not isinstance(queue, list):  # gevent's has a greenlet for each

@@ -31,7 +31,6 @@ def process_ends() -> bool:
 
 
 def told_to_stop(membership: Membership) -> bool:
-    """Whether the worker of ``membership`` is on its way out, whatever asked for it."""
     return membership.heart.stopping or process_ends()
 
 
@@ -65,7 +64,6 @@ class Stopper(threading.Thread):
         return stopping
 
     def stop(self) -> None:
-        """The consumer's thread does what is left."""
         self._over.set()
 
     def give_back(self) -> None:

@@ -21,8 +21,8 @@ from .runner import CONSUMER, Runner
 class InFlight(Outbox):
     """The jobs in flight of one process, for all its channels on one database.
 
-    Thread-safe: acks come from the consumer's loop, from the threads of a pool, and after the
-    channel is closed; none of them needs a channel here.
+    Thread-safe. Acks come from the consumer's loop, from a pool's threads, and after the channel is
+    closed. What asks the server raises ``RedisError`` where that cannot be asked.
     """
 
     def __init__(self, database: Database, runner: Runner = CONSUMER) -> None:
@@ -46,9 +46,7 @@ class InFlight(Outbox):
     ) -> Claims:
         """Send what waits to be settled and claim, in one round trip.
 
-        Raises:
-            redis.exceptions.RedisError: the server could not be asked; what waits still does,
-                and a claim whose reply was lost is found by ``LostClaims``.
+        Where that fails, what waits still does, and ``LostClaims`` finds what was claimed.
         """
         with self.lock:
             call = self.lists.claim(owner, lists, most, turn, confirm, starts)
@@ -68,9 +66,6 @@ class InFlight(Outbox):
 
         Arguments:
             asked: when the read began to wait (monotonic s).
-
-        Raises:
-            redis.exceptions.RedisError: that had to be looked up, and could not be.
         """
         with self.lock:
             ours = self.lost_claims.is_ours(job, asked)
@@ -79,16 +74,10 @@ class InFlight(Outbox):
             return ours
 
     def claim_alone(self, owner: str, queue_list: str) -> Claimed | None:
-        """Claim the next suspect of a queue list, if nothing runs here; None if there is none.
-
-        Raises:
-            redis.exceptions.RedisError: the server could not be asked; what it may have claimed
-                is found by ``LostClaims``.
-        """
+        """Claim the next suspect of a queue list, if there is one and nothing runs here."""
         with self.lock:
             self.flush()
-            # By another thread, since this one looked. What is gathered begins unseen, unless its
-            # time has not come.
+            # What is gathered begins unseen, unless its time has not come.
             for job, record in self.jobs.items():
                 gathered = record.state is State.GATHERED and job not in self.aside
                 if gathered or self.jobs.runs(job):
@@ -110,8 +99,7 @@ class InFlight(Outbox):
     def wait(self, job: Job, asks: bool = True) -> None:
         """Note that the job's consumer hands it over (``start``) before it begins with it.
 
-        Arguments:
-            asks: False: it gathers jobs, and hands over what it makes of them.
+        One that does not ask gathers jobs, and hands over what it makes of them.
         """
         with self.lock:
             self.jobs.move(job, Move.WAIT if asks else Move.GATHER)
@@ -128,9 +116,6 @@ class InFlight(Outbox):
         """Note that its consumer has the job: one that only waits now does not count as running.
 
         A suspect has done nobody harm yet; another may wait for its rate limit.
-
-        Raises:
-            redis.exceptions.RedisError: the server could not be asked.
         """
         record = self.jobs.get(job)
         if record is None or not (record.recorded or job == self.jobs.alone):
@@ -140,11 +125,7 @@ class InFlight(Outbox):
                 self.unrecord(job)
 
     def unrecord(self, job: Job) -> None:
-        """Have a job that counts as running count as waiting.
-
-        Raises:
-            redis.exceptions.RedisError: the server could not be asked.
-        """
+        """Have a job that counts as running count as waiting."""
         with self.lock:
             if job in self.jobs:
                 self.jobs[job].recorded = False
@@ -158,9 +139,8 @@ class InFlight(Outbox):
     def start(self, job: Job, name: str = "") -> float:
         """Hand a job over to those who run it: from here on it is not given back.
 
-        Its record as running is on its way before they have it, and takes along the ack of the
-        job that made room; nobody waits for the answer. (With ETA jobs to be moved aside, it is
-        waited for.)
+        Its record as running is on its way before, with the ack of the job that made room. Nobody
+        waits for the answer, unless ETA jobs are to be moved aside.
 
         Arguments:
             name: its digest, for the record; empty where it may be settled before it runs.
@@ -188,16 +168,11 @@ class InFlight(Outbox):
             return until
 
     def end(self, job: Job) -> None:
-        """Note that the pool is done with the job, or never had it."""
         with self.lock:
             self.jobs.move(job, Move.END)
 
     def bring_back(self, job: Job) -> None:
-        """Have a job in its private list, where whatever is done to it looks for it.
-
-        Raises:
-            redis.exceptions.RedisError: the server could not be asked.
-        """
+        """Have a job in its private list, where whatever is done to it looks for it."""
         with self.lock:
             with suppress(RedisError):  # what was refused has not come either
                 # The record of its start may be on its way, and must not come in behind what
@@ -211,13 +186,9 @@ class InFlight(Outbox):
     # -- how they leave: acked, given back, recovered or killed (``lost_runs``), or taken away
 
     def requeue_waiting(self, jobs: Iterable[Job], all_of_them: bool = True) -> list[Job]:
-        """Give back those whose consumers have not handed them over, and now cannot.
+        """Give back those whose consumers have not handed them over, and now cannot, in this order.
 
-        Arguments:
-            all_of_them: those, too, that wait for their time.
-
-        Returns:
-            the jobs; in the order given, which is that of ``requeue``.
+        Not ``all_of_them``: but for those that wait for their time. Returns those that went.
         """
         with self.lock:
             back = [job for job in jobs if self.jobs.state(job) is State.WAITING]
@@ -227,10 +198,9 @@ class InFlight(Outbox):
             return back
 
     def requeue_all(self) -> None:
-        """Give back whatever is still held, newest claims first (the process ends)."""
+        """Give back whatever is still held, newest claims first."""
         with self.lock:
-            # Nothing is about to start any more: the pool has ended.
-            for job in self.jobs:
+            for job in self.jobs:  # the pool has ended
                 self.end(job)
             self.requeue(reversed(list(self.jobs)))
 

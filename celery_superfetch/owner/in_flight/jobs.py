@@ -23,7 +23,7 @@ class State(Enum):
 
 
 class Move(Enum):
-    """What can happen to it."""
+    """What can happen to such a job."""
 
     WAIT = "its consumer will hand it over before it begins"
     GATHER = "its consumer gathers jobs"
@@ -33,11 +33,10 @@ class Move(Enum):
     ACK = "it is acked"
 
 
-#: Those in which it waits to be started.
+#: Those of a job that waits to be started.
 IDLE = (State.CLAIMED, State.WAITING, State.GATHERED)
 
-#: From which state a job comes into which. What is not in here changes nothing; out of each state
-#: a job goes when the server says that it is gone.
+#: What is not in here changes nothing.
 MOVES: Mapping[Move, Mapping[State, State]] = {
     Move.WAIT: {State.CLAIMED: State.WAITING},
     Move.GATHER: {State.CLAIMED: State.GATHERED},
@@ -62,39 +61,31 @@ class Record:
 
 
 class Jobs(dict[Job, Record]):
-    """The records, the oldest claim first; only these methods change which there are.
-
-    Not thread-safe for those who change them: ``InFlight`` sees to that.
-    """
+    """The records, the oldest claim first. Not thread-safe: ``InFlight`` sees to that."""
 
     def __init__(self) -> None:
         super().__init__()
-        #: How many are in each state.
         self.counts: Counter[State] = Counter()
         #: The job on probation that has this process for itself.
         self.alone: Job | None = None
 
     def state(self, job: Job) -> State | None:
-        """Its state; None when it is not held (any more)."""
         record = self.get(job)
         return record.state if record is not None else None
 
     def runs(self, job: Job) -> bool:
-        """Whether it runs, or is about to."""
         return self.state(job) in (State.STARTED, State.OUTLIVED)
 
     @property
     def unsettled(self) -> bool:
-        """Whether some are held and not acked."""
         return len(self) > self.counts[State.SETTLED]
 
     def add(self, job: Job) -> None:
-        """It was claimed."""
         self[job] = Record()
         self.counts[State.CLAIMED] += 1
 
     def move(self, job: Job, move: Move) -> State | None:
-        """Note what happened; its new state, None when nothing changes by that."""
+        """Note what happened; the new state, None when nothing changes by that."""
         record = self.get(job)
         after = MOVES[move].get(record.state) if record is not None else None
         if record is None or after is None:
@@ -105,7 +96,6 @@ class Jobs(dict[Job, Record]):
         return after
 
     def drop(self, job: Job) -> None:
-        """It has left this process."""
         record = self.pop(job, None)
         if record is not None:
             self.counts[record.state] -= 1

@@ -13,11 +13,10 @@ from ...model.job import Claimed, Earlier, Job
 from ...store.wire.clients import run_id
 from .outbox import Outbox
 
-#: Seconds after which no blocking read can wait any more (its block and what it may be overdue).
+#: Seconds after which no blocking read waits any more.
 LONGEST_READ = 60.0
 
-#: Seconds after a doubt was cleared at which it is looked into once more: a network that stood
-#: still may have brought another claim to the server since, whose reply nobody waits for.
+#: Seconds from one look to the second: a network that stood still may bring a claim in between.
 LATE_CLAIM = 60.0
 
 #: Seconds for which settled jobs are remembered. A replica that is promoted lags by seconds.
@@ -39,7 +38,6 @@ class LostClaims:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to look."""
         return self.outbox.doubt or monotonic() >= self._second_look
 
     @property
@@ -50,13 +48,9 @@ class LostClaims:
     def reconcile(self, owner: str, lists: Iterable[str]) -> int:
         """Give back what the private lists hold and nobody here does; the number of jobs.
 
-        These are claims whose reply was lost, or is on its way to another thread's channel. After
-        a failover, what was settled here lately is settled again: a replica that was promoted had
-        not seen it. A server that was told has forgotten nothing: what it has is another job, of
-        the same bytes.
-
-        Raises:
-            redis.exceptions.RedisError: the server cannot be asked.
+        These are claims whose reply was lost, or is on its way to another thread's channel. On
+        another run of the server, what was settled here lately is settled again first: a replica
+        that was promoted may not have seen it.
         """
         outbox = self.outbox
         with outbox.lock:
@@ -101,10 +95,9 @@ class LostClaims:
         return unknown
 
     def _look_aside(self, owner: str, queue_list: str) -> None:
-        """Forget which jobs are aside that are not: they are in the private list.
+        """See that what nobody holds aside any more, here or there, is in the private list.
 
-        What the server holds aside and nobody here knows comes back to the private list: a replica
-        that was promoted had not seen it settled.
+        A replica that was promoted may have seen less of it than this process, or its settlement.
         """
         outbox, lists = self.outbox, self.lists
         aside = {job.claim_id: job for job in outbox.aside if job[:2] == (owner, queue_list)}
@@ -114,12 +107,12 @@ class LostClaims:
         outbox.aside.difference_update(job for id, job in aside.items() if id not in found)
 
     def _settle_again(self, jobs: Iterable[Job]) -> list[Job]:
-        """Ack those that were settled lately, as often as they were; the others.
+        """Ack those that were settled lately, as often as they were; returns the others.
 
         By their bytes: a private list has nothing else.
         """
-        now, others = monotonic(), []
-        lately = Counter(trace for at, trace in self.outbox.lately if now - at < SETTLED)
+        since, others = monotonic() - SETTLED, []
+        lately = Counter(trace for at, trace in self.outbox.lately if at > since)
         for job in jobs:
             if lately[job.trace] > 0:
                 lately[job.trace] -= 1
@@ -129,9 +122,9 @@ class LostClaims:
         return others
 
     def forget_running(self, owner: str) -> None:
-        """Claims that were settled or given back under a new id leave nothing that runs.
+        """Forget the record of claims that were settled or given back under a new id.
 
-        What they left would forbid every other start, or keep suspects from their turn.
+        It would forbid every other start, or keep suspects from their turn.
         """
         with self.outbox.lock:
             held = {job.claim_id for job in self.jobs if job.owner == owner}
@@ -140,20 +133,13 @@ class LostClaims:
     def is_ours(self, job: Job, asked: float) -> bool:
         """Whether the claim that a reply speaks of is ours, or another one's by now.
 
-        Another channel of this process, in another thread, may have found the job and given it back
-        before this reply was read. By now a third one may have claimed it again, and its reply
-        may wait to be read: that one has to look as well.
-
-        Arguments:
-            asked: when whoever reads it began to wait (monotonic s).
-
-        Raises:
-            redis.exceptions.RedisError: that had to be looked up, and could not be.
+        Another thread's channel may have found the job and given it back since this one ``asked``
+        (monotonic s). A third may have claimed it again, whose reply waits to be read, and which
+        has to look as well.
         """
         if self._found.get(job.trace, -math.inf) < asked:
             return True
-        self._found[job.trace] = monotonic()
-        outbox = self.outbox
+        self._found[job.trace], outbox = monotonic(), self.outbox
         try:
             outbox.flush()  # one that was acked is held until the answer is read
             copies = [j.payload for j in self.lists.in_flight(job.owner, job.queue_list)]

@@ -24,18 +24,14 @@ from .returns import Returns, batches
 
 logger = logging.getLogger(__name__)
 
-#: Number of jobs that are remembered as settled.
-SETTLED_MOST = 10_000
-
 #: Replies to acks that are left to be read together: a look at the socket costs as much as a send.
 LEFT_MOST = 16
 
 
 class _Sent(NamedTuple):
-    """What one script settles, and records as running."""
+    """What one script settles, and records as running: jobs -> their digests."""
 
     acks: list[Claimed]
-    #: Job -> its digest.
     starting: dict[Job, str]
 
 
@@ -43,8 +39,7 @@ class Outbox(Structure):
     """Acks, records of what starts, requeues and moves aside. Thread-safe.
 
     First goes what is given back, then what is moved aside, then acks and starts, then a claim:
-    each relies on those before it. Acks and starts are sent without waiting, and kept until
-    answered.
+    each relies on those before it. Acks and starts are kept until answered.
     """
 
     def __init__(self, database: Database) -> None:
@@ -59,33 +54,27 @@ class Outbox(Structure):
         #: Jobs that wait in memory for their time, held in a hash beside the private list: an ack
         #: would walk through them. Where a reply was lost, they may be in the list.
         self.aside: set[Job] = set()
-        #: Those that the next round trip moves there.
-        self.moves: dict[Job, str] = {}
+        self.moves: dict[Job, str] = {}  # those that the next round trip moves there
         #: When jobs were settled lately (monotonic s), and which.
-        self.lately: deque[tuple[float, tuple[str, str, int]]] = deque(maxlen=SETTLED_MOST)
+        self.lately: deque[tuple[float, tuple[str, str, int]]] = deque(maxlen=10_000)
         self._line = Line(self.scripts)
         self._pid = own_pid()
         self._next = _Sent([], {})
-        #: What was sent, and is not answered.
-        self._sent: list[_Sent] = []
+        self._sent: list[_Sent] = []  # without an answer yet
         #: Jobs of which finding nothing says nothing: a reply to their ack was lost, or it is
         #: known that they were taken away.
         self._no_news: set[Job] = set()
 
     @property
     def unsent(self) -> bool:
-        """Whether something waits for the next round trip."""
-        waits = self._next.acks or self._next.starting or self.moves
-        return bool(waits or self.jobs.counts[State.RETURNING])
+        return any((*self._next, self.moves, self.jobs.counts[State.RETURNING]))
 
     @property
     def unread(self) -> bool:
-        """Whether answers to what was sent wait to be read."""
         return bool(self._line.owes)
 
     @property
     def oldest_ack(self) -> Job | None:
-        """The first of the acks that wait to be sent."""
         return next((job for job, _ in self._next.acks), None)
 
     # -- what is to be sent
@@ -117,7 +106,7 @@ class Outbox(Structure):
                 )
 
     def drop(self, job: Job) -> None:
-        """Note that a job has left the private list, or was never started."""
+        """Forget a job that has left the private list, or was never started."""
         with self.lock:
             self.jobs.drop(job)
             self._forget_start(job)
@@ -134,12 +123,7 @@ class Outbox(Structure):
     def flush(self, last: Call | None = None, *, wait: bool = True) -> Any:
         """Send all that waits, and then ``last``, whose reply it returns.
 
-        Arguments:
-            wait: for the replies, which is to see that all is settled.
-
-        Raises:
-            redis.exceptions.RedisError: no reply came, or something was refused; what waits is
-                sent again.
+        Without ``wait`` other replies are read later. After an error what waits is sent again.
         """
         with self.lock:
             self._give_back()
@@ -156,16 +140,12 @@ class Outbox(Structure):
             return self._exchange(moves, last, wait=wait or bool(moves))
 
     def post(self) -> None:
-        """Send what waits, whatever becomes of this process; something sent later reads the answer.
-
-        Raises:
-            redis.exceptions.RedisError: it still waits, and is sent again.
-        """
+        """Send what waits, whatever becomes of this process; the answer is read later."""
         self.flush(wait=False)
 
     def rest(self) -> None:
-        """Leave an idle connection to whoever looks after those; another thread may be using it."""
-        if self.lock.acquire(blocking=False):
+        """Leave an idle connection to whoever looks after those."""
+        if self.lock.acquire(blocking=False):  # else another thread may be using it
             try:
                 if not self._line.owes:
                     self._line.give_back()
@@ -181,26 +161,15 @@ class Outbox(Structure):
             raise
 
     def _give_back(self) -> None:
-        """Send the requeues that wait.
-
-        Raises:
-            redis.exceptions.RedisError: the server cannot be asked. What it refused (a queue key
-                of another type) is only logged: it must not stop claims and acks.
-        """
+        """Send the requeues that wait. What the server refuses must not stop claims and acks."""
         if not self.jobs.counts[State.RETURNING]:
             return
-        calls = self.returns.calls()
-        if calls:
-            # They may go, their reply be lost, and they be claimed anew by who took it for one of
-            # them.
+        if calls := self.returns.calls():
             for job in self.returns.read(self.ask(calls, errors=True)):
                 self.drop(job)
 
     def _exchange(self, moves: list[Call], last: Call | None = None, *, wait: bool = True) -> Any:
-        """Send acks and starts between other calls; the reply to ``last``.
-
-        Without ``wait`` there is none, and a later exchange reads the others.
-        """
+        """Send acks and starts between other calls; with ``wait``, the reply to ``last``."""
         if self._pid != own_pid():  # the connection, and what it owes, are the parent's
             self._pid, self._line, self._sent = own_pid(), Line(self.scripts), []
         new, self._next = [self._next] if any(self._next) else [], _Sent([], {})
@@ -229,7 +198,8 @@ class Outbox(Structure):
         if self._sent:  # by a signal's handler, while this waited: its connection was given up
             self._unanswered_acks(self._sent)
         self._sent = sent[len(read) :]
-        self._send_again(refused)
+        if refused:
+            self._send_again(refused)
         for job in lost:
             self.announce(job)
         if error is not None:
@@ -240,7 +210,7 @@ class Outbox(Structure):
         return theirs[-1] if last is not None else None
 
     def _settled(self, acks: list[Claimed], missing: set[int]) -> list[Job]:
-        """Note that acks were carried out; the jobs that were not there, which is news."""
+        """Note that acks were carried out; the jobs that were missing, unless that is no news."""
         now, lost = monotonic(), []
         for at, (job, _) in enumerate(acks, 1):
             self.lately.append((now, job.trace))
@@ -251,24 +221,17 @@ class Outbox(Structure):
         return lost
 
     def _unanswered_acks(self, parts: list[_Sent]) -> None:
-        """Nobody can say what became of these; they are sent again."""
         self._sent = []
         self._no_news.update(job for part in parts for job, _ in part.acks)
         self._send_again(parts)
 
     def _send_again(self, parts: list[_Sent]) -> None:
-        if not parts:
-            return
         parts = [*parts, self._next]
+        starting = {job: name for part in parts for job, name in part.starting.items()}
         over = (None, State.SETTLED)  # of one that has ended, only its ack
         self._next = _Sent(
             [claimed for part in parts for claimed in part.acks],
-            {
-                job: name
-                for part in parts
-                for job, name in part.starting.items()
-                if self.jobs.state(job) not in over
-            },
+            {job: name for job, name in starting.items() if self.jobs.state(job) not in over},
         )
 
     def announce(self, job: Job) -> None:

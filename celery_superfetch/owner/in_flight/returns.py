@@ -18,18 +18,14 @@ logger = logging.getLogger(__name__)
 #: Jobs that one script moves at most: it keeps everybody else waiting.
 BATCH = 100
 
-#: Seconds until jobs whose return the server refused are tried again.
+#: Seconds until the server is asked again where it refused.
 REFUSED_INTERVAL = 5.0
 
 
 class _Batch(NamedTuple):
-    """What one script gives back: jobs of one owner and one queue list."""
-
-    #: Tells the call from others, however often it is sent: that one is carried out once at most.
-    number: int
-    #: To which end of the queue.
-    where: str
-    jobs: list[Job]
+    number: int  # however often it is sent, it is carried out once at most
+    where: str  # to which end of the queue
+    jobs: list[Job]  # of one owner and one queue list
 
 
 class Returns:
@@ -51,11 +47,10 @@ class Returns:
         self._numbers = count(1)
 
     def add(self, job: Job, where: str) -> None:
-        """Send this one back with the next calls."""
         self._back[job] = where
 
     def calls(self) -> list[Call]:
-        """What is to be sent now, each with a number of its own."""
+        """What is to be sent now."""
         if self._refused and monotonic() >= self._refused_until:
             self._back, self._refused = {**self._refused, **self._back}, {}
         new = [_Batch(next(self._numbers), *batch) for batch in batches(self._back)]

@@ -9,13 +9,12 @@ from typing import Any
 class Runner:
     """Runs what is delivered: here the consumer itself, and nobody knows when it begins.
 
-    It is told to the poller of a connection, once; a Celery worker's is the gate before its pool.
-    The heart's thread asks for ``pids`` and ``turns``, the loop's does the rest.
+    A Celery worker's is the gate before its pool. The heart's thread asks for ``pids`` and
+    ``turns``, the loop's does the rest.
     """
 
-    #: The Celery worker that it is of; None for another consumer.
+    #: Celery's worker, and its name; another consumer has none.
     worker: Any = None
-    #: Celery's name of the worker; empty outside Celery.
     node = ""
     #: Jobs are sure to run in the thread that delivers them (Celery's solo pool).
     inline = False

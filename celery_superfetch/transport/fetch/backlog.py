@@ -13,17 +13,14 @@ class Backlog:
     """What a channel has claimed ahead of its consumers; it counts against the prefetch."""
 
     def __init__(self) -> None:
-        #: Claimed and confirmed.
         self.ready: deque[Claimed] = deque()
-        #: Brought by a blocking read; the next claim confirms them.
-        self.unconfirmed: list[Job] = []
+        self.unconfirmed: list[Job] = []  # a blocking read brought them; the next claim confirms
 
     def __len__(self) -> int:
         return len(self.ready) + len(self.unconfirmed)
 
     @property
     def jobs(self) -> list[Job]:
-        """All of them, the oldest claim first."""
         return [*(claimed.job for claimed in self.ready), *self.unconfirmed]
 
     def take_out(self, lists: Collection[str]) -> list[Job]:

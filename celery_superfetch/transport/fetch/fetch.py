@@ -23,8 +23,8 @@ logger = get_logger(__name__)
 class Fetch:
     """Fetches jobs for one channel.
 
-    While there are jobs, one script claims as many as the prefetch allows; when the lists are
-    dry, a blocking read waits on each. Nothing polls an idle worker's lists.
+    One script claims as many as the prefetch allows; when the lists are dry, a blocking read waits
+    on each.
     """
 
     _dry = False
@@ -32,10 +32,8 @@ class Fetch:
     _look_at = 0.0
     #: Until when a server that refused is not asked, and nobody complains of it (monotonic s).
     _refused_until = _silent_until = 0.0
-    #: The oldest ack when acks were last left to the next job.
-    _left: Job | None = None
-    #: The thread that delivers a job at this moment.
-    _delivering = 0
+    _left: Job | None = None  # the oldest ack when acks were last left to the next job
+    _delivering = 0  # the thread that does at this moment
 
     def __init__(self, channel: Any, poller: Any, membership: Membership) -> None:
         self.channel = channel
@@ -50,10 +48,7 @@ class Fetch:
         self._joined: Mapping[str, int] = {}
         self._outages = membership.heart.outages
 
-    # -- one turn of the loop
-
     def turn(self) -> None:
-        """Settle, claim or block, as the prefetch and the lists allow."""
         if self.channel.closed:
             return
         self.membership.check_process()
@@ -104,10 +99,10 @@ class Fetch:
             self.reads.wait_on(lists)
 
     def _goes_with_the_next(self) -> bool:
-        """Whether the next job takes the acks along, with the record of its start.
+        """Whether the next job takes the acks along, with the record of its start: in the solo
+        pool.
 
-        In the solo pool it does so here and now. One that did not (its time has not come) leaves
-        them to the next turn.
+        One that does not (its time has not come) leaves them to the next turn.
         """
         if not (self.runner.inline and self.backlog.ready):
             return False
@@ -120,7 +115,7 @@ class Fetch:
     def _runs_short(self, credit: int) -> bool:
         """Whether it is time to claim: where this thread may run jobs, when it has none.
 
-        Else nobody is idle while jobs wait here, and rather than one for each that ends, more are
+        Else nobody is idle while jobs wait here: rather than one for each that ends, more are
         claimed at once, as soon as there is room for as many as wait.
         """
         waiting = len(self.backlog)
@@ -217,7 +212,6 @@ class Fetch:
 
     @property
     def deliverable(self) -> bool:
-        """True while there is a job to deliver."""
         return bool(self.backlog.ready) and not self.membership.heart.stopping
 
     def deliver(self) -> bool:
@@ -225,8 +219,8 @@ class Fetch:
         if armed := self.reads.armed:
             left = self.channel.qos.credit()
             if not left or self.poller.inline:
-                # A callback that runs the job here would keep a surplus claim waiting for it; where
-                # it is sure to, nobody could even give back what comes meanwhile.
+                # A callback that runs the job here would keep what comes meanwhile waiting, and
+                # where it is sure to, nobody could even give that back.
                 self.reads.call_off(armed[0 if self.runner.inline else left :])
         try:
             claimed = self.backlog.ready.popleft()
@@ -244,12 +238,11 @@ class Fetch:
 
     @property
     def delivers_the_last(self) -> bool:
-        """Whether this is the callback of the last job that was claimed."""
+        """Whether this is called back from the delivery of the last job."""
         return self._delivering == get_ident() and not self.backlog.ready
 
     @property
     def must_look(self) -> bool:
-        """True while some lists have to be looked at once a second."""
         return monotonic() < self._refused_until or not self.reads.can_cover(self.lists.names)
 
     def _accept(self, job: Job, asked: float) -> None:
@@ -261,18 +254,13 @@ class Fetch:
             self.in_flight.requeue([job])
 
     def _come_again(self) -> None:
-        """There is something in a list on which no read waits."""
         self._dry = False
 
-    # -- jobs that go back
-
     def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
-        """Give jobs back to their queues; what fails now is tried again."""
         self.in_flight.requeue(jobs, where)
         self.poller.wake()
 
     def cancel(self, lists: set[str]) -> None:
-        """Stop fetching from some lists; what was claimed from them goes back."""
         try:
             self.reads.call_off([read for read in self.reads.armed if read.queue_list in lists])
         except RedisError:

@@ -16,12 +16,12 @@ from .reads import BlockingReads
 
 logger = get_logger(__name__)
 
-#: Seconds for which a busy owner comes to rest, at first: most jobs have ended by then. Each rest
-#: that served nobody lets the next be twice as long, so that some rest is long enough for any job.
+#: Seconds for which a busy owner comes to rest, at first. Each rest that served nobody lets the
+#: next be twice as long, so that some rest is long enough for any job.
 FIRST_REST = 60.0
 
-#: How many times as long as a rest nobody of the database rests afterwards: whatever the jobs and
-#: the suspects are, these cost at most a tenth of one owner.
+#: How many times as long nobody of the database rests afterwards: suspects cost at most a tenth of
+#: one owner.
 WORK = 10
 
 #: Seconds between two questions whether to rest, or to go on resting.
@@ -33,8 +33,8 @@ class Probation:
     """Decides in each turn of one channel whether a suspect has its process for itself.
 
     An owner that runs nothing takes the next at once. Of the busy, one in a database at a time
-    comes to rest: it stops claiming, and takes the suspect when what runs has ended. Between two
-    suspects an owner claims other jobs once: neither starves.
+    rests: it claims nothing until it can take the suspect. Between two suspects an owner claims
+    other jobs once, so that neither starves.
     """
 
     channel: Any
@@ -74,7 +74,6 @@ class Probation:
         return bool(waiting) and self._rests(waiting)
 
     def _waiting(self, lists: Sequence[str]) -> list[str]:
-        """Those of the queue lists that have suspects, as far as this process has heard."""
         suspected = self.in_flight.probation
         return [name for name in lists if name in suspected] if suspected else []
 
@@ -96,7 +95,6 @@ class Probation:
         return claimed is not None
 
     def _is_time(self) -> bool:
-        """Whether to ask once more."""
         now = monotonic()
         due = now >= self._next_try
         if due:
@@ -104,7 +102,6 @@ class Probation:
         return due
 
     def _rests(self, waiting: Sequence[str]) -> bool:
-        """Whether this owner is the one that comes to rest."""
         if self._is_time():
             rests = self._ask(waiting)
             if rests and not self._resting:

@@ -17,20 +17,14 @@ ALIKE = 4
 
 
 class QueueLists:
-    """What one channel claims from, as kombu's ``queue_order_strategy`` has it.
-
-    Arguments:
-        order: the strategy's name, or the strategy.
-    """
+    """What one channel claims from, as kombu's ``queue_order_strategy`` has it."""
 
     def __init__(self, order: str) -> None:
         self._cycle = cycle_by_name(order)()
         self._of_queue: Mapping[str, list[str]] = {}
         self._queue_of: dict[str, str] = {}
-        #: All of them, those for the urgent first.
-        self.names: list[str] = []
-        #: The same -> ms of their queue's x-expires; 0 for none.
-        self.expires: dict[str, int] = {}
+        self.names: list[str] = []  # those for the urgent first
+        self.expires: dict[str, int] = {}  # of each list (ms); 0 for none
         #: How many of the lists it would have been enough to name, for each of the last claims.
         self._reaches: deque[int] = deque(maxlen=ALIKE)
 
@@ -43,8 +37,7 @@ class QueueLists:
         self.expires = {name: expires_of(self._queue_of[name]) for name in self.names}
 
     def queue(self, queue_list: str) -> str:
-        """The queue that a list is of; one that is not served is taken for a queue."""
-        return self._queue_of.get(queue_list, queue_list)
+        return self._queue_of.get(queue_list, queue_list)  # one that is not served is a queue
 
     @property
     def equals(self) -> int:
@@ -64,8 +57,6 @@ class QueueLists:
     def served(self, queue_list: str) -> None:
         """Let the next claim begin with another queue."""
         self._cycle.rotate(self._queue_of[queue_list])
-
-    # -- how many a claim names
 
     def reach(self, credit: int) -> int | None:
         """How many of the lists the next claim names; None for all.

@@ -33,7 +33,7 @@ COMPLAINT_INTERVAL = 60.0
 class BlockingRead(LoneConnection):
     """Waits on one queue list by BLMOVE; a job that arrives there wakes exactly one worker."""
 
-    #: Whether a claim is pending, since when (monotonic s), and whose private list it leads to.
+    #: Whether a claim is pending, since when (monotonic s), and for whom.
     armed = False
     armed_at = 0.0
     owner = ""
@@ -51,7 +51,6 @@ class BlockingRead(LoneConnection):
         return self.fd
 
     def arm(self) -> None:
-        """Send the blocking claim; its reply is read when the socket is readable."""
         self.owner = self.membership.owner
         self.armed_at = monotonic()
         self.membership.in_flight.lists.wait(self, self.owner, self.queue_list, BLOCK_TIMEOUT)
@@ -82,8 +81,7 @@ class BlockingReads:
     poller: Any
     #: Called with each job that a read brought, and when that began to wait (monotonic s).
     on_job: Callable[[Job, float], object]
-    #: Called when there is something in a list that none waits on.
-    on_jobs: Callable[[], object]
+    on_jobs: Callable[[], object]  # called when there is something in a list that none waits on
     #: False once a claim may land that nobody waits for: it could not be called off.
     answered: bool = True
     #: Until when the server blocks on none (monotonic s): it is over its memory limit.
@@ -91,26 +89,22 @@ class BlockingReads:
 
     def __post_init__(self) -> None:
         self._reads: dict[str, BlockingRead] = {}
+        #: Queue list -> until when it is not blocked on, and nobody complains (monotonic s).
         self._unblockable: dict[str, float] = {}
-        #: Queue list -> until when nobody complains of it again (monotonic s).
         self._silenced: dict[str, float] = {}
         self._tracking = Tracking(self.membership, self.poller, self._note_news, self.on_jobs)
-        #: When something came to a list last (monotonic s).
-        self._news: dict[str, float] = {}
+        self._news: dict[str, float] = {}  # when something came to a list last (monotonic s)
 
     @property
     def lists(self) -> set[str]:
-        """Queue lists with a connection."""
         return set(self._reads)
 
     @property
     def armed(self) -> list[BlockingRead]:
-        """Those that wait now."""
         return [read for read in self._reads.values() if read.armed]
 
     @property
     def overdue(self) -> bool:
-        """Whether the server should have answered one long ago."""
         since = monotonic() - BLOCK_TIMEOUT - OVERDUE
         return any(read.armed and read.armed_at < since for read in self._reads.values())
 
@@ -146,7 +140,6 @@ class BlockingReads:
             if read is not None and read.armed:
                 continue
             if read is None and free:
-                # One that has ended waits on another list.
                 read = self._reads[name] = self._reads.pop(free.pop().queue_list)
                 read.queue_list = name
             if read is None or not read.connected:
@@ -159,10 +152,10 @@ class BlockingReads:
             self._tracking.close()
 
     def _choose(self, lists: Sequence[str]) -> Collection[str]:
-        """Which lists get the connections.
+        """Which lists get the connections: those that have one, then those to which something came
+        last.
 
-        Those on which one waits already, and then those to which something came last: a job that
-        a read brings wakes one worker, and one that is told of wakes all.
+        A job that a read brings wakes one worker, and one that is told of wakes all.
         """
         armed = {read.queue_list for read in self.armed}
         others = [name for name in lists if name not in armed]
@@ -209,7 +202,6 @@ class BlockingReads:
                 self._on_reply(read)
 
     def close(self, lists: Collection[str] | None = None) -> None:
-        """Close the connections of some lists; of all without ``lists``."""
         if lists is None:
             self._tracking.close()
         for name in self.lists if lists is None else self.lists & set(lists):

@@ -16,8 +16,7 @@ from ...store.wire.server import warn_once
 
 logger = logging.getLogger(__name__)
 
-#: Seconds a reply may be overdue before its connection counts as half-open; a server that stands
-#: still for 10 s keeps its connections.
+#: Seconds a reply may be overdue before its connection counts as half-open.
 OVERDUE = 12.0
 
 #: Seconds until it is tried again where a server has refused it.
@@ -33,23 +32,18 @@ class Tracking:
 
     membership: Membership
     poller: Any
-    #: Called with lists that changed.
     on_change: Callable[[Collection[str]], object]
-    #: Called when there is something in a list that was looked at.
-    on_jobs: Callable[[], object]
+    on_jobs: Callable[[], object]  # called when there is something in a list that was looked at
     #: Until when it is not tried, since the server has refused it (monotonic s).
     _refused_until: float = 0.0
     _arrivals: Arrivals | None = None
     #: When all are looked at anew (monotonic s): a message may be lost with its connection.
     _again_at: float = 0.0
-    #: Empty when they were looked at last; a message comes when they change.
-    _tracked: set[str] = field(default_factory=set)
-    #: Looked at, answer to come; without those that have changed since.
-    _asked: set[str] = field(default_factory=set)
+    _tracked: set[str] = field(default_factory=set)  # empty; a message comes when they change
+    _asked: set[str] = field(default_factory=set)  # answer to come; not changed since
 
     @property
     def allowed(self) -> bool:
-        """False for a while after the server has refused it."""
         return monotonic() >= self._refused_until
 
     def look_at(self, lists: Collection[str]) -> None:
@@ -73,7 +67,6 @@ class Tracking:
             arrivals.look(new)
 
     def _open(self) -> Arrivals | None:
-        """Connect; None where the server does not allow it."""
         try:
             arrivals = Arrivals(self.membership.database, self.membership.home.params)
         except ResponseError as exc:
@@ -90,7 +83,6 @@ class Tracking:
         return arrivals
 
     def _hear(self) -> None:
-        """Messages came, or the connection broke."""
         assert self._arrivals is not None
         try:
             for names in self._arrivals.changed():
@@ -101,7 +93,6 @@ class Tracking:
             self.close()  # no claim was lost with it, and the next look tries another
 
     def _seen(self) -> None:
-        """The lists were looked at, or the connection broke."""
         assert self._arrivals is not None
         try:
             found = self._arrivals.found()
@@ -114,7 +105,6 @@ class Tracking:
         self._asked = set()
 
     def close(self) -> None:
-        """Close both connections."""
         if self._arrivals is not None:
             for fd in self._arrivals.fds:
                 self.poller.unwatch(fd)
