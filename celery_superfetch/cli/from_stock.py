@@ -62,10 +62,9 @@ def take_over(
         force: also while stock consumers are connected.
         older_than: only jobs that were delivered more than so many seconds ago.
         otherwise: queue for jobs whose exchange and routing key lead to none.
-        dry_run: count, change nothing.
     """
-    # The jobs first, the consumers after: whoever connects later holds none of these, and
-    # whoever held one of these and still lives is still connected.
+    # The jobs first: whoever held one of these and still lives is still connected, and whoever
+    # connects later holds none of them.
     deliveries = unacked.deliveries()
     report = Migrated(len(deliveries), consumers=unacked.consumers(), dry_run=dry_run)
     if deliveries and report.consumers != [] and not force and not dry_run:
@@ -74,8 +73,7 @@ def take_over(
         until = unacked.database.server_time() // 1000 - older_than
         deliveries = [one for one in deliveries if one.since < until]
         report.younger = report.found - len(deliveries)
-    # Newest first, each to the front of its queue: the oldest is claimed next, also when
-    # this pass is killed and another goes on.
+    # Newest first, each to the front: the oldest is claimed next, also if another pass goes on.
     for at in range(0, len(deliveries), BATCH):
         _take_batch(unacked, deliveries[at : at + BATCH], routes, otherwise, report)
     return report

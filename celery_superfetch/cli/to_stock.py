@@ -19,9 +19,6 @@ from ..store.wire.clients import run_id
 
 logger = logging.getLogger(__name__)
 
-#: What the registry keeps as the reason where an operator overrules the verdict.
-FORCED = "drained by an operator"
-
 #: Tries to mark an owner that goes on writing heartbeats: each must hit the gap between two.
 TRIES = 10
 
@@ -65,9 +62,7 @@ class GiveBack:
     def run(self, *, force: bool = False, dry_run: bool = False) -> GivenBack:
         """Give back what dead owners hold; raises StillInUse while one lives.
 
-        Arguments:
-            force: mark the living reaped, too. They learn it by their next heartbeat.
-            dry_run: count, change nothing.
+        With ``force`` the living are marked reaped, too, and learn it by their next heartbeat.
         """
         report, errors = GivenBack(dry_run=dry_run), Pass(dry_run=dry_run)
         self.reaper.sweep(errors)
@@ -103,7 +98,7 @@ class GiveBack:
 
     def _mark(self, facts: Facts, score: int, verdict: Reason, report: GivenBack) -> None:
         owner, host = facts.owner, facts.process.host
-        reason = verdict.value if verdict.dead else FORCED
+        reason = verdict.value if verdict.dead else "drained by an operator"
         if not report.dry_run:
             for _ in range(TRIES):
                 if self.registry.mark(owner, host, score, TOMBSTONE, reason):
@@ -131,23 +126,19 @@ class GiveBack:
             report.queues[queue_list] += self.lists.give_back(jobs, expires)
 
     def _end_probation(self, report: GivenBack) -> None:
-        """Suspects go to the front of their queue; nothing runs alone without us."""
         suspects = Suspects(self.reaper.database)
         for queue_list in sorted(suspects.lists()):
             act = suspects.size if report.dry_run else suspects.give_back
             report.queues[queue_list] += act(queue_list)
 
     def _look_around(self, report: GivenBack) -> Sequence[bytes]:
-        """Count what is left; returns the keys that are neither jobs' nor the dead set's."""
+        """Count what is left; the keys that are neither jobs' nor the dead set's."""
         report.in_flight, doomed = self.reaper.keyspace.left()
         report.dead_set, report.keys = len(self.reaper.dead_jobs), len(doomed)
         return doomed
 
     def forget(self, report: GivenBack) -> None:
-        """Delete our bookkeeping; never a private list, and never the dead set.
-
-        While jobs are in flight, or a claim could still land, it raises StillInUse instead.
-        """
+        """Delete our bookkeeping; raises StillInUse where a job is in flight, or may come."""
         doomed = self._look_around(report)
         why = "nothing was forgotten: "
         if report.in_flight:
@@ -169,17 +160,11 @@ class GiveBack:
 def _refusal(alive: list[Alive]) -> str:
     rows = ""
     for one in alive:
-        known = one.reason in (Reason.RUNNING.value, Reason.RUNNING_SILENT.value)
-        rows += (
-            f"\n  {one.owner}: {one.in_flight} jobs in flight, last heartbeat "
-            f"{one.heartbeat_age:.0f} s ago; "
-        )
-        rows += (
-            f"{one.reason}: kill -TERM {one.pid}"
-            if known
-            else f"pid {one.pid} on {one.host}; if it is gone, drain again until its silence is "
-            "known"
-        )
+        what = f"pid {one.pid} on {one.host}; if it is gone, drain again until its silence is known"
+        if one.reason in (Reason.RUNNING.value, Reason.RUNNING_SILENT.value):
+            what = f"{one.reason}: kill -TERM {one.pid}"
+        held = f"{one.in_flight} jobs in flight, last heartbeat {one.heartbeat_age:.0f} s ago"
+        rows += f"\n  {one.owner}: {held}; {what}"
     return (
         f"nothing was moved. Owners that are alive, or not yet known to be dead:{rows}\n"
         "Stop these workers by TERM, wait until they have ended (--wait SECONDS waits for it), "

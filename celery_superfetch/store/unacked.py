@@ -38,7 +38,6 @@ class StockJob:
 
     @property
     def payload(self) -> bytes:
-        """The message's bytes as kombu wrote them; for a kombu producer those it had pushed."""
         return self.value[self.start : self.end]
 
     @classmethod
@@ -72,10 +71,7 @@ class StockConsumer:
 
 
 class Unacked(Structure):
-    """Stock kombu's hash of unacked messages and its index by time of delivery.
-
-    Arguments: kombu's ``unacked_key`` and ``unacked_index_key``.
-    """
+    """Stock kombu's hash of unacked messages, and its index by time of delivery."""
 
     def __init__(self, database: Database, name: str, index: str) -> None:
         super().__init__(database)
@@ -86,8 +82,8 @@ class Unacked(Structure):
     def consumers(self) -> list[StockConsumer] | None:
         """Connections to this database whose latest command is BRPOP; None where we may not ask.
 
-        A stock consumer keeps one for nothing else to its very end, and so does whoever waits for a
-        reply: of those our own workers' are known by their name.
+        A stock consumer keeps one for nothing else, and so does whoever waits for a reply: of those
+        our own workers' are known by their name.
         """
         try:
             rows: Any = self.client.client_list()
@@ -103,7 +99,6 @@ class Unacked(Structure):
         ]
 
     def size(self) -> int:
-        """Number of entries."""
         return int(self.client.hlen(self.name))
 
     def deliveries(self) -> list[Delivery]:
@@ -121,7 +116,6 @@ class Unacked(Structure):
         return list(values)
 
     def move(self, jobs: Sequence[tuple[StockJob, Mapping[str, int]]]) -> list[bytes]:
-        """``take`` jobs now."""
         return list(self.scripts.run(*self.take(jobs)))
 
     def take(self, jobs: Sequence[tuple[StockJob, Mapping[str, int]]]) -> Call:

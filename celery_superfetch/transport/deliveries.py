@@ -74,14 +74,6 @@ class Delivery(dict[str, Any]):
                 logger.warning("An ack could not be sent yet (%s); it is kept and sent again.", exc)
         fetch.poller.wake()
 
-    def ack_first(self) -> None:
-        """Settle what its consumer is going to ack in a moment.
-
-        Until then its tag stays taken, which a copy of the job may have as well.
-        """
-        if self.is_open:
-            self.ack()
-
     def requeue(self, where: str = "front") -> None:
         """Give back what does not run (any more)."""
         is_open = self.is_open

@@ -71,12 +71,8 @@ def keep_what_runs(pool: Any, forget: Callable[[Any], None]) -> None:
 
 
 def _can_be_read(job: Any) -> bool:
-    """Whether a child may read this job already, and start it.
-
-    One that has died counts, too: its pipe must not be given to the next child before that is seen.
-    """
-    request = request_of(job._accept_callback)
-    delivery = delivery_of(getattr(request, "message", None))
+    # One that has died counts, too: its pipe must not be given to the next before that is seen.
+    delivery = delivery_of(getattr(request_of(job._accept_callback), "message", None))
     return not job._accepted and job._write_to is not None and delivery is not None
 
 

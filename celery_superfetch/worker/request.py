@@ -92,7 +92,7 @@ class CountedRequest(Request):
                 )
                 return
             # We are in a signal handler on top of the job: Celery's own error would fail it.
-            told = {name: kwargs[name] for name in ("emit_retry",) if name in kwargs}
+            told = {name: kwargs[name] for name in kwargs if name == "emit_retry"}
             self._announce_cancelled(**told)
             if not self.acknowledged:
                 self._give_back()
@@ -172,10 +172,11 @@ class CountedRequest(Request):
             # Celery takes the end of a killed greenlet for success; its ack would lose the job.
             self._give_back()
         else:
-            if poller and not (self.acknowledged or poller.inline):
+            if poller and not (self.acknowledged or poller.inline) and delivery.is_open:
                 # Celery leaves it to its loop's next turn, too late for the job that gets the slot
-                # now, and takes this ack along.
-                delivery.ack_first()
+                # now, and takes this ack along. Until then its tag stays taken: a copy of the job
+                # may have it, too.
+                delivery.ack()
             super().acknowledge()
         if poller:
             # Before 5.7 Celery's loop sleeps over what a thread, or greenlet, has given it to do.

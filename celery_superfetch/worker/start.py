@@ -72,16 +72,16 @@ class _Handover:
     def is_ours(self) -> bool:
         if self.in_flight.certificate.is_past(self.job.owner):
             return False
-        # One with early ack that was taken back is settled, and nobody else's either.
+        # With early ack one that was taken back is settled, and nobody else's either.
         return bool(self.request.acknowledged or self.in_flight.may_start(self.job))
 
     def may_begin(self) -> float:
         """Record it and note that the pool has it; until when it may begin, 0 for not now."""
         if self.request.acknowledged:
             return self.in_flight.certificate.until(self.job.owner)
-        # One with early ack may be settled before it runs: nothing would take its record away.
-        late = self.request.task.acks_late
-        return self.in_flight.start(self.job, digest(self.job.payload) if late else "")
+        # With early ack it may be settled before it runs: nothing would take its record away.
+        name = digest(self.job.payload) if self.request.task.acks_late else ""
+        return self.in_flight.start(self.job, name)
 
 
 class Gate(Runner):
@@ -93,10 +93,8 @@ class Gate(Runner):
         self.worker, self.pool, self.node = worker, worker.pool, worker.hostname
         kind = type(self.pool).__module__
         self.inline, self.threads, self.green = kind == SOLO, kind == THREADS, self.pool.is_green
-        # One of processes that the worker's event loop serves
         self.prefork = self.pool.uses_semaphore and not self.pool.options.get("threads", True)
-        self._monitors = monitors_of(worker.app)
-        self._turns = 0
+        self._monitors, self._turns = monitors_of(worker.app), 0
         self._start_times: dict[int, str] = {}
         self._waiting: deque[_Handover] = deque()
         self._out: set[_Handover] = set()
@@ -130,24 +128,20 @@ class Gate(Runner):
     def on_close(self) -> None:
         self._turns = 0
 
-    def turns(self) -> int:
-        """0 while a job in the loop's own thread may keep it."""
+    def turns(self) -> int:  # 0 while a job in the loop's own thread may keep it
         return 0 if (self.inline or self.green) and state.active_requests else self._turns
 
-    def reserve(self) -> int:
-        """Not those that wait for their time, or a rate limit."""
+    def reserve(self) -> int:  # not those that wait for their time, or a rate limit
         # Celery before 5.7 forgets at a reconnect that what runs on was reserved.
         return max(0, len(state.reserved_requests) - len(state.active_requests))
 
     def busy(self, unsettled: bool) -> bool:
         return bool(self._out)
 
-    def free(self) -> int:
-        """Of the slots for which no job that Celery knows waits."""
+    def free(self) -> int:  # slots for which no job that Celery knows waits
         return self.slots - max(len(state.reserved_requests), len(self._out) + len(self._waiting))
 
-    def _process_task(self, request: Any) -> None:
-        """Stands for the worker's own, which timers call, too."""
+    def _process_task(self, request: Any) -> None:  # for the worker's own; timers call it, too
         try:
             self._process(request)
         except Exception as exc:
@@ -171,8 +165,7 @@ class Gate(Runner):
         self.pump()
         what.waited = True
         # Celery keeps a weak reference to what this returns.
-        result = request._apply_result
-        return None if result is None else result()
+        return request._apply_result and request._apply_result()
 
     def pump(self) -> None:
         """Hand over what may start now; while somebody does, he sees to what comes meanwhile."""
@@ -227,13 +220,11 @@ class Gate(Runner):
         if self.inline:
             self._over(what)
         elif self.threads:
-            result.f.add_done_callback(lambda _: self._over(what))
-        elif self.green:
-            ended = partial(self._ended, what)
-            if result is None:  # eventlet's
-                self.pool.latest_greenlet.link(ended)
-            else:
-                result.rawlink(ended)  # its ``link`` would start one more greenlet
+            result.f.add_done_callback(partial(self._over, what))
+        elif self.green and result is None:  # eventlet's
+            self.pool.latest_greenlet.link(partial(self._over, what))
+        elif self.green:  # gevent's, whose ``link`` would start one more greenlet
+            result.rawlink(partial(self._over, what))
 
     def _tell(self, what: _Handover, tell: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """One of the pool's callbacks: its last word on a job, but for that of a soft limit."""
@@ -243,14 +234,11 @@ class Gate(Runner):
             if not kwargs.get("soft"):
                 self._over(what)
 
-    def _over(self, what: _Handover) -> None:
+    def _over(self, what: _Handover, *_: Any) -> None:
         self._out.discard(what)
-        self.pump()
-
-    def _ended(self, what: _Handover, _: Any) -> None:
-        """A greenlet has; this runs in gevent's hub, where nothing may wait."""
-        self._out.discard(what)
-        if self._waiting:
+        if not self.green:
+            self.pump()
+        elif self._waiting:  # this is gevent's hub, where nothing may wait
             self.pool.spawn_n(self.pump)
 
     def _drop(self, what: _Handover, why: str) -> None:
@@ -277,7 +265,7 @@ class Gate(Runner):
             for job in list(self.pool._pool._cache.values()):
                 if request_of(job._accept_callback) is request:
                     job.discard()  # it could not be given whole
-            # Not here: many such jobs in a row would each be handed over from within the other.
+            # Not here: each of many in a row would be handed over from within the one before.
             self.worker.hub.call_soon(self.worker._quick_release)
         return True
 
@@ -291,8 +279,8 @@ class Gate(Runner):
     def take_back(self, request: Any) -> None:
         """The pool came too late to a job: hand it over again, if it is still ours.
 
-        One whose channel is closed goes back to its queue: at the next lost connection Celery
-        forgets what waits for a slot, and no channel would give this one back.
+        One whose channel is closed goes back: none else would do that when Celery, at the next lost
+        connection, forgets what waits for a slot.
         """
         delivery = request.delivery
         job, in_flight = delivery.job, delivery.in_flight
@@ -306,7 +294,6 @@ class Gate(Runner):
             in_flight.unrecord(job)
         # The process runs others by now: who ends this job must not end that.
         request.time_start = request.worker_pid = request._apply_result = None
-        # In Celery's books it is one that waits for a slot.
-        state.task_ready(request)
+        state.task_ready(request)  # in Celery's books it is one that waits for a slot
         state.task_reserved(request)
         self.worker.process_task(request)

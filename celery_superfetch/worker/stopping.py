@@ -24,10 +24,8 @@ LOOK_INTERVAL = 0.5
 
 def process_ends() -> bool:
     """What Celery tells all workers of a process; it is taken back where one was embedded."""
-    for flag in (state.should_stop, state.should_terminate):
-        if flag is not None and flag is not False:  # an exit code of 0 says stop as well
-            return True
-    return False
+    flags = state.should_stop, state.should_terminate
+    return any(flag is not None and flag is not False for flag in flags)  # 0 is an exit code
 
 
 def told_to_stop(membership: Membership) -> bool:

@@ -285,7 +285,7 @@ def test_an_ack_that_comes_early_leaves_a_copy_with_the_same_tag_alone(
         channel = connection.channel()
         queue = kombu.Queue("mail")(channel)
         first = queue.get()
-        channel.qos.delivery(first.delivery_tag).ack_first()
+        channel.qos.delivery(first.delivery_tag).ack()
         second = queue.get()
         first.ack()
         [key] = bench.client.keys("superfetch:private*")

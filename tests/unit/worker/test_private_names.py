@@ -116,7 +116,7 @@ def pool() -> Iterator[Any]:
 def test_a_started_pool_that_lacks_a_name_is_refused(
     name: Name, pool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_workers.check_started(pool)
+    check(STARTED, pool)
     owner, last = owner_of(name, pool)
     if hasattr(owner, "__dict__"):
         monkeypatch.setattr(owner, last, lambda *, other: None)
@@ -125,7 +125,7 @@ def test_a_started_pool_that_lacks_a_name_is_refused(
         owner, last = owner_of(name._replace(path="." + ".".join(parts[:-1])), pool)
         monkeypatch.setattr(owner, last, object())
     with pytest.raises(UnsupportedVersion, match="in a started pool"):
-        of_workers.check_started(pool)
+        check(STARTED, pool)
 
 
 def test_the_error_says_which_version_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
