@@ -108,6 +108,8 @@ class Look:
         for owner in self.owners:
             name = owner["owner"]
             runs = self.lists.running(name).claim_ids
+            if self.which.state == RUNNING and not runs:
+                continue
             lists = [one for one in owner["queues"] if _fits(self._queue(one), self.which.queue)]
             filled = self.lists.has_jobs((name, [one]) for one in lists)
             for queue_list in (one for one, there in zip(lists, filled, strict=True) if there):
@@ -152,7 +154,7 @@ class Look:
                 "verdict": owner.get("verdict"),
                 "queue": self._queue(queue_list),
                 "list": queue_list,
-                "strikes": counters.strikes,
+                "strikes": counters.strikes or 0,
                 "recoveries": counters.recoveries,
                 # By the clock of its owner's host; not known of what is only reserved.
                 "claimed": utc(claimed_at(claim) if claim else None),
