@@ -9,7 +9,7 @@ from .session import know_tasks, superfetch
 
 
 @superfetch.command(name="web", cls=CeleryCommand)
-@click.option("--port", type=click.IntRange(0, 65535), default=5566, show_default=True)
+@click.option("--port", type=click.IntRange(1, 65535), default=5566, show_default=True)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Listen at this address.")
 @click.option("--allow-changes", is_flag=True, help="Let who looks retry and delete dead jobs.")
 @click.option(

@@ -23,7 +23,7 @@ from ..errors import JobNotFound, SuperfetchError
 from .access import Access, Headers
 from .hiding import HIDE
 from .seen import Seen
-from .shown import FILTERS, Overview, shown
+from .shown import FILTERS, JOB_STATES, Overview, shown
 
 HERE = Path(__file__).parent
 
@@ -56,6 +56,7 @@ def create_app(
     return Starlette(
         routes=[
             Route("/", page.guarded(page.overview)),
+            Route("/jobs", page.guarded(page.jobs)),
             Route("/dead", page.guarded(page.dead)),
             Route("/dead", page.change, methods=["POST"]),
             Route("/dead/{id}", page.guarded(page.job)),
@@ -107,6 +108,13 @@ class Page:
         all_rows = "all" in request.query_params
         return self._render(
             request, "overview.html", seen=Overview(self._seen.overview(), span, all_rows)
+        )
+
+    def jobs(self, request: Request) -> Response:
+        asked = request.query_params.get("state")
+        state = asked if asked in JOB_STATES else "running"
+        return self._render(
+            request, "jobs.html", found=self._seen.jobs(state), state=state, states=JOB_STATES
         )
 
     def dead(self, request: Request, done: Any = None) -> Response:

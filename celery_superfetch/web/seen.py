@@ -17,6 +17,7 @@ from ..app.dead_set import DeadSet
 from ..app.passes import reaper_of
 from ..model.dead_job import DeadFilter, DeadJob
 from ..operate.health import findings
+from ..operate.jobs import Look, Which
 from ..operate.overview import overview_of
 from ..reaper.reaper import Reaper
 from ..store.history import MOST as ALL_DEATHS
@@ -28,10 +29,13 @@ T = TypeVar("T")
 #: Jobs on a page of the dead set.
 PAGE = 50
 
+#: Jobs in flight that are shown of a state.
+JOBS = 100
+
 #: Jobs that a search looks at before it shows what it has.
 LOOKS = 1000
 
-#: An overview is as old as this, or this many times what it took, before another is made.
+#: What is shown is as old as this, or this many times what it took, before it is read anew.
 FRESH, SHARE = 1.0, 4.0
 
 
@@ -52,8 +56,7 @@ class Seen:
         self._hiding = Hiding(hide)
         self._lock = threading.Lock()
         self._open: tuple[Redis, Reaper] | None = None
-        self._overview: dict[str, Any] = {}
-        self._until = 0.0
+        self._known: dict[str, tuple[float, dict[str, Any]]] = {}
 
     def _ask(self, question: Callable[[Redis, Reaper], T]) -> T:
         opened = self._open
@@ -66,20 +69,43 @@ class Seen:
             self._open = None  # the next one may be found elsewhere
             raise
 
-    def overview(self) -> dict[str, Any]:
-        """``overview_of``, its ``findings``, all ``deaths``, and the numbers of ``dead`` jobs."""
+    def _kept(
+        self, name: str, question: Callable[[Redis, Reaper], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """What was answered a moment ago, or is now: a thousand browsers ask no more than one."""
         with self._lock:
             begun = monotonic()
-            if begun >= self._until:
-                self._overview = self._ask(self._read)
-                self._until = monotonic() + max(FRESH, SHARE * (monotonic() - begun))
-            return self._overview
+            until, answer = self._known.get(name, (0.0, {}))
+            if begun >= until:
+                answer = self._ask(question)
+                took = monotonic() - begun
+                self._known[name] = begun + took + max(FRESH, SHARE * took), answer
+            return answer
+
+    def forget(self) -> None:
+        """Look anew: who has changed something wants to see it."""
+        with self._lock:
+            self._known.clear()
+
+    def overview(self) -> dict[str, Any]:
+        """``overview_of``, its ``findings``, all ``deaths``, and the numbers of ``dead`` jobs."""
+        return self._kept("overview", self._overview)
+
+    def jobs(self, state: str) -> dict[str, Any]:
+        """The first jobs in flight of this state."""
+
+        def look(client: Redis, reaper: Reaper) -> dict[str, Any]:
+            separator = DeadSet(self.app, client).separator
+            found = Look(reaper, Which(state), separator).first(JOBS)
+            return {**found, "now": datetime.fromisoformat(found["server_time"]).timestamp()}
+
+        return self._kept(state, look)
 
     def now(self) -> float:
         """The server's clock, in seconds."""
         return self._ask(lambda _, reaper: reaper.database.server_time() / 1000)
 
-    def _read(self, _: Redis, reaper: Reaper) -> dict[str, Any]:
+    def _overview(self, _: Redis, reaper: Reaper) -> dict[str, Any]:
         found = overview_of(self.app, reaper)
         now = datetime.fromisoformat(found["server_time"]).timestamp()
         return {
@@ -113,10 +139,6 @@ class Seen:
             JobNotFound: it is not there (any more).
         """
         return self._shown([self.dead_set(lambda dead: dead.get(id))])[0]
-
-    def forget(self) -> None:
-        """Look anew: who has changed something wants to see it."""
-        self._until = 0.0
 
     def dead_set(self, use: Callable[[DeadSet], T]) -> T:
         """A dead set for each use: it counts the failures of the result backend."""

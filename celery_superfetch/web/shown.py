@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -19,6 +20,16 @@ ROWS, FINDINGS = 40, 6
 
 #: Characters of arguments in a list.
 SHORT = 120
+
+
+#: The states of jobs in flight -> how they are called on the page.
+JOB_STATES = {
+    "running": "running",
+    "reserved": "reserved",
+    "eta": "for later",
+    "probation": "on probation",
+    "struck": "with strikes",
+}
 
 
 class Overview:
@@ -68,7 +79,7 @@ class Overview:
     @property
     def owners(self) -> list[dict[str, Any]]:
         """Those first that are not well."""
-        rows = [{**owner, "mood": _mood(owner)} for owner in self.found["owners"]]
+        rows = [{**owner, **_mood(owner)} for owner in self.found["owners"]]
         rows.sort(key=lambda row: (row["mood"] == "ok", row["node"], row["owner"]))
         return rows[: self._rows]
 
@@ -104,11 +115,13 @@ class Overview:
         }
 
 
-def _mood(owner: Mapping[str, Any]) -> str:
-    if owner["verdict"] == "dead" or owner["state"] == STUCK:
-        return "critical"
-    silent = owner["heartbeat_age"] >= MISSED_HEARTBEATS * owner["heartbeat_interval"]
-    return "warning" if silent else "ok"
+def _mood(owner: Mapping[str, Any]) -> dict[str, str]:
+    """How an owner is, in one word, and how bad that is."""
+    if owner["verdict"] != "alive":
+        return {"mood": "critical", "word": owner["verdict"]}
+    if owner["heartbeat_age"] >= MISSED_HEARTBEATS * owner["heartbeat_interval"]:
+        return {"mood": "warning", "word": "silent"}
+    return {"mood": "critical" if owner["state"] == STUCK else "ok", "word": owner["state"]}
 
 
 def shown(value: object) -> object:
@@ -134,15 +147,34 @@ def ago(seconds: float, now: float) -> str:
     return f"{span(max(0.0, now - seconds))} ago"
 
 
+def ahead(time: str, now: float) -> str:
+    """How long it is until then."""
+    left = datetime.fromisoformat(time).timestamp() - now
+    return f"in {span(left)}" if left > 0 else "now"
+
+
+def since(time: str, now: float) -> str:
+    """How long ago that was."""
+    return ago(datetime.fromisoformat(time).timestamp(), now)
+
+
+def clock(time: str | None) -> str:
+    """A time in ISO 8601 as one reads it."""
+    return f"{time[:10]} {time[11:19]} UTC" if time else "not noted"
+
+
 def short(text: str) -> str:
     return cut(text, SHORT)
 
 
 FILTERS = {
     "ago": ago,
+    "ahead": ahead,
+    "clock": clock,
     "coded": coded,
     "number": number,
     "sentence": sentence,
     "short": short,
+    "since": since,
     "span": span,
 }

@@ -1,0 +1,42 @@
+"""`celery superfetch web`: the page as a command serves it, and what it refuses to serve."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from support.process import Process
+from support.servers.server import free_port
+from support.waiting import eventually
+from support.workers.bench import Bench
+from support.workers.cli import Result, superfetch_command
+from support.workers.worker import process_env
+
+
+def test_it_serves_who_has_the_token_until_it_is_told_to_stop(
+    env: Callable[..., dict[str, str]], bench: Bench, tmp_path: Path
+) -> None:
+    bench.owner(node="w1@host")
+    port, token = free_port(), "correct-horse-battery"
+    command = superfetch_command("web", "--host", "0.0.0.0", "--port", str(port))
+    environ = process_env({**env(), "SUPERFETCH_WEB_TOKEN": token})
+    with Process(command, log=tmp_path / "web.log", env=environ, cwd=tmp_path) as serving:
+        url = f"http://127.0.0.1:{port}/"
+        eventually(lambda: httpx.get(url).status_code == 401)
+        page = httpx.get(url, headers={"authorization": f"Bearer {token}"})
+        assert "w1@host" in page.text
+        assert "server" not in page.headers
+        serving.signal(signal.SIGINT)
+        assert serving.wait_exit() == 0
+        assert "Traceback" not in serving.log()
+
+
+def test_it_is_not_served_to_others_without_a_token(cli: Callable[..., Result], url: Any) -> None:
+    refused = cli("web", "--host", "0.0.0.0", code=2)
+    assert "others can reach 0.0.0.0: say --token, or set SUPERFETCH_WEB_TOKEN" in refused.err
+    refused = cli("web", "--host", "0.0.0.0", "--token", "short", code=1)
+    assert "at least 12 characters" in refused.err
