@@ -85,6 +85,19 @@ def test_the_overview_says_what_is_wrong_and_who_died(
     assert 'aria-label="jobs recovered: 2 in all, 2 at most in a day' in week
 
 
+def test_jobs_in_flight_by_state(bench: Bench, browse: Callable[..., TestClient]) -> None:
+    owner = bench.owner(node="w1@host")
+    bench.give(owner.owner, "mail", [payload("a"), payload("b", task=EVIL)])
+    browser = browse()
+    assert browser.get("/jobs").text.count("<tbody") == 0
+    page = browser.get("/jobs?state=reserved").text
+    assert "w1@host" in page
+    assert Tags(page).count["tr"] == 3
+    assert Tags(page).count["script"] == 1
+    for state in ("eta", "probation", "struck", EVIL):
+        assert "No job in flight is" in browser.get("/jobs", params={"state": state}).text
+
+
 def test_nothing_of_a_payload_is_markup_or_obeyed(
     bench: Bench, browse: Callable[..., TestClient]
 ) -> None:
