@@ -53,8 +53,7 @@ class PoisonPill(SuperfetchError):
     def __init__(self, text: str = "", facts: Mapping[str, Any] | None = None) -> None:
         told = dict(facts or {})
         super().__init__(text, told)
-        #: Why its last owner lost it.
-        self.reason = str(told.get("reason", ""))
+        self.reason = str(told.get("reason", ""))  # why its last owner lost it
         #: Recoveries that may have been the job's own fault.
         self.strikes = int(told.get("strikes", 0))
         #: How often its run was cut short, its death included.
@@ -68,8 +67,7 @@ class PoisonPill(SuperfetchError):
             None if at is None else datetime.fromtimestamp(at, timezone.utc)
             for at in told.get("times", ())
         )
-        #: Its id in the dead set.
-        self.dead_id = str(told.get("dead_id", ""))
+        self.dead_id = str(told.get("dead_id", ""))  # its id in the dead set
 
     def __str__(self) -> str:
         return str(self.args[0])

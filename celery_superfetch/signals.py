@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from celery.utils import dispatch
-
-if TYPE_CHECKING:
-    from .model.job import Envelope, Job
 
 
 class Signal(dispatch.Signal):
@@ -39,10 +36,8 @@ class ReapedOwner(NamedTuple):
     owner: str
     host: str
     pid: int
-    #: Name of its Celery app; empty outside Celery.
-    app_name: str
-    #: Why it was taken for dead.
-    reason: str
+    app_name: str  # name of its Celery app; empty outside Celery
+    reason: str  # why it was taken for dead
     recovered: int
     killed: int
 
@@ -50,15 +45,8 @@ class ReapedOwner(NamedTuple):
 class LostJob(NamedTuple):
     """What ``ownership_lost`` tells: a job that was claimed here is another's by now."""
 
-    #: Who had claimed it.
-    owner: str
+    owner: str  # who had claimed it
     queue_list: str
     payload: bytes
-    #: Celery's names for it; None where the payload does not say.
-    task: str | None
+    task: str | None  # Celery's names for it; None where the payload does not say
     task_id: str | None
-
-    @classmethod
-    def of(cls, job: Job, envelope: Envelope) -> LostJob:
-        """The loss of ``job``."""
-        return cls(job.owner, job.queue_list, job.payload, envelope.task, envelope.task_id)

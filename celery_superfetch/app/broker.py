@@ -26,8 +26,8 @@ SCHEMES = {"redis": Transport, "rediss": Transport, "sentinel": SentinelTranspor
 class Connection(kombu.Connection):
     """A kombu connection whose ``redis://``, ``rediss://`` and ``sentinel://`` mean ours.
 
-    The URL keeps its scheme. So a switch to the next URL of a failover list keeps our
-    transport, ``rediss://`` its TLS defaults, and Flower its broker page.
+    The URL keeps its scheme, and so its TLS defaults, a failover list our transport, and Flower its
+    broker page.
     """
 
     def get_transport_cls(self) -> Any:
@@ -58,37 +58,24 @@ class _Pool(kombu.connection.ConnectionPool):
 
 
 class AMQP(celery.app.amqp.AMQP):
-    """Celery's own, with our connections."""
-
     Connection = Connection
 
 
 def config_of(app: Celery) -> Config:
-    """The app's options, validated.
-
-    Raises:
-        ConfigError: an option is unknown or impossible.
-    """
+    """The app's options; ConfigError: one is unknown or impossible."""
     return Config.from_options(app.conf.broker_transport_options or {}, KNOWN_OPTIONS)
 
 
 def database_of(app: Celery, client: Redis) -> Database:
-    """The app's database, by a client that leads there."""
     from ..store.database import Database
 
     return Database(client, config_of(app))
 
 
 def client_of(app: Celery, timeout: float = 0.0) -> Redis:
-    """A plain client for the database the app's workers consume from.
-
-    Arguments:
-        timeout: seconds to wait for each reply; 0 for what the app's options say.
-
-    Raises:
-        UnsupportedBroker: the app's broker is not Redis.
-        redis.exceptions.RedisError: it cannot be reached.
-    """
+    """A plain client for the database the app's workers consume from, which waits ``timeout``
+    seconds for each reply (0: as the app's options say). Raises UnsupportedBroker where that is
+    not Redis, and a RedisError where it cannot be reached."""
     with app.connection_for_read() as connection:
         # kombu alone tries two servers of a failover list, however many there are; and one that
         # accepts and says nothing twice.

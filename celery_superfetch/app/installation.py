@@ -70,20 +70,16 @@ def _add(app: Celery) -> None:
     job_recovering.connect(guard_of(app), sender=app, weak=False)
     job_recovered.connect(reporter(app, "recovery"), sender=app, weak=False)
     job_killed.connect(reporter(app, "job"), sender=app, weak=False)
-    # Configuration may come later, and again; what a module sets after it was read is seen when
-    # the app is finalized.
+    # Configuration may come later, and again; a module may set more after it was read.
     app.on_after_configure.connect(_configure)
     app.on_after_finalize.connect(_configure)
 
 
 def _configure(sender: Celery, **_: Any) -> None:
-    """Merge options, defaults and the beat entry into the app's configuration."""
     conf = sender.conf
     given = {**(conf.broker_transport_options or {}), **sender._superfetch}
     _set(conf, "broker_transport_options", {**given, "app_name": sender.main or ""})
-    # The last map holds Celery's own defaults for this app: whatever the user set, in whichever
-    # way and however late, is found before it.
-    defaults = conf.maps[-1]
+    defaults = conf.maps[-1]  # Celery's own for this app: whatever the user set is found before
     for name, (old, value) in DEFAULTS.items():
         defaults[old if old in defaults else name] = value
     try:

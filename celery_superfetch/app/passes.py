@@ -20,10 +20,8 @@ def reaper_of(
 ) -> Reaper:
     """A reaper that speaks for ``app``: its guard decides, its callers are told.
 
-    Arguments:
-        membership: the worker's, which has watched the others and announces kills in threads of
-            its own; None: each pass announces at its end.
-        by: who makes the passes, for ``status``; the membership's node, by default.
+    The worker's ``membership`` has watched the others, and announces kills in threads of its own;
+    without one each pass announces at its end. ``by``: who makes the passes, for ``status``.
     """
     return Reaper(
         database_of(app, client),
@@ -50,7 +48,6 @@ def scheduled_pass(reaper: Reaper) -> Report:
 
 
 def note(reaper: Reaper, report: Report) -> None:
-    """Write down what those who look want to know: of this pass, and of what waits since when."""
     here = ProcessImage.current()
     told = {
         "by": reaper.by or f"{here.host} pid {here.pid}",

@@ -13,12 +13,8 @@ from ..transport.channel import Channel
 
 
 class Routes:
-    """Queue lists by exchange, routing key and priority, as stock kombu restores a message.
-
-    Arguments:
-        app: knows the types of its exchanges and the options of its queues. Of what it does not
-            know, the binding tables in Redis tell.
-    """
+    """Queue lists by exchange, routing key and priority, as stock kombu restores a message. The app
+    knows the types of its exchanges; of others, the binding tables in Redis tell."""
 
     def __init__(self, app: Celery, channel: Channel) -> None:
         self._channel = channel

@@ -16,15 +16,13 @@ from .events import monitors_of
 
 logger = get_logger(__name__)
 
-#: Name of the task and of its entry in ``beat_schedule``.
-REAP_TASK = "celery_superfetch.reap"
+REAP_TASK = "celery_superfetch.reap"  # name of the task and of its entry in ``beat_schedule``
 REAP_ENTRY = "superfetch-reap"
 
 #: Scope of the lock on the task's message while it waits: the one that runs takes it away ...
 LOCK_SENT = "sent"
 
-#: ... and one that got lost holds off the next for so many seconds.
-WAITS = 3600
+WAITS = 3600  # ... and one that got lost holds off the next for so many seconds.
 
 #: Loggers of Celery's that say INFO of each task: whoever has one every few seconds pays for it.
 ROUTINE = ("celery.beat", "celery.worker.strategy", "celery.app.trace")
@@ -36,8 +34,8 @@ class ReapTask(Task):
     def apply_async(self, *args: Any, **options: Any) -> Any:
         """Send it; None where nobody is registered, or one waits already.
 
-        Here and not in the schedule: each of beat's schedulers comes by. What no worker serves
-        would pile up, and keep awake whoever scales by the length of the queue.
+        Here and not in the schedule, by which each of beat's schedulers comes. What no worker
+        serves would pile up, and keep awake whoever scales by the length of the queue.
         """
         wanted = True  # whoever cannot be asked may be there again when a worker runs it
         with suppress(Exception), client_of(self.app) as client:
@@ -73,7 +71,6 @@ def _demote(record: logging.LogRecord) -> bool:
 
 
 def add_reap_task(app: Celery) -> None:
-    """Register ``celery_superfetch.reap`` with ``app``, once."""
     for name in ROUTINE:
         logging.getLogger(name).addFilter(_demote)
 

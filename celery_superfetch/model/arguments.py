@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from .job import UNREADABLE, NotRead, parse, read_body
 
-#: Characters shown of each; Celery itself cuts its own views at as many.
-MOST = 1024
-
-#: Bytes of a body that are decoded just to be shown.
-MOST_BODY = 1024 * 1024
+MOST = 1024  # characters shown of each; Celery itself cuts its own views at as many
+MOST_BODY = 1024 * 1024  # bytes of a body that are decoded just to be shown
 
 
 def arguments(payload: bytes) -> tuple[str, str]:
@@ -44,5 +41,4 @@ def printable(value: object) -> str:
 
 
 def cut(text: str, most: int = MOST) -> str:
-    """The text, or its beginning."""
     return text if len(text) <= most else f"{text[: most - 3]}..."

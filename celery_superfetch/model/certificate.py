@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from time import monotonic
 
-#: Heartbeats after the last that was heard. A verdict needs two of silence.
-HEARTBEATS = 1.5
+HEARTBEATS = 1.5  # heartbeats after the last that was heard. A verdict needs two of silence.
 
 
 class Certificate:
@@ -19,7 +18,7 @@ class Certificate:
         self._heard: tuple[str | None, float] = None, math.inf
 
     def heard(self, owner: str, asked: float) -> None:
-        """The server has answered a heartbeat of ``owner``, sent at ``asked`` (monotonic s)."""
+        """The server has answered a heartbeat that ``owner`` sent at ``asked`` (monotonic s)."""
         self._heard = owner, asked + HEARTBEATS * self._interval
 
     def until(self, owner: str) -> float:

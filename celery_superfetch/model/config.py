@@ -13,16 +13,11 @@ LONGEST = 10 * 365 * 86400.0
 
 
 class Config:
-    """All options of celery_superfetch. Durations are seconds.
+    """All options of celery_superfetch. Durations are seconds; ConfigError: one is impossible."""
 
-    No dataclass: a producer pays for the making of one whenever it starts.
+    # No dataclass: a producer pays for the making of one whenever it starts.
 
-    Raises:
-        ConfigError: a value has the wrong type or is impossible.
-    """
-
-    #: Seconds between two heartbeats of an owner.
-    heartbeat_interval: float = 5.0
+    heartbeat_interval: float = 5.0  # seconds between two heartbeats of an owner
     #: Seconds of watched silence after which a still connected remote owner is dead.
     owner_ttl: float = 60.0
     #: Seconds between two full looks at the registry, by workers and by beat.
@@ -35,16 +30,13 @@ class Config:
     strike_window: float = 72 * 3600.0
     #: Recoveries, strikes or not, after which a job goes on probation (RabbitMQ's delivery limit).
     recovery_limit: int = 20
-    #: Jobs the dead set holds at most (Sidekiq's figure).
-    dead_limit: int = 10_000
+    dead_limit: int = 10_000  # jobs the dead set holds at most (Sidekiq's figure)
     #: Seconds a job stays in the dead set at most (180 days, likewise).
     dead_ttl: float = 180 * 86400.0
-    #: Jobs one claim takes at most, whatever the prefetch allows.
-    claim_limit: int = 64
+    claim_limit: int = 64  # jobs one claim takes at most, whatever the prefetch allows
     #: Name of the Celery app; ``install`` sets it. Jobs are killed only by their own app.
     app_name: str = ""
-    #: kombu's option of the same name.
-    global_keyprefix: str = ""
+    global_keyprefix: str = ""  # kombu's option of the same name
 
     def __init__(self, **options: Any) -> None:
         vars(self).update({**DEFAULTS, **options})
@@ -61,16 +53,11 @@ class Config:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], known: Iterable[str] = ()) -> Config:
-        """Of ``broker_transport_options``; raises as well what ``own_options`` does."""
         return cls(**own_options(options, known))
 
 
 def own_options(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """Those of ``broker_transport_options`` that are ours; ``known`` ones are kombu's.
-
-    Raises:
-        ConfigError: one is neither.
-    """
+    """Those options that are ours; ConfigError: one is neither that nor ``known``."""
     valid = {*OPTIONS, *known}
     for name in options:
         if name not in valid:
@@ -83,16 +70,12 @@ def own_options(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, A
 
 
 def check(options: Mapping[str, Any]) -> None:
-    """Refuse options of ours that are impossible, alone or together.
-
-    Raises:
-        ConfigError: the text names the option, and what is wrong.
-    """
+    """Refuse options of ours that are impossible, alone or together (ConfigError)."""
     for name, value in options.items():
         if wrong := _wrong_with(OPTIONS[name], value):
             raise ConfigError(f"option {name!r} must be {wrong}, it is {value!r}")
-    interval, ttl = options.get("heartbeat_interval"), options.get("owner_ttl")
-    if interval is not None and ttl is not None and ttl < 2 * interval:
+    interval, ttl = options.get("heartbeat_interval", 0), options.get("owner_ttl", math.inf)
+    if ttl < 2 * interval:
         raise ConfigError(
             f"option 'owner_ttl' ({ttl:g} s) must be at least twice 'heartbeat_interval' "
             f"({interval:g} s): one late heartbeat would already count as death"
@@ -112,6 +95,5 @@ def _wrong_with(kind: str, value: Any) -> str:
     return "a whole number" if kind == "int" and value != int(value) else ""
 
 
-#: Names of all options -> the names of their types.
-OPTIONS: dict[str, str] = Config.__annotations__
+OPTIONS: dict[str, str] = Config.__annotations__  # names of all options -> the names of their types
 DEFAULTS = {name: getattr(Config, name) for name in OPTIONS}

@@ -11,14 +11,8 @@ from .config import Config
 from .process import ProcessImage
 from .version import __version__
 
-#: Version of the facts' layout; a reader skips what it does not know.
-SCHEMA = 1
-
-#: Seconds between two tries while heartbeats fail.
-RETRY_INTERVAL = 1.0
-
-#: Fields that are text, here and there.
-TEXTS = "app", "node", "version", "state", "run_id"
+RETRY_INTERVAL = 1.0  # seconds between two tries while heartbeats fail
+TEXTS = "app", "node", "version", "state", "run_id"  # fields that are text, here and there
 
 #: The state of an owner whose event loop does not turn; it sends no heartbeat until it does.
 STUCK = "stuck"
@@ -33,21 +27,16 @@ class Facts:
     heartbeat_interval: float
     owner_ttl: float
     app: str = ""
-    #: Celery's name of the worker; empty outside Celery.
-    node: str = ""
-    #: Of this package; empty for one from before it was told.
-    version: str = ""
+    node: str = ""  # Celery's name of the worker; empty outside Celery
+    version: str = ""  # of this package; empty for one from before it was told
     state: str = "running"
-    #: ``connections`` are ids of this run of the server; an empty run id: unusable.
-    run_id: str = ""
+    run_id: str = ""  # ``connections`` are ids of this run of the server; an empty run id: unusable
     connections: tuple[int, ...] = ()
-    #: Pool processes as ``(pid, start time)``.
-    pool: tuple[tuple[int, str], ...] = ()
+    pool: tuple[tuple[int, str], ...] = ()  # pool processes as ``(pid, start time)``
     #: Queue list -> ms of its x-expires (0: none), each registered before its first claim.
     lists: Mapping[str, int] = field(default_factory=dict)
     registered_at: int = 0
-    #: The state before it was marked reaped.
-    was: str = ""
+    was: str = ""  # the state before it was marked reaped
 
     @classmethod
     def mine(cls, owner: str, process: ProcessImage, config: Config) -> Facts:
@@ -56,13 +45,12 @@ class Facts:
         return cls(owner, process, *times, config.app_name, version=__version__)
 
     def with_(self, **changes: Any) -> Facts:
-        """A copy with some facts changed."""
         return replace(self, **changes)
 
     def dump(self) -> dict[str, str]:
         """Fields of the hash; ``registered_at`` and ``was`` are the server's to write."""
         return {
-            "schema": str(SCHEMA),
+            "schema": "1",  # a reader skips what it does not know
             **{name: str(value) for name, value in vars(self.process).items()},
             "heartbeat_interval": repr(self.heartbeat_interval),
             "owner_ttl": repr(self.owner_ttl),
@@ -72,28 +60,19 @@ class Facts:
 
     @classmethod
     def load(cls, owner: str, row: Mapping[bytes, bytes], config: Config) -> Facts:
-        """Read a row; what is missing or broken falls back to the reader's own settings.
-
-        It may come from another version, or from ``adopt``, and must never stop a pass.
-        """
-        text = {
-            key.decode(errors="replace"): value.decode(errors="replace")
-            for key, value in row.items()
-        }
+        """Read a row, of another version or from ``adopt`` perhaps, which must never stop a pass:
+        what is missing or broken falls back to the reader's own settings."""
+        text = {k.decode(errors="replace"): v.decode(errors="replace") for k, v in row.items()}
         host, _, rest = owner.partition("|")
         pid = rest.partition("|")[0]
-        interval, ttl = (
-            _read(float, text.get(name), 0.0) for name in ("heartbeat_interval", "owner_ttl")
-        )
+        interval = _read(float, text.get("heartbeat_interval"), 0.0)
+        ttl = _read(float, text.get("owner_ttl"), 0.0)
         return cls(
             owner=owner,
             process=ProcessImage(
-                host=text.get("host", host),
-                pid=_read(int, text.get("pid", pid), 0),
-                start_time=text.get("start_time", ""),
-                boot_id=text.get("boot_id", ""),
-                pid_namespace=text.get("pid_namespace", ""),
-                image=text.get("image", ""),
+                text.get("host", host),
+                _read(int, text.get("pid", pid), 0),
+                *(text.get(n, "") for n in ("start_time", "boot_id", "pid_namespace", "image")),
             ),
             heartbeat_interval=interval if interval > 0 else config.heartbeat_interval,
             owner_ttl=ttl if ttl > 0 else config.owner_ttl,

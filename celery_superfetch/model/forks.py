@@ -1,8 +1,8 @@
 """Keeps forks and what the other threads of a process do in libraries apart.
 
-A forked child has one thread, and a lock that another held at that moment is held in it for ever:
-Celery's, kombu's, a user's, that of a log file. So a thread of ours that may hold one says
-``with kept_off()``. A fork waits for it, and that of a pool does not even stand and wait.
+A forked child has one thread, and a lock that another held at that moment is held in it for ever.
+So a thread of ours that may hold one, of whatever library, says ``with kept_off()``. A fork waits
+for it, and that of a pool does not even stand and wait.
 """
 
 from __future__ import annotations
@@ -16,19 +16,11 @@ from time import monotonic
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a fork waits for somebody at most: what is foreign may hang.
-LIMIT = 15.0
-
-#: Seconds that nobody comes in while a pool wants to fork, unless it asks again.
-CLOSED = 1.0
-
-#: Seconds for which a fork waits for a log that is being written.
-WRITING = 1.0
+LIMIT = 15.0  # seconds that a fork waits for somebody at most: what is foreign may hang
 
 # Reentrant, since a signal's handler may be where its thread is already.
 _turn = threading.Condition(threading.RLock())
-#: Threads inside -> since when (monotonic s).
-_inside: dict[int, float] = {}
+_inside: dict[int, float] = {}  # threads inside -> since when (monotonic s)
 #: Which thread wants to fork, and until when the others stay outside (monotonic s).
 _wanted = NOBODY = 0, 0.0
 _writing: list[logging.Handler] = []
@@ -74,12 +66,11 @@ def may_fork() -> bool:
     """Keep the others out for a while, and say whether this thread may fork without waiting."""
     global _wanted
     with _turn:
-        _wanted = threading.get_ident(), monotonic() + CLOSED
+        _wanted = threading.get_ident(), monotonic() + 1.0  # unless it asks again
         return _wait_for() <= 0
 
 
 def forked() -> None:
-    """Let the others in again."""
     global _wanted
     with _turn:
         _wanted = NOBODY
@@ -91,11 +82,11 @@ def _before() -> None:
     _turn.acquire()
     while (left := _wait_for()) > 0:
         _turn.wait(left)
-    # Handlers get new locks in the child, and what they write to does not.
+    # Logs that are being written: handlers get new locks in the child, but not what they write to.
     for reference in list(logging._handlerList):  # type: ignore[attr-defined]
         handler = reference()
         lock = getattr(handler, "lock", None)
-        if lock is not None and lock.acquire(timeout=WRITING):
+        if lock is not None and lock.acquire(timeout=1.0):
             _writing.append(handler)
 
 

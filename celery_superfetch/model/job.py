@@ -20,9 +20,6 @@ CARRIED = "superfetch_strikes"
 #: What bytes can do to whoever reads them.
 UNREADABLE = ValueError, LookupError, TypeError, AttributeError, RecursionError
 
-#: The latest few are enough to tell the story; a header must not grow without bound.
-HISTORY = 20
-
 
 class Job(NamedTuple):
     """One job in flight: whose it is, the list it came from and its exact bytes."""
@@ -50,8 +47,7 @@ class Earlier(NamedTuple):
     """What ended the earlier deliveries of a job, as far as its counters remember."""
 
     recoveries: int = 0
-    #: None: not recorded, so what the message carries counts.
-    strikes: int | None = None
+    strikes: int | None = None  # None: not recorded, so what the message carries counts
     requeues: int = 0
 
     def told(self, carried: int) -> dict[str, Any]:
@@ -71,10 +67,8 @@ class Carried(NamedTuple):
     """Strikes that a job brings from the message before: it has other bytes, so other counters."""
 
     strikes: int = 0
-    #: Time of the first one (server s).
-    since: float = 0
-    #: As in ``Counters``.
-    history: tuple[Mapping[str, Any], ...] = ()
+    since: float = 0  # time of the first one (server s)
+    history: tuple[Mapping[str, Any], ...] = ()  # as in ``Counters``
 
     @classmethod
     def of(cls, headers: Mapping[str, Any]) -> Carried:
@@ -89,12 +83,11 @@ class Carried(NamedTuple):
         return cls(strikes, since, tuple(entry for entry in entries if isinstance(entry, dict)))
 
     def within(self, window: float, now: float) -> Carried:
-        """The same, or nothing once the window is over."""
         return self if now - self.since <= window else Carried()
 
     def headers(self) -> dict[str, Any]:
-        """For the message that carries it on; none when there is nothing to carry."""
-        latest = list(self.history[-HISTORY:])
+        """For the message that carries it on."""
+        latest = list(self.history[-20:])  # a header must not grow without bound
         return {CARRIED: {**self._asdict(), "history": latest}} if self.strikes else {}
 
 
@@ -105,8 +98,7 @@ class Envelope(NamedTuple):
     task: str | None = None
     task_id: str | None = None
     carried: Carried = Carried()
-    #: When it is due (s since the epoch); 0 where it is at once, or cannot be read.
-    eta: float = 0.0
+    eta: float = 0.0  # when it is due (s since the epoch); 0 where it is at once, or cannot be read
 
 
 def digest(payload: bytes) -> str:
@@ -152,15 +144,8 @@ def parse(payload: bytes) -> Envelope:
 
 
 def read_body(message: dict[str, Any], most: float = inf) -> Any:
-    """The body of a message, if it is safe to read: JSON and nothing else; never unpickled.
-
-    Arguments:
-        most: characters of a body that are read.
-
-    Raises:
-        NotRead: the text says why.
-        UNREADABLE: it is no JSON.
-    """
+    """The body of a message, if it is safe to read: JSON (UNREADABLE: it is none), of so many
+    characters at most, and never unpickled. NotRead says why it was left alone."""
     kind, headers, body = message.get("content-type"), message.get("headers") or {}, message["body"]
     if kind != "application/json":
         raise NotRead(kind)
@@ -173,8 +158,7 @@ def read_body(message: dict[str, Any], most: float = inf) -> Any:
     return json.loads(body)
 
 
-class NotRead(ValueError):
-    """A body that is left alone."""
+class NotRead(ValueError): ...
 
 
 def _eta(text: Any) -> float:

@@ -16,7 +16,7 @@ _own_pid = os.getpid()
 
 
 def own_pid() -> int:
-    """The pid of this process; the system call beside each send took a twentieth of a job's CPU."""
+    """The system call itself, beside each send, took a twentieth of a job's CPU."""
     return _own_pid
 
 
@@ -54,16 +54,15 @@ class ProcessImage:
 
     @classmethod
     def current(cls) -> ProcessImage:
-        """The calling process, looked up once and again after a fork."""
         return _current(own_pid())
 
     def same_ground(self, other: ProcessImage) -> bool:
-        """True where ``other``'s pid means the same as one's own: host, boot and namespace."""
+        """Whether ``other``'s pid means the same as one's own: host, boot and namespace."""
         ground = self.host, self.boot_id, self.pid_namespace
         return ground == (other.host, other.boot_id, other.pid_namespace)
 
     def same_process(self, other: ProcessImage) -> bool:
-        """True where both are, or were, programs of one and the same process."""
+        """Whether both are, or were, programs of one process."""
         return replace(self, image="") == replace(other, image="")
 
 
@@ -85,7 +84,7 @@ def host_name() -> str:
 
 
 def boot_id() -> str:
-    """A value that changes with each boot of this machine."""
+    """Changes with each boot of this machine."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -94,7 +93,7 @@ def boot_id() -> str:
 
 
 def pid_namespace() -> str:
-    """The inode of the pid namespace, or ``-`` where the system has no such thing."""
+    """Its inode; ``-`` where the system has no such thing."""
     try:
         return str(os.stat("/proc/self/ns/pid").st_ino)
     except OSError:
@@ -102,7 +101,7 @@ def pid_namespace() -> str:
 
 
 def start_time(pid: int) -> str | None:
-    """When ``pid`` started, as its system says it; None for no such (or no readable) process."""
+    """When ``pid`` started, as its system says it; None: no such (or no readable) process."""
     return _look(pid)[1]
 
 
@@ -121,15 +120,12 @@ def look_at(pid: int, started: str) -> LocalProcess:
 
 
 def _look(pid: int) -> tuple[bool, str | None]:
-    """Whether ``pid`` is a zombie, and when it started; None where that cannot be known.
-
-    On Linux field 22 of ``/proc/<pid>/stat``, raw ticks since boot: psutil's ``create_time``
-    adds the boot time and so moves when the clock is set.
-    """
+    """Whether ``pid`` is a zombie, and when it started; None where that cannot be known."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             # The name before the third field may hold anything.
             state, *fields = file.read().rpartition(")")[2].split()
+        # In raw ticks since boot: psutil adds the boot time, which moves when the clock is set.
         return state in "ZX", fields[18]
     except FileNotFoundError:
         pass

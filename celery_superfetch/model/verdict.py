@@ -30,7 +30,6 @@ class Reason(Enum):
 
     @property
     def dead(self) -> bool:
-        """True when the owner's jobs are to be given back."""
         return self in _DEAD
 
 
@@ -49,23 +48,19 @@ MISSED_HEARTBEATS = 2
 class Evidence:
     """All that a judge may know of one owner. Times are seconds."""
 
-    #: The owner's own settings, as it registered them, not the judge's.
-    heartbeat_interval: float
+    heartbeat_interval: float  # the owner's own settings, as it registered them, not the judge's
     owner_ttl: float
     #: How long the judge *watched* the owner's heartbeat stand still; None: not watched yet.
     silent_for: float | None = None
     #: What the judge's own host says of the process; None: not the same ground.
     process: LocalProcess | None = None
-    #: It said so by its last heartbeat: nobody settles or hands on its jobs.
-    stuck: bool = False
-    #: A newer program of the same process has registered.
-    superseded: bool = False
+    stuck: bool = False  # it said so by its last heartbeat: nobody settles or hands on its jobs
+    superseded: bool = False  # a newer program of the same process has registered
     #: Some of the pool processes it registered still run (asked on the same ground only).
     pool_left: bool = False
     #: Whether the server still has its connections; None: unusable (proxy, ACL, other run id).
     connected: bool | None = None
-    #: It was reaped before and only its tombstone is left.
-    reaped: bool = False
+    reaped: bool = False  # it was reaped before and only its tombstone is left
 
 
 def judge(evidence: Evidence) -> Reason:
@@ -81,8 +76,8 @@ def judge(evidence: Evidence) -> Reason:
     if evidence.process is LocalProcess.RUNNING:
         return Reason.RUNNING_SILENT if missed else Reason.RUNNING
     if evidence.process is not None:
-        # Pool processes that outlive their parent may still be at work on its jobs; once
-        # they had two heartbeats' time to end, waiting longer helps nobody.
+        # Pool processes that outlive their parent may still be at work on its jobs, but for no
+        # longer than two heartbeats.
         if evidence.pool_left and not missed:
             return Reason.POOL_LEFT
         return _LOCAL[evidence.process]

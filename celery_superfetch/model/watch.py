@@ -8,11 +8,8 @@ from collections.abc import Mapping
 class Watch:
     """How long owners have been silent while this process looked on. Pure; times are given.
 
-    It counts looks that all succeeded and came in time, by the watcher's own monotonic clock: an
-    outage, a failover, a frozen watcher or a step of the server's clock convicts nobody.
-
-    Arguments:
-        longest_gap: seconds between two looks after which nothing is known any more.
+    It counts looks that all succeeded and came at most ``longest_gap`` seconds after each other, by
+    the watcher's own monotonic clock: an outage or a step of the server's clock convicts nobody.
     """
 
     def __init__(self, longest_gap: float) -> None:
@@ -26,8 +23,8 @@ class Watch:
         if before is None or now - before > self.longest_gap:
             self._still = {}
         else:
-            # Not heard since the look before: silent from there on. One whose score is not
-            # the one seen then has been heard in between, or the server's clock was set back.
+            # Silent since the look before, if it had this score then: else it has been heard in
+            # between, or the server's clock was set back.
             self._still = {
                 owner: self._since(owner, score, before, now) for owner, score in quiet.items()
             }
@@ -50,7 +47,6 @@ class Watch:
         return now - since if known == score else 0.0
 
     def silent(self, now: float, silence: float) -> list[str]:
-        """Owners that stood still for at least ``silence`` seconds."""
         return [
             owner
             for owner, (score, _) in self._still.items()

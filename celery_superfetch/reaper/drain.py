@@ -29,34 +29,25 @@ logger = logging.getLogger(__name__)
 BATCH = 50
 ROOM = 256 * 1024
 
-#: Jobs that a pass names of each owner.
-NAMED = 10
-
 
 @dataclass
 class Report:
     """What one pass found and did."""
 
     owners: int = 0
-    #: The queue lists that they serve.
-    lists: set[str] = field(default_factory=set)
-    #: Dead owners -> why.
-    dead: dict[str, Reason] = field(default_factory=dict)
+    lists: set[str] = field(default_factory=set)  # the queue lists that they serve
+    dead: dict[str, Reason] = field(default_factory=dict)  # dead owners -> why
     recovered: int = 0
-    #: Queue lists whose suspects went on probation.
-    probation: set[str] = field(default_factory=set)
+    probation: set[str] = field(default_factory=set)  # queue lists whose suspects went on probation
     killed: int = 0
-    #: Owners or lists that nobody had registered and the full sweep found.
-    adopted: int = 0
+    adopted: int = 0  # owners or lists that nobody had registered and the full sweep found
     errors: int = 0
     seconds: float = 0.0
     dry_run: bool = False
-    #: False: another pass holds the lock of this scope; nothing was looked at.
-    ran: bool = True
+    ran: bool = True  # False: another pass holds the lock of this scope; nothing was looked at
 
     @property
     def did_something(self) -> bool:
-        """True when there is something to log."""
         return bool(self.dead or self.recovered or self.killed or self.adopted or self.errors)
 
     def failed(self, what: str, exc: Exception) -> None:
@@ -72,7 +63,6 @@ class Report:
 
     @contextmanager
     def surviving(self, what: str) -> Iterator[None]:
-        """What fails in here is noted, and the pass goes on after it."""
         try:
             yield
         except Exception as exc:  # of Redis, of one job, or of an app's code: others wait
@@ -93,18 +83,15 @@ class Report:
 class Announcements(Protocol):
     """Whoever tells the callers of killed jobs. No pass waits for a result backend."""
 
-    def soon(self, job: DeadJob) -> None:
-        """Tell of a job that was killed now; its ``job_killed`` included."""
+    def soon(self, job: DeadJob) -> None: ...  # it was killed now; its ``job_killed`` is included
 
-    def look(self) -> None:
-        """Tell of those that others left."""
+    def look(self) -> None: ...  # for those that others left
 
-    def after_pass(self) -> None:
-        """A pass is over."""
+    def after_pass(self) -> None: ...
 
 
 class Drain:
-    """Recovers or kills the jobs of reaped owners, a batch at a time; arguments as ``Reaper``."""
+    """Recovers or kills the jobs of reaped owners, a batch at a time."""
 
     def __init__(
         self, database: Database, sender: Any, announcements: Announcements | None, limits: Limits
@@ -114,11 +101,10 @@ class Drain:
         self.sender = sender
         self.announcements = announcements
         self.limits = limits
-        #: The first few of the jobs that the last owner lost.
-        self._titles: list[str] = []
+        self._titles: list[str] = []  # the first few of the jobs that the last owner lost
 
     def drain(self, facts: Facts, reason: str, report: Report) -> list[str]:
-        """Empty the private lists of one owner that is marked reaped; the first few of its jobs."""
+        """Empty the lists of an owner that is marked reaped; titles of the first few jobs."""
         self._titles = []
         there = self.lists.has_jobs((facts.owner, [name]) for name in facts.lists)
         for (queue_list, expires), is_filled in zip(facts.lists.items(), there, strict=True):
@@ -137,8 +123,8 @@ class Drain:
         running = None
         while payloads := self.lists.newest(owner, queue_list, BATCH, ROOM):
             running = running or self.lists.running(owner, stopping=facts.was == "stopping")
-            # Whatever is claimed again by a connection that died a moment later than its process
-            # did not run: the strike goes with the claim that did.
+            # What a connection claimed again that outlived its process did not run: the strike goes
+            # with the claim that did.
             ids = running.claim_ids
             jobs = [Job(owner, queue_list, raw, ids.get(digest(raw), "")) for raw in payloads]
             with forks.kept_off():  # the app's tasks are asked for their limits
@@ -175,7 +161,7 @@ class Drain:
         if answer != b"ok":
             return answer == b"moved"
         dead = tell(outcome, self.sender)
-        if len(self._titles) < NAMED:
+        if len(self._titles) < 10:
             self._titles.append(recovery.title)
         if dead is None:
             report.recovered += 1

@@ -28,10 +28,9 @@ def judge_all(
 ) -> list[tuple[Facts, int, Reason]]:
     """Every registered owner (or ``only`` some) with its score and verdict.
 
-    Arguments:
-        watch: as for ``Reaper``.
-        keep: without a watch, add what is seen to what passes have seen of each silence.
-        surviving: around each owner; one that cannot be judged is left out, if it allows.
+    Without a ``watch`` what is seen is added to what passes have seen of each silence, and noted if
+    ``keep``. ``surviving`` is put around each owner: one that cannot be judged is left out, if it
+    allows.
     """
     scores = registry.owners()
     chosen = sorted(scores if only is None else scores.keys() & set(only))
@@ -62,7 +61,7 @@ def judge_all(
 
 
 def by_pid(everybody: Iterable[Facts]) -> dict[int, list[Facts]]:
-    """Pid -> who had it: only among these may one have superseded another."""
+    """Only among those of one pid may one have superseded another."""
     found = defaultdict(list)
     for facts in everybody:
         found[facts.process.pid].append(facts)
@@ -90,7 +89,7 @@ def local_evidence(
 
 
 def _superseded(facts: Facts, here: ProcessImage, others: Collection[Facts]) -> bool:
-    """Whether a newer program of the same process exists (HUP): this one, or a registered one."""
+    """Whether a newer program of the same process (HUP) is this one, or has registered."""
     newer = [other.process for other in others if other.registered_at > facts.registered_at]
     return any(
         process.same_process(facts.process) and process.image != facts.process.image

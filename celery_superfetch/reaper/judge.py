@@ -33,11 +33,8 @@ class Judge(StrikeCounters):
 
 
 def ask(recovery: Recovery, sender: Any) -> Decision:
-    """What the receivers of ``job_recovering`` decide.
-
-    The shipped guard (marked with ``shipped``) decides when no other receiver does; among the
-    others KILL outweighs RECOVER. One that raises, or answers anything else, has no say.
-    """
+    """What the receivers of ``job_recovering`` decide; KILL outweighs RECOVER, and the shipped
+    guard decides where no other does. One that raises, or answers anything else, has no say."""
     guard, others = Decision.RECOVER, set()
     for receiver, answer in job_recovering.send(sender=sender, recovery=recovery):
         if not isinstance(answer, Decision):
@@ -58,12 +55,11 @@ def ask(recovery: Recovery, sender: Any) -> Decision:
 
 
 def warn_of(recovery: Recovery) -> None:
-    """Say that a job has a strike, and what comes next."""
     logger.warning("Job %s: %s (%s).", recovery.title, recovery.outlook, recovery.reason)
 
 
 def tell(outcome: Outcome, sender: Any) -> DeadJob | None:
-    """Say what was done; returns a job that was killed, which is for others to announce."""
+    """Say what was done; returns a job that was killed, for others to announce."""
     recovery = outcome.recovery
     if not outcome.dead_id:
         if recovery.blame is not Blame.NONE:

@@ -22,25 +22,18 @@ from .evidence import judge_all
 
 logger = logging.getLogger(__name__)
 
-#: Seconds a tombstone's lists are drained again. A blocking claim of a frozen process lands
-#: at the latest when its block times out; the rest is for the network.
+#: Seconds a tombstone's lists are drained again: a blocking claim of a frozen process lands when
+#: its block times out; the rest is for the network.
 TOMBSTONE = 60.0
-
-#: Passes of one reaper from one look at the dead set's announcements and caps to the next: an idle
-#: fleet need not send these commands at each.
-HOUSEKEEPING = 6
 
 
 class Reaper:
     """Finds dead owners and empties their private lists; holds no loop and no thread.
 
-    Arguments:
-        watch: a watch that is kept by heartbeats; without one, the silence of owners is added
-            up over passes in Redis.
-        sender: the Celery app, for receivers of signals.
-        announcements: tells the callers of killed jobs; None: nobody is told.
-        limits: when a job is killed; None for the options' alone.
-        by: who makes the passes, as operators know it; the process, by default.
+    Without a ``watch``, which heartbeats keep, the silence of owners is added up over passes in
+    Redis. The ``sender`` of signals is the Celery app; without ``announcements`` nobody tells the
+    callers of killed jobs, and without ``limits`` the options say when a job is killed. ``by``: who
+    makes the passes, as operators know it.
     """
 
     def __init__(
@@ -78,11 +71,9 @@ class Reaper:
     ) -> Report:
         """One pass; raises only where the registry cannot be read at all.
 
-        Arguments:
-            only: look at these owners alone; None for all.
-            full: also look for private lists that no registry knows (SCAN of the keyspace).
-            dry_run: judge and count, change nothing.
-            lock: name of a scope in which one pass per ``lock_for`` seconds is enough.
+        It looks ``only`` at some owners, or at all. A ``full`` one looks for private lists that no
+        registry knows as well (SCAN); a ``dry_run`` judges and counts, and changes nothing. With a
+        ``lock`` it does nothing if one of that name began within ``lock_for`` seconds.
         """
         started, report = monotonic(), Report(dry_run=dry_run)
         if lock and not self.database.take_turn(lock, lock_for):
@@ -101,8 +92,8 @@ class Reaper:
                     self._reap_owner(facts, score, verdict, report)
         if not dry_run and only is None:
             self._again(report)
-            if started >= self._next_housekeeping:
-                self._next_housekeeping = started + HOUSEKEEPING * self.config.reap_interval
+            if started >= self._next_housekeeping:  # an idle fleet need not do that at each pass
+                self._next_housekeeping = started + 6 * self.config.reap_interval
                 if self.announcements is not None:
                     with report.surviving("the unannounced"):
                         self.announcements.look()
@@ -126,26 +117,18 @@ class Reaper:
             return
         report.dead[owner] = reason
         self.registry.cut(facts)
-        recovered, killed = report.recovered, report.killed
+        before = report.recovered, report.killed
         titles = self.drain.drain(facts.with_(was=facts.state), reason.value, report)
-        recovered, killed = report.recovered - recovered, report.killed - killed
-        more = recovered + killed - len(titles)
-        said = f": {', '.join(titles)}" if titles else ""
-        logger.warning(
-            "Owner %s is dead: %s. %d of its jobs were taken back%s%s.",
-            owner,
-            reason.value,
-            recovered + killed,
-            said,
-            f" and {more} more" if more else "",
-        )
-        reaped = ReapedOwner(
-            owner, host, facts.process.pid, facts.app, reason.value, recovered, killed
-        )
+        recovered, killed = report.recovered - before[0], report.killed - before[1]
+        taken = recovered + killed
+        more = f" and {taken - len(titles)} more" if taken > len(titles) else ""
+        said = f": {', '.join(titles)}{more}" if titles else ""
+        told = "Owner %s is dead: %s. %d of its jobs were taken back%s."
+        logger.warning(told, owner, reason.value, taken, said)
+        pid = facts.process.pid
+        reaped = ReapedOwner(owner, host, pid, facts.app, reason.value, recovered, killed)
         owner_reaped.send(sender=self.sender, reaped=reaped)
-        self.history.died(
-            **{**reaped._asdict(), "node": facts.node, "state": facts.state, "heard": score}
-        )
+        self.history.died(**reaped._asdict(), node=facts.node, state=facts.state, heard=score)
 
     def _again(self, report: Report) -> None:
         """Drain tombstones again: what landed late, and what a crashed reaper left."""
@@ -164,7 +147,6 @@ class Reaper:
                     self.registry.forget_tombstone(owner)
 
     def _trim(self) -> None:
-        """Drop what is too old, or too much, and say so."""
         old, surplus = self.dead_jobs.trim()
         if old:
             logger.warning("%d jobs older than dead_ttl were dropped from the dead set.", old)

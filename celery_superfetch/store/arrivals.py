@@ -11,29 +11,24 @@ from .database import Database, Structure
 from .wire.clients import LoneConnection
 from .wire.connections import Params
 
-#: Where a server sends word of changed keys to connections that speak RESP2.
-CHANNEL = "__redis__:invalidate"
-
 
 class Arrivals(Structure):
-    """Two connections, of which one looks at queue lists and the other hears when they change.
+    """Two connections: one looks at queue lists, and the other hears when they change.
 
-    For the sake of caches a server remembers who has looked at a key, and sends him one message
-    when it changes. In RESP2 none can do both. ResponseError: the server does not allow it.
+    In RESP2 none can do both. ResponseError: the server does not allow it.
     """
 
     def __init__(self, database: Database, params: Params) -> None:
         super().__init__(database)
         params = {**params, "protocol": 2}
         self.hearer, self.looker = LoneConnection(params), LoneConnection(params)
-        #: key -> list, of all that were looked at.
-        self._lists: dict[bytes, str] = {}
+        self._lists: dict[bytes, str] = {}  # key -> list, of all that were looked at
         #: Who owes an answer, and since when (monotonic s).
         self._owes: dict[LoneConnection, float] = {}
         try:
             self.fds = self.hearer.connect(), self.looker.connect()
             number = self.hearer.ask("CLIENT", "ID")
-            self.hearer.ask("SUBSCRIBE", CHANNEL)
+            self.hearer.ask("SUBSCRIBE", "__redis__:invalidate")
             self.looker.ask("CLIENT", "TRACKING", "ON", "REDIRECT", number)
         except BaseException:
             self.close()
@@ -55,11 +50,10 @@ class Arrivals(Structure):
 
     @property
     def looking(self) -> bool:
-        """Whether the answer to a look is to come."""
         return self.looker in self._owes
 
     def overdue(self, limit: float) -> bool:
-        """Whether an answer should have come in so many seconds, and has not."""
+        """Whether an answer has not come in so many seconds."""
         late = [c for c, since in self._owes.items() if monotonic() - since > limit]
         try:  # one that has come was not read yet: this thread was busy for long
             return not all(connection.can_read() for connection in late)
@@ -67,7 +61,7 @@ class Arrivals(Structure):
             return True
 
     def found(self) -> bool:
-        """The answer to a look."""
+        """Read the answer to a look."""
         self._owes.pop(self.looker, None)
         return bool(self.looker.read())
 
@@ -81,11 +75,10 @@ class Arrivals(Structure):
                 yield {self._lists[key] for key in keys}
             else:
                 self._owes.pop(self.hearer, None)
-            # More may have come with it, and the socket would not show it again.
+            # The socket would not show again what came with it.
             if not self.hearer.can_read():
                 return
 
     def close(self) -> None:
-        """Close both."""
         self.looker.disconnect()
         self.hearer.disconnect()

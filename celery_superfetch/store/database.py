@@ -15,8 +15,7 @@ from .wire.server import check_writable
 if TYPE_CHECKING:
     from .wire.scripts import Scripts
 
-#: Seconds after which a turn that another has for longer is asked for again.
-ASK_AGAIN = 60.0
+ASK_AGAIN = 60.0  # seconds after which a turn that another has for longer is asked for again
 
 
 class Database:
@@ -42,7 +41,6 @@ class Database:
         return int(time[0]) * 1000 + int(time[1]) // 1000
 
     def check_writable(self) -> None:
-        """Raises as ``wire.server.check_writable``."""
         check_writable(self.client, self.keys.never)
 
     def take_turn(self, scope: str, seconds: float) -> bool:
@@ -57,13 +55,10 @@ class Database:
         return ours
 
     def end_turn(self, scope: str) -> None:
-        """Let the next have a turn before the time is over."""
         self.client.delete(self.keys.lock(scope))
 
 
 class Structure:
-    """One structure in a database."""
-
     def __init__(self, database: Database) -> None:
         self.database = database
         self.client = database.client

@@ -1,7 +1,7 @@
-"""Every Redis key of this package, spelled in one place.
+"""Every Redis key of this package, spelled in one place; docs/redis_data.md tells what is in them.
 
-kombu's ``global_keyprefix`` is applied here, before every key, the queues' included: its prefixing
-client rewrites only the first key of a script and none of BLMOVE, LREM or LRANGE.
+kombu's ``global_keyprefix`` is applied here, to the queues as well: its prefixing client rewrites
+only the first key of a script and none of BLMOVE, LREM or LRANGE.
 """
 
 from __future__ import annotations
@@ -10,47 +10,34 @@ import re
 
 
 class Keys:
-    """Names of keys; a method or attribute each, with type and lifetime."""
+    """Names of keys, each with its type."""
 
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
         own = f"{prefix}superfetch:"
         self._own = own
-        #: ZSET owner -> last heartbeat (ms, server time). An owner leaves it at its end.
-        self.owners = f"{own}owners"
-        #: ZSET owner -> when its tombstone may go (ms, server time).
-        self.reaped = f"{own}reaped"
-        #: HASH owner -> what one-shot passes saw of its silence. A row leaves with its owner.
-        self.silences = f"{own}suspects"
-        #: STRING, TTL = strike window: some job has counters, so claims must look for them.
-        self.recovered = f"{own}recovered"
-        #: SET of the queue lists with suspects on probation.
-        self.on_probation = f"{own}probation"
-        #: HASH of the latest rest for suspects, and when the next may be. Expires when none is due.
-        self.rest = f"{own}rest"
-        #: ZSET job id -> time of death (ms, server time); each is in one that is capped, too.
-        self.dead = f"{own}dead"
-        #: HASH job id -> JSON record of the killed job; same members as ``dead``.
-        self.dead_jobs = f"{own}dead:jobs"
-        #: HASH job id -> the key of the ZSET whose cap it is under: ``dead_of``, ``dead_junk``.
+        self.owners = f"{own}owners"  # ZSET owner -> last heartbeat (server ms)
+        self.reaped = f"{own}reaped"  # ZSET owner -> when its tombstone may go (server ms)
+        self.silences = f"{own}suspects"  # HASH owner -> what one-shot passes saw of its silence
+        self.recovered = f"{own}recovered"  # STRING: some job has counters, so claims look for them
+        self.on_probation = f"{own}probation"  # SET of the queue lists with suspects on probation
+        self.rest = f"{own}rest"  # HASH of the latest rest for suspects, and when the next may be
+        self.dead = f"{own}dead"  # ZSET job id -> time of death (server ms)
+        self.dead_jobs = f"{own}dead:jobs"  # HASH job id -> JSON record of the killed job
+        # HASH job id -> the key of the ZSET whose cap it is under: ``dead_of``, ``dead_junk``.
         self.dead_caps = f"{own}dead:caps"
-        #: ZSET job id -> time of death; the unparseable ones among ``dead``, of any app.
+        # ZSET job id -> time of death; the unparseable ones among ``dead``, of any app.
         self.dead_junk = f"{own}dead:junk"
-        #: SET of job ids in ``dead`` whose caller has not been told yet.
-        self.unannounced = f"{own}dead:unannounced"
-        #: HASH counter -> number, for ``status`` and metrics; by queue list and task about 2,000
-        #: rows more (``stats.py``). Never expires.
+        self.unannounced = f"{own}dead:unannounced"  # SET of ids whose caller has not been told
+        # HASH counter -> number, for ``status`` and metrics; by list and task, too (``stats.py``).
         self.stats = f"{own}stats"
-        #: ZSET JSON of an owner's death -> when (ms, server time). A thousand, for 7 days.
-        self.deaths = f"{own}deaths"
-        #: HASH of the last pass: when, by whom, what it found. TTL 7 days.
-        self.last_pass = f"{own}pass"
-        #: HASH queue list -> digest of its oldest job and since when that is the oldest (ms).
-        #: TTL a day.
+        self.deaths = f"{own}deaths"  # ZSET JSON of an owner's death -> when (server ms)
+        self.last_pass = f"{own}pass"  # HASH of the last pass: when, by whom, what it found
+        # HASH queue list -> digest of its oldest job and since when that is the oldest (ms).
         self.heads = f"{own}heads"
-        #: Never exists. A cluster that moves our slot refuses what names a key it lacks (TRYAGAIN,
-        #: ASK), before the first command; within a script it would refuse a list that the script
-        #: itself has emptied, between a job's departure and its arrival.
+        # Never exists. A cluster that moves our slot refuses what names a key it lacks (TRYAGAIN,
+        # ASK), before the first command; within a script it would refuse a list that the script
+        # itself has emptied, between a job's departure and its arrival.
         self.never = f"{own}never"
 
     def queue(self, queue_list: str) -> str:
@@ -72,7 +59,7 @@ class Keys:
     def running(self, owner: str) -> str:
         """HASH claim id -> digest of a job its process runs, or ``struck`` for one that ran when
         its owner died and was recovered since; ``alone`` -> the claim that has the process for
-        itself. Of a reaped owner it has a TTL, and in ``ran`` how many ran, if more than one."""
+        itself; ``ran`` (of a reaped owner, if more than one) -> how many ran."""
         return f"{self._own}running:{owner}"
 
     def probation(self, queue_list: str) -> str:
@@ -109,7 +96,7 @@ class Keys:
 
     def parse(self, key: bytes) -> tuple[str, str, str]:
         """Of a key that ``pattern`` found: its kind, with the colon, and as far as it has them its
-        owner, which never holds a colon (````mint_owner```` sees to it), and its queue list."""
+        owner (which holds no colon) and its queue list."""
         kind, colon, rest = key.decode(errors="replace")[len(self._own) :].partition(":")
         owner, _, queue_list = rest.partition(":")
         return kind + colon, owner, queue_list

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from .database import Structure
 
-#: Keys asked for in one SCAN step, or deleted in one command.
-SCAN_COUNT = 1000
+SCAN_COUNT = 1000  # keys asked for, or deleted, in one command
 
 #: Kinds of keys that hold jobs in flight or on probation, and those of the dead set.
 JOBS = {"private:", "held:", "probation:"}
@@ -15,22 +14,16 @@ DEAD = {"dead", "dead:"}
 
 
 class Keyspace(Structure):
-    """The keys of ours; each method walks through the whole database.
-
-    Raises:
-        redis.exceptions.RedisError: the server could not be asked, or SCAN is forbidden.
-    """
+    """Each method walks through the whole database, and raises where SCAN is forbidden."""
 
     def find(self, *kinds: str) -> Iterator[tuple[str, str]]:
-        """Owner and queue list of each key of some kinds: ``private:``, ``held:``, and ``owner:``
-        of facts, which have no queue list."""
+        """Owner and queue list (facts have none) of each key of some kinds, as ``private:``."""
         for kind in kinds:
             for key in self._scan(kind):
                 yield self.keys.parse(key)[1:]
 
     def left(self) -> tuple[int, list[bytes]]:
-        """Number of jobs in flight or on probation, and the keys that are neither theirs nor the
-        dead set's."""
+        """Number of jobs in flight or on probation; the keys of all that holds no job."""
         kinds = {key: self.keys.parse(key)[0] for key in self._scan()}
         with self.client.pipeline(transaction=False) as pipe:
             for key, kind in kinds.items():
@@ -42,7 +35,6 @@ class Keyspace(Structure):
         return jobs, [key for key, kind in kinds.items() if kind not in JOBS | DEAD]
 
     def delete(self, keys: Sequence[bytes]) -> int:
-        """Delete some keys; the number that were there."""
         return sum(
             int(self.client.delete(*keys[at : at + SCAN_COUNT]))
             for at in range(0, len(keys), SCAN_COUNT)

@@ -14,33 +14,26 @@ from .database import Database, Structure
 from .wire.clients import LoneConnection
 from .wire.scripts import Call
 
-#: Bytes one claim takes at most, but for the job that passes the mark. It bounds the reply,
-#: and so the time the server and the consumer's loop spend on one claim.
+#: Bytes one claim takes at most, but for the job that passes the mark: it keeps others waiting.
 CLAIM_BYTES = 4 * 1024 * 1024
-#: Held jobs that are looked at, or moved back, at a time.
-PAGE = 100
+PAGE = 100  # held jobs that are looked at, or moved back, at a time
 
-#: Of what is recorded as running: the field that names the claim which has its process for itself,
-#: and the one that says how many ran when their owner was taken for dead.
-ALONE = "alone"
-RAN = "ran"
+#: Fields of what is recorded as running that are no claim ids (``Keys.running``).
+ALONE, RAN = "alone", "ran"
 
 
 class Claims(NamedTuple):
     """The outcome of one claim."""
 
-    #: False: the owner is not registered (any more); nothing was claimed.
-    registered: bool
+    registered: bool  # False: the owner is not registered (any more); nothing was claimed
     jobs: Sequence[Claimed] = ()
     #: For each job to confirm: the claim, or None when it is ours no longer.
     confirmed: Sequence[Claimed | None] = ()
     #: Queue list -> error text, where a list could not be read.
     errors: Sequence[tuple[str, str]] = ()
-    #: Those that are recorded as running.
-    started: Sequence[Claimed] = ()
+    started: Sequence[Claimed] = ()  # those that are recorded as running
 
     def fell_short(self, most: int) -> bool:
-        """Whether the lists had less than was asked for."""
         size = sum(len(claimed.job.payload) for claimed in self.jobs)
         return len(self.jobs) < most and size < CLAIM_BYTES
 
@@ -73,13 +66,13 @@ class PrivateLists(Structure):
         confirm: Sequence[Job] = (),
         starts: int = 0,
     ) -> Call:
-        """The call that claims up to ``most`` jobs; ``claims`` reads its reply.
+        """The call that claims up to ``most`` jobs from ``lists``, in this order; ``claims`` reads
+        its reply.
 
-        Arguments:
-            lists: queue lists in the order of claiming, of which ``turn`` neighbours (their queues
-                are equals) are served one job each in turn; 1 drains list after list.
-            confirm: jobs from ``lists`` that a blocking read brought, if they are still ours.
-            starts: how many, those to be confirmed first, run at once, and are recorded as running.
+        Of the lists ``turn`` neighbours (their queues are equals) are served one job each in turn;
+        1 drains list after list. ``confirm`` are jobs that a blocking read brought, if they are
+        still ours. So many ``starts``, those to be confirmed first, run at once, and are recorded
+        as running.
         """
         keys = self.keys
         names = [keys.owners, keys.recovered, keys.running(owner), *map(keys.queue, lists)]
@@ -94,7 +87,6 @@ class PrivateLists(Structure):
     def claims(
         self, call: Call, lists: Sequence[str], confirm: Sequence[Job], reply: Any
     ) -> Claims:
-        """Read the reply to ``claim``."""
         if reply is None:
             return Claims(registered=False)
         started, rows, *more = reply
@@ -138,8 +130,8 @@ class PrivateLists(Structure):
         starting: Mapping[Job, str] | None = None,
         aside: Container[Job] = (),
     ) -> Call:
-        """The call that settles jobs (``aside``: which may be held aside) with their counters, and
-        records those that start in their place (job -> its digest)."""
+        """The call that settles jobs, some of them held ``aside``, with their counters, and records
+        those that are ``starting`` in their place (job -> its digest)."""
         keys: list[str] = []
         counters: list[str] = []
         args: list[Any] = [len(settled)]
@@ -160,11 +152,9 @@ class PrivateLists(Structure):
     def requeue(self, jobs: Sequence[Job], where: str, expires: int, number: int = 0) -> Call:
         """The call that gives jobs of one private list back; for each 1, or 0 if it was gone.
 
-        Arguments:
-            jobs: of one owner and one queue list; for the front the newest claim first.
-            where: ``front`` (claimed next) or ``back``.
-            expires: ms of the queue's x-expires; 0 for none.
-            number: greater than that of each earlier call of this owner's; 0 for somebody else's.
+        ``where`` is the ``front``, for which the newest claim comes first, or the ``back``;
+        ``expires`` ms of the queue's x-expires (0: none). The ``number`` is greater than that of
+        each earlier call of this owner's; 0 for somebody else's.
         """
         keys, owner, queue_list = self.keys, jobs[0].owner, jobs[0].queue_list
         names = [keys.private(owner, queue_list), keys.queue(queue_list)]
@@ -178,11 +168,10 @@ class PrivateLists(Structure):
         return Call("requeue", names, args)
 
     def give_back(self, jobs: Sequence[Job], expires: int) -> int:
-        """``requeue`` jobs of an owner that is gone, to the front; the number that were there."""
         return sum(self.scripts.run(*self.requeue(jobs, "front", expires)))
 
     def hold(self, jobs: Sequence[Job]) -> Call:
-        """The call that moves jobs of one private list out of its way."""
+        """The call that moves jobs of one private list aside."""
         keys, owner, queue_list = self.keys, jobs[0].owner, jobs[0].queue_list
         names = [keys.private(owner, queue_list), keys.held(owner, queue_list), keys.running(owner)]
         return Call("hold", names, [arg for job in jobs for arg in (job.payload, job.claim_id)])
@@ -208,23 +197,20 @@ class PrivateLists(Structure):
         return [Job(owner, queue_list, payload) for payload in found]
 
     def newest(self, owner: str, queue_list: str, most: int, room: int) -> list[bytes]:
-        """The payloads of the newest claims in one private list; ``room`` is the most bytes, but
-        for the job that passes the mark."""
+        """Payloads of the newest claims in one private list; ``room`` is the most bytes, but for
+        the job that passes the mark."""
         name = self.keys.private(owner, queue_list)
-        payloads: list[bytes] = self.scripts.run("newest", [name], [most, room])
-        return payloads
+        return self.scripts.run("newest", [name], [most, room])
 
     def has(self, job: Job) -> bool:
-        """Whether a job is in its private list."""
         private, payload = self.keys.private(job.owner, job.queue_list), job.payload
         return self.client.lpos(private, payload) is not None  # type: ignore[arg-type]
 
     def held(self, owner: str, queue_list: str) -> int:
-        """How many are held aside."""
         return int(self.client.hlen(self.keys.held(owner, queue_list)))
 
     def has_jobs(self, groups: Iterable[tuple[str, Iterable[str]]]) -> list[bool]:
-        """Whether there is a job in flight in any of some lists, for each group of an owner's."""
+        """Whether a job is in flight in any of some lists, for each group of an owner's."""
         with self.client.pipeline(transaction=False) as pipe:
             for owner, names in groups:
                 # The one without a name is never there; no group is empty so.
@@ -232,7 +218,7 @@ class PrivateLists(Structure):
             return [bool(there) for there in pipe.execute()]
 
     def sizes(self, owners: Iterable[tuple[str, Iterable[str]]]) -> dict[str, int]:
-        """Jobs in flight of some owners, each given with its lists, in one round trip."""
+        """Jobs in flight of some owners, each given with its lists."""
         rows = [(owner, name) for owner, lists in owners for name in lists]
         with self.client.pipeline(transaction=False) as pipe:
             for row in rows:
@@ -248,8 +234,6 @@ class PrivateLists(Structure):
     def _both(self, owner: str, queue_list: str) -> tuple[str, str]:
         return self.keys.private(owner, queue_list), self.keys.held(owner, queue_list)
 
-    # -- what is recorded as running (``superfetch:running:<owner>``): the evidence of a death
-
     def running(self, owner: str, *, stopping: bool = False) -> Running:
         """What an owner had recorded; ``stopping``: it had been told to stop."""
         record: Any = self.client.hgetall(self.keys.running(owner))
@@ -264,11 +248,10 @@ class PrivateLists(Structure):
         )
 
     def unrecord(self, job: Job) -> None:
-        """Remove what says that a job runs."""
         self.client.hdel(self.keys.running(job.owner), job.claim_id)
 
     def forget_running(self, owner: str, held: Container[str]) -> None:
-        """Remove what says that ``owner`` runs claims it does not hold; none may come meanwhile."""
+        """Remove what ``owner`` is said to run and does not hold; no claim may come meanwhile."""
         key = self.keys.running(owner)
         record: Any = self.client.hgetall(key)
         ran = {id.decode(): value.decode() for id, value in record.items() if id != RAN.encode()}

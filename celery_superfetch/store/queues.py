@@ -9,16 +9,11 @@ from redis.exceptions import ResponseError
 
 from .database import Structure
 
-#: Queue lists of one script.
-CHUNK = 100
-
-#: Suspects moved in one round trip.
-BATCH = 50
+CHUNK = 100  # queue lists of one script
+BATCH = 50  # suspects moved in one round trip
 
 
 class Queues(Structure):
-    """The queue lists, one for each priority step of a queue."""
-
     def lengths(self, names: Sequence[str]) -> list[tuple[int | ResponseError, int]]:
         """For each its length, or why it has none, and how many from it are on probation."""
         with self.client.pipeline(transaction=False) as pipe:
@@ -34,13 +29,10 @@ class Queues(Structure):
     def oldest(
         self, names: Sequence[str], told: Mapping[str, Any] | None = None
     ) -> dict[str, float]:
-        """Queue list -> seconds for which its oldest job has been seen as the oldest.
+        """Queue list -> seconds for which its oldest job has been seen as the oldest: no more than
+        its age, since a message does not say when it was sent.
 
-        A message does not say when it was sent. So passes note who is next in a list, and since
-        when: never more than the true age, and next to it where nobody consumes.
-
-        Arguments:
-            told: of a pass that ends: it is noted as the last one, and so is who is next.
+        ``told`` of a pass that ends is noted as the last one, and so is who is next in each list.
         """
         fields = [part for pair in (told or {}).items() for part in pair]
         ages: dict[str, float] = {}
@@ -71,12 +63,10 @@ class Suspects(Structure):
     """Jobs on probation (``superfetch:probation:<queue list>``), and who rests for them."""
 
     def lists(self) -> frozenset[str]:
-        """Queue lists with suspects."""
         names: Any = self.client.smembers(self.keys.on_probation)
         return frozenset(name.decode() for name in names)
 
     def size(self, queue_list: str) -> int:
-        """Number of those from one queue list."""
         return int(self.client.llen(self.keys.probation(queue_list)))
 
     def let_rest(self, owner: str, lists: Sequence[str], first: float, work: int) -> bool | None:
@@ -102,7 +92,6 @@ class Suspects(Structure):
         return size
 
     def purge(self, lists: Sequence[str]) -> int:
-        """Delete those from some queue lists; their number."""
         with self.client.pipeline() as pipe:
             for name in lists:
                 suspects = self.keys.probation(name)

@@ -15,8 +15,7 @@ from .database import Structure
 from .wire.clients import cut
 from .wire.scripts import Call, packed
 
-#: Rows one heartbeat returns at most (a thousand are 50 kB), the oldest: whoever is beyond that is
-#: watched only once those are reaped, a whole ``owner_ttl`` later.
+#: Rows one heartbeat returns at most (a thousand are 50 kB), the oldest: others are watched later.
 HEARTBEAT_ROWS = 4096
 
 #: Seconds a tombstone's facts are kept, so that an owner thawed within a day learns its fate.
@@ -25,21 +24,16 @@ TOMBSTONE_FACTS = 86400
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What one heartbeat brought back.
+    """What one heartbeat brought back."""
 
-    ``status`` is ``ok``; ``missing``: the row in ``superfetch:owners``; ``unknown``: the facts as
-    well; ``reaped``; or ``left`` when none was sent.
-    """
-
+    #: ``ok``; ``missing``: the row in ``superfetch:owners``; ``unknown``: the facts as well;
+    #: ``reaped``; or ``left``: none was sent.
     status: str
-    #: Server time in ms.
-    now: int = 0
+    now: int = 0  # server time in ms
     #: Owners that did not write since the caller's last heartbeat -> their score.
     quiet: Mapping[str, int] = field(default_factory=dict)
-    #: Owners registered on the caller's host.
-    neighbours: tuple[str, ...] = ()
-    #: Queue lists with suspects that wait on probation.
-    probation: frozenset[str] = frozenset()
+    neighbours: tuple[str, ...] = ()  # owners registered on the caller's host
+    probation: frozenset[str] = frozenset()  # queue lists with suspects that wait on probation
 
 
 class Registry(Structure):
@@ -72,7 +66,6 @@ class Registry(Structure):
         return [self.keys.owners, self.keys.facts(owner), self.keys.host(host)]
 
     def knows(self, owner: str) -> bool:
-        """Whether this server has ever heard of ``owner``."""
         return bool(self.client.exists(self.keys.facts(owner)))
 
     def last_heard(self, owner: str) -> int | None:
@@ -81,8 +74,8 @@ class Registry(Structure):
         return None if score is None else int(score)
 
     def leave(self, facts: Facts, tombstone: float) -> int:
-        """End in order; unless 0 nothing was done: the number of jobs left, or -1 when reaped.
-        For so many seconds (``tombstone``) a claim of ours may still land."""
+        """End in order; unless 0 nothing was done: the number of jobs left, or -1 when reaped. For
+        ``tombstone`` seconds a claim of ours may still land."""
         keys, owner = self.keys, facts.owner
         names = [*self._rows(owner, facts.process.host), keys.reaped, keys.silences]
         names += [keys.running(owner)]
@@ -106,7 +99,7 @@ class Registry(Structure):
         return _scores(self.client.zrange(key, 0, -1, withscores=True))
 
     def facts(self, owners: Iterable[str]) -> dict[str, Facts]:
-        """The facts of some owners, in one round trip; an empty row gives the weakest facts."""
+        """The facts of some owners; an empty row gives the weakest facts."""
         names = list(owners)
         with self.client.pipeline(transaction=False) as pipe:
             for name in names:
@@ -119,13 +112,13 @@ class Registry(Structure):
         }
 
     def mark(self, owner: str, host: str, score: int, tombstone: float, reason: str) -> bool:
-        """Mark an owner reaped unless it was heard since ``score``; for so many seconds
-        (``tombstone``) its lists are drained again, for claims that land late."""
+        """Mark an owner reaped unless it was heard since ``score``; for ``tombstone`` seconds its
+        lists are drained again, for claims that land late."""
         keys = self.keys
         names = [*self._rows(owner, host), keys.reaped, keys.silences, keys.stats]
         times = [score, int(tombstone * 1000), TOMBSTONE_FACTS * 1000]
-        reply = self.scripts.run("mark", [*names, keys.running(owner)], [owner, *times, reason])
-        return bool(reply)
+        names += [keys.running(owner)]
+        return bool(self.scripts.run("mark", names, [owner, *times, reason]))
 
     def adopt(self, owner: str, queue_list: str, tombstone: float) -> str:
         """Register the owner of an unknown private list; see ``adopt.lua`` for the answer."""
@@ -146,7 +139,6 @@ class Registry(Structure):
         return bool(self.client.zadd(self.keys.owners, row, nx=True))
 
     def forget_tombstone(self, owner: str) -> None:
-        """Stop draining a reaped owner; its facts go by their own TTL."""
         self.client.zrem(self.keys.reaped, owner)
 
     def connected(self, facts: Facts, run_id: str) -> bool | None:
@@ -160,8 +152,7 @@ class Registry(Structure):
         return bool(bytes(reply).strip())
 
     def cut(self, facts: Facts) -> None:
-        """CLIENT KILL the owner's connections, so that a frozen one claims nothing more; where
-        that cannot be, the tombstone covers it."""
+        """So that a frozen owner claims nothing more; else its tombstone covers what it does."""
         cut(self.client, facts.run_id, facts.connections)
 
 

@@ -10,16 +10,15 @@ from ..model.facts import RETRY_INTERVAL
 from .database import Structure
 from .wire.scripts import Call
 
-#: Owners that one script removes and writes at most: it keeps everybody else waiting.
-BATCH = 100
+BATCH = 100  # owners that one script removes and writes at most: it keeps everybody else waiting
 
 
 class Silences(Structure):
     """What one-shot passes saw, added up in ``superfetch:suspects``.
 
-    The time between two passes counts once a further pass still finds nothing, after as long as
-    whoever lives needs to be heard again: an outage between two passes convicts nobody. It counts
-    only up to two reap intervals, and so does a step of the server's clock.
+    The time between two passes counts once a further one still finds nothing, after as long as
+    whoever lives needs to be heard again: an outage convicts nobody. It counts only up to two reap
+    intervals, and so does a step of the server's clock.
     """
 
     def look(
@@ -33,11 +32,9 @@ class Silences(Structure):
     ) -> dict[str, float]:
         """Take in one pass; owner -> seconds of silence that all passes saw together.
 
-        Arguments:
-            scores: every registered owner -> its last heartbeat (server ms), as read ``now``.
-            intervals: owners that are looked at -> seconds between their heartbeats.
-            run_id: which run of the server this is; what was seen in another does not count.
-            keep: False only reads (a dry run, ``status``).
+        ``scores`` are every owner's last heartbeats (server ms), as read ``now``; ``intervals`` the
+        seconds between those of the owners looked at. What was seen in another run of the server
+        (``run_id``) does not count. ``keep`` is false where nothing may be written.
         """
         rows: Any = self.client.hgetall(self.keys.silences)
         before = {owner.decode(errors="replace"): _Seen.load(row) for owner, row in rows.items()}
@@ -66,15 +63,12 @@ class _Seen(NamedTuple):
 
     score: int
     run_id: str
-    #: Time of the latest pass that came late enough after the one before it, server ms.
-    at: int
-    #: Seconds of silence up to the pass before, and from there to that pass.
-    silent: float = 0.0
+    at: int  # time of the latest pass that came late enough after the one before it, server ms
+    silent: float = 0.0  # seconds of silence up to the pass before, and from there to that pass
     gap: float = 0.0
 
     def then(self, now: int, wait: float, reap_interval: float) -> _Seen:
-        """After one more pass that found the same; one before whoever lives is heard again, in
-        ``wait`` seconds, says nothing."""
+        """After one more pass that found the same; it says nothing within ``wait`` seconds."""
         past = (now - self.at) / 1000
         if past < 0:  # the server's clock was set back
             return self._replace(at=now)

@@ -71,7 +71,7 @@ class StockConsumer:
 
 
 class Unacked(Structure):
-    """Stock kombu's hash of unacked messages, and its index by time of delivery."""
+    """Stock kombu's hash of unacked messages and its index by time of delivery, by their names."""
 
     def __init__(self, database: Database, name: str, index: str) -> None:
         super().__init__(database)
@@ -80,11 +80,8 @@ class Unacked(Structure):
         self.index = self.keys.queue(index)
 
     def consumers(self) -> list[StockConsumer] | None:
-        """Connections to this database whose latest command is BRPOP; None where we may not ask.
-
-        A stock consumer keeps one for nothing else, and so does whoever waits for a reply: of those
-        our own workers' are known by their name.
-        """
+        """Connections to this database whose latest command is BRPOP, as a stock consumer's is to
+        its very end, but for ours; None where we may not ask."""
         try:
             rows: Any = self.client.client_list()
         except ResponseError:  # forbidden by ACL
@@ -111,7 +108,7 @@ class Unacked(Structure):
         return listed + [Delivery(tag, 0.0) for tag in names if tag not in known]
 
     def read(self, deliveries: Sequence[Delivery]) -> list[bytes | None]:
-        """The values of some entries; None for one that was acked meanwhile."""
+        """Values of some entries; None for one that was acked meanwhile."""
         values: Any = self.client.hmget(self.name, [delivery.tag for delivery in deliveries])
         return list(values)
 
@@ -119,11 +116,8 @@ class Unacked(Structure):
         return list(self.scripts.run(*self.take(jobs)))
 
     def take(self, jobs: Sequence[tuple[StockJob, Mapping[str, int]]]) -> Call:
-        """The call that moves jobs to their queues; a reply for each, see ``migrate.lua``.
-
-        Arguments:
-            jobs: the newest delivery first, each with its queue lists -> ms of their x-expires.
-        """
+        """The call that moves jobs (the newest delivery first) to their queue lists -> ms of
+        x-expires; a reply for each, see ``migrate.lua``."""
         keys, lists = self.keys, {name: ms for _, targets in jobs for name, ms in targets.items()}
         number = {name: at for at, name in enumerate(lists, 1)}
         args: list[Any] = [int(self.config.strike_window), len(lists), *lists.values()]

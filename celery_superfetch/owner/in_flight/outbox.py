@@ -248,4 +248,4 @@ class Outbox(Structure):
         )
         with suppress(RedisError):  # counting is not worth a failure
             self.stats.lost(job)
-        ownership_lost.send(sender=None, lost=LostJob.of(job, envelope))
+        ownership_lost.send(sender=None, lost=LostJob(*job[:3], envelope.task, envelope.task_id))

@@ -10,28 +10,18 @@ from weakref import WeakKeyDictionary
 
 from redis import Connection, Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from .connections import Params
 from .scripts import CHECKOUT, reply_of
 from .server import info
-
-RUN_ID = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
-
-#: Seconds between two tries to call off a read that the server does not know as blocked, and
-#: until that is given up.
-UNBLOCK_PAUSE = 0.005
-UNBLOCK_LIMIT = 1.0
 
 #: Socket -> the run of the server at its other end.
 _runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 class LoneConnection:
-    """A connection that is of no pool: whoever watches its socket reads what comes.
-
-    All raise ``redis.exceptions.RedisError`` where the server cannot be reached, or refuses.
-    """
+    """A connection of no pool: whoever watches its socket reads what comes, or a ``RedisError``."""
 
     def __init__(self, params: Params) -> None:
         own = {name: value for name, value in params.items() if name != "max_connections"}
@@ -41,42 +31,35 @@ class LoneConnection:
         self.run_id = ""
 
     def connect(self) -> int:
-        """Connect and return the file descriptor to watch."""
+        """Returns the file descriptor to watch."""
         self._connection.connect()
         return int(self._connection._sock.fileno())
 
     def learn_id(self) -> None:
-        """Ask by which id it is known, as far as that is allowed."""
         self.run_id = run_behind(self._connection)
         self.send("CLIENT", "ID")
         number = reply_of(self._connection)
-        self.id = 0 if isinstance(number, ResponseError) or not self.run_id else int(number)
+        self.id = number if self.run_id and isinstance(number, int) else 0
 
     @property
     def connected(self) -> bool:
-        """True while there is a socket."""
         return self._connection._sock is not None
 
     def send(self, *command: Any) -> None:
-        """Send a command whose reply is read later."""
         # A health check reads a reply, and would take what is owed for its own.
         self._connection.send_command(*command, check_health=False)
 
     def read(self) -> Any:
-        """The next reply."""
         return self._connection.read_response()
 
     def ask(self, *command: Any) -> Any:
-        """Send a command and read its reply."""
         self.send(*command)
         return self.read()
 
     def can_read(self, timeout: float = 0.0) -> bool:
-        """Whether something to read has come, or comes in so many seconds."""
         return bool(self._connection.can_read(timeout=timeout))
 
     def disconnect(self) -> None:
-        """Close the socket; the server may go on with its command."""
         self._connection.disconnect()
 
 
@@ -90,7 +73,7 @@ def run_behind(connection: Any) -> str:
     if connection._sock not in _runs:
         connection.send_command("INFO", "server", check_health=False)
         told = reply_of(connection)
-        found = None if isinstance(told, ResponseError) else RUN_ID.search(told)
+        found = isinstance(told, bytes) and re.search(rb"^run_id:(\w+)", told, re.MULTILINE)
         _runs[connection._sock] = found[1].decode() if found else ""
     return _runs[connection._sock]
 
@@ -104,47 +87,35 @@ def connection_id(client: Redis) -> int:
 
 
 def cut(client: Redis, run_id: str, ids: Sequence[int]) -> bool:
-    """CLIENT KILL some connections, as far as that is allowed; False where nobody can tell the
-    server that they were of."""
+    """CLIENT KILL, as far as that is allowed; False: their ids may be strangers' by now."""
     return _to_connections(client, run_id, ("KILL", "ID"), ids) is not None
 
 
 def unblock(client: Redis, connections: Sequence[LoneConnection]) -> bool:
     """CLIENT UNBLOCK those that wait in a command, so that their replies are there to be read.
-
-    False where that is forbidden, has no effect in time, or ``client`` leads to another server by
-    now; the replies then come when they come. RedisError: one of them broke.
-    """
+    False: they come when they come. RedisError: one of the connections broke."""
     if any(not one.id or one.run_id != connections[0].run_id for one in connections):
         return False
     if not all(one.connected for one in connections):  # to ask redis-py would be to connect anew
         raise RedisConnectionError("a blocking connection broke")
-    deadline = monotonic() + UNBLOCK_LIMIT
-    pending = list(connections)
+    deadline, pending = monotonic() + 1.0, list(connections)
     while pending:
-        ids = [one.id for one in pending]
-        replies = _to_connections(client, pending[0].run_id, ["UNBLOCK"], ids)
+        run, ids = pending[0].run_id, [one.id for one in pending]
+        replies = _to_connections(client, run, ["UNBLOCK"], ids)
         if replies is None or monotonic() > deadline or not {0, 1}.issuperset(replies):
             return False
-        # 0: it was answered already, or the server has not come to read it yet, which asks for
-        # another try: to wait for its reply would be to wait until its block ends.
-        pending = [
-            one
-            for one, reply in zip(pending, replies, strict=True)
-            if not (reply or one.can_read(UNBLOCK_PAUSE))
-        ]
+        # 0: it was answered already, or the server has not come to read it yet: asked again, since
+        # to wait for its reply would be to wait until its block ends.
+        answers = zip(pending, replies, strict=True)
+        pending = [one for one, reply in answers if not (reply or one.can_read(0.005))]
     return True
 
 
 def _to_connections(
     client: Redis, run_id: str, command: Sequence[str], ids: Sequence[int]
 ) -> list[Any] | None:
-    """Send a sub-command of CLIENT to some connections of one run of the server.
-
-    After a restart, or a failover behind one address, their ids are strangers'. So it goes by one
-    connection of which it is known where it leads. Returns the replies, errors among them; None:
-    another run is there now, or nobody can tell.
-    """
+    """The replies to a sub-command of CLIENT, errors among them; None where nobody can tell whether
+    these ids are of ``run_id`` still: after a restart, or a failover behind one address."""
     pool = client.connection_pool
     connection = pool.get_connection(*CHECKOUT)
     try:

@@ -19,34 +19,26 @@ from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
 from ...model.version import __version__
 
-#: Arguments of ``redis.ConnectionPool`` that lead to one database.
-Params = Mapping[str, Any]
+Params = Mapping[str, Any]  # arguments of ``redis.ConnectionPool`` that lead to one database
 
-#: How a Sentinel is asked where ``sentinel_kwargs`` say nothing else. It answers from memory,
-#: and there are others: one that is gone must not cost seconds each time. Left to itself,
-#: redis-py tries it again and again, with pauses.
+#: How a Sentinel is asked where ``sentinel_kwargs`` say nothing else: there are others, and
+#: redis-py by itself tries one that is gone again and again.
 ASKED_ONCE: Params = {
     "socket_timeout": 2.0,
     "socket_connect_timeout": 2.0,
     "retry": Retry(NoBackoff(), 0),
 }
 
-#: Seconds to wait for the server where the user set no ``socket_timeout``. A firewall that
-#: dropped a connection would stop the consumer's loop for a quarter of an hour (the kernel's
-#: retransmissions); a server that stands still for 10 s must not be taken for gone.
+#: Seconds to wait for the server where the user set no ``socket_timeout``. Behind a firewall that
+#: drops connections the kernel waits for a quarter of an hour; servers may stand still for 10 s.
 REPLY_TIMEOUT = 15.0
 
-#: The name under which our connections stand in CLIENT LIST, to be told from stock kombu's; as
-#: redis-py wants an upstream driver to be called.
-NAME = "celery-superfetch"
+NAME = "celery-superfetch"  # of our connections in CLIENT LIST, to be told from stock kombu's
 
 
 def leaving_replicas(connection_class: Any) -> Any:
-    """``connection_class``, but it leaves a server that was made a replica, or moves our slot.
-
-    To redis-py, READONLY is a reply like any other. As a connection error it makes consumers and
-    producers connect again, and so find the primary. Nothing was executed that could be twice.
-    """
+    """``connection_class``, but READONLY and a slot that moved are connection errors: whoever asked
+    connects again, and so finds the primary. Nothing was executed that could be twice."""
 
     class LeavingReplicas(connection_class):
         def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
@@ -56,8 +48,8 @@ def leaving_replicas(connection_class: Any) -> Any:
             super().send_packed_command(*args, **kwargs)
 
         def read_response(self, *args: Any, **kwargs: Any) -> Any:
-            # redis-py waits for a message of its pub/sub without a limit. kombu reads when there
-            # is something to be read, and half a message must not keep its loop for ever.
+            # redis-py waits for a message of pub/sub without a limit: half of one would keep
+            # kombu's loop for ever.
             if kwargs.get("timeout", ...) is None:
                 del kwargs["timeout"]
             try:
@@ -83,8 +75,7 @@ def leaving_replicas(connection_class: Any) -> Any:
 
 
 def discreetly(discover_master: Callable[[str], Any], options: Params) -> Callable[[str], Any]:
-    """``discover_master`` of a redis-py Sentinel, whose errors would show the passwords in
-    ``options``, by which the Sentinels are asked: those of older versions do."""
+    """A redis-py Sentinel's ``discover_master``; older ones show passwords in their errors."""
 
     def discover(service_name: str) -> Any:
         try:
@@ -99,16 +90,13 @@ def discreetly(discover_master: Callable[[str], Any], options: Params) -> Callab
 
 
 class Sentinels:
-    """The Sentinels that know where the primary is; stands for the pool of Sentinel connections,
-    which these ask at each connect.
+    """Stands for the pool of Sentinel connections, which these ask for the primary at each connect.
 
-    It asks by connections of the moment: heartbeats, acks and claims connect from threads of their
-    own, and redis-py's ``Sentinel`` is made for one.
+    By connections of the moment: threads connect on their own, and ``Sentinel`` is made for one.
     """
 
-    #: What redis-py's connections ask of their pool beside the address.
-    is_master = True
-    check_connection = False
+    # What redis-py's connections ask of their pool beside the address.
+    is_master, check_connection = True, False
 
     def __init__(
         self,
@@ -117,10 +105,8 @@ class Sentinels:
         min_other_sentinels: int = 0,
         options: Params = ASKED_ONCE,
     ) -> None:
-        self.service_name = service_name
-        self.addresses = addresses
-        self.min_other_sentinels = min_other_sentinels
-        self.options = options
+        self.service_name, self.addresses = service_name, addresses
+        self.min_other_sentinels, self.options = min_other_sentinels, options
 
     def get_master_address(self) -> tuple[str, int]:
         """Host and port of the primary; ConnectionError: no Sentinel that answers knows one."""
@@ -130,11 +116,10 @@ class Sentinels:
             sentinel_kwargs=self.options,
         )
         try:
-            host, port = discreetly(sentinel.discover_master, self.options)(self.service_name)
+            return discreetly(sentinel.discover_master, self.options)(self.service_name)
         finally:
             for client in sentinel.sentinels:
                 client.close()
-        return str(host), int(port)
 
 
 def sentinel_params(pool: SentinelConnectionPool) -> dict[str, Any]:
@@ -179,11 +164,7 @@ def patient(params: Params) -> dict[str, Any]:
 
 
 def named(params: Params) -> dict[str, Any]:
-    """Connection parameters under which redis-py says who we are, as it connects.
-
-    It carries on where the server does not know the command (before Redis 7.2) or the user may not
-    give it.
-    """
+    """Parameters by which redis-py says who we are, to a server that knows the command."""
     try:
         from redis import DriverInfo
     except ImportError:  # redis-py before 7.1

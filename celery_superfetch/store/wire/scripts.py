@@ -22,14 +22,7 @@ CHECKOUT = () if redis.VERSION >= (5, 3) else ("EVALSHA",)
 #: Seconds after which a connection is looked at before it is used: the server may have closed it.
 IDLE = 1.0
 
-#: Bytes from which an argument is sent for itself, and not copied.
-LARGE = 16 * 1024
-
-#: One file for each transition, beside those who ask for it.
-LUA = Path(__file__).parent.parent / "lua"
-
-#: The scripts do not see the key that never exists.
-FIRST_LINE = "KEYS[#KEYS] = nil\n"
+LARGE = 16 * 1024  # bytes from which an argument is sent for itself, and not copied
 
 
 class Call(NamedTuple):
@@ -38,8 +31,7 @@ class Call(NamedTuple):
     name: str
     keys: Sequence[str]
     args: Sequence[Any]
-    #: Send the whole text, which no server can have forgotten: what follows in the same round
-    #: trip relies on it, and a script that is sent again comes after its successors.
+    #: Send the whole text, which no server can have forgotten: its successors rely on it.
     whole: bool = False
 
 
@@ -57,10 +49,7 @@ class Scripts:
         return self.run_all([Call(name, keys, args, whole)])[0]
 
     def run_all(self, calls: Sequence[Call], *, errors: bool = False) -> list[Any]:
-        """Run several scripts, in order, in one round trip (not as one transaction).
-
-        With ``errors`` a script's error is returned in its place, instead of raising the first.
-        """
+        """Run several in one round trip, in order, as no transaction; ``errors``: are returned."""
         line = Line(self)
         try:
             _, replies = line.exchange(calls)
@@ -72,7 +61,6 @@ class Scripts:
         return replies
 
     def command(self, call: Call) -> list[Any]:
-        """One run as it is sent."""
         name, keys, args, whole = call
         if not whole and name not in self._digests:
             self._digests[name] = digest(self._source(name).encode())
@@ -80,11 +68,8 @@ class Scripts:
         return [*what, len(keys) + 1, *keys, self._never, *args]
 
     def _source(self, name: str) -> str:
-        """The text, behind what lets it run on a server over its memory limit.
-
-        Redis 6.2 does not know that line; there the scripts remove before they add, which it
-        allows. Claims, acks and heartbeats must go on: they are what frees the memory.
-        """
+        # Acks and claims free memory, so they must run on a server over its limit. Redis 6.2 knows
+        # no such line; there the scripts remove before they add, which it allows.
         if self._header is None:
             version = server_version(info(self.client, "server"))
             self._header = "#!lua flags=allow-oom\n" if version >= (7, 0) else ""
@@ -92,11 +77,7 @@ class Scripts:
 
 
 class Line:
-    """A connection on which more may be sent before the last replies were read. Not thread-safe.
-
-    By the connection itself: redis-py's own way around it, with its retries, which we forbid, costs
-    more than twice as much as what it is for.
-    """
+    """A connection on which more may be sent before the last replies were read. Not thread-safe."""
 
     def __init__(self, scripts: Scripts) -> None:
         self.scripts = scripts
@@ -104,16 +85,13 @@ class Line:
         self._pool: Any = None
         self._used = 0.0
         self._owed: list[Call] = []
-        #: When the first of them was sent (monotonic s).
-        self._owed_since = 0.0
-        #: Scripts that the server at the other end was told whole.
-        self._told: set[str] = set()
+        self._owed_since = 0.0  # when the first of them was sent (monotonic s)
+        self._told: set[str] = set()  # scripts that the server at the other end was told whole
         #: The last call, and its bytes: a small one that was sent alone, and waited for.
         self._last: tuple[Sequence[Call], list[bytes]] = ((), [])
 
     @property
     def owes(self) -> bool:
-        """Whether replies were not read yet."""
         return bool(self._owed)
 
     @property
@@ -124,21 +102,15 @@ class Line:
     def exchange(
         self, calls: Sequence[Call], *, wait: bool = True, leave: int = 0
     ) -> tuple[list[Any], list[Any]]:
-        """Send scripts; returns the replies that were owed and those to ``calls``, as far as they
-        were read, in order, errors among them.
+        """Send scripts. Returns the replies that were owed and those to ``calls``, as far as they
+        were read, in order, errors among them; RedisError: they are lost, with the connection.
 
-        Arguments:
-            wait: read the replies to ``calls``, too; else a later exchange does.
-            leave: how many replies may be left to it, without ``wait``, and for IDLE at most;
-                beyond that, those before ``calls`` are read. One without calls reads all.
-
-        Raises:
-            redis.exceptions.RedisError: the connection is lost, and so are all replies.
+        Without ``wait`` those to ``calls`` are left to a later exchange, and so are up to ``leave``
+        others, for IDLE at most. An exchange without calls reads all.
         """
-        # Taken out meanwhile: a signal's handler may come by here in the middle.
+        # Taken out meanwhile: a signal's handler may come by here.
         connection, self._connection = self._connected(), None
         owed, self._owed = self._owed, []
-        # Whether they may be left to a later exchange.
         young = not owed or (len(owed) < leave and monotonic() < self._owed_since + IDLE)
         due = [] if calls and not wait and young else owed
         try:
@@ -182,7 +154,7 @@ class Line:
         return self.scripts.command(call)
 
     def _connected(self) -> Any:
-        """The connection of last time; one that lay idle is looked at by its pool."""
+        """The connection of last time; the pool looks at one that lay idle."""
         pool = self.scripts.client.connection_pool
         if self._owed:
             if self._pool is pool:
@@ -193,6 +165,7 @@ class Line:
             if self._pool is pool and monotonic() < self._used + IDLE:
                 return self._connection
             self.give_back()
+        # Not by redis-py's client, which costs more than twice as much as what it is for.
         self._pool, self._told = pool, set()
         self._connection = self.scripts.client.connection or pool.get_connection(*CHECKOUT)
         return self._connection
@@ -210,9 +183,7 @@ class Line:
             self._pool.release(connection)
 
     def _again(self, calls: Sequence[Call], replies: list[Any]) -> list[Any]:
-        """A restarted server forgot its scripts, a new one never knew them. Nothing ran, so
-        running it now, after its successors, is the only thing left to do.
-        """
+        """A restarted server forgot its scripts: nothing ran, so this runs after its successors."""
         for at, reply in enumerate(replies):
             if isinstance(reply, NoScriptError):
                 again = calls[at]._replace(whole=True)
@@ -222,10 +193,10 @@ class Line:
 
 @cache
 def source(name: str) -> str:
-    """The text of ``lua/<name>.lua``, behind the line that all begin with, and what it shares."""
-    text = (LUA / f"{name}.lua").read_text()
-    shared = (LUA / "tally.lua").read_text() if "tally(" in text else ""
-    return FIRST_LINE + shared + text
+    lua = Path(__file__).parents[1] / "lua"
+    text = (lua / f"{name}.lua").read_text()
+    shared = (lua / "tally.lua").read_text() if "tally(" in text else ""
+    return "KEYS[#KEYS] = nil\n" + shared + text  # scripts do not see the key that never exists
 
 
 def reply_of(connection: Any) -> Any:
@@ -238,10 +209,7 @@ def reply_of(connection: Any) -> Any:
 
 def packed(commands: Iterable[Sequence[Any]]) -> list[bytes]:
     """Commands as they go to the server, in as few pieces as there are without copies of payloads.
-
-    redis-py's own packer takes three times as long: with many short arguments, as scripts have,
-    a sixth of all the CPU that a job costs its consumer.
-    """
+    redis-py's packer takes three times as long, a sixth of all the CPU that a job costs."""
     done: list[bytes] = []
     # As Latin-1, in which a byte is a character: the cheapest to put together.
     text: list[str] = []

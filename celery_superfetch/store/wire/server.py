@@ -17,8 +17,7 @@ from ...errors import UnsupportedBroker
 
 logger = logging.getLogger(__name__)
 
-#: LMOVE, BLMOVE and LPOS with what we need of them came with Redis 6.2.
-OLDEST_SERVER = (6, 2)
+OLDEST_SERVER = (6, 2)  # LMOVE, BLMOVE and LPOS with what we need of them came with Redis 6.2
 
 #: A key, or a prefix, with the name in braces by which a cluster chooses its slot.
 TAGGED = r"[^{]*\{[^}]+\}"
@@ -42,8 +41,7 @@ def setting(client: Redis, name: str) -> str | None:
 
 
 def server_version(told: Mapping[str, Any]) -> tuple[int, int]:
-    """``(major, minor)`` of the Redis that the server is, or is compatible with, by its ``info``;
-    the least that is supported where it says nothing."""
+    """Which Redis the server is, or is compatible with; the least supported where it is silent."""
     try:
         major, minor = str(told["redis_version"]).split(".")[:2]
         return int(major), int(minor)
@@ -53,7 +51,6 @@ def server_version(told: Mapping[str, Any]) -> tuple[int, int]:
 
 @cache
 def warn_once(text: str) -> None:
-    """Once in a process, whoever finds it again."""
     logger.warning(text)
 
 
@@ -67,13 +64,7 @@ def check_platform() -> None:
 
 
 def check_cluster(told: Mapping[str, Any], prefix: str) -> None:
-    """Refuse a cluster (UnsupportedBroker) that would spread the keys of one app over its nodes.
-
-    Arguments:
-        told: the server's INFO.
-        prefix: before all of the app's keys. What stands in its first braces decides where in a
-            cluster they are.
-    """
+    """Refuse a cluster (UnsupportedBroker) that would spread the keys of one app over its nodes."""
     if str(told.get("cluster_enabled", "0")) == "1" and not re.match(TAGGED, prefix):
         raise UnsupportedBroker(
             "the broker is a cluster, which keeps all keys of an app in one place only under a "
@@ -83,12 +74,7 @@ def check_cluster(told: Mapping[str, Any], prefix: str) -> None:
 
 
 def check_server(client: Redis, prefix: str = "") -> None:
-    """Refuse a server that cannot carry the guarantee; warn of one that may break it.
-
-    Raises:
-        UnsupportedBroker: the server is too old, or its ACL forbids scripts, or it is a
-            Sentinel whose URL does not say so, or a cluster (``check_cluster``).
-    """
+    """Refuse what cannot carry the guarantee (UnsupportedBroker); warn of what may break it."""
     check_platform()
     told = info(client)
     check_cluster(told, prefix)
@@ -121,12 +107,8 @@ def check_server(client: Redis, prefix: str = "") -> None:
 
 
 def check_writable(client: Redis, never: str) -> None:
-    """Refuse a read-only replica, and a node of a cluster that has not our slot, ``never``'s.
-
-    Raises:
-        redis.exceptions.ConnectionError: it is one ; a consumer connects
-            again until a failover has mended it, or the next of its servers is the right one.
-    """
+    """Refuse a read-only replica, and a node that has not our slot (``never``'s): ConnectionError,
+    after which a consumer connects again, until a failover is over or the node is the right one."""
     if re.match(TAGGED, never):  # else a cluster is refused, by what says how to mend it
         client.exists(never)
     told = info(client, "replication")

@@ -8,11 +8,11 @@ import tracemalloc
 import pytest
 
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import Claimed, parse
+from celery_superfetch.model.job import Claimed
 from celery_superfetch.owner.in_flight.in_flight import InFlight
 from celery_superfetch.signals import LostJob
 from support.waiting import eventually
-from support.workers.bench import Bench, payload, settling
+from support.workers.bench import Bench, lost_job, payload, settling
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_an_ack_that_finds_nothing_is_announced(
     for claimed in (taken, kept):
         bench.in_flight.ack(claimed)
     bench.in_flight.flush()
-    assert lost == [LostJob.of(taken.job, parse(taken.job.payload))]
+    assert lost == [lost_job(taken.job)]
     assert len(bench.in_flight.jobs) == 0
 
 
@@ -72,7 +72,7 @@ def test_a_confirmed_job_that_is_gone_is_announced(
     bench.in_flight.take(job)
     claims = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, [job])
     assert claims.confirmed == [None]
-    assert lost == [LostJob.of(job, parse(job.payload))]
+    assert lost == [lost_job(job)]
     assert job not in bench.in_flight.jobs
 
 

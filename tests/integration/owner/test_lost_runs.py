@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import Carried, Job, digest, parse
+from celery_superfetch.model.job import Carried, Job, digest
 from celery_superfetch.model.strikes import Blame, Counters, Decision, Limits, Recovery
 from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.signals import LostJob, job_recovering
-from support.workers.bench import Bench, payload
+from support.workers.bench import Bench, lost_job, payload
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_job_that_lost_its_child_and_was_taken_away_is_announced(
         cut_short.recover_or_kill(claimed.job, "pool child lost", object(), Limits.of(bench.config))
         is None
     )
-    assert lost == [LostJob.of(claimed.job, parse(claimed.job.payload))]
+    assert lost == [lost_job(claimed.job)]
     assert bench.queue() == []
     assert bench.counters(payload(1)) == Counters()
 
@@ -313,7 +313,7 @@ def test_a_job_that_was_taken_away_is_not_sent_anew(
             )
             is None
         )
-    assert lost == [LostJob.of(claimed.job, parse(claimed.job.payload))], "said once"
+    assert lost == [lost_job(claimed.job)], "said once"
 
 
 @pytest.mark.parametrize("raw", [b"no JSON", b"\xff\x00", b""], ids=repr)

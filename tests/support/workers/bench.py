@@ -21,6 +21,7 @@ from celery_superfetch.owner.in_flight.in_flight import InFlight
 from celery_superfetch.owner.in_flight.jobs import State
 from celery_superfetch.reaper.judge import Judge
 from celery_superfetch.reaper.reaper import Reaper
+from celery_superfetch.signals import LostJob
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.dead_jobs import Graveyard
 from celery_superfetch.store.private_lists import ALONE, Claims, PrivateLists
@@ -80,6 +81,12 @@ class Named(Protocol):
 
 def name_of(owner: str | Named) -> str:
     return owner if isinstance(owner, str) else owner.owner
+
+
+def lost_job(job: Job) -> LostJob:
+    """What receivers are told of it."""
+    known = parse(job.payload)
+    return LostJob(job.owner, job.queue_list, job.payload, known.task, known.task_id)
 
 
 def settling(in_flight: InFlight) -> tuple[int, int]:

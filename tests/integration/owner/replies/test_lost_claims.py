@@ -12,14 +12,14 @@ import redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import digest, parse
+from celery_superfetch.model.job import digest
 from celery_superfetch.owner.in_flight import lost_claims
 from celery_superfetch.owner.in_flight.jobs import State
 from celery_superfetch.owner.membership import Membership
 from celery_superfetch.signals import LostJob
 from support.servers.server import Server
 from support.waiting import always, eventually
-from support.workers.bench import Bench, payload
+from support.workers.bench import Bench, lost_job, payload
 
 TIMEOUT = 0.3
 
@@ -107,7 +107,7 @@ def test_only_the_resent_ack_is_silent(
     hasty.client.delete(hasty.keys.private(owner.owner, "mail"))
     held.ack(two)
     held.flush()
-    assert lost == [LostJob.of(two.job, parse(two.job.payload))]
+    assert lost == [lost_job(two.job)]
 
 
 def test_an_ack_that_never_arrived_is_sent_again(
