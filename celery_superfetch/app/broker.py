@@ -24,11 +24,8 @@ SCHEMES = {"redis": Transport, "rediss": Transport, "sentinel": SentinelTranspor
 
 
 class Connection(kombu.Connection):
-    """A kombu connection whose ``redis://``, ``rediss://`` and ``sentinel://`` mean ours.
-
-    The URL keeps its scheme, and so its TLS defaults, a failover list our transport, and Flower its
-    broker page.
-    """
+    """A kombu connection whose ``redis://``, ``rediss://`` and ``sentinel://`` mean ours, so that
+    rediss:// keeps its TLS defaults, a failover list our transport, and Flower its broker page."""
 
     def get_transport_cls(self) -> Any:
         name = self.transport_cls

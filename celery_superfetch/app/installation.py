@@ -16,9 +16,6 @@ from .events import reporter
 from .poison_pill import guard_of
 from .reaping import REAP_ENTRY, REAP_TASK, add_reap_task
 
-#: Celery loads bootsteps by name, so that only workers load what they need.
-STEPS = f"{__name__.partition('.')[0]}.worker.steps"
-
 #: Settings that we give another default, each with its old name. Without them Celery acks a job
 #: before it runs, and drops it when its pool process is lost; and after a lost connection it
 #: leaves slots free for jobs that went on, which we count already.
@@ -64,8 +61,9 @@ def _add(app: Celery) -> None:
     )
     if "amqp" in app.__dict__:
         app.amqp.Connection = Connection
-    app.steps["worker"].add(f"{STEPS}:Maintenance")
-    app.steps["consumer"].add(f"{STEPS}:Guarded")
+    # Celery loads these by name, so that only workers load what they need.
+    app.steps["worker"].add("celery_superfetch.worker.steps:Maintenance")
+    app.steps["consumer"].add("celery_superfetch.worker.steps:Guarded")
     add_reap_task(app)
     job_recovering.connect(guard_of(app), sender=app, weak=False)
     job_recovered.connect(reporter(app, "recovery"), sender=app, weak=False)

@@ -18,10 +18,8 @@ from .poison_pill import limits_of
 def reaper_of(
     app: Celery, client: Redis, membership: Membership | None = None, by: str = ""
 ) -> Reaper:
-    """A reaper that speaks for ``app``: its guard decides, its callers are told.
-
-    The worker's ``membership`` has watched the others, and announces kills in threads of its own;
-    without one each pass announces at its end. ``by``: who makes the passes, for ``status``.
+    """A reaper that speaks for ``app``: its guard decides, and callers are told by threads of the
+    worker's, if it gives its ``membership``, or at each pass's end. ``by``: who makes the passes.
     """
     return Reaper(
         database_of(app, client),

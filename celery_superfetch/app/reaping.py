@@ -19,10 +19,8 @@ logger = get_logger(__name__)
 REAP_TASK = "celery_superfetch.reap"  # name of the task and of its entry in ``beat_schedule``
 REAP_ENTRY = "superfetch-reap"
 
-#: Scope of the lock on the task's message while it waits: the one that runs takes it away ...
-LOCK_SENT = "sent"
-
-WAITS = 3600  # ... and one that got lost holds off the next for so many seconds.
+LOCK_SENT = "sent"  # scope of the lock on the task's message: the one that runs takes it away
+WAITS = 3600  # seconds for which one that got lost holds off the next
 
 #: Loggers of Celery's that say INFO of each task: whoever has one every few seconds pays for it.
 ROUTINE = ("celery.beat", "celery.worker.strategy", "celery.app.trace")

@@ -13,9 +13,7 @@ from .version import __version__
 
 RETRY_INTERVAL = 1.0  # seconds between two tries while heartbeats fail
 TEXTS = "app", "node", "version", "state", "run_id"  # fields that are text, here and there
-
-#: The state of an owner whose event loop does not turn; it sends no heartbeat until it does.
-STUCK = "stuck"
+STUCK = "stuck"  # state of an owner whose event loop does not turn, and that is silent until then
 
 
 @dataclass(frozen=True)

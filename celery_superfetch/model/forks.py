@@ -1,8 +1,7 @@
 """Keeps forks and what the other threads of a process do in libraries apart.
 
-A forked child has one thread, and a lock that another held at that moment is held in it for ever.
-So a thread of ours that may hold one, of whatever library, says ``with kept_off()``. A fork waits
-for it, and that of a pool does not even stand and wait.
+In a forked child a lock that another thread held is held for ever. So a thread of ours that may
+hold one, of whatever library, says ``with kept_off()``: a fork waits for it, that of a pool later.
 """
 
 from __future__ import annotations

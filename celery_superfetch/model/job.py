@@ -11,11 +11,10 @@ from hashlib import sha1
 from math import inf
 from typing import Any, NamedTuple
 
-#: Header of a delivery, and so a task's ``self.request.superfetch``: its ``Earlier`` as a dict.
-EARLIER = "superfetch"
-
-#: Header of a message that Celery sent because the last one's pool child was lost.
-CARRIED = "superfetch_strikes"
+EARLIER = (
+    "superfetch"  # header of a delivery, ``self.request.superfetch`` of a task: an ``Earlier``
+)
+CARRIED = "superfetch_strikes"  # header of a message that is sent as a pool child was lost
 
 #: What bytes can do to whoever reads them.
 UNREADABLE = ValueError, LookupError, TypeError, AttributeError, RecursionError

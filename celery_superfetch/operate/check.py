@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..model.facts import Facts
 from ..model.process import ProcessImage
 from ..model.verdict import Reason, judge
-from ..reaper.evidence import by_pid, judge_all, local_evidence
+from ..reaper.evidence import judge_all, local_evidence
 from ..store.database import Database
 from ..store.dead_jobs import DeadJobs
 from ..store.history import History
@@ -114,11 +114,11 @@ def _one_is_heard(database: Database, asked: Conditions, told: list[str]) -> Ite
     names = [o for o in scores if not asked.this_host or o.partition("|")[0] == here.host]
     known = registry.facts(names)
     facts = [one for one in known.values() if asked.node in ("", one.node)]
-    same_pid, troubles = by_pid(known.values()), []
+    troubles = []
     for one in facts:
         age = max(0, now - scores[one.owner]) / 1000
         # A frozen process is there, and its heart is not: silence is what a probe is for.
-        verdict = judge(local_evidence(one, here, same_pid[one.process.pid], age))
+        verdict = judge(local_evidence(one, here, known.values(), age))
         limit = min(one.owner_ttl, one.owner_ttl if asked.max_age is None else asked.max_age)
         name = one.node or one.owner
         if not verdict.dead and age <= limit:

@@ -24,10 +24,8 @@ from .judge import Judge, ask, tell
 
 logger = logging.getLogger(__name__)
 
-#: Jobs looked at and moved in one round trip, and bytes (but for the job that passes the mark): a
-#: script keeps everybody else waiting.
-BATCH = 50
-ROOM = 256 * 1024
+#: Jobs, and bytes, that one script looks at or moves: it keeps everybody else waiting.
+BATCH, ROOM = 50, 256 * 1024
 
 
 @dataclass

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
@@ -26,12 +25,9 @@ def judge_all(
     keep: bool = False,
     surviving: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> list[tuple[Facts, int, Reason]]:
-    """Every registered owner (or ``only`` some) with its score and verdict.
-
-    Without a ``watch`` what is seen is added to what passes have seen of each silence, and noted if
-    ``keep``. ``surviving`` is put around each owner: one that cannot be judged is left out, if it
-    allows.
-    """
+    """Every registered owner (or ``only`` some) with its score and verdict. Without a ``watch``
+    what is seen is added to what passes have seen of each silence, and noted if ``keep``;
+    ``surviving`` may leave out one that cannot be judged."""
     scores = registry.owners()
     chosen = sorted(scores if only is None else scores.keys() & set(only))
     if not scores:
@@ -48,11 +44,12 @@ def judge_all(
         intervals = {owner: known.heartbeat_interval for owner, known in facts.items()}
         silences, at = Silences(registry.database), registry.database.server_time()
         silent = {**silences.look(scores, intervals, at, server_run(), keep=keep)}
-    here, same_pid, judged = ProcessImage.current(), by_pid(facts.values()), []
+    here, judged = ProcessImage.current(), []
+    near = [known for known in facts.values() if here.same_ground(known.process)]
     for owner in chosen:
         with surviving(f"owner {owner}"):
             known, quiet = facts[owner], silent[owner]
-            evidence = local_evidence(known, here, same_pid[known.process.pid], quiet)
+            evidence = local_evidence(known, here, near, quiet)
             missed = MISSED_HEARTBEATS * known.heartbeat_interval
             if evidence.process is None and (quiet or 0.0) >= missed:
                 evidence = replace(evidence, connected=registry.connected(known, server_run()))
@@ -60,18 +57,10 @@ def judge_all(
     return judged
 
 
-def by_pid(everybody: Iterable[Facts]) -> dict[int, list[Facts]]:
-    """Only among those of one pid may one have superseded another."""
-    found = defaultdict(list)
-    for facts in everybody:
-        found[facts.process.pid].append(facts)
-    return found
-
-
 def local_evidence(
     facts: Facts, here: ProcessImage, others: Collection[Facts], silent_for: float | None
 ) -> Evidence:
-    """What can be known of an owner without asking the server; ``others`` had its pid."""
+    """What can be known of an owner without asking the server; ``others`` are of this host."""
     local = here.same_ground(facts.process)
     process = look_at(facts.process.pid, facts.process.start_time) if local else None
     return Evidence(
@@ -90,8 +79,7 @@ def local_evidence(
 
 def _superseded(facts: Facts, here: ProcessImage, others: Collection[Facts]) -> bool:
     """Whether a newer program of the same process (HUP) is this one, or has registered."""
-    newer = [other.process for other in others if other.registered_at > facts.registered_at]
-    return any(
-        process.same_process(facts.process) and process.image != facts.process.image
-        for process in (here, *newer)
-    )
+    known = facts.process
+    same_pid = (other for other in others if other.process.pid == known.pid)
+    newer = [other.process for other in same_pid if other.registered_at > facts.registered_at]
+    return any(p.same_process(known) and p.image != known.image for p in (here, *newer))

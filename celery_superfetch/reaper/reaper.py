@@ -22,18 +22,16 @@ from .evidence import judge_all
 
 logger = logging.getLogger(__name__)
 
-#: Seconds a tombstone's lists are drained again: a blocking claim of a frozen process lands when
-#: its block times out; the rest is for the network.
+#: Seconds a tombstone's lists are drained again: a frozen process may wait in a blocking claim.
 TOMBSTONE = 60.0
 
 
 class Reaper:
     """Finds dead owners and empties their private lists; holds no loop and no thread.
 
-    Without a ``watch``, which heartbeats keep, the silence of owners is added up over passes in
-    Redis. The ``sender`` of signals is the Celery app; without ``announcements`` nobody tells the
-    callers of killed jobs, and without ``limits`` the options say when a job is killed. ``by``: who
-    makes the passes, as operators know it.
+    Without a ``watch``, which heartbeats keep, silence is added up over passes in Redis; without
+    ``announcements`` no caller of a killed job is told. The ``sender`` of signals is the Celery
+    app; ``by``: who makes the passes, as operators know it.
     """
 
     def __init__(
@@ -72,8 +70,8 @@ class Reaper:
         """One pass; raises only where the registry cannot be read at all.
 
         It looks ``only`` at some owners, or at all. A ``full`` one looks for private lists that no
-        registry knows as well (SCAN); a ``dry_run`` judges and counts, and changes nothing. With a
-        ``lock`` it does nothing if one of that name began within ``lock_for`` seconds.
+        registry knows as well (SCAN); a ``dry_run`` changes nothing. With a ``lock`` it does
+        nothing if one of that name began within ``lock_for`` seconds.
         """
         started, report = monotonic(), Report(dry_run=dry_run)
         if lock and not self.database.take_turn(lock, lock_for):
@@ -110,7 +108,7 @@ class Reaper:
         owner, host = facts.owner, facts.process.host
         if report.dry_run:
             report.dead[owner] = reason
-            report.recovered += self.lists.sizes([(owner, facts.lists)]).get(owner, 0)
+            report.recovered += self.lists.sizes([(owner, facts.lists)])[owner]
             return
         # The mark holds only if the owner was not heard since the verdict's evidence.
         if not self.registry.mark(owner, host, score, TOMBSTONE, reason.value):

@@ -13,10 +13,8 @@ from .wire.connections import Params
 
 
 class Arrivals(Structure):
-    """Two connections: one looks at queue lists, and the other hears when they change.
-
-    In RESP2 none can do both. ResponseError: the server does not allow it.
-    """
+    """One connection looks at queue lists, the other hears when they change: RESP2 allows no more.
+    ResponseError: the server forbids it."""
 
     def __init__(self, database: Database, params: Params) -> None:
         super().__init__(database)

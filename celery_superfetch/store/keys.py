@@ -1,4 +1,4 @@
-"""Every Redis key of this package, spelled in one place; docs/redis_data.md tells what is in them.
+"""Every Redis key of this package, in one place; docs/redis_data.md says more of what is in them.
 
 kombu's ``global_keyprefix`` is applied here, to the queues as well: its prefixing client rewrites
 only the first key of a script and none of BLMOVE, LREM or LRANGE.
@@ -41,20 +41,16 @@ class Keys:
         self.never = f"{own}never"
 
     def queue(self, queue_list: str) -> str:
-        """LIST, kombu's own: the public queue list (one for each priority step)."""
-        return f"{self.prefix}{queue_list}"
+        return f"{self.prefix}{queue_list}"  # kombu's LIST, one for each priority step
 
     def private(self, owner: str, queue_list: str) -> str:
-        """LIST of raw payloads that ``owner`` claimed from ``queue_list``; newest first."""
-        return f"{self._own}private:{owner}:{queue_list}"
+        return f"{self._own}private:{owner}:{queue_list}"  # LIST of payloads, newest first
 
     def held(self, owner: str, queue_list: str) -> str:
-        """HASH claim id -> raw payload: claimed from ``queue_list``, waiting for their ETA."""
-        return f"{self._own}held:{owner}:{queue_list}"
+        return f"{self._own}held:{owner}:{queue_list}"  # HASH claim id -> payload with an ETA
 
     def facts(self, owner: str) -> str:
-        """HASH of what an owner registered; a tombstone (state ``reaped``) has a TTL."""
-        return f"{self._own}owner:{owner}"
+        return f"{self._own}owner:{owner}"  # HASH of what an owner registered, or a tombstone
 
     def running(self, owner: str) -> str:
         """HASH claim id -> digest of a job its process runs, or ``struck`` for one that ran when
@@ -63,32 +59,25 @@ class Keys:
         return f"{self._own}running:{owner}"
 
     def probation(self, queue_list: str) -> str:
-        """LIST of raw payloads: suspects from ``queue_list`` waiting for their turn."""
-        return f"{self._own}probation:{queue_list}"
+        return f"{self._own}probation:{queue_list}"  # LIST of payloads: suspects
 
     def host(self, host: str) -> str:
-        """SET of the owners registered by one host name; a row leaves with its owner."""
-        return f"{self._own}host:{host}"
+        return f"{self._own}host:{host}"  # SET of the owners that this host registered
 
     def recoveries(self, digest: str) -> str:
-        """HASH of a job's strikes and recoveries; TTL = strike window, gone with the ack."""
-        return f"{self._own}recoveries:{digest}"
+        return f"{self._own}recoveries:{digest}"  # HASH; TTL = strike window, gone with the ack
 
     def dead_of(self, app_name: str) -> str:
-        """ZSET job id -> time of death; those of one app among ``dead``, capped by its options."""
-        return f"{self._own}dead:of:{app_name}"
+        return f"{self._own}dead:of:{app_name}"  # ZSET id -> time of death: one app's of ``dead``
 
     def dead_overflow(self, app_name: str) -> str:
-        """STRING, jobs that an app's kills dropped and no log of its has told of yet."""
-        return f"{self._own}dead:overflow:{app_name}"
+        return f"{self._own}dead:overflow:{app_name}"  # STRING: dropped, and no log tells of it
 
     def announcement(self, id: str) -> str:
-        """HASH of how far the announcement of a killed job has come; gone when it is done."""
-        return f"{self._own}announcement:{id}"
+        return f"{self._own}announcement:{id}"  # HASH of how far it has come
 
     def lock(self, scope: str) -> str:
-        """STRING with a TTL: one pass per interval and scope. Never released, it expires."""
-        return f"{self._own}lock:{scope}"
+        return f"{self._own}lock:{scope}"  # STRING with a TTL: one turn per interval and scope
 
     def pattern(self, kind: str = "") -> str:
         """SCAN pattern of everything that is ours, or of one kind (``parse``)."""

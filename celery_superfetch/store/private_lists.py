@@ -66,14 +66,10 @@ class PrivateLists(Structure):
         confirm: Sequence[Job] = (),
         starts: int = 0,
     ) -> Call:
-        """The call that claims up to ``most`` jobs from ``lists``, in this order; ``claims`` reads
-        its reply.
-
-        Of the lists ``turn`` neighbours (their queues are equals) are served one job each in turn;
-        1 drains list after list. ``confirm`` are jobs that a blocking read brought, if they are
-        still ours. So many ``starts``, those to be confirmed first, run at once, and are recorded
-        as running.
-        """
+        """The call that claims up to ``most`` jobs from ``lists``; ``claims`` reads its reply. Of
+        the lists ``turn`` neighbours (their queues are equals) are served one job each in turn. It
+        may ``confirm`` jobs that a blocking read brought; so many ``starts``, those first, are
+        recorded as running."""
         keys = self.keys
         names = [keys.owners, keys.recovered, keys.running(owner), *map(keys.queue, lists)]
         cut, prefix = len(keys.prefix.encode()), keys.private(owner, "")
@@ -151,15 +147,12 @@ class PrivateLists(Structure):
 
     def requeue(self, jobs: Sequence[Job], where: str, expires: int, number: int = 0) -> Call:
         """The call that gives jobs of one private list back; for each 1, or 0 if it was gone.
-
-        ``where`` is the ``front``, for which the newest claim comes first, or the ``back``;
-        ``expires`` ms of the queue's x-expires (0: none). The ``number`` is greater than that of
-        each earlier call of this owner's; 0 for somebody else's.
-        """
+        ``where``: the ``front``, for which the newest claim comes first, or the ``back``;
+        ``expires``: ms of the queue's x-expires (0: none); ``number``: greater than that of each
+        earlier call of this owner's, 0 for somebody else's."""
         keys, owner, queue_list = self.keys, jobs[0].owner, jobs[0].queue_list
-        names = [keys.private(owner, queue_list), keys.queue(queue_list)]
-        names += [keys.recovered, keys.stats, keys.running(owner)]
-        names += [keys.probation(queue_list), keys.on_probation]
+        names = [keys.private(owner, queue_list), keys.queue(queue_list), keys.recovered]
+        names += [keys.stats, keys.running(owner), keys.probation(queue_list), keys.on_probation]
         names += [keys.held(owner, queue_list), keys.facts(owner)]
         args: list[Any] = [queue_list, where, int(self.config.strike_window), expires, number]
         for job in jobs:
@@ -171,13 +164,11 @@ class PrivateLists(Structure):
         return sum(self.scripts.run(*self.requeue(jobs, "front", expires)))
 
     def hold(self, jobs: Sequence[Job]) -> Call:
-        """The call that moves jobs of one private list aside."""
         keys, owner, queue_list = self.keys, jobs[0].owner, jobs[0].queue_list
         names = [keys.private(owner, queue_list), keys.held(owner, queue_list), keys.running(owner)]
         return Call("hold", names, [arg for job in jobs for arg in (job.payload, job.claim_id)])
 
     def unhold(self, owner: str, queue_list: str, claim_ids: Sequence[str]) -> Call:
-        """The call that moves held jobs of one private list back there."""
         names = [self.keys.held(owner, queue_list), self.keys.private(owner, queue_list)]
         return Call("unhold", names, claim_ids, whole=True)
 
@@ -197,8 +188,7 @@ class PrivateLists(Structure):
         return [Job(owner, queue_list, payload) for payload in found]
 
     def newest(self, owner: str, queue_list: str, most: int, room: int) -> list[bytes]:
-        """Payloads of the newest claims in one private list; ``room`` is the most bytes, but for
-        the job that passes the mark."""
+        """Payloads of the newest claims, of so many bytes at most (``room``), but one in any case."""
         name = self.keys.private(owner, queue_list)
         return self.scripts.run("newest", [name], [most, room])
 
@@ -217,7 +207,7 @@ class PrivateLists(Structure):
                 pipe.exists(*(key for name in ["", *names] for key in self._both(owner, name)))
             return [bool(there) for there in pipe.execute()]
 
-    def sizes(self, owners: Iterable[tuple[str, Iterable[str]]]) -> dict[str, int]:
+    def sizes(self, owners: Iterable[tuple[str, Iterable[str]]]) -> Counter[str]:
         """Jobs in flight of some owners, each given with its lists."""
         rows = [(owner, name) for owner, lists in owners for name in lists]
         with self.client.pipeline(transaction=False) as pipe:

@@ -30,10 +30,8 @@ class Queues(Structure):
         self, names: Sequence[str], told: Mapping[str, Any] | None = None
     ) -> dict[str, float]:
         """Queue list -> seconds for which its oldest job has been seen as the oldest: no more than
-        its age, since a message does not say when it was sent.
-
-        ``told`` of a pass that ends is noted as the last one, and so is who is next in each list.
-        """
+        its age, which no message tells. What is ``told`` of a pass that ends is noted as the last
+        one, and so is who is next in each list."""
         fields = [part for pair in (told or {}).items() for part in pair]
         ages: dict[str, float] = {}
         for at in range(0, max(1, len(names)), CHUNK):
@@ -70,11 +68,9 @@ class Suspects(Structure):
         return int(self.client.llen(self.keys.probation(queue_list)))
 
     def let_rest(self, owner: str, lists: Sequence[str], first: float, work: int) -> bool | None:
-        """Whether an owner rests for suspects from some queue lists; None: there are none.
-
-        With no list it says that its rest lasted until now, and that a suspect had its turn. The
-        first rest takes so many seconds; ``work`` times as long as one nobody rests afterwards.
-        """
+        """Whether an owner rests for suspects from some queue lists; None: there are none. With no
+        list it says that its rest lasted until now, and that a suspect had its turn. The first rest
+        takes so many seconds; ``work`` times as long as one nobody rests afterwards."""
         keys = [self.keys.rest, self.keys.on_probation, *map(self.keys.probation, lists)]
         answer = self.scripts.run("rest", keys, [owner, int(first * 1000), work, *lists])
         return None if answer < 0 else bool(answer)

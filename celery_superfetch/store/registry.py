@@ -15,11 +15,8 @@ from .database import Structure
 from .wire.clients import cut
 from .wire.scripts import Call, packed
 
-#: Rows one heartbeat returns at most (a thousand are 50 kB), the oldest: others are watched later.
-HEARTBEAT_ROWS = 4096
-
-#: Seconds a tombstone's facts are kept, so that an owner thawed within a day learns its fate.
-TOMBSTONE_FACTS = 86400
+HEARTBEAT_ROWS = 4096  # that a heartbeat returns at most, the oldest: a thousand are 50 kB
+TOMBSTONE_FACTS = 86400  # seconds: an owner thawed within a day learns its fate
 
 
 @dataclass(frozen=True)
@@ -77,8 +74,8 @@ class Registry(Structure):
         """End in order; unless 0 nothing was done: the number of jobs left, or -1 when reaped. For
         ``tombstone`` seconds a claim of ours may still land."""
         keys, owner = self.keys, facts.owner
-        names = [*self._rows(owner, facts.process.host), keys.reaped, keys.silences]
-        names += [keys.running(owner)]
+        names = [*self._rows(owner, facts.process.host)]
+        names += [keys.reaped, keys.silences, keys.running(owner)]
         names += [keys.private(owner, name) for name in facts.lists]
         names += [keys.held(owner, name) for name in facts.lists]
         return int(self.scripts.run("leave", names, [owner, int(tombstone * 1000)]))
@@ -116,8 +113,8 @@ class Registry(Structure):
         lists are drained again, for claims that land late."""
         keys = self.keys
         names = [*self._rows(owner, host), keys.reaped, keys.silences, keys.stats]
-        times = [score, int(tombstone * 1000), TOMBSTONE_FACTS * 1000]
         names += [keys.running(owner)]
+        times = [score, int(tombstone * 1000), TOMBSTONE_FACTS * 1000]
         return bool(self.scripts.run("mark", names, [owner, *times, reason]))
 
     def adopt(self, owner: str, queue_list: str, tombstone: float) -> str:

@@ -14,12 +14,9 @@ BATCH = 100  # owners that one script removes and writes at most: it keeps every
 
 
 class Silences(Structure):
-    """What one-shot passes saw, added up in ``superfetch:suspects``.
-
-    The time between two passes counts once a further one still finds nothing, after as long as
-    whoever lives needs to be heard again: an outage convicts nobody. It counts only up to two reap
-    intervals, and so does a step of the server's clock.
-    """
+    """What one-shot passes saw, added up in ``superfetch:suspects``: the time between two passes,
+    up to two reap intervals, once a further one still finds nothing, after as long as whoever lives
+    needs to be heard again. So an outage, or a step of the server's clock, convicts nobody."""
 
     def look(
         self,
@@ -30,12 +27,9 @@ class Silences(Structure):
         *,
         keep: bool = True,
     ) -> dict[str, float]:
-        """Take in one pass; owner -> seconds of silence that all passes saw together.
-
-        ``scores`` are every owner's last heartbeats (server ms), as read ``now``; ``intervals`` the
-        seconds between those of the owners looked at. What was seen in another run of the server
-        (``run_id``) does not count. ``keep`` is false where nothing may be written.
-        """
+        """Take in one pass; owner -> seconds of silence that all passes saw together. ``scores``
+        are every owner's last heartbeats (server ms), as read ``now``; ``intervals`` the seconds
+        between those of the owners looked at. Another ``run_id`` of the server begins anew."""
         rows: Any = self.client.hgetall(self.keys.silences)
         before = {owner.decode(errors="replace"): _Seen.load(row) for owner, row in rows.items()}
         seen: dict[str, _Seen] = {}

@@ -18,7 +18,7 @@ from ..model.process import ProcessImage
 from ..model.verdict import MISSED_HEARTBEATS, judge
 from ..owner.membership import Membership, memberships
 from ..reaper.drain import Report
-from ..reaper.evidence import by_pid, local_evidence
+from ..reaper.evidence import local_evidence
 
 logger = get_logger(__name__)
 
@@ -89,9 +89,8 @@ class Rounds:
 
     def _sees_death(self) -> bool:
         here, watched = ProcessImage.current(), self._watched()
-        same_pid = by_pid([*self._facts.values(), self.membership.heart.facts])
-        evidence = (local_evidence(f, here, same_pid[f.process.pid], None) for f in watched)
-        return any(judge(one).dead for one in evidence)
+        others = [*self._facts.values(), self.membership.heart.facts]
+        return any(judge(local_evidence(facts, here, others, None)).dead for facts in watched)
 
     def _watched(self) -> list[Facts]:
         """The next few after this one, in a ring of all that live on this ground.

@@ -16,8 +16,7 @@ from .connections import Params
 from .scripts import CHECKOUT, reply_of
 from .server import info
 
-#: Socket -> the run of the server at its other end.
-_runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+_runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # socket -> run of the server there
 
 
 class LoneConnection:
@@ -92,8 +91,8 @@ def cut(client: Redis, run_id: str, ids: Sequence[int]) -> bool:
 
 
 def unblock(client: Redis, connections: Sequence[LoneConnection]) -> bool:
-    """CLIENT UNBLOCK those that wait in a command, so that their replies are there to be read.
-    False: they come when they come. RedisError: one of the connections broke."""
+    """CLIENT UNBLOCK those that wait in a command, so that their replies can be read; False: they
+    come when they come. RedisError: a connection broke."""
     if any(not one.id or one.run_id != connections[0].run_id for one in connections):
         return False
     if not all(one.connected for one in connections):  # to ask redis-py would be to connect anew

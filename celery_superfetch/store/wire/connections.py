@@ -21,8 +21,7 @@ from ...model.version import __version__
 
 Params = Mapping[str, Any]  # arguments of ``redis.ConnectionPool`` that lead to one database
 
-#: How a Sentinel is asked where ``sentinel_kwargs`` say nothing else: there are others, and
-#: redis-py by itself tries one that is gone again and again.
+#: How a Sentinel is asked: there are others, and redis-py tries one that is gone again and again.
 ASKED_ONCE: Params = {
     "socket_timeout": 2.0,
     "socket_connect_timeout": 2.0,
@@ -90,10 +89,8 @@ def discreetly(discover_master: Callable[[str], Any], options: Params) -> Callab
 
 
 class Sentinels:
-    """Stands for the pool of Sentinel connections, which these ask for the primary at each connect.
-
-    By connections of the moment: threads connect on their own, and ``Sentinel`` is made for one.
-    """
+    """Stands for the pool of Sentinel connections, which these ask for the primary at each connect:
+    by connections of the moment, since redis-py's ``Sentinel`` is made for one thread."""
 
     # What redis-py's connections ask of their pool beside the address.
     is_master, check_connection = True, False

@@ -75,7 +75,6 @@ def check_cluster(told: Mapping[str, Any], prefix: str) -> None:
 
 def check_server(client: Redis, prefix: str = "") -> None:
     """Refuse what cannot carry the guarantee (UnsupportedBroker); warn of what may break it."""
-    check_platform()
     told = info(client)
     check_cluster(told, prefix)
     if "sentinel" in (told.get("redis_mode"), told.get("server_mode")):  # Redis, Valkey
