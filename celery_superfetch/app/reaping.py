@@ -18,10 +18,8 @@ logger = get_logger(__name__)
 
 REAP_TASK = "celery_superfetch.reap"  # name of the task and of its entry in ``beat_schedule``
 REAP_ENTRY = "superfetch-reap"
-
 LOCK_SENT = "sent"  # scope of the lock on the task's message: the one that runs takes it away
 WAITS = 3600  # seconds for which one that got lost holds off the next
-
 #: Loggers of Celery's that say INFO of each task: whoever has one every few seconds pays for it.
 ROUTINE = ("celery.beat", "celery.worker.strategy", "celery.app.trace")
 
@@ -30,11 +28,9 @@ class ReapTask(Task):
     """A task that is sent where there is something to do, and that waits once at most."""
 
     def apply_async(self, *args: Any, **options: Any) -> Any:
-        """Send it; None where nobody is registered, or one waits already.
-
-        Here and not in the schedule, by which each of beat's schedulers comes. What no worker
-        serves would pile up, and keep awake whoever scales by the length of the queue.
-        """
+        """Send it; None where nobody is registered, or one waits already. Here and not in the
+        schedule, by which each of beat's schedulers comes: what no worker serves would pile up, and
+        keep awake whoever scales by the length of the queue."""
         wanted = True  # whoever cannot be asked may be there again when a worker runs it
         with suppress(Exception), client_of(self.app) as client:
             from ..store.registry import Registry

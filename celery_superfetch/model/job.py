@@ -11,11 +11,8 @@ from hashlib import sha1
 from math import inf
 from typing import Any, NamedTuple
 
-EARLIER = (
-    "superfetch"  # header of a delivery, ``self.request.superfetch`` of a task: an ``Earlier``
-)
+EARLIER = "superfetch"  # header of a delivery, and so a task's ``self.request.superfetch``
 CARRIED = "superfetch_strikes"  # header of a message that is sent as a pool child was lost
-
 #: What bytes can do to whoever reads them.
 UNREADABLE = ValueError, LookupError, TypeError, AttributeError, RecursionError
 

@@ -41,9 +41,7 @@ class LocalProcess(Enum):
 @dataclass(frozen=True)
 class ProcessImage:
     """One running program: a pid says nothing outside its boot and pid namespace, and is reused.
-
-    ``image`` tells apart two programs under the same pid and start time (HUP re-executes).
-    """
+    ``image`` tells apart two programs under the same pid and start time (HUP re-executes)."""
 
     host: str
     pid: int

@@ -39,7 +39,6 @@ _LOCAL = {
     LocalProcess.REUSED: Reason.PID_REUSED,
 }
 _DEAD = {*_LOCAL.values(), Reason.SUPERSEDED, Reason.STUCK, Reason.DISCONNECTED, Reason.SILENT}
-
 #: Missed heartbeats after which the loss of an owner's connections counts as its death.
 MISSED_HEARTBEATS = 2
 

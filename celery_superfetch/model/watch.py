@@ -6,11 +6,9 @@ from collections.abc import Mapping
 
 
 class Watch:
-    """How long owners have been silent while this process looked on. Pure; times are given.
-
-    It counts looks that all succeeded and came at most ``longest_gap`` seconds after each other, by
-    the watcher's own monotonic clock: an outage or a step of the server's clock convicts nobody.
-    """
+    """How long owners have been silent while this process looked on. Pure; times are given. Looks
+    count if all succeeded, ``longest_gap`` seconds after each other at most, by the watcher's own
+    monotonic clock: an outage or a step of the server's clock convicts nobody."""
 
     def __init__(self, longest_gap: float) -> None:
         self.longest_gap = longest_gap

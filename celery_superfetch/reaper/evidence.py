@@ -61,25 +61,21 @@ def local_evidence(
     facts: Facts, here: ProcessImage, others: Collection[Facts], silent_for: float | None
 ) -> Evidence:
     """What can be known of an owner without asking the server; ``others`` are of this host."""
-    local = here.same_ground(facts.process)
-    process = look_at(facts.process.pid, facts.process.start_time) if local else None
+    owner, local = facts.process, here.same_ground(facts.process)
+    process = look_at(owner.pid, owner.start_time) if local else None
+    same_pid = (other for other in others if local and other.process.pid == owner.pid)
+    newer = [other.process for other in same_pid if other.registered_at > facts.registered_at]
     return Evidence(
         heartbeat_interval=facts.heartbeat_interval,
         owner_ttl=facts.owner_ttl,
         silent_for=silent_for,
         process=process,
-        superseded=local and _superseded(facts, here, others),
+        # By a newer program of the same process (HUP): this one, or a registered one.
+        superseded=local
+        and any(p.same_process(owner) and p.image != owner.image for p in (here, *newer)),
         pool_left=local
         and process is not LocalProcess.RUNNING
         and any(look_at(*child) is LocalProcess.RUNNING for child in facts.pool),
         stuck=facts.state == STUCK,
         reaped=facts.state == "reaped",
     )
-
-
-def _superseded(facts: Facts, here: ProcessImage, others: Collection[Facts]) -> bool:
-    """Whether a newer program of the same process (HUP) is this one, or has registered."""
-    known = facts.process
-    same_pid = (other for other in others if other.process.pid == known.pid)
-    newer = [other.process for other in same_pid if other.registered_at > facts.registered_at]
-    return any(p.same_process(known) and p.image != known.image for p in (here, *newer))

@@ -27,12 +27,10 @@ TOMBSTONE = 60.0
 
 
 class Reaper:
-    """Finds dead owners and empties their private lists; holds no loop and no thread.
-
-    Without a ``watch``, which heartbeats keep, silence is added up over passes in Redis; without
-    ``announcements`` no caller of a killed job is told. The ``sender`` of signals is the Celery
-    app; ``by``: who makes the passes, as operators know it.
-    """
+    """Finds dead owners and empties their private lists; holds no loop and no thread. Without a
+    ``watch``, which heartbeats keep, silence is added up over passes in Redis; without
+    ``announcements`` no caller of a killed job is told. ``sender``: the Celery app; ``by``: who
+    makes the passes, as operators know it."""
 
     def __init__(
         self,
@@ -67,12 +65,9 @@ class Reaper:
         lock: str = "",
         lock_for: float = 0.0,
     ) -> Report:
-        """One pass; raises only where the registry cannot be read at all.
-
-        It looks ``only`` at some owners, or at all. A ``full`` one looks for private lists that no
-        registry knows as well (SCAN); a ``dry_run`` changes nothing. With a ``lock`` it does
-        nothing if one of that name began within ``lock_for`` seconds.
-        """
+        """One pass; raises only where the registry cannot be read at all. ``only``: some owners,
+        else all; ``full``: look for private lists that no registry knows, too (SCAN); ``dry_run``:
+        change nothing; ``lock``: a name by which one pass in ``lock_for`` seconds is enough."""
         started, report = monotonic(), Report(dry_run=dry_run)
         if lock and not self.database.take_turn(lock, lock_for):
             report.ran = False

@@ -13,8 +13,7 @@ from .wire.connections import Params
 
 
 class Arrivals(Structure):
-    """One connection looks at queue lists, the other hears when they change: RESP2 allows no more.
-    ResponseError: the server forbids it."""
+    """One connection looks at queue lists, the other hears when they change: RESP2 needs two."""
 
     def __init__(self, database: Database, params: Params) -> None:
         super().__init__(database)

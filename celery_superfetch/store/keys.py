@@ -1,8 +1,6 @@
-"""Every Redis key of this package, in one place; docs/redis_data.md says more of what is in them.
-
-kombu's ``global_keyprefix`` is applied here, to the queues as well: its prefixing client rewrites
-only the first key of a script and none of BLMOVE, LREM or LRANGE.
-"""
+"""Every Redis key of this package; docs/redis_data.md tells their stories. kombu's
+``global_keyprefix`` is applied here, since its prefixing client rewrites only a script's first key
+and none of BLMOVE, LREM or LRANGE."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from .database import Structure
 
 SCAN_COUNT = 1000  # keys asked for, or deleted, in one command
-
 #: Kinds of keys that hold jobs in flight or on probation, and those of the dead set.
 JOBS = {"private:", "held:", "probation:"}
 DEAD = {"dead", "dead:"}

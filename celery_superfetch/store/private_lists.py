@@ -17,7 +17,6 @@ from .wire.scripts import Call
 #: Bytes one claim takes at most, but for the job that passes the mark: it keeps others waiting.
 CLAIM_BYTES = 4 * 1024 * 1024
 PAGE = 100  # held jobs that are looked at, or moved back, at a time
-
 #: Fields of what is recorded as running that are no claim ids (``Keys.running``).
 ALONE, RAN = "alone", "ran"
 
@@ -188,7 +187,7 @@ class PrivateLists(Structure):
         return [Job(owner, queue_list, payload) for payload in found]
 
     def newest(self, owner: str, queue_list: str, most: int, room: int) -> list[bytes]:
-        """Payloads of the newest claims, of so many bytes at most (``room``), but one in any case."""
+        """Payloads of the newest claims, of ``room`` bytes at most, but one in any case."""
         name = self.keys.private(owner, queue_list)
         return self.scripts.run("newest", [name], [most, room])
 

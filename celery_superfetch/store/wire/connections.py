@@ -20,7 +20,6 @@ from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 from ...model.version import __version__
 
 Params = Mapping[str, Any]  # arguments of ``redis.ConnectionPool`` that lead to one database
-
 #: How a Sentinel is asked: there are others, and redis-py tries one that is gone again and again.
 ASKED_ONCE: Params = {
     "socket_timeout": 2.0,
@@ -31,7 +30,6 @@ ASKED_ONCE: Params = {
 #: Seconds to wait for the server where the user set no ``socket_timeout``. Behind a firewall that
 #: drops connections the kernel waits for a quarter of an hour; servers may stand still for 10 s.
 REPLY_TIMEOUT = 15.0
-
 NAME = "celery-superfetch"  # of our connections in CLIENT LIST, to be told from stock kombu's
 
 

@@ -18,7 +18,6 @@ from ...errors import UnsupportedBroker
 logger = logging.getLogger(__name__)
 
 OLDEST_SERVER = (6, 2)  # LMOVE, BLMOVE and LPOS with what we need of them came with Redis 6.2
-
 #: A key, or a prefix, with the name in braces by which a cluster chooses its slot.
 TAGGED = r"[^{]*\{[^}]+\}"
 
