@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 #: Jobs, and bytes, that one script looks at or moves: it keeps everybody else waiting.
 BATCH, ROOM = 50, 256 * 1024
+NAMED = 10  # jobs that a pass names of each owner
 
 
 @dataclass
@@ -159,7 +160,7 @@ class Drain:
         if answer != b"ok":
             return answer == b"moved"
         dead = tell(outcome, self.sender)
-        if len(self._titles) < 10:
+        if len(self._titles) < NAMED:
             self._titles.append(recovery.title)
         if dead is None:
             report.recovered += 1
