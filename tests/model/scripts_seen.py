@@ -233,7 +233,7 @@ class Truth(Known):
             )
             card.strikes, card.recoveries = strikes, card.recoveries + 1
             card.probation, card.counted = suspect, True
-            self._lost(marked, owner, id, payload, blame)
+            self._blamed(marked, owner, id, payload, blame)
             self.lists[probation if suspect else queue][payload] += 1
             if suspect:
                 self.on_probation.add(call.args[3])
@@ -253,7 +253,7 @@ class Truth(Known):
         assert limit == record["strikes"], "neither earlier nor later"
         assert record["history"][-1]["strike"] == "exact"
         self._judge(owner if marked else "", payload, "exact", record["strikes"])
-        self._lost(bool(marked), owner, id, payload, "exact")
+        self._blamed(bool(marked), owner, id, payload, "exact")
         self.dead[payload] += 1
         self._clear(payload)
         self.notable["killed"] += 1
@@ -290,7 +290,7 @@ class Truth(Known):
             if payload not in self.killers:
                 self.unlucky.add(payload)
 
-    def _lost(self, marked: bool, owner: str, id: str, payload: bytes, blame: str) -> None:
+    def _blamed(self, marked: bool, owner: str, id: str, payload: bytes, blame: str) -> None:
         """A claim is over; what ran when its owner died remains one of those that ran."""
         if self.running[owner].get(id) == digest(payload) and not blame:
             self.cards[payload].runs -= 1
