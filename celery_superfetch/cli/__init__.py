@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import click
 
-from . import check, dead, jobs, stock, top, web  # noqa: F401 - they add their commands to the group
+# They add their commands to the group.
+from . import check, dead, jobs, metrics, stock, top, web  # noqa: F401
 from .session import Session, command, know_tasks, superfetch
 
 __all__ = ["superfetch"]

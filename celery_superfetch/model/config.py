@@ -34,6 +34,8 @@ class Config:
     #: Seconds a job stays in the dead set at most (180 days, likewise).
     dead_ttl: float = 180 * 86400.0
     claim_limit: int = 64  # jobs one claim takes at most, whatever the prefetch allows
+    metrics_port: int = 0  # at which a worker serves metrics; 0: it does not
+    metrics_host: str = "127.0.0.1"  # where it listens for it
     #: Name of the Celery app; ``install`` sets it. Jobs are killed only by their own app.
     app_name: str = ""
     global_keyprefix: str = ""  # kombu's option of the same name
@@ -72,7 +74,8 @@ def own_options(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, A
 def check(options: Mapping[str, Any]) -> None:
     """Refuse options of ours that are impossible, alone or together (ConfigError)."""
     for name, value in options.items():
-        if wrong := _wrong_with(OPTIONS[name], value):
+        # A default may be 0, which turns something off.
+        if value != DEFAULTS[name] and (wrong := _wrong_with(OPTIONS[name], value)):
             raise ConfigError(f"option {name!r} must be {wrong}, it is {value!r}")
     interval, ttl = options.get("heartbeat_interval", 0), options.get("owner_ttl", math.inf)
     if ttl < 2 * interval:

@@ -102,6 +102,40 @@ class Maintenance(bootsteps.StartStopStep):
         monitors_of(worker.app).drain()
 
 
+class Metrics(bootsteps.StartStopStep):
+    """Worker step: serves metrics from this worker, where ``metrics_port`` says so."""
+
+    requires = (Maintenance,)
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        super().__init__(worker, **kwargs)
+        self.server: Any = None
+
+    def include_if(self, worker: Any) -> bool:
+        return config_of(worker.app).metrics_port > 0
+
+    def start(self, worker: Any) -> None:
+        config = config_of(worker.app)
+        at = f"{config.metrics_host}:{config.metrics_port}"
+        try:
+            from ..operate.metrics import serve
+
+            self.server = serve(worker.app, config.metrics_host, config.metrics_port)
+            logger.info("Metrics are served at http://%s/metrics.", at)
+        except SuperfetchError as exc:
+            raise SystemExit(f"celery_superfetch: {exc}") from exc
+        except (OSError, OverflowError) as exc:  # another worker of this host serves them, mostly
+            logger.warning("This worker serves no metrics at %s: %s", at, exc)
+
+    def stop(self, worker: Any) -> None:
+        if self.server is not None:
+            self.server.shutdown()
+            self.server.server_close()
+            self.server = None
+
+    terminate = stop
+
+
 class Guarded(bootsteps.StartStopStep):
     """Consumer step: ties each new connection to the worker; runs again at each reconnect."""
 

@@ -32,8 +32,8 @@ ROOMS = {
     "transport": "redis kombu",
     "app": "redis kombu celery billiard",
     "__init__": "",  # looks names up when they are asked for
+    "operate": "redis kombu celery prometheus_client",
     "worker": "redis kombu celery billiard",
-    "operate": "redis kombu celery",
     "probe": "redis celery",
     "web": "redis kombu celery starlette jinja2 markupsafe",
     "cli": "redis kombu celery click rich uvicorn",
@@ -56,6 +56,7 @@ STREET = {
     "app": "announcements announcing app_dead_set connection events installation killed_request "
     "poison_pill routes tasks",
     "__init__": "__init__",
+    "operate": "redis kombu celery prometheus_client",
     "worker": "batches maintenance pool_deaths pool_flush pool_slots reception request start "
     "stopping worker",
     "cli": "cli cli_dead cli_migrate cli_session cli_status cli_tables give_back migration",

@@ -27,7 +27,10 @@ NUMBERS = sorted(DEFAULTS)
 def test_the_defaults_are_the_documented_ones() -> None:
     config = Config()
     assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
-    assert set(OPTIONS) == set(DEFAULTS) | {"app_name", "global_keyprefix"}
+    named = {"app_name", "global_keyprefix", "metrics_host", "metrics_port"}
+    assert set(OPTIONS) == set(DEFAULTS) | named
+    assert (config.metrics_port, config.metrics_host) == (0, "127.0.0.1")
+    assert Config(metrics_port=0) == config, "it may be turned off, too"
 
 
 def test_a_config_cannot_be_changed() -> None:

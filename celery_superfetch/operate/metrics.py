@@ -1,0 +1,235 @@
+"""What there is to see as Prometheus metrics, and a server for them; needs the extra."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from time import monotonic
+from typing import Any
+
+from celery import Celery
+from celery.utils.log import get_logger
+
+from ..app.broker import client_of, config_of
+from ..app.passes import reaper_of
+from ..errors import ConfigError
+from ..model import forks
+from ..model.arguments import printable
+from ..model.facts import STUCK
+from ..store.dead_jobs import DeadJobs
+from ..store.stats import Counts, Stats
+from .health import findings
+from .overview import overview_of
+
+try:
+    from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        Metric,
+        SummaryMetricFamily,
+    )
+    from prometheus_client.registry import Collector
+except ImportError as exc:
+    raise ConfigError(
+        f"metrics need what the extra `prometheus` installs ({exc}): "
+        "pip install 'celery-superfetch[prometheus]'"
+    ) from exc
+
+logger = get_logger(__name__)
+
+#: Seconds for which what was read is told again: several may scrape, and the server is asked once.
+FRESH = 2.0
+
+#: Seconds that a scrape waits for the server; Prometheus itself gives it ten by default.
+PATIENCE = 5.0
+
+#: Counters by queue and task -> what they count.
+JOBS = {
+    "jobs_recovered": ("recovered", "Jobs of dead workers or pool children that were given back"),
+    "jobs_killed": ("killed", "Jobs, and unparseable items, that were moved to the dead set"),
+    "jobs_requeued": ("requeued", "Jobs that were given back on purpose, by a stop above all"),
+    "ownership_lost": ("ownership_lost", "Jobs that a process lost while it lived"),
+}
+
+#: Counters without labels -> what they count.
+TOTALS = {
+    "owners_reaped": "Owners that were taken for dead",
+    "dead_dropped": "Jobs that a cap, or their age, dropped from the dead set",
+}
+
+#: What an owner can be; the last two are no living ones.
+STATES = ("running", "stopping", STUCK, "dead", "reaped")
+
+
+class _Reading(threading.Thread):
+    """Asks the server once. Nobody knows how long it takes: a thread can be left alone."""
+
+    def __init__(self, app: Celery) -> None:
+        super().__init__(name="superfetch-metrics", daemon=True)
+        self.app = app
+        self.found: tuple[dict[str, Any], Counts] | None = None
+        self.ended = 0.0
+
+    def run(self) -> None:
+        try:
+            # It comes by code of Celery and kombu, whose locks a pool's child must not inherit.
+            with forks.kept_off(), client_of(self.app) as client:
+                reaper = reaper_of(self.app, client)
+                self.found = overview_of(self.app, reaper), Stats(reaper.database).read()
+        except Exception as exc:
+            logger.warning("Metrics could not ask the broker: %s", exc)
+        finally:
+            self.ended = monotonic()
+
+
+class Metrics(Collector):
+    """The metrics of an app's database; a scrape asks the server once, or not at all."""
+
+    def __init__(self, app: Celery, patience: float = PATIENCE) -> None:
+        config_of(app)  # what makes no sense is said now, not at a scrape
+        self.app = app
+        self.patience = patience
+        self._lock = threading.Lock()
+        self._reading: _Reading | None = None
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing, so that the server is not asked when this is registered."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        found = self._read()
+        yield _gauge("up", "Whether the server could be asked; if not, it is all there is", found)
+        if found is not None:
+            yield from families(*found)
+
+    def _read(self) -> tuple[dict[str, Any], Counts] | None:
+        with self._lock:
+            last = self._reading
+            if last is None or (not last.is_alive() and monotonic() >= last.ended + FRESH):
+                last = self._reading = _Reading(self.app)
+                last.start()
+        last.join(self.patience)
+        return last.found
+
+
+def families(overview: Mapping[str, Any], counts: Counts) -> Iterator[Metric]:
+    """An ``overview_of`` and the counters, as metrics."""
+    yield from _of_jobs(counts, {row["list"]: row["queue"] for row in overview["queues"]})
+    for name, text in TOTALS.items():
+        yield CounterMetricFamily(f"superfetch_{name}", text, counts.totals.get(name, 0))
+    yield from _of_owners(overview)
+    yield from _of_queues(overview["queues"])
+    yield _gauge("stock_unacked", "Jobs that stock workers have unacked", overview["unacked"])
+    dead = overview["dead_set"]
+    yield _gauge("dead_set_size", "Jobs in the dead set, of all apps", dead["size"])
+    yield _gauge("dead_set_limit", "dead_limit of the app that is asked", dead["limit"])
+    yield _gauge("unannounced", "Killed jobs whose callers are not told yet", dead["unannounced"])
+    yield from _of_passes(overview["last_pass"], counts)
+    found = Counter((one.level, one.code) for one in findings(overview))
+    text = "What `superfetch status` finds; the codes stay"
+    yield _gauge("findings", text, found, ["level", "code"])
+
+
+def _of_jobs(counts: Counts, queues: Mapping[str, str]) -> Iterator[Metric]:
+    for name, (what, text) in JOBS.items():
+        # What is always there lets an alert see the first one of all.
+        rows: Counter[tuple[str, str]] = Counter({("", ""): 0})
+        for (which, queue_list, task), number in counts.jobs.items():
+            if which == what:
+                queue = queues.get(queue_list, queue_list.partition(DeadJobs.separator)[0])
+                rows[printable(queue), printable(task)] += number
+        family = CounterMetricFamily(f"superfetch_{name}", text, labels=["queue", "task"])
+        for labels, number in rows.items():
+            family.add_metric(labels, number)
+        yield family
+
+
+def _of_owners(overview: Mapping[str, Any]) -> Iterator[Metric]:
+    owners, left = overview["owners"], overview["tombstones"]
+    states = Counter(dict.fromkeys(STATES, 0))
+    for owner in owners:
+        is_dead = owner["verdict"] == "dead" and owner["state"] != STUCK
+        states["dead" if is_dead else owner["state"]] += 1
+    states["reaped"] += left["owners"]
+    yield _gauge("owners", "Workers by state; reaped ones for a minute", states, ["state"])
+    kinds = "running", "reserved", "eta"
+    held = Counter({state: sum(owner[state] for owner in owners) for state in kinds})
+    held["left"] = left["in_flight"]
+    text = "Jobs in flight; left: of reaped owners, and not moved yet"
+    yield _gauge("in_flight", text, held, ["state"])
+
+
+def _of_queues(rows: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+    queues: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        queues.setdefault(printable(row["queue"]), []).append(row)
+    for name, field, most, text in (
+        ("queue_length", "length", False, "Jobs that wait, on all priorities"),
+        ("queue_oldest_seconds", "oldest", True, "How long the next job was seen to be the next"),
+        ("queue_consumers", "consumers", True, "Living owners that consume it"),
+        ("probation", "probation", False, "Jobs on probation, which are not in the queue"),
+    ):
+        values = {
+            queue: (max if most else sum)(row[field] or 0 for row in lists)
+            for queue, lists in queues.items()
+        }
+        yield _gauge(name, text, values, ["queue"])
+
+
+def _of_passes(last: Mapping[str, Any] | None, counts: Counts) -> Iterator[Metric]:
+    passes = Counter(counts.passes)
+    yield HistogramMetricFamily(
+        "superfetch_recovery_seconds",
+        "From the last heartbeat of a dead owner until its jobs were back",
+        [("+Inf" if at == float("inf") else str(at), n) for at, n in counts.recoveries.items()],
+        counts.recovery_seconds,
+    )
+    yield SummaryMetricFamily(
+        "superfetch_pass_seconds", "Passes over all owners", passes["number"], passes["ms"] / 1000
+    )
+    text = "Owners that passes have looked at"
+    yield CounterMetricFamily("superfetch_pass_owners", text, passes["owners"])
+    yield CounterMetricFamily("superfetch_pass_errors", "What passes survived", passes["errors"])
+    if last is not None:
+        yield _gauge("last_pass_age_seconds", "Since the last pass over all owners", last["age"])
+
+
+def _gauge(name: str, text: str, value: Any, labels: Iterable[str] = ()) -> GaugeMetricFamily:
+    """One value, or one for each label, or each tuple of them."""
+    if not labels:
+        number = value if isinstance(value, (int, float)) else value is not None
+        return GaugeMetricFamily(f"superfetch_{name}", text, number)
+    family = GaugeMetricFamily(f"superfetch_{name}", text, labels=[*labels])
+    for key, number in value.items():
+        family.add_metric([key] if isinstance(key, str) else key, number)
+    return family
+
+
+def text_of(app: Celery) -> str:
+    """All of them, as a scrape gets them; raises ConfigError."""
+    return generate_latest(_registry(app)).decode()
+
+
+def serve(app: Celery, host: str, port: int) -> Any:
+    """A server for them, in threads of its own; ``shutdown`` ends it.
+
+    Raises:
+        ConfigError: an option makes no sense.
+        OSError: nobody can listen there; a port in use, mostly.
+    """
+    server, thread = start_http_server(port, host, _registry(app))
+    thread.name = "superfetch-metrics-server"
+    # A pool's child that outlives its worker would keep the port from the next one.
+    os.register_at_fork(after_in_child=server.socket.close)
+    return server
+
+
+def _registry(app: Celery) -> CollectorRegistry:
+    """An app's metrics and no others."""
+    registry = CollectorRegistry()
+    registry.register(Metrics(app))
+    return registry
