@@ -145,6 +145,8 @@ class Look:
         for at, (payload, name, counters) in enumerate(zip(payloads, digests, known, strict=True)):
             claim = claims[at] if claims else runs.get(name, "")
             envelope = parse(payload)
+            recorded = counters.strikes
+            strikes = envelope.carried.strikes if recorded is None else recorded
             job: dict[str, Any] = {
                 "id": envelope.task_id or name,
                 "task": envelope.task,
@@ -154,7 +156,7 @@ class Look:
                 "verdict": owner.get("verdict"),
                 "queue": self._queue(queue_list),
                 "list": queue_list,
-                "strikes": counters.strikes or 0,
+                "strikes": strikes,
                 "recoveries": counters.recoveries,
                 # By the clock of its owner's host; not known of what is only reserved.
                 "claimed": utc(claimed_at(claim) if claim else None),
