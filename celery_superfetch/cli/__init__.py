@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 # They add their commands to the group.
-from . import check, dead, jobs, metrics, stock, top, web  # noqa: F401
+from . import check, dead, doctor, jobs, metrics, stock, top, web  # noqa: F401
 from .session import Session, command, know_tasks, superfetch
 
 __all__ = ["superfetch"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from .keys import Keys
 from .wire.server import check_writable
 
 if TYPE_CHECKING:
+    from .wire.permissions import Refused
     from .wire.scripts import Scripts
 
 ASK_AGAIN = 60.0  # seconds after which a turn that another has for longer is asked for again
@@ -39,6 +41,12 @@ class Database:
         """The server's clock in ms: the only clock that is shared."""
         time: Any = self.client.time()
         return int(time[0]) * 1000 + int(time[1]) // 1000
+
+    def refused(self, queue_lists: Iterable[str]) -> Refused | None:
+        """What a worker of these queue lists needs, and this user may not do; None: unknown."""
+        from .wire.permissions import refused
+
+        return refused(self.client, self.keys.never, [*map(self.keys.queue, queue_lists)])
 
     def check_writable(self) -> None:
         check_writable(self.client, self.keys.never)

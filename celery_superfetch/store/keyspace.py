@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from .database import Structure
 
 SCAN_COUNT = 1000  # keys asked for, or deleted, in one command
+SCAN_STEPS = 100  # of who only has a look
 #: Kinds of keys that hold jobs in flight or on probation, and those of the dead set.
 JOBS = {"private:", "held:", "probation:"}
 DEAD = {"dead", "dead:"}
@@ -20,6 +22,18 @@ class Keyspace(Structure):
         for kind in kinds:
             for key in self._scan(kind):
                 yield self.keys.parse(key)[1:]
+
+    def holders(self) -> set[str]:
+        """Whoever has a private list or held jobs, as far as a hundred steps of SCAN find them."""
+        found: set[str] = set()
+        cursor: Any = 0
+        for _ in range(SCAN_STEPS):
+            step: Any = self.client.scan(cursor, match=self.keys.pattern(), count=SCAN_COUNT)
+            cursor, rows = step[0], map(self.keys.parse, step[1])
+            found |= {owner for kind, owner, _ in rows if kind in ("private:", "held:")}
+            if not cursor:
+                break
+        return found
 
     def left(self) -> tuple[int, list[bytes]]:
         """Number of jobs in flight or on probation; the keys of all that holds no job."""

@@ -49,6 +49,15 @@ class Queues(Structure):
         names: Any = self.client.hkeys(self.keys.heads)
         return [name.decode(errors="replace") for name in names]
 
+    def ends(self, name: str, count: int) -> list[bytes]:
+        """So many of the oldest and of the youngest messages of a queue list, each once."""
+        key = self.keys.queue(name)
+        with self.client.pipeline(transaction=False) as pipe:
+            pipe.lrange(key, -count, -1)
+            pipe.lrange(key, 0, count - 1)
+            oldest, youngest = pipe.execute()
+        return list(dict.fromkeys([*oldest, *youngest]))
+
     def can_take(self, names: Sequence[str]) -> list[bool]:
         """Whether a job can be put there: no other type of value lives under the key."""
         with self.client.pipeline(transaction=False) as pipe:

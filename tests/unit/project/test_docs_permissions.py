@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import celery_superfetch
+from celery_superfetch.store.wire.permissions import OPTIONAL, name_of, required
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
 
@@ -25,11 +26,20 @@ def scripts() -> dict[str, set[str]]:
     }
 
 
-def test_a_worker_is_allowed_every_command_of_its_scripts() -> None:
+def test_the_required_commands_have_those_of_the_scripts() -> None:
+    missing = {name: left for name, used in scripts().items() if (left := used - {*required()})}
+    assert not missing
+
+
+def test_the_page_has_what_the_doctor_asks_for() -> None:
     text = DOCS.read_text()
-    [required] = re.findall(r"This package's, required\.\*\*.*?```text(.*?)```", text, re.DOTALL)
-    [user] = re.findall(r"ACL SETUSER shop on >password (.*?)```", text, re.DOTALL)
-    for listed in (required, user):
-        allowed = {word.removeprefix("+") for word in listed.split()}
-        missing = {name: used - allowed for name, used in scripts().items() if used - allowed}
-        assert not missing
+    [listed] = re.findall(r"This package's, required\.\*\*.*?```text(.*?)```", text, re.DOTALL)
+    assert sorted(listed.replace("+", "").split()) == sorted(required())
+    [table] = re.findall(r"This package's, optional:\*\*(.*?)\*\*One user", text, re.DOTALL)
+    rows = re.findall(r"^\| `\+(\S+)`", table.replace("\\|", "|"), re.MULTILINE)
+    assert rows == [name_of(line) for line in OPTIONAL]
+
+
+def test_the_users_line_allows_what_is_required() -> None:
+    [user] = re.findall(r"ACL SETUSER shop on >password (.*?)```", DOCS.read_text(), re.DOTALL)
+    assert {*required()} <= {word.removeprefix("+") for word in user.split()}

@@ -1,0 +1,182 @@
+"""All that is wrong with an app and its server, or may become so, and what to do about each."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import NoPermissionError
+
+from ..model.job import parse
+from ..model.version import __version__
+from ..store.queues import Queues
+from .health import LEVELS, Finding, findings
+from .overview import overview_of
+from .settings import of_settings, some
+from .words import number, span
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from ..reaper.reaper import Reaper
+
+#: Seconds that two clocks may differ: what NTP leaves is a hundredth of it.
+SKEW = 2.0
+
+#: Messages looked at from each end of a queue list, lists looked at, and bytes after which no
+#: further list is.
+ENDS = 10
+LISTS = 50
+BYTES = 16 * 1024 * 1024
+
+
+def diagnose(app: Celery, reaper: Reaper) -> list[Finding]:
+    """Findings of the settings, the server and the overview, worst first; it changes nothing.
+
+    Arguments:
+        app: its task modules are loaded.
+
+    Raises:
+        redis.exceptions.RedisError: the server could not be asked.
+    """
+    found = of_settings(app)
+    before = time.time()
+    server = reaper.database.server_time() / 1000
+    found.extend(of_clocks(before, server, time.time()))
+    try:
+        seen = overview_of(app, reaper)
+    except NoPermissionError as exc:
+        text = f"the server does not let this user see how things are ({exc})"
+        fix = "give it the permissions of docs/configuration, for `status` as well"
+        found.append(Finding("warning", "no-overview", text, fix))
+        found.extend(_permissions(reaper, app.amqp.queues))
+    else:
+        lists = [row["list"] for row in seen["queues"]]
+        found.extend(findings(seen))
+        found.extend(of_owners_together(seen["owners"]))
+        found.extend(_permissions(reaper, lists))
+        found.extend(_tasks(app, reaper, seen))
+    found.extend(_orphans(reaper))
+    return sorted(found, key=lambda one: LEVELS.index(one.level))
+
+
+def of_clocks(before: float, server: float, after: float) -> Iterator[Finding]:
+    """Of the server's clock, which was read between two looks at this host's (s)."""
+    ahead = before - server if before > server else min(0.0, after - server)
+    if abs(ahead) > SKEW:
+        how = "ahead of" if ahead > 0 else "behind"
+        yield Finding(
+            "warning",
+            "clock-skew",
+            f"the clock of this host is {span(abs(ahead))} {how} the server's: jobs with an ETA, a "
+            "countdown or `expires` start too early or too late, or not at all",
+            "set both by NTP (chronyc tracking says how far they are off)",
+        )
+
+
+def of_owners_together(owners: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Of ``owners``, as a fleet."""
+    versions = Counter(owner["version"] or "of unknown version" for owner in owners)
+    if {*versions} - {__version__}:
+        told = ", ".join(f"{name} ({count})" for name, count in sorted(versions.items()))
+        yield Finding(
+            "note",
+            "versions",
+            f"owners run celery_superfetch {told}; here it is {__version__}",
+            "they work together; end the rollout when it suits",
+        )
+    alive = [owner for owner in owners if owner["verdict"] == "alive"]
+    greedy = max(alive, key=lambda owner: owner["reserved"], default=None)
+    if greedy is None or not greedy["reserved"] or not greedy["running"]:
+        return
+    free = [
+        owner
+        for owner in alive
+        if owner["state"] == "running"
+        and not owner["in_flight"]
+        and not {*owner["queues"]}.isdisjoint(greedy["queues"])
+    ]
+    if free:
+        yield Finding(
+            "note",
+            "prefetch-hoards",
+            f"worker {greedy['node'] or greedy['owner']} keeps {number(greedy['reserved'], 'job')} "
+            f"that it has not begun, while {number(len(free), 'worker')} of the same queues "
+            f"{'has' if len(free) == 1 else 'have'} nothing to do",
+            "if it stays so, set worker_prefetch_multiplier = 1, or worker_disable_prefetch = True",
+        )
+
+
+def _permissions(reaper: Reaper, lists: Iterable[str]) -> Iterator[Finding]:
+    denied = reaper.database.refused(lists)
+    if denied is None:
+        return
+    if denied.required:
+        grant = " ".join(f"+{name}" for name in sorted(denied.required))
+        yield Finding(
+            "critical",
+            "acl-required",
+            f"the server's ACL forbids this user {some(denied.required)}: no worker of this user "
+            "does its work",
+            f"ACL SETUSER <name> {grant}",
+        )
+    if denied.names:
+        yield Finding(
+            "critical",
+            "acl-keys",
+            f"the server's ACL forbids this user the keys {some(denied.names)}",
+            "give it all of ours, the queues and kombu's: docs/configuration, under Permissions",
+        )
+    for name, lost in denied.optional.items():
+        text = f"the server's ACL forbids this user {name}: {lost}"
+        yield Finding("note", "acl-optional", text, f"ACL SETUSER <name> +{name}")
+
+
+def _orphans(reaper: Reaper) -> Iterator[Finding]:
+    try:
+        holders = reaper.keyspace.holders()
+    except NoPermissionError:
+        return
+    # Who has come meanwhile is known by now.
+    orphans = holders - {*reaper.registry.owners(), *reaper.registry.tombstones()}
+    if orphans:
+        yield Finding(
+            "warning",
+            "orphans",
+            f"private lists of {number(len(orphans), 'owner')} that nobody has registered: "
+            f"{some(orphans)}",
+            "run `celery -A app superfetch reap --full`; their jobs go back after an owner_ttl",
+        )
+
+
+def _tasks(app: Celery, reaper: Reaper, seen: Mapping[str, Any]) -> Iterator[Finding]:
+    """Of what waits in the queues of the app, and of its workers, at both ends."""
+    queues, known = Queues(reaper.database), app.tasks
+    owners = [owner for owner in seen["owners"] if owner["app"] == (app.main or "")]
+    ours = {name for owner in owners for name in owner["queues"]}
+    rows = [
+        row
+        for row in seen["queues"]
+        if row["length"] and (row["queue"] in app.amqp.queues or row["list"] in ours)
+    ]
+    unknown: dict[str, Counter[str]] = {}
+    size = 0
+    for row in sorted(rows, key=lambda row: row["length"], reverse=True)[:LISTS]:
+        for payload in queues.ends(row["list"], ENDS):
+            size += len(payload)
+            task = parse(payload).task
+            if task is not None and task not in known:
+                unknown.setdefault(row["queue"], Counter())[task] += 1
+        if size > BYTES:
+            break
+    for queue, tasks in unknown.items():
+        yield Finding(
+            "warning",
+            "unknown-task",
+            f"queue {queue}: of the jobs looked at, {tasks.total()} are of tasks that app "
+            f"{app.main or '(no name)'} does not know, whose workers discard them: {some(tasks)}",
+            "deploy workers before producers, import the module (`include`), or give the other app "
+            "a queue of its own",
+        )

@@ -1,0 +1,102 @@
+"""The commands that a worker's user needs, and those among them that the server refuses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from redis import Redis
+from redis.exceptions import NoPermissionError
+
+from .scripts import CHECKOUT, reply_of
+
+#: Beside kombu's own, those of the scripts among them; each with arguments that make it complete.
+#: ``|`` is before a sub-command, as in an ACL, and K stands for a key.
+REQUIRED = """
+evalsha 0 0;script|load x;blmove K K LEFT RIGHT 1;time;get K;set K 0;exists K;del K;type K
+rpop K;lpush K 0;rpush K 0;lmove K K LEFT RIGHT;lrem K 0 0;lpos K 0;lrange K 0 0;lindex K 0;llen K
+zadd K 0 0;zrem K 0;zcard K;zscore K 0;zrange K 0 0;zrangebyscore K 0 0;zremrangebyscore K 0 0
+zremrangebyrank K 0 0;hget K 0;hset K 0 0;hsetnx K 0 0;hdel K 0;hincrby K 0 1;hgetall K;hmget K 0
+hvals K;hexists K 0;hlen K;hkeys K;hscan K 0;sadd K 0;srem K 0;smembers K;sismember K 0
+srandmember K;expire K 1;pexpire K 1;ttl K
+"""
+
+#: Those that it works without, and what is lost then (docs/configuration.md says more).
+OPTIONAL = {
+    "client|id": "a dead worker of another host is found after owner_ttl, not two heartbeats",
+    "client|list": "a dead worker of another host is found after owner_ttl, not two heartbeats",
+    "client|setinfo lib-name x": "`migrate` may take our connections for a stock worker's",
+    "client|kill ID 0": "a reaped worker's blocking read may claim once more",
+    "client|unblock 0": "a job may wait up to 20 s for a worker that calls its reads off",
+    "client|tracking OFF": "with more than 16 queue lists a job may wait for a second",
+    "info": "the server is not checked, and a dead worker of another host is found later",
+    "config|get save": "nobody sees whether the server saves its data",
+    "scan 0": "private lists that nobody registered are not found",
+}
+
+
+class Refused(NamedTuple):
+    """What the server would not do for this user."""
+
+    required: list[str]
+    #: Command -> what is lost without it.
+    optional: dict[str, str]
+    #: Keys.
+    names: list[str]
+
+
+def required() -> list[str]:
+    """Names of the commands that a worker cannot do without."""
+    return [name_of(line) for line in _lines()]
+
+
+def name_of(line: str) -> str:
+    """A command as an ACL has it."""
+    return line.partition(" ")[0]
+
+
+def refused(client: Redis, never: str, keys: Sequence[str]) -> Refused | None:
+    """Ask for each command in a transaction that is never executed: the server checks permissions,
+    and nothing else, as it queues. ``ACL DRYRUN`` would need a permission of its own, and Redis 7.
+
+    Arguments:
+        never: a key of ours that never exists.
+        keys: others that a worker reads and writes.
+
+    Returns:
+        None where not even that may be asked.
+    """
+    looks = [
+        *((line, never) for line in (*_lines(), *OPTIONAL)),
+        *(("llen K", key) for key in keys),
+    ]
+    connection: Any = client.connection_pool.get_connection(*CHECKOUT)
+    try:
+        packed = connection.pack_commands([["MULTI"], *(_words(*look) for look in looks)])
+        connection.send_packed_command(packed, check_health=False)
+        if isinstance(reply_of(connection), Exception):
+            return None
+        found = Refused([], {}, [])
+        for line, key in looks:
+            reply = reply_of(connection)
+            if not isinstance(reply, NoPermissionError):
+                continue
+            if "to run the" not in str(reply):
+                found.names.extend({key} - {*found.names})
+            elif line in OPTIONAL:
+                found.optional[name_of(line)] = OPTIONAL[line]
+            else:
+                found.required.extend({name_of(line)} - {*found.required})
+        return found
+    finally:
+        connection.disconnect()  # and with it goes the transaction
+        client.connection_pool.release(connection)
+
+
+def _lines() -> Iterable[str]:
+    return REQUIRED.replace("\n", ";").strip(";").split(";")
+
+
+def _words(line: str, key: str) -> list[str]:
+    name, *arguments = line.split()
+    return [*name.split("|"), *(key if word == "K" else word for word in arguments)]

@@ -1,0 +1,64 @@
+"""What the doctor makes of clocks, and of owners side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_superfetch.model.version import __version__
+from celery_superfetch.operate.doctor import SKEW, of_clocks, of_owners_together
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (1000.0, 1000.1, None),
+        (1000.0 - SKEW, 1000.1 - SKEW, None),
+        (990.0, 1010.0, None),  # an answer that took 20 s says no more than that
+        (1060.0, 1060.1, "59 s ahead of"),
+        (939.9, 940.0, "60 s behind"),
+        (982.0, 992.5, "7.5 s behind"),
+    ],
+)
+def test_clocks(before: float, after: float, said: str | None) -> None:
+    found = list(of_clocks(before, 1000.04 if said and "ahead" in said else 1000.0, after))
+    assert [one.code for one in found] == (["clock-skew"] if said else [])
+    if said:
+        assert f"the clock of this host is {said} the server's" in found[0].text
+
+
+def owner(node: str, **other: Any) -> dict[str, Any]:
+    counts = {"running": 0, "reserved": 0, "in_flight": 0, **other}
+    known = {"owner": node, "node": node, "version": __version__, "verdict": "alive"}
+    return {**known, "state": "running", "queues": ["mail"], **counts}
+
+
+GREEDY = owner("a", running=4, reserved=12, in_flight=16)
+
+
+def test_versions() -> None:
+    assert list(of_owners_together([owner("a"), owner("b")])) == []
+    [found] = of_owners_together([owner("a"), owner("b", version="0.0.9"), owner("c", version="")])
+    assert found.code == "versions"
+    assert f"0.0.9 (1), {__version__} (1), of unknown version (1)" in found.text
+
+
+def test_one_hoards_what_another_could_run() -> None:
+    [found] = of_owners_together([GREEDY, owner("b"), owner("c")])
+    assert (found.level, found.code) == ("note", "prefetch-hoards")
+    assert "worker a keeps 12 jobs" in found.text
+    assert "2 workers of the same queues have nothing to do" in found.text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        owner("b", queues=["video"]),
+        owner("b", running=1, in_flight=1),
+        owner("b", state="stopping"),
+        owner("b", verdict="dead"),
+    ],
+)
+def test_who_could_not_run_it_is_no_reason(other: dict[str, Any]) -> None:
+    assert list(of_owners_together([GREEDY, other])) == []
