@@ -10,8 +10,7 @@ from typing import Any
 from ..errors import StillInUse
 from ..store.unacked import Delivery, StockConsumer, StockJob, Unacked
 
-#: Jobs read and moved in one round trip.
-BATCH = 100
+BATCH = 100  # jobs read and moved in one round trip
 
 #: A message, its exchange and routing key -> its queue lists -> ms of their x-expires; with none
 #: where the job cannot go anywhere.
@@ -20,8 +19,6 @@ Routes = Callable[[Mapping[str, Any], str, str], Mapping[str, int]]
 
 @dataclass
 class Left:
-    """A job that stays in the hash, and why."""
-
     tag: str
     why: str
     task: str | None = None

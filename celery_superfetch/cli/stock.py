@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Seconds between two tries while waiting for workers to end.
-AGAIN = 1.0
+AGAIN = 1.0  # seconds between two tries while waiting for workers to end
 
 
 def _seconds(name: str, help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

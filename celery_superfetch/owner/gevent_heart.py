@@ -17,11 +17,9 @@ from redis.exceptions import RedisError
 from ..model.facts import STUCK
 from .heart import Heart
 
-#: Seconds between two looks for a connection, or for the end.
-LOOK_INTERVAL = 1.0
+LOOK_INTERVAL = 1.0  # seconds between two looks for a connection, or for the end
 
-#: Bytes read of a reply; what an error says is the heart's to meet and to report.
-REPLY_SIZE = 65536
+REPLY_SIZE = 65536  # bytes read of a reply; what an error says is the heart's to meet and to report
 
 
 def threads_are_greenlets() -> bool:
@@ -33,8 +31,7 @@ class Pulse:
     def __init__(self, heart: Heart) -> None:
         original = sys.modules["gevent.monkey"].get_original
         self._heart = heart
-        #: redis-py's, connected; nobody else uses it.
-        self._connection: Any = None
+        self._connection: Any = None  # redis-py's, connected; nobody else uses it
         self.stopped = False
         self._sleep = original("time", "sleep")
         with suppress(RedisError):  # the heart reports it, and tries again

@@ -91,8 +91,6 @@ class Heart:
             pool=tuple(runner.pids()),
         )
 
-    # -- what it says
-
     def register(
         self, lists: Mapping[str, int], *, forget: Collection[str] = (), anew: bool = False
     ) -> None:
@@ -116,7 +114,6 @@ class Heart:
             self.overdue.append(partial(self.was_reaped, old, facts.owner))
 
     def heartbeat(self) -> Heartbeat:
-        """One heartbeat; registers again what is missing."""
         if not self.facts.owner:  # it left while this heartbeat waited for its turn
             return Heartbeat("left")
         try:
@@ -159,8 +156,6 @@ class Heart:
             self.registry.client.connection_pool.disconnect()
         return left
 
-    # -- what it vouches for
-
     @property
     def state(self) -> str:
         if self.stopping:
@@ -180,8 +175,6 @@ class Heart:
             self._stuck_at = turns
         elif turns != self._stuck_at:
             self._stuck_at = 0
-
-    # -- what follows from what it hears
 
     def was_reaped(self, owner: str, new: str = "") -> None:
         """Say that an owner of ours was taken for dead, and which running jobs that concerns."""

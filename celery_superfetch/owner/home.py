@@ -21,12 +21,10 @@ class Home:
     """Where the database is now, for all that have to do with it; arguments as ``Membership``."""
 
     def __init__(self, params: Params, elsewhere: Sequence[Params], config: Config) -> None:
-        #: Limited, and without retries.
         self.params = _limited(params)
         self.elsewhere = elsewhere
         self.config = config
-        #: Everybody's but the heart's.
-        self.client = Redis(connection_pool=self._pool())
+        self.client = Redis(connection_pool=self._pool())  # everybody's but the heart's
 
     def _pool(self) -> ConnectionPool:
         own = dict(self.params)

@@ -65,8 +65,7 @@ class Membership:
         self.runner = runner
         self.pid = own_pid()
         self.home = Home(params, elsewhere, config)
-        #: For all but the heart and the blocking reads.
-        self.client = self.home.client
+        self.client = self.home.client  # for all but the heart and the blocking reads
         self.database = Database(self.client, config)
         self.in_flight = InFlight(self.database, runner)
         self.lost_runs = LostRuns(self.in_flight)
@@ -177,8 +176,6 @@ class Membership:
                 self.overdue.append(act)
                 raise
         self.in_flight.flush()
-
-    # -- end
 
     def leave(self, user: int, *, answered: bool = True) -> None:
         """A channel is done: settle; with the last one, and nothing held, the process leaves.

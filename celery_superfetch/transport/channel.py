@@ -76,8 +76,6 @@ class Channel(redis.Channel):
         params["connection_class"] = leaving_replicas(params["connection_class"])
         return patient(named(params))
 
-    # -- which queues are fetched how
-
     @property
     def active_queues(self) -> list[str]:
         """What kombu's BRPOP serves: queues without ack, which have nothing to protect."""
@@ -96,8 +94,6 @@ class Channel(redis.Channel):
         super()._update_queue_cycle()
         queues = [q for q in dict.fromkeys(self._active_queues) if q in self._reliable]
         self.lists.serve({queue: self._lists_of(queue) for queue in queues}, self.expires_of)
-
-    # -- fetching
 
     @property
     def membership(self) -> Membership:

@@ -75,7 +75,6 @@ class Delivery(dict[str, Any]):
         fetch.poller.wake()
 
     def requeue(self, where: str = "front") -> None:
-        """Give back what does not run (any more)."""
         is_open = self.is_open
         self.forget()
         if is_open:

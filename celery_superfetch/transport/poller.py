@@ -35,8 +35,7 @@ class Poller(MultiChannelPoller):
     """
 
     hub: Any = None
-    #: A Celery worker tells its own, before anything is fetched.
-    runner = CONSUMER
+    runner = CONSUMER  # a Celery worker tells its own, before anything is fetched
     _turn_timer: Any = None
     _doorbell: tuple[int, int] | None = None
     _rung = _end_round = False
@@ -148,8 +147,6 @@ class Poller(MultiChannelPoller):
                 if monotonic() >= until:
                     break
         return delivered
-
-    # -- kombu's interface
 
     def on_poll_start(self) -> None:
         super().on_poll_start()

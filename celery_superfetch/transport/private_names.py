@@ -37,8 +37,7 @@ class Name(NamedTuple):
     path: str
     why: str  # completes "needed to"
     since: tuple[int, ...] = ()
-    #: What it is; of a function, a text or a name that stands in it.
-    text: str = ""
+    text: str = ""  # that it is; of a function, one that stands in it
 
     def __str__(self) -> str:
         begun = self.path.startswith(".")

@@ -77,7 +77,6 @@ class QoS(virtual.QoS):
         }
 
     def restore_unacked(self, client: Any = None) -> list[Any]:
-        """Give back what was delivered and does not run, in its old order."""
         self._flush()
         if not (back := self._in_hand()):
             return []

@@ -10,8 +10,7 @@ from ..transport.deliveries import delivery_of
 from ..transport.private_names import check
 from .private_names import STARTED
 
-#: Seconds between two tries of a pool to fork.
-AGAIN = 0.05
+AGAIN = 0.05  # seconds between two tries of a pool to fork
 
 
 def request_of(accept_callback: Any) -> Any:

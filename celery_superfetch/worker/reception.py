@@ -21,8 +21,7 @@ from .stopping import told_to_stop
 
 logger = get_logger(__name__)
 
-#: Characters of an error that the dead set keeps.
-MOST = 500
+MOST = 500  # characters of an error that the dead set keeps
 
 
 def check(request: Any) -> None:

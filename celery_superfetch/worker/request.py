@@ -104,7 +104,6 @@ class CountedRequest(Request):
         return bool(self._already_cancelled or self._already_revoked or self.id in revoked)
 
     def _give_back(self) -> None:
-        """Requeue a job that Celery cancelled."""
         if self.delivery is None:
             return
         if told_to_stop(self.delivery.membership):

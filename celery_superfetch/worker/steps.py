@@ -33,8 +33,7 @@ from .stopping import Stopper, wrap_handlers
 
 logger = get_logger(__name__)
 
-#: Seconds that the end of a worker waits for the pass under way.
-JOINED_FOR = 5.0
+JOINED_FOR = 5.0  # seconds that the end of a worker waits for the pass under way
 
 
 class Maintenance(bootsteps.StartStopStep):

@@ -65,7 +65,6 @@ class Stopper(threading.Thread):
         self._over.set()
 
     def give_back(self) -> None:
-        """Give back what is claimed and not started; never raises."""
         try:
             connection = self.worker.consumer.connection
             channels = list(connection.transport.channels or ()) if connection else []

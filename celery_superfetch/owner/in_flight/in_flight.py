@@ -33,8 +33,6 @@ class InFlight(Outbox):
         #: Queue lists with suspects on probation, as far as this process has heard.
         self.probation: frozenset[str] = frozenset()
 
-    # -- how jobs come
-
     def claim(
         self,
         owner: str,
@@ -94,8 +92,6 @@ class InFlight(Outbox):
             self.jobs.add(alone)
             return Claimed(alone, earlier_of(reply[2]))
 
-    # -- how they start
-
     def wait(self, job: Job, asks: bool = True) -> None:
         """Note that the job's consumer hands it over (``start``) before it begins with it.
 
@@ -125,7 +121,6 @@ class InFlight(Outbox):
                 self.unrecord(job)
 
     def unrecord(self, job: Job) -> None:
-        """Have a job that counts as running count as waiting."""
         with self.lock:
             if job in self.jobs:
                 self.jobs[job].recorded = False
@@ -183,8 +178,6 @@ class InFlight(Outbox):
                 self.ask([self.lists.unhold(job.owner, job.queue_list, [job.claim_id])])
                 self.aside.discard(job)
 
-    # -- how they leave: acked, given back, recovered or killed (``lost_runs``), or taken away
-
     def requeue_waiting(self, jobs: Iterable[Job], all_of_them: bool = True) -> list[Job]:
         """Give back those whose consumers have not handed them over, and now cannot, in this order.
 
@@ -205,7 +198,6 @@ class InFlight(Outbox):
             self.requeue(reversed(list(self.jobs)))
 
     def lose(self, job: Job) -> None:
-        """Forget a job that was taken away, and say so."""
         self.drop(job)
         self.announce(job)
         with suppress(RedisError):  # the next doubt mends it

@@ -33,8 +33,7 @@ class Move(Enum):
     ACK = "it is acked"
 
 
-#: Those of a job that waits to be started.
-IDLE = (State.CLAIMED, State.WAITING, State.GATHERED)
+IDLE = (State.CLAIMED, State.WAITING, State.GATHERED)  # those of a job that waits to be started
 
 #: What is not in here changes nothing.
 MOVES: Mapping[Move, Mapping[State, State]] = {
@@ -53,11 +52,8 @@ MOVES: Mapping[Move, Mapping[State, State]] = {
 
 @dataclass(slots=True)
 class Record:
-    """What is known of one job beside its claim."""
-
     state: State = State.CLAIMED
-    #: Its claim has recorded it as running, and no pool has got it yet.
-    recorded: bool = False
+    recorded: bool = False  # its claim has recorded it as running, and no pool has got it yet
 
 
 class Jobs(dict[Job, Record]):
@@ -66,8 +62,7 @@ class Jobs(dict[Job, Record]):
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[State] = Counter()
-        #: The job on probation that has this process for itself.
-        self.alone: Job | None = None
+        self.alone: Job | None = None  # the job on probation that has this process for itself
 
     def state(self, job: Job) -> State | None:
         record = self.get(job)

@@ -13,8 +13,7 @@ from ...model.job import Claimed, Earlier, Job
 from ...store.wire.clients import run_id
 from .outbox import Outbox
 
-#: Seconds after which no blocking read waits any more.
-LONGEST_READ = 60.0
+LONGEST_READ = 60.0  # seconds after which no blocking read waits any more
 
 #: Seconds from one look to the second: a network that stood still may bring a claim in between.
 LATE_CLAIM = 60.0

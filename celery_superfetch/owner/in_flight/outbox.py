@@ -29,10 +29,8 @@ LEFT_MOST = 16
 
 
 class _Sent(NamedTuple):
-    """What one script settles, and records as running: jobs -> their digests."""
-
     acks: list[Claimed]
-    starting: dict[Job, str]
+    starting: dict[Job, str]  # and their digests
 
 
 class Outbox(Structure):
@@ -77,8 +75,6 @@ class Outbox(Structure):
     def oldest_ack(self) -> Job | None:
         return next((job for job, _ in self._next.acks), None)
 
-    # -- what is to be sent
-
     def ack(self, claimed: Claimed) -> None:
         """Settle a job with whatever is sent next; one that is not held is not ours."""
         with self.lock:
@@ -117,8 +113,6 @@ class Outbox(Structure):
         """It does not run (any more): what has recorded it is not to come back."""
         for part in (*self._sent, self._next):
             part.starting.pop(job, None)
-
-    # -- round trips
 
     def flush(self, last: Call | None = None, *, wait: bool = True) -> Any:
         """Send all that waits, and then ``last``, whose reply it returns.

@@ -15,11 +15,9 @@ from .jobs import Jobs, State
 
 logger = logging.getLogger(__name__)
 
-#: Jobs that one script moves at most: it keeps everybody else waiting.
-BATCH = 100
+BATCH = 100  # jobs that one script moves at most: it keeps everybody else waiting
 
-#: Seconds until the server is asked again where it refused.
-REFUSED_INTERVAL = 5.0
+REFUSED_INTERVAL = 5.0  # seconds until the server is asked again where it refused
 
 
 class _Batch(NamedTuple):
@@ -34,8 +32,7 @@ class Returns:
     def __init__(self, jobs: Jobs, lists: PrivateLists) -> None:
         self._jobs = jobs
         self._lists = lists
-        #: ms of x-expires for each queue list that has it.
-        self.expires: dict[str, int] = {}
+        self.expires: dict[str, int] = {}  # ms of x-expires for each queue list that has it
         #: Job -> to which end of its queue it goes back. Who is not RETURNING any more does not.
         self._back: dict[Job, str] = {}
         #: Those that were sent, and may have gone. They are sent again as they were: a job that
@@ -50,7 +47,6 @@ class Returns:
         self._back[job] = where
 
     def calls(self) -> list[Call]:
-        """What is to be sent now."""
         if self._refused and monotonic() >= self._refused_until:
             self._back, self._refused = {**self._refused, **self._back}, {}
         new = [_Batch(next(self._numbers), *batch) for batch in batches(self._back)]

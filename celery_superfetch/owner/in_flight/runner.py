@@ -13,17 +13,14 @@ class Runner:
     ``turns``, the loop's does the rest.
     """
 
-    #: Celery's worker, and its name; another consumer has none.
-    worker: Any = None
-    node = ""
-    #: Jobs are sure to run in the thread that delivers them (Celery's solo pool).
-    inline = False
+    worker: Any = None  # Celery's; another consumer has none
+    node = ""  # Celery's name of it
+    inline = False  # jobs are sure to run in the thread that delivers them (Celery's solo pool)
     #: Its loop turns until it ends: whoever rings the doorbell from another thread, or greenlet,
     #: is heard.
     endless = False
 
     def pids(self) -> Sequence[tuple[int, str]]:
-        """The pool's processes, as ``(pid, start time)``."""
         return ()
 
     def busy(self, unsettled: bool) -> bool:
@@ -52,5 +49,4 @@ class Runner:
         return 0
 
 
-#: Whoever consumes without a pool.
-CONSUMER = Runner()
+CONSUMER = Runner()  # whoever consumes without a pool

@@ -23,8 +23,7 @@ class Backlog:
     def jobs(self) -> list[Job]:
         return [*(claimed.job for claimed in self.ready), *self.unconfirmed]
 
-    def take_out(self, lists: Collection[str]) -> list[Job]:
-        """Let go of those from some lists; newest first."""
+    def take_out(self, lists: Collection[str]) -> list[Job]:  # newest first
         back = [job for job in self.jobs if job.queue_list in lists]
         self.ready = deque(c for c in self.ready if c.job.queue_list not in lists)
         self.unconfirmed = [job for job in self.unconfirmed if job.queue_list not in lists]

@@ -28,8 +28,7 @@ class Fetch:
     """
 
     _dry = False
-    #: When dry lists that cannot be waited on are looked at again (monotonic s).
-    _look_at = 0.0
+    _look_at = 0.0  # when dry lists that cannot be waited on are looked at again (monotonic s)
     #: Until when a server that refused is not asked, and nobody complains of it (monotonic s).
     _refused_until = _silent_until = 0.0
     _left: Job | None = None  # the oldest ack when acks were last left to the next job
@@ -207,8 +206,6 @@ class Fetch:
         for name, text in claims.errors:
             raise ResponseError(f"queue list {name}: {text}")
         return claims.jobs[0] if claims.jobs else None
-
-    # -- delivery
 
     @property
     def deliverable(self) -> bool:

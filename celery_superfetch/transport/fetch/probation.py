@@ -24,8 +24,7 @@ FIRST_REST = 60.0
 #: one owner.
 WORK = 10
 
-#: Seconds between two questions whether to rest, or to go on resting.
-TRY_INTERVAL = 1.0
+TRY_INTERVAL = 1.0  # seconds between two questions whether to rest, or to go on resting
 
 
 @dataclass(eq=False)
@@ -43,8 +42,7 @@ class Probation:
     backlog: Backlog
     reads: BlockingReads
     _others_first: bool = False
-    #: This owner came to rest, and has not gone back to work since.
-    _resting: bool = False
+    _resting: bool = False  # this owner came to rest, and has not gone back to work since
     _next_try: float = 0.0
 
     def __post_init__(self) -> None:
@@ -78,7 +76,6 @@ class Probation:
         return [name for name in lists if name in suspected] if suspected else []
 
     def _put_aside(self) -> None:
-        """Give back what is claimed and was not delivered, and wait for no more."""
         self.reads.call_off(self.reads.armed)
         self.in_flight.requeue(self.backlog.take_all())
 

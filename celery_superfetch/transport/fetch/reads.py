@@ -26,17 +26,15 @@ MOST_BLOCKS = 16
 #: Seconds for which a list that the server refuses to block on is looked at instead.
 UNBLOCKABLE = 2.0
 
-#: Seconds between two complaints about one queue list.
-COMPLAINT_INTERVAL = 60.0
+COMPLAINT_INTERVAL = 60.0  # seconds between two complaints about one queue list
 
 
 class BlockingRead(LoneConnection):
     """Waits on one queue list by BLMOVE; a job that arrives there wakes exactly one worker."""
 
-    #: Whether a claim is pending, since when (monotonic s), and for whom.
-    armed = False
-    armed_at = 0.0
-    owner = ""
+    armed = False  # a claim is pending
+    armed_at = 0.0  # since when (monotonic s)
+    owner = ""  # and for whom
 
     def __init__(self, membership: Membership, queue_list: str) -> None:
         super().__init__(membership.home.params)
@@ -128,7 +126,6 @@ class BlockingReads:
             )
 
     def wait_on(self, lists: Sequence[str]) -> None:
-        """Let a read wait on each list, as far as that is possible, and on no other."""
         now = monotonic()
         if now < self._none_until:
             return

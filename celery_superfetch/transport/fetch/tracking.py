@@ -16,11 +16,9 @@ from ...store.wire.server import warn_once
 
 logger = logging.getLogger(__name__)
 
-#: Seconds a reply may be overdue before its connection counts as half-open.
-OVERDUE = 12.0
+OVERDUE = 12.0  # seconds a reply may be overdue before its connection counts as half-open
 
-#: Seconds until it is tried again where a server has refused it.
-TRY_AGAIN = 60.0
+TRY_AGAIN = 60.0  # seconds until it is tried again where a server has refused it
 
 
 @dataclass(eq=False)
