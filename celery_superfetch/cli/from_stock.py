@@ -55,8 +55,6 @@ def take_over(
     """Take over what nobody can hold any more; raises StillInUse if that is not sure.
 
     Arguments:
-        routes: where kombu would put a message.
-        force: also while stock consumers are connected.
         older_than: only jobs that were delivered more than so many seconds ago.
         otherwise: queue for jobs whose exchange and routing key lead to none.
     """

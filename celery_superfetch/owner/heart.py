@@ -192,8 +192,7 @@ class Heart:
     def _distrust_connections(self) -> None:
         """What idles may be as dead as the heart's connection was, without showing it.
 
-        A firewall that forgets a connection says nothing; a blocking read would wait on it for
-        ever.
+        A firewall that forgets a connection says nothing, and a blocking read would wait on.
         """
         self.in_flight.rest()
         self.home.client.connection_pool.disconnect(inuse_connections=False)
@@ -201,7 +200,7 @@ class Heart:
 
     def _look_elsewhere(self) -> None:
         """Go on at the server that took ours' place: it knows a late heartbeat of ours, and takes
-        one.
+        more.
 
         The primary of last week, come back with its data, knows none; a replica takes none.
         """

@@ -91,13 +91,10 @@ class Membership:
             )
 
     def join(self, user: int, lists: Mapping[str, int]) -> None:
-        """Register the process and these queue lists; returns when the server knows both.
+        """Register the process and the queue lists (-> ms of x-expires) that a channel claims from.
 
-        Raises UnsupportedBroker where the server cannot carry the guarantee.
-
-        Arguments:
-            user: identity of the channel that is going to claim.
-            lists: queue list -> ms of its x-expires (0: none).
+        Returns when the server knows them; raises UnsupportedBroker where it cannot carry the
+        guarantee.
         """
         with self._lock:
             first, known = not self.owner, self.heart.facts.lists
@@ -208,8 +205,7 @@ class Membership:
     def _try(self, act: Callable[[], object], tries: int) -> Exception | None:
         """Do it, at the last of some tries if need be; the error if that failed, too.
 
-        The first may only learn that the idle connections are lost, and the next that the heart's
-        is.
+        The first may only learn that idle connections are lost, and the next that the heart's is.
         """
         for _ in range(tries):
             try:

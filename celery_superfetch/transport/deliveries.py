@@ -29,10 +29,7 @@ def loads(payload: bytes | str) -> Any:
 
 
 class Delivery(dict[str, Any]):
-    """A decoded message that stands for its claim; kombu keeps it as ``message._raw``.
-
-    To make one raises whatever its payload can do to a parser.
-    """
+    """A decoded message that stands for its claim; kombu keeps it as ``message._raw``."""
 
     settled = False  # its ack is on its way, and kombu is told in a moment
     tag: Any = None  # under which kombu knows it
@@ -59,8 +56,8 @@ class Delivery(dict[str, Any]):
     def ack(self) -> None:
         """Settle it: with the loop's next turn where there is one, else at once.
 
-        In the callback of the last job at once, too: the next claim, which is waited for, finds it
-        done.
+        In the callback of the last job at once, too: the next claim, which is waited for, comes
+        later.
         """
         self.settled = True
         channel, fetch, in_flight = self.channel, self.channel.fetch, self.in_flight
@@ -80,11 +77,6 @@ class Delivery(dict[str, Any]):
         if is_open:
             self.in_flight.end(self.job)
             self.channel.fetch.requeue([self.job], where)
-
-    def end(self) -> None:
-        """It runs no more, and is to go back with those that never ran."""
-        if self.is_open:
-            self.in_flight.end(self.job)
 
     def cut_short(self, reason: str, sender: Any, limits: Any, **how: Any) -> DeadJob | None:
         """Recover it or kill it; arguments, errors and result as of ``LostRuns``."""

@@ -63,8 +63,7 @@ class Poller(MultiChannelPoller):
     def attach(self, hub: Any, ticks: set[Callable[[], object]]) -> None:
         """Use Celery's event loop from here on.
 
-        ``ticks`` are what kombu asked it to call at each turn, and would not take back at a
-        reconnect.
+        ``ticks`` are what kombu asked it to call at each turn, and would leave at a reconnect.
         """
         self.hub = hub
         self._ticks |= ticks

@@ -110,10 +110,7 @@ def _takes(found: Any, unbound: bool, args: str) -> bool:
 
 
 def check(names: Iterable[Name], what: Any = None) -> None:
-    """Raise UnsupportedVersion where a version lacks one of these names.
-
-    Paths with a point begin at ``what``.
-    """
+    """Raise UnsupportedVersion where one lacks a name; a path with a point begins at ``what``."""
     for name in names:
         version = str(import_module(name.project).__version__)
         if tuple(map(int, version.split(".")[:2])) >= name.since and not name.is_there(what):

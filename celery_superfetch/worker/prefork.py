@@ -19,12 +19,7 @@ def request_of(accept_callback: Any) -> Any:
 
 
 def mend(pool: Any, forget: Callable[[Any], None], call_later: Callable[..., object]) -> None:
-    """Have ``pool`` do otherwise all that follows.
-
-    Arguments:
-        forget: gets the requests of jobs that it had not begun with, and forgets.
-        call_later: calls a function in the worker's loop after some seconds.
-    """
+    """Have ``pool`` do otherwise all that follows."""
     check(STARTED, pool)
     keep_what_runs(pool, forget)
     read_on(pool)
@@ -126,9 +121,9 @@ def hear_the_dead(pool: Any) -> None:
 def listen_again(pool: Any) -> None:
     """Let ``pool`` listen for the end of each child, also of one that it took for dead.
 
-    Of two that die at once it replaces both at the event of the first. The second's brings a number
-    that a new child may have by then, and nobody listens to that one any more. At the next lost
-    connection Celery asks for its number, and the worker ends because there is none.
+    Of two that die at once it replaces both at the event of the first. That of the second comes
+    with a number that a new child may have by then, whom nobody hears any more: at the next lost
+    connection Celery asks for its number, and the worker ends.
     """
     processes = pool._pool
     forget = processes._untrack_child_process

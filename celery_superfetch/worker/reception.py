@@ -93,9 +93,8 @@ def settle_failures(target: Any, options: dict[str, Any], inline: bool) -> Any:
     """What to run instead of ``target``, so that it fails if Celery's code around its body raises.
 
     As in a process. A thread or a greenlet swallows that, and the job stays in flight; in the
-    consumer's own thread it ends the worker. An id of which no key can be made does it, and a
-    result backend that is away; for the consumer's own thread that is a lost connection, after
-    which it goes on.
+    consumer's own thread it ends the worker. A result backend that is away does it: there it is a
+    lost connection, after which the worker goes on.
     """
     succeed, fail = options.get("callback"), options.get("error_callback")
     id = options.get("correlation_id")

@@ -104,18 +104,19 @@ class CountedRequest(Request):
         return bool(self._already_cancelled or self._already_revoked or self.id in revoked)
 
     def _give_back(self) -> None:
-        if self.delivery is None:
+        delivery = self.delivery
+        if delivery is None:
             return
-        if told_to_stop(self.delivery.membership):
-            # It goes back with the others, in their order, when the channel closes.
-            self.delivery.end()
+        if told_to_stop(delivery.membership):
+            if delivery.is_open:  # it goes back with the others, in order, when the channel closes
+                delivery.in_flight.end(delivery.job)
+            return
+        self.acknowledged = True
+        if self._greenlet_killed:
+            # Its end may still come to it, in the middle of a wait: another gives it back.
+            delivery.membership.overdue.append(delivery.requeue)
         else:
-            self.acknowledged = True
-            if self._greenlet_killed:
-                # Its end may still come to it, in the middle of a wait: another gives it back.
-                self.delivery.membership.overdue.append(self.delivery.requeue)
-            else:
-                self.delivery.requeue()
+            delivery.requeue()
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         exc = getattr(exc_info.exception, "exc", exc_info.exception)

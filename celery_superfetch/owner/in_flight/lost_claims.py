@@ -47,9 +47,9 @@ class LostClaims:
     def reconcile(self, owner: str, lists: Iterable[str]) -> int:
         """Give back what the private lists hold and nobody here does; the number of jobs.
 
-        These are claims whose reply was lost, or is on its way to another thread's channel. On
-        another run of the server, what was settled here lately is settled again first: a replica
-        that was promoted may not have seen it.
+        These are claims whose reply was lost, or is on its way to another thread. Where the server
+        runs anew, what was settled here lately is settled again: a promoted replica may not have
+        seen it.
         """
         outbox = self.outbox
         with outbox.lock:
@@ -106,10 +106,7 @@ class LostClaims:
         outbox.aside.difference_update(job for id, job in aside.items() if id not in found)
 
     def _settle_again(self, jobs: Iterable[Job]) -> list[Job]:
-        """Ack those that were settled lately, as often as they were; returns the others.
-
-        By their bytes: a private list has nothing else.
-        """
+        """Ack those that were settled lately, by their bytes, as often as they were; the others."""
         since, others = monotonic() - SETTLED, []
         lately = Counter(trace for at, trace in self.outbox.lately if at > since)
         for job in jobs:

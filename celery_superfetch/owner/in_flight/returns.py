@@ -62,10 +62,7 @@ class Returns:
         ]
 
     def read(self, replies: Sequence[Any]) -> Iterator[Job]:
-        """The jobs that have gone, by the answers to all calls.
-
-        What the server refused (a queue key of another type) waits: it must not stop the others.
-        """
+        """The jobs that have gone, by the answers to all calls; what was refused waits."""
         sent, self._unanswered = self._unanswered, []
         for (_, where, jobs), reply in zip(sent, replies, strict=True):
             if not isinstance(reply, Exception):

@@ -21,10 +21,9 @@ logger = get_logger(__name__)
 
 
 class Fetch:
-    """Fetches jobs for one channel.
+    """Fetches jobs for one channel: one script claims as many as the prefetch allows.
 
-    One script claims as many as the prefetch allows; when the lists are dry, a blocking read waits
-    on each.
+    When the lists are dry, a blocking read waits on each.
     """
 
     _dry = False
@@ -98,8 +97,7 @@ class Fetch:
             self.reads.wait_on(lists)
 
     def _goes_with_the_next(self) -> bool:
-        """Whether the next job takes the acks along, with the record of its start: in the solo
-        pool.
+        """Whether the next job of the solo pool takes the acks along, with the record of its start.
 
         One that does not (its time has not come) leaves them to the next turn.
         """

@@ -149,8 +149,7 @@ class BlockingReads:
             self._tracking.close()
 
     def _choose(self, lists: Sequence[str]) -> Collection[str]:
-        """Which lists get the connections: those that have one, then those to which something came
-        last.
+        """Those on which one waits already, and then those to which something came last.
 
         A job that a read brings wakes one worker, and one that is told of wakes all.
         """

@@ -23,10 +23,7 @@ TRY_AGAIN = 60.0  # seconds until it is tried again where a server has refused i
 
 @dataclass(eq=False)
 class Tracking:
-    """Tells of arrivals in any number of lists.
-
-    A job wakes all who look at its list: each looks again, and claims if the job is still there.
-    """
+    """Tells of arrivals in any number of lists; a job wakes all who look at its list."""
 
     membership: Membership
     poller: Any
