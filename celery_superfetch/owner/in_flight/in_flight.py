@@ -114,11 +114,10 @@ class InFlight(Outbox):
         A suspect has done nobody harm yet; another may wait for its rate limit.
         """
         record = self.jobs.get(job)
-        if record is None or not (record.recorded or job == self.jobs.alone):
-            return
-        with self.lock:
-            if self.may_start(job) and job not in self.moves:
-                self.unrecord(job)
+        if record is not None and (record.recorded or job == self.jobs.alone):
+            with self.lock:
+                if self.may_start(job) and job not in self.moves:
+                    self.unrecord(job)
 
     def unrecord(self, job: Job) -> None:
         with self.lock:

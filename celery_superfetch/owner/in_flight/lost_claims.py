@@ -100,10 +100,9 @@ class LostClaims:
         """
         outbox, lists = self.outbox, self.lists
         aside = {job.claim_id: job for job in outbox.aside if job[:2] == (owner, queue_list)}
-        if lists.held(owner, queue_list) == len(aside):
-            return
-        found = lists.unhold_all(owner, queue_list, but=aside)
-        outbox.aside.difference_update(job for id, job in aside.items() if id not in found)
+        if lists.held(owner, queue_list) != len(aside):
+            found = lists.unhold_all(owner, queue_list, but=aside)
+            outbox.aside.difference_update(job for id, job in aside.items() if id not in found)
 
     def _settle_again(self, jobs: Iterable[Job]) -> list[Job]:
         """Ack those that were settled lately, by their bytes, as often as they were; the others."""

@@ -92,11 +92,10 @@ class Probation:
         return claimed is not None
 
     def _is_time(self) -> bool:
-        now = monotonic()
-        due = now >= self._next_try
-        if due:
-            self._next_try = now + TRY_INTERVAL
-        return due
+        if monotonic() < self._next_try:
+            return False
+        self._next_try = monotonic() + TRY_INTERVAL
+        return True
 
     def _rests(self, waiting: Sequence[str]) -> bool:
         if self._is_time():

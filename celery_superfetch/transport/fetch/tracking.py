@@ -51,13 +51,11 @@ class Tracking:
         arrivals = self._arrivals or self._open()
         if arrivals is None or arrivals.looking:
             return
-        now = monotonic()
-        if now >= self._again_at:
-            self._again_at = now + BLOCK_TIMEOUT
+        if monotonic() >= self._again_at:
+            self._again_at = monotonic() + BLOCK_TIMEOUT
             self._tracked.clear()
             arrivals.keep_open()
-        new = [name for name in lists if name not in self._tracked]
-        if new:
+        if new := [name for name in lists if name not in self._tracked]:
             self._asked = set(new)
             arrivals.look(new)
 
