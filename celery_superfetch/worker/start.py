@@ -165,7 +165,7 @@ class Gate(Runner):
         self.pump()
         what.waited = True
         # Celery keeps a weak reference to what this returns.
-        return request._apply_result and request._apply_result()
+        return (result := request._apply_result) and result()
 
     def pump(self) -> None:
         """Hand over what may start now; while somebody does, he sees to what comes meanwhile."""
