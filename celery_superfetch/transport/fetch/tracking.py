@@ -16,7 +16,9 @@ from ...store.wire.server import warn_once
 
 logger = logging.getLogger(__name__)
 
-OVERDUE = 12.0  # seconds a reply may be overdue before its connection counts as half-open
+#: Seconds a reply may be overdue before its connection counts as half-open; a server that stands
+#: still for 10 s keeps its connections.
+OVERDUE = 12.0
 
 TRY_AGAIN = 60.0  # seconds until it is tried again where a server has refused it
 
