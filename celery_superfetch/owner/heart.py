@@ -94,10 +94,7 @@ class Heart:
     def register(
         self, lists: Mapping[str, int], *, forget: Collection[str] = (), anew: bool = False
     ) -> None:
-        """Write all facts, under a new name where there is none, it was reaped, or ``anew``.
-
-        Adds these queue lists (-> ms of their x-expires), and removes those to ``forget``.
-        """
+        """Write all facts, under a new name where there is none, it was reaped, or ``anew``."""
         facts, old = self._known(), self.facts.owner
         kept = {name: ms for name, ms in facts.lists.items() if name not in forget}
         facts = facts.with_(lists={**kept, **lists})
@@ -163,11 +160,7 @@ class Heart:
         return STUCK if self._stuck_at else "running"
 
     def look(self) -> None:
-        """See whether the loop turns. To be called once a second, by one native thread at most.
-
-        It stands still if it did not turn in ``owner_ttl`` of such looks, all of them in time. A
-        process that was frozen, or is not heard, has watched nothing.
-        """
+        """See, once a second, whether the loop turns; who is not heard has watched nothing."""
         turns, now = 0 if self.stopping else self.in_flight.runner.turns(), monotonic()
         self._loop.look({"loop": turns}, now)
         still = self._loop.silent_for("loop", turns, now) or 0.0
@@ -190,10 +183,7 @@ class Heart:
             logger.warning("Owner %s goes on as owner %s.", owner, new)
 
     def _distrust_connections(self) -> None:
-        """What idles may be as dead as the heart's connection was, without showing it.
-
-        A firewall that forgets a connection says nothing, and a blocking read would wait on.
-        """
+        """What idles may be as dead, without showing it: a firewall says nothing."""
         self.in_flight.rest()
         self.home.client.connection_pool.disconnect(inuse_connections=False)
         self.outages += 1

@@ -135,10 +135,7 @@ class Poller(MultiChannelPoller):
         return any(fetch.deliverable for fetch in self._fetches)
 
     def _deliver(self, until: float) -> bool:
-        """Deliver what is ready, until some time (monotonic s); whether anything was.
-
-        One job where it may run here, since its ack must not wait for the next.
-        """
+        """Deliver what is ready, until some time; one job where it may run in this thread."""
         delivered, until = False, 0.0 if self.inline else until
         for fetch in self._fetches:
             while fetch.deliverable:

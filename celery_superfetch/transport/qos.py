@@ -91,10 +91,7 @@ class QoS(virtual.QoS):
         return []
 
     def take_back_waiting(self, *, all_of_them: bool = True) -> int:
-        """Give back what its consumer has not started, and now cannot; the number. Any thread may.
-
-        Not ``all_of_them``: but for what waits for its time.
-        """
+        """Give back what its consumer has not started, and now cannot; any thread may."""
         tags = self._in_hand()
         back = self.channel.fetch.in_flight.requeue_waiting(tags, all_of_them)
         for job in back:

@@ -42,10 +42,7 @@ class InFlight(Outbox):
         confirm: Sequence[Job],
         starts: int = 0,
     ) -> Claims:
-        """Send what waits to be settled and claim, in one round trip.
-
-        Where that fails, what waits still does, and ``LostClaims`` finds what was claimed.
-        """
+        """Send what waits to be settled and claim, in one round trip."""
         with self.lock:
             call = self.lists.claim(owner, lists, most, turn, confirm, starts)
             claims = self.lists.claims(call, lists, confirm, self.flush(call))
@@ -60,11 +57,7 @@ class InFlight(Outbox):
             return claims
 
     def take(self, job: Job, asked: float = math.inf) -> bool:
-        """Note a job that a blocking read brought; False when it is another's by now.
-
-        Arguments:
-            asked: when the read began to wait (monotonic s).
-        """
+        """Note a job of a read that began when it ``asked``; False if it is another's by now."""
         with self.lock:
             ours = self.lost_claims.is_ours(job, asked)
             if ours:
@@ -93,10 +86,7 @@ class InFlight(Outbox):
             return Claimed(alone, earlier_of(reply[2]))
 
     def wait(self, job: Job, asks: bool = True) -> None:
-        """Note that the job's consumer hands it over (``start``) before it begins with it.
-
-        One that does not ask gathers jobs, and hands over what it makes of them.
-        """
+        """Its consumer hands the job over before it begins; one that does not ask gathers jobs."""
         with self.lock:
             self.jobs.move(job, Move.WAIT if asks else Move.GATHER)
 
@@ -109,10 +99,7 @@ class InFlight(Outbox):
                     self.moves[job] = ""
 
     def delivered(self, job: Job) -> None:
-        """Note that its consumer has the job: one that only waits now does not count as running.
-
-        A suspect has done nobody harm yet; another may wait for its rate limit.
-        """
+        """Its consumer has the job: one that only waits now does not count as running."""
         record = self.jobs.get(job)
         if record is not None and (record.recorded or job == self.jobs.alone):
             with self.lock:
@@ -131,16 +118,11 @@ class InFlight(Outbox):
         return self.jobs.state(job) in IDLE
 
     def start(self, job: Job, name: str = "") -> float:
-        """Hand a job over to those who run it: from here on it is not given back.
+        """Hand a job over to those who run it: until when it may begin (monotonic s); 0: not now.
 
-        Its record as running is on its way before, with the ack of the job that made room. Nobody
-        waits for the answer, unless ETA jobs are to be moved aside.
-
-        Arguments:
-            name: its digest, for the record; empty where it may be settled before it runs.
-
-        Returns:
-            until when it may begin (monotonic s); 0: not now.
+        Its record as running (by its digest; empty where it may be settled before it runs) is on
+        its way before, with the ack of the job that made room. Nobody waits for the answer, unless
+        ETA jobs are to be moved aside.
         """
         with self.lock:
             until = self.certificate.until(job.owner)

@@ -94,10 +94,7 @@ class LostClaims:
         return unknown
 
     def _look_aside(self, owner: str, queue_list: str) -> None:
-        """See that what nobody holds aside any more, here or there, is in the private list.
-
-        A replica that was promoted may have seen less of it than this process, or its settlement.
-        """
+        """See that what nobody holds aside any more, here or there, is in the private list."""
         outbox, lists = self.outbox, self.lists
         aside = {job.claim_id: job for job in outbox.aside if job[:2] == (owner, queue_list)}
         if lists.held(owner, queue_list) != len(aside):
@@ -117,10 +114,7 @@ class LostClaims:
         return others
 
     def forget_running(self, owner: str) -> None:
-        """Forget the record of claims that were settled or given back under a new id.
-
-        It would forbid every other start, or keep suspects from their turn.
-        """
+        """Forget the record of claims that nobody holds: it would forbid every other start."""
         with self.outbox.lock:
             held = {job.claim_id for job in self.jobs if job.owner == owner}
             self.lists.forget_running(owner, held)

@@ -21,10 +21,7 @@ logger = get_logger(__name__)
 
 
 class Fetch:
-    """Fetches jobs for one channel: one script claims as many as the prefetch allows.
-
-    When the lists are dry, a blocking read waits on each.
-    """
+    """Claims for one channel while there are jobs, and lets reads wait while there are none."""
 
     _dry = False
     _look_at = 0.0  # when dry lists that cannot be waited on are looked at again (monotonic s)

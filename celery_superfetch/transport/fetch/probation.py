@@ -29,12 +29,7 @@ TRY_INTERVAL = 1.0  # seconds between two questions whether to rest, or to go on
 
 @dataclass(eq=False)
 class Probation:
-    """Decides in each turn of one channel whether a suspect has its process for itself.
-
-    An owner that runs nothing takes the next at once. Of the busy, one in a database at a time
-    rests: it claims nothing until it can take the suspect. Between two suspects an owner claims
-    other jobs once, so that neither starves.
-    """
+    """Decides in each turn of one channel whether a suspect has its process for itself."""
 
     channel: Any
     poller: Any

@@ -58,10 +58,7 @@ class QueueLists:
         self._cycle.rotate(self._queue_of[queue_list])
 
     def reach(self, credit: int) -> int | None:
-        """How many of the lists the next claim names; None for all.
-
-        Those that are served in turn go together, unless it is for one job.
-        """
+        """How many of the lists the next claim names; None for all."""
         if len(self._reaches) < ALIKE:
             return None
         reach, equals = max(self._reaches), 1 if credit == 1 else self.equals

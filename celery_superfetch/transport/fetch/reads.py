@@ -149,10 +149,7 @@ class BlockingReads:
             self._tracking.close()
 
     def _choose(self, lists: Sequence[str]) -> Collection[str]:
-        """Those on which one waits already, and then those to which something came last.
-
-        A job that a read brings wakes one worker, and one that is told of wakes all.
-        """
+        """Those on which one waits already, and those to which something came last."""
         armed = {read.queue_list for read in self.armed}
         others = [name for name in lists if name not in armed]
         left = MOST_BLOCKS - len(armed)
