@@ -36,6 +36,9 @@ class Config:
     claim_limit: int = 64  # jobs one claim takes at most, whatever the prefetch allows
     metrics_port: int = 0  # at which a worker serves metrics; 0: it does not
     metrics_host: str = "127.0.0.1"  # where it listens for it
+    #: What a worker does with a job of a task that it does not know, which Celery discards: it
+    #: goes back while another may know the task, else to the dead set; or there at once.
+    unknown_tasks: str = "requeue"
     #: Name of the Celery app; ``install`` sets it. Jobs are killed only by their own app.
     app_name: str = ""
     global_keyprefix: str = ""  # kombu's option of the same name
@@ -77,6 +80,9 @@ def check(options: Mapping[str, Any]) -> None:
         # A default may be 0, which turns something off.
         if value != DEFAULTS[name] and (wrong := _wrong_with(OPTIONS[name], value)):
             raise ConfigError(f"option {name!r} must be {wrong}, it is {value!r}")
+        if name in CHOICES and value not in CHOICES[name]:
+            choices = ", ".join(map(repr, CHOICES[name]))
+            raise ConfigError(f"option {name!r} must be one of {choices}, it is {value!r}")
     interval, ttl = options.get("heartbeat_interval", 0), options.get("owner_ttl", math.inf)
     if ttl < 2 * interval:
         raise ConfigError(
@@ -98,5 +104,7 @@ def _wrong_with(kind: str, value: Any) -> str:
     return "a whole number" if kind == "int" and value != int(value) else ""
 
 
+#: What is not just any text.
+CHOICES = {"unknown_tasks": ("requeue", "dead", "discard")}
 OPTIONS: dict[str, str] = Config.__annotations__  # names of all options -> the names of their types
 DEFAULTS = {name: getattr(Config, name) for name in OPTIONS}

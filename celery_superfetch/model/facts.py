@@ -12,7 +12,7 @@ from .process import ProcessImage
 from .version import __version__
 
 RETRY_INTERVAL = 1.0  # seconds between two tries while heartbeats fail
-TEXTS = "app", "node", "version", "state", "run_id"  # fields that are text, here and there
+TEXTS = "app", "node", "version", "tasks", "state", "run_id"  # fields that are text
 STUCK = "stuck"  # state of an owner whose event loop does not turn, and that is silent until then
 
 
@@ -27,6 +27,7 @@ class Facts:
     app: str = ""
     node: str = ""  # Celery's name of the worker; empty outside Celery
     version: str = ""  # of this package; empty for one from before it was told
+    tasks: str = ""  # tells sets of tasks apart; empty outside Celery, and as for the version
     state: str = "running"
     run_id: str = ""  # ``connections`` are ids of this run of the server; an empty run id: unusable
     connections: tuple[int, ...] = ()

@@ -85,6 +85,7 @@ class Heart:
         return self.facts.with_(
             state=self.state,
             node=runner.node,
+            tasks=runner.tasks,
             run_id=self._run_id,
             # None where the server does not tell our own: they say nothing then.
             connections=tuple(sorted({self._id, *self.blocking}) if self._id else ()),

@@ -91,6 +91,14 @@ class Delivery(dict[str, Any]):
             self.membership.lost_runs.quarantine(self.job, reason)
             self.forget()
 
+    def bury(self, reason: str) -> DeadJob | None:
+        """Move what nobody can run to the dead set; its caller is told by who asks for it."""
+        if not self.is_open:
+            return None
+        dead = self.membership.lost_runs.bury(self.job, reason)
+        self.forget()
+        return dead
+
     def forget(self) -> None:
         """It has left: kombu need not remember it."""
         self.channel.qos._quick_ack(self.tag)

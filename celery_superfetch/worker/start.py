@@ -91,6 +91,7 @@ class Gate(Runner):
 
     def __init__(self, worker: Any) -> None:
         self.worker, self.pool, self.node = worker, worker.pool, worker.hostname
+        self.tasks = digest(" ".join(sorted(worker.app.tasks)).encode())[:12]
         kind = type(self.pool).__module__
         self.inline, self.threads, self.green = kind == SOLO, kind == THREADS, self.pool.is_green
         self.prefork = self.pool.uses_semaphore and not self.pool.options.get("threads", True)

@@ -12,6 +12,7 @@ from ...model.job import Carried, Job, digest, parse
 from ...model.strikes import Blame, Decision, Limits, Recovery, Running, decide
 from ...reaper.judge import Judge, ask, tell, warn_of
 from ...signals import job_killed
+from ...store.announcements import Announcement
 from ...store.counters import Outcome
 from .in_flight import InFlight
 
@@ -125,17 +126,30 @@ class LostRuns:
         since = carried.since or next((entry["at"] for entry in history if "at" in entry), now)
         return Carried(recovery.strikes, since, history)
 
-    def quarantine(self, job: Job, reason: str = "unparseable payload") -> None:
-        """Move a payload that is no message, or no job, to the dead set: it would end us."""
+    def bury(self, job: Job, reason: str, *, junk: bool = False) -> DeadJob | None:
+        """Move a job to the dead set whoever is to blame; None: it was taken away.
+
+        Whoever asked tells its caller.
+        """
 
         def judge() -> tuple[Recovery, Decision]:
             recovery = self._look(job, Running(), reason, Limits.of(self.config))
-            return replace(recovery, parsed=False), Decision.KILL
+            return replace(recovery, parsed=recovery.parsed and not junk), Decision.KILL
 
         done = self._settle(job, judge)
         if done is None:
-            return
+            return None
         dead = DeadJob.of(done.recovery, done.dead_id.decode())
+        if not junk:  # else nobody was to be told
+            Announcement(self.in_flight.database, dead.id).done()
+        job_killed.send(sender=None, job=dead)
+        return dead
+
+    def quarantine(self, job: Job, reason: str = "unparseable payload") -> None:
+        """Move a payload that is no message, or no job, to the dead set: it would end us."""
+        dead = self.bury(job, reason, junk=True)
+        if dead is None:
+            return
         logger.error(
             "An item on queue %s was put into quarantine: %s (%d bytes, starts with %r). It is in "
             "the dead set as %s: look with `celery superfetch dead show`, then mend whoever wrote "
@@ -146,7 +160,6 @@ class LostRuns:
             job.payload[:40],
             dead.id,
         )
-        job_killed.send(sender=None, job=dead)
 
     def _settle(self, job: Job, judge: Callable[[], tuple[Recovery, Decision]]) -> Outcome | None:
         """Decide on a job until nobody has counted it meanwhile; None where no decision held."""

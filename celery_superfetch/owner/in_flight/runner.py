@@ -15,6 +15,7 @@ class Runner:
 
     worker: Any = None  # Celery's; another consumer has none
     node = ""  # Celery's name of it
+    tasks = ""  # tells its set of tasks from others
     inline = False  # jobs are sure to run in the thread that delivers them (Celery's solo pool)
     #: Its loop turns until it ends: whoever rings the doorbell from another thread, or greenlet,
     #: is heard.

@@ -27,10 +27,16 @@ NUMBERS = sorted(DEFAULTS)
 def test_the_defaults_are_the_documented_ones() -> None:
     config = Config()
     assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
-    named = {"app_name", "global_keyprefix", "metrics_host", "metrics_port"}
+    named = {"app_name", "global_keyprefix", "metrics_host", "metrics_port", "unknown_tasks"}
     assert set(OPTIONS) == set(DEFAULTS) | named
     assert (config.metrics_port, config.metrics_host) == (0, "127.0.0.1")
     assert Config(metrics_port=0) == config, "it may be turned off, too"
+
+
+def test_what_becomes_of_unknown_tasks_is_one_of_three() -> None:
+    assert Config().unknown_tasks == "requeue"
+    with pytest.raises(ConfigError, match="must be one of 'requeue', 'dead', 'discard', it is 'de"):
+        Config(unknown_tasks="delete")
 
 
 def test_a_config_cannot_be_changed() -> None:
