@@ -85,12 +85,15 @@ class Top:
             asker.join(JOINED_FOR)
 
     def _turn(self, live: Live, fd: int) -> None:
-        size: Any = None
+        drawn: Any = None
         while True:
+            columns, lines = os.get_terminal_size(fd)  # rich believes COLUMNS, which stays
+            size = columns or 80, lines or 24
             if self._fresh and self.state.view == "dead" and not self.state.question:
                 self._try(self._list)
-            if self._silent() or self._news or self._fresh or self.console.size != size:
-                self._news, self._fresh, size = False, False, self.console.size
+            if self._silent() or self._news or self._fresh or size != drawn:
+                self._news, self._fresh, drawn = False, False, size
+                self.console.size = size
                 live.update(render(self.overview, self.state, size), refresh=True)
             if select.select([fd], [], [], LOOK)[0]:
                 sent = os.read(fd, 1024).decode(errors="replace")

@@ -109,7 +109,12 @@ class Terminal:
 
     def until(self, holds: Callable[[list[str]], bool], within: float = 15.0) -> list[str]:
         """Wait until it shows what is asked for; its lines."""
-        eventually(lambda: holds(self.lines()), within, message="\n".join(self.lines()))
+
+        def seen() -> bool:
+            assert holds(self.lines()), "\n".join(self.lines())
+            return True
+
+        eventually(seen, within)
         return self.lines()
 
     def wait_exit(self, timeout: float = 15.0) -> int:
