@@ -34,6 +34,7 @@ celery worker.
     let a job of the solo pool end: worker:WorkController.wait_for_soft_shutdown()
     keep to the free slots: components:Pool._quick_release consumer.tasks:Tasks.can_consume>=5.6
     serve tasks by a request class of ours: consumer.consumer:Consumer.update_strategies()
+    give back jobs of unknown tasks: consumer.consumer:Consumer.on_unknown_task(body,message,exc)
 celery concurrency.
     hand jobs over: base:BasePool.apply_async(target,args,kwargs)
     know which pool it is: base:BasePool.is_green base:BasePool.options base:BasePool.uses_semaphore
