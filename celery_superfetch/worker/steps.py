@@ -142,6 +142,8 @@ class Guarded(bootsteps.StartStopStep):
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
+    introduced = False
+
     def start(self, consumer: Any) -> None:
         transport = consumer.connection.transport
         if not isinstance(transport, Transport):
@@ -158,6 +160,8 @@ class Guarded(bootsteps.StartStopStep):
         channel.fetch.join({})
         if is_new:
             _first_pass(consumer.app, membership)
+        if not self.introduced:
+            self.introduced = True
             # One line that tells whoever reads the log later what this worker went by
             conf, config = consumer.app.conf, membership.config
             logger.info(

@@ -21,7 +21,7 @@ from support.servers.database import Database
             "celery.concurrency.asynpool:AsynPool.on_job_process_down",
             "1",
             "prefork",
-            "on_job_process_down(job, pid) in a started pool",
+            "on_job_process_down(job,pid) in a started pool",
         ),
     ],
 )

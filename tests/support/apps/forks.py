@@ -209,11 +209,15 @@ def embed() -> None:
         note.delay()
         say(who="second", ran=ran.wait(10))
     end.set()
-    names = [thread.name for thread in threading.enumerate()]
-    say(
-        who="end",
-        threads=sorted({n for n in names if "superfetch" in n} - {"superfetch-heartbeat"}),
-    )
+
+    def threads() -> list[str]:
+        names = {thread.name for thread in threading.enumerate() if "superfetch" in thread.name}
+        return sorted(names - {"superfetch-heartbeat"})
+
+    until = time.monotonic() + 10  # one that is in the midst of a pass ends after it
+    while threads() and time.monotonic() < until:
+        time.sleep(0.05)
+    say(who="end", threads=threads())
 
 
 PROGRAMS: dict[str, Callable[..., None]] = {
