@@ -10,6 +10,7 @@ from ..owner.membership import Membership
 from ..reaper.drain import Report
 from ..reaper.reaper import Reaper
 from ..store.queues import Queues
+from ..transport.channel import Channel
 from .announcer import Announcements, announcements_of
 from .broker import database_of
 from .poison_pill import limits_of
@@ -46,6 +47,7 @@ def scheduled_pass(reaper: Reaper) -> Report:
 
 
 def note(reaper: Reaper, report: Report) -> None:
+    """Write down the pass, and since when what waits: where nobody consumes, too."""
     here = ProcessImage.current()
     told = {
         "by": reaper.by or f"{here.host} pid {here.pid}",
@@ -56,4 +58,17 @@ def note(reaper: Reaper, report: Report) -> None:
         "errors": report.errors,
         "interval": reaper.config.reap_interval,
     }
-    Queues(reaper.database).oldest(sorted(report.lists), told)
+    lists = report.lists.union(declared(reaper.sender) if reaper.sender else ())
+    Queues(reaper.database).oldest(sorted(lists), told)
+
+
+def declared(app: Celery) -> set[str]:
+    """The queue lists of an app, whoever consumes them; broadcasts hold nothing between two."""
+    options = app.conf.broker_transport_options or {}
+    steps = options.get("priority_steps") or Channel.priority_steps
+    return {
+        f"{queue.name}{options.get('sep', Channel.sep)}{step}" if step else queue.name
+        for queue in app.amqp.queues.values()
+        if getattr(queue.exchange, "type", None) != "fanout"
+        for step in steps
+    }

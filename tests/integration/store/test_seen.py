@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from celery import Celery
+from kombu import Queue
 
 from celery_superfetch.app.passes import note
 from celery_superfetch.store.history import MOST, History
@@ -62,6 +64,15 @@ def test_the_oldest_job_of_a_queue_grows_old_while_it_is_the_next(bench: Bench) 
     bench.client.delete("mail")
     queues.oldest(["mail"], PASS)
     assert bench.client.exists(bench.keys.heads) == 0
+
+
+def test_what_waits_where_nobody_consumes_is_noted_too(bench: Bench) -> None:
+    app = Celery("shop", set_as_current=False)
+    app.conf.task_queues = [Queue("mail"), Queue("late")]
+    bench.push("late\x06\x166", ONE)
+    reaper = bench.reaper(sender=app)
+    note(reaper, reaper.reap())
+    assert bench.client.hkeys(bench.keys.heads) == [b"late\x06\x166"]
 
 
 def test_a_key_of_another_type_is_no_queue(bench: Bench) -> None:
