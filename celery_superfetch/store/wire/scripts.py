@@ -112,7 +112,7 @@ class Line:
         try:
             if calls:
                 # A health check would take what is owed for the reply to itself.
-                connection.send_packed_command(self._packed(calls, wait), check_health=not owed)
+                connection.send_packed_command(self.packed(calls, wait), check_health=not owed)
             read = [*due, *calls] if wait else due
             replies = self._again(read, [reply_of(connection) for _ in read])
         except BaseException:
@@ -133,7 +133,7 @@ class Line:
         if self._connection is not None:
             self.forget()
 
-    def _packed(self, calls: Sequence[Call], wait: bool) -> list[bytes]:
+    def packed(self, calls: Sequence[Call], wait: bool) -> list[bytes]:
         """As they are sent; a consumer of one job at a time claims in the same words again."""
         known, pieces = self._last
         if not wait or calls != known:
