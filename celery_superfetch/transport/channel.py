@@ -34,6 +34,7 @@ class Channel(redis.Channel):
     """kombu's Redis channel; jobs that want an ack are fetched reliably."""
 
     _fetch: Fetch | None = None
+    _delivery: Any = None
     #: A Celery worker's; it says what becomes of a job that its consumer cannot digest.
     reception: Any = None
 
@@ -104,10 +105,12 @@ class Channel(redis.Channel):
         """Made on the first consume: a producer needs none of it."""
         if self._fetch is None:
             from ..owner.membership import membership_for
+            from .deliveries import Delivery
             from .fetch.fetch import Fetch
             from .private_names import check_transport
 
             check_transport()
+            self._delivery = Delivery  # to import it for each job would cost a tenth of its time
             poller = self.connection.cycle
             membership = membership_for(self.here(), self.config, self.elsewhere(), poller.runner)
             self._fetch = Fetch(self, poller, membership)
@@ -145,10 +148,8 @@ class Channel(redis.Channel):
 
     def _decode(self, claimed: Claimed) -> Any:
         """The message in a payload; None when it is none and was put into quarantine."""
-        from .deliveries import Delivery
-
         try:
-            raw = Delivery(claimed, self)
+            raw = self._delivery(claimed, self)
             message = self.Message(raw, channel=self)
             hash(message.delivery_tag)  # deliveries are known by it
             raw["body"] = None  # the message has it, and the payload goes back as it came

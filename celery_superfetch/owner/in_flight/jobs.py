@@ -13,6 +13,8 @@ from ...model.job import Job
 class State(Enum):
     """Who has a job that is claimed and has not left this process."""
 
+    __hash__ = object.__hash__  # Enum's own is Python's, and is asked ten times a job
+
     CLAIMED = "we have it, or a consumer that may begin with it at any moment"
     WAITING = "a consumer has it that hands jobs over before it begins: it may be taken back"
     GATHERED = "a consumer has it that makes one run of many, and does not say when it begins"
@@ -24,6 +26,8 @@ class State(Enum):
 
 class Move(Enum):
     """What can happen to such a job."""
+
+    __hash__ = object.__hash__
 
     WAIT = "its consumer will hand it over before it begins"
     GATHER = "its consumer gathers jobs"
