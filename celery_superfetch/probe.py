@@ -157,17 +157,11 @@ def _client(url: str, master: str, timeout: float) -> Redis:
 
 def _ask_app(app: Celery, conditions: Conditions, timeout: float) -> Answer:
     from .app.broker import client_of, database_of
+    from .app.queues import lists_of
     from .operate.check import check
     from .transport.channel import Channel
 
     options: Any = app.conf.broker_transport_options or {}
     separator = options.get("sep", Channel.sep)
-    steps = options.get("priority_steps", Channel.priority_steps)
-    queues = [
-        f"{queue.name}{separator}{step}" if step else queue.name
-        for queue in app.amqp.queues.values()
-        if getattr(queue.exchange, "type", None) != "fanout"
-        for step in steps
-    ]
     with client_of(app, timeout) as client:
-        return check(database_of(app, client), conditions, queues, separator)
+        return check(database_of(app, client), conditions, lists_of(app), separator)

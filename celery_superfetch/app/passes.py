@@ -10,10 +10,10 @@ from ..owner.membership import Membership
 from ..reaper.drain import Report
 from ..reaper.reaper import Reaper
 from ..store.queues import Queues
-from ..transport.channel import Channel
 from .announcer import Announcements, announcements_of
 from .broker import database_of
 from .poison_pill import limits_of
+from .queues import lists_of
 
 
 def reaper_of(
@@ -58,17 +58,5 @@ def note(reaper: Reaper, report: Report) -> None:
         "errors": report.errors,
         "interval": reaper.config.reap_interval,
     }
-    lists = report.lists.union(declared(reaper.sender) if reaper.sender else ())
+    lists = report.lists.union(lists_of(reaper.sender) if reaper.sender else ())
     Queues(reaper.database).oldest(sorted(lists), told)
-
-
-def declared(app: Celery) -> set[str]:
-    """The queue lists of an app, whoever consumes them; broadcasts hold nothing between two."""
-    options = app.conf.broker_transport_options or {}
-    steps = options.get("priority_steps") or Channel.priority_steps
-    return {
-        f"{queue.name}{options.get('sep', Channel.sep)}{step}" if step else queue.name
-        for queue in app.amqp.queues.values()
-        if getattr(queue.exchange, "type", None) != "fanout"
-        for step in steps
-    }

@@ -53,3 +53,20 @@ def routes_of(app: Celery) -> Iterator[Routes]:
     """The routes of an app's broker, while its connection is open."""
     with app.connection_for_read() as connection:
         yield Routes(app, connection.channel())
+
+
+def queues_of(app: Celery) -> set[str]:
+    """The queues of an app, but for broadcasts: these hold nothing between two consumers."""
+    return {
+        queue.name
+        for queue in app.amqp.queues.values()
+        if getattr(queue.exchange, "type", None) != "fanout"
+    }
+
+
+def lists_of(app: Celery) -> set[str]:
+    """Their queue lists, one for each priority step."""
+    options = app.conf.broker_transport_options or {}
+    separator = options.get("sep", Channel.sep)
+    steps = options.get("priority_steps") or Channel.priority_steps
+    return {f"{q}{separator}{step}" if step else q for q in queues_of(app) for step in steps}

@@ -143,12 +143,9 @@ def _reason(facts: Facts, age: float, verdict: Reason) -> str:
 
 def _lists(app: Celery, channel: Any, known: Iterable[str]) -> list[dict[str, Any]]:
     """Every queue list of the app's queues and of the known ones (``-Q`` is not in the app)."""
-    # Broadcast queues are made for each consumer and hold nothing between two.
-    names = {
-        queue.name
-        for queue in app.amqp.queues.values()
-        if getattr(queue.exchange, "type", None) != "fanout"
-    }
+    from ..app.queues import queues_of  # a probe goes without Celery
+
+    names = queues_of(app)
     names |= {name.partition(channel.sep)[0] for name in known}
     return [
         {"queue": name, "priority": step, "list": channel._q_for_pri(name, step)}
