@@ -18,11 +18,9 @@ __all__ = ["superfetch"]
 @click.option("--wide", is_flag=True, help="All columns and rows, with the owners' ids.")
 def status(session: Session, wide: bool) -> None:
     """Whether all is well, and what to do; owners, queues, dead set. Only reads."""
-    from ..operate.overview import overview_of
-    from .status_tables import print_status
+    from .status_tables import say_status
 
-    found = overview_of(session.app, session.reaper)
-    session.say(found, lambda: print_status(session.tables, found, wide))
+    say_status(session, wide)
 
 
 @command(superfetch, "reap")

@@ -5,34 +5,31 @@ from __future__ import annotations
 import logging
 import os
 import re
-import select
 import signal
 import sys
 import termios
 import threading
 import tty
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from rich.live import Live
+from rich.text import Text
 
 from ..app.passes import note
-from ..model.arguments import printable
 from ..operate.overview import overview_of
 from .screen import State, render
 from .session import Session, know_tasks
 
-#: Seconds between two looks at whether there is something new to be drawn.
-LOOK = 0.25
+#: Times in a second that all is drawn anew: whatever was found, how long the server is silent, and
+#: for another size of the terminal.
+DRAWN = 2
 
 #: Seconds of silence of a server that are said, beside the interval.
 SLOW = 3.0
-
-#: Seconds that the end waits for an answer that is under way.
-JOINED_FOR = 1.0
 
 #: Jobs of the dead set that are listed; `dead list` goes on from there.
 LISTED = 100
@@ -47,20 +44,19 @@ BACK = {"dead": "status", "job": "dead", "help": "status"}
 
 
 class Top:
-    """One person at one terminal. The server is asked by a thread: no key waits for an answer."""
+    """One person at one terminal, whose keys are read here. The server is asked by a thread, so
+    that no key waits for an answer, and rich draws by one of its own."""
 
     def __init__(self, session: Session, interval: float) -> None:
         self.session, self.interval = session, interval
         self.console = session.tables.console
         self.state = State(no_color=self.console.no_color)
         self.overview: dict[str, Any] | None = None
-        self.over = threading.Event()
         self._answered = monotonic()
         self._error = ""
-        #: There is something new to be drawn; an overview.
-        self._news, self._fresh = True, False
+        self._terminal = sys.stdin.fileno()
         self.acts: dict[tuple[str, str], Callable[[], None]] = {
-            ("status", "d"): self._list,
+            ("status", "d"): self._open,
             ("status", "R"): partial(self._ask, "Reap once, now?", self._reap),
             ("dead", "s"): self._show,
             ("dead", "r"): self._ask_retry,
@@ -68,56 +64,52 @@ class Top:
         }
 
     def run(self) -> None:
-        """Until q, Ctrl-C or a signal that ends it."""
-        asker = threading.Thread(target=self._keep_asking, name="superfetch-top", daemon=True)
-        asker.start()
+        """Until q, Ctrl-C or a signal that ends it; the terminal is left as it was."""
+        _heed_signals()
+        logged = logging.Handler(logging.WARNING)  # it is shown, not written across the screen
+        logged.emit = lambda record: self._say(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger().addHandler(logged)
+        threading.Thread(target=self._keep_asking, name="superfetch-top", daemon=True).start()
+        before = termios.tcgetattr(self._terminal)
         try:
-            with (
-                _said_here(self._say),
-                _ended_in_order(),
-                _each_key(sys.stdin.fileno()),
-                Live(console=self.console, screen=True, auto_refresh=False) as live,
-                suppress(KeyboardInterrupt),
-            ):
-                self._turn(live, sys.stdin.fileno())
+            tty.setcbreak(self._terminal)
+            live = Live(
+                console=self.console,
+                screen=True,
+                refresh_per_second=DRAWN,
+                get_renderable=self._drawn,
+            )
+            with live, suppress(KeyboardInterrupt):
+                live.refresh()
+                while all(map(self.press, self._keys())):
+                    live.refresh()
         finally:
-            self.over.set()
-            asker.join(JOINED_FOR)
+            termios.tcsetattr(self._terminal, termios.TCSADRAIN, before)
 
-    def _turn(self, live: Live, fd: int) -> None:
-        drawn: Any = None
-        while True:
-            columns, lines = os.get_terminal_size(fd)  # rich believes COLUMNS, which stays
-            size = columns or 80, lines or 24
-            if self._fresh and self.state.view == "dead" and not self.state.question:
-                self._try(self._list)
-            if self._silent() or self._news or self._fresh or size != drawn:
-                self._news, self._fresh, drawn = False, False, size
-                self.console.size = size
-                live.update(render(self.overview, self.state, size), refresh=True)
-            if select.select([fd], [], [], LOOK)[0]:
-                sent = os.read(fd, 1024).decode(errors="replace")
-                # Without any, the terminal is gone.
-                if not sent or not all(map(self.press, ONE_KEY.findall(sent))):
-                    return
-                self._news = True
+    def _keys(self) -> list[str]:
+        """What is pressed next; that the terminal is gone ends it as ``q`` does."""
+        sent = os.read(self._terminal, 1024).decode(errors="replace")
+        return ONE_KEY.findall(sent) or ["q"]
 
-    def _silent(self) -> bool:
-        """Whether the server does not answer, which is noted for who looks."""
+    def _drawn(self) -> Text:
         self.state.silent = monotonic() - self._answered
         slow = self.state.silent > self.interval + SLOW
         self.state.error = self._error or ("It is slow, or hangs." if slow else "")
-        return bool(self.state.error)
+        columns, lines = os.get_terminal_size(self._terminal)  # rich believes COLUMNS, which stays
+        self.console.size = size = columns or 80, lines or 24
+        return render(self.overview, self.state, size)
 
     def _keep_asking(self) -> None:
-        while not self.over.is_set():
+        while True:
             try:
                 self.overview = overview_of(self.session.app, self.session.reaper)
+                if self.state.view == "dead" and not self.state.question:
+                    self._list()
             except Exception as exc:  # whatever it is, it is said, and the next may be better
-                self._error = printable(exc)
+                self._error = str(exc)
             else:
-                self._error, self._answered, self._fresh = "", monotonic(), True
-            self.over.wait(self.interval)
+                self._error, self._answered = "", monotonic()
+            sleep(self.interval)
 
     # -- what the keys do
 
@@ -148,16 +140,19 @@ class Top:
             self._say(f"Not done: {exc}")
 
     def _say(self, text: str) -> None:
-        self.state.said, self._news = text, True
+        self.state.said = text
 
     def _ask(self, question: str, act: Callable[[], None]) -> None:
         self.state.question, self.state.act = question, act
 
     def _list(self) -> None:
-        dead, now = self.session.dead_set, self.session.reaper.database.server_time()
-        jobs = [(job.as_dict(), max(0, now - job.died_at) / 1000) for job in dead.page(0, LISTED)]
+        dead = self.session.dead_set
+        self.state.now = self.session.reaper.database.server_time()
+        self.state.jobs = [job.as_dict() for job in dead.page(0, LISTED)]
         self.state.size = len(dead)
-        self.state.jobs = [{**job, "age": age} for job, age in jobs]
+
+    def _open(self) -> None:
+        self._list()
         self.state.view = "dead"
 
     def _show(self) -> None:
@@ -172,10 +167,9 @@ class Top:
     def _retry(self, id: str) -> None:
         know_tasks(self.session.app)
         done = self.session.dead_set.retry(id)
-        self._list()
-        self._say(f"Put back on {done.queue}: {done.task}[{done.task_id or id}]")
-        if done.warning:
-            self._say(f"{self.state.said}. Warning: {done.warning}")
+        self._open()
+        warning = f". Warning: {done.warning}" if done.warning else ""
+        self._say(f"Put back on {done.queue}: {done.task}[{done.task_id or id}]{warning}")
 
     def _reap(self) -> None:
         know_tasks(self.session.app)
@@ -184,45 +178,12 @@ class Top:
         self._say(str(report))
 
 
-@contextmanager
-def _each_key(fd: int) -> Iterator[None]:
-    """Each key is read at once, and not shown; afterwards all is as before."""
-    before = termios.tcgetattr(fd)
-    try:
-        tty.setcbreak(fd)
-        yield
-    finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
-
-
-@contextmanager
-def _ended_in_order() -> Iterator[None]:
+def _heed_signals() -> None:
     """Who ends us has the terminal restored, and who stops us (Ctrl-Z) does not get it half-way."""
 
     def end(number: int, _: Any) -> None:
         raise SystemExit(128 + number)
 
-    ends: dict[signal.Signals, Any] = {
-        signal.SIGTERM: end,
-        signal.SIGHUP: end,
-        signal.SIGTSTP: signal.SIG_IGN,
-    }
-    before = {number: signal.signal(number, how) for number, how in ends.items()}
-    try:
-        yield
-    finally:
-        for number, how in before.items():
-            signal.signal(number, how)
-
-
-@contextmanager
-def _said_here(say: Callable[[str], None]) -> Iterator[None]:
-    """What is logged meanwhile is shown, and not written across the screen."""
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: say(printable(record.getMessage()))  # type: ignore[method-assign]
-    root = logging.getLogger()
-    root.addHandler(handler)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGHUP, end)
+    signal.signal(signal.SIGTSTP, signal.SIG_IGN)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from ..operate.words import number, span
 from .status_tables import print_status
-from .tables import SHORT_ID, Tables
+from .tables import DEAD_JOB, DEAD_SPARE, Tables
 
 #: Stands before the job that is chosen.
 CURSOR = ">"
-
-DEAD = ("", "Id", "Died", "Task", "Queue", "Strikes", "Reason")
-#: What a narrow terminal goes without, the first first.
-DEAD_SPARE = ("Strikes", "Queue")
 
 #: What can be looked at -> the keys that can be pressed there.
 KEYS = {
@@ -52,9 +46,9 @@ class State:
     view: str = "status"
     #: Of each view: the first line that is shown; of the dead set: the row with the cursor.
     at: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KEYS, 0))
-    #: The newest jobs of the dead set, each with its ``age`` in seconds.
+    #: The newest jobs of the dead set, when that was (server ms), and how many there are.
     jobs: Sequence[dict[str, Any]] = ()
-    #: How many there are.
+    now: int = 0
     size: int = 0
     #: What was done, or went wrong.
     said: str = ""
@@ -69,46 +63,33 @@ class State:
     @property
     def chosen(self) -> dict[str, Any] | None:
         """The job at the cursor, which stays within the list."""
-        self.at["dead"] = max(0, min(self.at["dead"], len(self.jobs) - 1))
-        return self.jobs[self.at["dead"]] if self.jobs else None
+        jobs = self.jobs  # another thread puts a new list in its place
+        self.at["dead"] = at = max(0, min(self.at["dead"], len(jobs) - 1))
+        return jobs[at] if jobs else None
 
 
 def render(overview: Mapping[str, Any] | None, state: State, size: tuple[int, int]) -> Text:
     """What a terminal of so many columns and lines shows; it keeps ``state.at`` within the text."""
     columns, lines = size
+    tables = Tables(state.no_color, columns)
 
-    def drawn(draw: Callable[[Tables], object]) -> list[Text]:
-        tables, out = Tables(state.no_color), io.StringIO()
-        tables.wide, tables.console = False, _console(out, columns, state.no_color)
-        draw(tables)
-        return list(Text.from_ansi(out.getvalue().rstrip("\n")).split("\n", allow_blank=True))
+    def drawn(draw: Callable[..., object], *what: object) -> list[Text]:
+        with tables.console.capture() as printed:
+            draw(*what)
+        text = Text.from_ansi(printed.get().rstrip("\n"))
+        return list(text.split("\n", allow_blank=True))
 
-    def told(text: str, style: str = "") -> list[Text]:
-        return drawn(lambda tables: tables.line(text, style)) if text else []
-
-    head, foot = [], told(state.said)
+    head, foot = [], drawn(tables.line, state.said) if state.said else []
     if state.error:
         silent = f"for {span(state.silent)} and is asked again"
-        head = told(f"The server has not answered {silent}: {state.error}", "bold red")
+        told = f"The server has not answered {silent}: {state.error}"
+        head = drawn(tables.line, told, "bold red")
     if state.question:
-        foot = told(f"{state.question} [y/N]", "bold yellow")
-    foot += told(KEYS[state.view], "reverse")
-    body = drawn(lambda tables: _draw(tables, overview, state))
+        foot = drawn(tables.line, f"{state.question} [y/N]", "bold yellow")
+    foot += drawn(tables.line, KEYS[state.view], "reverse")
+    body = drawn(_draw, tables, overview, state)
     body = _window(body, state, max(1, lines - len(head) - len(foot)))
     return Text("\n", no_wrap=True, end="").join([*head, *body, *foot][:lines])
-
-
-def _console(out: io.StringIO, columns: int, no_color: bool) -> Console:
-    return Console(
-        file=out,
-        width=columns,
-        force_terminal=True,
-        color_system="standard",
-        no_color=no_color,
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
 
 
 def _draw(tables: Tables, overview: Mapping[str, Any] | None, state: State) -> None:
@@ -118,22 +99,17 @@ def _draw(tables: Tables, overview: Mapping[str, Any] | None, state: State) -> N
         tables.dead_job(state.chosen)
     elif state.view == "dead":
         tables.line(f"The dead set, the newest of {number(state.size, 'job')} first:")
-        jobs = (_job(job, job is state.chosen) for job in state.jobs)
-        tables.table(DEAD, jobs, DEAD_SPARE)
+        chosen = state.chosen
+        rows = [_listed(tables.dead_row(job, state.now), job is chosen) for job in state.jobs]
+        tables.table(("", *DEAD_JOB), rows, DEAD_SPARE)
     elif overview is None:
         tables.line("Asking the server ...")
     else:
         print_status(tables, dict(overview), wide=False)
 
 
-def _job(job: Mapping[str, Any], chosen: bool) -> dict[str, object]:
-    row = {
-        **job,
-        "": CURSOR if chosen else "",
-        "id": job["id"] if "-" in job["id"] else job["id"][:SHORT_ID],
-        "died": f"{span(job['age'])} ago",
-        "task": job["task"] or "(unparseable)",
-    }
+def _listed(row: dict[str, Any], chosen: bool) -> dict[str, Any]:
+    row[""] = CURSOR if chosen else ""
     return {name: (value, "bold") for name, value in row.items()} if chosen else row
 
 

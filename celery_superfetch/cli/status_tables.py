@@ -9,7 +9,9 @@ from typing import Any
 from ..model.facts import STUCK
 from ..model.verdict import Reason
 from ..operate.health import findings, verdict
+from ..operate.overview import overview_of
 from ..operate.words import number, span
+from .session import Session
 from .tables import Tables
 
 STYLES = {"critical": "bold red", "warning": "yellow", "note": ""}
@@ -20,6 +22,12 @@ MOST = 20
 OWNERS = ("Node", "Owner", "State", "Heard", "Running", "Reserved", "ETA", "App", "Reason")
 QUEUES = ("Queue", "Waiting", "Probation", "Oldest", "Consumers")
 DEATHS = ("Died", "Node", "Owner", "Recovered", "Killed", "Reason")
+
+
+def say_status(session: Session, wide: bool = False) -> None:
+    """Ask the server, and print what there is to see."""
+    found = overview_of(session.app, session.reaper)
+    session.say(found, lambda: print_status(session.tables, found, wide))
 
 
 def print_status(tables: Tables, found: dict[str, Any], wide: bool) -> None:

@@ -41,13 +41,16 @@ class Tables:
 
     Arguments:
         no_color: plain text also on a terminal.
+        columns: of a terminal, whatever stdout is.
     """
 
-    def __init__(self, no_color: bool = False) -> None:
-        self.console = Console(no_color=no_color, highlight=False, markup=False, emoji=False)
+    def __init__(self, no_color: bool = False, columns: int | None = None) -> None:
+        self.console = Console(
+            width=columns, no_color=no_color, highlight=False, markup=False, emoji=False
+        )
         #: Everything, and each row on one line: for a pipe, and for who asks for it.
         self.wide = False
-        if not self.console.is_terminal:
+        if columns is None and not self.console.is_terminal:
             self.widen()
 
     def widen(self) -> None:
@@ -110,7 +113,7 @@ class Tables:
     ) -> None:
         """One page of the dead set, at a time of the server (ms)."""
         if jobs:
-            self.table(DEAD_JOB, (self._dead_job(job, now) for job in jobs), DEAD_SPARE)
+            self.table(DEAD_JOB, (self.dead_row(job, now) for job in jobs), DEAD_SPARE)
             last = first + len(jobs)
             of = "those that meet the conditions" if picked else f"{size} jobs"
             rest = f" More: --first {last}." if more else ""
@@ -120,7 +123,8 @@ class Tables:
         else:
             self.line("The dead set is empty." if not size else f"It has only {size} jobs.")
 
-    def _dead_job(self, job: dict[str, Any], now: int) -> dict[str, Any]:
+    def dead_row(self, job: dict[str, Any], now: int) -> dict[str, Any]:
+        """A job in a table, at a time of the server (ms)."""
         ago = f"{span(max(0, now - job['died_at']) / 1000)} ago"
         return {
             **job,
@@ -133,14 +137,20 @@ class Tables:
 
     def dead_job(self, job: dict[str, Any]) -> None:
         """One job of the dead set, field by field, and its payload as it is."""
-        for title in (*DETAILS, "Recoveries", "Args", "Kwargs"):
-            value = job[_name(title)]
-            self.line(f"{title + ':':<15}{'-' if value is None else value}")
+        self._fields((*DETAILS, "Recoveries", "Args", "Kwargs"), job)
         self.line("\nHistory, the oldest first:")
-        self.table(EVENT, ({**event, "exit_status": event["status"]} for event in job["history"]))
+        for event in job["history"]:
+            self._fields(EVENT, {**event, "exit_status": event["status"]})
+            self.line()
         coded = " (base64)" if job["encoding"] == "base64" else ""
         self.line(f"Payload{coded}:")
         self.console.print(_text(job["payload"]), soft_wrap=True)
+
+    def _fields(self, titles: Sequence[str], row: Mapping[str, object]) -> None:
+        """What would not fit beside each other on a terminal, each on a line."""
+        for title in titles:
+            value = row[_name(title)]
+            self.line(f"{title + ':':<15}{'-' if value is None else value}")
 
 
 def _layout(

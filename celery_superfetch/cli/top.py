@@ -27,13 +27,15 @@ def top(session: Session, interval: float, once: bool) -> None:
     """
     from redis.exceptions import RedisError
 
+    from .status_tables import say_status
+
     if sys.stdin.isatty() and sys.stdout.isatty() and not (once or session.as_json):
         from .live import Top
 
         return Top(session, interval).run()
     while True:
         try:
-            _print(session)
+            say_status(session)
         except RedisError as exc:
             if once:
                 raise
@@ -41,12 +43,3 @@ def top(session: Session, interval: float, once: bool) -> None:
         if once:
             return None
         time.sleep(interval)
-
-
-def _print(session: Session) -> None:
-    from ..operate.overview import overview_of
-    from .status_tables import print_status
-
-    found = overview_of(session.app, session.reaper)
-    session.say(found, lambda: print_status(session.tables, found, wide=False))
-    sys.stdout.flush()

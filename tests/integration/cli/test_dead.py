@@ -13,6 +13,9 @@ import pytest
 from support.servers.server import free_port
 from support.waiting import eventually
 from support.workers.bench import payload
+from support.workers.cli import superfetch_command
+from support.workers.terminal import Terminal
+from support.workers.worker import process_env
 
 ONE_STRIKE = {"strike_limit": 1}
 ISO = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00$")
@@ -145,6 +148,25 @@ def test_histories_that_others_wrote_hide_no_job(cli, bench):
     [shown] = cli("dead", "list", "--json").json()["jobs"]
     assert [event["time"] for event in shown["history"][:3]] == [None] * 3
     assert "no event" in cli("dead", "show", job.id).out
+
+
+def test_the_history_is_to_be_read_on_80_columns(bench, env):
+    """No word of it is broken: not an owner's name, not a time."""
+    host, reason = "shop-worker-7d9f8b6c5d-x2x9z", "pool child lost (signal 9 (SIGKILL) Job: 2.)"
+    event = {"owner": f"{host}|4711|0123456789abcdef", "reason": reason, "strike": True}
+    history = [{**event, "status": -9, "at": 1e9 + second} for second in range(2)]
+    [job] = bench.killed(payload("a"))
+    record = json.loads(bench.client.hget(bench.keys.dead_jobs, job.id))
+    bench.client.hset(bench.keys.dead_jobs, job.id, json.dumps({**record, "history": history}))
+    command = superfetch_command("dead", "show", job.id)
+    with Terminal(command, process_env(env()), columns=80, lines=50) as terminal:
+        assert terminal.wait_exit() == 0
+        shown = " ".join(terminal.shows("Payload:", job.id))
+    told = shown.partition("History, the oldest first:")[2].partition("Payload:")[0].split()
+    for word in (host, event["owner"], "True", "-9", *reason.split()):
+        assert told.count(word) == 2, word
+    times = {"2001-09-09T01:46:40.000+00:00", "2001-09-09T01:46:41.000+00:00"}
+    assert times <= {*told}
 
 
 @pytest.mark.slow
