@@ -226,7 +226,7 @@ class Worker:
             self.claim(1)
 
     def claim_alone_and_lose_the_reply(self, queue_list: str, stage: Stage) -> None:
-        gathers = any(self.in_flight.jobs.state(c.job) is State.GATHERED for c in self.waits)
+        gathers = any(self.in_flight.jobs.get(c.job) is State.GATHERED for c in self.waits)
         if self.runs or gathers:  # then it is not even asked for
             return
         self.deliver()

@@ -158,7 +158,7 @@ class Fleet(RuleBasedStateMachine):
         """
         worker, claimed = self.which(data, every)
         jobs, job = worker.in_flight.jobs, claimed.job
-        before, waits = jobs.state(job), claimed in worker.waits
+        before, waits = jobs.get(job), claimed in worker.waits
         how = data.draw(
             st.sampled_from(
                 [
@@ -172,7 +172,7 @@ class Fleet(RuleBasedStateMachine):
         if how is Move.START:
             return self._start(worker, claimed)
         worker.move(claimed, how, where, leaves=waits and not stays)
-        assert jobs.state(job) in (MOVES[how][before], None)
+        assert jobs.get(job) in (MOVES[how][before], None)
         self.notable[f"{before.name} {how.name}"] += 1
 
     @some(running)

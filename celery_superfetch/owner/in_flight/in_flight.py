@@ -48,9 +48,7 @@ class InFlight(Outbox):
             claims = self.lists.claims(call, lists, confirm, self.flush(call))
             for claimed in claims.jobs:
                 self.jobs.add(claimed.job)
-            for job, _ in claims.started:
-                if job in self.jobs:
-                    self.jobs[job].recorded = True
+            self.jobs.recorded.update(job for job, _ in claims.started if job in self.jobs)
             for job, still_ours in zip(confirm, claims.confirmed, strict=False):
                 if still_ours is None:
                     self.lose(job)
@@ -69,12 +67,11 @@ class InFlight(Outbox):
         with self.lock:
             self.flush()
             # What is gathered begins unseen, unless its time has not come.
-            for job, record in self.jobs.items():
-                gathered = record.state is State.GATHERED and job not in self.aside
+            for job, state in self.jobs.items():
+                gathered = state is State.GATHERED and job not in self.aside
                 if gathered or self.jobs.runs(job):
                     return None
-            for record in self.jobs.values():
-                record.recorded = False  # it is alone in the record, too
+            self.jobs.recorded.clear()  # it is alone in the record, too
             call = self.lists.claim_alone(owner, queue_list)
             [reply] = self.ask([call])
             if reply[0] == b"none":
@@ -94,28 +91,26 @@ class InFlight(Outbox):
         """Note that a job waits in memory for its time; the next round trip moves it aside."""
         with self.lock:
             if job in self.jobs:
-                self.jobs[job].recorded = False  # moving it takes its record away
+                self.jobs.recorded.discard(job)  # moving it takes its record away
                 if job not in self.aside:
                     self.moves[job] = ""
 
     def delivered(self, job: Job) -> None:
         """Its consumer has the job: one that only waits now does not count as running."""
-        record = self.jobs.get(job)
-        if record is not None and (record.recorded or job == self.jobs.alone):
+        if job in self.jobs.recorded or job == self.jobs.alone:
             with self.lock:
                 if self.may_start(job) and job not in self.moves:
                     self.unrecord(job)
 
     def unrecord(self, job: Job) -> None:
         with self.lock:
-            if job in self.jobs:
-                self.jobs[job].recorded = False
+            self.jobs.recorded.discard(job)
             self._forget_start(job)
             self.lists.unrecord(job)
 
     def may_start(self, job: Job) -> bool:
         """Whether the job is ours and waits to be started; False for ever once it is not."""
-        return self.jobs.state(job) in IDLE
+        return self.jobs.get(job) in IDLE
 
     def start(self, job: Job, name: str = "") -> float:
         """Hand a job over to those who run it: until when it may begin (monotonic s); 0: not now.
@@ -129,8 +124,7 @@ class InFlight(Outbox):
             # While a reply is lost, the record may say that a suspect runs here, alone.
             if not until or self.doubt or not self.may_start(job):
                 return 0.0
-            record = self.jobs[job]
-            if not record.recorded:
+            if job not in self.jobs.recorded:
                 if name:
                     self._next.starting[job] = name
                 try:
@@ -139,7 +133,7 @@ class InFlight(Outbox):
                 except (RedisError, OSError):  # its channel meets the same, and gives it back
                     self._forget_start(job)
                     return 0.0
-            record.recorded = False
+            self.jobs.recorded.discard(job)
             self.jobs.move(job, Move.START)
             return until
 
@@ -165,7 +159,7 @@ class InFlight(Outbox):
         Not ``all_of_them``: but for those that wait for their time. Returns those that went.
         """
         with self.lock:
-            back = [job for job in jobs if self.jobs.state(job) is State.WAITING]
+            back = [job for job in jobs if self.jobs.get(job) is State.WAITING]
             if not all_of_them:
                 back = [job for job in back if not (job in self.aside or job in self.moves)]
             self.requeue(back)
@@ -191,7 +185,7 @@ class InFlight(Outbox):
         reaper saves a second run, and one that comes later removes nothing of anybody else's.
         """
         with self.lock:
-            ours = {job: record.state for job, record in self.jobs.items() if job.owner == owner}
+            ours = {job: state for job, state in self.jobs.items() if job.owner == owner}
             for job, state in ours.items():
                 self._forget_start(job)
                 if state in (State.WAITING, State.RETURNING):

@@ -1,10 +1,9 @@
-"""What this process holds: one record a job, which says in which state it is."""
+"""What this process holds, and in which state each job is."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 
 from ...model.job import Job
@@ -54,49 +53,39 @@ MOVES: Mapping[Move, Mapping[State, State]] = {
 }
 
 
-@dataclass(slots=True)
-class Record:
-    state: State = State.CLAIMED
-    recorded: bool = False  # its claim has recorded it as running, and no pool has got it yet
-
-
-class Jobs(dict[Job, Record]):
-    """The records, the oldest claim first. Not thread-safe: ``InFlight`` sees to that."""
+class Jobs(dict[Job, State]):
+    """Each job's state, the oldest claim first. Not thread-safe: ``InFlight`` sees to that."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[State] = Counter()
+        #: Those that their claim has recorded as running, and that no pool has got yet.
+        self.recorded: set[Job] = set()
         self.alone: Job | None = None  # the job on probation that has this process for itself
 
-    def state(self, job: Job) -> State | None:
-        record = self.get(job)
-        return record.state if record is not None else None
-
     def runs(self, job: Job) -> bool:
-        return self.state(job) in (State.STARTED, State.OUTLIVED)
+        return self.get(job) in (State.STARTED, State.OUTLIVED)
 
     @property
     def unsettled(self) -> bool:
         return len(self) > self.counts[State.SETTLED]
 
     def add(self, job: Job) -> None:
-        self[job] = Record()
+        self[job] = State.CLAIMED
         self.counts[State.CLAIMED] += 1
 
     def move(self, job: Job, move: Move) -> State | None:
         """Note what happened; the new state, None when nothing changes by that."""
-        record = self.get(job)
-        after = MOVES[move].get(record.state) if record is not None else None
-        if record is None or after is None:
+        if (before := self.get(job)) is None or (after := MOVES[move].get(before)) is None:
             return None
-        self.counts[record.state] -= 1
+        self.counts[before] -= 1
         self.counts[after] += 1
-        record.state = after
+        self[job] = after
         return after
 
     def drop(self, job: Job) -> None:
-        record = self.pop(job, None)
-        if record is not None:
-            self.counts[record.state] -= 1
+        if (state := self.pop(job, None)) is not None:
+            self.counts[state] -= 1
+        self.recorded.discard(job)
         if job == self.alone:
             self.alone = None

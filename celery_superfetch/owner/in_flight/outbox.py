@@ -225,7 +225,7 @@ class Outbox(Structure):
         over = (None, State.SETTLED)  # of one that has ended, only its ack
         self._next = _Sent(
             [claimed for part in parts for claimed in part.acks],
-            {job: name for job, name in starting.items() if self.jobs.state(job) not in over},
+            {job: name for job, name in starting.items() if self.jobs.get(job) not in over},
         )
 
     def announce(self, job: Job) -> None:

@@ -54,7 +54,7 @@ class Returns:
         self._unanswered = [
             batch._replace(jobs=left)
             for batch in self._unanswered + new
-            if (left := [job for job in batch.jobs if self._jobs.state(job) is State.RETURNING])
+            if (left := [job for job in batch.jobs if self._jobs.get(job) is State.RETURNING])
         ]
         return [
             self._lists.requeue(jobs, where, self.expires.get(jobs[0].queue_list, 0), number)

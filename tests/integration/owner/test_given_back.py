@@ -14,7 +14,7 @@ def test_a_job_that_was_handed_over_is_not_given_back(bench: Bench, owner: Facts
     assert bench.hand_over(one)
     bench.in_flight.requeue([one.job])
     assert (bench.queue(), bench.private(owner)) == ([], [ONE])
-    assert bench.in_flight.jobs.state(one.job) is State.OUTLIVED, "it counts against the prefetch"
+    assert bench.in_flight.jobs.get(one.job) is State.OUTLIVED, "it counts against the prefetch"
     bench.in_flight.ack(one)
     bench.in_flight.flush()
     assert bench.private(owner) == []

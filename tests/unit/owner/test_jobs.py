@@ -40,7 +40,7 @@ def in_state(state: State) -> Jobs:
     jobs.add(JOB)
     for move in WAYS[state]:
         jobs.move(JOB, move)
-    assert jobs.state(JOB) is state
+    assert jobs.get(JOB) is state
     return jobs
 
 
@@ -54,7 +54,7 @@ def test_a_move_that_is_not_in_the_table_changes_nothing(state: State, move: Mov
     jobs = in_state(state)
     after = jobs.move(JOB, move)
     assert after is MOVES[move].get(state)
-    assert jobs.state(JOB) is (after or state)
+    assert jobs.get(JOB) is (after or state)
 
 
 @pytest.mark.parametrize("state", State)
@@ -66,7 +66,7 @@ def test_from_each_state_a_job_can_leave(state: State) -> None:
     )
     assert jobs.unsettled == (state is not State.SETTLED)
     jobs.drop(JOB)
-    assert (len(jobs), jobs.state(JOB), jobs.unsettled, jobs.counts.total()) == (0, None, False, 0)
+    assert (len(jobs), jobs.get(JOB), jobs.unsettled, jobs.counts.total()) == (0, None, False, 0)
 
 
 def test_two_claims_of_the_same_bytes_are_two_jobs() -> None:
@@ -75,7 +75,7 @@ def test_two_claims_of_the_same_bytes_are_two_jobs() -> None:
     jobs.add(other)
     jobs.alone = other
     jobs.move(JOB, Move.ACK)
-    assert (jobs.state(JOB), jobs.state(other)) == (State.SETTLED, State.CLAIMED)
+    assert (jobs.get(JOB), jobs.get(other)) == (State.SETTLED, State.CLAIMED)
     assert jobs.alone == other
     jobs.drop(other)
     assert jobs.alone is None
