@@ -142,6 +142,7 @@ class Heart:
         self._heard = (*self._heard[-1:], heard.now)
         self.watch.look(heard.quiet, monotonic())
         self.neighbours = heard.neighbours
+        self.in_flight.expires = facts.lists
         self.in_flight.probation = heard.probation
         self.in_flight.certificate.heard(facts.owner, asked)
 

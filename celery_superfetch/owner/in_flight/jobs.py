@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 
 from ...model.job import Job
+
+BATCH = 100  # jobs that one script moves at most: it keeps everybody else waiting
 
 
 class State(Enum):
@@ -89,3 +91,13 @@ class Jobs(dict[Job, State]):
         self.recorded.discard(job)
         if job == self.alone:
             self.alone = None
+
+
+def batches(jobs: Mapping[Job, str]) -> Iterator[tuple[str, list[Job]]]:
+    """Jobs of one private list that go the same way, not too many at once."""
+    groups: dict[tuple[str, str, str], list[Job]] = {}
+    for job, where in jobs.items():
+        groups.setdefault((job.owner, job.queue_list, where), []).append(job)
+    for (_, _, where), group in groups.items():
+        for at in range(0, len(group), BATCH):
+            yield where, group[at : at + BATCH]

@@ -184,7 +184,7 @@ class LostRuns:
         job, in_flight = recovery.job, self.in_flight
         if job not in in_flight.jobs:
             return None
-        expires = in_flight.returns.expires.get(job.queue_list, 0)
+        expires = in_flight.expires.get(job.queue_list, 0)
         [outcome] = self.judge.carry_out([(recovery, decision)], expires, marked=False)
         if isinstance(outcome.answer, Exception):
             raise outcome.answer

@@ -4,33 +4,41 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 from threading import RLock
 from time import monotonic
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
-from ...model.job import Claimed, Job, digest, parse
+from ...model.job import Claimed, Job, parse
 from ...model.process import own_pid
 from ...signals import LostJob, ownership_lost
 from ...store.database import Database, Structure
 from ...store.private_lists import PrivateLists
 from ...store.stats import Stats
 from ...store.wire.scripts import Call, Line
-from .jobs import Jobs, Move, State
-from .returns import Returns, batches
+from .jobs import Jobs, Move, State, batches
 
 logger = logging.getLogger(__name__)
 
 #: Replies to acks that are left to be read together: a look at the socket costs as much as a send.
 LEFT_MOST = 16
 
+REFUSED_INTERVAL = 5.0  # seconds until the server is asked again where it refused
+
 
 class _Sent(NamedTuple):
     acks: list[Claimed]
     starting: dict[Job, str]  # and their digests
+
+
+class _Return(NamedTuple):
+    number: int  # however often it is sent, it is carried out once at most
+    where: str  # to which end of the queue
+    jobs: list[Job]  # of one owner and one queue list
 
 
 class Outbox(Structure):
@@ -46,7 +54,16 @@ class Outbox(Structure):
         self.stats = Stats(database)
         self.lock = RLock()
         self.jobs = Jobs()
-        self.returns = Returns(self.jobs, self.lists)
+        self.expires: Mapping[str, int] = {}  # queue list -> ms of its x-expires
+        #: Job -> to which end of its queue it goes back. Who is not RETURNING any more does not.
+        self._back: dict[Job, str] = {}
+        #: Those that were sent, and may have gone. They are sent again as they were: a job that
+        #: went may be claimed by now, by another thread of this very process, and run.
+        self._unanswered: list[_Return] = []
+        #: Those that the server refused, and when they are tried again (monotonic s).
+        self._refused: dict[Job, str] = {}
+        self._refused_until = 0.0
+        self._numbers = count(1)
         #: A reply was lost: the private lists may hold jobs that nobody here knows.
         self.doubt = False
         #: Jobs that wait in memory for their time, held in a hash beside the private list: an ack
@@ -90,7 +107,7 @@ class Outbox(Structure):
         with self.lock:
             for job in jobs:
                 if self.jobs.move(job, Move.REQUEUE) is State.RETURNING:
-                    self.returns.add(job, where)
+                    self._back[job] = where
             try:
                 self._give_back()
             except RedisError as exc:
@@ -158,9 +175,38 @@ class Outbox(Structure):
         """Send the requeues that wait. What the server refuses must not stop claims and acks."""
         if not self.jobs.counts[State.RETURNING]:
             return
-        if calls := self.returns.calls():
-            for job in self.returns.read(self.ask(calls, errors=True)):
-                self.drop(job)
+        if self._refused and monotonic() >= self._refused_until:
+            self._back, self._refused = {**self._refused, **self._back}, {}
+        new = [_Return(next(self._numbers), *batch) for batch in batches(self._back)]
+        self._back = {}
+        self._unanswered = [
+            batch._replace(jobs=left)
+            for batch in self._unanswered + new
+            if (left := [job for job in batch.jobs if self.jobs.get(job) is State.RETURNING])
+        ]
+        if not self._unanswered:
+            return
+        calls = [
+            self.lists.requeue(jobs, where, self.expires.get(jobs[0].queue_list, 0), number)
+            for number, where, jobs in self._unanswered
+        ]
+        replies = self.ask(calls, errors=True)
+        sent, self._unanswered = self._unanswered, []
+        for (_, where, jobs), reply in zip(sent, replies, strict=True):
+            if not isinstance(reply, Exception):
+                for job in jobs:
+                    self.drop(job)
+                continue
+            self._refused.update(dict.fromkeys(jobs, where))
+            self._refused_until = monotonic() + REFUSED_INTERVAL
+            logger.error(
+                "%d jobs could not be given back to queue list %s: %s. They are safe in the "
+                "private list; it is tried again in %g s, and by the reaper.",
+                len(jobs),
+                jobs[0].queue_list,
+                reply,
+                REFUSED_INTERVAL,
+            )
 
     def _exchange(self, moves: list[Call], last: Call | None = None, *, wait: bool = True) -> Any:
         """Send acks and starts between other calls; with ``wait``, the reply to ``last``."""
@@ -230,16 +276,15 @@ class Outbox(Structure):
 
     def announce(self, job: Job) -> None:
         """Say that a job is another's by now: in the log, the counters, and by a signal."""
-        envelope = parse(job.payload)
+        known = parse(job.payload)
         logger.warning(
-            "Job %s[%s] from queue %s is no longer ours (owner %s was taken for dead, or the "
+            "Job %s from queue %s is no longer ours (owner %s was taken for dead, or the "
             "job was moved by hand): it may run again elsewhere. Its ack removed nothing of "
             "anybody else's.",
-            envelope.task,
-            envelope.task_id or digest(job.payload),
+            job.title,
             job.queue_list,
             job.owner,
         )
         with suppress(RedisError):  # counting is not worth a failure
             self.stats.lost(job)
-        ownership_lost.send(sender=None, lost=LostJob(*job[:3], envelope.task, envelope.task_id))
+        ownership_lost.send(sender=None, lost=LostJob(*job[:3], known.task, known.task_id))

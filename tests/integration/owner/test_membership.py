@@ -90,7 +90,7 @@ def test_lists_that_nobody_claims_from_any_more_are_forgotten(
     known = bench.registry.facts([member.owner])[member.owner].lists
     assert len(known) <= MANY_UNUSED + 4
     assert {"mail", "also", "reply-7", f"reply-{number}"} <= known.keys()
-    assert len(member.in_flight.returns.expires) <= MANY_UNUSED + 4
+    assert len(member.in_flight.expires) <= MANY_UNUSED + 4
     # What it still has is recovered as ever; and what it has settled is in no one's way.
     member.in_flight.ack(claimed)
     member.in_flight.flush()

@@ -28,7 +28,6 @@ EXCEPTIONS = {
     "transport.channel": {".rpop"},  # kombu's client, for kombu's ``_get``
     # It sends calls, which the store has made, together.
     "owner.in_flight.outbox": {"Call", "Line", ".scripts"},
-    "owner.in_flight.returns": {"Call"},
     "web.hiding": {".keys"},  # of a dictionary in a job's arguments
 }
 
