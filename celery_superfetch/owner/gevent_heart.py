@@ -40,7 +40,7 @@ class Pulse:
 
     def tend(self) -> None:
         if self._connection is None:
-            self._connection = self._heart.home.connect(self._heart.home.params).connection
+            self._connection = self._heart.connect(self._heart.params).connection
 
     def _run(self) -> None:
         """The native thread: takes no lock, imports and logs nothing, and closes what it used."""

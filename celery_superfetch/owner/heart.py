@@ -4,46 +4,56 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from time import monotonic
+from typing import Any
 
+from redis import ConnectionPool, Redis
 from redis.exceptions import RedisError
 
+from ..model.config import Config
 from ..model.facts import RETRY_INTERVAL, STUCK, Facts
 from ..model.process import ProcessImage, mint_owner
 from ..model.watch import Watch
 from ..store.database import Database
 from ..store.registry import Heartbeat, Registry
 from ..store.wire.clients import connection_id, run_id
-from ..store.wire.connections import Params
-from .home import Home
+from ..store.wire.connections import Params, patient, place_of, without_retries
 from .in_flight.in_flight import InFlight
+from .in_flight.runner import Runner
 
 logger = logging.getLogger(__name__)
 
 #: Seconds that a loop may sleep at a time although it is well; Celery's sleep 2 at most.
 LONGEST_SLEEP = 3.0
 
+#: Seconds the server has to answer a heartbeat at least, however short the interval.
+SHORTEST_WAIT = 1.0
+
 
 class Heart:
-    """Registers an owner, says that it lives, and hears what became of it.
+    """Registers an owner, says that it lives, and hears what became of it and its server.
 
     Only the thread that ``Heartbeats`` is does anything here (before it runs, whoever joins),
     without a lock: what others want to know is an attribute, written once it is true.
     """
 
-    def __init__(self, home: Home, in_flight: InFlight) -> None:
-        self.home = home
-        self.config = home.config
-        self.in_flight = in_flight
+    def __init__(
+        self, params: Params, elsewhere: Sequence[Params], config: Config, runner: Runner
+    ) -> None:
+        self.params = _limited(params)  # with a failover list that may change
+        self.elsewhere = elsewhere
+        self.config = config
+        self.client = Redis(connection_pool=self._pool())  # everybody's but the heart's
+        self.in_flight = InFlight(Database(self.client, config), runner)
         #: What the registry was told last; has no name while this process is not registered.
-        self.facts = Facts.mine("", ProcessImage.current(), home.config)
+        self.facts = Facts.mine("", ProcessImage.current(), config)
         #: What another thread has to do, since it may take long.
         self.overdue: deque[Callable[[], object]] = deque()
         #: Who is silent, as this process saw it by its own heartbeats.
-        self.watch = Watch(longest_gap=2 * home.config.heartbeat_interval + RETRY_INTERVAL)
+        self.watch = Watch(longest_gap=2 * config.heartbeat_interval + RETRY_INTERVAL)
         #: Owners registered on this host at the last heartbeat.
         self.neighbours: tuple[str, ...] = ()
         self.outages = 0
@@ -67,10 +77,27 @@ class Heart:
 
     @property
     def registry(self) -> Registry:
-        if self._registry is None or self._at is not self.home.params:
-            self._at = self.home.params
-            self._registry = Registry(Database(self.home.connect(self._at), self.config))
+        if self._registry is None or self._at is not self.params:
+            self._at = self.params
+            self._registry = Registry(Database(self.connect(self._at), self.config))
         return self._registry
+
+    def connect(self, params: Params) -> Redis:
+        """A client with one connection: a full pool, or a reply that waits, must not stop a heart.
+
+        Nor must a half-open connection: it waits for the server until the next heartbeat at most.
+        """
+        own = {**_limited(params), "max_connections": 2}
+        longest = max(SHORTEST_WAIT, self.config.heartbeat_interval)
+        for name in own.keys() & {"socket_timeout", "socket_connect_timeout"}:
+            own[name] = min(own[name], longest)
+        return Redis(connection_pool=ConnectionPool(**own), single_connection_client=True)
+
+    def _pool(self) -> ConnectionPool:
+        own = dict(self.params)
+        if own.get("max_connections"):  # acks keep one for themselves
+            own["max_connections"] += 1
+        return ConnectionPool(**own)
 
     def _known(self) -> Facts:
         client, runner = self.registry.client, self.in_flight.runner
@@ -187,7 +214,7 @@ class Heart:
     def _distrust_connections(self) -> None:
         """What idles may be as dead, without showing it: a firewall says nothing."""
         self.in_flight.rest()
-        self.home.client.connection_pool.disconnect(inuse_connections=False)
+        self.client.connection_pool.disconnect(inuse_connections=False)
         self.outages += 1
 
     def _look_elsewhere(self) -> None:
@@ -196,17 +223,35 @@ class Heart:
 
         The primary of last week, come back with its data, knows none; a replica takes none.
         """
-        for params in self.home.elsewhere:
-            if self.home.is_at(params):
+        for params in self.elsewhere:
+            if self.is_at(params):
                 continue
-            with suppress(RedisError), self.home.registry_at(params) as registry:
+            with suppress(RedisError), self.registry_at(params) as registry:
                 if registry.last_heard(self.facts.owner) in self._heard:
                     registry.heartbeat(self.facts, 0, {})
                     return self.move(params)
 
+    @contextmanager
+    def registry_at(self, params: Params) -> Iterator[Registry]:
+        client = self.connect(params)
+        try:
+            yield Registry(Database(client, self.config))
+        finally:
+            client.connection_pool.disconnect()
+
+    def is_at(self, params: Params) -> bool:
+        return place_of(params) == place_of(self.params)
+
     def move(self, params: Params) -> None:
+        """Everybody has the client, and so comes along; what is under way fails by itself."""
         logger.warning(
             "Owner %s goes on at the server that took its server's place.", self.facts.owner
         )
-        self.home.move(params)
+        old, self.params = self.client.connection_pool, _limited(params)
+        self.client.connection_pool = self._pool()
+        old.disconnect(inuse_connections=False)
         self.in_flight.doubt = True
+
+
+def _limited(params: Params) -> dict[str, Any]:
+    return patient(without_retries(params))

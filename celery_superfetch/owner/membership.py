@@ -17,7 +17,6 @@ from ..errors import ForkedConnection
 from ..model.config import Config
 from ..model.job import Job
 from ..model.process import own_pid
-from ..store.database import Database
 from ..store.private_lists import Claims
 from ..store.registry import Heartbeat
 from ..store.wire.clients import run_id
@@ -25,8 +24,6 @@ from ..store.wire.connections import Params, place_of
 from ..store.wire.server import check_server
 from .heart import Heart
 from .heartbeats import Heartbeats
-from .home import Home
-from .in_flight.in_flight import InFlight
 from .in_flight.lost_runs import LostRuns
 from .in_flight.runner import CONSUMER, Runner
 
@@ -64,12 +61,11 @@ class Membership:
         self.config = config
         self.runner = runner
         self.pid = own_pid()
-        self.home = Home(params, elsewhere, config)
-        self.client = self.home.client  # for all but the heart and the blocking reads
-        self.database = Database(self.client, config)
-        self.in_flight = InFlight(self.database, runner)
+        self.heart = Heart(params, elsewhere, config, runner)
+        self.client = self.heart.client  # for all but the heart and the blocking reads
+        self.in_flight = self.heart.in_flight
+        self.database = self.in_flight.database
         self.lost_runs = LostRuns(self.in_flight)
-        self.heart = Heart(self.home, self.in_flight)
         #: What may take long, or could not be done while the server was away.
         self.overdue = self.heart.overdue
         #: Channels -> the queue lists that each claims from.
@@ -128,12 +124,12 @@ class Membership:
     def follow(self, params: Params) -> bool:
         """Go on at the server our consumer went to; False if it is none of ours."""
         with self._lock:
-            if self.home.is_at(params):
+            if self.heart.is_at(params):
                 return True
             if self.owner:
                 # Replication keeps the order of writes: a server that has not heard of this owner
                 # has none of its claims either.
-                with self.home.registry_at(params) as registry:
+                with self.heart.registry_at(params) as registry:
                     if not registry.knows(self.owner):
                         return False
             self.heart.move(params)

@@ -37,7 +37,7 @@ class BlockingRead(LoneConnection):
     owner = ""  # and for whom
 
     def __init__(self, membership: Membership, queue_list: str) -> None:
-        super().__init__(membership.home.params)
+        super().__init__(membership.heart.params)
         self.membership = membership
         self.queue_list = queue_list
 

@@ -63,7 +63,7 @@ class Tracking:
 
     def _open(self) -> Arrivals | None:
         try:
-            arrivals = Arrivals(self.membership.database, self.membership.home.params)
+            arrivals = Arrivals(self.membership.database, self.membership.heart.params)
         except ResponseError as exc:
             self._refused_until = monotonic() + TRY_AGAIN
             warn_once(

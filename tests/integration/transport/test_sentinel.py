@@ -182,11 +182,11 @@ def test_an_owner_goes_on_at_the_replica_and_at_no_other_server(
     for _ in range(2):
         with pytest.raises(redis.exceptions.ConnectionError):
             membership.heartbeat()
-        assert membership.home.params["port"] == primary.port, "nobody has been promoted"
+        assert membership.heart.params["port"] == primary.port, "nobody has been promoted"
     pair.promote()
     with pytest.raises(redis.exceptions.ConnectionError):
         membership.heartbeat()
-    assert membership.home.params["port"] == replica.port
+    assert membership.heart.params["port"] == replica.port
     assert membership.heartbeat().status == "ok"
     assert membership.owner == owner
     assert membership.in_flight.doubt, "what is in flight has to be compared"

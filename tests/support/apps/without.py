@@ -109,7 +109,7 @@ def maintenance() -> None:
 
 def following() -> None:
     """The servers of a failover list have nothing to do with each other."""
-    membership.Membership.follow = lambda self, params: params["port"] == self.home.params["port"]
+    membership.Membership.follow = lambda self, params: params["port"] == self.heart.params["port"]
     Heart._look_elsewhere = lambda self: None
 
 
