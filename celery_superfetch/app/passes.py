@@ -7,8 +7,8 @@ from redis import Redis
 
 from ..model.process import ProcessImage
 from ..owner.membership import Membership
-from ..reaper.drain import Report
 from ..reaper.reaper import Reaper
+from ..reaper.report import Report
 from ..store.queues import Queues
 from .announcer import Announcements, announcements_of
 from .broker import database_of

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from ..errors import StillInUse
 from ..model.facts import Facts
 from ..model.verdict import Reason
-from ..reaper.drain import BATCH
-from ..reaper.drain import Report as Pass
 from ..reaper.evidence import judge_all
-from ..reaper.reaper import TOMBSTONE, Reaper
+from ..reaper.reaper import BATCH, TOMBSTONE, Reaper
+from ..reaper.report import Report as Pass
 from ..store.queues import Suspects
 from ..store.wire.clients import run_id
 

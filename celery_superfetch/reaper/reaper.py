@@ -7,30 +7,42 @@ from collections.abc import Collection
 from time import monotonic
 from typing import Any
 
+from redis.exceptions import RedisError
+
+from ..model import forks
 from ..model.facts import Facts
-from ..model.strikes import Limits
+from ..model.job import Job, digest
+from ..model.strikes import Limits, Running
 from ..model.verdict import Reason
 from ..model.watch import Watch
-from ..signals import ReapedOwner, owner_reaped
+from ..signals import ReapedOwner, job_killed, owner_reaped
+from ..store.counters import Outcome
 from ..store.database import Database
 from ..store.dead_jobs import JUNK_LIMIT, Graveyard
 from ..store.history import History
 from ..store.keyspace import Keyspace
+from ..store.private_lists import PrivateLists
 from ..store.registry import Registry
-from .drain import Announcements, Drain, Report
 from .evidence import judge_all
+from .judge import Judge, ask, tell
+from .report import Report
 
 logger = logging.getLogger(__name__)
 
 #: Seconds a tombstone's lists are drained again: a frozen process may wait in a blocking claim.
 TOMBSTONE = 60.0
 
+#: Jobs, and bytes, that one script looks at or moves: it keeps everybody else waiting.
+BATCH, ROOM = 50, 256 * 1024
+NAMED = 10  # jobs that a pass names of each owner
+
 
 class Reaper:
     """Finds dead owners and empties their private lists; holds no loop and no thread. Without a
     ``watch``, which heartbeats keep, silence is added up over passes in Redis; without
-    ``announcements`` no caller of a killed job is told. ``sender``: the Celery app; ``by``: who
-    makes the passes, as operators know it."""
+    ``announcements`` (those of ``app/``, since no pass waits for a result backend) no caller of a
+    killed job is told. ``sender``: the Celery app; ``by``: who makes the passes, as operators know
+    it."""
 
     def __init__(
         self,
@@ -38,7 +50,7 @@ class Reaper:
         *,
         watch: Watch | None = None,
         sender: Any = None,
-        announcements: Announcements | None = None,
+        announcements: Any = None,
         limits: Limits | None = None,
         by: str = "",
     ) -> None:
@@ -47,8 +59,9 @@ class Reaper:
         self.registry = Registry(database)
         self.keyspace = Keyspace(database)
         self.dead_jobs = Graveyard(database)
-        self.drain = Drain(database, sender, announcements, limits or Limits.of(database.config))
-        self.lists = self.drain.lists
+        self.lists = PrivateLists(database)
+        self.judge = Judge(database)
+        self.limits = limits or Limits.of(self.config)
         self.history = History(database)
         self.by = by
         self.announcements = announcements
@@ -111,7 +124,7 @@ class Reaper:
         report.dead[owner] = reason
         self.registry.cut(facts)
         before = report.recovered, report.killed
-        titles = self.drain.drain(facts.with_(was=facts.state), reason.value, report)
+        titles = self.drain(facts.with_(was=facts.state), reason.value, report)
         recovered, killed = report.recovered - before[0], report.killed - before[1]
         taken = recovered + killed
         more = f" and {taken - len(titles)} more" if taken > len(titles) else ""
@@ -134,10 +147,82 @@ class Reaper:
         for (owner, facts), has_jobs in zip(known.items(), filled, strict=True):
             with report.surviving(f"tombstone of {owner}"):
                 if has_jobs:
-                    self.drain.drain(facts, "its owner was reaped", report)
+                    self.drain(facts, "its owner was reaped", report)
                     [has_jobs] = self.lists.has_jobs([(owner, facts.lists)])
                 if now > tombstones[owner] and not has_jobs:
                     self.registry.forget_tombstone(owner)
+
+    def drain(self, facts: Facts, reason: str, report: Report) -> list[str]:
+        """Empty the lists of an owner that is marked reaped; titles of the first few jobs."""
+        titles: list[str] = []
+        there = self.lists.has_jobs((facts.owner, [name]) for name in facts.lists)
+        for queue_list, is_filled in zip(facts.lists, there, strict=True):
+            if is_filled:
+                with report.surviving(f"private list of {facts.owner} for {queue_list}"):
+                    self._drain_list(facts, queue_list, reason, titles, report)
+        return titles
+
+    def _drain_list(
+        self, facts: Facts, queue_list: str, reason: str, titles: list[str], report: Report
+    ) -> None:
+        """Newest first, each to the front of the queue: the old order is the new one."""
+        owner, running = facts.owner, None
+        self.lists.unhold_all(owner, queue_list)
+        while payloads := self.lists.newest(owner, queue_list, BATCH, ROOM):
+            running = running or self.lists.running(owner, stopping=facts.was == "stopping")
+            # What a connection claimed again that outlived its process did not run: the strike goes
+            # with the claim that did.
+            ids = running.claim_ids
+            jobs = [Job(owner, queue_list, raw, ids.get(digest(raw), "")) for raw in payloads]
+            with forks.kept_off():  # the app's tasks are asked for their limits
+                outcomes = self._settle(jobs, running, facts, reason, report)
+                left = [self._note(outcome, titles, report) for outcome in outcomes]
+            if not any(left):  # the next pass tries again
+                return
+            # Who has been blamed is not blamed again for a copy that was claimed late.
+            if any(job.claim_id for job in jobs):
+                running = None
+
+    def _settle(
+        self, jobs: list[Job], running: Running, facts: Facts, reason: str, report: Report
+    ) -> list[Outcome]:
+        """Decide on jobs and carry that out; one that cannot be decided on holds up no other."""
+        told = {"reason": reason, "app_name": facts.app, "node": facts.node}
+        try:
+            found = self.judge.look(jobs, running, self.limits, **told)
+            decided = [(recovery, ask(recovery, self.sender)) for recovery in found]
+            expires = facts.lists[jobs[0].queue_list]
+            return self.judge.carry_out(decided, expires, marked=True)
+        except RedisError:
+            raise
+        except Exception as exc:
+            if len(jobs) == 1:
+                report.failed(f"job {jobs[0].title} of {facts.owner}", exc)
+                return []
+            alone = (self._settle([job], running, facts, reason, report) for job in jobs)
+            return [outcome for outcomes in alone for outcome in outcomes]
+
+    def _note(self, outcome: Outcome, titles: list[str], report: Report) -> bool:
+        """Note what became of one job; True when it left the private list."""
+        recovery, answer = outcome.recovery, outcome.answer
+        if isinstance(answer, Exception):
+            report.failed(f"job {recovery.title} of {recovery.job.owner}", answer)
+        if answer != b"ok":
+            return answer == b"moved"
+        dead = tell(outcome, self.sender)
+        if len(titles) < NAMED:
+            titles.append(recovery.title)
+        if dead is None:
+            report.recovered += 1
+            if recovery.probation:
+                report.probation.add(recovery.job.queue_list)
+            return True
+        report.killed += 1
+        if self.announcements is not None:
+            self.announcements.soon(dead)  # with ``job_killed``
+        else:
+            job_killed.send(sender=self.sender, job=dead)
+        return True
 
     def _trim(self) -> None:
         old, surplus = self.dead_jobs.trim()

@@ -10,8 +10,8 @@ import kombu
 
 from ..errors import UnsupportedBroker
 from ..model.job import digest
-from ..reaper.drain import Report
 from ..reaper.reaper import Reaper
+from ..reaper.report import Report
 from .channel import Channel
 from .deliveries import delivery_of
 

@@ -17,8 +17,8 @@ from ..model.facts import Facts
 from ..model.process import ProcessImage
 from ..model.verdict import MISSED_HEARTBEATS, judge
 from ..owner.membership import Membership, memberships
-from ..reaper.drain import Report
 from ..reaper.evidence import local_evidence
+from ..reaper.report import Report
 
 logger = get_logger(__name__)
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from celery_superfetch.model.job import Claimed
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.owner.in_flight.jobs import MOVES, Move
-from celery_superfetch.reaper.drain import Report
+from celery_superfetch.reaper.report import Report
 from model.cast import Pass, Stage, Worker
 from model.choices import (
     JOBS,
@@ -321,7 +321,7 @@ class Fleet(RuleBasedStateMachine):
         """A reaper that drains without its mark moves nothing."""
         reaper = self.bench.reaper(sender=SENDER, limits=self.limits)
         facts = data.draw(st.sampled_from(self.registered())).facts
-        reaper.drain.drain(facts, "a mistake", Report())
+        reaper.drain(facts, "a mistake", Report())
 
     def registered(self) -> list[Worker]:
         return living(self, lambda worker: worker.owner in self.truth.owners)

@@ -13,7 +13,7 @@ from celery_superfetch.model.job import Job, digest
 from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.model.strikes import Blame
 from celery_superfetch.model.verdict import Reason
-from celery_superfetch.reaper.drain import NAMED
+from celery_superfetch.reaper.reaper import NAMED
 from celery_superfetch.signals import ReapedOwner, job_recovered, owner_reaped
 from support.waiting import eventually
 from support.workers.bench import Bench, payload

@@ -10,8 +10,7 @@ import redis
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Job, digest
-from celery_superfetch.reaper import drain
-from celery_superfetch.reaper.drain import BATCH, ROOM
+from celery_superfetch.reaper.reaper import BATCH, ROOM
 from celery_superfetch.store import silences
 from celery_superfetch.store.private_lists import PAGE
 from support.servers.work import WITHOUT_END, Work, noted
@@ -85,7 +84,7 @@ def test_a_pass_over_many_jobs_works_in_batches(bench: Bench, own: redis.Redis) 
 def test_control_the_look_at_the_work_has_teeth(
     bench: Bench, own: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drain, "BATCH", 100_000)
+    monkeypatch.setattr("celery_superfetch.reaper.reaper.BATCH", 100_000)
     dead(bench, jobs(JOBS))
     reaper = bench.reaper()
     with noted(own) as work:

@@ -15,7 +15,7 @@ from support.house import HERE, PACKAGE, ROOMS, SURFACE, goes_up, imports, modul
 
 ROOT = HERE / PACKAGE
 MODULES = modules(ROOT)
-NEVER = {("owner", "reaper.reaper"), ("owner", "reaper.drain")}
+NEVER = {("owner", "reaper.reaper")}
 
 
 def complaint(module: str, name: str) -> str | None:

@@ -1,0 +1,62 @@
+"""What one pass found and did, as those who read it know it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from redis.exceptions import RedisError
+
+from ..model.verdict import Reason
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Report:
+    owners: int = 0
+    lists: set[str] = field(default_factory=set)  # the queue lists that they serve
+    dead: dict[str, Reason] = field(default_factory=dict)  # dead owners -> why
+    recovered: int = 0
+    probation: set[str] = field(default_factory=set)  # queue lists whose suspects went on probation
+    killed: int = 0
+    adopted: int = 0  # owners or lists that nobody had registered and the full sweep found
+    errors: int = 0
+    seconds: float = 0.0
+    dry_run: bool = False
+    ran: bool = True  # False: another pass holds the lock of this scope; nothing was looked at
+
+    @property
+    def did_something(self) -> bool:
+        return bool(self.dead or self.recovered or self.killed or self.adopted or self.errors)
+
+    def failed(self, what: str, exc: Exception) -> None:
+        """Note an error that the pass survives."""
+        self.errors += 1
+        known = isinstance(exc, RedisError)
+        logger.error(
+            "reap: %s: %s. It was left as it is, nothing was lost; the next pass tries again.",
+            what,
+            exc if known else repr(exc),
+            exc_info=None if known else exc,
+        )
+
+    @contextmanager
+    def surviving(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as exc:  # of Redis, of one job, or of an app's code: others wait
+            self.failed(what, exc)
+
+    def __str__(self) -> str:
+        if not self.ran:
+            return "another pass had its turn"
+        verb = "would recover" if self.dry_run else "recovered"
+        reasons = "; ".join(f"{owner}: {reason.value}" for owner, reason in self.dead.items())
+        return (
+            f"reap: {len(self.dead)} of {self.owners} owners dead, {verb} {self.recovered} jobs, "
+            f"killed {self.killed}, adopted {self.adopted}, errors {self.errors}, "
+            f"{self.seconds:.3f} s" + (f" ({reasons})" if reasons else "")
+        )
