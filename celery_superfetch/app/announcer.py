@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache, partial
 from time import monotonic
 from typing import Any
 
@@ -40,10 +41,6 @@ FAILURES = 3
 #: Seconds that the end of a worker waits for what is under way.
 GRACE = 5.0
 
-#: App and id of an unannounced job -> until when it is left alone (monotonic s), and how long
-#: that is. Of the process, since those who look are not all there to stay.
-_left_alone: dict[tuple[str, str], tuple[float, float]] = {}
-
 
 class Announcements:
     """The killed jobs that a process knows of, and is going to announce.
@@ -69,19 +66,9 @@ class Announcements:
         self.attend()
 
     def look(self) -> None:
-        """Announce what others left, as far as it is due."""
-        now = monotonic()
-        known = {job.id for job in [*self.waiting]} | {id for id, _ in [*self.under_way.values()]}
-        for (app_name, id), (until, _) in [*_left_alone.items()]:
-            if until < now - LONGEST_PAUSE:
-                _left_alone.pop((app_name, id), None)
-            elif until > now and app_name == self.app_name:
-                known.add(id)
-        for job in self.dead_jobs.unannounced(known):
-            if not self._is_ours(job):
-                _left_alone[self.app_name, job.id] = now + LONGEST_PAUSE, LONGEST_PAUSE
-            else:
-                self.waiting.append(job)
+        """Announce what others left."""
+        if not self.waiting:
+            self.waiting.extend(self.dead_jobs.unannounced())
         self.attend()
 
     def attend(self) -> None:
@@ -110,12 +97,18 @@ class Announcements:
         """Announce now, where the process may end after a pass."""
         if self.owner is None:
             self._run(FAILURES)
+
+    def stop(self) -> None:
+        """The worker ends: begin nothing more; what takes too long is left to others."""
+        with self.lock:
             self.waiting.clear()
-            self.under_way.clear()
+            threads = [*self.under_way]
+        for thread in threads:
+            thread.join(GRACE)
 
     def _run(self, failures: int = -1) -> None:
         """Announce until nothing waits, or so many tries have failed (-1: any number)."""
-        backend, me = None, threading.current_thread()
+        me, backend = threading.current_thread(), cache(partial(own_backend, self.app))
         while failures:
             with self.lock:
                 if not self.waiting:  # this thread ends, and another is for what comes
@@ -125,16 +118,12 @@ class Announcements:
                 self.under_way[me] = job.id, monotonic()
             try:
                 with forks.kept_off():
-                    backend = backend or own_backend(self.app)
-                    self._try(job, backend)
+                    if self._is_ours(job):
+                        self._announce(job, backend)
             except TakenOver:
                 pass
             except Exception:  # the result backend's errors are its own
                 failures -= 1
-                if self.owner is not None:
-                    key = self.app_name, job.id
-                    pause = min(2 * _left_alone.get(key, (0.0, PAUSE / 2))[1], LONGEST_PAUSE)
-                    _left_alone[key] = monotonic() + pause, pause
                 logger.exception(
                     "Killed job %s[%s] is in the dead set, but its caller could not be told. "
                     "That is tried again later.",
@@ -147,37 +136,23 @@ class Announcements:
         ours = job.app_name == self.app_name and job.task in self.app.tasks
         return ours or None in (job.task, job.task_id)
 
-    def _try(self, job: DeadJob, backend: Any) -> None:
-        if not self._is_ours(job):
-            return
+    def _announce(self, job: DeadJob, backend: Callable[[], Any]) -> None:
         right = Announcement(self.dead_jobs.database, job.id, self.owner() if self.owner else "")
-        if None in (job.task, job.task_id):  # nobody waits for it
-            job_killed.send(sender=self.app, job=job)
-            return right.done()
         right.begin()
         try:
-            Telling(self.app, job, right, backend).go()
+            if None in (job.task, job.task_id):  # nobody waits for it
+                job_killed.send(sender=self.app, job=job)
+            else:
+                Telling(self.app, job, right, backend()).go()
             right.done()
         except Exception:
+            pause = min(2 * right.pause or PAUSE, LONGEST_PAUSE) if self.owner else 0.0
             with suppress(RedisError, TakenOver):
-                right.give_back()
+                right.give_back(pause)
             raise
 
 
-_known: dict[tuple[Celery, Membership], Announcements] = {}
-
-
+@cache
 def announcements_of(app: Celery, membership: Membership) -> Announcements:
     """Those of a worker, as an owner."""
-    made = Announcements(app, membership.client, lambda: membership.owner)
-    return _known.setdefault((app, membership), made)
-
-
-def stop_announcing() -> None:
-    """The worker ends: begin nothing more; what takes too long is left to others."""
-    for announcements in [*_known.values()]:
-        with announcements.lock:
-            announcements.waiting.clear()
-            threads = [*announcements.under_way]
-        for thread in threads:
-            thread.join(GRACE)
+    return Announcements(app, membership.client, lambda: membership.owner)

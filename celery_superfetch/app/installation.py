@@ -63,7 +63,6 @@ def _add(app: Celery) -> None:
         app.amqp.Connection = Connection
     # Celery loads these by name, so that only workers load what they need.
     app.steps["worker"].add("celery_superfetch.worker.steps:Maintenance")
-    app.steps["worker"].add("celery_superfetch.worker.steps:Metrics")
     app.steps["consumer"].add("celery_superfetch.worker.steps:Guarded")
     add_reap_task(app)
     job_recovering.connect(guard_of(app), sender=app, weak=False)

@@ -27,13 +27,16 @@ class Announcement(Structure):
         owner: the owner that announces; empty for a process that is none.
 
     Raises:
-        TakenOver: at each step, where it is done or another has the right; do nothing more.
+        TakenOver: at each step, where it is done, another has the right, or its pause is not over;
+            do nothing more.
     """
 
     #: Time of death in server ms.
     died_at = 0
     #: Tries that ended with their process, and this one.
     tries = 0
+    #: Seconds for which it was left alone after the last try, which failed.
+    pause = 0.0
     #: What was noted of chord and chain: "" (not begun), "begun" or "done".
     chord = ""
     #: Whether ``job_killed`` was sent.
@@ -51,9 +54,9 @@ class Announcement(Structure):
         """Note a step; the next may take its time."""
         self._ask(self.owner, TIME_LIMIT, 0, *chain.from_iterable(notes.items()))
 
-    def give_back(self) -> None:
-        """Let the next try begin at once, and do not count this one: nobody died of it."""
-        self._ask("", 0.0, 0)
+    def give_back(self, pause: float = 0.0) -> None:
+        """Let the next try begin after so many s, and do not count this one: nobody died of it."""
+        self._ask("", pause, -1, "pause", str(pause))
 
     def done(self) -> None:
         """Note that the job's caller was told."""
@@ -71,6 +74,6 @@ class Announcement(Structure):
         )
         if reply is None:
             raise TakenOver
-        died_at, tries, chord, told = reply
-        self.died_at, self.tries = int(died_at), int(tries)
+        died_at, tries, chord, told, pause = reply
+        self.died_at, self.tries, self.pause = int(died_at), int(tries), float(pause or 0)
         self.chord, self.told = (chord or b"").decode(), bool(told)

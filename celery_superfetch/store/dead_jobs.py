@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -197,16 +197,17 @@ class Graveyard(DeadJobs):
         """Number of jobs whose callers have not been told."""
         return int(self.client.scard(self.keys.unannounced))
 
-    def unannounced(self, known: Container[str] = ()) -> Iterator[DeadJob]:
-        """Some of the jobs whose callers have not been told, but for some ids that are known."""
-        members: Any = self.client.srandmember(self.keys.unannounced, BATCH)
-        ids = [id for id in members or () if id.decode() not in known]
+    def unannounced(self) -> Iterator[DeadJob]:
+        """Some of this app's jobs whose callers have not been told."""
+        ids: Any = self.client.srandmember(self.keys.unannounced, BATCH) or ()
+        own = self.keys.dead_of(self.config.app_name)
         with self.client.pipeline(transaction=False) as pipe:
             for id in ids:
                 pipe.zscore(self.keys.dead, id)
-            rows = list(zip(ids, pipe.execute(), strict=True))
-        if gone := [id for id, score in rows if score is None]:
+                pipe.zscore(own, id)
+            scores = pipe.execute()
+        if gone := [id for id, score in zip(ids, scores[::2], strict=True) if score is None]:
             self.client.srem(self.keys.unannounced, *gone)
-        there = [row for row in rows if row[1] is not None]
-        for at in range(0, len(there), FEW):
-            yield from self._load(there[at : at + FEW])
+        ours = [row for row in zip(ids, scores[1::2], strict=True) if row[1] is not None]
+        for at in range(0, len(ours), FEW):
+            yield from self._load(ours[at : at + FEW])

@@ -13,7 +13,7 @@ from celery.worker.request import Request
 from kombu.utils import functional
 from redis.exceptions import RedisError
 
-from ..app.announcer import stop_announcing
+from ..app.announcer import announcements_of
 from ..app.broker import client_of, config_of
 from ..app.events import monitors_of, reporter
 from ..app.poison_pill import limits_of
@@ -29,7 +29,7 @@ from .maintenance import MaintenanceThread, Rounds
 from .private_names import check_worker
 from .request import use_our_request
 from .start import Gate
-from .stopping import Stopper, wrap_handlers
+from .stopping import Stopper, memberships_of, wrap_handlers
 from .unknown import keep_unknown
 
 logger = get_logger(__name__)
@@ -47,6 +47,7 @@ class Maintenance(bootsteps.StartStopStep):
         self.thread = MaintenanceThread(worker.app)
         self.stopper = Stopper(worker)
         self.report_losses = reporter(worker.app, "lost")
+        self.metrics: Any = None  # their server, where ``metrics_port`` says so
         try:
             check_platform()
             check_worker(worker.pool_cls)
@@ -76,6 +77,7 @@ class Maintenance(bootsteps.StartStopStep):
         self.stopper.start()
         wrap_handlers(self.stopper)
         signals.worker_shutting_down.connect(self.on_shutting_down, sender=worker.hostname)
+        self.metrics = _serve_metrics(app)
 
     def on_shutting_down(self, **_: Any) -> None:
         """Runs in the signal handler; the first SIGINT puts that of the next in place."""
@@ -88,6 +90,10 @@ class Maintenance(bootsteps.StartStopStep):
         signals.worker_shutting_down.disconnect(self.on_shutting_down, sender=worker.hostname)
         ownership_lost.disconnect(self.report_losses)
         self.thread.stop()
+        if self.metrics is not None:
+            self.metrics.shutdown()
+            self.metrics.server_close()
+            self.metrics = None
 
     def close(self, worker: Any) -> None:
         """The first thing of any shutdown, while the pool knows its jobs."""
@@ -99,42 +105,27 @@ class Maintenance(bootsteps.StartStopStep):
         self.stopper.give_back()
         if self.thread.is_alive():
             self.thread.join(JOINED_FOR)
-        stop_announcing()
+        for membership in memberships_of(worker):
+            announcements_of(worker.app, membership).stop()
         monitors_of(worker.app).drain()
 
 
-class Metrics(bootsteps.StartStopStep):
-    """Worker step: serves metrics from this worker, where ``metrics_port`` says so."""
+def _serve_metrics(app: Any) -> Any:
+    config = config_of(app)
+    if not config.metrics_port:
+        return None
+    at = f"{config.metrics_host}:{config.metrics_port}"
+    try:
+        from ..operate.metrics import serve
 
-    requires = (Maintenance,)
-
-    def __init__(self, worker: Any, **kwargs: Any) -> None:
-        super().__init__(worker, **kwargs)
-        self.server: Any = None
-
-    def include_if(self, worker: Any) -> bool:
-        return config_of(worker.app).metrics_port > 0
-
-    def start(self, worker: Any) -> None:
-        config = config_of(worker.app)
-        at = f"{config.metrics_host}:{config.metrics_port}"
-        try:
-            from ..operate.metrics import serve
-
-            self.server = serve(worker.app, config.metrics_host, config.metrics_port)
-            logger.info("Metrics are served at http://%s/metrics.", at)
-        except SuperfetchError as exc:
-            raise SystemExit(f"celery_superfetch: {exc}") from exc
-        except (OSError, OverflowError) as exc:  # another worker of this host serves them, mostly
-            logger.warning("This worker serves no metrics at %s: %s", at, exc)
-
-    def stop(self, worker: Any) -> None:
-        if self.server is not None:
-            self.server.shutdown()
-            self.server.server_close()
-            self.server = None
-
-    terminate = stop
+        server = serve(app, config.metrics_host, config.metrics_port)
+        logger.info("Metrics are served at http://%s/metrics.", at)
+        return server
+    except SuperfetchError as exc:
+        raise SystemExit(f"celery_superfetch: {exc}") from exc
+    except (OSError, OverflowError) as exc:  # another worker of this host serves them, mostly
+        logger.warning("This worker serves no metrics at %s: %s", at, exc)
+        return None
 
 
 class Guarded(bootsteps.StartStopStep):

@@ -32,6 +32,10 @@ def told_to_stop(membership: Membership) -> bool:
     return membership.heart.stopping or process_ends()
 
 
+def memberships_of(worker: Any) -> list[Membership]:
+    return [one for one in memberships() if one.runner.worker is worker]
+
+
 class Stopper(threading.Thread):
     """Gives back what waits as soon as the worker is told to stop.
 
@@ -56,9 +60,8 @@ class Stopper(threading.Thread):
         self._told = self._mark(True)
 
     def _mark(self, stopping: bool) -> bool:
-        for membership in memberships():
-            if membership.runner.worker is self.worker:
-                membership.heart.stopping = stopping
+        for membership in memberships_of(self.worker):
+            membership.heart.stopping = stopping
         return stopping
 
     def stop(self) -> None:

@@ -1,8 +1,9 @@
 -- Takes, renews or gives back the right to announce a killed job, and notes how far that came.
 -- KEYS: unannounced, the job's announcement, dead set, owners
--- ARGV: job id, who asks, its owner (empty: it is none), how long it may take in ms (0: give the
---       right back), TTL in s, 1 for a new try, then field and value of each thing to note
--- Returns: time of death in ms, number of tries, chord, told; nil when the job is announced, or by somebody else
+-- ARGV: job id, who asks, its owner (empty: it is none), for how many ms nobody else may then, TTL in
+--       s, what to add to the tries, then field and value of each thing to note
+-- Returns: time of death in ms, number of tries, chord, told, pause; nil when the job is announced, or by
+--       somebody else, or is left alone
 -- Crash: the right ends with the owner, or with its time, and the next who takes it reads what was noted.
 local unannounced, announcement, dead, owners = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local id, who, owner, time_limit, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -21,9 +22,7 @@ elseif holder ~= who then
   if lives then return nil end
 end
 redis.call('HSET', announcement, 'who', who, 'owner', owner, 'ends', now + time_limit, 'died', died)
-if ARGV[6] == '1' then redis.call('HINCRBY', announcement, 'tries', 1) end
--- One that gives the right back was not killed by what it did: that try does not count.
-if time_limit == 0 then redis.call('HINCRBY', announcement, 'tries', -1) end
+redis.call('HINCRBY', announcement, 'tries', ARGV[6])
 for at = 7, #ARGV, 2 do redis.call('HSET', announcement, ARGV[at], ARGV[at + 1]) end
 redis.call('EXPIRE', announcement, ttl)
-return redis.call('HMGET', announcement, 'died', 'tries', 'chord', 'told')
+return redis.call('HMGET', announcement, 'died', 'tries', 'chord', 'told', 'pause')
