@@ -125,7 +125,8 @@ def test_one_that_hangs_does_not_stop_the_others(
     with pytest.raises(PoisonPill):
         other.get(timeout=60)
     eventually(lambda: said(ledger, "poisoned") == {"other"})
-    [name] = client.scan_iter("superfetch:announcement:*")
+    begun = client.scan_iter
+    [name] = eventually(lambda: len(n := [*begun("superfetch:announcement:*")]) == 1 and n)
     assert int(client.hget(name, "tries") or 0) <= 1
     ledger.release("hung")
     eventually(lambda: "hung" in said(ledger, "poisoned"), within=60)
