@@ -157,11 +157,8 @@ def _client(url: str, master: str, timeout: float) -> Redis:
 
 def _ask_app(app: Celery, conditions: Conditions, timeout: float) -> Answer:
     from .app.broker import client_of, database_of
-    from .app.queues import lists_of
+    from .app.queues import lists_of, separator_of
     from .operate.check import check
-    from .transport.channel import Channel
 
-    options: Any = app.conf.broker_transport_options or {}
-    separator = options.get("sep", Channel.sep)
     with client_of(app, timeout) as client:
-        return check(database_of(app, client), conditions, lists_of(app), separator)
+        return check(database_of(app, client), conditions, lists_of(app), separator_of(app))

@@ -17,6 +17,7 @@ from ..model.dead_job import DeadJob
 from ..store.dead_jobs import BATCH, DeadJobs
 from ..store.queues import Queues
 from .broker import client_of, database_of
+from .queues import separator_of
 
 #: Results in a row that could not be forgotten, after which the others are left as they are:
 #: a result backend that is away must not hold up a thousand jobs one by one.
@@ -65,9 +66,8 @@ class DeadSet(DeadJobs):
 
     def __init__(self, app: Celery, client: Redis | None = None) -> None:
         super().__init__(database_of(app, client or client_of(app)))
-        options = app.conf.broker_transport_options or {}
         self.app = app
-        self.separator = str(options.get("sep") or self.separator)
+        self.separator = separator_of(app)
         self._backend_failures = 0
         self._owns_client = client is None
 

@@ -66,7 +66,21 @@ def queues_of(app: Celery) -> set[str]:
 
 def lists_of(app: Celery) -> set[str]:
     """Their queue lists, one for each priority step."""
-    options = app.conf.broker_transport_options or {}
-    separator = options.get("sep", Channel.sep)
-    steps = options.get("priority_steps") or Channel.priority_steps
+    separator = separator_of(app)
+    steps = _option(app, "priority_steps")
     return {f"{q}{separator}{step}" if step else q for q in queues_of(app) for step in steps}
+
+
+def separator_of(app: Celery) -> str:
+    """What stands between a queue's name and a priority step."""
+    return str(_option(app, "sep"))
+
+
+def unacked_of(app: Celery) -> tuple[str, str]:
+    """Names of stock kombu's hash of unacked messages and of its index."""
+    return _option(app, "unacked_key"), _option(app, "unacked_index_key")
+
+
+def _option(app: Celery, name: str) -> Any:
+    """One of kombu's."""
+    return (app.conf.broker_transport_options or {}).get(name) or getattr(Channel, name)

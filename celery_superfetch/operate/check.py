@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..model.facts import Facts
 from ..model.process import ProcessImage
 from ..model.verdict import Reason, judge
-from ..reaper.evidence import judge_all, local_evidence
+from ..reaper.evidence import local_evidence
 from ..store.database import Database
 from ..store.dead_jobs import DeadJobs
-from ..store.history import History
-from ..store.holdings import Holdings
-from ..store.queues import Queues, Suspects
 from ..store.registry import Registry
-from .health import Finding, of_owners, of_passes, of_queues
-from .overview import last_pass_row, owner_row, queue_rows
+from .health import Finding, by_queue, held, of_owners, of_passes, of_queues
+from .overview import look, queue_rows
 from .words import number, span
 
 
@@ -58,16 +53,16 @@ def check(
     """
     answer, asked = Answer([], []), conditions
     if asked == Conditions():
-        _everything(database, queues, separator, answer)
-        return answer
+        return _everything(look(database, queues, separator))
     if asked.this_host or asked.node:
         answer.findings.extend(_one_is_heard(database, asked, answer.told))
     elif asked.max_age is not None:
         answer.findings.extend(_all_are_heard(database, asked.max_age, answer.told))
     if asked.queue_age is not None or asked.queue_length is not None:
         registry = Registry(database)
-        owners = registry.facts(registry.owners()).values()
-        rows = _rows(database, {*queues, *_lists(owners)}, separator, Counter())
+        served = registry.facts(registry.owners()).values()
+        lists = {*queues, *(name for facts in served for name in facts.lists)}
+        rows = queue_rows(database, lists, separator, {})
         answer.findings.extend(_long_queues(rows, asked, answer.told))
     if asked.dead_limit is not None:
         size = len(DeadJobs(database))
@@ -79,32 +74,15 @@ def check(
     return answer
 
 
-def _everything(database: Database, queues: Iterable[str], separator: str, answer: Answer) -> None:
-    """The findings of an overview that has no more than they need."""
-    verdicts = judge_all(Registry(database))
-    now, facts = database.server_time(), [facts for facts, _, _ in verdicts]
-    holdings = Holdings(database).of([one.owner for one in facts])
-    consumers = Counter(n for one, _, verdict in verdicts if not verdict.dead for n in one.lists)
-    last = last_pass_row(History(database), now)
-    seen: dict[str, Any] = {
-        "owners": [
-            owner_row(one, max(0, now - score) / 1000, verdict, holdings[one.owner])
-            for one, score, verdict in verdicts
-        ],
-        "queues": _rows(database, {*queues, *_lists(facts)}, separator, consumers),
-        "last_pass": last,
-        "reap_interval": (last and last["interval"]) or database.config.reap_interval,
-    }
+def _everything(seen: Mapping[str, Any]) -> Answer:
+    """The findings that ``status`` begins with; those of its server are not a probe's."""
+    found = [one for part in (of_queues, of_owners, of_passes) for one in part(seen)]
     alive = sum(row["verdict"] == "alive" for row in seen["owners"])
     if not alive:
         text, fix = "no live worker is registered", "start a worker"
-        answer.findings.append(Finding("critical", "no-worker", text, fix))
-    for part in (of_queues, of_owners, of_passes):
-        answer.findings.extend(part(seen))
-    in_flight = sum(row["in_flight"] for row in seen["owners"])
-    waiting = sum((row["length"] or 0) + row["probation"] for row in seen["queues"])
-    told = [number(alive, "owner"), f"{number(in_flight, 'job')} in flight", f"{waiting} waiting"]
-    answer.told.extend([*told, f"{len(DeadJobs(database))} in the dead set"])
+        found.insert(0, Finding("critical", "no-worker", text, fix))
+    dead = f"{seen['dead_set']['size']} in the dead set"
+    return Answer(found, [number(alive, "owner"), *held(seen), dead])
 
 
 def _one_is_heard(database: Database, asked: Conditions, told: list[str]) -> Iterator[Finding]:
@@ -147,33 +125,19 @@ def _all_are_heard(database: Database, limit: float, told: list[str]) -> Iterato
         yield Finding("critical", "max-age", text + span(age), fix)
 
 
-def _lists(owners: Iterable[Facts]) -> set[str]:
-    return {name for facts in owners for name in facts.lists}
-
-
-def _rows(
-    database: Database, names: set[str], separator: str, consumers: Counter[str]
-) -> list[dict[str, Any]]:
-    known = sorted(names.union(Queues(database).noted(), Suspects(database).lists()))
-    rows = [{"queue": name.partition(separator)[0], "list": name} for name in known]
-    return queue_rows(database, rows, consumers)
-
-
 def _long_queues(
     rows: Iterable[dict[str, Any]], asked: Conditions, told: list[str]
 ) -> Iterator[Finding]:
-    waiting: Counter[str] = Counter()
-    ages: dict[str, float] = defaultdict(float)
-    for row in rows:
-        waiting[row["queue"]] += row["length"] or 0
-        ages[row["queue"]] = max(ages[row["queue"]], row["oldest"] or 0)
-    told.append(f"{number(waiting.total(), 'job')} waiting in {number(len(waiting), 'queue')}")
-    told.append(f"the oldest for {span(max(ages.values(), default=0))}")
-    for queue, length in waiting.items():
-        fix = f"start more workers with -Q {queue}, or see what theirs do"
+    queues = by_queue(rows)
+    waiting = sum(queue["waiting"] for queue in queues)
+    told.append(f"{number(waiting, 'job')} waiting in {number(len(queues), 'queue')}")
+    told.append(f"the oldest for {span(max((q['oldest'] for q in queues), default=0))}")
+    for queue in queues:
+        name, length, age = queue["queue"], queue["waiting"], queue["oldest"]
+        fix = f"start more workers with -Q {name}, or see what theirs do"
         if asked.queue_length is not None and length > asked.queue_length:
-            text = f"queue {queue}: {number(length, 'job')}, more than {asked.queue_length}"
+            text = f"queue {name}: {number(length, 'job')}, more than {asked.queue_length}"
             yield Finding("critical", "queue-length", text, fix)
-        if asked.queue_age is not None and ages[queue] > asked.queue_age:
-            text = f"queue {queue}: its oldest job waits for {span(ages[queue])}"
+        if asked.queue_age is not None and age > asked.queue_age:
+            text = f"queue {name}: its oldest job waits for {span(age)}"
             yield Finding("critical", "queue-age", text, fix)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ..model.facts import STUCK
@@ -67,11 +67,29 @@ def verdict(found: Sequence[Finding], overview: Mapping[str, Any]) -> str:
     if bad:
         more = f" ({len(bad) - 1} more below)" if len(bad) > 1 else ""
         return f"{bad[0].level.capitalize()}: {bad[0]}{more}"
-    owners = overview["owners"]
-    in_flight = sum(owner["in_flight"] for owner in owners)
+    told = [number(len(overview["owners"]), "owner"), *held(overview)]
+    return f"All is well: {', '.join(told)}."
+
+
+def held(overview: Mapping[str, Any]) -> list[str]:
+    """How many jobs are in flight, and how many wait, in words."""
+    in_flight = sum(owner["in_flight"] for owner in overview["owners"])
     waiting = sum((row["length"] or 0) + row["probation"] for row in overview["queues"])
-    told = f"{number(len(owners), 'owner')}, {number(in_flight, 'job')} in flight"
-    return f"All is well: {told}, {waiting} waiting."
+    return [f"{number(in_flight, 'job')} in flight", f"{waiting} waiting"]
+
+
+def by_queue(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each queue, of the ``rows`` of its lists."""
+    queues: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        fresh = {"waiting": 0, "probation": 0, "oldest": 0.0, "consumers": 0, "error": None}
+        queue = queues.setdefault(row["queue"], {"queue": row["queue"], **fresh})
+        queue["waiting"] += row["length"] or 0
+        queue["probation"] += row["probation"]
+        queue["oldest"] = max(queue["oldest"], row["oldest"] or 0.0)
+        queue["consumers"] = max(queue["consumers"], row["consumers"])
+        queue["error"] = queue["error"] or row.get("error")
+    return [*queues.values()]
 
 
 def of_owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
@@ -110,38 +128,26 @@ def of_owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
 
 def of_queues(overview: Mapping[str, Any]) -> Iterator[Finding]:
     """Of ``queues``."""
-    queues: dict[str, list[dict[str, Any]]] = {}
     for row in overview["queues"]:
-        queues.setdefault(row["queue"], []).append(row)
-    for queue, rows in queues.items():
-        for row in rows:
-            if row["length"] is None:
-                yield Finding(
-                    "critical",
-                    "queue-type",
-                    f"queue list {row['list']!r} is no list: {row['error']}",
-                    "nobody can send to it or take from it: rename what lives under that key",
-                )
-        if any(row["consumers"] for row in rows):
+        if row["length"] is None:
+            yield Finding(
+                "critical",
+                "queue-type",
+                f"queue list {row['list']!r} is no list: {row['error']}",
+                "nobody can send to it or take from it: rename what lives under that key",
+            )
+    for row in by_queue(overview["queues"]):
+        if row["consumers"]:
             continue
-        fix = f"start a worker with -Q {shlex.quote(queue)}"
-        if waiting := sum(row["length"] or 0 for row in rows):
-            oldest = max((row["oldest"] or 0 for row in rows), default=0)
-            since = f", oldest {span(oldest)}" if oldest else ""
-            yield Finding(
-                "critical",
-                "no-consumer",
-                f"queue {queue}: {number(waiting, 'job')}{since}, no live worker consumes it",
-                fix,
-            )
-        if suspects := sum(row["probation"] for row in rows):
-            yield Finding(
-                "critical",
-                "probation-unserved",
-                f"queue {queue}: {number(suspects, 'job')} on probation, "
-                "no live worker consumes it",
-                fix,
-            )
+        queue, fix = row["queue"], f"start a worker with -Q {shlex.quote(row['queue'])}"
+        unserved = "no live worker consumes it"
+        if row["waiting"]:
+            since = f", oldest {span(row['oldest'])}" if row["oldest"] else ""
+            text = f"queue {queue}: {number(row['waiting'], 'job')}{since}, {unserved}"
+            yield Finding("critical", "no-consumer", text, fix)
+        if row["probation"]:
+            text = f"queue {queue}: {number(row['probation'], 'job')} on probation, {unserved}"
+            yield Finding("critical", "probation-unserved", text, fix)
 
 
 def of_passes(overview: Mapping[str, Any]) -> Iterator[Finding]:

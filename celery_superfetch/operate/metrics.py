@@ -20,7 +20,7 @@ from ..model.arguments import printable
 from ..model.facts import STUCK
 from ..store.dead_jobs import DeadJobs
 from ..store.stats import Counts, Stats
-from .health import findings
+from .health import by_queue, findings
 from .overview import overview_of
 
 try:
@@ -164,20 +164,14 @@ def _of_owners(overview: Mapping[str, Any]) -> Iterator[Metric]:
 
 
 def _of_queues(rows: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
-    queues: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        queues.setdefault(printable(row["queue"]), []).append(row)
-    for name, field, most, text in (
-        ("queue_length", "length", False, "Jobs that wait, on all priorities"),
-        ("queue_oldest_seconds", "oldest", True, "How long the next job was seen to be the next"),
-        ("queue_consumers", "consumers", True, "Living owners that consume it"),
-        ("probation", "probation", False, "Jobs on probation, which are not in the queue"),
+    queues = by_queue({**row, "queue": printable(row["queue"])} for row in rows)
+    for name, field, text in (
+        ("queue_length", "waiting", "Jobs that wait, on all priorities"),
+        ("queue_oldest_seconds", "oldest", "How long the next job was seen to be the next"),
+        ("queue_consumers", "consumers", "Living owners that consume it"),
+        ("probation", "probation", "Jobs on probation, which are not in the queue"),
     ):
-        values = {
-            queue: (max if most else sum)(row[field] or 0 for row in lists)
-            for queue, lists in queues.items()
-        }
-        yield _gauge(name, text, values, ["queue"])
+        yield _gauge(name, text, {row["queue"]: row[field] for row in queues}, ["queue"])
 
 
 def _of_passes(last: Mapping[str, Any] | None, counts: Counts) -> Iterator[Metric]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from redis import Redis
 from redis.exceptions import ResponseError
 
 from ..model.dead_job import utc
@@ -13,9 +14,11 @@ from ..model.facts import Facts
 from ..model.verdict import MISSED_HEARTBEATS, Reason
 from ..reaper.evidence import judge_all
 from ..store.database import Database
+from ..store.dead_jobs import Graveyard
 from ..store.history import History
 from ..store.holdings import Holding, Holdings
 from ..store.queues import Queues, Suspects
+from ..store.registry import Registry
 from ..store.stats import Stats
 from ..store.unacked import Unacked
 from ..store.wire.server import info, setting
@@ -30,61 +33,67 @@ DEATHS = 10
 
 
 def overview_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
-    """Server, owners, queues, dead set, deaths, the last pass and counters.
+    """What ``look`` finds, with the server, the latest deaths, counters and stock kombu's jobs.
 
     Raises:
         redis.exceptions.RedisError: the server could not be asked.
     """
-    verdicts = judge_all(reaper.registry)
-    now = reaper.database.server_time()
-    tombstones = list(reaper.registry.tombstones())
-    reaped = reaper.registry.facts(tombstones)
-    living = [facts.owner for facts, _, _ in verdicts]
-    holdings = Holdings(reaper.database).of([*living, *tombstones])
-    owners = [
-        owner_row(facts, max(0, now - score) / 1000, verdict, holdings[facts.owner])
-        for facts, score, verdict in verdicts
-    ]
-    consumers = Counter(
-        name for facts, _, verdict in verdicts if not verdict.dead for name in facts.lists
-    )
-    with app.connection_for_read() as connection:
-        channel = connection.channel()
-        known = {name for facts in reaped.values() for name in facts.lists}
-        known |= {name for facts, _, _ in verdicts for name in facts.lists}
-        # Nobody may serve them any more.
-        known |= {*Queues(reaper.database).noted(), *Suspects(reaper.database).lists()}
-        queues = queue_rows(reaper.database, _lists(app, channel, known), consumers)
-        unacked = Unacked(reaper.database, channel.unacked_key, channel.unacked_index_key).size()
-    history = History(reaper.database)
+    from ..app.queues import lists_of, separator_of, unacked_of  # a probe goes without Celery
+
+    database = reaper.database
     return {
-        "server_time": utc(now / 1000),
-        "server": _server(reaper),
-        "owners": owners,
-        # Jobs here landed late or could not be moved; the next pass drains them.
-        "tombstones": {
-            "owners": len(tombstones),
-            "in_flight": sum(holdings[owner].in_flight for owner in tombstones),
-        },
-        "queues": queues,
+        "server": _server(database.client),
+        **look(database, lists_of(app), separator_of(app)),
         # Of stock workers: what they work on, and what the killed ones left.
-        "unacked": unacked,
-        "dead_set": {
-            "size": len(reaper.dead_jobs),
-            "limit": reaper.config.dead_limit,
-            "unannounced": reaper.dead_jobs.untold(),
-        },
-        "deaths": [_death(death) for death in history.deaths(DEATHS)],
-        "last_pass": last_pass_row(history, now),
-        "reap_interval": reaper.config.reap_interval,
-        "counters": Stats(reaper.database).read().totals,
+        "unacked": Unacked(database, *unacked_of(app)).size(),
+        "deaths": [
+            {**death, "at": utc(death["at"] / 1000)} for death in History(database).deaths(DEATHS)
+        ],
+        "counters": Stats(database).read().totals,
     }
 
 
-def _server(reaper: Reaper) -> dict[str, Any]:
+def look(database: Database, lists: Iterable[str], separator: str) -> dict[str, Any]:
+    """Owners, queues, dead set and the last pass.
+
+    Arguments:
+        lists: those of the app; others are known by owners, and where a job was seen.
+        separator: kombu's option ``sep``.
+    """
+    registry, graves = Registry(database), Graveyard(database)
+    verdicts, now = judge_all(registry), database.server_time()
+    tombstones = [*registry.tombstones()]
+    reaped = registry.facts(tombstones).values()
+    held = Holdings(database).of([*(facts.owner for facts, _, _ in verdicts), *tombstones])
+    served = Counter(n for facts, _, verdict in verdicts if not verdict.dead for n in facts.lists)
+    known = {n for facts in (*reaped, *(row[0] for row in verdicts)) for n in facts.lists}
+    last = last_pass_row(History(database), now)
+    return {
+        "server_time": utc(now / 1000),
+        "owners": [
+            owner_row(facts, max(0, now - score) / 1000, verdict, held[facts.owner])
+            for facts, score, verdict in verdicts
+        ],
+        # Jobs here landed late or could not be moved; the next pass drains them.
+        "tombstones": {
+            "owners": len(tombstones),
+            "in_flight": sum(held[owner].in_flight for owner in tombstones),
+        },
+        "queues": queue_rows(database, known.union(lists), separator, served),
+        "dead_set": {
+            "size": len(graves),
+            "limit": database.config.dead_limit,
+            "unannounced": graves.untold(),
+        },
+        "last_pass": last,
+        # An app's own option, or what a probe has to go by.
+        "reap_interval": (last and last["interval"]) or database.config.reap_interval,
+    }
+
+
+def _server(client: Redis) -> dict[str, Any]:
     """What decides whether jobs survive the server; None where it may not be asked."""
-    told = info(reaper.database.client)
-    told |= info(reaper.database.client, "persistence")
+    told = info(client) | info(client, "persistence")
     replicas = told.get("connected_slaves")
     lags = [
         int(told["master_repl_offset"]) - int(replica["offset"])
@@ -99,7 +108,7 @@ def _server(reaper: Reaper) -> dict[str, Any]:
         "maxmemory": told.get("maxmemory"),
         "append_only": bool(int(told["aof_enabled"])) if "aof_enabled" in told else None,
         # Empty: none is made by itself.
-        "saves": setting(reaper.database.client, "save"),
+        "saves": setting(client, "save"),
         "last_save": told.get("rdb_last_save_time"),
         "last_save_ok": told.get("rdb_last_bgsave_status", "ok") == "ok",
         "replicas": replicas,
@@ -121,7 +130,9 @@ def owner_row(facts: Facts, age: float, verdict: Reason, holding: Holding) -> di
         "heartbeat_interval": facts.heartbeat_interval,
         "owner_ttl": facts.owner_ttl,
         "in_flight": holding.in_flight,
-        **holding._asdict(),
+        "running": holding.running,
+        "reserved": holding.reserved,
+        "eta": holding.eta,
         "queues": sorted(facts.lists),
         "verdict": _word(verdict),
         "reason": _reason(facts, age, verdict),
@@ -141,43 +152,32 @@ def _reason(facts: Facts, age: float, verdict: Reason) -> str:
     return verdict.value
 
 
-def _lists(app: Celery, channel: Any, known: Iterable[str]) -> list[dict[str, Any]]:
-    """Every queue list of the app's queues and of the known ones (``-Q`` is not in the app)."""
-    from ..app.queues import queues_of  # a probe goes without Celery
-
-    names = queues_of(app)
-    names |= {name.partition(channel.sep)[0] for name in known}
-    return [
-        {"queue": name, "priority": step, "list": channel._q_for_pri(name, step)}
-        for name in sorted(names)
-        for step in channel.priority_steps
-    ]
-
-
 def queue_rows(
-    database: Database, rows: Sequence[dict[str, Any]], consumers: Counter[str]
+    database: Database, lists: Iterable[str], separator: str, consumers: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """Queue lists that are named in ``rows``, with what is in them."""
-    queues, names = Queues(database), [row["list"] for row in rows]
-    ages = queues.oldest(names)
-    found = []
-    for row, (length, probation) in zip(rows, queues.lengths(names), strict=True):
+    """Queue lists, with what is in them; those that nobody may serve any more are known by it."""
+    queues = Queues(database)
+    known = {*lists, *queues.noted(), *Suspects(database).lists()}
+    parts = sorted((*name.partition(separator), name) for name in known)
+    names = [name for *_, name in parts]
+    ages, found = queues.oldest(names), []
+    for (queue, _, step, name), (length, probation) in zip(
+        parts, queues.lengths(names), strict=True
+    ):
         row = {
-            **row,
+            "queue": queue,
+            "priority": int(step) if step.isdecimal() else 0,
+            "list": name,
             "length": length,
             # Suspects that wait for their turn to run alone are not in the queue.
             "probation": probation,
-            "oldest": ages.get(row["list"]),
-            "consumers": consumers[row["list"]],
+            "oldest": ages.get(name),
+            "consumers": consumers.get(name, 0),
         }
         if isinstance(length, ResponseError):  # something else lives under the queue's name
             row.update(length=None, error=str(length))
         found.append(row)
     return found
-
-
-def _death(death: dict[str, Any]) -> dict[str, Any]:
-    return {**death, "at": utc(death["at"] / 1000)}
 
 
 def last_pass_row(history: History, now: int) -> dict[str, Any] | None:

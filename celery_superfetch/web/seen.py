@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 from ..app.broker import client_of
 from ..app.dead_set import DeadSet
 from ..app.passes import reaper_of
+from ..app.queues import separator_of
 from ..model.dead_job import DeadFilter, DeadJob
 from ..operate.health import findings
 from ..operate.jobs import Look, Which
@@ -94,9 +95,8 @@ class Seen:
     def jobs(self, state: str) -> dict[str, Any]:
         """The first jobs in flight of this state."""
 
-        def look(client: Redis, reaper: Reaper) -> dict[str, Any]:
-            separator = DeadSet(self.app, client).separator
-            found = Look(reaper, Which(state), separator).first(JOBS)
+        def look(_: Redis, reaper: Reaper) -> dict[str, Any]:
+            found = Look(reaper, Which(state), separator_of(self.app)).first(JOBS)
             return {**found, "now": datetime.fromisoformat(found["server_time"]).timestamp()}
 
         return self._kept(state, look)

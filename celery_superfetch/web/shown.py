@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 from ..model.arguments import cut, printable
 from ..model.facts import STUCK
 from ..model.verdict import MISSED_HEARTBEATS
-from ..operate.health import Finding
+from ..operate.health import Finding, by_queue
 from ..operate.words import number, span
 from .bars import bars
 
@@ -86,21 +86,13 @@ class Overview:
     @property
     def queues(self) -> list[dict[str, Any]]:
         """A row for each queue, with all its priorities; those first that wait for somebody."""
-        queues: dict[str, dict[str, Any]] = {}
-        for row in self.found["queues"]:
-            fresh = {"name": row["queue"], "waiting": 0, "probation": 0, "consumers": 0}
-            queue = queues.setdefault(row["queue"], {**fresh, "oldest": None, "error": None})
-            queue["waiting"] += row["length"] or 0
-            queue["probation"] += row["probation"]
-            queue["consumers"] = max(queue["consumers"], row["consumers"])
-            queue["oldest"] = max(queue["oldest"] or 0, row["oldest"] or 0) or None
-            queue["error"] = queue["error"] or row.get("error")
-        for queue in queues.values():
+        queues = by_queue(self.found["queues"])
+        for queue in queues:
             waits = queue["waiting"] or queue["probation"]
             queue["unserved"] = bool(waits and not queue["consumers"])
         rows = sorted(
-            queues.values(),
-            key=lambda row: (not row["error"], not row["unserved"], -row["waiting"], row["name"]),
+            queues,
+            key=lambda row: (not row["error"], not row["unserved"], -row["waiting"], row["queue"]),
         )
         return rows[: self._rows]
 
