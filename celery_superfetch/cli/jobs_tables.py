@@ -7,8 +7,8 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from ..operate.jobs import STATES
 from ..operate.words import number, span
+from ..store.holdings import STATES
 from .tables import Tables
 
 TITLES = ("State", "Task", "Id", "Queue", "Strikes", "Claimed", "Due")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from itertools import islice
 from typing import Any, NamedTuple
 
 from ..model.dead_job import utc
@@ -12,15 +11,13 @@ from ..model.job import claimed_at, digest, parse
 from ..reaper.evidence import judge_all
 from ..reaper.reaper import Reaper
 from ..store.counters import StrikeCounters
-from ..store.holdings import Holdings
-from ..store.private_lists import PrivateLists
+from ..store.holdings import ETA, PROBATION, RESERVED, RUNNING, Holdings, Place
 from ..store.queues import Queues, Suspects
 from .overview import owner_row
 
 #: Jobs that are looked at for conditions to pick from.
 LOOKED_AT = 20_000
 
-RUNNING, RESERVED, ETA, PROBATION = STATES = ("running", "reserved", "eta", "probation")
 #: Those with strikes, whatever their state.
 STRUCK = "struck"
 
@@ -33,12 +30,6 @@ class Which(NamedTuple):
     queue: str | None = None
     task: str | None = None
     node: str | None = None
-
-    def takes(self, job: Mapping[str, Any]) -> bool:
-        """Whether a job meets them."""
-        named = ((self.queue, "queue"), (self.task, "task"), (self.node, "node"))
-        right = self.state in (None, job["state"]) or (self.state == STRUCK and job["strikes"] > 0)
-        return right and all(_fits(job[name], pattern) for pattern, name in named)
 
     def wants(self, *states: str) -> bool:
         """Whether there may be some in one of these states."""
@@ -56,14 +47,14 @@ class Look:
     def __init__(self, reaper: Reaper, which: Which, separator: str) -> None:
         database = reaper.database
         self.which, self.separator = which, separator
-        self.lists, self.holdings = PrivateLists(database), Holdings(database)
-        self.strikes, self.queues = StrikeCounters(database), Queues(database)
+        self.holdings, self.strikes = Holdings(database), StrikeCounters(database)
+        self.queues = Queues(database)
         self.now = database.server_time()
         judged = [] if which.state == PROBATION else judge_all(reaper.registry)
         chosen = [row for row in judged if _fits(row[0].node, which.node)]
-        held = self.holdings.of([facts.owner for facts, _, _ in chosen])
+        self.held = self.holdings.of([facts.owner for facts, _, _ in chosen])
         rows = (
-            owner_row(facts, max(0, self.now - score) / 1000, verdict, held[facts.owner])
+            owner_row(facts, max(0, self.now - score) / 1000, verdict, self.held[facts.owner])
             for facts, score, verdict in chosen
         )
         #: Those who hold something.
@@ -82,9 +73,14 @@ class Look:
             redis.exceptions.RedisError: the server could not be asked.
         """
         most = limit if self.which.countable else LOOKED_AT
-        looked = list(islice(self._each(), most + 1))
-        meant = [job for job in looked if self.which.takes(job)]
-        complete = len(looked) <= most
+        meant: list[dict[str, Any]] = []
+        looked = 0
+        for jobs in self._read(most + 1):
+            looked += len(jobs)
+            meant += self._counted([job for job in jobs if _fits(job["task"], self.which.task)])
+            if looked > most:
+                break
+        complete = looked <= most
         more = len(meant) - limit
         if not complete and self.which.countable:
             more, complete = self._size() - limit, True
@@ -103,69 +99,74 @@ class Look:
         suspects = sum(waiting for _, waiting in self.queues.lengths(self.probation))
         return suspects + sum(owner[state] for owner in self.owners for state in states)
 
-    def _each(self) -> Iterator[dict[str, Any]]:
-        """The jobs of each owner, what is near before what waits aside; then those of nobody."""
-        for owner in self.owners:
-            name = owner["owner"]
-            runs = self.lists.running(name).claim_ids
-            if self.which.state == RUNNING and not runs:
-                continue
-            lists = [one for one in owner["queues"] if _fits(self._queue(one), self.which.queue)]
-            filled = self.lists.has_jobs((name, [one]) for one in lists)
-            for queue_list in (one for one, there in zip(lists, filled, strict=True) if there):
-                yield from self._of(owner, queue_list, runs)
-        for queue_list in self.probation:
-            if _fits(self._queue(queue_list), self.which.queue):
-                for page in self.holdings.on_probation(queue_list):
-                    yield from self._rows(page, queue_list, PROBATION, {}, {})
+    def _places(self) -> Iterator[Place]:
+        """Of each owner what runs, and what is near before what waits aside; then the suspects."""
+        wants = self.which.wants
+        for owner in (row["owner"] for row in self.owners):
+            held = self.held[owner]
+            if held.running:
+                yield Place(RUNNING, owner)
+            for name in filter(self._is_meant, sorted(held.lists)):
+                near, aside = held.lists[name]
+                if near and (wants(RESERVED) or (held.running and wants(RUNNING))):
+                    yield Place(RESERVED, owner, name)
+                if aside and wants(ETA):
+                    yield Place(ETA, owner, name)
+        for name in filter(self._is_meant, self.probation):
+            yield Place(PROBATION, queue_list=name)
 
-    def _of(
-        self, owner: Mapping[str, Any], queue_list: str, runs: Mapping[str, str]
-    ) -> Iterator[dict[str, Any]]:
-        """What an owner has of one queue list; ``runs``: the claims of what runs, by digest."""
-        if self.which.wants(RUNNING, RESERVED):
-            for page in self.holdings.near(owner["owner"], queue_list):
-                yield from self._rows(page, queue_list, RESERVED, owner, runs)
-        if self.which.wants(ETA, RUNNING):
-            for claims in self.holdings.aside(owner["owner"], queue_list):
-                ids = list(claims)
-                yield from self._rows([*claims.values()], queue_list, ETA, owner, runs, ids)
+    def _read(self, most: int) -> Iterator[list[dict[str, Any]]]:
+        """The jobs in states that are meant, some at a time."""
+        owners = {row["owner"]: row for row in self.owners}
+        runs: dict[tuple[str, str], str] = {}
+        for pages in self.holdings.look([*self._places()], most):
+            jobs = []
+            for place, rows in pages:
+                if place.state == RUNNING:
+                    runs |= {(place.owner, name.decode()): claim for claim, name in rows}
+                else:
+                    owner = owners.get(place.owner, {})
+                    jobs += [self._job(place, owner, runs, *row) for row in rows]
+            yield [job for job in jobs if self.which.wants(job["state"])]
 
-    def _rows(
+    def _job(
         self,
-        payloads: Sequence[bytes],
-        queue_list: str,
-        state: str,
+        place: Place,
         owner: Mapping[str, Any],
-        runs: Mapping[str, str],
-        claims: Sequence[str] = (),
-    ) -> Iterator[dict[str, Any]]:
-        digests = [*map(digest, payloads)]
-        known = self.strikes.counters(digests) if digests else []
-        for at, (payload, name, counters) in enumerate(zip(payloads, digests, known, strict=True)):
-            claim = claims[at] if claims else runs.get(name, "")
-            envelope = parse(payload)
-            recorded = counters.strikes
-            strikes = envelope.carried.strikes if recorded is None else recorded
-            job: dict[str, Any] = {
-                "id": envelope.task_id or name,
-                "task": envelope.task,
-                "state": RUNNING if name in runs else state,
-                "node": owner.get("node"),
-                "owner": owner.get("owner"),
-                "verdict": owner.get("verdict"),
-                "queue": self._queue(queue_list),
-                "list": queue_list,
-                "strikes": strikes,
-                "recoveries": counters.recoveries,
-                # By the clock of its owner's host; not known of what is only reserved.
-                "claimed": utc(claimed_at(claim) if claim else None),
-                "due": utc(envelope.eta or None),
-                "claim_id": claim or None,
-                "digest": name,
-            }
-            if self.which.wants(job["state"]):
-                yield job
+        runs: Mapping[tuple[str, str], str],
+        claim: str,
+        payload: bytes,
+    ) -> dict[str, Any]:
+        name, envelope = digest(payload), parse(payload)
+        run = runs.get((place.owner, name))
+        claim = claim or run or ""
+        return {
+            "id": envelope.task_id or name,
+            "task": envelope.task,
+            "state": place.state if run is None else RUNNING,
+            **{part: owner.get(part) for part in ("node", "owner", "verdict")},
+            "queue": self._queue(place.queue_list),
+            "list": place.queue_list,
+            "strikes": envelope.carried.strikes,
+            "recoveries": 0,
+            # By the clock of its owner's host; not known of what is only reserved.
+            "claimed": utc(claimed_at(claim) if claim else None),
+            "due": utc(envelope.eta or None),
+            "claim_id": claim or None,
+            "digest": name,
+        }
+
+    def _counted(self, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """With the counters that are recorded of them; with strikes, if these are meant."""
+        known = self.strikes.counters([job["digest"] for job in jobs]) if jobs else []
+        for job, counters in zip(jobs, known, strict=True):
+            job["recoveries"] = counters.recoveries
+            if counters.strikes is not None:
+                job["strikes"] = counters.strikes
+        return [job for job in jobs if job["strikes"] or self.which.state != STRUCK]
+
+    def _is_meant(self, queue_list: str) -> bool:
+        return _fits(self._queue(queue_list), self.which.queue)
 
     def _queue(self, queue_list: str) -> str:
         return queue_list.partition(self.separator)[0]

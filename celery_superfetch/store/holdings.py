@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .database import Structure
@@ -10,11 +11,24 @@ from .database import Structure
 #: Owners of one script. With 80 lists each they are 8,000 looks, 5 ms of the server.
 CHUNK = 50
 
-#: Jobs of any size that are read at a time.
+#: Jobs of any size that are read at a time; places, jobs and bytes that are enough for one script.
 PAGE = 20
+BATCH = 200
+ROOM = 4 * 1024 * 1024
+
+RUNNING, RESERVED, ETA, PROBATION = STATES = ("running", "reserved", "eta", "probation")
 
 
-class Holding(NamedTuple):
+class Place(NamedTuple):
+    """Where jobs of one state are, those that run among them; of RUNNING ones the notes."""
+
+    state: str
+    owner: str = ""
+    queue_list: str = ""
+
+
+@dataclass(frozen=True)
+class Holding:
     """How many jobs one owner has in flight."""
 
     running: int = 0
@@ -22,6 +36,8 @@ class Holding(NamedTuple):
     reserved: int = 0
     #: Waiting in the worker's memory for their time: ETA, countdown, or a retry's.
     eta: int = 0
+    #: Queue list -> how many from there are in its private list, and how many are held aside.
+    lists: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
 
     @property
     def in_flight(self) -> int:
@@ -42,32 +58,38 @@ class Holdings(Structure):
                 for o in some
                 for name in (keys.private(o, ""), keys.held(o, ""), keys.running(o))
             ]
-            counts = iter(self.scripts.run("holdings", [keys.facts(o) for o in some], names))
-            for owner, near, aside, runs in zip(some, counts, counts, counts, strict=True):
+            rows = self.scripts.run("holdings", [keys.facts(o) for o in some], names)
+            for owner, (runs, *row) in zip(some, rows, strict=True):
+                filled = [name.decode(errors="replace") for name in row[::3]]
+                near, aside = row[1::3], row[2::3]
+                lists = dict(zip(filled, zip(near, aside, strict=True), strict=True))
                 # What runs is in a private list, unless its record outlived it by a moment.
-                runs = min(runs, near)
-                found[owner] = Holding(runs, near - runs, aside)
+                runs = min(runs, sum(near))
+                found[owner] = Holding(runs, sum(near) - runs, sum(aside), lists)
         return found
 
-    def near(self, owner: str, queue_list: str) -> Iterator[list[bytes]]:
-        """Pages of a private list, the oldest claim first."""
-        return self._pages(self.keys.private(owner, queue_list))
+    def look(
+        self, places: Sequence[Place], most: int
+    ) -> Iterator[list[tuple[Place, list[tuple[str, bytes]]]]]:
+        """What is in some places, about ``most`` jobs of it in a round trip: pages of payloads, the
+        oldest claim first, each after its claim id if it is noted there. What waits aside has no
+        order, and may come twice. RUNNING: digests."""
+        keys, at, cursor = [*map(self._key, places)], 0, b"0"
+        while at < len(keys):
+            args: list[Any] = [min(most, BATCH), ROOM, PAGE, cursor]
+            pages = []
+            for cursor, rows in self.scripts.run("look", keys[at : at + BATCH], args):
+                ids = [b""] * len(rows)
+                if places[at].state in (RUNNING, ETA):
+                    ids, rows = rows[::2], rows[1::2]
+                pages.append((places[at], [*zip(map(bytes.decode, ids), rows, strict=True)]))
+                at += cursor == b"0"
+            yield pages
 
-    def on_probation(self, queue_list: str) -> Iterator[list[bytes]]:
-        """Pages of the jobs on probation from a queue list, the oldest first."""
-        return self._pages(self.keys.probation(queue_list))
-
-    def aside(self, owner: str, queue_list: str) -> Iterator[dict[str, bytes]]:
-        """Pages of held jobs by their claim ids, in no order; one may come twice."""
-        key, at = self.keys.held(owner, queue_list), -1
-        while at:
-            found: Any = self.client.hscan(key, max(at, 0), count=PAGE)
-            at, rows = found
-            yield {id.decode(): payload for id, payload in rows.items()}
-
-    def _pages(self, key: str) -> Iterator[list[bytes]]:
-        """From the right: what comes meanwhile comes at the left."""
-        last = -1
-        while page := list[Any](self.client.lrange(key, last - PAGE + 1, last)):
-            yield page[::-1]
-            last -= PAGE
+    def _key(self, place: Place) -> str:
+        state, owner, queue_list = place
+        if state == RUNNING:
+            return self.keys.running(owner)
+        if state == PROBATION:
+            return self.keys.probation(queue_list)
+        return (self.keys.held if state == ETA else self.keys.private)(owner, queue_list)

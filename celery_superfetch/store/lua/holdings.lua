@@ -3,8 +3,8 @@
 -- ARGV: for each owner what stands before its queue lists in the names of its private lists and of
 --       its held jobs, then the name of its running jobs. Its lists are named by its facts: there
 --       may be a hundred for each of a thousand owners
--- Returns: for each owner how many lie in its private lists, how many are held aside, and how many
---       run
+-- Returns: for each owner how many run, then for each queue list that it has a job of its name, how
+--       many lie in its private list, and how many are held aside
 -- Crash: nothing was changed.
 local function number(...)
   local answer = redis.pcall(...)
@@ -13,16 +13,19 @@ end
 local found = {}
 for i = 1, #KEYS do
   local private, held, running = ARGV[3 * i - 2], ARGV[3 * i - 1], ARGV[3 * i]
-  local near, aside = 0, 0
+  -- Two fields are none of its jobs.
+  local row = {
+    number('HLEN', running) - number('HEXISTS', running, 'alone')
+      - number('HEXISTS', running, 'ran')
+  }
   local lists = redis.pcall('HGET', KEYS[i], 'lists')
   local known, names = pcall(cjson.decode, type(lists) == 'string' and lists or '{}')
   for name in pairs(known and type(names) == 'table' and names or {}) do
-    near = near + number('LLEN', private .. name)
-    aside = aside + number('HLEN', held .. name)
+    local near, aside = number('LLEN', private .. name), number('HLEN', held .. name)
+    if near + aside > 0 then
+      row[#row + 1], row[#row + 2], row[#row + 3] = name, near, aside
+    end
   end
-  -- Two fields are none of its jobs.
-  local runs = number('HLEN', running) - number('HEXISTS', running, 'alone')
-    - number('HEXISTS', running, 'ran')
-  found[#found + 1], found[#found + 2], found[#found + 3] = near, aside, runs
+  found[i] = row
 end
 return found
