@@ -1,24 +1,38 @@
-"""The heart of an owner: a thread and a connection of its own."""
+"""The heart of an owner: a thread and a connection of its own; under gevent a native one, too.
+
+There the thread is a greenlet, which a task that does not yield stops. A native thread goes on, but
+may touch none of gevent's locks and sockets. So the greenlet opens its connection, with all that
+redis-py knows of TLS and passwords, and the native thread only writes and reads bytes there.
+"""
 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from time import monotonic
 from typing import Any, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
 
 from ..model.facts import RETRY_INTERVAL, STUCK
-from .gevent_heart import Pulse, threads_are_greenlets
 from .heart import Heart
 
 logger = logging.getLogger(__name__)
 
+REPLY_SIZE = 65536  # bytes read of a reply; what an error says is the heart's to meet and to report
+
 T = TypeVar("T")
+
+
+def threads_are_greenlets() -> bool:
+    monkey = sys.modules.get("gevent.monkey")
+    return monkey is not None and bool(monkey.is_module_patched("threading"))
 
 
 class Heartbeats(threading.Thread):
@@ -27,17 +41,11 @@ class Heartbeats(threading.Thread):
     def __init__(self, heart: Heart) -> None:
         super().__init__(name="superfetch-heartbeat", daemon=True)
         self.heart = heart
-        self.pulse = Pulse(heart) if threads_are_greenlets() else None
+        self.stopped = False  # set, it sends no more; nobody waits for what is under way
+        self.pulse = Pulse(self) if threads_are_greenlets() else None
         self._asked: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._wake = threading.Event()
-        self._stopped = False
         self._failing = False
-
-    def stop(self) -> None:
-        """Send no more; does not wait for one that is under way."""
-        self._stopped = True
-        if self.pulse is not None:
-            self.pulse.stopped = True
 
     def ask(self, act: Callable[[], T]) -> T:
         """Have ``act`` done at once, by the only thread that speaks, and wait for it."""
@@ -53,17 +61,17 @@ class Heartbeats(threading.Thread):
         heart, interval = self.heart, self.heart.config.heartbeat_interval
         due = monotonic() + interval
         # Short waits: a signal handler can set a flag, but must not touch this thread's lock.
-        while not self._stopped:
+        while not self.stopped:
             left = due - monotonic() if heart.state != STUCK else RETRY_INTERVAL
             self._wake.wait(max(0.0, min(RETRY_INTERVAL, interval, left)))
             self._wake.clear()
             if self.pulse is None:
                 heart.look()
-            while self._asked and not self._stopped:
+            while self._asked and not self.stopped:
                 self._act(*self._asked.popleft())
             late, news = self._failing or monotonic() >= due, heart.state != heart.facts.state
             # One whose loop is stuck says so once, and nothing more.
-            if not self._stopped and (news or (late and heart.state != STUCK)):
+            if not self.stopped and (news or (late and heart.state != STUCK)):
                 due = monotonic() + interval
                 self._beat()
 
@@ -74,7 +82,7 @@ class Heartbeats(threading.Thread):
             answer.set_exception(exc)
         else:
             if not self.heart.facts.owner:  # those were its last words
-                self.stop()
+                self.stopped = True
             answer.set_result(said)
 
     def _beat(self) -> None:
@@ -98,3 +106,52 @@ class Heartbeats(threading.Thread):
             if self._failing:
                 logger.info("Heartbeat of owner %s is heard again.", self.heart.facts.owner)
             self._failing = False
+
+
+class Pulse:
+    """What says that an owner lives while the hub is blocked: under gevent alone it has one."""
+
+    def __init__(self, heartbeats: Heartbeats) -> None:
+        original = sys.modules["gevent.monkey"].get_original
+        self._heartbeats, self._heart = heartbeats, heartbeats.heart
+        self._connection: Any = None  # redis-py's, connected; nobody else uses it
+        self._sleep = original("time", "sleep")
+        with suppress(RedisError):  # the heart reports it, and tries again
+            self.tend()
+        original("_thread", "start_new_thread")(self._run, ())
+
+    def tend(self) -> None:
+        if self._connection is None:
+            self._connection = self._heart.connect(self._heart.params).connection
+
+    def _run(self) -> None:
+        """The native thread: takes no lock, imports and logs nothing, and closes what it used."""
+        said, due, interval = "", 0.0, self._heart.config.heartbeat_interval
+        while not self._heartbeats.stopped:
+            self._heart.look()
+            state = self._heart.state
+            late = monotonic() >= due and state != STUCK
+            if self._connection is not None and (late or state != said):
+                due = monotonic() + interval
+                try:
+                    self._say(self._heart.pulse(state))
+                    said = state
+                except OSError:
+                    self._close()
+            self._sleep(min(RETRY_INTERVAL, interval))
+        if self._connection is not None:
+            self._close()
+
+    def _say(self, command: bytes) -> None:
+        """Send a command and wait for its reply: OSError if it is late, or none, or says no."""
+        gevents = self._connection._sock
+        native, tls = gevents._sock, getattr(gevents, "_sslobj", None)
+        native.settimeout(self._connection.socket_timeout)
+        (tls.write if tls else native.sendall)(command)
+        reply = (tls.read if tls else native.recv)(REPLY_SIZE)
+        if not reply or reply.startswith(b"-"):
+            raise ConnectionResetError
+
+    def _close(self) -> None:
+        self._connection._sock._sock.close()
+        self._connection = None

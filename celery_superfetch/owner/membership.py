@@ -228,7 +228,8 @@ class Membership:
                     exc,
                 )
                 if self._heartbeats is not None:
-                    self._heartbeats.stop()  # to live on would keep its jobs from everybody else
+                    # To live on would keep its jobs from everybody else.
+                    self._heartbeats.stopped = True
 
     def _end(self, tombstone: float) -> None:
         owner = self.owner

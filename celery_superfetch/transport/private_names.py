@@ -16,7 +16,7 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from ..errors import UnsupportedVersion
-from ..owner.gevent_heart import threads_are_greenlets
+from ..owner.heartbeats import threads_are_greenlets
 
 _MISSING = object()
 STORE_ATTR = dis.opmap["STORE_ATTR"]

@@ -19,7 +19,7 @@ from ..app.events import monitors_of, reporter
 from ..app.poison_pill import limits_of
 from ..errors import SuperfetchError
 from ..model.version import __version__
-from ..owner.gevent_heart import threads_are_greenlets
+from ..owner.heartbeats import threads_are_greenlets
 from ..owner.membership import Membership
 from ..signals import ownership_lost
 from ..store.wire.server import check_platform, check_server

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ...model.dead_job import DeadJob
@@ -21,25 +22,20 @@ logger = logging.getLogger(__name__)
 #: How often a decision is taken anew when another process changed the counters meanwhile.
 DECISIONS = 5
 
+Decide = Callable[[Recovery], Decision]
 
-class LostRuns:
+
+class LostRuns(Judge):
     """Recovers or kills jobs that this process holds and whose run was cut short.
 
     Each method returns the dead job if it has killed one; whoever asked announces it
-    (``job_killed`` included). What they have in common:
-
-    Arguments:
-        sender: the Celery app, for the receivers of ``job_recovering``.
-        limits: when a job is killed.
-
-    Raises:
-        redis.exceptions.RedisError: the job stays in its private list, still held.
+    (``job_killed`` included). Where one raises ``RedisError`` the job stays in its private list,
+    still held. ``sender`` is the Celery app, for the receivers of ``job_recovering``.
     """
 
     def __init__(self, in_flight: InFlight) -> None:
+        super().__init__(in_flight.database)
         self.in_flight = in_flight
-        self.config = in_flight.config
-        self.judge = Judge(in_flight.database)
 
     def recover_or_kill(
         self,
@@ -60,12 +56,7 @@ class LostRuns:
         name = digest(job.payload)
         alone = name if job == self.in_flight.jobs.alone and together == 1 else ""
         running = Running((name,), alone=alone, stopping=stopping, at_death=together)
-
-        def judge() -> tuple[Recovery, Decision]:
-            recovery = self._look(job, running, reason, limits)
-            return recovery, ask(recovery, sender)
-
-        done = self._settle(job, judge)
+        done = self._settle(job, reason, running, limits, partial(ask, sender=sender))
         return tell(done, sender) if done else None
 
     def kill_spared(self, job: Job, sender: Any, limits: Limits) -> DeadJob | None:
@@ -74,7 +65,7 @@ class LostRuns:
         Whoever recovered it knew no better: as a rule that was another app's reaper.
         """
         for _ in range(DECISIONS):
-            recovery = self._look(job, Running(), "", limits)
+            recovery = self._look(job, "", Running(), limits)
             if recovery.recoveries == 1 or not recovery.history:  # none was counted
                 return None
             latest = recovery.latest()
@@ -109,7 +100,7 @@ class LostRuns:
             envelope = parse(job.payload)
             carried = envelope.carried.within(self.config.strike_window, now)
             envelope = envelope._replace(carried=carried)
-            [counters] = self.judge.counters([digest(job.payload)])
+            [counters] = self.counters([digest(job.payload)])
             recovery = Recovery.of(
                 job, envelope, counters, **self._told(reason), blame=blame, limits=limits
             )
@@ -132,11 +123,8 @@ class LostRuns:
         Whoever asked tells its caller.
         """
 
-        def judge() -> tuple[Recovery, Decision]:
-            recovery = self._look(job, Running(), reason, Limits.of(self.config))
-            return replace(recovery, parsed=recovery.parsed and not junk), Decision.KILL
-
-        done = self._settle(job, judge)
+        changes, limits = {"parsed": False} if junk else {}, Limits.of(self.config)
+        done = self._settle(job, reason, Running(), limits, lambda _: Decision.KILL, **changes)
         if done is None:
             return None
         dead = DeadJob.of(done.recovery, done.dead_id.decode())
@@ -161,11 +149,14 @@ class LostRuns:
             dead.id,
         )
 
-    def _settle(self, job: Job, judge: Callable[[], tuple[Recovery, Decision]]) -> Outcome | None:
+    def _settle(
+        self, job: Job, reason: str, running: Running, limits: Limits, how: Decide, **changes: Any
+    ) -> Outcome | None:
         """Decide on a job until nobody has counted it meanwhile; None where no decision held."""
         self.in_flight.bring_back(job)
         for _ in range(DECISIONS):
-            if done := self._carry_out(*judge()):
+            recovery = replace(self._look(job, reason, running, limits), **changes)
+            if done := self._carry_out(recovery, how(recovery)):
                 return done
         # The job was taken away, or somebody counts it without end.
         self.in_flight.end(job)
@@ -176,8 +167,8 @@ class LostRuns:
         node = self.in_flight.runner.node
         return {"app_name": self.config.app_name, "node": node, "reason": reason}
 
-    def _look(self, job: Job, running: Running, reason: str, limits: Limits) -> Recovery:
-        return self.judge.look([job], running, limits, **self._told(reason))[0]
+    def _look(self, job: Job, reason: str, running: Running, limits: Limits) -> Recovery:
+        return self.look([job], running, limits, **self._told(reason))[0]
 
     def _carry_out(self, recovery: Recovery, decision: Decision) -> Outcome | None:
         """Do it; None when the decision no longer held, or the job was taken away."""
@@ -185,7 +176,7 @@ class LostRuns:
         if job not in in_flight.jobs:
             return None
         expires = in_flight.expires.get(job.queue_list, 0)
-        [outcome] = self.judge.carry_out([(recovery, decision)], expires, marked=False)
+        [outcome] = self.carry_out([(recovery, decision)], expires, marked=False)
         if isinstance(outcome.answer, Exception):
             raise outcome.answer
         if outcome.answer == b"moved":
