@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from time import monotonic
-from typing import Any
 
 from redis import ConnectionPool, Redis
 from redis.exceptions import RedisError
@@ -20,7 +19,7 @@ from ..model.watch import Watch
 from ..store.database import Database
 from ..store.registry import Heartbeat, Registry
 from ..store.wire.clients import connection_id, run_id
-from ..store.wire.connections import Params, patient, place_of, without_retries
+from ..store.wire.connections import Params, place_of, without_retries
 from .in_flight.in_flight import InFlight
 from .in_flight.runner import Runner
 
@@ -43,7 +42,7 @@ class Heart:
     def __init__(
         self, params: Params, elsewhere: Sequence[Params], config: Config, runner: Runner
     ) -> None:
-        self.params = _limited(params)  # with a failover list that may change
+        self.params = without_retries(params)  # with a failover list that may change
         self.elsewhere = elsewhere
         self.config = config
         self.client = Redis(connection_pool=self._pool())  # everybody's but the heart's
@@ -87,7 +86,7 @@ class Heart:
 
         Nor must a half-open connection: it waits for the server until the next heartbeat at most.
         """
-        own = {**_limited(params), "max_connections": 2}
+        own = {**without_retries(params), "max_connections": 2}
         longest = max(SHORTEST_WAIT, self.config.heartbeat_interval)
         for name in own.keys() & {"socket_timeout", "socket_connect_timeout"}:
             own[name] = min(own[name], longest)
@@ -247,11 +246,7 @@ class Heart:
         logger.warning(
             "Owner %s goes on at the server that took its server's place.", self.facts.owner
         )
-        old, self.params = self.client.connection_pool, _limited(params)
+        old, self.params = self.client.connection_pool, without_retries(params)
         self.client.connection_pool = self._pool()
         old.disconnect(inuse_connections=False)
         self.in_flight.doubt = True
-
-
-def _limited(params: Params) -> dict[str, Any]:
-    return patient(without_retries(params))

@@ -43,12 +43,8 @@ T = TypeVar("T")
 
 
 class Membership:
-    """This process in the registry of one database, shared by all its channels there.
-
-    Arguments:
-        params: arguments of ``redis.ConnectionPool`` for the broker's database.
-        config: options of whoever came first; the others of the process share them.
-        elsewhere: the same for servers that may take its place.
+    """This process in the registry of one database, shared by all its channels there, with the
+    options of whoever came first. ``elsewhere``: servers that may take that server's place.
     """
 
     def __init__(

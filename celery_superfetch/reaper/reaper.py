@@ -17,7 +17,7 @@ from ..model.verdict import Reason
 from ..model.watch import Watch
 from ..signals import ReapedOwner, job_killed, owner_reaped
 from ..store.counters import Outcome
-from ..store.database import Database
+from ..store.database import Database, Structure
 from ..store.dead_jobs import JUNK_LIMIT, Graveyard
 from ..store.history import History
 from ..store.keyspace import Keyspace
@@ -37,7 +37,7 @@ BATCH, ROOM = 50, 256 * 1024
 NAMED = 10  # jobs that a pass names of each owner
 
 
-class Reaper:
+class Reaper(Structure):
     """Finds dead owners and empties their private lists; holds no loop and no thread. Without a
     ``watch``, which heartbeats keep, silence is added up over passes in Redis; without
     ``announcements`` (those of ``app/``, since no pass waits for a result backend) no caller of a
@@ -54,8 +54,7 @@ class Reaper:
         limits: Limits | None = None,
         by: str = "",
     ) -> None:
-        self.database = database
-        self.config = database.config
+        super().__init__(database)
         self.registry = Registry(database)
         self.keyspace = Keyspace(database)
         self.dead_jobs = Graveyard(database)

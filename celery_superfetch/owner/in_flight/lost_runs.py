@@ -49,9 +49,8 @@ class LostRuns(Judge):
     ) -> DeadJob | None:
         """Recover a job whose pool child was lost, or kill it.
 
-        Arguments:
-            stopping: the process has been told to stop: its children may have been told, too.
-            together: how many jobs the child ran as one: any of them may have done it.
+        ``stopping``: the process has been told to stop, and so perhaps its children; ``together``:
+        how many jobs the child ran as one, any of which may have done it.
         """
         name = digest(job.payload)
         alone = name if job == self.in_flight.jobs.alone and together == 1 else ""
@@ -80,13 +79,9 @@ class LostRuns(Judge):
     ) -> Carried | DeadJob | None:
         """Judge a job whose pool child was lost, and that is about to be sent as a new message.
 
-        Arguments:
-            blame: NONE when the loss is nobody's fault.
-            settled: it was acked before it ran, so there is nothing left to move.
-
-        Returns:
-            what the new message has to carry; the dead job, if this was its last strike; None
-            when it must not be sent: it was taken away, or it is settled and out of strikes.
+        Returns what that has to carry; the dead job, if this was its last strike; or None when it
+        must not be sent: it was taken away, or was ``settled`` before it ran, so that nothing is
+        left to move, and is out of strikes. ``blame``: NONE when the loss is nobody's fault.
         """
         self.in_flight.bring_back(job)
         for _ in range(DECISIONS):
@@ -96,7 +91,7 @@ class LostRuns(Judge):
                 if not self.in_flight.lists.has(job):
                     self.in_flight.lose(job)
                     return None
-            now = self.in_flight.database.server_time() // 1000
+            now = self.database.server_time() // 1000
             envelope = parse(job.payload)
             carried = envelope.carried.within(self.config.strike_window, now)
             envelope = envelope._replace(carried=carried)
@@ -129,7 +124,7 @@ class LostRuns(Judge):
             return None
         dead = DeadJob.of(done.recovery, done.dead_id.decode())
         if not junk:  # else nobody was to be told
-            Announcement(self.in_flight.database, dead.id).done()
+            Announcement(self.database, dead.id).done()
         job_killed.send(sender=None, job=dead)
         return dead
 
