@@ -165,7 +165,7 @@ def nobodys_owner() -> Iterator[None]:
         for membership in memberships.memberships():
             membership.leave_for_good()
             if membership._heartbeats is not None:  # a test left it with jobs
-                membership._heartbeats.stop()
+                membership._heartbeats.stopped = True
         memberships._memberships.clear()
 
 
