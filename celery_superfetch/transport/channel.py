@@ -34,23 +34,17 @@ class Channel(redis.Channel):
     """kombu's Redis channel; jobs that want an ack are fetched reliably."""
 
     _fetch: Fetch | None = None
-    _delivery: Any = None
     #: A Celery worker's; it says what becomes of a job that its consumer cannot digest.
     reception: Any = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._pid = os.getpid()
-        self._reliable: set[str] = set()
+        #: Of the queues that are fetched reliably. kombu knows one callback for each queue of a
+        #: connection; two channels are two consumers.
+        self._callbacks: dict[str, Callable[[Any], Any]] = {}
         super().__init__(*args, **kwargs)
         self.QoS = _qos  # ack_emulation=False would bring one that forgets at once
         self.lists = QueueLists(self.queue_order_strategy)
-        self._callbacks: dict[str, Callable[[Any], Any]] = {}
-
-    @property
-    def config(self) -> Config:
-        """Raises ``ConfigError`` where an option is impossible. Who publishes needs none."""
-        config: Config = self.connection.config
-        return config
 
     @property
     def database(self) -> Database:
@@ -80,7 +74,7 @@ class Channel(redis.Channel):
     @property
     def active_queues(self) -> list[str]:
         """What kombu's BRPOP serves: queues without ack, which have nothing to protect."""
-        return [queue for queue in super().active_queues if queue not in self._reliable]
+        return [queue for queue in super().active_queues if queue not in self._callbacks]
 
     def expires_of(self, queue: str) -> int:
         """ms of the queue's x-expires; 0 for none."""
@@ -93,7 +87,7 @@ class Channel(redis.Channel):
 
     def _update_queue_cycle(self) -> None:
         super()._update_queue_cycle()
-        queues = [q for q in dict.fromkeys(self._active_queues) if q in self._reliable]
+        queues = [q for q in dict.fromkeys(self._active_queues) if q in self._callbacks]
         self.lists.serve({queue: self._lists_of(queue) for queue in queues}, self.expires_of)
 
     @property
@@ -102,17 +96,18 @@ class Channel(redis.Channel):
 
     @property
     def fetch(self) -> Fetch:
-        """Made on the first consume: a producer needs none of it."""
+        """Made on the first consume: a producer needs none of it.
+
+        Raises ``ConfigError`` where an option is impossible.
+        """
         if self._fetch is None:
             from ..owner.membership import membership_for
-            from .deliveries import Delivery
             from .fetch.fetch import Fetch
             from .private_names import check_transport
 
             check_transport()
-            self._delivery = Delivery  # to import it for each job would cost a tenth of its time
-            poller = self.connection.cycle
-            membership = membership_for(self.here(), self.config, self.elsewhere(), poller.runner)
+            poller, config = self.connection.cycle, self.connection.config
+            membership = membership_for(self.here(), config, self.elsewhere(), poller.runner)
             self._fetch = Fetch(self, poller, membership)
         return self._fetch
 
@@ -125,7 +120,6 @@ class Channel(redis.Channel):
         return len(jobs) + int(self.qos.take_back_waiting())
 
     def deliver(self, claimed: Claimed) -> bool:
-        # kombu knows one callback for each queue of a connection; two channels are two consumers.
         callback = self._callbacks.get(self.lists.queue(claimed.job.queue_list))
         if callback is None:  # cancelled meanwhile
             self.fetch.requeue([claimed.job])
@@ -133,7 +127,7 @@ class Channel(redis.Channel):
         reception = self.reception
         try:
             dead = claimed.earlier and reception and reception.kills(claimed, self)
-            message = None if dead else self._decode(claimed)
+            message = None if dead else self.qos.receive(claimed)
         except (RedisError, OSError):
             self.fetch.backlog.ready.appendleft(claimed)  # it goes back with those behind it
             raise
@@ -146,39 +140,17 @@ class Channel(redis.Channel):
                 raise
         return True
 
-    def _decode(self, claimed: Claimed) -> Any:
-        """The message in a payload; None when it is none and was put into quarantine."""
-        try:
-            raw = self._delivery(claimed, self)
-            message = self.Message(raw, channel=self)
-            hash(message.delivery_tag)  # deliveries are known by it
-            raw["body"] = None  # the message has it, and the payload goes back as it came
-            return message
-        except Exception:  # whatever a payload can do to a parser must not end the worker
-            self.membership.lost_runs.quarantine(claimed.job)
-            return None
-
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, *args: Any, **kw: Any) -> Any:
-        reliable = not no_ack and queue not in self._fanout_queues
-        if reliable:
-            self._reliable.add(queue)
+        if not no_ack and queue not in self._fanout_queues:
+            self._callbacks[queue] = callback
             self.fetch  # noqa: B018 - made here, where the connection's parameters are known
-        result = super().basic_consume(queue, no_ack, callback, *args, **kw)
-        if reliable:
-            # kombu's own callback would decode the message a second time.
-            def deliver(message: Any) -> Any:
-                self.qos.append(message, message.delivery_tag)
-                return callback(message)
-
-            self.connection._callbacks[queue] = self._callbacks[queue] = deliver
-        return result
+        return super().basic_consume(queue, no_ack, callback, *args, **kw)
 
     def _basic_cancel(self, consumer_tag: str) -> Any:
         queue = self._tag_to_queue.get(consumer_tag)
         result = super()._basic_cancel(consumer_tag)
-        if queue in self._reliable and queue not in self._active_queues:
-            self._reliable.discard(queue)
-            self._callbacks.pop(queue, None)
+        if queue in self._callbacks and queue not in self._active_queues:
+            del self._callbacks[queue]
             self.fetch.cancel(set(self._lists_of(queue)))
             self._update_queue_cycle()
         return result
@@ -188,8 +160,7 @@ class Channel(redis.Channel):
             return super().basic_get(queue, no_ack, **kwargs)
         lists = dict.fromkeys(self._lists_of(queue), self.expires_of(queue))
         while (claimed := self.fetch.claim_one(lists)) is not None:
-            if (message := self._decode(claimed)) is not None:
-                self.qos.append(message, message.delivery_tag)
+            if (message := self.qos.receive(claimed)) is not None:
                 return message
         return None
 
@@ -244,13 +215,6 @@ class Channel(redis.Channel):
             # Another thread closed it, whose connection was lost. By its true name, kombu tries
             # again on a new channel; else a task's retry, sent at that moment, would be lost.
             raise ConnectionError("the channel was closed while it published") from exc
-
-    def _restore(self, message: Any, leftmost: bool = False) -> None:
-        from .deliveries import delivery_of
-
-        delivery = delivery_of(message)
-        if delivery is not None:
-            self.fetch.requeue([delivery.job], "back" if leftmost else "front")
 
     def close(self) -> None:
         if self._pid != os.getpid():

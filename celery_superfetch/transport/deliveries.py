@@ -101,7 +101,7 @@ class Delivery(dict[str, Any]):
 
     def forget(self) -> None:
         """It has left: kombu need not remember it."""
-        self.channel.qos._quick_ack(self.tag)
+        self.channel.qos.forget(self.tag)
 
 
 def delivery_of(message: Any) -> Delivery | None:

@@ -148,17 +148,15 @@ kombu transport.redis:Channel.
     leave to kombu what wants no ack, and no more: active_queues _fanout_queues _get(queue)
     count what is claimed ahead, and purge suspects: _has_queue(queue) _size(queue) _purge(queue)
     keep x-expires: _new_queue(queue) _expires>=5.7 _maybe_update_queues_expire(c,queue)>=5.7
-    give a job back by its claim: _restore(message,leftmost)
     leave a server that became a replica: _connparams(asynchronous)
 kombu transport.redis:MultiChannelPoller.
     fetch once in each turn of the loop: _channels _in_protected_read on_poll_start()
         get(callback,timeout)
     hear blocking reads: on_readable(fileno) handle_event(fileno,event) _fd_to_chan
 kombu transport.virtual:QoS.
-    settle a delivery: _delivered _dirty _flush() _quick_ack
+    settle a delivery: _delivered
     give jobs back when a channel closes: restore_unacked() restore_unacked_once(stderr) _on_collect
 kombu transport.virtual:
-    deliver a job to its consumer: Transport._callbacks
     refuse a replica as it connects: Transport._avail_channels
     know the claim behind a message: Message._raw
 kombu transport.redis:

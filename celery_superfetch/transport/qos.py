@@ -8,7 +8,7 @@ from kombu.log import get_logger
 from kombu.transport import virtual
 from kombu.utils.uuid import uuid
 
-from ..model.job import Job
+from ..model.job import Claimed, Job
 from ..owner.in_flight.jobs import State
 from .deliveries import Delivery, delivery_of
 
@@ -16,7 +16,10 @@ logger = get_logger(__name__)
 
 
 class QoS(virtual.QoS):
-    """What a channel has delivered. Redis knows the same from the private lists."""
+    """What a channel has delivered and nobody has settled. Redis knows it from the private lists.
+
+    kombu, whose dicts were Python's once, notes what is settled and drops it later; here it goes.
+    """
 
     def in_use(self) -> int:
         fetch = self.channel._fetch
@@ -24,7 +27,7 @@ class QoS(virtual.QoS):
         if fetch is not None:
             # What runs on although its channel is closed: else jobs would be reserved behind it.
             ahead = len(fetch.backlog) + fetch.in_flight.jobs.counts[State.OUTLIVED]
-        return len(self._delivered) - len(self._dirty) + ahead
+        return len(self._delivered) + ahead
 
     def can_consume(self) -> bool:
         return not self.prefetch_count or self.in_use() < self.prefetch_count
@@ -36,29 +39,41 @@ class QoS(virtual.QoS):
         if "can_consume" in self.__dict__:
             # Celery's worker_disable_prefetch counts free slots: of a second job that says nothing.
             return int(not fetch.backlog and bool(self.can_consume()))
-        limit = self.channel.config.claim_limit
+        limit: int = fetch.membership.config.claim_limit
         if not self.prefetch_count:
             return limit
         return max(0, min(limit, self.prefetch_count - self.in_use()))
 
     def append(self, message: Any, delivery_tag: Any) -> None:
         # kombu's tag is made at publish; a job copied by hand brings it twice.
-        if delivery_tag in self._delivered and delivery_tag not in self._dirty:
+        if delivery_tag in self._delivered:
             delivery_tag = message.delivery_tag = uuid()
-        super().append(message, delivery_tag)
-        if isinstance(message._raw, Delivery):
-            message._raw.tag = delivery_tag
+        self._delivered[delivery_tag] = message
+
+    def receive(self, claimed: Claimed) -> Any:
+        """The message in a payload; None when it is none and was put into quarantine."""
+        try:
+            delivery = Delivery(claimed, self.channel)
+            message = self.channel.Message(delivery, channel=self.channel)
+            delivery["body"] = None  # the message has it, and the payload goes back as it came
+            self.append(message, message.delivery_tag)
+            delivery.tag = message.delivery_tag
+            return message
+        except Exception:  # whatever a payload can do to a parser must not end the worker
+            self.channel.membership.lost_runs.quarantine(claimed.job)
+            return None
 
     def delivery(self, delivery_tag: Any) -> Delivery | None:
         """What was delivered; None when it is settled, or was no claim (fanout)."""
-        if delivery_tag in self._dirty:
-            return None
         found = delivery_of(self._delivered.get(delivery_tag))
         return found if found is not None and not found.settled else None
 
+    def forget(self, delivery_tag: Any) -> None:
+        self._delivered.pop(delivery_tag, None)
+
     def ack(self, delivery_tag: Any) -> None:
         delivery = self.delivery(delivery_tag)
-        self._quick_ack(delivery_tag)
+        self.forget(delivery_tag)
         if delivery is not None:
             delivery.ack()
 
@@ -69,15 +84,11 @@ class QoS(virtual.QoS):
         delivery.requeue("back")
 
     def _in_hand(self) -> dict[Job, Any]:
-        """What was delivered and not settled, the newest first -> its tag."""
-        return {
-            message._raw.job: tag
-            for tag, message in reversed(list(self._delivered.items()))
-            if tag not in self._dirty and isinstance(message._raw, Delivery)
-        }
+        """The jobs that were delivered and not settled, the newest first -> their tags."""
+        found = map(delivery_of, reversed(list(self._delivered.values())))
+        return {delivery.job: delivery.tag for delivery in found if delivery is not None}
 
     def restore_unacked(self, client: Any = None) -> list[Any]:
-        self._flush()
         if not (back := self._in_hand()):
             return []
         # What runs stays ours; its ack comes later, by way of the process, not of this channel.
@@ -87,7 +98,7 @@ class QoS(virtual.QoS):
             logger.info("Giving %d jobs back to their queues.", given)
         for job, tag in back.items():
             if job not in jobs:
-                del self._delivered[tag]
+                self.forget(tag)
         return []
 
     def take_back_waiting(self, *, all_of_them: bool = True) -> int:
@@ -95,7 +106,7 @@ class QoS(virtual.QoS):
         tags = self._in_hand()
         back = self.channel.fetch.in_flight.requeue_waiting(tags, all_of_them)
         for job in back:
-            self._delivered.pop(tags[job], None)
+            self.forget(tags[job])
         return len(back)
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
