@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _qos(channel: Channel) -> Any:  # made on the first consume: a producer needs none of it
-    from .qos import QoS
+    from .deliveries import QoS
 
     return QoS(channel)
 

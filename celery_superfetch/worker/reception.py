@@ -75,7 +75,8 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None) -> bool:
     for request in [*state.reserved_requests, *state.requests.values()]:
         if request.message is message:
             state.task_ready(request)
-    put_aside = partial(delivery.quarantine, f"cannot be received: {safe_repr(exc)[:MOST]}")
+    why = f"cannot be received: {safe_repr(exc)[:MOST]}"
+    put_aside = partial(delivery.end_by, delivery.membership.lost_runs.quarantine, why)
     try:
         put_aside()
     except (RedisError, OSError) as error:

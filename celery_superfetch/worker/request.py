@@ -205,8 +205,9 @@ class CountedRequest(Request):
         return None
 
     def _recover_or_kill(self, delivery: Delivery, reason: str, stopping: bool) -> None:
+        way, limits = delivery.membership.lost_runs.recover_or_kill, limits_of(self.app)
         how = {"stopping": stopping, "together": self.together}
-        self._bury(delivery, delivery.cut_short(reason, self.app, limits_of(self.app), **how))
+        self._bury(delivery, delivery.end_by(way, reason, self.app, limits, **how))
 
     def _bury(self, delivery: Delivery, dead: DeadJob | None) -> None:
         if dead is not None:

@@ -54,7 +54,8 @@ class UnknownTasks:
             if returns < RETURNS:
                 return self._return(delivery, returns, other)
             why = f"it went back to its queue {returns} times"
-        dead = delivery.bury(f"task {exc} is not registered; {why}")
+        bury = delivery.membership.lost_runs.bury
+        dead = delivery.end_by(bury, f"task {exc} is not registered; {why}")
         if dead is not None:
             logger.error(
                 "Job %s is in the dead set as %s: %s. Put it back with `celery superfetch dead "

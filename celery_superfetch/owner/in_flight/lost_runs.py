@@ -128,21 +128,20 @@ class LostRuns(Judge):
         job_killed.send(sender=None, job=dead)
         return dead
 
-    def quarantine(self, job: Job, reason: str = "unparseable payload") -> None:
+    def quarantine(self, job: Job, reason: str = "unparseable payload") -> DeadJob | None:
         """Move a payload that is no message, or no job, to the dead set: it would end us."""
-        dead = self.bury(job, reason, junk=True)
-        if dead is None:
-            return
-        logger.error(
-            "An item on queue %s was put into quarantine: %s (%d bytes, starts with %r). It is in "
-            "the dead set as %s: look with `celery superfetch dead show`, then mend whoever wrote "
-            "it.",
-            job.queue_list,
-            reason,
-            len(job.payload),
-            job.payload[:40],
-            dead.id,
-        )
+        if dead := self.bury(job, reason, junk=True):
+            logger.error(
+                "An item on queue %s was put into quarantine: %s (%d bytes, starts with %r). It is "
+                "in the dead set as %s: look with `celery superfetch dead show`, then mend whoever "
+                "wrote it.",
+                job.queue_list,
+                reason,
+                len(job.payload),
+                job.payload[:40],
+                dead.id,
+            )
+        return dead
 
     def _settle(
         self, job: Job, reason: str, running: Running, limits: Limits, how: Decide, **changes: Any
