@@ -115,7 +115,7 @@ class Channel(redis.Channel):
         """Give back at once, and in order, what is claimed and not started; any thread may."""
         if self._fetch is None:
             return 0
-        jobs = self._fetch.backlog.take_all()
+        jobs = self._fetch.backlog.take()
         self._fetch.requeue(jobs)
         return len(jobs) + int(self.qos.take_back_waiting())
 

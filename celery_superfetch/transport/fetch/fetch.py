@@ -39,7 +39,7 @@ class Fetch:
         self.lists: QueueLists = channel.lists
         self.backlog = Backlog()
         self.reads = BlockingReads(membership, poller, self._accept, self._come_again)
-        self.probation = Probation(channel, poller, membership, self.backlog, self.reads)
+        self.probation = Probation(self)
         self._joined: Mapping[str, int] = {}
         self._outages = membership.heart.outages
 
@@ -148,7 +148,8 @@ class Fetch:
 
     def _claim(self, credit: int, now: float) -> None:
         backlog = self.backlog
-        confirm, backlog.unconfirmed = list(filter(self._is_ours, backlog.unconfirmed)), []
+        confirm = list(filter(self._is_ours, (job for job, _ in backlog.unconfirmed)))
+        backlog.unconfirmed = []
         reach = None if confirm else self.lists.reach(credit)
         order = self.lists.order(reach)
         starts = max(0, self.runner.free() - len(backlog.ready))
@@ -189,7 +190,7 @@ class Fetch:
         self._mind_connections()
         alone = self.probation.has_the_floor([*lists])
         self.reads.call_off([read for read in self.reads.armed if read.queue_list in lists])
-        if any(job.queue_list in lists for job in self.backlog.unconfirmed):
+        if any(job.queue_list in lists for job, _ in self.backlog.unconfirmed):
             self._claim(0, monotonic())
         for claimed in [c for c in self.backlog.ready if c.job.queue_list in lists]:
             self.backlog.ready.remove(claimed)
@@ -240,7 +241,7 @@ class Fetch:
     def _accept(self, job: Job, asked: float) -> None:
         ours = self.in_flight.take(job, asked)
         if ours and self.channel.qos.credit():
-            self.backlog.unconfirmed.append(job)
+            self.backlog.unconfirmed.append(Claimed(job))
             self._dry = False  # more may have come with it
         elif ours:
             self.in_flight.requeue([job])
@@ -252,13 +253,18 @@ class Fetch:
         self.in_flight.requeue(jobs, where)
         self.poller.wake()
 
+    def put_aside(self) -> None:
+        """Give back what is on its way to a consumer."""
+        self.reads.call_off(self.reads.armed)
+        self.in_flight.requeue(self.backlog.take())
+
     def cancel(self, lists: set[str]) -> None:
         try:
             self.reads.call_off([read for read in self.reads.armed if read.queue_list in lists])
         except RedisError:
             self.in_flight.doubt = True
         self.reads.close(lists)
-        self.in_flight.requeue(self.backlog.take_out(lists))
+        self.in_flight.requeue(self.backlog.take(lists))
 
     def close(self) -> None:
         """The channel closes: nothing is claimed from here on; never raises."""

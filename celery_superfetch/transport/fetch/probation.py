@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 from kombu.log import get_logger
 
-from ...owner.membership import Membership
+from ...owner.in_flight.in_flight import InFlight
 from ...store.queues import Suspects
-from .backlog import Backlog
-from .reads import BlockingReads
 
 logger = get_logger(__name__)
 
@@ -27,22 +24,17 @@ WORK = 10
 TRY_INTERVAL = 1.0  # seconds between two questions whether to rest, or to go on resting
 
 
-@dataclass(eq=False)
 class Probation:
-    """Decides in each turn of one channel whether a suspect has its process for itself."""
+    """Decides in each turn of one fetch whether a suspect has its process for itself."""
 
-    channel: Any
-    poller: Any
-    membership: Membership
-    backlog: Backlog
-    reads: BlockingReads
-    _others_first: bool = False
-    _resting: bool = False  # this owner came to rest, and has not gone back to work since
-    _next_try: float = 0.0
+    _others_first = False
+    _resting = False  # this owner came to rest, and has not gone back to work since
+    _next_try = 0.0
 
-    def __post_init__(self) -> None:
-        self.in_flight = self.membership.in_flight
-        self.suspects = Suspects(self.membership.database)
+    def __init__(self, fetch: Any) -> None:
+        self.fetch = fetch
+        self.in_flight: InFlight = fetch.in_flight
+        self.suspects = Suspects(self.in_flight.database)
 
     def has_the_floor(self, lists: Sequence[str]) -> bool:
         """True when nothing else may be claimed in this turn."""
@@ -53,32 +45,33 @@ class Probation:
         waiting = self._waiting(lists)
         if not waiting or self._others_first:
             if self._resting:
-                self._go_back_to_work()
-                self._ask([])
+                self._rest([])
             self._others_first = False
             if waiting:  # come back for the next, though no other job may come
-                self.poller.ring()
+                self.fetch.poller.ring()
             return False
-        if not (self.in_flight.runner.busy(self.in_flight.jobs.unsettled) or self.backlog):
-            self._put_aside()
+        if not (self.in_flight.runner.busy(self.in_flight.jobs.unsettled) or self.fetch.backlog):
+            self.fetch.put_aside()
             if any(self._take(name) for name in waiting):
                 return True
             waiting = self._waiting(lists)
-        return bool(waiting) and self._rests(waiting)
+        if not waiting:
+            return False
+        if self._is_time():
+            self._rest(waiting)
+        if self._resting:
+            self.fetch.put_aside()
+        return self._resting
 
     def _waiting(self, lists: Sequence[str]) -> list[str]:
         suspected = self.in_flight.probation
         return [name for name in lists if name in suspected] if suspected else []
 
-    def _put_aside(self) -> None:
-        self.reads.call_off(self.reads.armed)
-        self.in_flight.requeue(self.backlog.take_all())
-
     def _take(self, queue_list: str) -> bool:
-        claimed = self.in_flight.claim_alone(self.membership.owner, queue_list)
+        claimed = self.in_flight.claim_alone(self.fetch.membership.owner, queue_list)
         if claimed is not None:
             self._others_first = True
-            self.backlog.ready.append(claimed)
+            self.fetch.backlog.ready.append(claimed)
             logger.warning(
                 "Job %s is on probation: it runs alone in this process now, since it may be the "
                 "one that killed others. Other jobs wait until it has ended.",
@@ -92,37 +85,31 @@ class Probation:
         self._next_try = monotonic() + TRY_INTERVAL
         return True
 
-    def _rests(self, waiting: Sequence[str]) -> bool:
-        if self._is_time():
-            rests = self._ask(waiting)
-            if rests and not self._resting:
-                # Others may have what would only keep it busy for longer.
-                self.channel.qos.take_back_waiting(all_of_them=False)
-                logger.info(
-                    "A job is on probation, and this worker is the one that makes room for it: it "
-                    "claims nothing for a while, and runs that job alone if its own end meanwhile. "
-                    "Other workers go on."
-                )
-            elif self._resting and not rests:
-                self._go_back_to_work()
-            self._resting = rests
-        if self._resting:
-            self._put_aside()
-        return self._resting
-
-    def _go_back_to_work(self) -> None:
-        self._resting = False
-        logger.info(
-            "This worker claims jobs again. What is on probation still has its turn as soon as a "
-            "worker runs nothing, or after one more, and longer, rest of some worker."
-        )
+    def _rest(self, waiting: Sequence[str]) -> None:
+        """Come to rest, stay there, or go back to work."""
+        rests = self._ask(waiting)
+        if rests and not self._resting:
+            # Others may have what would only keep it busy for longer.
+            self.fetch.channel.qos.take_back_waiting(all_of_them=False)
+            logger.info(
+                "A job is on probation, and this worker is the one that makes room for it: it "
+                "claims nothing for a while, and runs that job alone if its own end meanwhile. "
+                "Other workers go on."
+            )
+        elif self._resting and not rests:
+            logger.info(
+                "This worker claims jobs again. What is on probation still has its turn as soon as "
+                "a worker runs nothing, or after one more, and longer, rest of some worker."
+            )
+        self._resting = rests
 
     def _ask(self, waiting: Sequence[str]) -> bool:
         """Whether this owner rests for suspects from some queue lists.
 
         With none it says that its rest lasted until now, and that a suspect had its turn.
         """
-        rests = self.suspects.let_rest(self.membership.owner, waiting, FIRST_REST, WORK)
+        owner = self.fetch.membership.owner
+        rests = self.suspects.let_rest(owner, waiting, FIRST_REST, WORK)
         if rests is None:
             self.in_flight.probation -= set(waiting)
         return bool(rests)
