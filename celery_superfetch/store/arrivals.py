@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from time import monotonic
 
 from redis.exceptions import RedisError
@@ -10,6 +10,8 @@ from redis.exceptions import RedisError
 from .database import Database, Structure
 from .wire.clients import LoneConnection
 from .wire.connections import Params
+
+LOOK_ANEW = 20.0  # seconds for which a list is known to be empty: a message may be lost
 
 
 class Arrivals(Structure):
@@ -20,6 +22,9 @@ class Arrivals(Structure):
         params = {**params, "protocol": 2}
         self.hearer, self.looker = LoneConnection(params), LoneConnection(params)
         self._lists: dict[bytes, str] = {}  # key -> list, of all that were looked at
+        self.empty: set[str] = set()  # a message comes when they change
+        self._asked: set[str] = set()  # answer to come; not changed since
+        self.look_anew_at = 0.0  # at all of them (monotonic s)
         #: Who owes an answer, and since when (monotonic s).
         self._owes: dict[LoneConnection, float] = {}
         try:
@@ -32,22 +37,22 @@ class Arrivals(Structure):
             raise
 
     def look(self, lists: Collection[str]) -> None:
-        """Ask whether something is in any of the lists; word comes of what changes from here on."""
-        keys = [self.keys.queue(name) for name in lists]
-        self._lists.update(zip((key.encode() for key in keys), lists, strict=True))
-        self._send(self.looker, "EXISTS", *keys)
-
-    def keep_open(self) -> None:
-        """A firewall forgets a connection that is silent."""
-        self._send(self.hearer, "PING")
+        """See that word comes of whatever is, or arrives, in ``lists``."""
+        if self.looker in self._owes:
+            return
+        if monotonic() >= self.look_anew_at:
+            self.look_anew_at = monotonic() + LOOK_ANEW
+            self.empty.clear()
+            self._send(self.hearer, "PING")  # a firewall forgets a connection that is silent
+        if new := [name for name in lists if name not in self.empty]:
+            self._asked = set(new)
+            keys = [self.keys.queue(name) for name in new]
+            self._lists.update(zip((key.encode() for key in keys), new, strict=True))
+            self._send(self.looker, "EXISTS", *keys)
 
     def _send(self, connection: LoneConnection, *command: str) -> None:
         connection.send(*command)
         self._owes.setdefault(connection, monotonic())
-
-    @property
-    def looking(self) -> bool:
-        return self.looker in self._owes
 
     def overdue(self, limit: float) -> bool:
         """Whether an answer has not come in so many seconds."""
@@ -58,23 +63,30 @@ class Arrivals(Structure):
             return True
 
     def found(self) -> bool:
-        """Read the answer to a look."""
+        """Read the answer to a look: whether there is something to claim."""
         self._owes.pop(self.looker, None)
-        return bool(self.looker.read())
+        found = bool(self.looker.read())
+        if not found:
+            self.empty |= self._asked
+        self._asked = set()
+        return found
 
-    def changed(self) -> Iterator[set[str]]:
-        """Lists that have changed, for each message that came."""
+    def changed(self) -> set[str]:
+        """Read what came: the lists that have changed."""
+        changed: set[str] = set()
         while True:
             kind, *rest = self.hearer.read()
             if kind == b"message":
                 # Without keys the whole database did.
                 keys = self._lists.keys() if rest[1] is None else self._lists.keys() & set(rest[1])
-                yield {self._lists[key] for key in keys}
+                changed.update(self._lists[key] for key in keys)
             else:
                 self._owes.pop(self.hearer, None)
             # The socket would not show again what came with it.
             if not self.hearer.can_read():
-                return
+                self.empty -= changed
+                self._asked -= changed
+                return changed
 
     def close(self) -> None:
         self.looker.disconnect()

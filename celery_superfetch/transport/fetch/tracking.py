@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
-from ...owner.membership import BLOCK_TIMEOUT, Membership
+from ...owner.membership import Membership
 from ...store.arrivals import Arrivals
 from ...store.wire.server import warn_once
 
@@ -34,10 +34,6 @@ class Tracking:
     #: Until when it is not tried, since the server has refused it (monotonic s).
     _refused_until: float = 0.0
     _arrivals: Arrivals | None = None
-    #: When all are looked at anew (monotonic s): a message may be lost with its connection.
-    _again_at: float = 0.0
-    _tracked: set[str] = field(default_factory=set)  # empty; a message comes when they change
-    _asked: set[str] = field(default_factory=set)  # answer to come; not changed since
 
     @property
     def allowed(self) -> bool:
@@ -45,25 +41,17 @@ class Tracking:
 
     def look_at(self, lists: Collection[str]) -> None:
         """See that word comes of whatever is, or arrives, in ``lists``."""
-        if not self.allowed or not lists:
-            return
         if self._arrivals is not None and self._arrivals.overdue(OVERDUE):
             logger.warning("No word of changed queue lists in time; both connections are replaced.")
             self.close()
-        arrivals = self._arrivals or self._open()
-        if arrivals is None or arrivals.looking:
-            return
-        if monotonic() >= self._again_at:
-            self._again_at = monotonic() + BLOCK_TIMEOUT
-            self._tracked.clear()
-            arrivals.keep_open()
-        if new := [name for name in lists if name not in self._tracked]:
-            self._asked = set(new)
-            arrivals.look(new)
+        if self._arrivals is None and lists and self.allowed:
+            self._open()
+        if self._arrivals is not None:
+            self._arrivals.look(lists)
 
-    def _open(self) -> Arrivals | None:
+    def _open(self) -> None:
         try:
-            arrivals = Arrivals(self.membership.database, self.membership.heart.params)
+            self._arrivals = Arrivals(self.membership.database, self.membership.heart.params)
         except ResponseError as exc:
             self._refused_until = monotonic() + TRY_AGAIN
             warn_once(
@@ -71,19 +59,14 @@ class Tracking:
                 "waits are looked at once a second. If that is forbidden to its user, see "
                 "CLIENT TRACKING among the permissions in docs/configuration.md."
             )
-            return None
-        for fd, handler in zip(arrivals.fds, (self._hear, self._seen), strict=True):
-            self.poller.watch(fd, handler)
-        self._arrivals = arrivals
-        return arrivals
+        else:
+            for fd, handler in zip(self._arrivals.fds, (self._hear, self._seen), strict=True):
+                self.poller.watch(fd, handler)
 
     def _hear(self) -> None:
         assert self._arrivals is not None
         try:
-            for names in self._arrivals.changed():
-                self._tracked -= names
-                self._asked -= names
-                self.on_change(names)
+            self.on_change(self._arrivals.changed())
         except (RedisError, OSError):
             self.close()  # no claim was lost with it, and the next look tries another
 
@@ -95,14 +78,10 @@ class Tracking:
             return self.close()
         if found:
             self.on_jobs()
-        else:
-            self._tracked |= self._asked
-        self._asked = set()
 
     def close(self) -> None:
         if self._arrivals is not None:
             for fd in self._arrivals.fds:
                 self.poller.unwatch(fd)
             self._arrivals.close()
-        self._arrivals, self._again_at = None, 0.0
-        self._tracked, self._asked = set(), set()
+        self._arrivals = None
