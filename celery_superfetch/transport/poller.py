@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 #: wait meanwhile. The acks of those to a pool wait, too: it bounds what a crash runs again.
 DELIVERING = 0.01
 
-#: Seconds a consumer without an event loop waits at most before it looks around: a wait without
-#: end would never find out that a silent connection is dead.
-LONGEST_WAIT = 5.0
-
 
 class Poller(MultiChannelPoller):
     """Serves BRPOP (``no_ack`` queues) and LISTEN (fanout) as kombu does, and fetches jobs.
@@ -71,7 +67,8 @@ class Poller(MultiChannelPoller):
             hub.add_reader(fd, self.on_readable, fd)
         if self._turn_timer is not None:
             self._turn_timer.cancel()
-        # Lists that cannot be blocked on are looked at in on_poll_start; this wakes the loop.
+        # What nobody tells of (dead connections, lists that cannot be blocked on) is looked at in
+        # on_poll_start; this wakes the loop.
         self._turn_timer = hub.call_repeatedly(POLL_INTERVAL, bool)
 
     def watch(self, fd: int, on_readable: Callable[[], object]) -> None:
@@ -121,7 +118,7 @@ class Poller(MultiChannelPoller):
             os.read(self._hung()[0], 16)
         self._rung = False
         end_round, self._end_round = self._end_round, False
-        delivered = self._deliver(monotonic() + DELIVERING)
+        delivered = self._deliver()
         if self._deliverable:
             self.ring()
         return delivered or end_round
@@ -134,9 +131,9 @@ class Poller(MultiChannelPoller):
     def _deliverable(self) -> bool:
         return any(fetch.deliverable for fetch in self._fetches)
 
-    def _deliver(self, until: float) -> bool:
-        """Deliver what is ready, until some time; one job where it may run in this thread."""
-        delivered, until = False, 0.0 if self.inline else until
+    def _deliver(self, until: float = 0.0) -> bool:
+        """Deliver what is ready, until some time; of each channel one job at least."""
+        delivered = False
         for fetch in self._fetches:
             while fetch.deliverable:
                 delivered = fetch.deliver() or delivered
@@ -179,9 +176,8 @@ class Poller(MultiChannelPoller):
         self._turn()
         if self._deliverable and self._deliver_here(callback):
             return None
-        look = any(fetch.must_look for fetch in self._fetches)
-        longest = POLL_INTERVAL if look else LONGEST_WAIT
-        return super().get(callback, longest if timeout is None else min(timeout, longest))
+        wait = POLL_INTERVAL if timeout is None else min(timeout, POLL_INTERVAL)
+        return super().get(callback, wait)
 
     def _deliver_here(self, callback: Any) -> bool:
         """Deliver, if not what another socket has brought: every so often that comes first.
@@ -195,7 +191,7 @@ class Poller(MultiChannelPoller):
             with contextlib.suppress(Empty):
                 super().get(callback, 0)
                 return True
-        return self._deliver(now)
+        return self._deliver()
 
     def close(self) -> None:
         self.runner.on_close()

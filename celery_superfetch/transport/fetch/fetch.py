@@ -234,10 +234,6 @@ class Fetch:
         """Whether this is called back from the delivery of the last job."""
         return self._delivering == get_ident() and not self.backlog.ready
 
-    @property
-    def must_look(self) -> bool:
-        return monotonic() < self._refused_until or not self.reads.can_cover(self.lists.names)
-
     def _accept(self, job: Job, asked: float) -> None:
         ours = self.in_flight.take(job, asked)
         if ours and self.channel.qos.credit():

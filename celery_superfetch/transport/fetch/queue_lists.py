@@ -8,7 +8,7 @@ from itertools import islice
 
 from kombu.utils.scheduling import cycle_by_name, round_robin_cycle
 
-POLL_INTERVAL = 1.0  # seconds between two looks at lists that cannot be blocked on
+POLL_INTERVAL = 1.0  # seconds between two looks at what nobody tells of
 
 #: Claims in a row that were filled from the first few lists before one names only those. Naming 80
 #: costs half as much as a claim more, which is what it takes to find that they are dry.

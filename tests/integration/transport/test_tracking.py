@@ -40,8 +40,7 @@ def waits(inbox: Inbox) -> Inbox:
 
     def settled() -> bool:
         inbox.turn()
-        empty = told._arrivals.empty if told._arrivals else ()
-        return len(empty) == len(inbox.channel.lists.names) - MOST_BLOCKS
+        return len(told._arrivals.empty) == len(inbox.channel.lists.names) - MOST_BLOCKS
 
     eventually(settled, message="every list is waited on, or tracked")
     return inbox
