@@ -223,7 +223,7 @@ class Channel(redis.Channel):
             return
         fetch = self._fetch
         if fetch is not None and not self.closed:
-            fetch.close()
+            fetch.cancel()
         super().close()
         if fetch is not None:
             fetch.membership.leave(id(fetch), answered=fetch.reads.answered)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from threading import get_ident
 from time import monotonic
 from typing import Any
@@ -254,19 +254,12 @@ class Fetch:
         self.reads.call_off(self.reads.armed)
         self.in_flight.requeue(self.backlog.take())
 
-    def cancel(self, lists: set[str]) -> None:
+    def cancel(self, lists: Collection[str] | None = None) -> None:
+        """Give back what came from some lists, or from any: nobody consumes it; never raises."""
+        armed = self.reads.armed
         try:
-            self.reads.call_off([read for read in self.reads.armed if read.queue_list in lists])
-        except RedisError:
+            self.reads.call_off([r for r in armed if lists is None or r.queue_list in lists])
+        except (RedisError, OSError):
             self.in_flight.doubt = True
         self.reads.close(lists)
         self.in_flight.requeue(self.backlog.take(lists))
-
-    def close(self) -> None:
-        """The channel closes: nothing is claimed from here on; never raises."""
-        try:
-            self.cancel(self.reads.lists | {job.queue_list for job in self.backlog.jobs})
-        except (RedisError, OSError) as exc:
-            logger.warning("Blocking reads could not be called off: %s", exc)
-            self.in_flight.doubt = True
-        self.reads.close()

@@ -82,13 +82,12 @@ class BlockingReads:
     on_jobs: Callable[[], object]  # called when there is something in a list that none waits on
     #: False once a claim may land that nobody waits for: it could not be called off.
     answered: bool = True
-    #: Until when the server blocks on none (monotonic s): it is over its memory limit.
-    _none_until: float = 0.0
 
     def __post_init__(self) -> None:
         self._reads: dict[str, BlockingRead] = {}
-        #: Queue list -> until when it is not blocked on, and nobody complains (monotonic s).
-        self._unblockable: dict[str, float] = {}
+        #: Queue list (None: any) -> until when it is not blocked on, and nobody complains
+        #: (monotonic s).
+        self._unblockable: dict[str | None, float] = {}
         self._silenced: dict[str, float] = {}
         self._tracking = Tracking(self.membership, self.poller, self._note_news, self.on_jobs)
         self._news: dict[str, float] = {}  # when something came to a list last (monotonic s)
@@ -110,7 +109,7 @@ class BlockingReads:
         """Whether all of ``lists`` can be waited on; else they have to be looked at."""
         now = monotonic()
         enough = len(lists) <= MOST_BLOCKS or self._tracking.allowed
-        return enough and all(t <= now for t in (self._none_until, *self._unblockable.values()))
+        return enough and all(until <= now for until in self._unblockable.values())
 
     def refused(self, name: str, why: str) -> None:
         """Wait on a list no more for a while: the server does not serve it."""
@@ -127,7 +126,7 @@ class BlockingReads:
 
     def wait_on(self, lists: Sequence[str]) -> None:
         now = monotonic()
-        if now < self._none_until:
+        if now < self._unblockable.get(None, 0.0):
             return
         able = [name for name in lists if self._unblockable.get(name, 0.0) <= now]
         chosen = self._choose(able)
@@ -175,7 +174,7 @@ class BlockingReads:
             payload = read.read()
         # What is refused here the claim script looks at instead, once a second.
         except OutOfMemoryError:
-            self._none_until = monotonic() + UNBLOCKABLE
+            self._unblockable[None] = monotonic() + UNBLOCKABLE
         except ResponseError as exc:  # WRONGTYPE, a lost permission
             self.refused(read.queue_list, str(exc))
         except (RedisError, OSError):
