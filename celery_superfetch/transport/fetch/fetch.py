@@ -82,7 +82,7 @@ class Fetch:
                 self.poller.ring()
             return
         credit, now = self.channel.qos.credit(), monotonic()
-        if self._dry and now >= self._look_at and not self.reads.can_cover(lists):
+        if self._dry and now >= self._look_at and not self.reads.cover_all:
             self._dry = False
         if self.backlog.unconfirmed or (credit and not self._dry and self._runs_short(credit)):
             self._claim(credit, now)

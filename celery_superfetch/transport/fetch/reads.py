@@ -1,4 +1,7 @@
-"""How one channel waits while its lists are dry: a blocking read on each, as far as they go."""
+"""How one channel waits while its lists are dry: a blocking read on each, as far as they go.
+
+Of those beyond the server tells when they change: a job there wakes all who look at its list.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,22 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from ...model.job import Job
 from ...owner.membership import BLOCK_TIMEOUT, Membership
+from ...store.arrivals import Arrivals
 from ...store.wire.clients import LoneConnection, cut, unblock
-from .tracking import OVERDUE, Tracking
+from ...store.wire.server import warn_once
 
 logger = get_logger(__name__)
 
 #: Blocking connections of one channel at most; the server tells of changes in the other lists.
 MOST_BLOCKS = 16
 
-#: Seconds for which a list that the server refuses to block on is looked at instead.
-UNBLOCKABLE = 2.0
+#: Seconds a reply may be overdue before its connection counts as half-open; a server that stands
+#: still for 10 s keeps its connections.
+OVERDUE = 12.0
+
+#: Seconds for which lists are looked at instead, where the server refuses to block on one, or to
+#: tell of changes.
+UNBLOCKABLE, UNTOLD = 2.0, 60.0
 
 COMPLAINT_INTERVAL = 60.0  # seconds between two complaints about one queue list
 
@@ -73,7 +82,7 @@ class BlockingRead(LoneConnection):
 
 @dataclass(eq=False)
 class BlockingReads:
-    """One connection for each queue list that is waited on."""
+    """One connection for each queue list that is waited on, and two that hear of the others."""
 
     membership: Membership
     poller: Any
@@ -85,11 +94,10 @@ class BlockingReads:
 
     def __post_init__(self) -> None:
         self._reads: dict[str, BlockingRead] = {}
-        #: Queue list (None: any) -> until when it is not blocked on, and nobody complains
-        #: (monotonic s).
-        self._unblockable: dict[str | None, float] = {}
-        self._silenced: dict[str, float] = {}
-        self._tracking = Tracking(self.membership, self.poller, self._note_news, self.on_jobs)
+        self._arrivals: Arrivals | None = None
+        #: Queue lists, or a way to wait for any -> until when it is not tried (monotonic s).
+        self._refused: dict[object, float] = {}
+        self._silenced: dict[str, float] = {}  # until when nobody complains (monotonic s)
         self._news: dict[str, float] = {}  # when something came to a list last (monotonic s)
 
     @property
@@ -105,16 +113,15 @@ class BlockingReads:
         since = monotonic() - BLOCK_TIMEOUT - OVERDUE
         return any(read.armed and read.armed_at < since for read in self._reads.values())
 
-    def can_cover(self, lists: Collection[str]) -> bool:
-        """Whether all of ``lists`` can be waited on; else they have to be looked at."""
-        now = monotonic()
-        enough = len(lists) <= MOST_BLOCKS or self._tracking.allowed
-        return enough and all(until <= now for until in self._unblockable.values())
+    @property
+    def cover_all(self) -> bool:
+        """Whether all lists can be waited on; else they have to be looked at."""
+        return max(self._refused.values(), default=0.0) <= monotonic()
 
     def refused(self, name: str, why: str) -> None:
         """Wait on a list no more for a while: the server does not serve it."""
         now = monotonic()
-        self._unblockable[name] = now + UNBLOCKABLE
+        self._refused[name] = now + UNBLOCKABLE
         if now >= self._silenced.get(name, 0.0):
             self._silenced[name] = now + COMPLAINT_INTERVAL
             logger.error(
@@ -126,9 +133,9 @@ class BlockingReads:
 
     def wait_on(self, lists: Sequence[str]) -> None:
         now = monotonic()
-        if now < self._unblockable.get(None, 0.0):
+        if now < self._refused.get(BlockingRead, 0.0):
             return
-        able = [name for name in lists if self._unblockable.get(name, 0.0) <= now]
+        able = [name for name in lists if self._refused.get(name, 0.0) <= now]
         chosen = self._choose(able)
         free = [r for name, r in self._reads.items() if name not in chosen and not r.armed]
         for name in chosen:
@@ -143,9 +150,9 @@ class BlockingReads:
             read.arm()
         self.close(self.lists - set(lists))
         if len(lists) > MOST_BLOCKS:
-            self._tracking.look_at([name for name in able if name not in chosen])
+            self._look_at([name for name in able if name not in chosen])
         else:
-            self._tracking.close()
+            self._forget_arrivals()
 
     def _choose(self, lists: Sequence[str]) -> Collection[str]:
         """Those on which one waits already, and those to which something came last."""
@@ -174,7 +181,7 @@ class BlockingReads:
             payload = read.read()
         # What is refused here the claim script looks at instead, once a second.
         except OutOfMemoryError:
-            self._unblockable[None] = monotonic() + UNBLOCKABLE
+            self._refused[BlockingRead] = monotonic() + UNBLOCKABLE
         except ResponseError as exc:  # WRONGTYPE, a lost permission
             self.refused(read.queue_list, str(exc))
         except (RedisError, OSError):
@@ -195,7 +202,7 @@ class BlockingReads:
 
     def close(self, lists: Collection[str] | None = None) -> None:
         if lists is None:
-            self._tracking.close()
+            self._forget_arrivals()
         for name in self.lists if lists is None else self.lists & set(lists):
             read = self._reads.pop(name)
             self.poller.unwatch(read.fd)
@@ -203,3 +210,49 @@ class BlockingReads:
                 # What it has claimed by now, nobody reads any more.
                 self.membership.in_flight.doubt = True
             self.answered = read.close() and self.answered
+
+    def _look_at(self, lists: Sequence[str]) -> None:
+        """See that word comes of whatever is, or arrives, in lists on which nothing waits."""
+        if self._arrivals is not None and self._arrivals.overdue(OVERDUE):
+            logger.warning("No word of changed queue lists in time; both connections are replaced.")
+            self._forget_arrivals()
+        if self._arrivals is None and lists and monotonic() >= self._refused.get(Arrivals, 0.0):
+            self._open_arrivals()
+        if self._arrivals is not None:
+            self._arrivals.look(lists)
+
+    def _open_arrivals(self) -> None:
+        try:
+            self._arrivals = Arrivals(self.membership.database, self.membership.heart.params)
+        except ResponseError as exc:
+            self._refused[Arrivals] = monotonic() + UNTOLD
+            warn_once(
+                f"The server does not tell of changes ({exc}): queue lists on which no connection "
+                "waits are looked at once a second. If that is forbidden to its user, see "
+                "CLIENT TRACKING among the permissions in docs/configuration.md."
+            )
+        else:
+            for fd, handler in zip(self._arrivals.fds, (self._hear, self._seen), strict=True):
+                self.poller.watch(fd, handler)
+
+    def _hear(self) -> None:
+        assert self._arrivals is not None
+        try:
+            self._note_news(self._arrivals.changed())
+        except (RedisError, OSError):
+            self._forget_arrivals()  # no claim was lost with it, and the next look tries another
+
+    def _seen(self) -> None:
+        assert self._arrivals is not None
+        try:
+            if self._arrivals.found():
+                self.on_jobs()
+        except (RedisError, OSError):
+            self._forget_arrivals()
+
+    def _forget_arrivals(self) -> None:
+        if self._arrivals is not None:
+            for fd in self._arrivals.fds:
+                self.poller.unwatch(fd)
+            self._arrivals.close()
+        self._arrivals = None

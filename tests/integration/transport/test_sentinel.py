@@ -54,7 +54,7 @@ def test_more_queues_than_blocking_reads(group: SentinelGroup) -> None:
     queues = [f"mail-{number}" for number in range(20)]
     with Inbox(urls(group, 6), *queues, transport=SENTINEL, **OPTIONS) as inbox:
         reads = inbox.channel.fetch.reads
-        eventually(lambda: inbox.turn() or len(reads._tracking._arrivals.empty) == 64)
+        eventually(lambda: inbox.turn() or len(reads._arrivals.empty) == 64)
         Bench(group.primary.client(6)).push(queues[-1], payload("last"))
         inbox.receive(1)
 

@@ -13,9 +13,8 @@ import redis
 from celery_superfetch.model.config import Config
 from celery_superfetch.owner.membership import Membership
 from celery_superfetch.transport.fetch import reads as blocking
-from celery_superfetch.transport.fetch import tracking
 from celery_superfetch.transport.fetch.fetch import POLL_INTERVAL
-from celery_superfetch.transport.fetch.reads import MOST_BLOCKS, UNBLOCKABLE
+from celery_superfetch.transport.fetch.reads import MOST_BLOCKS, UNBLOCKABLE, BlockingReads
 from support.servers.commands import looked
 from support.servers.server import Server
 from support.waiting import eventually
@@ -36,7 +35,7 @@ def server(fresh_server: Callable[..., Server]) -> Server:
 
 def waits(inbox: Inbox) -> Inbox:
     """Turn until the lists were found empty, one and all."""
-    told = inbox.channel.fetch.reads._tracking
+    told = inbox.channel.fetch.reads
 
     def settled() -> bool:
         inbox.turn()
@@ -89,7 +88,7 @@ def test_the_control_a_server_that_may_not_tell_is_looked_at(
 
 @pytest.mark.parametrize("which", ["looker", "hearer"])
 def test_a_connection_that_is_lost_is_replaced(inbox: Inbox, server: Server, which: str) -> None:
-    told = inbox.channel.fetch.reads._tracking
+    told = inbox.channel.fetch.reads
     lost = told._arrivals
     kill(server, getattr(lost, which))
     eventually(lambda: inbox.turn() or told._arrivals not in (lost, None))
@@ -99,7 +98,7 @@ def test_a_connection_that_is_lost_is_replaced(inbox: Inbox, server: Server, whi
 
 def test_both_may_be_lost_at_once(inbox: Inbox, server: Server) -> None:
     """The loop sees both in one round, and the first that is read closes the other."""
-    told = inbox.channel.fetch.reads._tracking
+    told = inbox.channel.fetch.reads
     for lost in (told._arrivals.looker, told._arrivals.hearer):
         kill(server, lost)
     inbox.turn()
@@ -111,10 +110,10 @@ def test_a_hearer_that_says_nothing_is_replaced(
     inbox: Inbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A firewall forgot its connection: no message comes, and no answer either."""
-    told = inbox.channel.fetch.reads._tracking
+    told = inbox.channel.fetch.reads
     deaf = told._arrivals
     told.poller.unwatch(deaf.fds[0])
-    monkeypatch.setattr(tracking, "OVERDUE", 0.5)
+    monkeypatch.setattr(blocking, "OVERDUE", 0.5)
     deaf.look_anew_at = 0.0
     inbox.turn()
     deaf.hearer.read()  # the answer that never came
@@ -188,47 +187,41 @@ class Loop:
 
 
 @pytest.fixture
-def told(server: Server) -> Iterator[tuple[tracking.Tracking, dict[str, int], redis.Redis]]:
+def told(server: Server) -> Iterator[tuple[BlockingReads, list[str], redis.Redis]]:
     client = server.client()
     params = {"host": "127.0.0.1", "port": server.port}
-    heard = {"changes": 0, "jobs": 0}
-
-    def change(lists: Any) -> None:
-        heard["changes"] += len(lists)
-
-    def jobs() -> None:
-        heard["jobs"] += 1
-
-    made = tracking.Tracking(Membership(params, Config(app_name="shop")), Loop(), change, jobs)
-    yield made, heard, client
+    found: list[str] = []
+    membership = Membership(params, Config(app_name="shop"))
+    made = BlockingReads(membership, Loop(), print, lambda: found.append("jobs"))
+    yield made, found, client
     made.close()
 
 
 def test_what_arrives_between_the_look_and_its_answer_is_not_missed(told: Any) -> None:
-    watcher, heard, client = told
-    watcher.look_at(["mail"])
+    watcher, found, client = told
+    watcher._look_at(["mail"])
     eventually(lambda: watcher._arrivals.looker.can_read(0.1))
     client.lpush("mail", "job")  # the answer says "empty", and lies unread
     eventually(lambda: watcher._arrivals.hearer.can_read(0.1))
-    eventually(lambda: watcher._hear() or heard["changes"] == 1)
+    eventually(lambda: watcher._hear() or [*watcher._news] == ["mail"])
     watcher._seen()
-    assert heard["jobs"] == 0
-    watcher.look_at(["mail"])
+    assert len(found) == 0
+    watcher._look_at(["mail"])
     watcher._seen()
-    assert heard["jobs"] == 1
+    assert len(found) == 1
 
 
 def test_what_is_there_already_is_told_of_until_it_is_gone(told: Any) -> None:
-    watcher, heard, client = told
+    watcher, found, client = told
     client.lpush("mail", "job")
     for times in (1, 2):
-        watcher.look_at(["mail"])
+        watcher._look_at(["mail"])
         watcher._seen()
-        assert heard["jobs"] == times
+        assert len(found) == times
     client.delete("mail")
-    watcher.look_at(["mail"])
+    watcher._look_at(["mail"])
     watcher._seen()
-    assert heard["jobs"] == 2
+    assert len(found) == 2
 
 
 def test_an_answer_that_nobody_had_time_to_read_is_not_overdue(
@@ -236,27 +229,27 @@ def test_an_answer_that_nobody_had_time_to_read_is_not_overdue(
 ) -> None:
     """A job ran in this thread meanwhile."""
     watcher, _, _ = told
-    watcher.look_at(["mail"])
+    watcher._look_at(["mail"])
     eventually(lambda: watcher._arrivals.looker.can_read(0.1))
     eventually(lambda: watcher._arrivals.hearer.can_read(0.1))
     first = watcher._arrivals
-    monkeypatch.setattr(tracking, "OVERDUE", 0.0)
-    watcher.look_at(["mail"])
+    monkeypatch.setattr(blocking, "OVERDUE", 0.0)
+    watcher._look_at(["mail"])
     assert watcher._arrivals is first
     assert not caplog.records
 
 
 def test_what_is_known_is_not_asked_again(told: Any) -> None:
     watcher, _, client = told
-    watcher.look_at(["mail", "urgent"])
+    watcher._look_at(["mail", "urgent"])
     watcher._seen()
     before = client.info("commandstats")["cmdstat_exists"]["calls"]
-    watcher.look_at(["mail", "urgent"])
+    watcher._look_at(["mail", "urgent"])
     client.lpush("urgent", "job")
     eventually(lambda: watcher._arrivals.hearer.can_read(0.1))
     watcher._hear()
     eventually(lambda: watcher._arrivals.empty == {"mail"} or watcher._hear())
-    watcher.look_at(["mail", "urgent"])
+    watcher._look_at(["mail", "urgent"])
     watcher._seen()
     stats = client.info("commandstats")
     assert stats["cmdstat_exists"]["calls"] == before + 1
