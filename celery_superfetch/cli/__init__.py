@@ -8,19 +8,10 @@ from __future__ import annotations
 import click
 
 # They add their commands to the group.
-from . import check, dead, doctor, jobs, metrics, stock, top, web  # noqa: F401
+from . import dead, jobs, metrics, status, stock, web  # noqa: F401
 from .session import Session, command, know_tasks, superfetch
 
 __all__ = ["superfetch"]
-
-
-@command(superfetch, "status")
-@click.option("--wide", is_flag=True, help="All columns and rows, with the owners' ids.")
-def status(session: Session, wide: bool) -> None:
-    """Whether all is well, and what to do; owners, queues, dead set. Only reads."""
-    from .status_tables import say_status
-
-    say_status(session, wide)
 
 
 @command(superfetch, "reap")

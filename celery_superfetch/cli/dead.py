@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .session import Session, command, know_tasks, say_lines, superfetch, warn
+from .session import Session, command, know_tasks, superfetch, warn
 
 if TYPE_CHECKING:
     from ..app.dead_set import Retried
@@ -53,11 +53,6 @@ def conditions(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def given(conditions: dict[str, Any]) -> dict[str, Any]:
-    """The conditions that were given."""
-    return {name: value for name, value in conditions.items() if value is not None}
-
-
 @command(dead, "list")
 @conditions
 @click.option("--first", type=click.IntRange(0), default=0, help="Skip so many of the newest.")
@@ -67,17 +62,29 @@ def given(conditions: dict[str, Any]) -> dict[str, Any]:
 @click.option("--wide", is_flag=True, help="All columns, each job on one line.")
 def dead_list(session: Session, first: int, count: int, wide: bool, **conditions: Any) -> None:
     """Killed jobs, the newest first."""
-    if wide:
-        session.tables.widen()
     size = len(session.dead_set)
     # One more than is shown tells whether there are more.
     found = session.dead_set.page(first, count + 1, **conditions)
     jobs, more = [job.as_dict() for job in found[:count]], len(found) > count
-    picked, now = bool(given(conditions)), session.reaper.database.server_time()
-    session.say(
-        {"size": size, "more": more, "jobs": jobs},
-        lambda: session.tables.dead_jobs(size, first, jobs, more, picked, now),
-    )
+
+    def text() -> None:
+        from .tables import DEAD_JOB, DEAD_SPARE
+
+        tables, now = session.tables, session.reaper.database.server_time()
+        picked = any(value is not None for value in conditions.values())
+        if wide:
+            tables.widen()
+        tables.table(DEAD_JOB, (tables.dead_row(job, now) for job in jobs), DEAD_SPARE)
+        if jobs:
+            of = "those that meet the conditions" if picked else f"{size} jobs"
+            rest = f" More: --first {first + len(jobs)}." if more else ""
+            tables.line(f"{first + 1} to {first + len(jobs)} of {of}, the newest first.{rest}")
+        elif picked and size:
+            tables.line(f"None of the {size} jobs from number {first + 1} on meets the conditions.")
+        else:
+            tables.line(f"It has only {size} jobs." if size else "The dead set is empty.")
+
+    session.say({"size": size, "more": more, "jobs": jobs}, text)
 
 
 @command(dead, "show")
@@ -106,7 +113,7 @@ def dead_retry(
 
     Either those that are named, or those that the conditions pick, or --all of them.
     """
-    picked = given(conditions)
+    picked = any(value is not None for value in conditions.values())
     if ids and (picked or everything):
         raise click.UsageError(
             "name jobs by ID, or pick them with conditions; not both. (--queue picks those from "
@@ -123,7 +130,7 @@ def dead_retry(
         warn(f"the app has no queue {to!r}; a worker has to be started with -Q {to}")
     jobs: Sequence[str] = tuple(dict.fromkeys(ids))
     if not ids:
-        jobs = [job.id for job in session.dead_set.find(**picked)][::-1]
+        jobs = [job.id for job in session.dead_set.find(oldest_first=True, **conditions)]
         where = f" on {to!r}" if to else ""
         if jobs and not yes:
             click.confirm(f"Put {len(jobs)} jobs back{where}?", abort=True, err=True)
@@ -158,14 +165,14 @@ def _say_retried(session: Session, done: Sequence[Retried], each: bool) -> None:
     retried = [
         {"id": row.id, "task": row.task, "task_id": row.task_id, "queue": row.queue} for row in rows
     ]
-    session.say({"retried": retried, "errors": errors}, lambda: say_lines(*lines))
-    _end(errors)
+    session.end({"retried": retried}, errors, lines)
 
 
 @command(dead, "delete")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 def dead_delete(session: Session, ids: tuple[str, ...]) -> None:
     """Delete killed jobs for good."""
+    from ..app.dead_set import GONE
     from ..errors import JobNotFound
 
     deleted: list[str] = []
@@ -173,14 +180,13 @@ def dead_delete(session: Session, ids: tuple[str, ...]) -> None:
     for id in dict.fromkeys(ids):
         try:
             job = session.dead_set.get(id)
-            if not session.dead_set.delete(job.id):
-                raise JobNotFound(f"no job {id!r} in the dead set: somebody else was quicker")
-            deleted.append(job.id)
+            if session.dead_set.delete(job.id):
+                deleted.append(job.id)
+            else:
+                errors.append({"id": id, "error": GONE.format(id)})
         except JobNotFound as exc:
             errors.append({"id": id, "error": str(exc)})
-    lines = [f"Deleted {id}" for id in deleted]
-    session.say({"deleted": deleted, "errors": errors}, lambda: say_lines(*lines))
-    _end(errors)
+    session.end({"deleted": deleted}, errors, [f"Deleted {id}" for id in deleted])
 
 
 @command(dead, "purge")
@@ -192,11 +198,3 @@ def dead_purge(session: Session, yes: bool) -> None:
         click.confirm(f"Delete all {size} jobs of the dead set for good?", abort=True, err=True)
     deleted = session.dead_set.purge()
     session.say({"deleted": deleted}, lambda: click.echo(f"Deleted {deleted} jobs."))
-
-
-def _end(errors: Sequence[dict[str, Any]]) -> None:
-    """Say the errors on stderr; with one, the exit code is 1."""
-    for error in errors:
-        say_lines(f"Error: {error['id']}: {error['error']}", err=True)
-    if errors:
-        raise click.exceptions.Exit(1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import StillInUse
+from ..model.job import parse
 from ..store.unacked import Delivery, StockConsumer, StockJob, Unacked
 
 BATCH = 100  # jobs read and moved in one round trip
@@ -25,6 +26,11 @@ class Left:
     task_id: str | None = None
     exchange: str = ""
     routing_key: str = ""
+
+    @classmethod
+    def of(cls, job: StockJob, why: str) -> Left:
+        tag, known = job.delivery.tag.decode(errors="replace"), parse(job.payload)
+        return cls(tag, why, known.task, known.task_id, job.exchange, job.routing_key)
 
 
 @dataclass
@@ -77,25 +83,21 @@ def take_over(
 def _take_batch(
     unacked: Unacked, batch: list[Delivery], routes: Routes, otherwise: str, report: Migrated
 ) -> None:
-    jobs: list[tuple[StockJob, Mapping[str, int]]] = []
-    for delivery, value in zip(batch, unacked.read(batch), strict=True):
-        if value is None:
-            report.gone += 1
-        elif (job := StockJob.parse(delivery, value)) is None:
-            tag = delivery.tag.decode(errors="replace")
-            report.left.append(Left(tag, "it is not a kombu message"))
+    found, bound = unacked.read(batch), []
+    report.gone += len(batch) - len(found)
+    for job in found:
+        if (message := parse(job.payload).message) is None:
+            report.left.append(Left.of(job, "it is not a kombu message"))
+            continue
+        lists = routes(message, job.exchange, job.routing_key)
+        if not lists and otherwise:
+            lists = routes(message, "", otherwise)
+        if lists:
+            bound.append((job, lists))
         else:
-            lists = routes(job.message, job.exchange, job.routing_key)
-            if not lists and otherwise:
-                lists = routes(job.message, "", otherwise)
-            if lists:
-                jobs.append((job, lists))
-            else:
-                report.left.append(_left(job, "no queue is bound for it"))
-    if not jobs:
-        return
-    outcomes = [b"ok"] * len(jobs) if report.dry_run else unacked.move(jobs)
-    for (job, lists), outcome in zip(jobs, outcomes, strict=True):
+            report.left.append(Left.of(job, "no queue is bound for it"))
+    outcomes = [b"ok"] * len(bound) if report.dry_run else unacked.move(bound)
+    for (job, lists), outcome in zip(bound, outcomes, strict=True):
         if outcome == b"ok":
             report.taken += 1
             report.queues.update(list(lists))
@@ -104,12 +106,7 @@ def _take_batch(
             report.gone += 1
         else:
             why = f"{' or '.join(lists)} is no queue, the key holds something else"
-            report.left.append(_left(job, why))
-
-
-def _left(job: StockJob, why: str) -> Left:
-    tag, headers = job.delivery.tag.decode(errors="replace"), job.message.get("headers") or {}
-    return Left(tag, why, headers.get("task"), headers.get("id"), job.exchange, job.routing_key)
+            report.left.append(Left.of(job, why))
 
 
 def _refusal(consumers: list[StockConsumer] | None, jobs: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,16 @@ class Session:
             click.echo(json.dumps(document, indent=2))
         else:
             text()
+
+    def end(
+        self, done: dict[str, Any], errors: Sequence[dict[str, Any]], lines: Iterable[str]
+    ) -> None:
+        """Say what was done of what was asked for, and on stderr what was not: then 1."""
+        self.say({**done, "errors": errors}, lambda: [*map(self.tables.line, lines)])
+        for error in errors:
+            complain(f"Error: {error['id']}: {error['error']}")
+        if errors:
+            raise click.exceptions.Exit(1)
 
 
 def in_session(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -132,13 +142,12 @@ def know_tasks(app: Celery) -> None:
     app.loader.import_default_modules()
 
 
-def say_lines(*lines: str, err: bool = False) -> None:
-    """Lines that may have something of a payload in them."""
+def complain(text: str) -> None:
+    """On stderr; there may be something of a payload in it."""
     from ..model.arguments import printable
 
-    for line in lines:
-        click.echo(printable(line), err=err)
+    click.echo(printable(text), err=True)
 
 
 def warn(text: str) -> None:
-    say_lines(f"Warning: {text}", err=True)
+    complain(f"Warning: {text}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from ..model.facts import STUCK
@@ -90,31 +92,28 @@ def _reason(row: dict[str, Any]) -> str:
 
 def _queues(tables: Tables, lists: Sequence[dict[str, Any]], wide: bool) -> None:
     """A row for each queue, with all its priorities; with ``--wide`` a column for each of them."""
-    queues: dict[str, dict[str, Any]] = {}
-    for row in lists:
-        queue = queues.setdefault(
-            row["queue"],
-            {"queue": row["queue"], "waiting": 0, "probation": 0, "oldest": 0.0, "consumers": 0},
-        )
-        queue[f"priority_{row['priority']}"] = row["length"]
-        if row["length"] is None:
-            queue["waiting"] = (row["error"], "bold red")
-        elif not isinstance(queue["waiting"], tuple):
-            queue["waiting"] += row["length"]
-        queue["probation"] += row["probation"]
-        queue["oldest"] = max(queue["oldest"], row["oldest"] or 0.0)
-        queue["consumers"] = max(queue["consumers"], row["consumers"])
-    for queue in queues.values():
-        queue["oldest"] = span(queue["oldest"]) if queue["oldest"] else None
-        if queue["probation"]:
-            queue["probation"] = (queue["probation"], "yellow")
-        if queue["waiting"] and not queue["consumers"]:
-            queue["consumers"] = (0, "bold red")
+    grouped = groupby(lists, key=itemgetter("queue"))
+    queues = [_queue(name, list(rows)) for name, rows in grouped]
     steps = sorted({row["priority"] for row in lists}) if wide else []
     titles = (*QUEUES, *(f"Priority {step}" for step in steps))
     tables.line()
     # The fullest first: what is cut off is empty, or nearly so.
-    tables.table(titles, sorted(queues.values(), key=_fill), most=MOST)
+    tables.table(titles, sorted(queues, key=_fill), most=MOST)
+
+
+def _queue(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, object]:
+    waiting, probation = sum(row["length"] or 0 for row in rows), sum(r["probation"] for r in rows)
+    oldest, consumers = max(row["oldest"] or 0 for row in rows), max(r["consumers"] for r in rows)
+    errors = [(row["error"], "bold red") for row in rows if row["length"] is None]
+    unserved = (waiting or errors) and not consumers
+    return {
+        "queue": name,
+        "waiting": errors[0] if errors else waiting,
+        "probation": (probation, "yellow") if probation else 0,
+        "oldest": span(oldest) if oldest else None,
+        "consumers": (0, "bold red") if unserved else consumers,
+        **{f"priority_{row['priority']}": row["length"] for row in rows},
+    }
 
 
 def _fill(queue: Mapping[str, Any]) -> tuple[bool, int, str]:

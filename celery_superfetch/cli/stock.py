@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,7 +49,7 @@ def migrate(session: Session, wait: float, **options: Any) -> None:
     with routes_of(session.app) as routes:
         unacked = Unacked(session.reaper.database, *routes.unacked)
         report = _patiently(wait, lambda: take_over(unacked, routes, **options))
-    _say(session, report, _migrated)
+    _say(session, report, _migrated(report))
     if report.left:
         raise click.exceptions.Exit(1)
 
@@ -72,7 +72,7 @@ def drain(session: Session, force: bool, forget: bool, dry_run: bool, wait: floa
         if forget and not dry_run:
             _patiently(wait, lambda: give_back.forget(report))
     finally:
-        _say(session, report, _given_back)
+        _say(session, report, _given_back(report))
     if report.errors or (report.in_flight and not dry_run):
         raise click.exceptions.Exit(1)
 
@@ -89,59 +89,56 @@ def _patiently(wait: float, run: Callable[[], T]) -> T:
     return run()
 
 
-def _say(session: Session, report: Any, text: Callable[[Session, Any], None]) -> None:
+def _say(session: Session, report: Any, lines: Iterable[str]) -> None:
     document = {**asdict(report), "queues": dict(report.queues)}
-    session.say(document, lambda: text(session, report))
+    session.say(document, lambda: [*map(session.tables.line, lines)])
 
 
-def _migrated(session: Session, report: Migrated) -> None:
-    line = session.tables.line
+def _migrated(report: Migrated) -> Iterator[str]:
     for consumer in report.consumers or ():
         warn(f"a stock consumer is connected: {consumer}")
     verb = "Would take over" if report.dry_run else "Took over"
-    line(f"{verb} {report.taken} of {report.found} unacked jobs{_where(report.queues)}.")
+    yield f"{verb} {report.taken} of {report.found} unacked jobs{_where(report.queues)}."
     if report.copied:
-        line(
+        yield (
             f"{report.copied} of them went to more than one queue, as their exchange has it: stock "
             "does not keep which queue had delivered them, so they may run again on the others."
         )
     if report.younger:
-        line(f"{report.younger} were delivered later than --older-than asks for: left.")
+        yield f"{report.younger} were delivered later than --older-than asks for: left."
     if report.gone:
-        line(f"{report.gone} were acked or delivered anew meanwhile: left.")
+        yield f"{report.gone} were acked or delivered anew meanwhile: left."
     for job in report.left:
-        line(
+        yield (
             f"Left: {job.task or '(unknown task)'}[{job.task_id or job.tag}], exchange "
             f"{job.exchange!r}, routing key {job.routing_key!r}: {job.why}."
         )
     if report.left:
-        line("Declare their queues (start a worker that consumes them), or name one by --queue.")
+        yield "Declare their queues (start a worker that consumes them), or name one by --queue."
 
 
-def _given_back(session: Session, report: GivenBack) -> None:
-    line = session.tables.line
+def _given_back(report: GivenBack) -> Iterator[str]:
     for one in report.alive:
         warn(f"{one.owner} is not known to be dead ({one.reason}): it has to be stopped")
     for owner, reason in report.owners.items():
-        line(f"Owner {owner}: {reason}.")
+        yield f"Owner {owner}: {reason}."
     verb = "Would give back" if report.dry_run else "Gave back"
-    line(f"{verb} {report.given_back} jobs{_where(report.queues)}.")
+    yield f"{verb} {report.given_back} jobs{_where(report.queues)}."
     if report.in_flight:
-        line(f"{report.in_flight} jobs are in private lists.")
+        yield f"{report.in_flight} jobs are in private lists."
     if report.dead_set:
-        line(
+        yield (
             f"The dead set keeps its {report.dead_set} jobs: `dead list` shows them, `dead retry` "
             "puts one back on its queue."
         )
     if report.deleted:
-        line(f"Deleted {report.deleted} keys of bookkeeping.")
+        yield f"Deleted {report.deleted} keys of bookkeeping."
     elif report.keys:
-        line(
-            f"{report.keys} keys of bookkeeping are left; they hold no job. --forget deletes them."
-        )
+        left = f"{report.keys} keys of bookkeeping are left"
+        yield f"{left}; they hold no job. --forget deletes them."
 
 
-def _where(queues: Any) -> str:
+def _where(queues: Mapping[str, int]) -> str:
     """``: celery 3, mail 1``."""
     rows = ", ".join(f"{name} {number}" for name, number in sorted(queues.items()) if number)
     return f": {rows}" if rows else ""

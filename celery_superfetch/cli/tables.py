@@ -86,13 +86,21 @@ class Tables:
             return
         left = 0 if self.wide or not most else max(0, len(found) - most)
         found = found[: len(found) - left]
-        shown, widths = _layout(titles, found, spare, self.console.width)
+        texts = {title: [title, *(row[title].plain for row in found)] for title in titles}
+        least = {title: max(map(_least, texts[title])) for title in titles}
+        shown, room = list(titles), self.console.width + GAP
+        for title in spare:
+            if sum(least[one] + GAP for one in shown) > room:
+                shown.remove(title)
+        fits = sum(least[one] + GAP for one in shown) <= room
         table = Table(box=None, header_style="bold", padding=(0, GAP, 0, 0), pad_edge=False)
         for title in shown:
             numbers = all(cell.justify == "right" for row in found if (cell := row[title]).plain)
+            # What has to be shortened rich takes from columns without a width.
+            whole = fits and least[title] == max(map(cell_len, texts[title]))
             table.add_column(
                 title,
-                width=widths.get(title),
+                width=least[title] if whole else None,
                 overflow="fold",
                 justify="right" if numbers else "left",
             )
@@ -101,27 +109,6 @@ class Tables:
         self.console.print(table)
         if left:
             self.line(f"and {left} more: --wide shows all")
-
-    def dead_jobs(
-        self,
-        size: int,
-        first: int,
-        jobs: Sequence[dict[str, Any]],
-        more: bool,
-        picked: bool,
-        now: int,
-    ) -> None:
-        """One page of the dead set, at a time of the server (ms)."""
-        if jobs:
-            self.table(DEAD_JOB, (self.dead_row(job, now) for job in jobs), DEAD_SPARE)
-            last = first + len(jobs)
-            of = "those that meet the conditions" if picked else f"{size} jobs"
-            rest = f" More: --first {last}." if more else ""
-            self.line(f"{first + 1} to {last} of {of}, the newest first.{rest}")
-        elif picked and size:
-            self.line(f"None of the {size} jobs from number {first + 1} on meets the conditions.")
-        else:
-            self.line("The dead set is empty." if not size else f"It has only {size} jobs.")
 
     def dead_row(self, job: dict[str, Any], now: int) -> dict[str, Any]:
         """A job in a table, at a time of the server (ms)."""
@@ -151,29 +138,6 @@ class Tables:
         for title in titles:
             value = row[_name(title)]
             self.line(f"{title + ':':<15}{'-' if value is None else value}")
-
-
-def _layout(
-    titles: Sequence[str], rows: Sequence[Mapping[str, Text]], spare: Sequence[str], room: int
-) -> tuple[Sequence[str], dict[str, int]]:
-    """The titles that are shown and, where that fits, how wide each column is."""
-    cells = {title: [title, *(row[title].plain for row in rows)] for title in titles}
-    least = {title: max(map(_least, texts)) for title, texts in cells.items()}
-    full = {title: max(map(cell_len, texts)) for title, texts in cells.items()}
-    shown = list(titles)
-    for title in (*spare, None):
-        free = room - sum(least[one] + GAP for one in shown) + GAP
-        if free >= 0 or title is None:
-            break
-        shown.remove(title)
-    if free < 0:
-        return shown, {}
-    widths = {title: least[title] for title in shown}
-    for title in sorted(shown, key=lambda one: full[one] - least[one]):
-        more = min(free, full[title] - least[title])
-        widths[title] += more
-        free -= more
-    return shown, widths
 
 
 def _least(text: str) -> int:

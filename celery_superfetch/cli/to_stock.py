@@ -98,21 +98,17 @@ class GiveBack:
     def _mark(self, facts: Facts, score: int, verdict: Reason, report: GivenBack) -> None:
         owner, host = facts.owner, facts.process.host
         reason = verdict.value if verdict.dead else "drained by an operator"
-        if not report.dry_run:
-            for _ in range(TRIES):
-                if self.registry.mark(owner, host, score, TOMBSTONE, reason):
-                    break
-                # Heard since: what was dead is not, and what is forced is asked again.
-                now = self.registry.owners().get(owner)
-                if verdict.dead or now is None:
-                    return
-                score = now
-            else:
-                report.errors += 1
-                logger.error("drain: %s is heard too often to be marked reaped: stop it.", owner)
-                return
+        # Heard since: what was dead is not, and what is forced is asked again.
+        again = (self.registry.last_heard(owner) or 0 for _ in range(TRIES))
+        scores = [score] if verdict.dead else again
+        if report.dry_run:
+            report.owners[owner] = reason
+        elif any(self.registry.mark(owner, host, heard, TOMBSTONE, reason) for heard in scores):
+            report.owners[owner] = reason
             self.registry.cut(facts)
-        report.owners[owner] = reason
+        elif not verdict.dead and self.registry.last_heard(owner) is not None:
+            report.errors += 1
+            logger.error("drain: %s is heard too often to be marked reaped: stop it.", owner)
 
     def _empty(self, owner: str, queue_list: str, expires: int, report: GivenBack) -> None:
         """Newest first, each to the front of the queue: the old order is the new one."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
-from ..model.job import digest
+from ..model.job import UNREADABLE, digest
 from .database import Database, Structure
 from .wire.connections import is_ours
 from .wire.scripts import Call
@@ -24,35 +24,25 @@ class Delivery(NamedTuple):
     since: float
 
 
-@dataclass(frozen=True)
-class StockJob:
+class StockJob(NamedTuple):
     """A job that was delivered by stock kombu and not acked."""
 
     delivery: Delivery
     value: bytes  # as kombu wrote it: a JSON list of the message, its exchange and routing key
-    start: int  # of the message in it
-    end: int
-    message: dict[str, Any]
-    exchange: str
-    routing_key: str
-
-    @property
-    def payload(self) -> bytes:
-        return self.value[self.start : self.end]
+    payload: bytes = b""  # the message in it; empty where kombu could make nothing of it either
+    exchange: str = ""
+    routing_key: str = ""
 
     @classmethod
-    def parse(cls, delivery: Delivery, value: bytes) -> StockJob | None:
-        """Read an entry; None where kombu could make nothing of it either."""
+    def parse(cls, delivery: Delivery, value: bytes) -> StockJob:
         try:
             text = value.decode()
             start = text.index("[") + 1
-            message, end = _decoder.raw_decode(text, start)
+            _, end = _decoder.raw_decode(text, start)
             _, exchange, routing_key = json.loads(text)
-            message["properties"]["delivery_tag"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return None
-        start, end = len(text[:start].encode()), len(text[:end].encode())
-        return cls(delivery, value, start, end, message, exchange or "", routing_key or "")
+        except UNREADABLE:
+            return cls(delivery, value)
+        return cls(delivery, value, text[start:end].encode(), exchange or "", routing_key or "")
 
 
 @dataclass(frozen=True)
@@ -107,10 +97,11 @@ class Unacked(Structure):
         # kombu restores by the index alone: without a row there a job waits for ever.
         return listed + [Delivery(tag, 0.0) for tag in names if tag not in known]
 
-    def read(self, deliveries: Sequence[Delivery]) -> list[bytes | None]:
-        """Values of some entries; None for one that was acked meanwhile."""
+    def read(self, deliveries: Sequence[Delivery]) -> list[StockJob]:
+        """Those of some jobs that were not acked meanwhile."""
         values: Any = self.client.hmget(self.name, [delivery.tag for delivery in deliveries])
-        return list(values)
+        pairs = zip(deliveries, values, strict=True)
+        return [StockJob.parse(delivery, value) for delivery, value in pairs if value is not None]
 
     def move(self, jobs: Sequence[tuple[StockJob, Mapping[str, int]]]) -> list[bytes]:
         return list(self.scripts.run(*self.take(jobs)))
@@ -121,10 +112,10 @@ class Unacked(Structure):
         keys, lists = self.keys, {name: ms for _, targets in jobs for name, ms in targets.items()}
         number = {name: at for at, name in enumerate(lists, 1)}
         args: list[Any] = [int(self.config.strike_window), len(lists), *lists.values()]
-        for job, targets in jobs:
-            seen = digest(job.value)
+        for (delivery, value, payload, *_), targets in jobs:
+            before = value.index(payload)
             # Lua counts from 1 and includes the last byte.
-            args += [job.delivery.tag, repr(job.delivery.since), seen, job.start + 1, job.end]
+            args += [*delivery, digest(value), before + 1, before + len(payload)]
             args += [len(targets), *map(number.__getitem__, targets)]
         names = [self.name, self.index, keys.recovered, keys.stats, *map(keys.queue, lists)]
         names += [keys.recoveries(digest(job.payload)) for job, _ in jobs]

@@ -1,0 +1,89 @@
+"""``celery superfetch status``, ``top``, ``doctor`` and ``check``: how things are."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+from celery.bin.base import CeleryCommand
+
+from .session import Session, command, know_tasks, superfetch, warn
+
+
+@command(superfetch, "status")
+@click.option("--wide", is_flag=True, help="All columns and rows, with the owners' ids.")
+def status(session: Session, wide: bool) -> None:
+    """Whether all is well, and what to do; owners, queues, dead set. Only reads."""
+    from .status_tables import say_status
+
+    say_status(session, wide)
+
+
+@command(superfetch, "top")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Ask the server so often.",
+)
+@click.option("--once", is_flag=True, help="Print the status once, and end.")
+def top(session: Session, interval: float, once: bool) -> None:
+    """The status, live; with keys: look at the dead set, retry its jobs, reap.
+
+    Without a terminal it prints the status again and again.
+    """
+    from redis.exceptions import RedisError
+
+    from .status_tables import say_status
+
+    if sys.stdin.isatty() and sys.stdout.isatty() and not (once or session.as_json):
+        from .live import Top
+
+        return Top(session, interval).run()
+    while not once:
+        try:
+            say_status(session)
+        except RedisError as exc:
+            warn(f"the server cannot be asked: {exc}")
+        time.sleep(interval)
+    return say_status(session)
+
+
+@command(superfetch, "doctor")
+def doctor(session: Session) -> None:
+    """Examine the app and the server: each finding with its fix. Only reads."""
+    from ..operate.doctor import diagnose
+    from .status_tables import STYLES
+
+    know_tasks(session.app)
+    found = diagnose(session.app, session.reaper)
+
+    def say() -> None:
+        line = session.tables.line
+        for one in found:
+            line(f"{one.level.capitalize()} [{one.code}]: {one.text}.", STYLES[one.level])
+            line(f"  Fix: {one.fix or 'nothing is to be done'}.")
+        if not found:
+            line("Nothing is wrong with the app or the server.")
+
+    session.say({"findings": [one._asdict() for one in found]}, say)
+    if any(one.level != "note" for one in found):
+        raise click.exceptions.Exit(1)
+
+
+@superfetch.command(
+    name="check",
+    cls=CeleryCommand,
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True},
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def check(ctx: click.Context, words: tuple[str, ...]) -> None:
+    """Say in one line, and by the exit code, whether all is well."""
+    from ..probe import main
+
+    ctx.exit(main(words, ctx.obj.app))
