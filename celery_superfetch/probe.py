@@ -11,6 +11,7 @@ import os
 import re
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -107,23 +108,23 @@ def _ask(options: argparse.Namespace, app: Celery | None) -> Answer:
         return _ask_app(app, conditions, options.timeout)
     from redis.exceptions import RedisError
 
-    from .model.config import Config
-    from .store.database import Database
-
     urls = list(filter(None, options.broker.split(";")))
     if options.broker.startswith("sentinel:"):
         urls = [options.broker]
-    config, timeout = Config(global_keyprefix=options.prefix), options.timeout / len(urls)
-    for url in urls:  # whichever of a failover list is the primary; of a cluster, who has our slot
-        try:
-            with _client(url, options.master, timeout) as client:
-                database = Database(client, config)
-                database.check_writable()
-                return check(database, conditions)
-        except RedisError:
-            if url == urls[-1]:
-                raise
-    raise AssertionError("the last one returns or raises")
+
+    def ask(url: str) -> Answer:
+        from .model.config import Config
+        from .store.database import Database
+
+        with _client(url, options.master, options.timeout / len(urls)) as client:
+            database = Database(client, Config(global_keyprefix=options.prefix))
+            database.check_writable()
+            return check(database, conditions)
+
+    for url in urls[:-1]:  # whichever is the primary; of a cluster, who has our slot
+        with suppress(RedisError):
+            return ask(url)
+    return ask(urls[-1])
 
 
 def _client(url: str, master: str, timeout: float) -> Redis:
@@ -135,12 +136,13 @@ def _client(url: str, master: str, timeout: float) -> Redis:
     from .store.wire.connections import Sentinels
 
     limits: dict[str, Any] = {"socket_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
-    if url.startswith("redis+socket:"):
-        return Redis.from_url(
-            url.replace("redis+socket:", "unix:", 1).replace("virtual_host=", "db="), **limits
-        )
+    scheme, _, rest = url.partition(":")
+    if scheme == "redis+socket":
+        return Redis.from_url(f"unix:{rest.replace('virtual_host=', 'db=')}", **limits)
     limits["socket_connect_timeout"] = timeout
-    if not url.startswith("sentinel:"):  # kombu has Python's names of what to verify
+    if scheme == "rediss":
+        limits["ssl_cert_reqs"] = "none"  # kombu's default, where the URL says nothing
+    if scheme != "sentinel":  # kombu has Python's names of what to verify
         url = re.sub("=CERT_(NONE|OPTIONAL|REQUIRED)", lambda found: f"={found[1].lower()}", url)
         return Redis.from_url(url, **limits)
     if not master:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,8 @@ from celery_superfetch.app.passes import note
 from celery_superfetch.probe import main
 from support.servers.server import free_port
 from support.waiting import eventually
-from support.workers.bench import elsewhere, payload
+from support.workers.bench import Bench, elsewhere, payload
+from support.workers.worker import process_env
 
 QUICK = {"heartbeat_interval": 0.5, "owner_ttl": 2, "reap_interval": 3600}
 
@@ -156,6 +158,47 @@ def test_which_server(probe, make_bench, fresh_server, url):
     replica = fresh_server(replicaof=["127.0.0.1", str(own.port)])
     assert "read-only replica" in probe(code=2, url=replica.url())
     assert "--master" in probe(code=2, url="sentinel://127.0.0.1:1")
+
+
+def installed(*words: str, code: int, **env: str) -> str:
+    """The one line of the console script, run as a probe runs it."""
+    script = Path(sys.executable).with_name("superfetch-check")
+    done = subprocess.run(
+        [script, *words], env=process_env(env), capture_output=True, text=True, timeout=30
+    )
+    assert (done.returncode, done.stderr) == (code, ""), done.stdout
+    [line] = done.stdout.splitlines()
+    return line
+
+
+def test_the_command_as_it_is_installed(one, url):
+    assert installed("--this-host", code=0, CELERY_BROKER_URL=url).startswith("OK: worker ")
+    assert installed("--broker", url, code=0).startswith("OK: 1 owner, 0 jobs in flight")
+    nobody = f"redis://127.0.0.1:{free_port()}/0"
+    assert "cannot be asked" in installed("--broker", nobody, code=2, CELERY_BROKER_URL=url)
+
+
+@pytest.mark.parametrize("query", ["", "?ssl_cert_reqs=CERT_NONE", "?ssl_cert_reqs=none"])
+def test_a_server_behind_tls_as_kombu_names_it(tls_port, query):
+    server, port = tls_port
+    bench = Bench(server.client())
+    bench.owner(node="celery@safe")
+    url = f"rediss://127.0.0.1:{port}/0{query}"
+    found = installed("--node", "celery@safe", code=0, CELERY_BROKER_URL=url)
+    assert found.startswith("OK: worker celery@safe was heard")
+
+
+def test_a_certificate_that_is_not_trusted_is_critical_where_the_url_asks_for_it(
+    tls_port, certificate
+):
+    _, port = tls_port
+    url = f"rediss://localhost:{port}/0?ssl_cert_reqs=CERT_REQUIRED"
+    found = installed("--this-host", code=2, CELERY_BROKER_URL=url)
+    assert "certificate verify failed" in found
+    found = installed(
+        "--this-host", code=2, CELERY_BROKER_URL=f"{url}&ssl_ca_certs={certificate[0]}"
+    )
+    assert "no worker of host" in found
 
 
 def test_without_an_app_no_celery_is_loaded(url):
