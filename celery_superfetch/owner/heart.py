@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from time import monotonic
+from typing import Any
 
 from redis import ConnectionPool, Redis
 from redis.exceptions import RedisError
@@ -18,7 +19,7 @@ from ..model.process import ProcessImage, mint_owner
 from ..model.watch import Watch
 from ..store.database import Database
 from ..store.registry import Heartbeat, Registry
-from ..store.wire.clients import connection_id, run_id
+from ..store.wire.clients import known_as
 from ..store.wire.connections import Params, place_of, without_retries
 from .in_flight.in_flight import InFlight
 from .in_flight.runner import Runner
@@ -71,8 +72,7 @@ class Heart:
         self._last_ms = 0  # of the last one; 0: one failed since
         self._registry: Registry | None = None
         self._at: Params = {}  # where that is
-        self._socket: object = None  # whose ids were asked last, and these
-        self._id, self._run_id = 0, ""
+        self._socket: object = None  # of its connection, when that was looked at last
 
     @property
     def registry(self) -> Registry:
@@ -99,22 +99,19 @@ class Heart:
         return ConnectionPool(**own)
 
     def _known(self) -> Facts:
-        client, runner = self.registry.client, self.in_flight.runner
-        socket = getattr(client.connection, "_sock", None)
-        if socket is None or socket is not self._socket:
-            again = self._socket is not None
-            self._id = connection_id(client)
-            self._run_id = run_id(client) if self._id else ""
-            self._socket = getattr(client.connection, "_sock", None)
-            if again:  # a restart or a failover may have undone what we were told was done
-                self.in_flight.doubt = True
+        connection: Any = self.registry.client.connection
+        (id, run_id), runner = known_as(connection), self.in_flight.runner
+        before, self._socket = self._socket, connection._sock
+        if before not in (None, self._socket):
+            # A restart or a failover may have undone what we were told was done.
+            self.in_flight.doubt = True
         return self.facts.with_(
             state=self.state,
             node=runner.node,
             tasks=runner.tasks,
-            run_id=self._run_id,
+            run_id=run_id,
             # None where the server does not tell our own: they say nothing then.
-            connections=tuple(sorted({self._id, *self.blocking}) if self._id else ()),
+            connections=tuple(sorted({id, *self.blocking}) if id else ()),
             pool=tuple(runner.pids()),
         )
 

@@ -10,13 +10,13 @@ from weakref import WeakKeyDictionary
 
 from redis import Connection, Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
 
 from .connections import Params
 from .scripts import CHECKOUT, reply_of
 from .server import info
 
-_runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # socket -> run of the server there
+#: Socket -> the id of its connection, and the run of the server there.
+_known: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
 
 
 class LoneConnection:
@@ -35,10 +35,7 @@ class LoneConnection:
         return int(self._connection._sock.fileno())
 
     def learn_id(self) -> None:
-        self.run_id = run_behind(self._connection)
-        self.send("CLIENT", "ID")
-        number = reply_of(self._connection)
-        self.id = number if self.run_id and isinstance(number, int) else 0
+        self.id, self.run_id = known_as(self._connection)
 
     @property
     def connected(self) -> bool:
@@ -67,22 +64,17 @@ def run_id(client: Redis) -> str:
     return str(info(client, "server").get("run_id", ""))
 
 
-def run_behind(connection: Any) -> str:
-    """Which run of the server an open connection leads to; asked once."""
-    if connection._sock not in _runs:
-        connection.send_command("INFO", "server", check_health=False)
-        told = reply_of(connection)
+def known_as(connection: Any) -> tuple[int, str]:
+    """The id of a connection, at which run of the server; 0 and an empty one where nobody tells.
+    Asked once; a connection that was lost is opened again."""
+    if connection._sock not in _known:
+        commands = connection.pack_commands([("CLIENT", "ID"), ("INFO", "server")])
+        connection.send_packed_command(commands, check_health=False)
+        number, told = reply_of(connection), reply_of(connection)
         found = isinstance(told, bytes) and re.search(rb"^run_id:(\w+)", told, re.MULTILINE)
-        _runs[connection._sock] = found[1].decode() if found else ""
-    return _runs[connection._sock]
-
-
-def connection_id(client: Redis) -> int:
-    """The id of the connection that ``client`` would use next; 0 where that is forbidden."""
-    try:
-        return int(client.execute_command("CLIENT", "ID"))
-    except (RedisError, TypeError, ValueError):
-        return 0
+        run = found[1].decode() if found else ""
+        _known[connection._sock] = number if run and isinstance(number, int) else 0, run
+    return _known[connection._sock]
 
 
 def cut(client: Redis, run_id: str, ids: Sequence[int]) -> bool:
@@ -118,7 +110,7 @@ def _to_connections(
     pool = client.connection_pool
     connection = pool.get_connection(*CHECKOUT)
     try:
-        if not run_id or run_behind(connection) != run_id:
+        if not run_id or known_as(connection)[1] != run_id:
             return None
         commands = [("CLIENT", *command, id) for id in ids]
         connection.send_packed_command(connection.pack_commands(commands), check_health=False)

@@ -11,7 +11,7 @@ import redis
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.verdict import Reason
 from celery_superfetch.model.watch import Watch
-from celery_superfetch.store.wire.clients import connection_id, run_id
+from celery_superfetch.store.wire.clients import run_id
 from support.waiting import always, eventually
 from support.workers.bench import Bench, elsewhere, payload
 
@@ -36,7 +36,7 @@ def line(url: str) -> Iterator[redis.Redis]:
 def remote(bench: Bench, line: redis.Redis | None = None, **facts: object) -> Facts:
     """An owner of another machine with a job; connected if a line is given."""
     if line is not None:
-        facts = {"connections": (connection_id(line),), "run_id": run_id(bench.client), **facts}
+        facts = {"connections": (line.client_id(),), "run_id": run_id(bench.client), **facts}
     owner = bench.owner(elsewhere(), **facts)
     bench.give(owner.owner, "mail", [payload(1)])
     return owner
@@ -95,7 +95,7 @@ def test_an_owner_is_judged_by_its_own_settings(
     quick.registry.heartbeat(
         hasty,
         0,
-        {"connections": f"[{connection_id(line)}]", "run_id": run_id(quick.client)},
+        {"connections": f"[{line.client_id()}]", "run_id": run_id(quick.client)},
     )
     line.close()
     assert eventually(lambda: dead(quick), 10) == {hasty.owner: Reason.DISCONNECTED}

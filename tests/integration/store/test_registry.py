@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from celery_superfetch.model.process import ProcessImage
-from celery_superfetch.store.wire.clients import connection_id, run_id
+from celery_superfetch.store.wire.clients import run_id
 from support.waiting import eventually
 from support.workers.bench import Bench, elsewhere, ended_process
 
@@ -217,7 +217,7 @@ def test_connections_are_looked_up_by_id_in_the_same_run_of_the_server(
 ) -> None:
     run = run_id(bench.client)
     other = redis.Redis.from_url(url, single_connection_client=True)
-    facts = bench.owner(connections=(connection_id(other),), run_id=run)
+    facts = bench.owner(connections=(other.client_id(),), run_id=run)
     assert run
     assert bench.registry.connected(facts, run) is True
     assert bench.registry.connected(facts, "another run") is None
@@ -230,7 +230,7 @@ def test_connections_are_looked_up_by_id_in_the_same_run_of_the_server(
 def test_cutting_an_owners_connections_ends_them(bench: Bench, url: str) -> None:
     run = run_id(bench.client)
     with redis.Redis.from_url(url, single_connection_client=True) as other:
-        facts = bench.owner(connections=(connection_id(other),), run_id=run)
+        facts = bench.owner(connections=(other.client_id(),), run_id=run)
         bench.registry.cut(facts.with_(run_id="another run"))
         bench.registry.cut(facts.with_(run_id=""))
         assert bench.registry.connected(facts, run) is True

@@ -14,7 +14,7 @@ from celery_superfetch.model.job import Claimed, Job
 from celery_superfetch.owner.membership import BLOCK_TIMEOUT
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.registry import Registry
-from celery_superfetch.store.wire.clients import connection_id, run_id, unblock
+from celery_superfetch.store.wire.clients import run_id, unblock
 from celery_superfetch.transport.fetch.reads import BlockingRead
 from support.servers.proxy import FaultProxy
 from support.servers.server import Server
@@ -82,7 +82,7 @@ def test_the_ids_of_one_server_are_strangers_at_another(
         read.arm()
         address.upstream = ("127.0.0.1", new.port)
         membership.client.connection_pool.disconnect()
-        while not strangers or connection_id(strangers[-1]) < read.id:
+        while not strangers or strangers[-1].client_id() < read.id:
             strangers.append(redis.Redis(port=new.port, single_connection_client=True))
         waiting = [threading.Thread(target=other.blpop, args=("none", 3)) for other in strangers]
         for one in waiting:
