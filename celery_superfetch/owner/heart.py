@@ -138,10 +138,9 @@ class Heart:
         if not self.facts.owner:  # it left while this heartbeat waited for its turn
             return Heartbeat("left")
         try:
-            facts, told = self._known(), self.facts.dump()
-            fields, asked = facts.dump(), monotonic()
+            facts, asked = self._known(), monotonic()
             # The pulse may have told another state meanwhile.
-            changed = {k: v for k, v in fields.items() if k == "state" or told[k] != v}
+            changed = dict(facts.dump().items() - self.facts.dump().items(), state=facts.state)
             heard = self.registry.heartbeat(facts, self._last_ms, changed)
         except RedisError:
             self.watch.interrupt()
