@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 from ..model.facts import STUCK
 from ..model.verdict import Reason
-from ..operate.health import findings, verdict
+from ..operate.health import by_queue, findings, verdict
 from ..operate.overview import overview_of
 from ..operate.words import number, span
 from .session import Session
@@ -92,34 +90,28 @@ def _reason(row: dict[str, Any]) -> str:
 
 def _queues(tables: Tables, lists: Sequence[dict[str, Any]], wide: bool) -> None:
     """A row for each queue, with all its priorities; with ``--wide`` a column for each of them."""
-    grouped = groupby(lists, key=itemgetter("queue"))
-    queues = [_queue(name, list(rows)) for name, rows in grouped]
-    steps = sorted({row["priority"] for row in lists}) if wide else []
-    titles = (*QUEUES, *(f"Priority {step}" for step in steps))
-    tables.line()
     # The fullest first: what is cut off is empty, or nearly so.
-    tables.table(titles, sorted(queues, key=_fill), most=MOST)
+    queues = sorted(by_queue(lists), key=lambda q: (not q["error"], -q["waiting"], q["queue"]))
+    lengths = {(row["queue"], row["priority"]): row["length"] for row in lists}
+    steps = sorted({step for _, step in lengths}) if wide else []
+    rows = []
+    for queue in queues:
+        each = {f"priority_{step}": lengths.get((queue["queue"], step)) for step in steps}
+        rows.append({**_queue(queue), **each})
+    tables.line()
+    tables.table((*QUEUES, *(f"Priority {step}" for step in steps)), rows, most=MOST)
 
 
-def _queue(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, object]:
-    waiting, probation = sum(row["length"] or 0 for row in rows), sum(r["probation"] for r in rows)
-    oldest, consumers = max(row["oldest"] or 0 for row in rows), max(r["consumers"] for r in rows)
-    errors = [(row["error"], "bold red") for row in rows if row["length"] is None]
-    unserved = (waiting or errors) and not consumers
+def _queue(row: Mapping[str, Any]) -> dict[str, object]:
+    error, waiting, probation = row["error"], row["waiting"], row["probation"]
+    unserved = (error or waiting) and not row["consumers"]
     return {
-        "queue": name,
-        "waiting": errors[0] if errors else waiting,
+        "queue": row["queue"],
+        "waiting": (error, "bold red") if error else waiting,
         "probation": (probation, "yellow") if probation else 0,
-        "oldest": span(oldest) if oldest else None,
-        "consumers": (0, "bold red") if unserved else consumers,
-        **{f"priority_{row['priority']}": row["length"] for row in rows},
+        "oldest": span(row["oldest"]) if row["oldest"] else None,
+        "consumers": (0, "bold red") if unserved else row["consumers"],
     }
-
-
-def _fill(queue: Mapping[str, Any]) -> tuple[bool, int, str]:
-    """Where a queue stands among others."""
-    waiting, name = queue["waiting"], str(queue["queue"])
-    return (False, 0, name) if isinstance(waiting, tuple) else (True, -waiting, name)
 
 
 def _deaths(tables: Tables, found: dict[str, Any], wide: bool) -> None:

@@ -94,7 +94,7 @@ class Terminal:
     def press(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
 
-    def shows(self, *texts: str, within: float = 15.0) -> list[str]:
+    def shows(self, *texts: str, within: float = 60.0) -> list[str]:
         """Wait until it shows all of these, however its lines are broken; its lines."""
 
         def seen() -> bool:
@@ -107,7 +107,7 @@ class Terminal:
         eventually(seen, within)
         return self.lines()
 
-    def until(self, holds: Callable[[list[str]], bool], within: float = 15.0) -> list[str]:
+    def until(self, holds: Callable[[list[str]], bool], within: float = 60.0) -> list[str]:
         """Wait until it shows what is asked for; its lines."""
 
         def seen() -> bool:
@@ -117,5 +117,5 @@ class Terminal:
         eventually(seen, within)
         return self.lines()
 
-    def wait_exit(self, timeout: float = 15.0) -> int:
+    def wait_exit(self, timeout: float = 60.0) -> int:
         return self._popen.wait(timeout)
