@@ -17,7 +17,7 @@ from ..model.dead_job import DeadJob
 from ..store.dead_jobs import BATCH, DeadJobs
 from ..store.queues import Queues
 from .broker import client_of, database_of
-from .queues import separator_of
+from .queues import routes_of, separator_of
 
 #: Results in a row that could not be forgotten, after which the others are left as they are:
 #: a result backend that is away must not hold up a thousand jobs one by one.
@@ -191,9 +191,5 @@ class DeadSet(DeadJobs):
     @cached_property
     def _expires(self) -> dict[str, int]:
         """Queue -> ms of its x-expires, as kombu makes them of the app's queues."""
-        queues = self.app.amqp.queues.values()
-        with self.app.connection_for_read() as connection:
-            channel = connection.channel()
-            for queue in queues:
-                queue.queue_declare(channel=channel)  # it only reads a length
-            return {queue.name: channel.expires_of(queue.name) for queue in queues}
+        with routes_of(self.app) as routes:
+            return {name: routes.expires_of(name) for name in self.app.amqp.queues}

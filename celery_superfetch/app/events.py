@@ -7,7 +7,6 @@ those, and in no thread that a fork could meet. Others (beat's task, a command) 
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -50,22 +49,18 @@ class Monitors:
         #: Makes its loop turn, called from any thread.
         self.wake: Callable[[], object] = bool
         self._waiting: deque[tuple[str, dict[str, Any]]] = deque()
-        self._dropping = False
         self._dispatcher: Any = None
         self._silent_until = 0.0
-        self._lock = threading.RLock()
 
     def send(self, type: str, **fields: Any) -> None:
         """Send an event, if this process is one that sends some; never raises."""
         if self.worker is None:
             self._send_here(type, fields)
-        elif len(self._waiting) < MOST:
+        elif (waiting := len(self._waiting)) <= MOST:
             self._waiting.append((type, fields))
-            self._dropping = False
             self.wake()
-        elif not self._dropping:
-            self._dropping = True
-            logger.warning("%d events wait for the worker's loop; others are dropped.", MOST)
+            if waiting == MOST:
+                logger.warning("%d events wait for the worker's loop; others are dropped.", MOST)
 
     def drain(self) -> None:
         """Send what waits, in the consumer's loop."""
@@ -83,23 +78,22 @@ class Monitors:
 
     def close(self) -> None:
         """Close the connection of a process without a loop."""
-        with self._lock, suppress(Exception):
-            dispatcher, self._dispatcher = self._dispatcher, None
+        dispatcher, self._dispatcher = self._dispatcher, None
+        with suppress(Exception):
             if dispatcher is not None:
                 dispatcher.connection.release()
 
     def _send_here(self, type: str, fields: dict[str, Any]) -> None:
-        with self._lock:
-            if monotonic() < self._silent_until:
-                return
-            try:
-                self._dispatcher = self._dispatcher or self._connect()
-                self._dispatcher.send(type, **fields)
-            except Exception as exc:  # monitors are not worth more than a line in the log
-                text = "Event %s could not be sent (%s), nor will any for %g s."
-                logger.warning(text, type, exc, SILENCE)
-                self._silent_until = monotonic() + SILENCE
-                self.close()
+        if monotonic() < self._silent_until:
+            return
+        try:
+            self._dispatcher = self._dispatcher or self._connect()
+            self._dispatcher.send(type, **fields)
+        except Exception as exc:  # monitors are not worth more than a line in the log
+            text = "Event %s could not be sent (%s), nor will any for %g s."
+            logger.warning(text, type, exc, SILENCE)
+            self._silent_until = monotonic() + SILENCE
+            self.close()
 
     def _connect(self) -> Any:
         connection = self.app.connection_for_write()

@@ -18,6 +18,7 @@ class Routes:
 
     def __init__(self, app: Celery, channel: Channel) -> None:
         self._channel = channel
+        self.expires_of = channel.expires_of  # ms of a queue's x-expires, or 0
         #: Names of stock kombu's hash of unacked messages and of its index.
         self.unacked = channel.unacked_key, channel.unacked_index_key
         self._queues = cache(self._look_up)

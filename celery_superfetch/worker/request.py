@@ -190,8 +190,8 @@ class CountedRequest(Request):
         if delivery is None or self.acknowledged or not (requeue and self._cut_short):
             return super().reject(requeue=requeue)
         self.acknowledged = True
-        stopping = told_to_stop(delivery.membership)
-        settle = partial(self._recover_or_kill, delivery, self._cut_short, stopping)
+        how = {"stopping": told_to_stop(delivery.membership), "together": self.together}
+        settle = partial(self._recover_or_kill, delivery, self._cut_short, **how)
         lost = f"Job {self.humaninfo()} lost its run ({self._cut_short})"
         try:
             settle()
@@ -204,9 +204,8 @@ class CountedRequest(Request):
             logger.exception("%s and could not be given back: it %s.", lost, where)
         return None
 
-    def _recover_or_kill(self, delivery: Delivery, reason: str, stopping: bool) -> None:
+    def _recover_or_kill(self, delivery: Delivery, reason: str, **how: Any) -> None:
         way, limits = delivery.membership.lost_runs.recover_or_kill, limits_of(self.app)
-        how = {"stopping": stopping, "together": self.together}
         self._bury(delivery, delivery.end_by(way, reason, self.app, limits, **how))
 
     def _bury(self, delivery: Delivery, dead: DeadJob | None) -> None:
