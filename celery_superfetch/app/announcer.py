@@ -45,9 +45,8 @@ GRACE = 5.0
 class Announcements:
     """The killed jobs that a process knows of, and is going to announce.
 
-    Arguments:
-        owner: names the owner that announces, in threads of its own. None: a pass announces at
-            its end, and its process may end then.
+    ``owner`` names the owner that does it, in threads of its own. None: a pass announces at its
+    end, and its process may end then.
     """
 
     def __init__(self, app: Celery, client: Redis, owner: Callable[[], str] | None = None) -> None:

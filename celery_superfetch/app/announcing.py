@@ -59,12 +59,7 @@ def own_backend(app: Celery) -> Any:
 
 
 class Telling:
-    """The steps, for one killed job of this app.
-
-    Arguments:
-        announcement: begun.
-        backend: for a task that has none of its own.
-    """
+    """The steps, for one killed job of this app; ``backend``: for a task that has none."""
 
     def __init__(self, app: Celery, job: DeadJob, announcement: Announcement, backend: Any) -> None:
         self.app, self.announcement = app, announcement
@@ -78,8 +73,7 @@ class Telling:
         self.stores = self._stores()
 
     def go(self) -> None:
-        """Take all the steps; raises TakenOver, and whatever the result backend or the broker does:
-        a later try goes on."""
+        """Take all the steps; raises TakenOver, and what the result backend or the broker does."""
         job = self.job
         if not self.announcement.told:
             job_killed.send(sender=self.app, job=job)
@@ -204,11 +198,8 @@ def pill_of(job: DeadJob) -> PoisonPill:
 
 
 def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
-    """The request as the task would have seen it, as far as the payload can be read.
-
-    Arguments:
-        with_body: False leaves the body alone: what decodes it may not survive it.
-    """
+    """The request as the task would have seen it, as far as the payload can be read. Without its
+    body where what decodes that may not survive it."""
     raw = loads(job.payload.decode())
     properties = raw["properties"]
     fields = {

@@ -83,10 +83,8 @@ class DeadSet(DeadJobs):
         self.close()
 
     def retry(self, job: DeadJob | str, to: str | None = None) -> Retried:
-        """Put one job back at the end of its queue, counters cleared and its result pending again.
-
-        Arguments:
-            to: another queue to put it on; it keeps its priority.
+        """Put one job back at the end of its queue, or of another (``to``), in its old priority,
+        counters cleared and its result pending again.
 
         Raises:
             JobNotFound: it is not in the dead set, or somebody else was quicker.
@@ -103,14 +101,10 @@ class DeadSet(DeadJobs):
         to: str | None = None,
         progress: Callable[[int], object] | None = None,
     ) -> list[Retried]:
-        """Put some jobs back; one that cannot be does not hold up the others.
+        """Put some jobs back, as ``retry`` does; one that cannot be does not hold up the others.
 
-        Returns:
-            what became of each, in order.
-
-        Arguments:
-            to: another queue to put them on; they keep their priorities.
-            progress: called after each batch with the number of jobs that are done with.
+        Returns what became of each, in order; ``progress`` is called after each batch with the
+        number of jobs that are done with.
         """
         self._backend_failures = 0
         done: list[Retried] = []

@@ -21,15 +21,9 @@ class TakenOver(Exception):
 
 
 class Announcement(Structure):
-    """The announcement of one killed job (``superfetch:announcement:<id>``).
-
-    Arguments:
-        owner: the owner that announces; empty for a process that is none.
-
-    Raises:
-        TakenOver: at each step, where it is done, another has the right, or its pause is not over;
-            do nothing more.
-    """
+    """The announcement of one killed job (``superfetch:announcement:<id>``), by an ``owner`` or, if
+    that is empty, by a process that is none. Each step raises TakenOver where it is done, another
+    has the right, or its pause is not over."""
 
     #: Time of death in server ms.
     died_at = 0

@@ -1,10 +1,17 @@
-"""What a worker does with a job that Celery, whose own code raises at some, cannot digest."""
+"""What a worker does with a job that Celery cannot digest, or whose task it does not know.
+
+Celery's own code raises at some, and discards what it does not know. But in a rolling deploy the
+workers of yesterday get the jobs of tomorrow. Owners tell a digest of the names of their tasks: one
+with another digest may know the task.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import partial
 from math import isfinite
+from time import monotonic
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -15,13 +22,26 @@ from redis.exceptions import DataError, RedisError
 
 from ..app.announcer import announcements_of
 from ..app.poison_pill import limits_of
+from ..model.facts import Facts
 from ..model.job import Claimed
-from ..transport.deliveries import delivery_of
+from ..owner.membership import Membership
+from ..store.registry import Registry
+from ..transport.deliveries import Delivery, delivery_of
 from .stopping import told_to_stop
 
 logger = get_logger(__name__)
 
 MOST = 500  # characters of an error that the dead set keeps
+
+#: Times that a job goes back, for whatever reason, before it is taken for known to nobody.
+RETURNS = 40
+
+#: Seconds that it waits before it goes back, else it would run in circles: one more each time, up
+#: to this. With the returns that is a quarter of an hour.
+LONGEST_PAUSE = 30
+
+#: Seconds for which it is remembered who else is there.
+REMEMBERED = 3.0
 
 
 def check(request: Any) -> None:
@@ -57,10 +77,8 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None) -> bool:
     """Put a job aside at which Celery raised; False when that was not the job's fault.
 
     In Celery's loop it would end worker after worker, each of which gives the message back in good
-    order; in a timer it would leave the job in flight as long as the worker lives.
-
-    Arguments:
-        ran: whether it has begun; None: that is not known.
+    order; in a timer it would leave the job in flight as long as the worker lives. ``ran``: whether
+    it has begun, where that is known.
     """
     delivery = delivery_of(message)
     if delivery is None or _is_trouble(exc) or told_to_stop(delivery.membership):
@@ -122,3 +140,81 @@ def settle_failures(target: Any, options: dict[str, Any], inline: bool) -> Any:
             logger.exception("The failure of job %s could not be told.", id)
 
     return run, {**options, "callback": ended}
+
+
+class UnknownTasks:
+    """Goes before Celery's ``on_unknown_task``."""
+
+    def __init__(self, worker: Any) -> None:
+        self.worker, self.discard = worker, worker.consumer.on_unknown_task
+        self._others: list[Facts] = []
+        self._looked = -REMEMBERED
+
+    def __call__(self, body: Any, message: Any, exc: Exception) -> None:
+        delivery = delivery_of(message)
+        if delivery is None or (how := delivery.membership.config.unknown_tasks) == "discard":
+            return self.discard(body, message, exc)
+        if told_to_stop(delivery.membership):
+            return None  # it goes back with the others, when the channel closes
+        earlier = delivery.claimed.earlier
+        returns = earlier.requeues if earlier else 0
+        why = "no other live worker of its queue has other tasks"
+        if how == "dead":
+            why = "unknown_tasks is 'dead'"
+        elif other := self._who_may_know(delivery):
+            if returns < RETURNS:
+                return self._return(delivery, returns, other)
+            why = f"it went back to its queue {returns} times"
+        bury = delivery.membership.lost_runs.bury
+        dead = delivery.end_by(bury, f"task {exc} is not registered; {why}")
+        if dead is not None:
+            logger.error(
+                "Job %s is in the dead set as %s: %s. Put it back with `celery superfetch dead "
+                "retry` when a worker knows its task.",
+                delivery.job.title,
+                dead.id,
+                dead.reason,
+            )
+            self.discard(body, message, exc)  # which is left to do: tell its caller
+        return None
+
+    def _return(self, delivery: Delivery, returns: int, other: Facts) -> None:
+        """Give it back in a while; until then it takes no place from others, as one with an ETA."""
+        logger.log(
+            logging.DEBUG if returns else logging.WARNING,
+            "Job %s is of a task that this worker does not know. It goes back to its queue: %s, "
+            "with other tasks, may know it.",
+            delivery.job.title,
+            other.node or other.owner,
+        )
+        delivery.in_flight.wait(delivery.job)
+        qos = self.worker.consumer.qos
+        qos.increment_eventually()
+
+        def give_back() -> None:
+            qos.decrement_eventually()
+            delivery.requeue("back")
+
+        pause = min(returns + 1, LONGEST_PAUSE)
+        self.worker.consumer.timer.call_after(pause, give_back)
+
+    def _who_may_know(self, delivery: Delivery) -> Facts | None:
+        """A live owner with other tasks that takes jobs from the same queue."""
+        now = monotonic()
+        if now - self._looked > REMEMBERED:
+            self._others, self._looked = _others(delivery.membership), now
+        queue_list = delivery.job.queue_list
+        return next((one for one in self._others if queue_list in one.lists), None)
+
+
+def _others(membership: Membership) -> list[Facts]:
+    registry = Registry(membership.database)
+    scores, now = registry.owners(), membership.database.server_time()
+    mine = membership.heart.facts.tasks
+    return [
+        facts
+        for owner, facts in registry.facts(scores).items()
+        if facts.tasks != mine
+        and facts.state == "running"
+        and now - scores[owner] < facts.owner_ttl * 1000
+    ]

@@ -30,7 +30,6 @@ from .private_names import check_worker
 from .request import use_our_request
 from .start import Gate
 from .stopping import Stopper, memberships_of, wrap_handlers
-from .unknown import keep_unknown
 
 logger = get_logger(__name__)
 
@@ -66,7 +65,7 @@ class Maintenance(bootsteps.StartStopStep):
             with suppress(RedisError, OSError), client_of(app) as client:
                 check_server(client, config_of(app).global_keyprefix)
         use_our_request(worker)
-        keep_unknown(worker)
+        worker.consumer.on_unknown_task = reception.UnknownTasks(worker)
         limits = limits_of(app)
         for task in app.tasks:
             limits.strikes(task)  # what makes no sense is said now, not at a death
