@@ -6,13 +6,13 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from starlette.datastructures import MutableHeaders
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ConfigError
 
@@ -99,45 +99,31 @@ def _set(request: Request, response: Response, name: str, value: str, site: str)
     )
 
 
-class Headers:
+class Headers(BaseHTTPMiddleware):
     """Adds ``HEADERS`` to each answer that does not say otherwise."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        await self.app(scope, receive, with_headers)
+    async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+        response = await call_next(request)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        return response
 
 
-class OwnNamesOnly:
+class OwnNamesOnly(BaseHTTPMiddleware):
     """Answers nobody who has come by the name of another machine.
 
     Without a token the address alone keeps others out; and any site can have a name that leads a
     browser here.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            host = Request(scope).headers.get("host", "")
-            try:
-                own = is_loopback(urlsplit(f"//{host}").hostname or "")
-            except ValueError:
-                own = False
-            if not own:
-                text = "This page answers to localhost alone. By another name it needs a token.\n"
-                await PlainTextResponse(text, 421)(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
+    async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+        host = ""
+        with suppress(ValueError):  # what is no host at all
+            host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+        if is_loopback(host):
+            return await call_next(request)
+        text = "This page answers to localhost alone. By another name it needs a token.\n"
+        return PlainTextResponse(text, 421)
 
 
 def is_loopback(host: str) -> bool:

@@ -47,9 +47,8 @@ class Hiding(ast.NodeTransformer):
                 for at, (name, _) in enumerate(zip(parameters, tree.body.elts, strict=False)):
                     if self._secret.search(name):
                         tree.body.elts[at] = MASK
-            before = ast.dump(ast.parse(text, mode="eval"))
-            hidden = self.visit(tree)
-            return text if ast.dump(hidden) == before else ast.unparse(hidden)
+            hidden = ast.unparse(self.visit(tree))
+            return hidden if MASK.id in hidden else text
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             names = any(map(self._secret.search, (text, *parameters)))
             return "***" if names and text else text

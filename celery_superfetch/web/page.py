@@ -23,7 +23,7 @@ from ..errors import JobNotFound, SuperfetchError
 from .access import Access, Headers
 from .hiding import HIDE
 from .seen import Seen
-from .shown import FILTERS, JOB_STATES, Overview, shown
+from .shown import FILTERS, JOB_STATES, overview, shown
 
 HERE = Path(__file__).parent
 
@@ -67,7 +67,6 @@ def create_app(
         exception_handlers={
             RedisError: page.failed,
             SuperfetchError: page.failed,
-            JobNotFound: page.failed,
             HTTPException: page.failed,
         },
     )
@@ -104,10 +103,10 @@ class Page:
         return answer
 
     def overview(self, request: Request) -> Response:
-        span = "week" if request.query_params.get("span") == "week" else "day"
-        all_rows = "all" in request.query_params
+        chart = "week" if request.query_params.get("span") == "week" else "day"
+        laid_out = overview(self._seen.overview(), chart)
         return self._render(
-            request, "overview.html", seen=Overview(self._seen.overview(), span, all_rows)
+            request, "overview.html", all_rows="all" in request.query_params, **laid_out
         )
 
     def jobs(self, request: Request) -> Response:

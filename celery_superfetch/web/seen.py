@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
@@ -90,7 +90,19 @@ class Seen:
 
     def overview(self) -> dict[str, Any]:
         """``overview_of``, its ``findings``, all ``deaths``, and the numbers of ``dead`` jobs."""
-        return self._kept("overview", self._overview)
+
+        def look(_: Redis, reaper: Reaper) -> dict[str, Any]:
+            found = overview_of(self.app, reaper)
+            now = datetime.fromisoformat(found["server_time"]).timestamp()
+            return {
+                **found,
+                "now": now,
+                "findings": findings(found),
+                "deaths": reaper.history.deaths(ALL_DEATHS),
+                "dead": {s: reaper.dead_jobs.died_within(begins(now, s)) for s in SPANS},
+            }
+
+        return self._kept("overview", look)
 
     def jobs(self, state: str) -> dict[str, Any]:
         """The first jobs in flight of this state."""
@@ -105,17 +117,6 @@ class Seen:
         """The server's clock, in seconds."""
         return self._ask(lambda _, reaper: reaper.database.server_time() / 1000)
 
-    def _overview(self, _: Redis, reaper: Reaper) -> dict[str, Any]:
-        found = overview_of(self.app, reaper)
-        now = datetime.fromisoformat(found["server_time"]).timestamp()
-        return {
-            **found,
-            "now": now,
-            "findings": findings(found),
-            "deaths": reaper.history.deaths(ALL_DEATHS),
-            "dead": {s: reaper.dead_jobs.died_within(begins(now, s)) for s in SPANS},
-        }
-
     def dead(self, first: int, task: str) -> Found:
         """A page of the dead set, from one of the newest on; of ``task`` alone, if there is one.
 
@@ -128,7 +129,7 @@ class Seen:
             while at < min(size, first + LOOKS) and len(jobs) < PAGE:
                 jobs += [job for job in dead.page(at, PAGE) if which.takes(job, dead.separator)]
                 at += PAGE
-            return Found(self._shown(jobs), size, at if at < size else None)
+            return Found([*map(self._hidden, jobs)], size, at if at < size else None)
 
         return self.dead_set(look)
 
@@ -138,17 +139,15 @@ class Seen:
         Raises:
             JobNotFound: it is not there (any more).
         """
-        return self._shown([self.dead_set(lambda dead: dead.get(id))])[0]
+        return self._hidden(self.dead_set(lambda dead: dead.get(id)))
 
     def dead_set(self, use: Callable[[DeadSet], T]) -> T:
         """A dead set for each use: it counts the failures of the result backend."""
         return self._ask(lambda client, _: use(DeadSet(self.app, client)))
 
-    def _shown(self, jobs: Sequence[DeadJob]) -> list[dict[str, Any]]:
-        return [self.hidden(job.as_dict()) for job in jobs]
-
-    def hidden(self, job: dict[str, Any]) -> dict[str, Any]:
+    def _hidden(self, job: DeadJob) -> dict[str, Any]:
         """A job without its secrets; and without its payload, which has them all."""
-        told = {name: value for name, value in job.items() if name != "payload"}
-        args = self._hiding.hide(job["args"], parameters_of(self.app, job["task"]))
-        return {**told, "args": args, "kwargs": self._hiding.hide(job["kwargs"])}
+        told = job.as_dict()
+        del told["payload"]
+        args = self._hiding.hide(told["args"], parameters_of(self.app, job.task))
+        return {**told, "args": args, "kwargs": self._hiding.hide(told["kwargs"])}

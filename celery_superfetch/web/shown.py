@@ -15,12 +15,8 @@ from ..operate.health import Finding, by_queue
 from ..operate.words import number, span
 from .bars import bars
 
-#: Rows of a table, and findings, unless all are asked for.
-ROWS, FINDINGS = 40, 6
-
 #: Characters of arguments in a list.
 SHORT = 120
-
 
 #: The states of jobs in flight -> how they are called on the page.
 JOB_STATES = {
@@ -32,79 +28,27 @@ JOB_STATES = {
 }
 
 
-class Overview:
-    """An overview as it is laid out on the page."""
-
-    def __init__(
-        self, found: Mapping[str, Any], chart: str = "day", all_rows: bool = False
-    ) -> None:
-        self.found = found
-        self.now: float = found["now"]
-        self.chart = chart
-        self.bars = bars(found["deaths"], found["dead"][chart], self.now, chart)
-        self._rows = None if all_rows else ROWS
-
-    @property
-    def verdict(self) -> Finding | None:
-        """What is worst; None: all is well."""
-        worst: list[Finding] = self.found["findings"][:1]
-        return worst[0] if worst and worst[0].level != "note" else None
-
-    @property
-    def level(self) -> str:
-        return self.verdict.level if self.verdict else "ok"
-
-    @property
-    def rest(self) -> list[Finding]:
-        """The other findings that there is room for."""
-        rest: list[Finding] = self.found["findings"][1 if self.verdict else 0 :]
-        return rest[:FINDINGS] if self._rows else rest
-
-    @property
-    def unsaid(self) -> int:
-        """Findings beyond those."""
-        return len(self.found["findings"]) - bool(self.verdict) - len(self.rest)
-
-    @property
-    def totals(self) -> dict[str, int]:
-        """Jobs by what becomes of them."""
-        owners, queues = self.found["owners"], self.found["queues"]
-        return {
-            "waiting": sum(row["length"] or 0 for row in queues),
-            **{name: sum(o[name] for o in owners) for name in ("running", "reserved", "eta")},
-            "probation": sum(row["probation"] for row in queues),
-            "dead": self.found["dead_set"]["size"],
-        }
-
-    @property
-    def owners(self) -> list[dict[str, Any]]:
-        """Those first that are not well."""
-        rows = [{**owner, **_mood(owner)} for owner in self.found["owners"]]
-        rows.sort(key=lambda row: (row["mood"] == "ok", row["node"], row["owner"]))
-        return rows[: self._rows]
-
-    @property
-    def queues(self) -> list[dict[str, Any]]:
-        """A row for each queue, with all its priorities; those first that wait for somebody."""
-        queues = by_queue(self.found["queues"])
-        for queue in queues:
-            waits = queue["waiting"] or queue["probation"]
-            queue["unserved"] = bool(waits and not queue["consumers"])
-        rows = sorted(
-            queues,
-            key=lambda row: (not row["error"], not row["unserved"], -row["waiting"], row["queue"]),
-        )
-        return rows[: self._rows]
-
-    @property
-    def more(self) -> dict[str, int]:
-        """Rows that are left out of each table."""
-        names = {row["queue"] for row in self.found["queues"]}
-        owners, most = len(self.found["owners"]), self._rows
-        return {
-            "owners": max(0, owners - most) if most else 0,
-            "queues": max(0, len(names) - most) if most else 0,
-        }
+def overview(found: Mapping[str, Any], chart: str) -> dict[str, Any]:
+    """An overview as its page has it: what needs a look stands first."""
+    findings = list[Finding](found["findings"])
+    worst = findings.pop(0) if findings and findings[0].level != "note" else None
+    owners = [{**owner, **_mood(owner)} for owner in found["owners"]]
+    owners.sort(key=lambda row: (row["mood"] == "ok", row["node"], row["owner"]))
+    queues = by_queue(found["queues"])
+    for row in queues:
+        row["unserved"] = bool((row["waiting"] or row["probation"]) and not row["consumers"])
+    queues.sort(
+        key=lambda row: (not row["error"], not row["unserved"], -row["waiting"], row["queue"])
+    )
+    return {
+        "found": found,
+        "worst": worst,
+        "findings": findings,
+        "owners": owners,
+        "queues": queues,
+        "chart": chart,
+        "bars": bars(found["deaths"], found["dead"][chart], found["now"], chart),
+    }
 
 
 def _mood(owner: Mapping[str, Any]) -> dict[str, str]:
