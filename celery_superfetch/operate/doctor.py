@@ -67,13 +67,12 @@ def of_clocks(before: float, server: float, after: float) -> Iterator[Finding]:
     ahead = before - server if before > server else min(0.0, after - server)
     if abs(ahead) > SKEW:
         how = "ahead of" if ahead > 0 else "behind"
-        yield Finding(
-            "warning",
-            "clock-skew",
+        text = (
             f"the clock of this host is {span(abs(ahead))} {how} the server's: jobs with an ETA, a "
-            "countdown or `expires` start too early or too late, or not at all",
-            "set both by NTP (chronyc tracking says how far they are off)",
+            "countdown or `expires` start too early or too late, or not at all"
         )
+        fix = "set both by NTP (chronyc tracking says how far they are off)"
+        yield Finding("warning", "clock-skew", text, fix)
 
 
 def of_owners_together(owners: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -81,12 +80,9 @@ def of_owners_together(owners: Sequence[Mapping[str, Any]]) -> Iterator[Finding]
     versions = Counter(owner["version"] or "of unknown version" for owner in owners)
     if {*versions} - {__version__}:
         told = ", ".join(f"{name} ({count})" for name, count in sorted(versions.items()))
-        yield Finding(
-            "note",
-            "versions",
-            f"owners run celery_superfetch {told}; here it is {__version__}",
-            "they work together; end the rollout when it suits",
-        )
+        text = f"owners run celery_superfetch {told}; here it is {__version__}"
+        fix = "they work together; end the rollout when it suits"
+        yield Finding("note", "versions", text, fix)
     alive = [owner for owner in owners if owner["verdict"] == "alive"]
     greedy = max(alive, key=lambda owner: owner["reserved"], default=None)
     if greedy is None or not greedy["reserved"] or not greedy["running"]:
@@ -99,39 +95,34 @@ def of_owners_together(owners: Sequence[Mapping[str, Any]]) -> Iterator[Finding]
         and not {*owner["queues"]}.isdisjoint(greedy["queues"])
     ]
     if free:
-        yield Finding(
-            "note",
-            "prefetch-hoards",
-            f"worker {greedy['node'] or greedy['owner']} keeps {number(greedy['reserved'], 'job')} "
-            f"that it has not begun, while {number(len(free), 'worker')} of the same queues "
-            f"{'has' if len(free) == 1 else 'have'} nothing to do",
-            "if it stays so, set worker_prefetch_multiplier = 1, or worker_disable_prefetch = True",
+        name, jobs = greedy["node"] or greedy["owner"], number(greedy["reserved"], "job")
+        text = (
+            f"worker {name} keeps {jobs} that it has not begun, while "
+            f"{number(len(free), 'worker')} of the same queues "
+            f"{'has' if len(free) == 1 else 'have'} nothing to do"
         )
+        fix = (
+            "if it stays so, set worker_prefetch_multiplier = 1, or worker_disable_prefetch = True"
+        )
+        yield Finding("note", "prefetch-hoards", text, fix)
 
 
 def _permissions(reaper: Reaper, lists: Iterable[str]) -> Iterator[Finding]:
     denied = reaper.database.refused(lists)
     if denied is None:
         return
+    who = "the server's ACL forbids this user"
     if denied.required:
         grant = " ".join(f"+{name}" for name in sorted(denied.required))
-        yield Finding(
-            "critical",
-            "acl-required",
-            f"the server's ACL forbids this user {some(denied.required)}: no worker of this user "
-            "does its work",
-            f"ACL SETUSER <name> {grant}",
-        )
+        text = f"{who} {some(denied.required)}: no worker of this user does its work"
+        yield Finding("critical", "acl-required", text, f"ACL SETUSER <name> {grant}")
     if denied.names:
-        yield Finding(
-            "critical",
-            "acl-keys",
-            f"the server's ACL forbids this user the keys {some(denied.names)}",
-            "give it all of ours, the queues and kombu's: docs/configuration, under Permissions",
-        )
+        text = f"{who} the keys {some(denied.names)}"
+        fix = "give it all of ours, the queues and kombu's: docs/configuration, under Permissions"
+        yield Finding("critical", "acl-keys", text, fix)
     for name, lost in denied.optional.items():
-        text = f"the server's ACL forbids this user {name}: {lost}"
-        yield Finding("note", "acl-optional", text, f"ACL SETUSER <name> +{name}")
+        fix = f"ACL SETUSER <name> +{name}"
+        yield Finding("note", "acl-optional", f"{who} {name}: {lost}", fix)
 
 
 def _orphans(reaper: Reaper) -> Iterator[Finding]:
@@ -142,13 +133,10 @@ def _orphans(reaper: Reaper) -> Iterator[Finding]:
     # Who has come meanwhile is known by now.
     orphans = holders - {*reaper.registry.owners(), *reaper.registry.tombstones()}
     if orphans:
-        yield Finding(
-            "warning",
-            "orphans",
-            f"private lists of {number(len(orphans), 'owner')} that nobody has registered: "
-            f"{some(orphans)}",
-            "run `celery -A app superfetch reap --full`; their jobs go back after an owner_ttl",
-        )
+        owners = number(len(orphans), "owner")
+        text = f"private lists of {owners} that nobody has registered: {some(orphans)}"
+        fix = "run `celery -A app superfetch reap --full`; their jobs go back after an owner_ttl"
+        yield Finding("warning", "orphans", text, fix)
 
 
 def _tasks(app: Celery, reaper: Reaper, seen: Mapping[str, Any]) -> Iterator[Finding]:
@@ -172,11 +160,12 @@ def _tasks(app: Celery, reaper: Reaper, seen: Mapping[str, Any]) -> Iterator[Fin
         if size > BYTES:
             break
     for queue, tasks in unknown.items():
-        yield Finding(
-            "warning",
-            "unknown-task",
+        text = (
             f"queue {queue}: of the jobs looked at, {tasks.total()} are of tasks that app "
-            f"{app.main or '(no name)'} does not know, whose workers discard them: {some(tasks)}",
-            "deploy workers before producers, import the module (`include`), or give the other app "
-            "a queue of its own",
+            f"{app.main or '(no name)'} does not know, whose workers discard them: {some(tasks)}"
         )
+        fix = (
+            "deploy workers before producers, import the module (`include`), or give the other app "
+            "a queue of its own"
+        )
+        yield Finding("warning", "unknown-task", text, fix)

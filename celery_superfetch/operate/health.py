@@ -48,16 +48,10 @@ def findings(overview: Mapping[str, Any]) -> list[Finding]:
         *_server(overview["server"]),
         *_dead_set(overview),
     ]
-    if overview["unacked"]:
-        found.append(
-            Finding(
-                "warning",
-                "unacked",
-                f"{number(overview['unacked'], 'job')} unacked by stock workers, "
-                "which work on them or were killed",
-                "when no stock worker runs any more, `celery -A app superfetch migrate`",
-            )
-        )
+    if jobs := overview["unacked"]:
+        text = f"{number(jobs, 'job')} unacked by stock workers, which work on them or were killed"
+        fix = "when no stock worker runs any more, `celery -A app superfetch migrate`"
+        found.append(Finding("warning", "unacked", text, fix))
     return sorted(found, key=lambda one: LEVELS.index(one.level))
 
 
@@ -101,41 +95,35 @@ def of_owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
         name = f"{owner['node'] or owner['owner']} on {owner['host']}"
         jobs, age = number(owner["in_flight"], "job"), owner["heartbeat_age"]
         if owner["state"] == STUCK:
-            yield Finding(
-                "critical",
-                "stuck-owner",
-                f"worker {name} is stuck: its event loop does not turn; its {jobs} go to others",
+            text = f"worker {name} is stuck: its event loop does not turn; its {jobs} go to others"
+            fix = (
                 f"see on {owner['host']} what it waits for (py-spy dump --pid {owner['pid']}), "
-                "then restart it",
+                "then restart it"
             )
+            yield Finding("critical", "stuck-owner", text, fix)
         elif owner["verdict"] == "dead":
-            waits = "holds nothing" if not owner["in_flight"] else f"its {jobs} wait"
-            yield Finding(
-                "critical" if owner["in_flight"] and not soon else "note",
-                "dead-owner",
-                f"worker {name} is dead ({owner['reason']}), {waits}",
-                "the next pass takes them" if soon else REAP,
-            )
+            holds = "holds nothing" if not owner["in_flight"] else f"its {jobs} wait"
+            level: Level = "critical" if owner["in_flight"] and not soon else "note"
+            text = f"worker {name} is dead ({owner['reason']}), {holds}"
+            fix = "the next pass takes them" if soon else REAP
+            yield Finding(level, "dead-owner", text, fix)
         elif age >= MISSED_HEARTBEATS * owner["heartbeat_interval"]:
-            yield Finding(
-                "critical" if age >= owner["owner_ttl"] else "warning",
-                "silent-owner",
-                f"worker {name} was not heard for {span(age)} and holds {jobs}",
+            level = "critical" if age >= owner["owner_ttl"] else "warning"
+            text = f"worker {name} was not heard for {span(age)} and holds {jobs}"
+            fix = (
                 f"it is frozen or cut off: if pid {owner['pid']} hangs, `kill -9` it; if its host "
-                f"is gone, {REAP} until it is reaped",
+                f"is gone, {REAP} until it is reaped"
             )
+            yield Finding(level, "silent-owner", text, fix)
 
 
 def of_queues(overview: Mapping[str, Any]) -> Iterator[Finding]:
     """Of ``queues``."""
     for row in overview["queues"]:
         if row["length"] is None:
-            yield Finding(
-                "critical",
-                "queue-type",
-                f"queue list {row['list']!r} is no list: {row['error']}",
-                "nobody can send to it or take from it: rename what lives under that key",
-            )
+            text = f"queue list {row['list']!r} is no list: {row['error']}"
+            fix = "nobody can send to it or take from it: rename what lives under that key"
+            yield Finding("critical", "queue-type", text, fix)
     for row in by_queue(overview["queues"]):
         if row["consumers"]:
             continue
@@ -156,55 +144,37 @@ def of_passes(overview: Mapping[str, Any]) -> Iterator[Finding]:
     if not overview["owners"] or (last is not None and last["age"] < allowed):
         return
     since = "" if last is None else f" for {span(last['age'])}"
-    yield Finding(
-        "critical",
-        "no-pass",
-        f"no pass{since}: nobody looks for dead workers"
-        if since
-        else "no pass is known of: nobody looks for dead workers",
-        f"start a worker of an app with install(), which makes them, or {REAP}",
-    )
+    text = f"no pass{since or ' is known of'}: nobody looks for dead workers"
+    fix = f"start a worker of an app with install(), which makes them, or {REAP}"
+    yield Finding("critical", "no-pass", text, fix)
 
 
 def _server(server: Mapping[str, Any]) -> Iterator[Finding]:
     policy, used, most = (server[n] for n in ("eviction_policy", "used_memory", "maxmemory"))
+    level: Level
     if policy not in (None, "noeviction"):
-        yield Finding(
-            "critical" if most else "warning",
-            "eviction",
-            f"the server may evict jobs: its maxmemory-policy is {policy}",
-            "CONFIG SET maxmemory-policy noeviction, and in its configuration",
-        )
+        level = "critical" if most else "warning"
+        text = f"the server may evict jobs: its maxmemory-policy is {policy}"
+        fix = "CONFIG SET maxmemory-policy noeviction, and in its configuration"
+        yield Finding(level, "eviction", text, fix)
     if most and used >= NEAR * most:
-        yield Finding(
-            "critical" if used >= FULL * most else "warning",
-            "memory",
-            f"the server uses {used / most:.0%} of its maxmemory; at 100% nothing can be sent",
-            "raise maxmemory, or see which queue or result grows",
-        )
+        level = "critical" if used >= FULL * most else "warning"
+        text = f"the server uses {used / most:.0%} of its maxmemory; at 100% nothing can be sent"
+        yield Finding(level, "memory", text, "raise maxmemory, or see which queue or result grows")
     if server["append_only"] is False and server["saves"] == "":
-        yield Finding(
-            "warning",
-            "no-persistence",
+        text = (
             "the server keeps jobs in memory alone (no AOF, no RDB saves): "
-            "its restart loses them all",
-            "CONFIG SET appendonly yes, and in its configuration",
+            "its restart loses them all"
         )
+        fix = "CONFIG SET appendonly yes, and in its configuration"
+        yield Finding("warning", "no-persistence", text, fix)
     if not server["last_save_ok"]:
-        yield Finding(
-            "critical",
-            "save-failed",
-            "the server's last RDB save failed; it may refuse all writes",
-            "see its log: its disk is full, or there is no memory for the fork",
-        )
-    if server["replica_lag_bytes"] >= LAG:
-        yield Finding(
-            "warning",
-            "replica-lag",
-            f"a replica lags {server['replica_lag_bytes'] // 1024**2} MiB behind: "
-            "a failover now loses that",
-            "see its network and its load",
-        )
+        text = "the server's last RDB save failed; it may refuse all writes"
+        fix = "see its log: its disk is full, or there is no memory for the fork"
+        yield Finding("critical", "save-failed", text, fix)
+    if (lag := server["replica_lag_bytes"]) >= LAG:
+        text = f"a replica lags {lag // 1024**2} MiB behind: a failover now loses that"
+        yield Finding("warning", "replica-lag", text, "see its network and its load")
 
 
 def _dead_set(overview: Mapping[str, Any]) -> Iterator[Finding]:
@@ -212,16 +182,10 @@ def _dead_set(overview: Mapping[str, Any]) -> Iterator[Finding]:
     if dead["size"] >= NEAR * dead["limit"]:
         full = dead["size"] >= dead["limit"]
         what = "each further one drops the oldest" if full else "beyond that the oldest are dropped"
-        yield Finding(
-            "warning",
-            "dead-set-full",
-            f"the dead set holds {dead['size']} jobs of {dead['limit']}: {what}",
-            "`superfetch dead list`, then retry or delete; dead_limit can be raised",
-        )
-    if dead["unannounced"]:
-        yield Finding(
-            "warning",
-            "unannounced",
-            f"the callers of {number(dead['unannounced'], 'killed job')} are not told yet",
-            "each pass tries again; if it stays so, see whether the result backend answers",
-        )
+        text = f"the dead set holds {dead['size']} jobs of {dead['limit']}: {what}"
+        fix = "`superfetch dead list`, then retry or delete; dead_limit can be raised"
+        yield Finding("warning", "dead-set-full", text, fix)
+    if jobs := dead["unannounced"]:
+        text = f"the callers of {number(jobs, 'killed job')} are not told yet"
+        fix = "each pass tries again; if it stays so, see whether the result backend answers"
+        yield Finding("warning", "unannounced", text, fix)
