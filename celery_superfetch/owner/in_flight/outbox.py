@@ -85,10 +85,6 @@ class Outbox(Structure):
     def unread(self) -> bool:
         return bool(self._line.owes)
 
-    @property
-    def oldest_ack(self) -> Job | None:
-        return next((job for job, _ in self._next.acks), None)
-
     def ack(self, claimed: Claimed) -> None:
         """Settle a job with whatever is sent next; one that is not held is not ours."""
         with self.lock:

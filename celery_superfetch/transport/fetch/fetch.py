@@ -55,7 +55,6 @@ class Fetch:
     _look_at = 0.0  # when dry lists that cannot be waited on are looked at again (monotonic s)
     #: Until when a server that refused is not asked, and nobody complains of it (monotonic s).
     _refused_until = _silent_until = 0.0
-    _left: Job | None = None  # the oldest ack when acks were last left to the next job
     _delivering = 0  # the thread that does at this moment
 
     def __init__(self, channel: Any, poller: Any, membership: Membership) -> None:
@@ -114,25 +113,12 @@ class Fetch:
             self._dry = False
         if self.backlog.unconfirmed or (credit and not self._dry and self._runs_short(credit)):
             self._claim(credit, now)
-        elif (
-            self.in_flight.unsent or (self.in_flight.unread and not self.backlog.ready)
-        ) and not self._goes_with_the_next():
+        elif self.backlog.ready and self.runner.inline:
+            pass  # the next takes the acks along, with the record of its start
+        elif self.in_flight.unsent or (self.in_flight.unread and not self.backlog.ready):
             self.in_flight.post()
         if self._dry and self.channel.qos.credit():
             self.reads.wait_on(lists)
-
-    def _goes_with_the_next(self) -> bool:
-        """Whether the next job of the solo pool takes the acks along, with the record of its start.
-
-        One that does not (its time has not come) leaves them to the next turn.
-        """
-        if not (self.runner.inline and self.backlog.ready):
-            return False
-        oldest = self.in_flight.oldest_ack
-        if oldest is None or oldest is self._left:
-            return False
-        self._left = oldest
-        return True
 
     def _runs_short(self, credit: int) -> bool:
         """Whether it is time to claim: where this thread may run jobs, when it has none.
@@ -255,6 +241,8 @@ class Fetch:
         finally:
             self._delivering = 0
         self.in_flight.delivered(claimed.job)
+        if self.runner.inline and self.in_flight.unsent:  # it has not begun, and took none along
+            self.in_flight.post()
         return delivered
 
     @property
