@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from time import monotonic
 
-from redis.exceptions import RedisError
-
 from .database import Database, Structure
 from .wire.clients import LoneConnection
 from .wire.connections import Params
@@ -25,8 +23,6 @@ class Arrivals(Structure):
         self.empty: set[str] = set()  # a message comes when they change
         self._asked: set[str] = set()  # answer to come; not changed since
         self.look_anew_at = 0.0  # at all of them (monotonic s)
-        #: Who owes an answer, and since when (monotonic s).
-        self._owes: dict[LoneConnection, float] = {}
         try:
             self.fds = self.hearer.connect(), self.looker.connect()
             number = self.hearer.ask("CLIENT", "ID")
@@ -38,33 +34,23 @@ class Arrivals(Structure):
 
     def look(self, lists: Collection[str]) -> None:
         """See that word comes of whatever is, or arrives, in ``lists``."""
-        if self.looker in self._owes:
+        if self.looker.waits_since:
             return
         if monotonic() >= self.look_anew_at:
             self.look_anew_at = monotonic() + LOOK_ANEW
             self.empty.clear()
-            self._send(self.hearer, "PING")  # a firewall forgets a connection that is silent
+            self.hearer.send("PING")  # a firewall forgets a connection that is silent
         if new := [name for name in lists if name not in self.empty]:
             self._asked = set(new)
             keys = [self.keys.queue(name) for name in new]
             self._lists.update(zip((key.encode() for key in keys), new, strict=True))
-            self._send(self.looker, "EXISTS", *keys)
-
-    def _send(self, connection: LoneConnection, *command: str) -> None:
-        connection.send(*command)
-        self._owes.setdefault(connection, monotonic())
+            self.looker.send("EXISTS", *keys)
 
     def overdue(self, limit: float) -> bool:
-        """Whether an answer has not come in so many seconds."""
-        late = [c for c, since in self._owes.items() if monotonic() - since > limit]
-        try:  # one that has come was not read yet: this thread was busy for long
-            return not all(connection.can_read() for connection in late)
-        except (RedisError, OSError):
-            return True
+        return self.hearer.overdue(limit) or self.looker.overdue(limit)
 
     def found(self) -> bool:
         """Read the answer to a look: whether there is something to claim."""
-        self._owes.pop(self.looker, None)
         found = bool(self.looker.read())
         if not found:
             self.empty |= self._asked
@@ -80,8 +66,6 @@ class Arrivals(Structure):
                 # Without keys the whole database did.
                 keys = self._lists.keys() if rest[1] is None else self._lists.keys() & set(rest[1])
                 changed.update(self._lists[key] for key in keys)
-            else:
-                self._owes.pop(self.hearer, None)
             # The socket would not show again what came with it.
             if not self.hearer.can_read():
                 self.empty -= changed

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from redis import Connection, Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
 
 from .connections import Params
 from .scripts import CHECKOUT, reply_of
@@ -28,6 +29,7 @@ class LoneConnection:
         #: Its id at that run of the server; 0: it can be neither unblocked nor cut, only awaited.
         self.id = 0
         self.run_id = ""
+        self.waits_since = 0.0  # for an answer (monotonic s); 0: it waits for none
 
     def connect(self) -> int:
         """Returns the file descriptor to watch."""
@@ -42,11 +44,22 @@ class LoneConnection:
         return self._connection._sock is not None
 
     def send(self, *command: Any) -> None:
+        now = monotonic()
         # A health check reads a reply, and would take what is owed for its own.
         self._connection.send_command(*command, check_health=False)
+        self.waits_since = self.waits_since or now
 
     def read(self) -> Any:
+        self.waits_since = 0.0
         return self._connection.read_response()
+
+    def overdue(self, limit: float) -> bool:
+        """Whether it has waited for so many seconds, and nothing has come."""
+        try:  # what has come was not read yet where this thread was busy for long
+            late = self.waits_since and monotonic() - self.waits_since > limit
+            return bool(late) and not self.can_read()
+        except (RedisError, OSError):
+            return True
 
     def ask(self, *command: Any) -> Any:
         self.send(*command)
@@ -56,6 +69,7 @@ class LoneConnection:
         return bool(self._connection.can_read(timeout=timeout))
 
     def disconnect(self) -> None:
+        self.waits_since = 0.0
         self._connection.disconnect()
 
 

@@ -41,9 +41,7 @@ COMPLAINT_INTERVAL = 60.0  # seconds between two complaints about one queue list
 class BlockingRead(LoneConnection):
     """Waits on one queue list by BLMOVE; a job that arrives there wakes exactly one worker."""
 
-    armed = False  # a claim is pending
-    armed_at = 0.0  # since when (monotonic s)
-    owner = ""  # and for whom
+    owner = ""  # for whom it claims
 
     def __init__(self, membership: Membership, queue_list: str) -> None:
         super().__init__(membership.heart.params)
@@ -59,20 +57,13 @@ class BlockingRead(LoneConnection):
 
     def arm(self) -> None:
         self.owner = self.membership.owner
-        self.armed_at = monotonic()
         self.membership.in_flight.lists.wait(self, self.owner, self.queue_list, BLOCK_TIMEOUT)
-        self.armed = True
-
-    def read(self) -> Any:
-        """The reply: a payload, or None when none came in time or it was unblocked."""
-        self.armed = False
-        return super().read()
 
     def close(self) -> bool:
         """Close the connection, on the server too; False where a claim may land afterwards."""
-        was_armed, self.armed, told = self.armed, False, True
+        told = True
         self.membership.heart.blocking.discard(self.id)
-        if was_armed:
+        if self.waits_since:
             # Best effort: it is gone already, killing is forbidden, or the server is gone.
             with contextlib.suppress(RedisError):
                 told = bool(self.id) and cut(self.membership.client, self.run_id, [self.id])
@@ -106,12 +97,11 @@ class BlockingReads:
 
     @property
     def armed(self) -> list[BlockingRead]:
-        return [read for read in self._reads.values() if read.armed]
+        return [read for read in self._reads.values() if read.waits_since]
 
     @property
     def overdue(self) -> bool:
-        since = monotonic() - BLOCK_TIMEOUT - OVERDUE
-        return any(read.armed and read.armed_at < since for read in self._reads.values())
+        return any(read.overdue(BLOCK_TIMEOUT + OVERDUE) for read in self._reads.values())
 
     @property
     def cover_all(self) -> bool:
@@ -137,10 +127,10 @@ class BlockingReads:
             return
         able = [name for name in lists if self._refused.get(name, 0.0) <= now]
         chosen = self._choose(able)
-        free = [r for name, r in self._reads.items() if name not in chosen and not r.armed]
+        free = [r for name, r in self._reads.items() if name not in chosen and not r.waits_since]
         for name in chosen:
             read = self._reads.get(name)
-            if read is not None and read.armed:
+            if read is not None and read.waits_since:
                 continue
             if read is None and free:
                 read = self._reads[name] = self._reads.pop(free.pop().queue_list)
@@ -174,11 +164,12 @@ class BlockingReads:
 
     def _on_reply(self, read: BlockingRead) -> None:
         """A read answered, or its connection broke. Nothing is delivered here."""
-        if not read.armed:  # the server closed an idle connection
+        if not read.waits_since:  # the server closed an idle connection
             self.close([read.queue_list])
             return
+        asked = read.waits_since
         try:
-            payload = read.read()
+            payload = read.read()  # None when none came in time, or it was unblocked
         # What is refused here the claim script looks at instead, once a second.
         except OutOfMemoryError:
             self._refused[BlockingRead] = monotonic() + UNBLOCKABLE
@@ -192,7 +183,7 @@ class BlockingReads:
             if payload is not None:
                 self._note_news([read.queue_list])
                 job = self.membership.in_flight.lists.job(read.owner, read.queue_list, payload)
-                self.on_job(job, read.armed_at)
+                self.on_job(job, asked)
 
     def call_off(self, reads: Sequence[BlockingRead]) -> None:
         """End some waits; what they had claimed already comes by ``on_job``."""
@@ -206,7 +197,7 @@ class BlockingReads:
         for name in self.lists if lists is None else self.lists & set(lists):
             read = self._reads.pop(name)
             self.poller.unwatch(read.fd)
-            if read.armed:
+            if read.waits_since:
                 # What it has claimed by now, nobody reads any more.
                 self.membership.in_flight.doubt = True
             self.answered = read.close() and self.answered

@@ -116,7 +116,7 @@ def test_a_hearer_that_says_nothing_is_replaced(
     monkeypatch.setattr(blocking, "OVERDUE", 0.5)
     deaf.look_anew_at = 0.0
     inbox.turn()
-    deaf.hearer.read()  # the answer that never came
+    deaf.hearer._connection.read_response()  # the answer that never came
     eventually(lambda: inbox.turn() or told._arrivals not in (deaf, None))
     assert "both connections are replaced" in caplog.text
 
@@ -253,4 +253,4 @@ def test_what_is_known_is_not_asked_again(told: Any) -> None:
     watcher._seen()
     stats = client.info("commandstats")
     assert stats["cmdstat_exists"]["calls"] == before + 1
-    assert not watcher._arrivals._owes, "the answer to the PING was read"
+    assert not watcher._arrivals.hearer.waits_since, "the answer to the PING was read"
