@@ -16,9 +16,10 @@ pytest.importorskip("sentry_sdk", reason="sentry-sdk is not installed")
 
 
 def events(ledger: Ledger, about: str) -> list[dict[str, Any]]:
-    """What Sentry was told, if it says ``about``."""
+    """What Sentry was told, if it says ``about``, and not only in what went before it."""
     with redis.Redis.from_url(ledger.url, decode_responses=True) as client:
-        return [json.loads(raw) for raw in client.lrange("sentry", 0, -1) if about in raw]
+        told = [json.loads(raw) for raw in client.lrange("sentry", 0, -1)]
+    return [one for one in told if about in json.dumps({**one, "breadcrumbs": None})]
 
 
 @pytest.mark.parametrize("superfetch", [True, False], ids=["ours", "stock"])
@@ -42,3 +43,49 @@ def test_the_kill_of_a_poison_pill_is_an_event(
     [event] = eventually(lambda: events(ledger, "was killed"))
     assert event["level"] == "error"
     assert pill.id in json.dumps(event["logentry"])
+
+
+RECIPE = {"RECIPE": "1"}
+
+
+def test_a_kill_is_one_event_and_groups_by_its_task(
+    worker: Any, shop: SimpleNamespace, ledger: Ledger
+) -> None:
+    """As `examples/observability/sentry.py` has it; a strike before is none."""
+    worker(app="sentried", options={"strike_limit": 2}, env=RECIPE)
+    pills = [shop.kill_child.delay(name) for name in ("one", "two")]
+    eventually(lambda: len(events(ledger, "was killed")) == 2, 60)
+    shop.fail.delay("last")
+    eventually(lambda: events(ledger, "fails on purpose"), message="what fails is told as ever")
+    killed = events(ledger, "superfetch-killed")
+    assert {one["tags"]["celery_task_id"] for one in killed} == {pill.id for pill in pills}
+    for one in killed:
+        assert one["fingerprint"] == ["superfetch-killed", "shop.kill_child"]
+        assert one["transaction"] == "shop.kill_child"
+        assert one["level"] == "error"
+        assert len(one["contexts"]["superfetch"]["history"]) == 2
+    assert len(events(ledger, "")) == 3, "and nothing else"
+
+
+def test_a_job_that_is_lost_for_good_is_one_event_too(
+    worker: Any, shop: SimpleNamespace, ledger: Ledger
+) -> None:
+    worker(app="sentried", conf={"task_acks_late": False}, env=RECIPE)
+    lost = shop.kill_child.delay("lost")
+    [event] = eventually(lambda: events(ledger, "was lost"), 60)
+    assert event["fingerprint"] == ["superfetch-lost", "shop.kill_child"]
+    assert event["tags"]["celery_task_id"] == lost.id
+    shop.fail.delay("last")
+    eventually(lambda: events(ledger, "fails on purpose"))
+    assert len(events(ledger, "")) == 2, "and nothing else"
+
+
+def test_the_control_without_the_recipe_a_kill_is_five_events_and_its_task_no_group(
+    worker: Any, shop: SimpleNamespace, ledger: Ledger
+) -> None:
+    worker(app="sentried", options={"strike_limit": 2})
+    shop.kill_child.delay("one")
+    eventually(lambda: len(events(ledger, "")) == 5, 60)
+    assert not [one for one in events(ledger, "") if "fingerprint" in one]
+    [event] = events(ledger, "was killed")
+    assert event["logentry"]["message"].startswith("Job %s was killed"), "the same for all tasks"

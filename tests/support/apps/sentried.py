@@ -1,4 +1,7 @@
-"""The shop, watched by Sentry; what would be sent is written down beside the ledger."""
+"""The shop, watched by Sentry; what would be sent is written down beside the ledger.
+
+RECIPE=1: as `examples/observability/sentry.py` has it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import sentry_sdk
 from sentry_sdk.integrations.celery import CeleryIntegration
 from sentry_sdk.transport import Transport
 
+from examples.observability.sentry import watch
 from support.apps.build import build_app
 
 EVENTS = "sentry"
@@ -26,7 +30,9 @@ class Collecting(Transport):
                 client.rpush(EVENTS, json.dumps(event, default=str))
 
 
-sentry_sdk.init(
-    dsn="http://key@127.0.0.1:9/1", transport=Collecting(), integrations=[CeleryIntegration()]
-)
+chosen: dict[str, Any] = {"dsn": "http://key@127.0.0.1:9/1", "transport": Collecting()}
+if os.environ.get("RECIPE") == "1":
+    watch(**chosen)
+else:
+    sentry_sdk.init(**chosen, integrations=[CeleryIntegration()])
 app = build_app(os.environ)

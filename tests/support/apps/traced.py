@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from examples.observability.tracing import watch
 from support.apps.build import build_app
 
 SPANS = "spans"
@@ -28,10 +29,11 @@ class Collecting(InMemorySpanExporter):
 provider = TracerProvider()
 provider.add_span_processor(SimpleSpanProcessor(Collecting()))
 CeleryInstrumentor().instrument(tracer_provider=provider)
+watch(tracer_provider=provider)
 app = build_app(os.environ)
 
 
 @app.task(name="traced.sends", shared=False)
-def sends(job: str) -> None:
+def sends(job: str, task: str = "shop.note") -> None:
     """Publish a job from within the span of this one."""
-    app.tasks["shop.note"].delay(job)
+    app.tasks[task].delay(job)

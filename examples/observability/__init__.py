@@ -1,0 +1,1 @@
+"""What Sentry and OpenTelemetry hear of recovered and killed jobs."""
