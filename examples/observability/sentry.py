@@ -17,8 +17,8 @@ from sentry_sdk.integrations.celery import CeleryIntegration
 
 from celery_superfetch import DeadJob, job_killed
 
-#: Logger -> how its lines begin that tell of one pool process. What became of its job is told below,
-#: or is a strike, which is a warning; and for a kill this is the second telling.
+#: Logger -> how its lines begin that tell of a pool process that died, or of a kill. What is told
+#: below has the task's name; what is not told there was a strike, and a strike is a warning.
 TOLD = {
     "multiprocessing": "Process ",
     "celery.worker.request": "Task handler raised error: WorkerLostError",
