@@ -126,7 +126,7 @@ def test_compose_a_killed_worker_is_found_and_its_job_is_finished(
     code, line = shop.run(whole)
     assert (code, line) == (CRITICAL, "CRITICAL: no live worker is registered")
     workers = {name: shop.start(worker["command"], " ready.", Host(name)) for name in names}
-    shop.start(found["beat"]["command"], "beat: Starting")
+    beat = shop.start(found["beat"]["command"], "beat: Starting")
     exporter = shop.start(found["exporter"]["command"], "/metrics")
     eventually(lambda: shop.run(whole)[0] == WELL, 60, message="all is well")
     for name in names:
@@ -148,6 +148,7 @@ def test_compose_a_killed_worker_is_found_and_its_job_is_finished(
     counted = 'superfetch_jobs_recovered_total{queue="celery",task="shop.work"} 1.0'
     eventually(lambda: counted in shop.metrics().splitlines())
 
+    shop.stop(beat)  # else what it sends in this moment waits, and is told of, too
     shop.stop(*workers.values())
     code, line = shop.run(whole)
     assert (code, line) == (CRITICAL, "CRITICAL: no live worker is registered")

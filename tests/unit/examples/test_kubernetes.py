@@ -129,6 +129,11 @@ def test_keda_looks_at_all_lists_of_the_app_and_at_its_server() -> None:
     assert redis["databaseIndex"] == broker.path.strip("/")
 
 
+def test_keda_is_told_in_words_as_its_schema_wants_it() -> None:
+    for one in SCALED["triggers"]:
+        assert all(isinstance(value, str) for value in one["metadata"].values()), one["type"]
+
+
 def test_keda_scales_the_workers_to_zero_and_nobody_else_does() -> None:
     assert SCALED["scaleTargetRef"]["name"] in deployments()
     assert SCALED["minReplicaCount"] == 0
