@@ -53,7 +53,6 @@ class Announcements:
         self.app = app
         self.owner = owner
         self.dead_jobs = Graveyard(database_of(app, client))
-        self.app_name = self.dead_jobs.config.app_name
         self.waiting: deque[DeadJob] = deque()
         #: Who announces -> the id of what, and since when (monotonic s).
         self.under_way: dict[threading.Thread, tuple[str, float]] = {}
@@ -132,7 +131,7 @@ class Announcements:
 
     def _is_ours(self, job: DeadJob) -> bool:
         """Whether this app can announce a job; one without a name anybody can."""
-        ours = job.app_name == self.app_name and job.task in self.app.tasks
+        ours = job.app_name == self.dead_jobs.config.app_name and job.task in self.app.tasks
         return ours or None in (job.task, job.task_id)
 
     def _announce(self, job: DeadJob, backend: Callable[[], Any]) -> None:

@@ -177,14 +177,12 @@ def _forget_scheduled(timer: Any) -> None:
     queue = getattr(timer, "_queue", None)
     if not isinstance(queue, list):  # gevent's has a greenlet for each
         return
-    stay: list[Any] = []
-    jobs: list[Any] = []
-    for one in queue:
-        (jobs if any(isinstance(arg, Request) for arg in one.entry.args) else stay).append(one)
-    queue[:] = stay
+    for _, _, entry in queue:
+        if any(isinstance(arg, Request) for arg in entry.args):
+            entry.cancel()
+            entry.args = ()  # the request knows its entry: that would take a collector to end
+    queue[:] = [one for one in queue if not one.entry.cancelled]
     heapify(queue)
-    for _, _, entry in jobs:
-        entry.args = ()  # the request knows its entry: that would take a collector to end
 
 
 def _first_pass(app: Any, membership: Membership) -> None:
