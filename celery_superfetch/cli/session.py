@@ -83,13 +83,10 @@ def command(group: click.Group, name: str) -> Callable[[Callable[..., Any]], Any
     return decorate
 
 
-class _Printable(logging.Formatter):
-    """For what is logged on the way, and goes to stderr where the app has set up no logging."""
+def _printable(text: object) -> str:
+    from ..model.arguments import printable
 
-    def format(self, record: logging.LogRecord) -> str:
-        from ..model.arguments import printable
-
-        return printable(super().format(record))
+    return printable(text)
 
 
 @contextmanager
@@ -100,13 +97,15 @@ def _session(ctx: click.Context, as_json: bool) -> Iterator[Session]:
     from ..app.dead_set import DeadSet
     from ..app.passes import reaper_of
     from ..errors import SuperfetchError
-    from ..model.arguments import printable
     from ..store.wire.server import check_cluster, info
     from .tables import Tables
 
     app = ctx.obj.app
+    # What is logged on the way goes to stderr where the app has set up no logging.
     if logging.lastResort is not None:
-        logging.lastResort.setFormatter(_Printable())
+        logging.lastResort.format = lambda record: _printable(  # type: ignore[method-assign]
+            logging.Formatter().format(record)
+        )
     try:
         try:
             client = client_of(app)
@@ -119,7 +118,7 @@ def _session(ctx: click.Context, as_json: bool) -> Iterator[Session]:
             check_cluster(info(client), reaper.config.global_keyprefix)
             yield Session(app, reaper, DeadSet(app, client), tables, as_json)
     except SuperfetchError as exc:
-        raise click.ClickException(printable(f"{exc}{_which_app(app)}")) from exc
+        raise click.ClickException(_printable(f"{exc}{_which_app(app)}")) from exc
     except RedisError as exc:
         raise click.ClickException(_unreachable(app, exc)) from exc
 
@@ -144,9 +143,7 @@ def know_tasks(app: Celery) -> None:
 
 def complain(text: str) -> None:
     """On stderr; there may be something of a payload in it."""
-    from ..model.arguments import printable
-
-    click.echo(printable(text), err=True)
+    click.echo(_printable(text), err=True)
 
 
 def warn(text: str) -> None:

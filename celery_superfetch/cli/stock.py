@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
+from kombu.utils.functional import retry_over_time
 
 from .session import Session, command, superfetch, warn
 
 if TYPE_CHECKING:
     from .from_stock import Migrated
     from .to_stock import GivenBack
-
-T = TypeVar("T")
-
-AGAIN = 1.0  # seconds between two tries while waiting for workers to end
 
 
 def _seconds(name: str, help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -77,16 +72,12 @@ def drain(session: Session, force: bool, forget: bool, dry_run: bool, wait: floa
         raise click.exceptions.Exit(1)
 
 
-def _patiently(wait: float, run: Callable[[], T]) -> T:
-    """Try until nobody is in the way, or the time is over."""
+def _patiently(wait: float, run: Callable[[], Any]) -> Any:
+    """Try each second until nobody is in the way, or the time is over."""
     from ..errors import StillInUse
 
-    until = time.monotonic() + wait
-    while time.monotonic() < until:
-        with suppress(StillInUse):
-            return run()
-        time.sleep(AGAIN)
-    return run()
+    tries, each = None if wait else 0, {"interval_start": 1, "interval_step": 0}
+    return retry_over_time(run, StillInUse, max_retries=tries, timeout=wait, **each)
 
 
 def _say(session: Session, report: Any, lines: Iterable[str]) -> None:
