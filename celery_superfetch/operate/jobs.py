@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ..model.dead_job import utc
@@ -91,6 +92,19 @@ class Look:
             # That meet the conditions and are not shown; of those that were looked at.
             "more": max(0, more),
             "complete": complete,
+        }
+
+    def named(self, names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+        """Name -> the jobs of which it is the id, or else the start of one."""
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        for job in chain.from_iterable(self._read(LOOKED_AT)):
+            for name, jobs in found.items():
+                fits = any(job[id].startswith(name) for id in ("id", "digest"))
+                if fits and job not in jobs:  # what is held aside may be read twice
+                    jobs.append(job)
+        return {
+            name: [job for job in jobs if name in (job["id"], job["digest"])] or jobs
+            for name, jobs in found.items()
         }
 
     def _size(self) -> int:

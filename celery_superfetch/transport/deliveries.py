@@ -36,6 +36,7 @@ class Delivery(dict[str, Any]):
     """A decoded message that stands for its claim; kombu keeps it as ``message._raw``."""
 
     settled = False  # its ack is on its way, and kombu is told in a moment
+    is_husk = False  # the job was taken back, and its request still has its place in line
     tag: Any = None  # under which kombu knows it
 
     def __init__(self, claimed: Claimed, channel: Any) -> None:
@@ -91,8 +92,11 @@ class Delivery(dict[str, Any]):
         return dead
 
     def forget(self) -> None:
-        """It has left: kombu need not remember it."""
-        self.channel.qos.forget(self.tag)
+        """It has left: kombu need not remember it. By now its tag may be that of a later one."""
+        qos = self.channel.qos
+        if delivery_of(qos._delivered.get(self.tag)) is self:
+            qos.forget(self.tag)
+            self.channel.fetch.poller.wake()
 
 
 def delivery_of(message: Any) -> Delivery | None:
@@ -107,6 +111,11 @@ class QoS(virtual.QoS):
     kombu, whose dicts were Python's once, notes what is settled and drops it later; here it goes.
     """
 
+    def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
+        super().__init__(channel, prefetch_count)
+        #: Jobs that were taken back from their place in line, which their requests still hold.
+        self._husks: list[Delivery] = []
+
     def in_use(self) -> int:
         fetch = self.channel._fetch
         ahead = 0
@@ -120,7 +129,8 @@ class QoS(virtual.QoS):
 
     def credit(self) -> int:
         fetch = self.channel.fetch
-        if fetch.membership.heart.stopping:
+        self._husks = [husk for husk in self._husks if husk.is_open]
+        if self._husks or fetch.membership.heart.stopping:
             return 0
         if "can_consume" in self.__dict__:
             # Celery's worker_disable_prefetch counts free slots: of a second job that says nothing.
@@ -194,6 +204,24 @@ class QoS(virtual.QoS):
         for job in back:
             self.forget(tags[job])
         return len(back)
+
+    def release(self, job: Job) -> bool:
+        """Give one job back that waits here for its turn; any thread may. False: none does.
+
+        Its request stays in line as an empty husk. Until its turn has come nothing is claimed, or
+        the job would be back at once, behind the same others.
+        """
+        fetch = self.channel.fetch
+        with fetch.in_flight.lock:
+            if not fetch.backlog.take(lambda other: other == job):
+                tag = self._in_hand().get(job)
+                if tag is None or fetch.in_flight.jobs.get(job) is not State.WAITING:
+                    return False
+                husk = self._delivered[tag]._raw
+                husk.is_husk = True
+                self._husks.append(husk)
+            fetch.requeue([job])
+        return True
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
         """kombu calls this at each close and at exit; it must not raise, nor mind twice."""

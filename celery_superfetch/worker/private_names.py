@@ -23,6 +23,7 @@ celery worker.request:Request.
     tell who was revoked from who lost its child: _already_revoked
     hand jobs over when they may start: _apply_result execute_using_pool(pool)~on_accepted revoked()
     refuse a message that would end the worker: _payload
+    end what an operator kills: terminate(pool) _announce_revoked(reason,terminated,signum,expired)
 celery worker.state:
     know what runs, and what waits for a slot: active_requests reserved_requests
     take a job out of Celery's books, or hand it over again: requests task_ready(request)
@@ -40,6 +41,7 @@ celery concurrency.
     know which pool it is: base:BasePool.is_green base:BasePool.options base:BasePool.uses_semaphore
         solo:TaskPool.__module__~{SOLO} thread:TaskPool.__module__~{THREADS}
     see that a thread has ended its job: thread:ApplyResult.f
+    know whether it can end a job that runs: base:BasePool.terminate_job(pid)
 celery app.
     serve tasks by a request class of ours: task:Task.Request task:Task.Strategy~{ASKS_FIRST}
     announce killed jobs: task:Task._backend base:Celery._backend base:Celery._get_backend()

@@ -18,8 +18,8 @@ from celery.exceptions import (
 )
 from celery.platforms import EX_FAILURE
 from celery.utils.log import get_logger
+from celery.worker import state
 from celery.worker.request import Request
-from celery.worker.state import revoked
 from kombu.utils.imports import symbol_by_name
 from redis.exceptions import RedisError
 
@@ -101,7 +101,7 @@ class CountedRequest(Request):
     @property
     def _was_told(self) -> bool:
         """Whether Celery told the child of this job to end."""
-        return bool(self._already_cancelled or self._already_revoked or self.id in revoked)
+        return bool(self._already_cancelled or self._already_revoked or self.id in state.revoked)
 
     def _give_back(self) -> None:
         delivery = self.delivery
@@ -117,6 +117,25 @@ class CountedRequest(Request):
             delivery.membership.overdue.append(delivery.requeue)
         else:
             delivery.requeue()
+
+    def revoked(self) -> Any:
+        """Also asked of one that was taken back: its end is not ours to tell."""
+        delivery = self.delivery
+        gone = delivery is not None and delivery.job not in delivery.in_flight.jobs
+        return (self.acknowledged or not gone) and super().revoked()
+
+    def end_killed(self, pool: Any) -> None:
+        """End the run of what is in the dead set by now."""
+        self._killed = True
+        self.terminate(pool)
+
+    def _announce_revoked(self, *args: Any) -> None:
+        if not self._killed:
+            return super()._announce_revoked(*args)
+        # Its caller is told that it was killed.
+        state.task_ready(self)
+        self.acknowledge()
+        self._already_revoked = True
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         exc = getattr(exc_info.exception, "exc", exc_info.exception)

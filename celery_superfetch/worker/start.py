@@ -98,7 +98,7 @@ class Gate(Runner):
         self._monitors, self._turns = monitors_of(worker.app), 0
         self._start_times: dict[int, str] = {}
         self._waiting: deque[_Handover] = deque()
-        self._out: set[_Handover] = set()
+        self.out: set[_Handover] = set()
         self._turn = threading.Lock()  # held by whoever hands over
         self._look_again = False  # somebody came by meanwhile
         self._apply, self.pool.apply_async = self.pool.apply_async, self.apply_async
@@ -137,10 +137,10 @@ class Gate(Runner):
         return max(0, len(state.reserved_requests) - len(state.active_requests))
 
     def busy(self, unsettled: bool) -> bool:
-        return bool(self._out)
+        return bool(self.out)
 
     def free(self) -> int:  # slots for which no job that Celery knows waits
-        return self.slots - max(len(state.reserved_requests), len(self._out) + len(self._waiting))
+        return self.slots - max(len(state.reserved_requests), len(self.out) + len(self._waiting))
 
     def _process_task(self, request: Any) -> None:  # for the worker's own; timers call it, too
         try:
@@ -183,17 +183,17 @@ class Gate(Runner):
         """The next job that may start, and until when; None if none may now."""
         while self._waiting:
             first = self._waiting[0]
+            membership = first.delivery.membership
             alone = first.in_flight.jobs.alone
+            room = len(self.out) < (1 if alone is not None else self.slots)
+            if first.delivery.is_husk and not room:
+                break  # its turn has not come
             if not first.is_ours:
                 self._drop(self._waiting.popleft(), "it is not ours any more")
             elif alone is not None and first.job != alone and not first.request.acknowledged:
                 self._drop(self._waiting.popleft(), "another is on probation here")
-            elif (
-                len(self._out) < (1 if alone is not None else self.slots)
-                and not told_to_stop(first.delivery.membership)
-                and (until := first.may_begin())
-            ):
-                self._out.add(self._waiting.popleft())
+            elif room and not told_to_stop(membership) and (until := first.may_begin()):
+                self.out.add(self._waiting.popleft())
                 return first, until
             else:
                 break
@@ -207,12 +207,12 @@ class Gate(Runner):
         try:
             # Celery looked before the job waited here. Threads and greenlets are never told of it.
             if what.waited and request.revoked():
-                self._out.discard(what)
+                self.out.discard(what)
                 return self._release()
             result = self._apply(start, (until, what.target, *what.args), what.kwargs, **options)
         except BaseException as exc:
             what.in_flight.end(what.job)
-            self._out.discard(what)
+            self.out.discard(what)
             # This may be a part of another's turn, who must not hear of it.
             if isinstance(exc, Exception) and self._takes_back(request, exc):
                 return
@@ -236,7 +236,7 @@ class Gate(Runner):
                 self._over(what)
 
     def _over(self, what: _Handover, *_: Any) -> None:
-        self._out.discard(what)
+        self.out.discard(what)
         if not self.green:
             self.pump()
         elif self._waiting:  # this is gevent's hub, where nothing may wait
@@ -272,8 +272,8 @@ class Gate(Runner):
 
     def forget(self, request: Any) -> None:
         """The pool has forgotten a job that it had not begun with; it goes back to its queue."""
-        for what in [what for what in self._out if what.request is request]:
-            self._out.discard(what)
+        for what in [what for what in self.out if what.request is request]:
+            self.out.discard(what)
             what.in_flight.end(what.job)
             what.in_flight.requeue([what.job])
 

@@ -24,7 +24,7 @@ from ..owner.membership import Membership
 from ..signals import ownership_lost
 from ..store.wire.server import check_platform, check_server
 from ..transport.transport import Transport
-from . import reception
+from . import orders, reception  # noqa: F401 - whose control command is found by its name
 from .maintenance import MaintenanceThread, Rounds
 from .private_names import check_worker
 from .request import use_our_request

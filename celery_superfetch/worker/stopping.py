@@ -14,6 +14,7 @@ from celery.worker import state
 
 from ..model import forks
 from ..owner.membership import Membership, memberships
+from .orders import channels_of
 from .private_names import SOLO
 
 logger = get_logger(__name__)
@@ -69,10 +70,7 @@ class Stopper(threading.Thread):
 
     def give_back(self) -> None:
         try:
-            connection = self.worker.consumer.connection
-            channels = list(connection.transport.channels or ()) if connection else []
-            ours = [channel for channel in channels if hasattr(channel, "give_back_waiting")]
-            count = sum(channel.give_back_waiting() for channel in ours)
+            count = sum(channel.give_back_waiting() for channel in channels_of(self.worker))
         except Exception:  # the channel's close gives it back
             logger.exception("What waits could not be given back yet.")
         else:

@@ -128,6 +128,15 @@ class LostRuns(Judge):
         job_killed.send(sender=None, job=dead)
         return dead
 
+    def kill(self, job: Job, reason: str, sender: Any) -> DeadJob | None:
+        """Move a job to the dead set that somebody wants there, also while it runs."""
+        self.in_flight.bring_back(job)
+        limits = Limits.of(self.config)
+        for _ in range(DECISIONS):
+            if done := self._carry_out(self._look(job, reason, Running(), limits), Decision.KILL):
+                return tell(done, sender)
+        return None
+
     def quarantine(self, job: Job, reason: str = "unparseable payload") -> DeadJob | None:
         """Move a payload that is no message, or no job, to the dead set: it would end us."""
         if dead := self.bury(job, reason, junk=True):

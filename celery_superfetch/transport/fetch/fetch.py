@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, MutableSequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence
 from contextlib import suppress
 from threading import get_ident
 from time import monotonic
@@ -35,13 +35,13 @@ class Backlog:
     def jobs(self) -> list[Job]:
         return [claimed.job for claimed in (*self.ready, *self.unconfirmed)]
 
-    def take(self, lists: Collection[str] | None = None) -> list[Job]:
-        """Let go of all, or of those from some lists, the newest first; any thread may."""
+    def take(self, meant: Callable[[Job], bool] = lambda _: True) -> list[Job]:
+        """Let go of all, or of those that are meant, the newest first; any thread may."""
         taken: list[Job] = []
         parts: tuple[MutableSequence[Claimed], ...] = self.unconfirmed, self.ready
         for part in parts:
             for claimed in reversed(list(part)):
-                if lists is None or claimed.job.queue_list in lists:
+                if meant(claimed.job):
                     with suppress(ValueError):  # somebody else was faster
                         part.remove(claimed)
                         taken.append(claimed.job)
@@ -278,4 +278,6 @@ class Fetch:
         except (RedisError, OSError):
             self.in_flight.doubt = True
         self.reads.close(lists)
-        self.in_flight.requeue(self.backlog.take(lists))
+        self.in_flight.requeue(
+            self.backlog.take(lambda job: lists is None or job.queue_list in lists)
+        )

@@ -10,7 +10,10 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
+from celery.worker.control import Panel
+
 from celery_superfetch.app import announcer
+from celery_superfetch.app.orders import COMMAND
 from celery_superfetch.model import certificate, forks
 from celery_superfetch.model.job import Job
 from celery_superfetch.model.strikes import Blame, Recovery
@@ -23,6 +26,7 @@ from celery_superfetch.owner.in_flight.outbox import Outbox
 from celery_superfetch.reaper import judge
 from celery_superfetch.store.announcements import Announcement
 from celery_superfetch.transport import channel
+from celery_superfetch.transport.deliveries import QoS
 from celery_superfetch.transport.fetch.probation import Probation
 from celery_superfetch.worker import prefork, start, steps
 from celery_superfetch.worker import reception as refusing
@@ -195,3 +199,18 @@ def announcers() -> None:
     announcer.LIMIT = announcer.FAILURES = 1000
     init = announcer.Announcements.__init__
     announcer.Announcements.__init__ = lambda self, app, client, owner=None: init(self, app, client)
+
+
+def orders() -> None:
+    """It is of a version that does not know what an operator orders."""
+    del Panel.data[COMMAND]
+
+
+def husks() -> None:
+    """A job that is taken back from its place in line leaves that to the next."""
+
+    def release(self: QoS, job: Job) -> bool:
+        self._delivered[self._in_hand()[job]]._raw.requeue()
+        return True
+
+    QoS.release = release

@@ -1,0 +1,137 @@
+"""What an operator orders of this worker by Celery's remote control: to let go of some jobs.
+
+Only the worker knows what it has started, and only here can a start not come in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from celery.concurrency.base import BasePool
+from celery.utils.log import get_logger
+from celery.worker.control import control_command
+
+from ..app.announcer import announcements_of
+from ..app.orders import COMMAND
+from ..model.job import Job, digest
+from ..owner.in_flight.in_flight import InFlight
+from ..owner.in_flight.jobs import State
+from ..owner.membership import Membership, memberships
+from ..transport.channel import Channel
+
+logger = get_logger(__name__)
+
+#: Why a job is dead that somebody wanted to be.
+BY_AN_OPERATOR = "killed by an operator"
+
+
+class Refused(Exception):
+    """An order is not carried out; its text says why, and what to do instead."""
+
+
+GONE = "its worker does not have it any more: it has ended, or went back to its queue"
+BEGUN = "it is on its way into the worker, or its task may begin with it unseen: try again"
+RUNS = "it runs: `jobs kill --terminate` ends it; when its worker is stopped it goes back"
+ALONE = "it is on probation and has its worker for itself: when that is stopped it goes back"
+DUE = (
+    "it waits for its time, and keeps no place from others: `jobs kill` takes it out; when its "
+    "worker is stopped it goes back"
+)
+
+
+@control_command(name=COMMAND, visible=False)
+def carry_out(
+    state: Any, *, owner: str, until: int, what: str, jobs: Sequence[str], **how: Any
+) -> dict[str, Any]:
+    """Carry out one order for some jobs, named by their digests, until some time (server ms).
+
+    Returns:
+        ``error``, or ``jobs``: for each ``{"ok": ...}`` or ``{"error": why not}``.
+    """
+    worker = state.consumer.controller
+    for membership in memberships():
+        if membership.owner == owner and membership.runner.worker is worker:
+            break
+    else:
+        return {"error": f"this worker is not owner {owner} any more"}
+    if membership.database.server_time() > until:  # whoever gave the order was told so
+        return {"error": "the order came too late"}
+    held: dict[str, list[Job]] = {}
+    with membership.in_flight.lock:
+        for job in membership.in_flight.jobs:
+            held.setdefault(digest(job.payload), []).append(job)
+    order: Any = {"release": release, "kill": kill}[what]
+    return {"jobs": {name: _tried(order, membership, held.get(name, ()), how) for name in jobs}}
+
+
+def _tried(
+    order: Callable[..., Mapping[str, Any]],
+    membership: Membership,
+    copies: Sequence[Job],
+    how: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The first of some copies of a job with which it can be done."""
+    why = GONE
+    for job in copies:
+        try:
+            return {"ok": order(membership, job, **how)}
+        except Refused as exc:
+            why = str(exc)
+    return {"error": why}
+
+
+def release(membership: Membership, job: Job) -> dict[str, Any]:
+    """Give back to the front of its queue what waits here for its turn."""
+    in_flight = membership.in_flight
+    with in_flight.lock:
+        if job == in_flight.jobs.alone:
+            raise Refused(ALONE)
+        _check(in_flight, job)
+        if in_flight.jobs.runs(job):
+            raise Refused(RUNS)
+        if job in in_flight.aside or job in in_flight.moves:
+            raise Refused(DUE)
+        if not any(channel.qos.release(job) for channel in channels_of(membership.runner.worker)):
+            raise Refused(BEGUN)
+    logger.info("Job %s goes back to its queue: an operator has released it.", job.title)
+    return {}
+
+
+def kill(membership: Membership, job: Job, terminate: bool = False) -> dict[str, Any]:
+    """Move a job to the dead set; what runs is ended, if that is meant."""
+    in_flight, worker = membership.in_flight, membership.runner.worker
+    request = None
+    with in_flight.lock:
+        _check(in_flight, job)
+        if in_flight.jobs.runs(job):
+            if not terminate:
+                raise Refused("it runs: --terminate ends it, as Celery's revoke does")
+            if getattr(worker.pool.terminate_job, "__func__", None) is BasePool.terminate_job:
+                raise Refused("it runs in a pool that cannot end it: only the worker's end does")
+            out = list(worker.superfetch_gate.out)
+            request = next((what.request for what in out if what.job == job), None)
+        elif in_flight.jobs[job] is State.CLAIMED:
+            raise Refused(BEGUN)
+        dead = membership.lost_runs.kill(job, BY_AN_OPERATOR, worker.app)
+    if dead is None:
+        raise Refused(GONE)
+    if request is not None:
+        request.end_killed(worker.pool)
+    announcements_of(worker.app, membership).soon(dead)
+    return {"dead_id": dead.id}
+
+
+def _check(in_flight: InFlight, job: Job) -> None:
+    state = in_flight.jobs.get(job)
+    if state in (None, State.RETURNING, State.SETTLED):
+        raise Refused(GONE)
+    if state is State.GATHERED:
+        raise Refused(BEGUN)
+
+
+def channels_of(worker: Any) -> list[Channel]:
+    """Those from which a worker consumes at this moment."""
+    connection = worker.consumer.connection
+    channels = list(connection.transport.channels or ()) if connection else []
+    return [channel for channel in channels if getattr(channel, "_fetch", None) is not None]
