@@ -19,8 +19,6 @@ class Routes:
     def __init__(self, app: Celery, channel: Channel) -> None:
         self._channel = channel
         self.expires_of = channel.expires_of  # ms of a queue's x-expires, or 0
-        #: Names of stock kombu's hash of unacked messages and of its index.
-        self.unacked = channel.unacked_key, channel.unacked_index_key
         self._queues = cache(self._look_up)
         for queue in app.amqp.queues.values():  # in this process's memory; it reads a length
             if queue.exchange and queue.exchange.name:
@@ -56,20 +54,13 @@ def routes_of(app: Celery) -> Iterator[Routes]:
         yield Routes(app, connection.channel())
 
 
-def queues_of(app: Celery) -> set[str]:
-    """The queues of an app, but for broadcasts: these hold nothing between two consumers."""
-    return {
-        queue.name
-        for queue in app.amqp.queues.values()
-        if getattr(queue.exchange, "type", None) != "fanout"
-    }
-
-
 def lists_of(app: Celery) -> set[str]:
-    """Their queue lists, one for each priority step."""
-    separator = separator_of(app)
-    steps = _option(app, "priority_steps")
-    return {f"{q}{separator}{step}" if step else q for q in queues_of(app) for step in steps}
+    """The queue lists of an app, one for each priority step of a queue. Those of broadcasts hold
+    nothing between two consumers."""
+    separator, steps = separator_of(app), _option(app, "priority_steps")
+    queues = app.amqp.queues.values()
+    names = [q.name for q in queues if getattr(q.exchange, "type", None) != "fanout"]
+    return {f"{name}{separator}{step}" if step else name for name in names for step in steps}
 
 
 def separator_of(app: Celery) -> str:

@@ -37,12 +37,12 @@ def migrate(session: Session, wait: float, **options: Any) -> None:
     They go to the front of their queues, the oldest first. Refuses while a stock worker may
     still hold them.
     """
-    from ..app.queues import routes_of
+    from ..app.queues import routes_of, unacked_of
     from ..store.unacked import Unacked
     from .from_stock import take_over
 
     with routes_of(session.app) as routes:
-        unacked = Unacked(session.reaper.database, *routes.unacked)
+        unacked = Unacked(session.reaper.database, *unacked_of(session.app))
         report = _patiently(wait, lambda: take_over(unacked, routes, **options))
     _say(session, report, _migrated(report))
     if report.left:

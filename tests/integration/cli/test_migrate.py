@@ -12,7 +12,7 @@ import redis
 from celery import Celery
 from kombu.transport.redis import Channel
 
-from celery_superfetch.app.queues import routes_of
+from celery_superfetch.app.queues import routes_of, unacked_of
 from celery_superfetch.cli.from_stock import Migrated, Routes, take_over
 from celery_superfetch.model.config import Config
 from celery_superfetch.store.database import Database
@@ -46,7 +46,7 @@ def migrate(
         app.conf.task_queues = queues
         config = Config(global_keyprefix=(options or {}).get("global_keyprefix", ""))
         with routes_of(app) as routes:
-            unacked = Unacked(Database(client, config), *routes.unacked)
+            unacked = Unacked(Database(client, config), *unacked_of(app))
             return take_over(unacked, through(routes), **how)
 
     return run
