@@ -90,10 +90,9 @@ class InFlight(Outbox):
     def set_aside(self, job: Job) -> None:
         """Note that a job waits in memory for its time; the next round trip moves it aside."""
         with self.lock:
-            if job in self.jobs:
+            if job in self.jobs and job not in self.aside:
                 self.jobs.recorded.discard(job)  # moving it takes its record away
-                if job not in self.aside:
-                    self.moves[job] = ""
+                self.moves[job] = ""
 
     def delivered(self, job: Job) -> None:
         """Its consumer has the job: one that only waits now does not count as running."""
@@ -185,10 +184,10 @@ class InFlight(Outbox):
         reaper saves a second run, and one that comes later removes nothing of anybody else's.
         """
         with self.lock:
-            ours = {job: state for job, state in self.jobs.items() if job.owner == owner}
-            for job, state in ours.items():
+            ours = [job for job in self.jobs if job.owner == owner]
+            for job in ours:
                 self._forget_start(job)
-                if state in (State.WAITING, State.RETURNING):
+                if self.jobs[job] in (State.WAITING, State.RETURNING):
                     self.drop(job)
             lost = [job for job in ours if self.jobs.runs(job)]
             self._no_news.update(lost)
