@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from celery import Celery
     from redis import Redis
 
-    from .operate.check import Answer, Conditions
+    from .operate.check import Answer
 
 WORDS = "OK", "WARNING", "CRITICAL"
 
@@ -105,7 +105,12 @@ def _ask(options: argparse.Namespace, app: Celery | None) -> Answer:
 
     conditions = Conditions(*(getattr(options, name) for name in Conditions._fields))
     if app is not None:
-        return _ask_app(app, conditions, options.timeout)
+        from .app.broker import client_of, database_of
+        from .app.queues import lists_of, separator_of
+
+        with client_of(app, options.timeout) as client:
+            database = database_of(app, client)
+            return check(database, conditions, lists_of(app), separator_of(app))
     from redis.exceptions import RedisError
 
     urls = list(filter(None, options.broker.split(";")))
@@ -155,12 +160,3 @@ def _client(url: str, master: str, timeout: float) -> Redis:
         for word in (places[0].username, places[0].password, places[0].path)
     )
     return Redis(host, port, int(number or 0), username=user, password=password, **limits)
-
-
-def _ask_app(app: Celery, conditions: Conditions, timeout: float) -> Answer:
-    from .app.broker import client_of, database_of
-    from .app.queues import lists_of, separator_of
-    from .operate.check import check
-
-    with client_of(app, timeout) as client:
-        return check(database_of(app, client), conditions, lists_of(app), separator_of(app))

@@ -47,9 +47,6 @@ def check(
     Arguments:
         queues: lists of the app; those that owners have, and where a job was seen, are known.
         separator: kombu's option ``sep``.
-
-    Raises:
-        redis.exceptions.RedisError: the server could not be asked.
     """
     answer, asked = Answer([], []), conditions
     if asked == Conditions():

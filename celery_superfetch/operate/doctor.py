@@ -37,9 +37,6 @@ def diagnose(app: Celery, reaper: Reaper) -> list[Finding]:
 
     Arguments:
         app: its task modules are loaded.
-
-    Raises:
-        redis.exceptions.RedisError: the server could not be asked.
     """
     found = of_settings(app)
     before = time.time()

@@ -14,7 +14,7 @@ from ..reaper.reaper import Reaper
 from ..store.counters import StrikeCounters
 from ..store.holdings import ETA, PROBATION, RESERVED, RUNNING, Holdings, Place
 from ..store.queues import Queues, Suspects
-from .overview import owner_row
+from .overview import owner_rows
 
 #: Jobs that are looked at for conditions to pick from.
 LOOKED_AT = 20_000
@@ -53,26 +53,19 @@ class Look:
         self.now = database.server_time()
         judged = [] if which.state == PROBATION else judge_all(reaper.registry)
         chosen = [row for row in judged if _fits(row[0].node, which.node)]
-        self.held = self.holdings.of([facts.owner for facts, _, _ in chosen])
-        rows = (
-            owner_row(facts, max(0, self.now - score) / 1000, verdict, self.held[facts.owner])
-            for facts, score, verdict in chosen
-        )
-        #: Those who hold something.
-        self.owners = sorted(
-            (row for row in rows if row["in_flight"]), key=lambda row: (row["node"], row["owner"])
-        )
+        rows = owner_rows(database, chosen, self.now)
+        rows.sort(key=lambda pair: (pair[0]["node"], pair[0]["owner"]))
+        #: Those who hold something, each with what that is.
+        self.owners = {row["owner"]: (row, held) for row, held in rows if held.in_flight}
+        #: Owner and digest of a job that runs -> its claim.
+        self.runs: dict[tuple[str, str], str] = {}
         #: The queue lists that have jobs on probation; these are nobody's.
         self.probation: Sequence[str] = ()
         if which.wants(PROBATION) and which.node is None:
             self.probation = sorted(Suspects(database).lists())
 
     def first(self, limit: int) -> dict[str, Any]:
-        """The first ``limit`` jobs that are meant, their owners, and how many more there are.
-
-        Raises:
-            redis.exceptions.RedisError: the server could not be asked.
-        """
+        """The first ``limit`` jobs that are meant, their owners, and how many more there are."""
         most = limit if self.which.countable else LOOKED_AT
         meant: list[dict[str, Any]] = []
         looked = 0
@@ -87,7 +80,7 @@ class Look:
             more, complete = self._size() - limit, True
         return {
             "server_time": utc(self.now / 1000),
-            "owners": self.owners,
+            "owners": [row for row, _ in self.owners.values()],
             "jobs": meant[:limit],
             # That meet the conditions and are not shown; of those that were looked at.
             "more": max(0, more),
@@ -111,13 +104,12 @@ class Look:
         """How many meet the conditions, where these need no look at the jobs."""
         states = [state for state in (RUNNING, RESERVED, ETA) if self.which.wants(state)]
         suspects = sum(waiting for _, waiting in self.queues.lengths(self.probation))
-        return suspects + sum(owner[state] for owner in self.owners for state in states)
+        return suspects + sum(row[state] for row, _ in self.owners.values() for state in states)
 
     def _places(self) -> Iterator[Place]:
         """Of each owner what runs, and what is near before what waits aside; then the suspects."""
         wants = self.which.wants
-        for owner in (row["owner"] for row in self.owners):
-            held = self.held[owner]
+        for owner, (_, held) in self.owners.items():
             if held.running:
                 yield Place(RUNNING, owner)
             for name in filter(self._is_meant, sorted(held.lists)):
@@ -131,28 +123,19 @@ class Look:
 
     def _read(self, most: int) -> Iterator[list[dict[str, Any]]]:
         """The jobs in states that are meant, some at a time."""
-        owners = {row["owner"]: row for row in self.owners}
-        runs: dict[tuple[str, str], str] = {}
         for pages in self.holdings.look([*self._places()], most):
             jobs = []
             for place, rows in pages:
                 if place.state == RUNNING:
-                    runs |= {(place.owner, name.decode()): claim for claim, name in rows}
+                    self.runs |= {(place.owner, name.decode()): claim for claim, name in rows}
                 else:
-                    owner = owners.get(place.owner, {})
-                    jobs += [self._job(place, owner, runs, *row) for row in rows]
+                    jobs += [self._job(place, *row) for row in rows]
             yield [job for job in jobs if self.which.wants(job["state"])]
 
-    def _job(
-        self,
-        place: Place,
-        owner: Mapping[str, Any],
-        runs: Mapping[tuple[str, str], str],
-        claim: str,
-        payload: bytes,
-    ) -> dict[str, Any]:
+    def _job(self, place: Place, claim: str, payload: bytes) -> dict[str, Any]:
         name, envelope = digest(payload), parse(payload)
-        run = runs.get((place.owner, name))
+        owner: Mapping[str, Any] = self.owners[place.owner][0] if place.owner else {}
+        run = self.runs.get((place.owner, name))
         claim = claim or run or ""
         return {
             "id": envelope.task_id or name,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from celery import Celery
 from celery.utils.log import get_logger
@@ -39,6 +40,8 @@ except ImportError as exc:
         "pip install 'celery-superfetch[prometheus]'"
     ) from exc
 
+T = TypeVar("T", CounterMetricFamily, GaugeMetricFamily)
+
 logger = get_logger(__name__)
 
 #: Seconds for which what was read is told again: several may scrape, and the server is asked once.
@@ -55,46 +58,19 @@ JOBS = {
     "ownership_lost": ("ownership_lost", "Jobs that a process lost while it lived"),
 }
 
-#: Counters without labels -> what they count.
-TOTALS = {
-    "owners_reaped": "Owners that were taken for dead",
-    "dead_dropped": "Jobs that a cap, or their age, dropped from the dead set",
-}
-
 #: What an owner can be; the last two are no living ones.
 STATES = ("running", "stopping", STUCK, "dead", "reaped")
-
-
-class _Reading(threading.Thread):
-    """Asks the server once. Nobody knows how long it takes: a thread can be left alone."""
-
-    def __init__(self, app: Celery) -> None:
-        super().__init__(name="superfetch-metrics", daemon=True)
-        self.app = app
-        self.found: tuple[dict[str, Any], Counts] | None = None
-        self.ended = 0.0
-
-    def run(self) -> None:
-        try:
-            # It comes by code of Celery and kombu, whose locks a pool's child must not inherit.
-            with forks.kept_off(), client_of(self.app) as client:
-                reaper = reaper_of(self.app, client)
-                self.found = overview_of(self.app, reaper), Stats(reaper.database).read()
-        except Exception as exc:
-            logger.warning("Metrics could not ask the broker: %s", exc)
-        finally:
-            self.ended = monotonic()
 
 
 class Metrics(Collector):
     """The metrics of an app's database; a scrape asks the server once, or not at all."""
 
-    def __init__(self, app: Celery, patience: float = PATIENCE) -> None:
+    def __init__(self, app: Celery) -> None:
         config_of(app)  # what makes no sense is said now, not at a scrape
         self.app = app
-        self.patience = patience
         self._lock = threading.Lock()
-        self._reading: _Reading | None = None
+        self._asking, self._found = threading.Thread(), list[tuple[dict[str, Any], Counts]]()
+        self._ended = -FRESH
 
     def describe(self) -> Iterable[Metric]:
         """Nothing, so that the server is not asked when this is registered."""
@@ -102,25 +78,44 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         found = self._read()
-        yield _gauge("up", "Whether the server could be asked; if not, it is all there is", found)
+        text = "Whether the server could be asked; if not, it is all there is"
+        yield _gauge("up", text, found is not None)
         if found is not None:
             yield from families(*found)
 
     def _read(self) -> tuple[dict[str, Any], Counts] | None:
         with self._lock:
-            last = self._reading
-            if last is None or (not last.is_alive() and monotonic() >= last.ended + FRESH):
-                last = self._reading = _Reading(self.app)
-                last.start()
-        last.join(self.patience)
-        return last.found
+            if not self._asking.is_alive() and monotonic() >= self._ended + FRESH:
+                self._found = []
+                # Nobody knows how long it takes: a thread can be left alone.
+                self._asking = threading.Thread(
+                    target=self._ask, args=[self._found], name="superfetch-metrics", daemon=True
+                )
+                self._asking.start()
+            asking, found = self._asking, self._found
+        asking.join(PATIENCE)
+        return found[0] if found else None
+
+    def _ask(self, found: list[tuple[dict[str, Any], Counts]]) -> None:
+        try:
+            # It comes by code of Celery and kombu, whose locks a pool's child must not inherit.
+            with forks.kept_off(), client_of(self.app) as client:
+                reaper = reaper_of(self.app, client)
+                found.append((overview_of(self.app, reaper), Stats(reaper.database).read()))
+        except Exception as exc:
+            logger.warning("Metrics could not ask the broker: %s", exc)
+        finally:
+            self._ended = monotonic()
 
 
 def families(overview: Mapping[str, Any], counts: Counts) -> Iterator[Metric]:
     """An ``overview_of`` and the counters, as metrics."""
     yield from _of_jobs(counts, {row["list"]: row["queue"] for row in overview["queues"]})
-    for name, text in TOTALS.items():
-        yield CounterMetricFamily(f"superfetch_{name}", text, counts.totals.get(name, 0))
+    for name, text in (
+        ("owners_reaped", "Owners that were taken for dead"),
+        ("dead_dropped", "Jobs that a cap, or their age, dropped from the dead set"),
+    ):
+        yield _metric(CounterMetricFamily, name, text, counts.totals.get(name, 0))
     yield from _of_owners(overview)
     yield from _of_queues(overview["queues"])
     yield _gauge("stock_unacked", "Jobs that stock workers have unacked", overview["unacked"])
@@ -142,10 +137,7 @@ def _of_jobs(counts: Counts, queues: Mapping[str, str]) -> Iterator[Metric]:
             if which == what:
                 queue = queues.get(queue_list, queue_list.partition(DeadJobs.separator)[0])
                 rows[printable(queue), printable(task)] += number
-        family = CounterMetricFamily(f"superfetch_{name}", text, labels=["queue", "task"])
-        for labels, number in rows.items():
-            family.add_metric(labels, number)
-        yield family
+        yield _metric(CounterMetricFamily, name, text, rows, ["queue", "task"])
 
 
 def _of_owners(overview: Mapping[str, Any]) -> Iterator[Metric]:
@@ -186,21 +178,21 @@ def _of_passes(last: Mapping[str, Any] | None, counts: Counts) -> Iterator[Metri
         "superfetch_pass_seconds", "Passes over all owners", passes["number"], passes["ms"] / 1000
     )
     text = "Owners that passes have looked at"
-    yield CounterMetricFamily("superfetch_pass_owners", text, passes["owners"])
-    yield CounterMetricFamily("superfetch_pass_errors", "What passes survived", passes["errors"])
+    yield _metric(CounterMetricFamily, "pass_owners", text, passes["owners"])
+    yield _metric(CounterMetricFamily, "pass_errors", "What passes survived", passes["errors"])
     if last is not None:
         yield _gauge("last_pass_age_seconds", "Since the last pass over all owners", last["age"])
 
 
-def _gauge(name: str, text: str, value: Any, labels: Iterable[str] = ()) -> GaugeMetricFamily:
+def _metric(kind: type[T], name: str, text: str, value: Any, labels: Sequence[str] = ()) -> T:
     """One value, or one for each label, or each tuple of them."""
-    if not labels:
-        number = value if isinstance(value, (int, float)) else value is not None
-        return GaugeMetricFamily(f"superfetch_{name}", text, number)
-    family = GaugeMetricFamily(f"superfetch_{name}", text, labels=[*labels])
-    for key, number in value.items():
+    family = kind(f"superfetch_{name}", text, labels=labels)
+    for key, number in value.items() if labels else [((), value)]:
         family.add_metric([key] if isinstance(key, str) else key, number)
     return family
+
+
+_gauge = partial(_metric, GaugeMetricFamily)
 
 
 def text_of(app: Celery) -> str:

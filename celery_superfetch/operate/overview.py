@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from redis import Redis
@@ -16,7 +16,7 @@ from ..reaper.evidence import judge_all
 from ..store.database import Database
 from ..store.dead_jobs import Graveyard
 from ..store.history import History
-from ..store.holdings import Holding, Holdings
+from ..store.holdings import STATES, Holding, Holdings
 from ..store.queues import Queues, Suspects
 from ..store.registry import Registry
 from ..store.stats import Stats
@@ -28,16 +28,15 @@ if TYPE_CHECKING:  # a probe reads rows of it, and waits for neither
 
     from ..reaper.reaper import Reaper
 
+#: What an owner's row has as it was registered.
+FACTS = ("owner", "node", "app", "version", "state", "heartbeat_interval", "owner_ttl")
+
 #: The latest deaths that are told of.
 DEATHS = 10
 
 
 def overview_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
-    """What ``look`` finds, with the server, the latest deaths, counters and stock kombu's jobs.
-
-    Raises:
-        redis.exceptions.RedisError: the server could not be asked.
-    """
+    """What ``look`` finds, with the server, the latest deaths, counters and stock kombu's jobs."""
     from ..app.queues import lists_of, separator_of, unacked_of  # a probe goes without Celery
 
     database = reaper.database
@@ -60,24 +59,21 @@ def look(database: Database, lists: Iterable[str], separator: str) -> dict[str, 
         lists: those of the app; others are known by owners, and where a job was seen.
         separator: kombu's option ``sep``.
     """
-    registry, graves = Registry(database), Graveyard(database)
-    verdicts, now = judge_all(registry), database.server_time()
-    tombstones = [*registry.tombstones()]
-    reaped = registry.facts(tombstones).values()
-    held = Holdings(database).of([*(facts.owner for facts, _, _ in verdicts), *tombstones])
-    served = Counter(n for facts, _, verdict in verdicts if not verdict.dead for n in facts.lists)
-    known = {n for facts in (*reaped, *(row[0] for row in verdicts)) for n in facts.lists}
+    registry, graves, now = Registry(database), Graveyard(database), database.server_time()
+    owners = [row for row, _ in owner_rows(database, judge_all(registry), now)]
+    served = Counter(n for row in owners if row["verdict"] != "dead" for n in row["queues"])
+    tombstones = registry.facts(registry.tombstones())
+    left = Holdings(database).of([*tombstones])
+    known = {n for row in owners for n in row["queues"]}
+    known |= {n for facts in tombstones.values() for n in facts.lists}
     last = last_pass_row(History(database), now)
     return {
         "server_time": utc(now / 1000),
-        "owners": [
-            owner_row(facts, max(0, now - score) / 1000, verdict, held[facts.owner])
-            for facts, score, verdict in verdicts
-        ],
+        "owners": owners,
         # Jobs here landed late or could not be moved; the next pass drains them.
         "tombstones": {
             "owners": len(tombstones),
-            "in_flight": sum(held[owner].in_flight for owner in tombstones),
+            "in_flight": sum(holding.in_flight for holding in left.values()),
         },
         "queues": queue_rows(database, known.union(lists), separator, served),
         "dead_set": {
@@ -116,40 +112,31 @@ def _server(client: Redis) -> dict[str, Any]:
     }
 
 
-def owner_row(facts: Facts, age: float, verdict: Reason, holding: Holding) -> dict[str, Any]:
-    """One owner, last heard ``age`` seconds ago."""
-    return {
-        "owner": facts.owner,
-        "node": facts.node,
-        "host": facts.process.host,
-        "pid": facts.process.pid,
-        "app": facts.app,
-        "version": facts.version,
-        "state": facts.state,
-        "heartbeat_age": age,
-        "heartbeat_interval": facts.heartbeat_interval,
-        "owner_ttl": facts.owner_ttl,
-        "in_flight": holding.in_flight,
-        "running": holding.running,
-        "reserved": holding.reserved,
-        "eta": holding.eta,
-        "queues": sorted(facts.lists),
-        "verdict": _word(verdict),
-        "reason": _reason(facts, age, verdict),
-    }
-
-
-def _word(verdict: Reason) -> str:
-    if verdict.dead:
-        return "dead"
-    return "reaped" if verdict is Reason.REAPED else "alive"
-
-
-def _reason(facts: Facts, age: float, verdict: Reason) -> str:
-    """Workers keep their watch to themselves: here the age has to speak for a silent owner."""
-    if verdict is Reason.HEARD and age >= MISSED_HEARTBEATS * facts.heartbeat_interval:
-        return f"no heartbeat for {age:.0f} s; alive until a reaper has watched that itself"
-    return verdict.value
+def owner_rows(
+    database: Database, judged: Sequence[tuple[Facts, int, Reason]], now: int
+) -> list[tuple[dict[str, Any], Holding]]:
+    """Owners with their scores and verdicts as rows, each with what it holds."""
+    held = Holdings(database).of([facts.owner for facts, _, _ in judged])
+    found = []
+    for facts, score, verdict in judged:
+        age, holding = max(0, now - score) / 1000, held[facts.owner]
+        word = "dead" if verdict.dead else "reaped" if verdict is Reason.REAPED else "alive"
+        reason = verdict.value
+        # Workers keep their watch to themselves: here the age has to speak for a silent owner.
+        if verdict is Reason.HEARD and age >= MISSED_HEARTBEATS * facts.heartbeat_interval:
+            reason = f"no heartbeat for {age:.0f} s; alive until a reaper has watched that itself"
+        row = {
+            **{name: getattr(facts, name) for name in FACTS},
+            **{name: getattr(holding, name) for name in ("in_flight", *STATES[:3])},
+            "host": facts.process.host,
+            "pid": facts.process.pid,
+            "heartbeat_age": age,
+            "queues": sorted(facts.lists),
+            "verdict": word,
+            "reason": reason,
+        }
+        found.append((row, holding))
+    return found
 
 
 def queue_rows(

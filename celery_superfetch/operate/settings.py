@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..app.reaping import REAP_ENTRY, REAP_TASK
@@ -18,12 +18,7 @@ NAMED = 8
 
 def of_settings(app: Celery) -> list[Finding]:
     """Findings of an app whose task modules are loaded."""
-    tasks = {
-        name: task
-        for name, task in sorted(app.tasks.items())
-        if not name.startswith("celery.") and name != REAP_TASK
-    }
-    return [*_install(app), *_acks(tasks), *_results(app, tasks), *_options(app)]
+    return [*_install(app), *_tasks(app), *_options(app)]
 
 
 def some(names: Iterable[str]) -> str:
@@ -34,15 +29,14 @@ def some(names: Iterable[str]) -> str:
 
 
 def _install(app: Celery) -> Iterator[Finding]:
+    entries = map(dict, (app.conf.beat_schedule or {}).values())  # a ScheduleEntry has pairs, too
     if getattr(app, "_superfetch", None) is None:
         text = (
             "the app names the transport and nothing else: it acks early, nobody reaps, and no "
             "job that kills its worker is ever stopped"
         )
         yield Finding("warning", "not-installed", text, "call celery_superfetch.install(app)")
-        return
-    entries = map(dict, (app.conf.beat_schedule or {}).values())  # a ScheduleEntry has pairs, too
-    if not any(entry.get("task") == REAP_TASK for entry in entries):
+    elif not any(entry.get("task") == REAP_TASK for entry in entries):
         text = (
             f"beat_schedule has no {REAP_ENTRY}: something replaced it after install(), and beat "
             "looks for no dead workers"
@@ -51,49 +45,38 @@ def _install(app: Celery) -> Iterator[Finding]:
         yield Finding("warning", "no-beat-entry", text, fix)
 
 
-def _acks(tasks: dict[str, Any]) -> Iterator[Finding]:
-    early = [name for name, task in tasks.items() if not task.acks_late]
+def _tasks(app: Celery) -> Iterator[Finding]:
+    own = [task for task in app.tasks.values() if not task.name.startswith(("celery.", REAP_TASK))]
+    early = [task for task in own if not task.acks_late]
     if early:
-        text = (
-            f"{number(len(early), 'task')} with acks_late=False, which a killed worker loses once "
-            f"they run: {some(early)}"
-        )
+        text = _told(early, "with acks_late=False, which a killed worker loses once they run")
         fix = "leave acks_late at install()'s default, unless a second run would do more harm"
         yield Finding("warning", "early-ack", text, fix)
     dropped = [
-        name
-        for name, task in tasks.items()
+        task
+        for task in own
         if task.acks_late
         and not task.reject_on_worker_lost
         and not getattr(task, "retry_on_worker_lost", None)  # came with Celery 5.7
     ]
     if dropped:
-        text = (
-            f"{number(len(dropped), 'task')} with task_reject_on_worker_lost off, which Celery "
-            f"drops when their pool process is lost: {some(dropped)}"
-        )
+        what = "which Celery drops when their pool process is lost"
+        text = _told(dropped, f"with task_reject_on_worker_lost off, {what}")
         fix = "leave it at install()'s default: such a job is recovered, and counted"
         yield Finding("warning", "reject-off", text, fix)
-
-
-def _results(app: Celery, tasks: dict[str, Any]) -> Iterator[Finding]:
+    silent = [t for t in own if t.ignore_result and not t.store_errors_even_if_ignored]
     if not app.conf.result_backend or str(app.conf.result_backend).startswith("disabled"):
         text = "there is no result_backend: no caller is told of a killed job, and none can wait"
         fix = "set one if anybody calls get(), or uses chords; else the dead set has what was "
         yield Finding("note", "no-results", text, f"{fix}killed")
-        return
-    silent = [
-        name
-        for name, task in tasks.items()
-        if task.ignore_result and not task.store_errors_even_if_ignored
-    ]
-    if silent:
-        text = (
-            f"{number(len(silent), 'task')} with ignore_result, of whose killed jobs no caller is "
-            f"told: {some(silent)}"
-        )
+    elif silent:
+        text = _told(silent, "with ignore_result, of whose killed jobs no caller is told")
         fix = "where somebody waits for one, set store_errors_even_if_ignored on it"
         yield Finding("note", "ignored-results", text, fix)
+
+
+def _told(tasks: Sequence[Any], what: str) -> str:
+    return f"{number(len(tasks), 'task')} {what}: {some(task.name for task in tasks)}"
 
 
 def _options(app: Celery) -> Iterator[Finding]:

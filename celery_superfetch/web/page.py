@@ -58,7 +58,7 @@ def create_app(
             Route("/", page.guarded(page.overview)),
             Route("/jobs", page.guarded(page.jobs)),
             Route("/dead", page.guarded(page.dead)),
-            Route("/dead", page.change, methods=["POST"]),
+            Route("/dead", page.guarded(page.change), methods=["POST"]),
             Route("/dead/{id}", page.guarded(page.job)),
             Route("/login", page.login, methods=["POST"]),
             Mount("/static", StaticFiles(directory=HERE / "static")),
@@ -90,15 +90,14 @@ class Page:
         )
         self._templates.filters.update(FILTERS)
 
-    def guarded(
-        self, view: Callable[[Request], Response]
-    ) -> Callable[[Request], Awaitable[Response]]:
+    def guarded(self, view: Callable[..., Response]) -> Callable[[Request], Awaitable[Response]]:
         """A view, for those who may see it; in a thread, since it waits for the server."""
 
         async def answer(request: Request) -> Response:
             if not self._access.may_see(request):
                 return self._render(request, "login.html", 401, wrong=False)
-            return await run_in_threadpool(view, request)
+            form = [await _form(request)] if request.method == "POST" else []
+            return await run_in_threadpool(view, request, *form)
 
         return answer
 
@@ -129,18 +128,12 @@ class Page:
         job = self._seen.dead_job(request.path_params["id"])
         return self._render(request, "job.html", job=job, now=self._seen.now())
 
-    async def change(self, request: Request) -> Response:
+    def change(self, request: Request, form: Form) -> Response:
         """Retry or delete jobs. To delete some it asks once more."""
-        if not self._access.may_see(request):
-            return self._render(request, "login.html", 401, wrong=False)
-        form = await _form(request)
         if self._read_only:
             raise HTTPException(403, "This page changes nothing: it is read-only.")
         if not self._access.is_own_form(request, form):
             raise HTTPException(403, "This form is not from this page, or it is too old: reload.")
-        return await run_in_threadpool(self._change, request, form)
-
-    def _change(self, request: Request, form: Form) -> Response:
         ids = list(dict.fromkeys(form.get("id", [])))
         match form.get("do"):
             case ["retry"]:

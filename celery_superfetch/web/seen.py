@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from celery import Celery
 from redis import Redis
@@ -38,15 +38,6 @@ LOOKS = 1000
 
 #: What is shown is as old as this, or this many times what it took, before it is read anew.
 FRESH, SHARE = 1.0, 4.0
-
-
-class Found(NamedTuple):
-    """Some of the dead set."""
-
-    jobs: list[dict[str, Any]]
-    size: int
-    #: Where the next page begins; None: this is the last one.
-    next: int | None
 
 
 class Seen:
@@ -117,19 +108,20 @@ class Seen:
         """The server's clock, in seconds."""
         return self._ask(lambda _, reaper: reaper.database.server_time() / 1000)
 
-    def dead(self, first: int, task: str) -> Found:
+    def dead(self, first: int, task: str) -> dict[str, Any]:
         """A page of the dead set, from one of the newest on; of ``task`` alone, if there is one.
 
-        It looks at so many jobs and no more: whoever searches goes on from there.
+        It looks at so many jobs and no more: whoever searches goes on from there, at ``next``.
         """
         which = DeadFilter(task=(task if "*" in task else f"*{task}*") if task else None)
 
-        def look(dead: DeadSet) -> Found:
+        def look(dead: DeadSet) -> dict[str, Any]:
             size, at, jobs = len(dead), first, list[DeadJob]()
             while at < min(size, first + LOOKS) and len(jobs) < PAGE:
                 jobs += [job for job in dead.page(at, PAGE) if which.takes(job, dead.separator)]
                 at += PAGE
-            return Found([*map(self._hidden, jobs)], size, at if at < size else None)
+            shown = [*map(self._hidden, jobs)]
+            return {"jobs": shown, "size": size, "next": at if at < size else None}
 
         return self.dead_set(look)
 

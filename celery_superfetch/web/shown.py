@@ -8,15 +8,12 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from ..model.arguments import cut, printable
+from ..model.arguments import printable
 from ..model.facts import STUCK
 from ..model.verdict import MISSED_HEARTBEATS
 from ..operate.health import Finding, by_queue
 from ..operate.words import number, span
 from .bars import bars
-
-#: Characters of arguments in a list.
-SHORT = 120
 
 #: The states of jobs in flight -> how they are called on the page.
 JOB_STATES = {
@@ -78,29 +75,25 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def ago(seconds: float, now: float) -> str:
+def ago(when: float | str, now: float) -> str:
     """How long a time of the server's clock is past."""
-    return f"{span(max(0.0, now - seconds))} ago"
+    return f"{span(max(0.0, now - _seconds(when)))} ago"
 
 
-def ahead(time: str, now: float) -> str:
+def ahead(when: str, now: float) -> str:
     """How long it is until then."""
-    left = datetime.fromisoformat(time).timestamp() - now
+    left = _seconds(when) - now
     return f"in {span(left)}" if left > 0 else "now"
 
 
-def since(time: str, now: float) -> str:
-    """How long ago that was."""
-    return ago(datetime.fromisoformat(time).timestamp(), now)
+def _seconds(when: float | str) -> float:
+    """Since the epoch; text is ISO 8601."""
+    return datetime.fromisoformat(when).timestamp() if isinstance(when, str) else when
 
 
 def clock(time: str | None) -> str:
     """A time in ISO 8601 as one reads it."""
     return f"{time[:10]} {time[11:19]} UTC" if time else "not noted"
-
-
-def short(text: str) -> str:
-    return cut(text, SHORT)
 
 
 FILTERS = {
@@ -110,7 +103,5 @@ FILTERS = {
     "coded": coded,
     "number": number,
     "sentence": sentence,
-    "short": short,
-    "since": since,
     "span": span,
 }
