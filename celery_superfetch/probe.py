@@ -26,8 +26,6 @@ WORDS = "OK", "WARNING", "CRITICAL"
 #: Findings named in the line; the document has them all.
 NAMED = 3
 
-EPILOG = "Exit code: 0 well, 1 a warning, 2 critical, also where the broker cannot be asked."
-
 
 def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
     """Print one line, or one document; returns the exit code.
@@ -36,20 +34,27 @@ def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
         argv: words of the command line; None for those of the process.
         app: whose broker is asked; None: ``--broker`` names it.
     """
+    from .operate.check import Answer
+    from .operate.health import Finding
+
     options = _parser(app).parse_args(argv)
-    found: list[Answer] = []
+    found, why = list[Answer](), f"no answer within {options.timeout:g} s"
 
     def ask() -> None:
+        nonlocal why
         try:
             found.append(_ask(options, app))
         except Exception as exc:
-            found.append(_cannot(str(exc)))
+            why = str(exc)
 
     # A name that is not resolved, or a server that dribbles, outlasts every socket's timeout.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(options.timeout)
-    findings, told = found[0] if found else _cannot(f"no answer within {options.timeout:g} s")
+    if not found:
+        text, fix = f"the broker cannot be asked: {why}", "see whether it runs"
+        found.append(Answer([Finding("critical", "unreachable", text, fix)], []))
+    findings, told = found[0]
     bad = [one for one in findings if one.level != "note"]
     code = 2 if any(one.level == "critical" for one in bad) else int(bool(bad))
     text = "; ".join(one.text for one in bad[:NAMED]) or ", ".join(told)
@@ -71,7 +76,7 @@ def _parser(app: Celery | None) -> argparse.ArgumentParser:
         "superfetch-check" if app is None else "celery -A app superfetch check",
         description="Say in one line whether all is well. With conditions, only these are looked "
         "at; who does not meet one is critical.",
-        epilog=EPILOG,
+        epilog="Exit code: 0 well, 1 a warning, 2 critical, also where the broker cannot be asked.",
     )
     add = parser.add_argument
     if app is None:
@@ -80,9 +85,7 @@ def _parser(app: Celery | None) -> argparse.ArgumentParser:
         add("--prefix", default="", help="global_keyprefix of the app")
         add("--master", default="", metavar="NAME", help="master_name, with sentinel://")
     add("--this-host", action="store_true", help="a worker of this host is heard, and not stuck")
-    add(
-        "--node", default="", metavar="NAME", help="the worker celery@web-1 is heard, and not stuck"
-    )
+    add("--node", default="", metavar="NAME", help="celery@web-1 is heard, and not stuck")
     add("--max-age", type=float, metavar="SECONDS", help="since any owner's last heartbeat")
     add("--dead-limit", type=int, metavar="N", help="jobs in the dead set")
     add("--queue-age", type=float, metavar="SECONDS", help="for which a job has been the oldest")
@@ -90,14 +93,6 @@ def _parser(app: Celery | None) -> argparse.ArgumentParser:
     add("--timeout", type=float, default=5.0, metavar="SECONDS", help="for all of it (5)")
     add("--json", action="store_true", dest="as_json", help="print one JSON document")
     return parser
-
-
-def _cannot(why: str) -> Answer:
-    from .operate.check import Answer
-    from .operate.health import Finding
-
-    text = f"the broker cannot be asked: {why}"
-    return Answer([Finding("critical", "unreachable", text, "see whether it runs")], [])
 
 
 def _ask(options: argparse.Namespace, app: Celery | None) -> Answer:

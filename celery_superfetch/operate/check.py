@@ -38,19 +38,14 @@ class Answer(NamedTuple):
 
 def check(
     database: Database,
-    conditions: Conditions,
-    queues: Iterable[str] = (),
+    asked: Conditions,
+    lists: Iterable[str] = (),
     separator: str = DeadJobs.separator,
 ) -> Answer:
-    """Look whether the conditions hold.
-
-    Arguments:
-        queues: lists of the app; those that owners have, and where a job was seen, are known.
-        separator: kombu's option ``sep``.
-    """
-    answer, asked = Answer([], []), conditions
+    """Whether the conditions hold; ``lists`` and ``separator`` are those of ``look``."""
+    answer = Answer([], [])
     if asked == Conditions():
-        return _everything(look(database, queues, separator))
+        return _everything(look(database, lists, separator))
     if asked.this_host or asked.node:
         answer.findings.extend(_one_is_heard(database, asked, answer.told))
     elif asked.max_age is not None:
@@ -58,8 +53,8 @@ def check(
     if asked.queue_age is not None or asked.queue_length is not None:
         registry = Registry(database)
         served = registry.facts(registry.owners()).values()
-        lists = {*queues, *(name for facts in served for name in facts.lists)}
-        rows = queue_rows(database, lists, separator, {})
+        known = {*lists, *(name for facts in served for name in facts.lists)}
+        rows = queue_rows(database, known, separator, {})
         answer.findings.extend(_long_queues(rows, asked, answer.told))
     if asked.dead_limit is not None:
         size = len(DeadJobs(database))

@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoPermissionError
 
+from ..app.reaping import REAP_ENTRY, REAP_TASK
 from ..model.job import parse
 from ..model.version import __version__
 from ..store.queues import Queues
 from .health import LEVELS, Finding, findings
 from .overview import overview_of
-from .settings import of_settings, some
 from .words import number, span
 
 if TYPE_CHECKING:
     from celery import Celery
 
     from ..reaper.reaper import Reaper
+
+#: Names of tasks, or others, that one finding tells.
+NAMED = 8
 
 #: Seconds that two clocks may differ: what NTP leaves is a hundredth of it.
 SKEW = 2.0
@@ -33,11 +36,8 @@ BYTES = 16 * 1024 * 1024
 
 
 def diagnose(app: Celery, reaper: Reaper) -> list[Finding]:
-    """Findings of the settings, the server and the overview, worst first; it changes nothing.
-
-    Arguments:
-        app: its task modules are loaded.
-    """
+    """Findings of the settings of an app whose task modules are loaded, of the server and of the
+    overview, worst first; it changes nothing."""
     found = of_settings(app)
     before = time.time()
     server = reaper.database.server_time() / 1000
@@ -50,10 +50,9 @@ def diagnose(app: Celery, reaper: Reaper) -> list[Finding]:
         found.append(Finding("warning", "no-overview", text, fix))
         found.extend(_permissions(reaper, app.amqp.queues))
     else:
-        lists = [row["list"] for row in seen["queues"]]
         found.extend(findings(seen))
         found.extend(of_owners_together(seen["owners"]))
-        found.extend(_permissions(reaper, lists))
+        found.extend(_permissions(reaper, (row["list"] for row in seen["queues"])))
         found.extend(_tasks(app, reaper, seen))
     found.extend(_orphans(reaper))
     return sorted(found, key=lambda one: LEVELS.index(one.level))
@@ -166,3 +165,87 @@ def _tasks(app: Celery, reaper: Reaper, seen: Mapping[str, Any]) -> Iterator[Fin
             "a queue of its own"
         )
         yield Finding("warning", "unknown-task", text, fix)
+
+
+def of_settings(app: Celery) -> list[Finding]:
+    """Findings of an app whose task modules are loaded."""
+    return [*_install(app), *_task_options(app), *_options(app)]
+
+
+def some(names: Iterable[str]) -> str:
+    """The first few of some names, and how many there are beside them."""
+    known = sorted(names)
+    rest = f" and {len(known) - NAMED} more" if len(known) > NAMED else ""
+    return ", ".join(known[:NAMED]) + rest
+
+
+def _install(app: Celery) -> Iterator[Finding]:
+    entries = map(dict, (app.conf.beat_schedule or {}).values())  # a ScheduleEntry has pairs, too
+    if getattr(app, "_superfetch", None) is None:
+        text = (
+            "the app names the transport and nothing else: it acks early, nobody reaps, and no "
+            "job that kills its worker is ever stopped"
+        )
+        yield Finding("warning", "not-installed", text, "call celery_superfetch.install(app)")
+    elif not any(entry.get("task") == REAP_TASK for entry in entries):
+        text = (
+            f"beat_schedule has no {REAP_ENTRY}: something replaced it after install(), and beat "
+            "looks for no dead workers"
+        )
+        fix = f"add to beat_schedule, do not replace it; or add the task {REAP_TASK!r} yourself"
+        yield Finding("warning", "no-beat-entry", text, fix)
+
+
+def _task_options(app: Celery) -> Iterator[Finding]:
+    own = [task for task in app.tasks.values() if not task.name.startswith(("celery.", REAP_TASK))]
+    early = [task for task in own if not task.acks_late]
+    if early:
+        text = _told(early, "with acks_late=False, which a killed worker loses once they run")
+        fix = "leave acks_late at install()'s default, unless a second run would do more harm"
+        yield Finding("warning", "early-ack", text, fix)
+    dropped = [
+        task
+        for task in own
+        if task.acks_late
+        and not task.reject_on_worker_lost
+        and not getattr(task, "retry_on_worker_lost", None)  # came with Celery 5.7
+    ]
+    if dropped:
+        what = "which Celery drops when their pool process is lost"
+        text = _told(dropped, f"with task_reject_on_worker_lost off, {what}")
+        fix = "leave it at install()'s default: such a job is recovered, and counted"
+        yield Finding("warning", "reject-off", text, fix)
+    silent = [t for t in own if t.ignore_result and not t.store_errors_even_if_ignored]
+    if not app.conf.result_backend or str(app.conf.result_backend).startswith("disabled"):
+        text = "there is no result_backend: no caller is told of a killed job, and none can wait"
+        fix = "set one if anybody calls get(), or uses chords; else the dead set has what was "
+        yield Finding("note", "no-results", text, f"{fix}killed")
+    elif silent:
+        text = _told(silent, "with ignore_result, of whose killed jobs no caller is told")
+        fix = "where somebody waits for one, set store_errors_even_if_ignored on it"
+        yield Finding("note", "ignored-results", text, fix)
+
+
+def _told(tasks: Sequence[Any], what: str) -> str:
+    return f"{number(len(tasks), 'task')} {what}: {some(task.name for task in tasks)}"
+
+
+def _options(app: Celery) -> Iterator[Finding]:
+    conf = app.conf
+    if "visibility_timeout" in (conf.broker_transport_options or {}):
+        text = "visibility_timeout does nothing here: no job comes back by a timeout"
+        fix = "remove it from broker_transport_options when no stock worker is left"
+        yield Finding("note", "visibility-timeout", text, fix)
+    multiplier, alone = conf.worker_prefetch_multiplier, conf.get("worker_disable_prefetch")
+    if multiplier == 0 and not alone:
+        text = (
+            "worker_prefetch_multiplier is 0: one worker claims all that waits, and others that "
+            "are free find nothing"
+        )
+        fix = "set it to 1 for long jobs, or to 4 (Celery's default) for short ones"
+        yield Finding("warning", "prefetch-unbounded", text, fix)
+    elif multiplier > 1 and alone:
+        text = (
+            f"worker_prefetch_multiplier ({multiplier}) does nothing beside worker_disable_prefetch"
+        )
+        yield Finding("note", "prefetch-unused", text, "keep one of the two")

@@ -201,12 +201,8 @@ def text_of(app: Celery) -> str:
 
 
 def serve(app: Celery, host: str, port: int) -> Any:
-    """A server for them, in threads of its own; ``shutdown`` ends it.
-
-    Raises:
-        ConfigError: an option makes no sense.
-        OSError: nobody can listen there; a port in use, mostly.
-    """
+    """A server for them, in threads of its own; ``shutdown`` ends it. Raises ConfigError, and an
+    OSError where nobody can listen: at a port in use, mostly."""
     server, thread = start_http_server(port, host, _registry(app))
     thread.name = "superfetch-metrics-server"
     # A pool's child that outlives its worker would keep the port from the next one.

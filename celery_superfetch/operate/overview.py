@@ -53,12 +53,8 @@ def overview_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
 
 
 def look(database: Database, lists: Iterable[str], separator: str) -> dict[str, Any]:
-    """Owners, queues, dead set and the last pass.
-
-    Arguments:
-        lists: those of the app; others are known by owners, and where a job was seen.
-        separator: kombu's option ``sep``.
-    """
+    """Owners, queues, dead set and the last pass. ``lists`` are those of the app; others are known
+    by owners, and where a job was seen. ``separator``: kombu's option ``sep``."""
     registry, graves, now = Registry(database), Graveyard(database), database.server_time()
     owners = [row for row, _ in owner_rows(database, judge_all(registry), now)]
     served = Counter(n for row in owners if row["verdict"] != "dead" for n in row["queues"])

@@ -40,20 +40,17 @@ class Access:
 
     Arguments:
         token: what whoever looks has to know; None: whoever gets here may look.
-
-    Raises:
-        ConfigError: the token is too short.
     """
 
     def __init__(self, token: str | None) -> None:
         if token is not None and len(token) < SHORTEST:
             raise ConfigError(f"a token of the page has at least {SHORTEST} characters")
-        self._token = token
+        self._token = token or ""
         # The cookie is not the token: who reads it cannot log in elsewhere by it.
-        self._pass = token and hmac.new(token.encode(), LOGIN.encode(), hashlib.sha256).hexdigest()
+        self._pass = hmac.new(self._token.encode(), LOGIN.encode(), hashlib.sha256).hexdigest()
 
     def may_see(self, request: Request) -> bool:
-        if self._token is None or self._pass is None:
+        if not self._token:
             return True
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and _same(given, self._token):
@@ -62,7 +59,7 @@ class Access:
 
     def log_in(self, request: Request, given: str, response: Response) -> bool:
         """Whether this is the token; then the response lets this browser in from now on."""
-        if self._token is None or self._pass is None or not _same(given, self._token):
+        if not (self._token and _same(given, self._token)):
             return False
         # Lax: a link in a message leads to the page, not to the form.
         _set(request, response, LOGIN, self._pass, "lax")

@@ -36,11 +36,8 @@ class Hiding(ast.NodeTransformer):
         self._telling = re.compile(rf"(?:{words})[\w-]*[\\\"']*\s*[:=>]", re.IGNORECASE)
 
     def hide(self, text: str, parameters: Sequence[str] = ()) -> str:
-        """A text that ``repr`` has made; what cannot be read is shown only if it names nothing.
-
-        Arguments:
-            parameters: names of the elements, where the text is a sequence.
-        """
+        """A text that ``repr`` has made, of a sequence perhaps, whose elements are ``parameters``;
+        what cannot be read is shown only if it names nothing."""
         try:
             tree = ast.parse(text, mode="eval")
             if isinstance(tree.body, (ast.Tuple, ast.List)):

@@ -162,12 +162,10 @@ class Page:
 
     def failed(self, request: Request, exc: Exception) -> Response:
         """What went wrong, as a page."""
+        status, text = 404 if isinstance(exc, JobNotFound) else 503, str(exc)
         if isinstance(exc, HTTPException):
-            return self._render(
-                request, "failed.html", exc.status_code, text=exc.detail, away=False
-            )
-        status, away = (404, False) if isinstance(exc, JobNotFound) else (503, True)
-        return self._render(request, "failed.html", status, text=str(exc), away=away)
+            status, text = exc.status_code, exc.detail
+        return self._render(request, "failed.html", status, text=text, away=status == 503)
 
     def _render(
         self, request: Request, template: str, status: int = 200, **values: Any

@@ -26,6 +26,7 @@ from .bars import SPANS, begins
 from .hiding import Hiding, parameters_of
 
 T = TypeVar("T")
+Question = Callable[[Redis, Reaper], T]
 
 #: Jobs on a page of the dead set.
 PAGE = 50
@@ -50,7 +51,7 @@ class Seen:
         self._open: tuple[Redis, Reaper] | None = None
         self._known: dict[str, tuple[float, dict[str, Any]]] = {}
 
-    def _ask(self, question: Callable[[Redis, Reaper], T]) -> T:
+    def _ask(self, question: Question[T]) -> T:
         opened = self._open
         if opened is None:
             client = client_of(self.app)
@@ -61,9 +62,7 @@ class Seen:
             self._open = None  # the next one may be found elsewhere
             raise
 
-    def _kept(
-        self, name: str, question: Callable[[Redis, Reaper], dict[str, Any]]
-    ) -> dict[str, Any]:
+    def _kept(self, name: str, question: Question[dict[str, Any]]) -> dict[str, Any]:
         """What was answered a moment ago, or is now: a thousand browsers ask no more than one."""
         with self._lock:
             begun = monotonic()
@@ -109,10 +108,8 @@ class Seen:
         return self._ask(lambda _, reaper: reaper.database.server_time() / 1000)
 
     def dead(self, first: int, task: str) -> dict[str, Any]:
-        """A page of the dead set, from one of the newest on; of ``task`` alone, if there is one.
-
-        It looks at so many jobs and no more: whoever searches goes on from there, at ``next``.
-        """
+        """A page of the dead set from the ``first`` newest on, of a ``task`` alone if one is given:
+        it looks at so many jobs and no more, and whoever searches goes on from ``next``."""
         which = DeadFilter(task=(task if "*" in task else f"*{task}*") if task else None)
 
         def look(dead: DeadSet) -> dict[str, Any]:
@@ -126,11 +123,7 @@ class Seen:
         return self.dead_set(look)
 
     def dead_job(self, id: str) -> dict[str, Any]:
-        """One job.
-
-        Raises:
-            JobNotFound: it is not there (any more).
-        """
+        """One job; raises JobNotFound."""
         return self._hidden(self.dead_set(lambda dead: dead.get(id)))
 
     def dead_set(self, use: Callable[[DeadSet], T]) -> T:
