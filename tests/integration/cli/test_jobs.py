@@ -12,7 +12,7 @@ import pytest
 from celery_superfetch.model.job import digest
 from support.servers.ledger import Ledger
 from support.waiting import eventually
-from support.workers.bench import payload
+from support.workers.bench import elsewhere, payload
 from support.workers.cli import Result
 
 ALONE = {"reap_interval": 3600}
@@ -103,3 +103,21 @@ def test_a_look_reads_no_more_than_it_shows(cli, crowd, bench):
             sent.append(command)
     reads = [command for command in sent if command.startswith(("LRANGE", "HSCAN"))]
     assert len(reads) == 2, reads
+
+
+def test_a_condition_costs_no_command_for_each_list_of_each_owner(cli, bench):
+    lists = [f"list-{number}" for number in range(40)]
+    for number in range(120):
+        owner = bench.owner(elsewhere(f"web-{number}"), lists=lists)
+        bench.give(owner.owner, lists[number % 40], [payload(f"{number}")])
+    bench.client.config_resetstat()
+    found = cli("jobs", "--task", "nomatch", "--json").json()
+    assert (found["jobs"], found["complete"]) == ([], True)
+    stats = bench.client.info("commandstats")
+    calls = {
+        name: stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "lrange")
+    }
+    assert calls["evalsha"] < 10, calls
+    assert calls["lrange"] == 120, "each of what is not empty, once"
+    found = cli("jobs", "--task", "*.note", "--json", "--limit", "1").json()
+    assert (len(found["jobs"]), found["more"]) == (1, 119)
