@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import pytest
 
 from support.process import Process
-from support.servers.server import Server
+from support.servers.ledger import Ledger
+from support.servers.server import ExternalServer, Server
+from support.shown import STARTED
+from support.workers.fleet import Fleet
 from support.workers.scene import Scene
 
 
@@ -30,3 +34,21 @@ def scenes(
     yield stage
     for scene in staged:
         scene.close()
+
+
+@pytest.fixture
+def small(
+    request: pytest.FixtureRequest,
+    server: Server | ExternalServer,
+    ledger: Ledger,
+    tmp_path: Path,
+) -> Iterator[Callable[..., Fleet]]:
+    """`small(pools={...}, conf={...}, app=...)`: a fleet of the test's own."""
+    with contextlib.ExitStack() as stack:
+
+        def make(**options: Any) -> Fleet:
+            fleet = stack.enter_context(Fleet(server.url(), ledger, tmp_path, **options))
+            request.node.stash[STARTED] = list(fleet.workers.values())
+            return fleet
+
+        yield make

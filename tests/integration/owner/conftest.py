@@ -10,6 +10,7 @@ import pytest
 from redis.connection import parse_url
 
 from celery_superfetch.model.facts import Facts
+from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.owner.membership import Membership
 from support.workers.bench import Bench
 
@@ -35,3 +36,9 @@ def owner(bench: Bench) -> Facts:
     owner = bench.owner()
     bench.in_flight.certificate.heard(owner.owner, monotonic())
     return owner
+
+
+@pytest.fixture
+def cut_short(bench: Bench) -> LostRuns:
+    """What decides on jobs that lost their run."""
+    return LostRuns(bench.in_flight)
