@@ -178,17 +178,20 @@ def import_before() -> None:
     sys.path.insert(0, str(place))
 
 
+def module_before(place: str, was: str) -> Any:
+    """A module of the other checkout; ``was``: its name before there were rooms, "": None."""
+    import_before()
+    rooms = Path(os.environ[CHECKOUT], "celery_superfetch", "store").is_dir()
+    name = place if rooms else was
+    return importlib.import_module(f"celery_superfetch_before.{name}") if name else None
+
+
 def lines() -> list[Any]:
     """The classes by which our code sends its scripts: ours, and that of the other checkout."""
     from celery_superfetch.store.wire.scripts import Line
 
-    found = [Line]
-    if CHECKOUT in os.environ:
-        import_before()
-        rooms = Path(os.environ[CHECKOUT], "celery_superfetch", "store").is_dir()
-        place = "store.wire.scripts" if rooms else "scripts"
-        found.append(importlib.import_module(f"celery_superfetch_before.{place}").Line)
-    return found
+    before = [module_before("store.wire.scripts", "scripts").Line] if CHECKOUT in os.environ else []
+    return [Line, *before]
 
 
 def skipped_here() -> dict[str, str]:

@@ -19,12 +19,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from compare import OURS, STOCK, Table, arguments, begin, finish_all, measure_all
+from compare import (
+    BEFORE,
+    OURS,
+    STOCK,
+    Table,
+    arguments,
+    begin,
+    finish_all,
+    measure_all,
+    module_before,
+    parsed,
+)
 from kombu import Connection
 from sent import watch_sent
 
+from celery_superfetch.model.config import DEFAULTS
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.store.wire.clients import connection_id, run_id
 from support.servers.server import Server
@@ -93,11 +106,22 @@ def give(bench: Bench, owner: Facts, jobs: Sequence[bytes]) -> None:
         bench.give(owner.owner, "mail", jobs[at : at + 100])
 
 
+def reaper_of(contender: str, bench: Bench) -> Any:
+    """Our reaper, or that of the other checkout, for the same database under the same options."""
+    if contender == OURS:
+        return bench.reaper()
+    options = {name: v for name, v in vars(bench.config).items() if v != DEFAULTS[name]}
+    made = module_before("model.config", "config").Config(**options)
+    database = module_before("store.database", "")
+    what = (database.Database(bench.client, made),) if database else (bench.client, made)
+    return module_before("reaper.reaper", "reaper").Reaper(*what)
+
+
 # -- cases: what is prepared, what is measured, how many jobs come back
 
 
 def one_owner(
-    server: Server, jobs: Sequence[bytes], backlog: int = 0, held: bool = False
+    contender: str, server: Server, jobs: Sequence[bytes], backlog: int = 0, held: bool = False
 ) -> tuple[float, ...]:
     """An owner of this host died with these jobs; held: they waited for their ETA."""
     client = _empty(server)
@@ -109,7 +133,7 @@ def one_owner(
     else:
         give(bench, owner, jobs)
     bench.push("mail", *[b"backlog"] * backlog)
-    reaper = bench.reaper()
+    reaper = reaper_of(contender, bench)
     with watched(client) as taken:
         report = reaper.reap()
     assert (report.recovered, report.errors) == (len(jobs), 0)
@@ -138,7 +162,7 @@ def stock(server: Server, jobs: Sequence[bytes]) -> tuple[float, ...]:
 
 
 def many_owners(
-    server: Server, owners: int, dead: int, remote: bool, jobs: int
+    contender: str, server: Server, owners: int, dead: int, remote: bool, jobs: int
 ) -> tuple[float, ...]:
     """Owners on many hosts, some of which died; each of these had some jobs."""
     client = _empty(server)
@@ -152,7 +176,7 @@ def many_owners(
     for n in range(dead):
         made = hasty.owner(elsewhere(f"gone-{n}", n + 1), **gone) if remote else bench.dead_owner()
         give(bench, made, jobs_of(jobs, 300, f"owner-{n}"))
-    reaper = bench.reaper()
+    reaper = reaper_of(contender, bench)
     if remote:
         for _ in range(2):
             assert reaper.reap().recovered == 0, "silence is watched, by three passes"
@@ -170,26 +194,24 @@ def _empty(server: Server) -> Any:
     return client
 
 
-def cases(
-    args: Any, server: Server
-) -> Iterator[tuple[str, dict[str, Callable[[], tuple[float, ...]]]]]:
+Contenders = dict[str, Callable[[], tuple[float, ...]]]
+
+
+def cases(args: Any, server: Server) -> Iterator[tuple[str, Contenders]]:
+    def ours(prepare: Callable[..., tuple[float, ...]], *with_: Any) -> Contenders:
+        both = (OURS, BEFORE) if args.before else (OURS,)
+        return {who: partial(prepare, who, server, *with_) for who in both}
+
     number = f"{args.jobs:,} jobs"
     small, middling = jobs_of(args.jobs, 300), jobs_of(args.jobs, 10_000)
-    yield (
-        f"{number} of 300 B",
-        {OURS: lambda: one_owner(server, small), STOCK: lambda: stock(server, small)},
-    )
-    yield f"{number} of 10 kB", {OURS: lambda: one_owner(server, middling)}
-    large = jobs_of(args.large, 1_000_000)
-    yield f"{args.large} jobs of 1 MB", {OURS: lambda: one_owner(server, large)}
-    yield f"{number}, 100,000 waiting", {OURS: lambda: one_owner(server, small, 100_000)}
-    yield f"{number} held for their ETA", {OURS: lambda: one_owner(server, small, held=True)}
+    yield f"{number} of 300 B", {**ours(one_owner, small), STOCK: lambda: stock(server, small)}
+    yield f"{number} of 10 kB", ours(one_owner, middling)
+    yield f"{args.large} jobs of 1 MB", ours(one_owner, jobs_of(args.large, 1_000_000))
+    yield f"{number}, 100,000 waiting", ours(one_owner, small, 100_000)
+    yield f"{number} held for their ETA", ours(one_owner, small, 0, True)
     for dead, remote, where in ((0, False, ""), (10, False, " here"), (10, True, " elsewhere")):
         name = f"{args.owners:,} owners, {dead} died{where}"
-        yield (
-            name,
-            {OURS: lambda d=dead, r=remote: many_owners(server, args.owners, d, r, args.each)},
-        )
+        yield name, ours(many_owners, args.owners, dead, remote, args.each)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -198,9 +220,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--large", type=int, default=100, help="of 1 MB")
     parser.add_argument("--owners", type=int, default=1000, help="registered ones")
     parser.add_argument("--each", type=int, default=10, help="jobs of each of those that died")
-    args = parser.parse_args(argv)
+    args = parsed(parser, argv)
     # A line for each owner that is reaped is for operators.
-    logging.getLogger("celery_superfetch").setLevel(logging.ERROR)
+    for name in ("celery_superfetch", "celery_superfetch_before"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     tables = [Table(title, unit, more=False) for title, unit in MEASURED]
     begin(tables[0])
     with Server() as server:
