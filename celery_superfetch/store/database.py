@@ -49,7 +49,7 @@ class Database:
         return refused(self.client, self.keys.never, [*map(self.keys.queue, queue_lists)])
 
     def check_writable(self) -> None:
-        check_writable(self.client, self.keys.never)
+        check_writable(self.client)
 
     def take_turn(self, scope: str, seconds: float) -> bool:
         """Whether it is the caller's turn; nobody else has one for so many seconds."""

@@ -10,12 +10,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from kombu.transport import redis
+from kombu.utils.url import url_to_parts
 from redis import Redis
 from redis.exceptions import ConnectionError, RedisError
 
 from ..model.config import LONGEST, Config
 from ..store.database import Database
-from ..store.wire.connections import Params, leaving_replicas, named, patient
+from ..store.wire.connections import Params, following, named, patient
+from ..store.wire.slots import Slot, slot_of
 from .fetch.queue_lists import QueueLists
 
 if TYPE_CHECKING:
@@ -56,8 +58,10 @@ class Channel(redis.Channel):
         return self._connparams()
 
     def elsewhere(self) -> list[Params]:
-        """Where the other servers of a failover list are."""
+        """Where the other servers of a failover list are; a cluster's are ``here``."""
         found: list[Params] = []
+        if (slot := self.here().get("slot")) and slot.clustered:
+            return found
         port = self.connection.default_port
         for url in dict.fromkeys(self.connection.client.alt):
             client, channel = self.connection.client.clone(), copy(self)
@@ -68,8 +72,22 @@ class Channel(redis.Channel):
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         params: dict[str, Any] = super()._connparams(asynchronous)
-        params["connection_class"] = leaving_replicas(params["connection_class"])
+        params["connection_class"] = following(params["connection_class"])
+        if slot := self._slot(params):
+            params["slot"] = slot
         return patient(named(params))
+
+    def _slot(self, params: Params) -> Slot | None:
+        """The slot of our prefix, should this be a cluster: whoever is named knows its others."""
+        if "path" in params:
+            return None
+        seeds = [(params["host"], params["port"])]
+        for url in self.connection.client.alt or ():
+            parts = url_to_parts(url)
+            seeds.append(
+                (parts.hostname or "localhost", parts.port or self.connection.default_port)
+            )
+        return slot_of(self.global_keyprefix, seeds)
 
     @property
     def active_queues(self) -> list[str]:

@@ -89,6 +89,9 @@ class SentinelChannel(Channel, redis.SentinelChannel):
         sentinel.discover_master = discreetly(sentinel.discover_master, self.sentinel_kwargs)
         return pool
 
+    def _slot(self, params: Params) -> None:
+        return None  # Sentinels say where the primary is, and know no cluster
+
     def here(self) -> Params:
         # kombu's pool knows the Sentinels, credentials and TLS, each as that version has it.
         return sentinel_params(self.pool)

@@ -17,7 +17,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
+from ...errors import UnsupportedBroker
 from ...model.version import __version__
+from .slots import NO_TAG, Slot
 
 Params = Mapping[str, Any]  # arguments of ``redis.ConnectionPool`` that lead to one database
 #: How a Sentinel is asked: there are others, and redis-py tries one that is gone again and again.
@@ -33,16 +35,32 @@ REPLY_TIMEOUT = 15.0
 NAME = "celery-superfetch"  # of our connections in CLIENT LIST, to be told from stock kombu's
 
 
-def leaving_replicas(connection_class: Any) -> Any:
-    """``connection_class``, but READONLY and a slot that moved are connection errors: whoever asked
-    connects again, and so finds the primary. Nothing was executed that could be twice."""
+def following(connection_class: Any) -> Any:
+    """``connection_class``, but it finds the node that has the primary's part at each connect, and
+    leaves one that has it no more: READONLY, MOVED and their like are connection errors. Nothing
+    was executed that could be twice. With a ``slot`` it goes where a cluster serves that."""
 
-    class LeavingReplicas(connection_class):
+    class Following(connection_class):
+        def __init__(self, *args: Any, slot: Slot | None = None, **kwargs: Any) -> None:
+            if slot is not None:
+                kwargs["redis_connect_func"] = slot.greet
+            super().__init__(*args, **kwargs)
+            self.slot = slot
+
+        def connect(self) -> None:
+            if self.slot is None or self._sock is not None:
+                super().connect()
+            else:
+                self.slot.reach(self, super().connect)
+
         def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
             # redis-py would connect to where it was last, and ask no Sentinel.
             if self._sock is None:
                 self.connect()
             super().send_packed_command(*args, **kwargs)
+
+        def reply(self) -> Any:
+            return super().read_response()
 
         def read_response(self, *args: Any, **kwargs: Any) -> Any:
             # redis-py waits for a message of pub/sub without a limit: half of one would keep
@@ -53,11 +71,18 @@ def leaving_replicas(connection_class: Any) -> Any:
                 return super().read_response(*args, **kwargs)
             except (AskError, TryAgainError, ClusterDownError) as exc:  # AskError is of MOVED, too
                 self.disconnect()
+                if self.slot is None:
+                    raise UnsupportedBroker(f"{NO_TAG} ({exc})") from exc
                 raise RedisConnectionError(
                     f"the cluster does not serve our slot here, or not now ({type(exc).__name__}: "
                     f"{exc}): it did nothing of what was asked"
                 ) from exc
             except ResponseError as exc:
+                if str(exc).startswith("SELECT is not allowed in cluster mode"):
+                    raise UnsupportedBroker(
+                        f"the broker is a cluster, which has database 0 alone, not {self.db}: let "
+                        "broker_url end in /0. Several apps share it by their prefixes"
+                    ) from exc
                 # The other ends a blocking read because the server was made a replica.
                 unblocked = str(exc).startswith("UNBLOCKED force unblock")
                 if not (unblocked or isinstance(exc, ReadOnlyError)):
@@ -68,7 +93,7 @@ def leaving_replicas(connection_class: Any) -> Any:
                     f"what was asked ({exc}); looking for the primary"
                 ) from exc
 
-    return LeavingReplicas
+    return Following
 
 
 def discreetly(discover_master: Callable[[str], Any], options: Params) -> Callable[[str], Any]:
@@ -139,7 +164,9 @@ def sentinel_params(pool: SentinelConnectionPool) -> dict[str, Any]:
 
 def place_of(params: Params) -> Hashable:
     """What tells one database from another."""
-    sentinels = params.get("connection_pool")
+    sentinels, slot = params.get("connection_pool"), params.get("slot")
+    if slot is not None and slot.clustered:  # whichever node was named
+        return slot.key, slot.seeds, str(params.get("username"))
     parts = tuple(str(params.get(part)) for part in ("host", "port", "path", "db", "username"))
     if not isinstance(sentinels, Sentinels):
         return parts

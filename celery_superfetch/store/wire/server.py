@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -14,12 +13,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
 
 from ...errors import UnsupportedBroker
+from .slots import NO_TAG, TAGGED
 
 logger = logging.getLogger(__name__)
 
 OLDEST_SERVER = (6, 2)  # LMOVE, BLMOVE and LPOS with what we need of them came with Redis 6.2
-#: A key, or a prefix, with the name in braces by which a cluster chooses its slot.
-TAGGED = r"[^{]*\{[^}]+\}"
 
 
 def info(client: Redis, section: str = "default") -> dict[str, Any]:
@@ -64,12 +62,8 @@ def check_platform() -> None:
 
 def check_cluster(told: Mapping[str, Any], prefix: str) -> None:
     """Refuse a cluster (UnsupportedBroker) that would spread the keys of one app over its nodes."""
-    if str(told.get("cluster_enabled", "0")) == "1" and not re.match(TAGGED, prefix):
-        raise UnsupportedBroker(
-            "the broker is a cluster, which keeps all keys of an app in one place only under a "
-            'prefix with a name in braces. Set broker_transport_options = {"global_keyprefix": '
-            '"{shop}:"}, with a name of your own, for producers and workers alike'
-        )
+    if str(told.get("cluster_enabled", "0")) == "1" and not TAGGED.match(prefix):
+        raise UnsupportedBroker(NO_TAG)
 
 
 def check_server(client: Redis, prefix: str = "") -> None:
@@ -104,11 +98,9 @@ def check_server(client: Redis, prefix: str = "") -> None:
         ) from exc
 
 
-def check_writable(client: Redis, never: str) -> None:
-    """Refuse a read-only replica, and a node that has not our slot (``never``'s): ConnectionError,
-    after which a consumer connects again, until a failover is over or the node is the right one."""
-    if re.match(TAGGED, never):  # else a cluster is refused, by what says how to mend it
-        client.exists(never)
+def check_writable(client: Redis) -> None:
+    """Refuse a read-only replica: ConnectionError, after which a consumer connects again, until a
+    failover is over."""
     told = info(client, "replication")
     if told.get("role") == "slave" and str(told.get("slave_read_only", "1")) == "1":
         raise RedisConnectionError(

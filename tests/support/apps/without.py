@@ -119,7 +119,7 @@ def following() -> None:
 
 def leaving() -> None:
     """READONLY is a reply like any other, as in stock redis-py."""
-    channel.leaving_replicas = lambda connection_class: connection_class
+    channel.following = lambda connection_class: connection_class
 
 
 def look_at_the_loop() -> None:

@@ -3,67 +3,166 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from support.servers.server import Server, free_port
+import redis
+
+from support.servers.server import Option, Server, free_port
 from support.waiting import eventually
 
 SLOTS = 16384
 
+#: ms without a word after which the other nodes take one for failed. Nobody is, on a machine that
+#: is merely busy, until a test ends one: then they are told to be quick.
+PATIENT, QUICK = 60_000, 1_500
+
 
 class Cluster:
-    """Primaries that share the slots evenly."""
+    """Primaries that share the slots evenly, each with so many replicas."""
 
-    def __init__(self, nodes: list[Server]) -> None:
+    def __init__(self, nodes: list[Server], replicas: int = 0) -> None:
         self.nodes = nodes
-        first, *others = nodes
-        share = SLOTS // len(nodes) + 1
-        for at, node in enumerate(nodes):
+        count = len(nodes) // (1 + replicas)
+        primaries, others = nodes[:count], nodes[count:]
+        share = SLOTS // count + 1
+        for at, node in enumerate(primaries):
             last = min(SLOTS, (at + 1) * share) - 1
-            self._tell(node, "ADDSLOTSRANGE", at * share, last)
-            self._tell(node, "SET-CONFIG-EPOCH", at + 1)
-        for node in others:
-            self._tell(node, "MEET", "127.0.0.1", first.port, first.options["cluster-port"])
-        eventually(lambda: all(map(self._is_whole, nodes)), 30, 0.1)
+            self.tell(node, "ADDSLOTSRANGE", at * share, last)
+        for at, node in enumerate(nodes):
+            self.tell(node, "SET-CONFIG-EPOCH", at + 1)
+            if at:
+                first = nodes[0]
+                self.tell(node, "MEET", "127.0.0.1", first.port, first.options["cluster-port"])
+        eventually(lambda: all(map(self._is_whole, nodes)), 30, 0.05)
+        for at, node in enumerate(others):
+            self.tell(node, "REPLICATE", self.id(primaries[at % count]))
+        eventually(lambda: all(map(in_step, others)), 30, 0.05)
 
-    def _tell(self, node: Server, *words: Any) -> Any:
+    def tell(self, node: Server, *words: Any) -> Any:
         return node.client().execute_command("CLUSTER", *words)
 
     def _is_whole(self, node: Server) -> bool:
-        told = bytes(self._tell(node, "INFO")).split()
+        told = bytes(self.tell(node, "INFO")).split()
         return b"cluster_state:ok" in told and b"cluster_known_nodes:%d" % len(self.nodes) in told
 
+    @property
+    def living(self) -> list[Server]:
+        return [node for node in self.nodes if node.alive()]
+
+    def client(self) -> redis.RedisCluster[Any]:
+        """A client of redis-py's own, which follows by itself."""
+        node = self.living[0]
+        return redis.RedisCluster(host="127.0.0.1", port=node.port)
+
     def slot(self, key: str) -> int:
-        return int(self._tell(self.nodes[0], "KEYSLOT", key))
+        return int(self.tell(self.living[0], "KEYSLOT", key))
 
     def home(self, key: str) -> Server:
-        """The node that has the slot of a key."""
-        at = self.slot(key) // (SLOTS // len(self.nodes) + 1)
-        return self.nodes[at]
+        """The node that serves the slot of a key, as it says itself."""
+        for node in self.living:
+            with suppress(redis.ResponseError):
+                node.client().exists(key)
+                return node
+        raise AssertionError(f"nobody serves the slot of {key}")
 
     def id(self, node: Server) -> str:
-        return bytes(self._tell(node, "MYID")).decode()
+        return bytes(self.tell(node, "MYID")).decode()
+
+    # -- failover
+
+    def heir(self, primary: Server) -> Server:
+        """A living replica of it."""
+        mine = self.id(primary).encode()
+        for row in bytes(self.tell(primary, "NODES")).splitlines():
+            _, address, flags, of, *_ = row.split()
+            if b"slave" in flags and b"fail" not in flags and of == mine:
+                port = int(address.partition(b"@")[0].rpartition(b":")[2])
+                return next(node for node in self.nodes if node.port == port)
+        raise AssertionError("it has no replica")
+
+    def fail_over(self, key: str) -> Server:
+        """Planned: the primary of the slot hands over to a replica in step; the new primary."""
+        primary = self.home(key)
+        heir = self.heir(primary)
+        self.tell(heir, "FAILOVER")
+        eventually(lambda: is_primary(heir) and not is_primary(primary), 30)
+        return heir
+
+    def be_quick(self) -> None:
+        """Let the nodes take one for failed soon."""
+        for node in self.living:
+            node.client().config_set("cluster-node-timeout", QUICK)
+
+    def crash(self, key: str) -> Server:
+        """Unplanned: the primary of the slot is killed, and a replica elected; the new primary."""
+        primary = self.home(key)
+        heir = self.heir(primary)
+        eventually(lambda: in_step(heir), 10)
+        self.be_quick()
+        primary.kill()
+        eventually(lambda: is_primary(heir), 30)
+        return heir
+
+    def cut_off(self, key: str) -> tuple[Server, Server]:
+        """The primary of the slot stands still until a replica is elected; both of them."""
+        primary = self.home(key)
+        heir = self.heir(primary)
+        eventually(lambda: in_step(heir), 10)
+        self.be_quick()
+        primary.pause()
+        eventually(lambda: is_primary(heir), 30)
+        return primary, heir
+
+    # -- moves of slots
 
     def begin_move(self, slot: int, source: Server, target: Server) -> None:
         """The old way, still the default of most tools."""
-        self._tell(target, "SETSLOT", slot, "IMPORTING", self.id(source))
-        self._tell(source, "SETSLOT", slot, "MIGRATING", self.id(target))
+        self.tell(target, "SETSLOT", slot, "IMPORTING", self.id(source))
+        self.tell(source, "SETSLOT", slot, "MIGRATING", self.id(target))
 
     def call_off_move(self, slot: int) -> None:
         for node in self.nodes:
-            self._tell(node, "SETSLOT", slot, "STABLE")
+            self.tell(node, "SETSLOT", slot, "STABLE")
 
     def move(self, key: bytes, source: Server, target: Server) -> None:
         source.client().execute_command("MIGRATE", "127.0.0.1", target.port, key, 0, 5000)
 
     def end_move(self, slot: int, source: Server, target: Server) -> None:
         for node in (target, source):
-            self._tell(node, "SETSLOT", slot, "NODE", self.id(target))
+            self.tell(node, "SETSLOT", slot, "NODE", self.id(target))
+
+    def move_slot(self, key: str, target: Server) -> None:
+        """All of it in the old way, key by key, as the tools do."""
+        source, slot = self.home(key), self.slot(key)
+        self.begin_move(slot, source, target)
+        while keys := self.tell(source, "GETKEYSINSLOT", slot, 10):
+            for name in keys:
+                self.move(name, source, target)
+        self.end_move(slot, source, target)
+
+    def move_slot_at_once(self, key: str, target: Server) -> None:
+        """Atomically, as Valkey 9 can; ResponseError where the server cannot."""
+        source, slot = self.home(key), self.slot(key)
+        self.tell(source, "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", self.id(target))
+        eventually(lambda: self.home(key) is target, 30, 0.05)
+
+
+def is_primary(node: Server) -> bool:
+    return bool(node.client().role()[0] == b"master")
+
+
+def in_step(replica: Server) -> bool:
+    return replica.client().info("replication").get("master_link_status") == "up"
 
 
 @contextmanager
-def cluster(nodes: int = 3) -> Iterator[Cluster]:
+def cluster(nodes: int = 3, replicas: int = 0, **options: Option) -> Iterator[Cluster]:
+    """So many primaries, each with so many replicas."""
+    more: dict[str, Option] = {"repl_diskless_sync_delay": 0, "cluster_node_timeout": PATIENT}
     with ExitStack() as stack:
-        options = [{"cluster_enabled": True, "cluster_port": free_port()} for _ in range(nodes)]
-        yield Cluster([stack.enter_context(Server(**each)) for each in options])
+        made = [
+            Server(cluster_enabled=True, cluster_port=free_port(), **{**more, **options})
+            for _ in range(nodes * (1 + replicas))
+        ]
+        yield Cluster([stack.enter_context(each) for each in made], replicas)

@@ -21,8 +21,9 @@ def name_of(payload: bytes) -> str:
 class Database:
     """One broker database: its queues, its owners, and what each holds."""
 
-    def __init__(self, client: redis.Redis) -> None:
-        self.client = client
+    def __init__(self, client: redis.Redis | redis.RedisCluster[Any], prefix: str = "") -> None:
+        self.client: Any = client
+        self.prefix = prefix  # the app's ``global_keyprefix``; names here are without it
 
     # -- queues
 
@@ -32,7 +33,7 @@ class Database:
 
     def length(self, queue: str = "celery") -> int:
         """Jobs on a queue."""
-        return cast("int", self.client.llen(queue))
+        return cast("int", self.client.llen(self.prefix + queue))
 
     def on_probation(self, queue: str = "celery") -> list[str]:
         """Names of the jobs that wait on probation, next to run alone first."""
@@ -46,7 +47,7 @@ class Database:
 
     def owners(self) -> list[str]:
         """Registered owners, longest silent first."""
-        rows = cast("list[bytes]", self.client.zrange(f"{OWN}owners", 0, -1))
+        rows = cast("list[bytes]", self.client.zrange(f"{self.prefix}{OWN}owners", 0, -1))
         return [row.decode() for row in rows]
 
     def owner_of(self, job: str) -> str:
@@ -58,12 +59,12 @@ class Database:
 
     def heard(self, owner: str) -> int:
         """An owner's last heartbeat, in ms of the server; 0 when it is not registered."""
-        return int(cast("float | None", self.client.zscore(f"{OWN}owners", owner)) or 0)
+        score = self.client.zscore(f"{self.prefix}{OWN}owners", owner)
+        return int(cast("float | None", score) or 0)
 
     def fact(self, owner: str, name: str) -> str:
         """One of the facts of an owner, reaped or not."""
-        raw = cast("bytes | None", self.client.hget(f"{OWN}owner:{owner}", name))
-        return (raw or b"").decode()
+        return self._hash(f"{OWN}owner:{owner}").get(name.encode(), b"").decode()
 
     def held(self) -> dict[str, list[str]]:
         """Owner -> names of the jobs it holds aside, and of those in its private lists.
@@ -102,11 +103,12 @@ class Database:
 
     def keys(self, pattern: str) -> list[str]:
         """Names of keys."""
-        return sorted(key.decode() for key in self.client.scan_iter(match=pattern, count=1000))
+        found = self.client.scan_iter(match=self.prefix + pattern, count=1000)
+        return sorted(key.decode().removeprefix(self.prefix) for key in found)
 
     def contents(self, key: str) -> list[Any]:
         """What a list or a hash holds."""
-        kind = cast("bytes", self.client.type(key))
+        kind = cast("bytes", self.client.type(self.prefix + key))
         return self._list(key) if kind == b"list" else list(self._hash(key).items())
 
     # -- recoveries and the dead set
@@ -138,7 +140,7 @@ class Database:
         return int(self._hash(f"{OWN}stats").get(counter.encode(), 0))
 
     def _list(self, key: str) -> list[bytes]:
-        return cast("list[bytes]", self.client.lrange(key, 0, -1))
+        return cast("list[bytes]", self.client.lrange(self.prefix + key, 0, -1))
 
     def _hash(self, key: str) -> dict[bytes, bytes]:
-        return cast("dict[bytes, bytes]", self.client.hgetall(key))
+        return cast("dict[bytes, bytes]", self.client.hgetall(self.prefix + key))
