@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .app.dead_set import DeadSet as DeadSet
     from .app.installation import install as install
+    from .app.results import RedisBackend as RedisBackend
     from .errors import BadFilter as BadFilter
     from .errors import ConfigError as ConfigError
     from .errors import ForkedConnection as ForkedConnection
@@ -43,6 +44,7 @@ _HOMES = {
         "errors": "BadFilter ConfigError ForkedConnection JobNotFound PoisonPill SuperfetchError "
         "UnsupportedBroker WrongType",
         "app.installation": "install",
+        "app.results": "RedisBackend",
         "transport.plain_kombu": "reap working_on",
         "model.strikes": "Decision",
         "model.version": "__version__",

@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError, RedisError
 
 from ..model.config import LONGEST, Config
 from ..store.database import Database
-from ..store.wire.connections import Params, following, named, patient
+from ..store.wire.connections import NotServed, Params, leading_home, named, patient
 from ..store.wire.slots import Slot, slot_of
 from .fetch.queue_lists import QueueLists
 
@@ -72,10 +72,7 @@ class Channel(redis.Channel):
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         params: dict[str, Any] = super()._connparams(asynchronous)
-        params["connection_class"] = following(params["connection_class"])
-        if slot := self._slot(params):
-            params["slot"] = slot
-        return patient(named(params))
+        return patient(named(leading_home(params, self._slot(params))))
 
     def _slot(self, params: Params) -> Slot | None:
         """The slot of our prefix, should this be a cluster: whoever is named knows its others."""
@@ -207,6 +204,12 @@ class Channel(redis.Channel):
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
         return self._ahead(queue) > 0 or bool(super()._has_queue(queue, **kwargs))
+
+    def _brpop_read(self, **options: Any) -> Any:
+        try:
+            return super()._brpop_read(**options)
+        except NotServed as exc:  # a reply queue that was read last before the slot moved, say
+            raise Empty from exc
 
     def _get(self, queue: str) -> Any:
         """For ``no_ack`` alone. As with stock, it says whether the message was delivered before."""

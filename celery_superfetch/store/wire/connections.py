@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+from redis import Connection
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AskError,
@@ -32,7 +33,13 @@ ASKED_ONCE: Params = {
 #: Seconds to wait for the server where the user set no ``socket_timeout``. Behind a firewall that
 #: drops connections the kernel waits for a quarter of an hour; servers may stand still for 10 s.
 REPLY_TIMEOUT = 15.0
+#: Times that what a cluster's node did not serve is sent again, each once its slot is served.
+TRIES = 3
 NAME = "celery-superfetch"  # of our connections in CLIENT LIST, to be told from stock kombu's
+
+
+class NotServed(RedisConnectionError):
+    """A cluster's node has our slot no more, or not now; it did nothing of what was asked."""
 
 
 def following(connection_class: Any) -> Any:
@@ -73,7 +80,7 @@ def following(connection_class: Any) -> Any:
                 self.disconnect()
                 if self.slot is None:
                     raise UnsupportedBroker(f"{NO_TAG} ({exc})") from exc
-                raise RedisConnectionError(
+                raise NotServed(
                     f"the cluster does not serve our slot here, or not now ({type(exc).__name__}: "
                     f"{exc}): it did nothing of what was asked"
                 ) from exc
@@ -94,6 +101,14 @@ def following(connection_class: Any) -> Any:
                 ) from exc
 
     return Following
+
+
+def leading_home(params: Params, slot: Slot | None) -> dict[str, Any]:
+    """``params`` of connections that follow the primary, or whoever serves ``slot``."""
+    found = {**params, "connection_class": following(params.get("connection_class", Connection))}
+    if slot is not None:  # whoever keeps ``retry`` asks once, and loses nothing by asking again
+        found.update(slot=slot, retry=Retry(NoBackoff(), TRIES, supported_errors=(NotServed,)))
+    return found
 
 
 def discreetly(discover_master: Callable[[str], Any], options: Params) -> Callable[[str], Any]:

@@ -25,7 +25,7 @@ from celery_superfetch.owner.in_flight.lost_claims import LostClaims
 from celery_superfetch.owner.in_flight.outbox import Outbox
 from celery_superfetch.reaper import judge
 from celery_superfetch.store.announcements import Announcement
-from celery_superfetch.transport import channel
+from celery_superfetch.store.wire import connections
 from celery_superfetch.transport.deliveries import QoS
 from celery_superfetch.transport.fetch.probation import Probation
 from celery_superfetch.worker import prefork, start, steps
@@ -119,7 +119,7 @@ def following() -> None:
 
 def leaving() -> None:
     """READONLY is a reply like any other, as in stock redis-py."""
-    channel.following = lambda connection_class: connection_class
+    connections.following = lambda connection_class: connection_class
 
 
 def look_at_the_loop() -> None:

@@ -1,0 +1,46 @@
+"""Results in one slot of a cluster, as the jobs are: Celery has no result backend for clusters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.backends import redis
+from kombu.utils.url import url_to_parts
+
+from ..errors import ConfigError
+from ..store.wire.connections import leading_home
+from ..store.wire.slots import slot_of
+
+
+class RedisBackend(redis.RedisBackend):
+    """Celery's own backend, whose connections find the node that serves the slot.
+
+    >>> app.conf.result_backend = "celery_superfetch:RedisBackend+redis://one/0;redis://another/0"
+    >>> app.conf.result_backend_transport_options = {"global_keyprefix": "{shop}:"}
+
+    Raises:
+        ConfigError: the prefix has no name in braces.
+    """
+
+    def __init__(self, *args: Any, url: str | None = None, **kwargs: Any) -> None:
+        first, *others = (url or "").split(";")
+        super().__init__(*args, url=first or None, **kwargs)
+        params: dict[str, Any] = vars(self)["connparams"]
+        nodes = [(params["host"], params["port"]), *map(_node, others)]
+        options = self.app.conf.result_backend_transport_options or {}
+        prefix = options.get("global_keyprefix") or ""
+        slot = slot_of(prefix, nodes)
+        if slot is None:
+            raise ConfigError(
+                "a cluster keeps all results of an app in one place only under a prefix with a "
+                'name in braces. Set result_backend_transport_options = {"global_keyprefix": '
+                f'"{{shop}}:"}}, with a name of your own, for producers and workers alike; now it '
+                f"is {prefix!r}"
+            )
+        slot.clustered = True  # whichever of the nodes is away just now
+        self.connparams = leading_home(params, slot)
+
+
+def _node(url: str) -> tuple[str, int]:
+    at = url_to_parts(url)
+    return at.hostname or "localhost", at.port or 6379
