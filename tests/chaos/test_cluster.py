@@ -121,14 +121,15 @@ def test_what_befalls_the_nodes_loses_nothing(
         for pool, size in POOLS.items()
     ]
     with Load(make_app(**place), ledger, [*POOLS], every=0.05, seed=run, retry=True) as load:
-        for pool in HOLDING:  # an owner that is idle when it connects again is another
-            load.hold(pool)
+        # An owner that is idle when it connects again is another.
+        held = [load.hold(pool) for pool in HOLDING]
         load.wait_progress()
-        owners = {there.owner_of(f"job-{pool}-held") for pool in HOLDING}
-        before = {owner: there.heard(owner) for owner in owners}
+        before = {owner: there.heard(owner) for owner in map(there.owner_of, held)}
+        assert len(before) == len(held)
         trouble(nodes)
         load.wait_progress(5)
-        eventually(lambda: all(there.heard(owner) > before[owner] for owner in owners))
+        for owner, at in before.items():
+            eventually(lambda o=owner, at=at: there.heard(o) > at, message=f"{owner} is heard")
         account = load.settle()
     assert not account.lost, account
     assert not load.in_doubt, "whoever publishes waits until the slot is served again"
@@ -136,7 +137,7 @@ def test_what_befalls_the_nodes_loses_nothing(
     eventually(lambda: not there.private_lists(), message="the acks arrived")
     assert there.stat("owners_reaped") == 0
     assert len(there.owners()) == len(POOLS)
-    assert owners <= set(there.owners())
+    assert {*before} <= {*there.owners()}
     for one in workers:
         one.term()
     assert [one.wait_exit() for one in workers] == [0] * len(workers)

@@ -35,6 +35,8 @@ ASKED_ONCE: Params = {
 REPLY_TIMEOUT = 15.0
 #: Times that what a cluster's node did not serve is sent again, each once its slot is served.
 TRIES = 3
+#: What Redis and Valkey say of SELECT.
+NO_SUCH_DATABASE = ("SELECT is not allowed in cluster mode", "DB index is out of range")
 NAME = "celery-superfetch"  # of our connections in CLIENT LIST, to be told from stock kombu's
 
 
@@ -85,10 +87,10 @@ def following(connection_class: Any) -> Any:
                     f"{exc}): it did nothing of what was asked"
                 ) from exc
             except ResponseError as exc:
-                if str(exc).startswith("SELECT is not allowed in cluster mode"):
+                if str(exc).startswith(NO_SUCH_DATABASE):
                     raise UnsupportedBroker(
-                        f"the broker is a cluster, which has database 0 alone, not {self.db}: let "
-                        "broker_url end in /0. Several apps share it by their prefixes"
+                        f"the broker has no database {self.db} ({exc}). A cluster has database 0 "
+                        "alone: let broker_url end in /0. Several apps share it by their prefixes"
                     ) from exc
                 # The other ends a blocking read because the server was made a replica.
                 unblocked = str(exc).startswith("UNBLOCKED force unblock")

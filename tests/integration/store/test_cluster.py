@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Callable, Iterator
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
-from redis.exceptions import AskError, ResponseError, TryAgainError
+from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
 from celery_superfetch.errors import UnsupportedBroker
-from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import Job, digest
-from celery_superfetch.store.wire.scripts import Call, source
+from celery_superfetch.store.wire import scripts
+from celery_superfetch.store.wire.scripts import source
 from celery_superfetch.store.wire.server import check_server
 from support.servers.cluster import Cluster, cluster
 from support.servers.server import NoServerBinary, Server
 from support.servers.whereabouts import content, places
 from support.workers.bench import Bench, payload
+from support.workers.scripts import CASES, ONE, TWO, Case, hold
 from support.workers.worker import Worker
 
 PREFIX = "{shop}:"
-ONE, TWO, OTHER = payload("1"), payload("2"), payload("other")
+SCRIPTS = Path(scripts.__file__).parents[1] / "lua"
 REFUSED = 'Set broker_transport_options = {"global_keyprefix": "{shop}:"}'
 
 
@@ -85,136 +89,126 @@ def test_an_app_in_one_slot_runs_its_jobs(
 # -- while the slot is moved
 
 
-def settled(bench: Bench) -> Facts:
-    """A living owner; and keys of ours that are there before any script runs."""
-    owner = bench.owner()
-    bench.push("mail", OTHER)
-    bench.client.lpush(bench.keys.probation("mail"), OTHER)
-    bench.client.sadd(bench.keys.on_probation, "mail")
-    bench.client.set(bench.keys.recovered, 1)
-    bench.client.hset(bench.keys.stats, "x", 1)
-    for raw in (ONE, TWO, OTHER):
-        bench.client.hset(bench.keys.recoveries(digest(raw)), "recoveries", 0)
-    bench.client.hset(bench.keys.running(owner.owner), "x", "1")
-    return owner
-
-
-def claim(bench: Bench, owner: Facts) -> Call:
-    return bench.lists.claim(owner.owner, ["mail"], 2, 1)
-
-
-def probation(bench: Bench, owner: Facts) -> Call:
-    return bench.lists.claim_alone(owner.owner, "mail")
-
-
-def unhold(bench: Bench, owner: Facts) -> Call:
-    bench.give(owner.owner, "mail", [TWO])
-    bench.client.hset(bench.keys.held(owner.owner, "mail"), "1", ONE)
-    return bench.lists.unhold(owner.owner, "mail", ["1", "2"])
-
-
-def hold(bench: Bench, owner: Facts) -> Call:
-    bench.give(owner.owner, "mail", [ONE])
-    bench.client.hset(bench.keys.held(owner.owner, "mail"), "1", TWO)
-    name, queue = owner.owner, "mail"
-    return bench.lists.hold([Job(name, queue, ONE, "2"), Job(name, queue, TWO, "3")])
-
-
-def requeue(bench: Bench, owner: Facts) -> Call:
-    bench.give(owner.owner, "mail", [ONE])
-    bench.client.hset(bench.keys.held(owner.owner, "mail"), "1", TWO)
-    name, queue = owner.owner, "mail"
-    jobs = [Job(name, queue, ONE, "2"), Job(name, queue, OTHER, "3")]
-    return bench.lists.requeue(jobs, "front", 0)
-
-
-def recover(bench: Bench, owner: Facts) -> Call:
-    bench.give(owner.owner, "mail", [ONE])
-    name, queue = owner.owner, "mail"
-    found = [bench.recovery(Job(name, queue, raw)) for raw in (ONE, TWO)]
-    return bench.recoveries.recover(found, 0, marked=False)
-
-
-def kill(bench: Bench, owner: Facts) -> Call:
-    bench.killed(OTHER)
-    bench.client.hset(bench.keys.recoveries(digest(ONE)), "recoveries", 0)
-    bench.client.set(bench.keys.dead_overflow("shop"), 1)
-    bench.give(owner.owner, "mail", [ONE])
-    return bench.dead_set.kill(bench.recovery(Job(owner.owner, "mail", ONE)), marked=False)
-
-
-def revive(bench: Bench, owner: Facts) -> Call:
-    [job] = bench.killed(ONE)
-    bench.client.hset(bench.keys.recoveries(digest(ONE)), "recoveries", 0)
-    bench.dead_set.reserve([job])
-    return bench.dead_set.revive(job, "mail", 0)
-
-
-CASES = [claim, probation, hold, unhold, requeue, recover, kill, revive]
-
-
 def dumped(node: Server) -> dict[bytes, Any]:
-    client = node.client()
-    return {key: client.dump(key) for key in client.scan_iter()}
+    """All that a node has, the keys too that are on their way to it."""
+    found = {}
+    with node.client().pipeline(transaction=False) as pipe:
+        for key in node.client().scan_iter():
+            pipe.execute_command("ASKING").dump(key)
+            found[key] = pipe.execute()[1]
+    return found
+
+
+@pytest.fixture
+def bench(nodes: Cluster) -> Bench:
+    """With keys of ours that are there before any script runs."""
+    made = Bench(nodes.home(PREFIX).client(), global_keyprefix=PREFIX, dead_limit=1)
+    made.client.set(made.keys.recovered, 1)
+    made.client.hset(made.keys.stats, "x", 1)
+    return made
+
+
+@pytest.fixture
+def move(nodes: Cluster, bench: Bench) -> Iterator[tuple[Server, Server]]:
+    """The node that has the slot, and that to which it is on its way."""
+    home = nodes.home(PREFIX)
+    other = next(node for node in nodes.nodes if node is not home)
+    yield home, other
+    call_off(nodes, home, other)
+
+
+def call_off(nodes: Cluster, home: Server, other: Server) -> None:
+    for node in (home, other):
+        node.client().flushall()
+    nodes.call_off_move(nodes.slot(PREFIX))
+
+
+#: Subsets of a script's keys that have left, at most; chosen by dice where there are more.
+SUBSETS = 16
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_a_script_is_refused_as_a_whole_while_its_slot_is_moved(
-    nodes: Cluster, case: Callable[[Bench, Facts], Call]
+    nodes: Cluster, bench: Bench, move: tuple[Server, Server], case: Callable[[Bench], Case]
 ) -> None:
     """It aborted between a job's departure and its arrival, at a key that it had emptied itself."""
-    source, slot = nodes.home(PREFIX), nodes.slot(PREFIX)
-    [target, *_] = (node for node in nodes.nodes if node is not source)
-    bench = Bench(source.client(), global_keyprefix=PREFIX)
-    call = case(bench, settled(bench))
-    all_of_them = content(bench.client)
-    nodes.begin_move(slot, source, target)
-    # Before the first key has gone, after each, and after the last.
-    for key in [None, *dumped(source)]:
-        if key is not None:
-            nodes.move(key, source, target)
-        before = dumped(source)
-        with pytest.raises((TryAgainError, AskError)):
-            bench.run(call)
-        assert dumped(source) == before
-    nodes.end_move(slot, source, target)
-    try:
-        moved = Bench(target.client(), global_keyprefix=PREFIX)
-        moved.run(call)
-        there = content(moved.client)
-        for raw in (ONE, TWO, OTHER):
-            assert len(places(there, raw)) == len(places(all_of_them, raw)), raw
-    finally:
-        target.client().flushall()
-        nodes.begin_move(slot, target, source)
-        nodes.end_move(slot, target, source)
+    home, other = move
+    slot, dice = nodes.slot(PREFIX), random.Random(1)
+    there = {key.encode() for key in case(bench).call.keys} & {*dumped(home)}
+    subsets = [set(some) for n in range(len(there) + 1) for some in combinations(there, n)]
+    dice.shuffle(subsets)
+    for away in subsets[:SUBSETS]:
+        call_off(nodes, home, other)
+        call = case(bench).call
+        nodes.begin_move(slot, home, other)
+        for key in away & {*dumped(home)}:
+            nodes.move(key, home, other)
+        for node, refusal in ((home, (TryAgainError, AskError)), (other, MovedError)):
+            before = dumped(node)
+            with pytest.raises(refusal):
+                Bench(node.client(), global_keyprefix=PREFIX).run(call)
+            assert dumped(node) == before
+    call_off(nodes, home, other)
+    call, _, settles = case(bench)
+    before = content(bench.client)
+    nodes.move_slot(PREFIX, other)
+    moved = Bench(other.client(), global_keyprefix=PREFIX, dead_limit=1)
+    moved.run(call)
+    found = content(moved.client)
+    for raw in (ONE, TWO):
+        now, was = len(places(found, raw)), len(places(before, raw))
+        assert now in ((0, was) if settles else (was,)), raw
 
 
-def test_control_without_the_key_that_never_exists_a_script_ends_half_way(nodes: Cluster) -> None:
-    at_home, slot = nodes.home(PREFIX), nodes.slot(PREFIX)
-    [target, *_] = (node for node in nodes.nodes if node is not at_home)
-    bench = Bench(at_home.client(), global_keyprefix=PREFIX)
-    call = hold(bench, settled(bench))
-    nodes.begin_move(slot, at_home, target)
-    try:
-        text = source("hold").partition("\n")[2]
-        with pytest.raises(ResponseError, match="non local key"):
-            bench.client.eval(text, len(call.keys), *call.keys, *call.args)
-        assert call.keys[0].encode() not in dumped(at_home), "a job has left the private list"
-    finally:
-        nodes.call_off_move(slot)
+@pytest.mark.parametrize("name", sorted(path.stem for path in SCRIPTS.glob("*.lua")))
+def test_no_script_at_all_runs_while_its_slot_is_moved(
+    nodes: Cluster, bench: Bench, move: tuple[Server, Server], name: str
+) -> None:
+    """With whatever arguments: the server does not come to look at them."""
+    home, other = move
+    before = dumped(home)
+    nodes.begin_move(nodes.slot(PREFIX), home, other)
+    with pytest.raises((TryAgainError, AskError)):
+        bench.scripts.run(name, [bench.keys.recovered], [])
+    assert dumped(home) == before
 
 
-def test_of_several_servers_the_one_that_has_the_slot_is_found(
+def test_control_without_the_key_that_never_exists_a_script_ends_half_way(
+    nodes: Cluster, bench: Bench, move: tuple[Server, Server]
+) -> None:
+    home, other = move
+    call = hold(bench).call
+    for key in {*call.keys} - {key.decode() for key in dumped(home)}:
+        bench.client.hset(key, "another", payload("another"))
+    nodes.begin_move(nodes.slot(PREFIX), home, other)
+    text = source("hold").partition("\n")[2]
+    with pytest.raises(ResponseError, match="non local key"):
+        bench.client.eval(text, len(call.keys), *call.keys, *call.args)
+    assert call.keys[0].encode() not in dumped(home), "a job has left the private list"
+
+
+def test_whichever_node_is_named_the_one_that_has_the_slot_is_found(
     nodes: Cluster, url: str, worker: Callable[..., Worker], make_app: Callable[..., Any]
 ) -> None:
     """MOVED is a reply like any other to redis-py: the worker ended with it."""
     at_home = nodes.home(PREFIX)
     [elsewhere, *_] = (node for node in nodes.nodes if node is not at_home)
-    where = {"result_url": url, "options": {"global_keyprefix": PREFIX}}
-    one = worker(concurrency=1, url=elsewhere.url(), ready=False, **where)
-    one.wait_log("the cluster does not serve our slot here")
-    assert one.alive()
-    both = f"{elsewhere.url()};{at_home.url()}"
-    worker(concurrency=1, url=both, **where)
-    assert make_app(url=both, **where).tasks["shop.add"].delay(2, 3).get(timeout=30) == 5
+    where = {"url": elsewhere.url(), "result_url": url, "options": {"global_keyprefix": PREFIX}}
+    worker(concurrency=1, **where)
+    assert make_app(**where).tasks["shop.add"].delay(2, 3).get(timeout=30) == 5
+
+
+def test_a_producer_without_a_tag_is_refused(nodes: Cluster, make_app: Callable[..., Any]) -> None:
+    """Without a retry: none would ever succeed."""
+    [elsewhere, *_] = (node for node in nodes.nodes if node is not nodes.home("celery"))
+    with pytest.raises(UnsupportedBroker, match=re.escape(REFUSED)):
+        make_app(url=elsewhere.url()).tasks["shop.add"].delay(2, 3)
+
+
+def test_a_database_that_a_cluster_does_not_have_is_refused(
+    nodes: Cluster, url: str, make_app: Callable[..., Any]
+) -> None:
+    where = {"url": nodes.nodes[0].url(1), "result_url": url}
+    app = make_app(options={"global_keyprefix": PREFIX}, **where)
+    with pytest.raises(UnsupportedBroker, match=r"has no database 1 .* database 0 alone"):
+        app.tasks["shop.add"].delay(2, 3)

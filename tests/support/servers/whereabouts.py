@@ -36,6 +36,8 @@ def places(found: dict[bytes, Any], raw: bytes) -> list[bytes]:
                 yield from (DeadJob.load("", record, 0).payload for record in dead)
             else:
                 values = value.values()
-                yield from (one[1 : 1 + len(raw)] if key == b"unacked" else one for one in values)
+                yield from (
+                    one[1 : 1 + len(raw)] if key.endswith(b"unacked") else one for one in values
+                )
 
     return [key for key, value in found.items() for job in jobs(key, value) if job == raw]
