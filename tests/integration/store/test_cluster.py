@@ -13,14 +13,15 @@ import pytest
 from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
 from celery_superfetch.errors import UnsupportedBroker
+from celery_superfetch.model.job import Job
 from celery_superfetch.store.wire import scripts
 from celery_superfetch.store.wire.scripts import source
 from celery_superfetch.store.wire.server import check_server
 from support.servers.cluster import Cluster, cluster
 from support.servers.server import NoServerBinary, Server
 from support.servers.whereabouts import content, places
-from support.workers.bench import Bench, payload
-from support.workers.scripts import CASES, ONE, TWO, Case, hold
+from support.workers.bench import Bench
+from support.workers.scripts import CASES, ONE, TWO, Case
 from support.workers.worker import Worker
 
 PREFIX = "{shop}:"
@@ -177,9 +178,11 @@ def test_control_without_the_key_that_never_exists_a_script_ends_half_way(
     nodes: Cluster, bench: Bench, move: tuple[Server, Server]
 ) -> None:
     home, other = move
-    call = hold(bench).call
-    for key in {*call.keys} - {key.decode() for key in dumped(home)}:
-        bench.client.hset(key, "another", payload("another"))
+    owner = bench.owner().owner
+    bench.give(owner, "mail", [ONE])
+    bench.client.hset(bench.keys.held(owner, "mail"), "1", TWO)
+    bench.client.hset(bench.keys.running(owner), "1", "x")
+    call = bench.lists.hold([Job(owner, "mail", ONE, "2"), Job(owner, "mail", TWO, "3")])
     nodes.begin_move(nodes.slot(PREFIX), home, other)
     text = source("hold").partition("\n")[2]
     with pytest.raises(ResponseError, match="non local key"):
