@@ -19,6 +19,7 @@ from ..model.job import Job
 from ..model.process import own_pid
 from ..store.private_lists import Claims
 from ..store.registry import Heartbeat
+from ..store.wire.clients import run_id
 from ..store.wire.connections import Params, place_of
 from ..store.wire.server import check_server
 from .heart import Heart
@@ -95,6 +96,7 @@ class Membership:
                 return
             if first:
                 check_server(self.client, self.config.global_keyprefix)
+                self.in_flight.lost_claims.run_id = run_id(self.client)
                 self.heart.stopping = False  # it left, and comes back
             self._by_heart(partial(self.heart.register, new, forget=self._unused()))
             if self._heartbeats is None:

@@ -9,7 +9,8 @@ from time import monotonic
 
 from redis.exceptions import RedisError
 
-from ...model.job import Job
+from ...model.job import Claimed, Earlier, Job
+from ...store.wire.clients import run_id
 from .outbox import Outbox
 
 LONGEST_READ = 60.0  # seconds after which no blocking read waits any more
@@ -17,12 +18,17 @@ LONGEST_READ = 60.0  # seconds after which no blocking read waits any more
 #: Seconds from one look to the second: a network that stood still may bring a claim in between.
 LATE_CLAIM = 60.0
 
+#: Seconds for which settled jobs are remembered. A replica that is promoted lags by seconds.
+SETTLED = 120.0
+
 
 class LostClaims:
     """Looks for claims that nobody here heard of. Thread-safe."""
 
     def __init__(self, outbox: Outbox) -> None:
         self.outbox, self.jobs, self.lists = outbox, outbox.jobs, outbox.lists
+        #: Which run of the server was told of what was settled; None: nobody has asked.
+        self.run_id: str | None = None
         #: When a doubt that was cleared is looked into once more (monotonic s).
         self._second_look = math.inf
         #: What was found and goes back, and when that was last known (monotonic s): replies may
@@ -41,8 +47,9 @@ class LostClaims:
     def reconcile(self, owner: str, lists: Iterable[str]) -> int:
         """Give back what the private lists hold and nobody here does; the number of jobs.
 
-        These are claims whose reply was lost, or is on its way to another thread, and what a
-        promoted replica had not seen settled.
+        These are claims whose reply was lost, or is on its way to another thread. Where the server
+        runs anew, what was settled here lately is settled again: a promoted replica may not have
+        seen it.
         """
         outbox = self.outbox
         with outbox.lock:
@@ -50,14 +57,18 @@ class LostClaims:
             # A doubt that comes up from here on asks for another look.
             outbox.doubt = False
             try:
+                run = run_id(outbox.client)
                 back = self._look(owner, lists)
                 for job in back:
                     self.jobs.add(job)
+                if run != self.run_id:
+                    back = self._settle_again(back)
                 now = monotonic()
                 self._found.update((job.trace, now) for job in back)
                 outbox.requeue(back)
                 outbox.flush()
                 self.forget_running(owner)
+                self.run_id = run
             except RedisError:
                 outbox.doubt = True
                 raise
@@ -89,6 +100,18 @@ class LostClaims:
         if lists.held(owner, queue_list) != len(aside):
             found = lists.unhold_all(owner, queue_list, but=aside)
             outbox.aside.difference_update(job for id, job in aside.items() if id not in found)
+
+    def _settle_again(self, jobs: Iterable[Job]) -> list[Job]:
+        """Ack those that were settled lately, by their bytes, as often as they were; the others."""
+        since, others = monotonic() - SETTLED, []
+        lately = Counter(trace for at, trace in self.outbox.lately if at > since)
+        for job in jobs:
+            if lately[job.trace] > 0:
+                lately[job.trace] -= 1
+                self.outbox.ack(Claimed(job, Earlier()))
+            else:
+                others.append(job)
+        return others
 
     def forget_running(self, owner: str) -> None:
         """Forget the record of claims that nobody holds: it would forbid every other start."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
@@ -69,6 +70,8 @@ class Outbox(Structure):
         #: would walk through them. Where a reply was lost, they may be in the list.
         self.aside: set[Job] = set()
         self.moves: dict[Job, str] = {}  # those that the next round trip moves there
+        #: When jobs were settled lately (monotonic s), and which.
+        self.lately: deque[tuple[float, tuple[str, str, int]]] = deque(maxlen=10_000)
         self._line = Line(self.scripts)
         self._pid = own_pid()
         self._next = _Sent([], {})
@@ -244,8 +247,9 @@ class Outbox(Structure):
 
     def _settled(self, acks: list[Claimed], missing: set[int]) -> list[Job]:
         """Note that acks were carried out; the jobs that were missing, unless that is no news."""
-        lost = []
+        now, lost = monotonic(), []
         for at, (job, _) in enumerate(acks, 1):
+            self.lately.append((now, job.trace))
             if at in missing and job not in self._no_news:
                 lost.append(job)
             self._no_news.discard(job)
