@@ -146,6 +146,7 @@ kombu transport.redis:Channel.
     know the lists of a queue: _q_for_pri(queue,pri) _lookup(exchange,routing_key)
         _get_message_priority(message,reverse=)
     leave to kombu what wants no ack, and no more: active_queues _fanout_queues _get(queue)
+        _brpop_read()
     count what is claimed ahead, and purge suspects: _has_queue(queue) _size(queue) _purge(queue)
     keep x-expires: _new_queue(queue) _expires>=5.7 _maybe_update_queues_expire(c,queue)>=5.7
     leave a server that became a replica: _connparams(asynchronous)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from redis import Redis
+from redis.crc import key_slot
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -18,6 +20,8 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeout
+
+from ...errors import UnsupportedBroker
 
 #: A key, or a prefix, with the name in braces by which a cluster chooses its slot.
 TAGGED = re.compile(r"[^{]*\{[^}]+\}")
@@ -159,3 +163,20 @@ def slot_of(prefix: str, seeds: Iterable[Address]) -> Slot | None:
         return None
     slot = Slot(f"{prefix}superfetch:never", seeds)
     return _slots.setdefault((slot.key, slot.seeds), slot)
+
+
+def whereabouts(client: Redis, prefixes: Iterable[str]) -> list[dict[str, Any]]:
+    """Slot and node (host:port, or None) of each prefix; UnsupportedBroker: it has none."""
+    if untagged := [prefix for prefix in prefixes if not TAGGED.match(prefix)]:
+        raise UnsupportedBroker(f"prefix {untagged[0]!r} has no name in braces, as {{shop}}: has")
+    try:
+        served: Any = client.cluster("slots")
+    except ResponseError as exc:
+        raise UnsupportedBroker(f"the broker does not say who serves which slot: {exc}") from exc
+    found: list[dict[str, Any]] = []
+    for prefix in prefixes:
+        slot = key_slot(prefix.encode())
+        places = (row["primary"] for (first, last), row in served.items() if first <= slot <= last)
+        node = next((f"{place[0]}:{place[1]}" for place in places), None)
+        found.append({"prefix": prefix, "slot": slot, "node": node})
+    return found
