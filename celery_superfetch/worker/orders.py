@@ -49,11 +49,9 @@ def carry_out(
     Returns:
         ``error``, or ``jobs``: for each ``{"ok": ...}`` or ``{"error": why not}``.
     """
-    worker = state.consumer.controller
-    for membership in memberships():
-        if membership.owner == owner and membership.runner.worker is worker:
-            break
-    else:
+    ours = memberships_of(state.consumer.controller)
+    membership = next((one for one in ours if one.owner == owner), None)
+    if membership is None:
         return {"error": f"this worker is not owner {owner} any more"}
     if membership.database.server_time() > until:  # whoever gave the order was told so
         return {"error": "the order came too late"}
@@ -128,6 +126,10 @@ def _check(in_flight: InFlight, job: Job) -> None:
         raise Refused(GONE)
     if state is State.GATHERED:
         raise Refused(BEGUN)
+
+
+def memberships_of(worker: Any) -> list[Membership]:
+    return [one for one in memberships() if one.runner.worker is worker]
 
 
 def channels_of(worker: Any) -> list[Channel]:

@@ -24,12 +24,12 @@ from ..owner.membership import Membership
 from ..signals import ownership_lost
 from ..store.wire.server import check_platform, check_server
 from ..transport.transport import Transport
-from . import orders, reception  # noqa: F401 - whose control command is found by its name
+from . import orders, reception
 from .maintenance import MaintenanceThread, Rounds
 from .private_names import check_worker
 from .request import use_our_request
 from .start import Gate
-from .stopping import Stopper, memberships_of, wrap_handlers
+from .stopping import Stopper, wrap_handlers
 
 logger = get_logger(__name__)
 
@@ -104,7 +104,7 @@ class Maintenance(bootsteps.StartStopStep):
         self.stopper.give_back()
         if self.thread.is_alive():
             self.thread.join(JOINED_FOR)
-        for membership in memberships_of(worker):
+        for membership in orders.memberships_of(worker):
             announcements_of(worker.app, membership).stop()
         monitors_of(worker.app).drain()
 

@@ -13,8 +13,8 @@ from celery.utils.log import get_logger
 from celery.worker import state
 
 from ..model import forks
-from ..owner.membership import Membership, memberships
-from .orders import channels_of
+from ..owner.membership import Membership
+from .orders import channels_of, memberships_of
 from .private_names import SOLO
 
 logger = get_logger(__name__)
@@ -31,10 +31,6 @@ def process_ends() -> bool:
 
 def told_to_stop(membership: Membership) -> bool:
     return membership.heart.stopping or process_ends()
-
-
-def memberships_of(worker: Any) -> list[Membership]:
-    return [one for one in memberships() if one.runner.worker is worker]
 
 
 class Stopper(threading.Thread):
