@@ -155,10 +155,12 @@ def _tasks(app: Celery, reaper: Reaper, seen: Mapping[str, Any]) -> Iterator[Fin
                 unknown.setdefault(row["queue"], Counter())[task] += 1
         if size > BYTES:
             break
+    discarded = reaper.config.unknown_tasks == "discard"
+    what = "discard them" if discarded else "move them to the dead set in the end"
     for queue, tasks in unknown.items():
         text = (
             f"queue {queue}: of the jobs looked at, {tasks.total()} are of tasks that app "
-            f"{app.main or '(no name)'} does not know, whose workers discard them: {some(tasks)}"
+            f"{app.main or '(no name)'} does not know, whose workers {what}: {some(tasks)}"
         )
         fix = (
             "deploy workers before producers, import the module (`include`), or give the other app "

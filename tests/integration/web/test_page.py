@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from celery_superfetch.errors import ConfigError
 from celery_superfetch.web import create_app
 from celery_superfetch.web.access import OwnNamesOnly
-from support.workers.bench import Bench, payload
+from support.workers.bench import Bench, elsewhere, payload
 
 TOKEN = "correct-horse-battery"
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\u202e\x1b[2J"
@@ -83,6 +83,24 @@ def test_the_overview_says_what_is_wrong_and_who_died(
     assert 'aria-label="jobs dead: 1 in all' in page
     week = browse().get("/?span=week").text
     assert 'aria-label="jobs recovered: 2 in all, 2 at most in a day' in week
+
+
+def test_long_tables_are_cut_unless_all_is_asked_for(
+    bench: Bench, browse: Callable[..., TestClient]
+) -> None:
+    for number in range(45):
+        silent = bench.owner(elsewhere(f"web-{number}"), node=f"w{number}@host", lists=["mail"])
+        bench.age(silent, 20_000)
+    for number in range(42):
+        bench.push(f"q{number}", payload(number))
+        bench.owner(elsewhere("far"), lists=[f"q{number}"])
+    page, whole = browse().get("/").text, browse().get("/?all").text
+    assert page.count('<span class="state warning">silent') == 40
+    assert whole.count('<span class="state warning">silent') == 45
+    findings, owners, queues = map(int, re.findall(r"and (\d+) more", page))
+    assert findings >= 45 + 1 - 7, "the silent, and that nobody makes passes"
+    assert (owners, queues) == (45 + 42 - 40, 42 + len(["mail", "celery"]) - 40)
+    assert not re.findall(r"and \d+ more", whole)
 
 
 def test_jobs_in_flight_by_state(bench: Bench, browse: Callable[..., TestClient]) -> None:
