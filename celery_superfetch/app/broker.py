@@ -74,6 +74,15 @@ def client_of(app: Celery, timeout: float = 0.0) -> Redis:
     seconds for each reply (0: as the app's options say). Raises UnsupportedBroker where that is
     not Redis, and a RedisError where it cannot be reached."""
     with app.connection_for_read() as connection:
+        try:
+            served = issubclass(connection.get_transport_cls(), Transport)
+        except KeyError as exc:  # kombu's "No such transport"
+            raise UnsupportedBroker(f"broker_url is of no use: {exc.args[0]}") from exc
+        if not served:
+            raise UnsupportedBroker(
+                f"the app's broker ({connection.as_uri()}) is not served by celery_superfetch: "
+                "call celery_superfetch.install(app), and use a redis:// or sentinel:// broker_url"
+            )
         # kombu alone tries two servers of a failover list, however many there are; and one that
         # accepts and says nothing twice.
         servers = max(1, len(connection.alt))
@@ -87,10 +96,4 @@ def client_of(app: Celery, timeout: float = 0.0) -> Redis:
             interval_step=0,
             reraise_as_library_errors=False,
         )
-        channel = connection.channel()
-        if not isinstance(channel, Transport.Channel):
-            raise UnsupportedBroker(
-                f"the app's broker ({connection.as_uri()}) is not served by celery_superfetch: "
-                "call celery_superfetch.install(app), and use a redis:// or sentinel:// broker_url"
-            )
-        return Redis(connection_pool=ConnectionPool(**channel.here()))
+        return Redis(connection_pool=ConnectionPool(**connection.channel().here()))

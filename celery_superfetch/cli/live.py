@@ -12,6 +12,7 @@ import threading
 import tty
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from time import monotonic, sleep
 from typing import Any
@@ -55,6 +56,9 @@ class Top:
         self._answered = monotonic()
         self._error = ""
         self._terminal = sys.stdin.fileno()
+        #: What was drawn last, and of what.
+        self._shown = Text()
+        self._seen: Any = None
         self.acts: dict[tuple[str, str], Callable[[], None]] = {
             ("status", "d"): self._open,
             ("status", "R"): partial(self._ask, "Reap once, now?", self._reap),
@@ -92,12 +96,16 @@ class Top:
         return ONE_KEY.findall(sent) or ["q"]
 
     def _drawn(self) -> Text:
-        self.state.silent = monotonic() - self._answered
-        slow = self.state.silent > self.interval + SLOW
-        self.state.error = self._error or ("It is slow, or hangs." if slow else "")
+        state, silent = self.state, monotonic() - self._answered
+        slow = silent > self.interval + SLOW
+        state.error = self._error or ("It is slow, or hangs." if slow else "")
+        state.silent = silent if state.error else 0.0
         columns, lines = os.get_terminal_size(self._terminal)  # rich believes COLUMNS, which stays
         self.console.size = size = columns or 80, lines or 24
-        return render(self.overview, self.state, size)
+        seen = self.overview, replace(state, at={**state.at}), size
+        if seen != self._seen:  # a hundred dead jobs take 90 ms
+            self._seen, self._shown = seen, render(self.overview, state, size)
+        return self._shown
 
     def _keep_asking(self) -> None:
         while True:

@@ -106,34 +106,19 @@ def _session(ctx: click.Context, as_json: bool) -> Iterator[Session]:
         logging.lastResort.format = lambda record: _printable(  # type: ignore[method-assign]
             logging.Formatter().format(record)
         )
+    # A hint where nobody said which app: Celery then makes up one of its own.
+    named = app.main != "default"
+    hint = "" if named else "; name the app: celery -A your_app superfetch ..."
     try:
-        try:
-            client = client_of(app)
-        except KeyError as exc:  # kombu's "No such transport"
-            raise click.ClickException(f"broker_url is of no use: {exc.args[0]}") from exc
-        except OSError as exc:  # of another broker's transport
-            raise click.ClickException(_unreachable(app, exc)) from exc
-        with client:
+        with client_of(app) as client:
             reaper, tables = reaper_of(app, client), Tables(ctx.obj.no_color)
             check_cluster(info(client), reaper.config.global_keyprefix)
             yield Session(app, reaper, DeadSet(app, client), tables, as_json)
     except SuperfetchError as exc:
-        raise click.ClickException(_printable(f"{exc}{_which_app(app)}")) from exc
+        raise click.ClickException(_printable(f"{exc}{hint}")) from exc
     except RedisError as exc:
-        raise click.ClickException(_unreachable(app, exc)) from exc
-
-
-def _unreachable(app: Celery, exc: Exception) -> str:
-    uri = app.connection_for_read().as_uri()
-    served = (
-        "" if uri.startswith(("redis", "sentinel")) else " is not served by celery_superfetch and"
-    )
-    return f"the broker ({uri}){served} cannot be asked: {exc}{_which_app(app)}"
-
-
-def _which_app(app: Celery) -> str:
-    """A hint where nobody said which app: Celery then makes up one of its own."""
-    return "; name the app: celery -A your_app superfetch ..." if app.main == "default" else ""
+        uri = app.connection_for_read().as_uri()
+        raise click.ClickException(f"the broker ({uri}) cannot be asked: {exc}{hint}") from exc
 
 
 def know_tasks(app: Celery) -> None:
