@@ -73,12 +73,12 @@ def client_of(app: Celery, timeout: float = 0.0) -> Redis:
     """A plain client for the database the app's workers consume from, which waits ``timeout``
     seconds for each reply (0: as the app's options say). Raises UnsupportedBroker where that is
     not Redis, and a RedisError where it cannot be reached."""
-    with app.connection_for_read() as connection:
-        try:
-            served = issubclass(connection.get_transport_cls(), Transport)
-        except KeyError as exc:  # kombu's "No such transport"
-            raise UnsupportedBroker(f"broker_url is of no use: {exc.args[0]}") from exc
-        if not served:
+    try:
+        connection = app.connection_for_read()
+    except KeyError as exc:  # kombu's "No such transport"
+        raise UnsupportedBroker(f"broker_url is of no use: {exc.args[0]}") from exc
+    with connection:
+        if not issubclass(connection.get_transport_cls(), Transport):
             raise UnsupportedBroker(
                 f"the app's broker ({connection.as_uri()}) is not served by celery_superfetch: "
                 "call celery_superfetch.install(app), and use a redis:// or sentinel:// broker_url"
