@@ -111,10 +111,7 @@ class Channel(redis.Channel):
 
     @property
     def fetch(self) -> Fetch:
-        """Made on the first consume: a producer needs none of it.
-
-        Raises ``ConfigError`` where an option is impossible.
-        """
+        """Made on the first consume, if no option is wrong: a producer needs none of it."""
         if self._fetch is None:
             from ..owner.membership import membership_for
             from .fetch.fetch import Fetch

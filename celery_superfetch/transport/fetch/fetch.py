@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from threading import get_ident
 from time import monotonic
@@ -26,7 +26,7 @@ class Backlog:
 
     def __init__(self) -> None:
         self.ready: deque[Claimed] = deque()
-        self.unconfirmed: list[Claimed] = []  # reads brought them; the next claim confirms
+        self.unconfirmed: deque[Claimed] = deque()  # by reads; the next claim confirms
 
     def __len__(self) -> int:
         return len(self.ready) + len(self.unconfirmed)
@@ -38,8 +38,7 @@ class Backlog:
     def take(self, meant: Callable[[Job], bool] = lambda _: True) -> list[Job]:
         """Let go of all, or of those that are meant, the newest first; any thread may."""
         taken: list[Job] = []
-        parts: tuple[MutableSequence[Claimed], ...] = self.unconfirmed, self.ready
-        for part in parts:
+        for part in (self.unconfirmed, self.ready):
             for claimed in reversed(list(part)):
                 if meant(claimed.job):
                     with suppress(ValueError):  # somebody else was faster
@@ -162,8 +161,8 @@ class Fetch:
 
     def _claim(self, credit: int, now: float) -> None:
         backlog = self.backlog
-        confirm = list(filter(self._is_ours, (job for job, _ in backlog.unconfirmed)))
-        backlog.unconfirmed = []
+        confirm = [job for job, _ in backlog.unconfirmed if self._is_ours(job)]
+        backlog.unconfirmed.clear()
         reach = None if confirm else self.lists.reach(credit)
         order = self.lists.order(reach)
         starts = max(0, self.runner.free() - len(backlog.ready))
