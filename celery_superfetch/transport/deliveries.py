@@ -106,7 +106,7 @@ def delivery_of(message: Any) -> Delivery | None:
 
 
 class QoS(virtual.QoS):
-    """What a channel has delivered and nobody has settled. Redis knows it from the private lists."""
+    """What was delivered and is not settled yet. Redis knows the same from the private lists."""
 
     def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
         super().__init__(channel, prefetch_count)

@@ -50,7 +50,6 @@ class Backlog:
 class Fetch:
     """Claims for one channel while there are jobs, and lets reads wait while there are none."""
 
-    _dry = False
     _look_at = 0.0  # when dry lists that cannot be waited on are looked at again (monotonic s)
     #: Until when a server that refused is not asked, and nobody complains of it (monotonic s).
     _refused_until = _silent_until = 0.0
@@ -64,7 +63,7 @@ class Fetch:
         self.runner = membership.runner
         self.lists: QueueLists = channel.lists
         self.backlog = Backlog()
-        self.reads = BlockingReads(membership, poller, self._accept, self._come_again)
+        self.reads = BlockingReads(membership, poller, self._accept)
         self.probation = Probation(self)
         self._joined: Mapping[str, int] = {}
         self._outages = membership.heart.outages
@@ -101,22 +100,22 @@ class Fetch:
             self.channel.give_back_waiting()
             return self.in_flight.flush()
         if self.probation.has_the_floor(lists):
-            self._dry = False
+            self.reads.dry = False
             alone = self.in_flight.jobs.alone
             self.in_flight.flush()
             if alone is not None and self.in_flight.jobs.alone is None:
                 self.poller.ring()
             return
         credit, now = self.channel.qos.credit(), monotonic()
-        if self._dry and now >= self._look_at and not self.reads.cover_all:
-            self._dry = False
-        if self.backlog.unconfirmed or (credit and not self._dry and self._runs_short(credit)):
+        if self.reads.dry and now >= self._look_at and not self.reads.cover_all:
+            self.reads.dry = False
+        if self.backlog.unconfirmed or (credit and not self.reads.dry and self._runs_short(credit)):
             self._claim(credit, now)
         elif self.backlog.ready and self.runner.inline:
             pass  # the next takes the acks along, with the record of its start
         elif self.in_flight.unsent or (self.in_flight.unread and not self.backlog.ready):
             self.in_flight.post()
-        if self._dry and self.channel.qos.credit():
+        if self.reads.dry and self.channel.qos.credit():
             self.reads.wait_on(lists)
 
     def _runs_short(self, credit: int) -> bool:
@@ -156,7 +155,7 @@ class Fetch:
             )
             if found:
                 logger.warning("%d claims whose reply was lost were given back.", found)
-            self._dry = False
+            self.reads.dry = False
             self.runner.pump()  # nothing starts while in doubt
 
     def _claim(self, credit: int, now: float) -> None:
@@ -181,7 +180,7 @@ class Fetch:
             self.lists.served(claimed.job.queue_list)
         self._look_at = now + POLL_INTERVAL
         short = claims.fell_short(credit)
-        self._dry = short and reach is None
+        self.reads.dry = short and reach is None
         if short:
             self.lists.filled_by(None)
             if reach is not None:
@@ -253,12 +252,9 @@ class Fetch:
         ours = self.in_flight.take(job, asked)
         if ours and self.channel.qos.credit():
             self.backlog.unconfirmed.append(Claimed(job))
-            self._dry = False  # more may have come with it
+            self.reads.dry = False  # more may have come with it
         elif ours:
             self.in_flight.requeue([job])
-
-    def _come_again(self) -> None:
-        self._dry = False
 
     def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
         self.in_flight.requeue(jobs, where)

@@ -79,7 +79,7 @@ class BlockingReads:
     poller: Any
     #: Called with each job that a read brought, and when that began to wait (monotonic s).
     on_job: Callable[[Job, float], object]
-    on_jobs: Callable[[], object]  # called when there is something in a list that none waits on
+    dry: bool = False  # the lists were found empty: what comes there is waited for
     #: False once a claim may land that nobody waits for: it could not be called off.
     answered: bool = True
 
@@ -237,7 +237,7 @@ class BlockingReads:
         assert self._arrivals is not None
         try:
             if self._arrivals.found():
-                self.on_jobs()
+                self.dry = False
         except (RedisError, OSError):
             self._forget_arrivals()
 
