@@ -19,7 +19,6 @@ from ..errors import UnsupportedVersion
 from ..owner.heartbeats import threads_are_greenlets
 
 _MISSING = object()
-STORE_ATTR = dis.opmap["STORE_ATTR"]
 
 #: A path, the version that brought it, and its text.
 _ENTRY = re.compile(r"([^\s>~]+)(?:>=([\d.]+))?(?:~(\S+))?")
@@ -84,11 +83,9 @@ def _attribute(owner: Any, name: str) -> Any:
         return found
     own = (inspect.unwrap(f) for one in owner.__mro__ for f in vars(one).values())
     codes = (f.__code__ for f in own if isinstance(f, FunctionType) and name in f.__code__.co_names)
-    for code in codes:
-        steps = zip(code.co_code[::2], code.co_code[1::2], strict=True)
-        if (STORE_ATTR, code.co_names.index(name)) in steps:
-            return None
-    return _MISSING
+    steps = (step for code in codes for step in dis.get_instructions(code))
+    is_set = any(step.opname == "STORE_ATTR" and step.argval == name for step in steps)
+    return None if is_set else _MISSING
 
 
 def _texts(found: Any) -> Iterable[Any]:
