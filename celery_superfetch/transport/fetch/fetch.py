@@ -137,6 +137,7 @@ class Fetch:
         if expires is not self._joined or not self.membership.owner:
             self.membership.join(id(self), expires)
             self._joined = expires
+            self.reads.dry = False  # these lists are others: a claim finds what is urgent there
 
     def _mind_connections(self) -> None:
         if self.membership.overdue and not self.runner.endless:  # else maintenance does

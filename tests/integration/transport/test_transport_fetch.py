@@ -177,6 +177,17 @@ def test_urgent_jobs_overtake_what_waits(url: str, bench: Bench) -> None:
         assert inbox.messages[1].headers["id"] == "urgent"
 
 
+def test_a_consumer_that_comes_back_gets_what_is_urgent_first(url: str) -> None:
+    """It was idle when it went: what waits now is not left to reads, of which any may be first."""
+    with Inbox(url) as inbox:
+        inbox.settle_in()
+        inbox.consumer.cancel()
+        for priority in (6, 9, 0, 3):
+            publish(url, "mail", priority, priority=priority)
+        inbox.consumer.consume()
+        assert inbox.receive(4) == [0, 3, 6, 9]
+
+
 def test_ten_thousand_jobs_pass_through_in_order(url: str, bench: Bench) -> None:
     count = 10_000
     template = json.loads(payload(0))
