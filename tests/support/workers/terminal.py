@@ -95,27 +95,25 @@ class Terminal:
         os.write(self._ours, keys.encode())
 
     def shows(self, *texts: str, within: float = 60.0) -> list[str]:
-        """Wait until it shows all of these, however its lines are broken; its lines."""
+        """Wait until it shows all of these, however its lines are broken; its lines then."""
 
-        def seen() -> bool:
-            lines = self.lines()
+        def holds(lines: list[str]) -> bool:
             shown = " ".join(" ".join(lines).split())
-            missing = [text for text in texts if text not in shown]
-            assert not missing, f"{missing} of\n" + "\n".join(lines)
-            return True
+            return all(text in shown for text in texts)
 
-        eventually(seen, within)
-        return self.lines()
+        return self.until(holds, within, str(texts))
 
-    def until(self, holds: Callable[[list[str]], bool], within: float = 60.0) -> list[str]:
-        """Wait until it shows what is asked for; its lines."""
+    def until(
+        self, holds: Callable[[list[str]], bool], within: float = 60.0, what: str = ""
+    ) -> list[str]:
+        """Wait until it shows what is asked for; its lines then."""
 
-        def seen() -> bool:
-            assert holds(self.lines()), "\n".join(self.lines())
-            return True
+        def seen() -> list[str]:
+            lines = self.lines()
+            assert holds(lines), "\n".join([what, *lines])
+            return lines
 
-        eventually(seen, within)
-        return self.lines()
+        return eventually(seen, within)
 
     def wait_exit(self, timeout: float = 60.0) -> int:
         return self._popen.wait(timeout)
