@@ -23,11 +23,8 @@ VARIADIC = 100
 
 
 class Hiding(ast.NodeTransformer):
-    """Hides by names: of keyword arguments, keys, fields, and of a task's own parameters.
-
-    Arguments:
-        names: a name is hidden that has one of these in it, in any case.
-    """
+    """Hides what goes by a name that has one of ``names`` in it, in any case: keyword arguments,
+    keys, fields, and a task's own parameters."""
 
     def __init__(self, names: Iterable[str]) -> None:
         words = "|".join(re.escape(name) for name in names if name) or r"(?!)"

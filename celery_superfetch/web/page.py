@@ -64,11 +64,7 @@ def create_app(
             Mount("/static", StaticFiles(directory=HERE / "static")),
         ],
         middleware=[Middleware(Headers)],
-        exception_handlers={
-            RedisError: page.failed,
-            SuperfetchError: page.failed,
-            HTTPException: page.failed,
-        },
+        exception_handlers=dict.fromkeys((RedisError, SuperfetchError, HTTPException), page.failed),
     )
 
 

@@ -96,12 +96,4 @@ def clock(time: str | None) -> str:
     return f"{time[:10]} {time[11:19]} UTC" if time else "not noted"
 
 
-FILTERS = {
-    "ago": ago,
-    "ahead": ahead,
-    "clock": clock,
-    "coded": coded,
-    "number": number,
-    "sentence": sentence,
-    "span": span,
-}
+FILTERS = {one.__name__: one for one in (ago, ahead, clock, coded, number, sentence, span)}
