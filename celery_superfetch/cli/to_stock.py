@@ -13,6 +13,7 @@ from ..model.verdict import Reason
 from ..reaper.evidence import judge_all
 from ..reaper.reaper import BATCH, TOMBSTONE, Reaper
 from ..reaper.report import Report as Pass
+from ..store.holdings import Holdings
 from ..store.queues import Suspects
 from ..store.wire.clients import run_id
 
@@ -88,24 +89,23 @@ class GiveBack:
 
     def _alive(self, judged: list[tuple[Facts, int, Reason]]) -> list[Alive]:
         living = [(f, f.owner, score, v.value) for f, score, v in judged if not v.dead]
-        sizes = self.lists.sizes([(owner, facts.lists) for facts, owner, _, _ in living])
+        held = Holdings(self.reaper.database).of([owner for _, owner, _, _ in living])
         now = self.reaper.database.server_time()
         return [
-            Alive(o, f.process.host, f.process.pid, sizes.get(o, 0), max(0, now - at) / 1000, why)
+            Alive(o, f.process.host, f.process.pid, held[o].in_flight, max(0, now - at) / 1000, why)
             for f, o, at, why in living
         ]
 
     def _mark(self, facts: Facts, score: int, verdict: Reason, report: GivenBack) -> None:
-        owner, host = facts.owner, facts.process.host
+        owner = facts.owner
         reason = verdict.value if verdict.dead else "drained by an operator"
         # Heard since: what was dead is not, and what is forced is asked again.
         again = (self.registry.last_heard(owner) or 0 for _ in range(TRIES))
         scores = [score] if verdict.dead else again
         if report.dry_run:
             report.owners[owner] = reason
-        elif any(self.registry.mark(owner, host, heard, TOMBSTONE, reason) for heard in scores):
+        elif any(self.registry.mark(facts, heard, TOMBSTONE, reason) for heard in scores):
             report.owners[owner] = reason
-            self.registry.cut(facts)
         elif not verdict.dead and self.registry.last_heard(owner) is not None:
             report.errors += 1
             logger.error("drain: %s is heard too often to be marked reaped: stop it.", owner)
@@ -113,7 +113,7 @@ class GiveBack:
     def _empty(self, owner: str, queue_list: str, expires: int, report: GivenBack) -> None:
         """Newest first, each to the front of the queue: the old order is the new one."""
         if report.dry_run:
-            size = self.lists.sizes([(owner, [queue_list])])[owner]
+            size = self.lists.size(owner, queue_list)
             report.queues.update({queue_list: size} if size else {})
             return
         self.lists.unhold_all(owner, queue_list)

@@ -20,7 +20,7 @@ from ..model import forks
 from ..model.arguments import printable
 from ..model.facts import STUCK
 from ..store.dead_jobs import DeadJobs
-from ..store.stats import Counts, Stats
+from ..store.history import Counts
 from .health import by_queue, findings
 from .overview import overview_of
 
@@ -101,7 +101,7 @@ class Metrics(Collector):
             # It comes by code of Celery and kombu, whose locks a pool's child must not inherit.
             with forks.kept_off(), client_of(self.app) as client:
                 reaper = reaper_of(self.app, client)
-                found.append((overview_of(self.app, reaper), Stats(reaper.database).read()))
+                found.append((overview_of(self.app, reaper), reaper.history.counts()))
         except Exception as exc:
             logger.warning("Metrics could not ask the broker: %s", exc)
         finally:

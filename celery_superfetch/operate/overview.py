@@ -19,7 +19,6 @@ from ..store.history import History
 from ..store.holdings import STATES, Holding, Holdings
 from ..store.queues import Queues, Suspects
 from ..store.registry import Registry
-from ..store.stats import Stats
 from ..store.unacked import Unacked
 from ..store.wire.server import info, setting
 
@@ -39,16 +38,14 @@ def overview_of(app: Celery, reaper: Reaper) -> dict[str, Any]:
     """What ``look`` finds, with the server, the latest deaths, counters and stock kombu's jobs."""
     from ..app.queues import lists_of, separator_of, unacked_of  # a probe goes without Celery
 
-    database = reaper.database
+    database, history = reaper.database, reaper.history
     return {
         "server": _server(database.client),
         **look(database, lists_of(app), separator_of(app)),
         # Of stock workers: what they work on, and what the killed ones left.
         "unacked": Unacked(database, *unacked_of(app)).size(),
-        "deaths": [
-            {**death, "at": utc(death["at"] / 1000)} for death in History(database).deaths(DEATHS)
-        ],
-        "counters": Stats(database).read().totals,
+        "deaths": [{**death, "at": utc(death["at"] / 1000)} for death in history.deaths(DEATHS)],
+        "counters": history.counts().totals,
     }
 
 

@@ -109,7 +109,7 @@ class Membership:
         unused -= {job.queue_list for job in list(self.in_flight.jobs)}
         if len(unused) < MANY_UNUSED or not self.in_flight.lost_claims.none_left:
             return ()
-        return () if self.in_flight.lists.sizes([(self.owner, unused)])[self.owner] else unused
+        return () if any(self.in_flight.lists.has_jobs([(self.owner, unused)])) else unused
 
     def _by_heart(self, act: Callable[[], T]) -> T:
         return self._heartbeats.ask(act) if self._heartbeats is not None else act()

@@ -20,6 +20,7 @@ from ..store.counters import Outcome
 from ..store.database import Database, Structure
 from ..store.dead_jobs import JUNK_LIMIT, Graveyard
 from ..store.history import History
+from ..store.holdings import Holdings
 from ..store.keyspace import Keyspace
 from ..store.private_lists import PrivateLists
 from ..store.registry import Registry
@@ -115,13 +116,12 @@ class Reaper(Structure):
         owner, host = facts.owner, facts.process.host
         if report.dry_run:
             report.dead[owner] = reason
-            report.recovered += self.lists.sizes([(owner, facts.lists)])[owner]
+            report.recovered += Holdings(self.database).of([owner])[owner].in_flight
             return
         # The mark holds only if the owner was not heard since the verdict's evidence.
-        if not self.registry.mark(owner, host, score, TOMBSTONE, reason.value):
+        if not self.registry.mark(facts, score, TOMBSTONE, reason.value):
             return
         report.dead[owner] = reason
-        self.registry.cut(facts)
         before = report.recovered, report.killed
         titles = self.drain(facts.with_(was=facts.state), reason.value, report)
         recovered, killed = report.recovered - before[0], report.killed - before[1]

@@ -1,21 +1,49 @@
-"""What has happened lately: the deaths of owners, and the last pass that looked for them."""
+"""What has happened: all of it counted, the latest deaths of owners, and the last pass."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
+from ..model.job import Job
 from .database import Structure
-from .stats import noted_recovery
 
 #: Days and number of deaths that are remembered.
 DAYS = 7
 MOST = 1000
 
+#: Between the parts of a counter's name; a total has none.
+TAB = "\t"
+
+#: Upper bounds of what recoveries took (s), from the last heartbeat of a dead owner until its jobs
+#: were back. A death on one host is seen within seconds, one elsewhere by its connections, or after
+#: ``owner_ttl``.
+BUCKETS = (1, 2, 5, 10, 15, 30, 60, 90, 120, 300, 900, 3600)
+
+
+class Counts(NamedTuple):
+    """All counters, of one moment."""
+
+    totals: dict[str, int]
+    #: (``recovered``, ``killed``, ``requeued`` or ``ownership_lost``, queue list, task) -> jobs.
+    #: What was one too many is under an empty task, and beyond that under an empty list.
+    jobs: dict[tuple[str, str, str], int]
+    #: ``number``, ``ms``, ``owners`` and ``errors`` of all passes.
+    passes: dict[str, int]
+    #: Upper bound (s; the last one is infinite) -> recoveries that took no longer.
+    recoveries: dict[float, int]
+    recovery_seconds: float
+
 
 class History(Structure):
-    """``superfetch:deaths`` and ``superfetch:pass``: written by passes, for who looks."""
+    """``superfetch:stats``, most of which scripts count, ``superfetch:deaths`` and
+    ``superfetch:pass``: for ``status`` and metrics."""
+
+    def lost(self, job: Job) -> None:
+        """Count a job that its owner lost to another."""
+        self.scripts.run("lost", [self.keys.stats], [job.queue_list, job.payload])
 
     def died(self, **death: Any) -> None:
         """Remember the death of an owner; those that are too old, or too many, go."""
@@ -40,3 +68,28 @@ class History(Structure):
         """The last pass; empty where nobody has made one."""
         row: Any = self.client.hgetall(self.keys.last_pass)
         return {name.decode(): value.decode(errors="replace") for name, value in row.items()}
+
+    def counts(self) -> Counts:
+        """All counters; not more than some thousands (``tally.lua``)."""
+        found: Any = self.client.hgetall(self.keys.stats)
+        rows = {tuple(k.decode(errors="replace").split(TAB, 2)): int(v) for k, v in found.items()}
+        times = {name[1]: n for name, n in rows.items() if name[0] == "recovery" and name[1:]}
+        total, recoveries = 0, {}
+        for bound in (*BUCKETS, float("inf")):
+            total += times.get(f"{bound:g}", 0)
+            recoveries[float(bound)] = total
+        return Counts(
+            {name[0]: n for name, n in sorted(rows.items()) if len(name) == 1},
+            {(what, *more): n for (what, *more), n in sorted(rows.items()) if len(more) == 2},
+            {name[1]: n for name, n in rows.items() if name[0] == "pass" and name[1:]},
+            recoveries,
+            times.get("ms", 0) / 1000,
+        )
+
+
+def noted_recovery(ms: int) -> Iterator[tuple[str, int]]:
+    """The counters of a recovery that took so long, and by how much they grow."""
+    at = bisect_left(BUCKETS, ms / 1000)
+    bound = f"{BUCKETS[at]:g}" if at < len(BUCKETS) else "inf"
+    yield f"recovery{TAB}{bound}", 1
+    yield f"recovery{TAB}ms", ms

@@ -27,7 +27,7 @@ class Keys:
         # ZSET job id -> time of death; the unparseable ones among ``dead``, of any app.
         self.dead_junk = f"{own}dead:junk"
         self.unannounced = f"{own}dead:unannounced"  # SET of ids whose caller has not been told
-        # HASH counter -> number, for ``status`` and metrics; by list and task, too (``stats.py``).
+        # HASH counter -> number, for ``status`` and metrics; by list and task, too.
         self.stats = f"{own}stats"
         self.deaths = f"{own}deaths"  # ZSET JSON of an owner's death -> when (server ms)
         self.last_pass = f"{own}pass"  # HASH of the last pass: when, by whom, what it found

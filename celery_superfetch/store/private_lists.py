@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import count
 from time import time
@@ -200,33 +199,21 @@ class PrivateLists(Structure):
 
     def has_jobs(self, groups: Iterable[tuple[str, Iterable[str]]]) -> list[bool]:
         """Whether a job is in flight in any of some lists, for each group of an owner's."""
+        places = self.keys.private, self.keys.held
         with self.client.pipeline(transaction=False) as pipe:
             for owner, names in groups:
                 # The one without a name is never there; no group is empty so.
-                pipe.exists(*(key for name in ["", *names] for key in self._both(owner, name)))
+                pipe.exists(*(key(owner, name) for name in ["", *names] for key in places))
             return [bool(there) for there in pipe.execute()]
 
-    def sizes(self, owners: Iterable[tuple[str, Iterable[str]]]) -> Counter[str]:
-        """Jobs in flight of some owners, each given with its lists."""
-        rows = [(owner, name) for owner, lists in owners for name in lists]
-        with self.client.pipeline(transaction=False) as pipe:
-            for row in rows:
-                private, held = self._both(*row)
-                pipe.llen(private)
-                pipe.hlen(held)
-            replies = iter(pipe.execute())
-        sizes: Counter[str] = Counter()
-        for (owner, _), listed, aside in zip(rows, replies, replies, strict=True):
-            sizes[owner] += listed + aside
-        return sizes
-
-    def _both(self, owner: str, queue_list: str) -> tuple[str, str]:
-        return self.keys.private(owner, queue_list), self.keys.held(owner, queue_list)
+    def size(self, owner: str, queue_list: str) -> int:
+        """Jobs of one private list, and those held aside from it."""
+        listed = int(self.client.llen(self.keys.private(owner, queue_list)))
+        return listed + self.held(owner, queue_list)
 
     def running(self, owner: str, *, stopping: bool = False) -> Running:
         """What an owner had recorded; ``stopping``: it had been told to stop."""
-        record: Any = self.client.hgetall(self.keys.running(owner))
-        ran = {id.decode(): name.decode() for id, name in record.items()}
+        ran = self._record(owner)
         alone, at_death = ran.pop(ALONE, ""), int(ran.pop(RAN, 0))
         return Running(
             tuple(ran.values()),
@@ -241,12 +228,14 @@ class PrivateLists(Structure):
 
     def forget_running(self, owner: str, held: Container[str]) -> None:
         """Remove what ``owner`` is said to run and does not hold; no claim may come meanwhile."""
-        key = self.keys.running(owner)
-        record: Any = self.client.hgetall(key)
-        ran = {id.decode(): value.decode() for id, value in record.items() if id != RAN.encode()}
-        stale = [id for id, value in ran.items() if (value if id == ALONE else id) not in held]
-        if stale:
-            self.client.hdel(key, *stale)
+        claims = {id: name if id == ALONE else id for id, name in self._record(owner).items()}
+        if stale := [id for id, claim in claims.items() if id != RAN and claim not in held]:
+            self.client.hdel(self.keys.running(owner), *stale)
+
+    def _record(self, owner: str) -> dict[str, str]:
+        """What is recorded as running (``Keys.running``)."""
+        record: Any = self.client.hgetall(self.keys.running(owner))
+        return {id.decode(): name.decode() for id, name in record.items()}
 
 
 def earlier_of(mark: Any) -> Earlier | None:

@@ -38,29 +38,25 @@ class Registry(Structure):
 
     def register(self, facts: Facts) -> Heartbeat:
         """Write all facts; counts as a heartbeat, whose status is ``ok`` or ``reaped``."""
-        fields = chain.from_iterable(facts.dump().items())
-        keys = [*self._heard_in(facts), self.keys.reaped]
-        return _heartbeat(self.scripts.run("register", keys, [facts.owner, *fields]))
+        return _heartbeat(self.scripts.run(*self._call(facts, 0, facts.dump(), self.keys.reaped)))
 
     def heartbeat(self, facts: Facts, since: int, changed: Mapping[str, str]) -> Heartbeat:
         """One heartbeat, with facts that changed ``since`` the caller's last (``now``; 0: none)."""
-        return _heartbeat(self.scripts.run(*self._heartbeat(facts, since, changed)))
+        return _heartbeat(self.scripts.run(*self._call(facts, since, changed)))
 
     def pulse(self, facts: Facts, state: str) -> bytes:
         """A heartbeat as it is sent: it asks for nobody, and tells of nothing but ``state``."""
-        call = self._heartbeat(facts, 0, {"state": state})
+        call = self._call(facts, 0, {"state": state})
         return b"".join(packed([self.scripts.command(call._replace(whole=True))]))
 
-    def _heartbeat(self, facts: Facts, since: int, changed: Mapping[str, str]) -> Call:
-        fields = chain.from_iterable(changed.items())
-        args = [facts.owner, since, HEARTBEAT_ROWS, *fields]
-        return Call("heartbeat", self._heard_in(facts), args)
+    def _call(self, facts: Facts, since: int, fields: Mapping[str, str], *more: str) -> Call:
+        names = [*self._rows(facts), self.keys.on_probation, *more]
+        args = [facts.owner, since, HEARTBEAT_ROWS, *chain.from_iterable(fields.items())]
+        return Call("heartbeat", names, args)
 
-    def _heard_in(self, facts: Facts) -> list[str]:
-        return [*self._rows(facts.owner, facts.process.host), self.keys.on_probation]
-
-    def _rows(self, owner: str, host: str) -> list[str]:
-        return [self.keys.owners, self.keys.facts(owner), self.keys.host(host)]
+    def _rows(self, facts: Facts) -> list[str]:
+        keys = self.keys
+        return [keys.owners, keys.facts(facts.owner), keys.host(facts.process.host)]
 
     def knows(self, owner: str) -> bool:
         return bool(self.client.exists(self.keys.facts(owner)))
@@ -74,8 +70,7 @@ class Registry(Structure):
         """End in order; unless 0 nothing was done: the number of jobs left, or -1 when reaped. For
         ``tombstone`` seconds a claim of ours may still land."""
         keys, owner = self.keys, facts.owner
-        names = [*self._rows(owner, facts.process.host)]
-        names += [keys.reaped, keys.silences, keys.running(owner)]
+        names = [*self._rows(facts), keys.reaped, keys.silences, keys.running(owner)]
         names += [keys.private(owner, name) for name in facts.lists]
         names += [keys.held(owner, name) for name in facts.lists]
         return int(self.scripts.run("leave", names, [owner, int(tombstone * 1000)]))
@@ -86,14 +81,11 @@ class Registry(Structure):
 
     def owners(self) -> dict[str, int]:
         """Every registered owner -> its score, the last heartbeat in server ms."""
-        return self._scores(self.keys.owners)
+        return _scores(self.client.zrange(self.keys.owners, 0, -1, withscores=True))
 
     def tombstones(self) -> dict[str, int]:
         """Owners that were reaped lately -> until when they are drained again (server ms)."""
-        return self._scores(self.keys.reaped)
-
-    def _scores(self, key: str) -> dict[str, int]:
-        return _scores(self.client.zrange(key, 0, -1, withscores=True))
+        return _scores(self.client.zrange(self.keys.reaped, 0, -1, withscores=True))
 
     def facts(self, owners: Iterable[str]) -> dict[str, Facts]:
         """The facts of some owners; an empty row gives the weakest facts."""
@@ -108,14 +100,16 @@ class Registry(Structure):
             for name, row in zip(names, rows, strict=True)
         }
 
-    def mark(self, owner: str, host: str, score: int, tombstone: float, reason: str) -> bool:
+    def mark(self, facts: Facts, score: int, tombstone: float, reason: str) -> bool:
         """Mark an owner reaped unless it was heard since ``score``; for ``tombstone`` seconds its
         lists are drained again, for claims that land late."""
-        keys = self.keys
-        names = [*self._rows(owner, host), keys.reaped, keys.silences, keys.stats]
-        names += [keys.running(owner)]
+        keys, owner = self.keys, facts.owner
+        names = [*self._rows(facts), keys.reaped, keys.silences, keys.stats, keys.running(owner)]
         times = [score, int(tombstone * 1000), TOMBSTONE_FACTS * 1000]
-        return bool(self.scripts.run("mark", names, [owner, *times, reason]))
+        marked = bool(self.scripts.run("mark", names, [owner, *times, reason]))
+        if marked:  # a frozen owner claims nothing more; else its tombstone covers what it does
+            cut(self.client, facts.run_id, facts.connections)
+        return marked
 
     def adopt(self, owner: str, queue_list: str, tombstone: float) -> str:
         """Register the owner of an unknown private list; see ``adopt.lua`` for the answer."""
@@ -147,10 +141,6 @@ class Registry(Structure):
         except ResponseError:  # forbidden by ACL
             return None
         return bool(bytes(reply).strip())
-
-    def cut(self, facts: Facts) -> None:
-        """So that a frozen owner claims nothing more; else its tombstone covers what it does."""
-        cut(self.client, facts.run_id, facts.connections)
 
 
 def _scores(rows: Any) -> dict[str, int]:

@@ -17,8 +17,8 @@ from ...model.job import Claimed, Job, parse
 from ...model.process import own_pid
 from ...signals import LostJob, ownership_lost
 from ...store.database import Database, Structure
+from ...store.history import History
 from ...store.private_lists import PrivateLists
-from ...store.stats import Stats
 from ...store.wire.scripts import Call, Line
 from .jobs import Jobs, Move, State, batches
 
@@ -51,7 +51,7 @@ class Outbox(Structure):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self.lists = PrivateLists(database)
-        self.stats = Stats(database)
+        self.history = History(database)
         self.lock = RLock()
         self.jobs = Jobs()
         self.expires: Mapping[str, int] = {}  # queue list -> ms of its x-expires
@@ -282,5 +282,5 @@ class Outbox(Structure):
             job.owner,
         )
         with suppress(RedisError):  # counting is not worth a failure
-            self.stats.lost(job)
+            self.history.lost(job)
         ownership_lost.send(sender=None, lost=LostJob(*job[:3], known.task, known.task_id))

@@ -1,23 +1,36 @@
--- Says that an owner lives and returns whom it should keep an eye on.
--- KEYS: owners, the owner's facts, its host's owners, lists with probation
+-- Says that an owner lives and returns whom it should keep an eye on; or registers it, which counts
+-- as a heartbeat.
+-- KEYS: owners, the owner's facts, its host's owners, lists with probation, then, to register it,
+--       tombstones
 -- ARGV: owner, server ms of the caller's last heartbeat (0: none), most rows to return,
---       then field and value of each fact that changed
+--       then field and value of each fact that changed, or to register it of each
 -- Returns: {"ok", ms, {quiet owner, score, ...}, {owner of this host, ...}, {list with
 --       probation, ...}}, where a quiet owner has not written since the caller's last
---       heartbeat; or {"missing"} (but for its facts), {"unknown"}, {"reaped"}
--- Crash: nothing half done.
-local owners, facts, host = KEYS[1], KEYS[2], KEYS[3]
+--       heartbeat; or {"reaped"}, and of who does not register {"missing"} (but for its facts),
+--       {"unknown"}
+-- Crash: nothing half done. Who has just registered claims nothing; it is judged like any owner.
+local owners, facts, host, reaped = KEYS[1], KEYS[2], KEYS[3], KEYS[5]
 local owner, since, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local state = redis.call('HGET', facts, 'state')
 if state == 'reaped' then return {'reaped'} end
-if not state then return {'unknown'} end
-if not redis.call('ZSCORE', owners, owner) then return {'missing'} end
+if reaped then
+  if redis.call('ZSCORE', reaped, owner) then return {'reaped'} end
+else
+  if not state then return {'unknown'} end
+  if not redis.call('ZSCORE', owners, owner) then return {'missing'} end
+end
+local probation = redis.call('SMEMBERS', KEYS[4])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- The removal first: a server over its memory limit allows what follows a write.
 redis.call('ZREM', owners, owner)
 redis.call('ZADD', owners, now, owner)
 for i = 4, #ARGV, 2 do
   redis.call('HSET', facts, ARGV[i], ARGV[i + 1])
+end
+if reaped then
+  redis.call('HSETNX', facts, 'registered_at', now)
+  redis.call('SADD', host, owner)
 end
 local quiet = {}
 if since > 0 then
@@ -26,4 +39,4 @@ if since > 0 then
   local future = redis.call('ZRANGEBYSCORE', owners, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
   for _, value in ipairs(future) do quiet[#quiet + 1] = value end
 end
-return {'ok', now, quiet, redis.call('SMEMBERS', host), redis.call('SMEMBERS', KEYS[4])}
+return {'ok', now, quiet, redis.call('SMEMBERS', host), probation}

@@ -32,7 +32,7 @@ def test_a_job_that_waits_leaves_the_private_list_with_the_next_round_trip(
     assert bench.private(owner) == [second.job.payload]
     assert aside(bench, owner) == {first.job.payload}
     assert first.job in bench.in_flight.jobs
-    assert bench.lists.sizes([(owner.owner, owner.lists)]) == {owner.owner: 2}
+    assert sum(bench.lists.size(owner.owner, name) for name in owner.lists) == 2
     assert bench.registry.leave(owner, 0) == 2, "its owner does not leave"
 
 

@@ -221,8 +221,7 @@ def test_a_mark_on_an_old_verdict_robs_nobody(bench: Bench) -> None:
     [claimed] = bench.claimed(mine, payload(1))
     seen = bench.age(mine, 60_000)
     bench.registry.heartbeat(mine, 0, {})
-    host = mine.process.host
-    assert not bench.registry.mark(mine.owner, host, seen, 60, "silent")
+    assert not bench.registry.mark(mine, seen, 60, "silent")
     bench.reaper().reap()
     assert bench.run(bench.lists.ack([claimed])) == []
 

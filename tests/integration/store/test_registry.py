@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from celery_superfetch.model.process import ProcessImage
-from celery_superfetch.store.wire.clients import run_id
+from celery_superfetch.store.wire.clients import cut, run_id
 from support.waiting import eventually
 from support.workers.bench import Bench, elsewhere, ended_process
 
@@ -101,7 +101,7 @@ def test_a_mark_needs_the_score_the_verdict_was_built_on(bench: Bench) -> None:
     facts = bench.owner()
     seen = bench.age(facts, 5000)
     bench.registry.heartbeat(facts, 0, {})
-    assert not bench.registry.mark(facts.owner, HERE, seen, 60, "gone")
+    assert not bench.registry.mark(facts, seen, 60, "gone")
     assert facts.owner in bench.registry.owners()
     assert bench.registry.facts([facts.owner])[facts.owner].state == "running"
     assert bench.mark(facts), "the control"
@@ -110,7 +110,7 @@ def test_a_mark_needs_the_score_the_verdict_was_built_on(bench: Bench) -> None:
 def test_a_mark_is_set_once(bench: Bench) -> None:
     facts = bench.owner()
     score = bench.score(facts)
-    marks = [bench.registry.mark(facts.owner, HERE, score, 60, "gone") for _ in range(3)]
+    marks = [bench.registry.mark(facts, score, 60, "gone") for _ in range(3)]
     assert marks == [True, False, False]
     assert bench.stat("owners_reaped") == 1
 
@@ -231,10 +231,10 @@ def test_cutting_an_owners_connections_ends_them(bench: Bench, url: str) -> None
     run = run_id(bench.client)
     with redis.Redis.from_url(url, single_connection_client=True) as other:
         facts = bench.owner(connections=(other.client_id(),), run_id=run)
-        bench.registry.cut(facts.with_(run_id="another run"))
-        bench.registry.cut(facts.with_(run_id=""))
+        cut(bench.client, "another run", facts.connections)
+        cut(bench.client, "", facts.connections)
         assert bench.registry.connected(facts, run) is True
-        bench.registry.cut(facts)
+        cut(bench.client, run, facts.connections)
         eventually(lambda: bench.registry.connected(facts, run) is False, 5)
 
 

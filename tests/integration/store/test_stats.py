@@ -6,15 +6,15 @@ import pytest
 
 from celery_superfetch.app.passes import note
 from celery_superfetch.model.job import Job
+from celery_superfetch.store.history import BUCKETS, History, noted_recovery
 from celery_superfetch.store.queues import CHUNK
-from celery_superfetch.store.stats import BUCKETS, Stats, noted_recovery
 from support.workers.bench import Bench, payload
 
 LOW = "mail\x06\x169"
 
 
 def test_what_became_of_jobs_is_counted_by_queue_and_task(bench: Bench) -> None:
-    stats = Stats(bench.database)
+    stats = History(bench.database)
     bench.dead_owner([payload("1"), payload("2", task="shop.charge")])
     bench.dead_owner([payload("3")], queue=LOW, lists=[LOW])
     bench.reaper().reap()
@@ -23,7 +23,7 @@ def test_what_became_of_jobs_is_counted_by_queue_and_task(bench: Bench) -> None:
     bench.run(bench.lists.requeue(given, "front", 0, 1))
     bench.run(bench.lists.requeue(given, "front", 0, 1))
     stats.lost(given[0])
-    counts = stats.read()
+    counts = stats.counts()
     assert counts.jobs == {
         ("killed", "mail", "shop.note"): 1,
         ("ownership_lost", "aside", "shop.note"): 1,
@@ -49,18 +49,18 @@ def test_what_became_of_jobs_is_counted_by_queue_and_task(bench: Bench) -> None:
     ],
 )
 def test_a_task_is_what_the_headers_say(bench: Bench, raw: bytes, task: str) -> None:
-    stats = Stats(bench.database)
+    stats = History(bench.database)
     stats.lost(Job("web-1|1|x", "mail", raw))
-    assert stats.read().jobs == {("ownership_lost", "mail", task): 1}
+    assert stats.counts().jobs == {("ownership_lost", "mail", task): 1}
 
 
 def test_rows_are_bounded_and_none_is_lost(bench: Bench) -> None:
-    stats = Stats(bench.database)
+    stats = History(bench.database)
     bench.client.hset(bench.keys.stats, mapping={f"recovered\tq\t{n}": 1 for n in range(1999)})
     for number in range(600):
         stats.lost(Job("web-1|1|x", f"q{number}", payload("1", task=f"t{number % 3}")))
     bench.killed(payload("2"), queue="q0")
-    counts = stats.read()
+    counts = stats.counts()
     assert len(counts.jobs) < 2510
     told = {row: n for row, n in counts.jobs.items() if row[0] != "recovered"}
     assert sum(told.values()) == 601
@@ -68,11 +68,11 @@ def test_rows_are_bounded_and_none_is_lost(bench: Bench) -> None:
     assert told["ownership_lost", "", ""] > 50, "beyond 2,500 there is no queue either"
     assert told["killed", "", ""] == 1
     stats.lost(Job("web-1|1|x", "q5", payload("1", task="t2")))
-    assert stats.read().jobs["ownership_lost", "q5", ""] == 2, "known rows go on"
+    assert stats.counts().jobs["ownership_lost", "q5", ""] == 2, "known rows go on"
 
 
 def test_passes_and_recoveries_are_summed_up(bench: Bench) -> None:
-    stats, reaper = Stats(bench.database), bench.reaper()
+    stats, reaper = History(bench.database), bench.reaper()
     lists = [f"q{n}" for n in range(CHUNK + 1)]
     bench.owner(lists=lists)
     idle, busy = bench.dead_owner(), bench.dead_owner([payload("1")])
@@ -80,7 +80,7 @@ def test_passes_and_recoveries_are_summed_up(bench: Bench) -> None:
         bench.age(owner, 4000)
     note(reaper, reaper.reap())
     note(reaper, reaper.reap())
-    counts = stats.read()
+    counts = stats.counts()
     assert (counts.passes["number"], counts.passes["owners"], counts.passes["errors"]) == (2, 4, 0)
     assert set(counts.passes) == {"number", "owners", "errors", "ms"}
     assert [counts.recoveries[at] for at in (2, 5, 10, float("inf"))] == [0, 1, 1, 1]

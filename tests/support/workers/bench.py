@@ -177,7 +177,8 @@ class Bench:
     def mark(self, owner: str | Named, reason: str = "gone") -> bool:
         """Take an owner for dead, as a reaper does that has judged it by its last heartbeat."""
         name = name_of(owner)
-        return self.registry.mark(name, name.partition("|")[0], self.score(name), 60, reason)
+        known = self.registry.facts([name])[name].with_(connections=())  # it is not cut off
+        return self.registry.mark(known, self.score(name), 60, reason)
 
     # -- queues
 
