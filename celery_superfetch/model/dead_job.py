@@ -22,9 +22,6 @@ FULL_ID = re.compile(r"[0-9a-f]{40}(-[0-9]{1,20})?")
 STORED = {"queue": "queue_list", "app": "app_name", "node": "node", "reason": "reason"}
 STORED |= {name: name for name in ("task", "task_id", "owner", "strikes", "recoveries")}
 
-#: What it has in common with the recovery that it was.
-AS_RECOVERED = ("reason", "task", "task_id", "app_name", "node", "strikes", "recoveries")
-
 
 def utc(seconds: float | None) -> str | None:
     """A time of the server's clock in ISO 8601; None where nobody noted it."""
@@ -111,7 +108,7 @@ class DeadJob:
             queue_list=recovery.job.queue_list,
             owner=str(history[-1].get("owner")),
             history=history,
-            **{name: getattr(recovery, name) for name in AS_RECOVERED},
+            **{name: told for name, told in vars(recovery).items() if name in STORED.values()},
         )
 
     @classmethod

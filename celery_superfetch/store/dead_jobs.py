@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -118,18 +118,14 @@ class DeadJobs(Structure):
             return [bool(reply) for reply in pipe.execute()]
 
     def revive(self, job: DeadJob, queue_list: str, expires: int) -> Call:
-        """The call that puts a job at the end of a queue with an x-expires of so many ms, or 0."""
+        """The call that puts a job at the end of a queue with an x-expires of so many ms, or 0;
+        0 if it was gone."""
         keys = self.keys
         # The strikes that a payload carries do not count for so many seconds.
         forgiven = int(self.config.strike_window) if parse(job.payload).carried.strikes else 0
-        names = [keys.dead, keys.dead_jobs, keys.dead_caps, keys.unannounced]
-        names += [keys.queue(queue_list), keys.recoveries(digest(job.payload)), keys.stats]
+        names = [*self._names, keys.queue(queue_list), keys.recoveries(digest(job.payload))]
         names += [keys.lock(f"retry:{job.id}"), keys.recovered]
         return Call("revive", names, [job.id, job.payload, expires, forgiven])
-
-    def revive_all(self, jobs: Iterable[tuple[DeadJob, str, int]]) -> list[Any]:
-        """``revive`` some in one round trip: for each 1, 0 if it was gone, or an error."""
-        return self.scripts.run_all([self.revive(*one) for one in jobs], errors=True)
 
     def _rows(self, which: DeadFilter | None = None) -> list[tuple[bytes, float]]:
         """Ids and times of death of all jobs, or of those of the right age, newest first.
@@ -165,10 +161,9 @@ class Graveyard(DeadJobs):
         """The call that moves a job to the dead set; ``marked`` as for ``recover``."""
         keys, job = self.keys, recovery.job
         cap = keys.dead_of(recovery.app_name) if recovery.parsed else keys.dead_junk
-        names = [keys.facts(job.owner), keys.private(job.owner, job.queue_list)]
-        names += [keys.recoveries(recovery.digest), keys.dead, keys.dead_jobs, keys.dead_caps, cap]
-        names += [keys.unannounced, keys.stats, keys.running(job.owner)]
-        names += [keys.dead_overflow(self.config.app_name)]
+        names = [*self._names, keys.dead_overflow(self.config.app_name), cap]
+        names += [keys.facts(job.owner), keys.private(job.owner, job.queue_list)]
+        names += [keys.recoveries(recovery.digest), keys.running(job.owner)]
         record = json.dumps(DeadJob.of(recovery).record())
         recoveries = recovery.recoveries - (not recovery.counted)
         args: list[Any] = [job.payload, int(marked), recoveries, recovery.digest, record]

@@ -83,17 +83,13 @@ class PrivateLists(Structure):
     ) -> Claims:
         if reply is None:
             return Claims(registered=False)
-        started, rows, *more = reply
+        started, rows, marks, errors = reply
         owner, ids = call.args[0], iter(call.args[9 + 3 * len(confirm) :])
         jobs = []
         for at in range(0, len(rows), 3):
             number, payload, mark = rows[at : at + 3]
             job = Job(owner, lists[number - 1], payload, next(ids, None) or self._claim_id())
             jobs.append(Claimed(job, earlier_of(mark)))
-        claims = Claims(True, jobs, started=jobs[:started])
-        if not more:
-            return claims
-        marks, errors = more
         confirmed = [
             None if mark == -1 else Claimed(job, earlier_of(mark))
             for job, mark in zip(confirm, marks, strict=True)
@@ -102,8 +98,7 @@ class PrivateLists(Structure):
             (lists[int(at) - 1], text.decode(errors="replace"))
             for at, text in zip(errors[::2], errors[1::2], strict=True)
         ]
-        first = [*filter(None, confirmed), *jobs][:started]
-        return claims._replace(confirmed=confirmed, errors=failed, started=first)
+        return Claims(True, jobs, confirmed, failed, [*filter(None, confirmed), *jobs][:started])
 
     def wait(self, connection: LoneConnection, owner: str, queue_list: str, timeout: int) -> None:
         """Send the claim that waits for a job; the reply is its payload, or None after a time."""

@@ -1,13 +1,13 @@
 -- Moves one job from a private list to the dead set, whole.
--- KEYS: the owner's facts, private list, the job's counters, dead set, dead jobs, the caps of each,
---       the cap it is under, unannounced, stats, the owner's running jobs, overflow
+-- KEYS: dead set, dead jobs, the caps of each, unannounced, stats, overflow, the cap it is under,
+--       the owner's facts, private list, the job's counters, the owner's running jobs
 -- ARGV: payload, 1 when the owner must be marked reaped, recoveries the decision saw, job id,
 --       record (JSON), most jobs under that cap (0: others see to it), 1 for junk, claim id,
 --       queue list
 -- Returns: {"ok", id in the dead set}; {"unmarked"}, {"moved"} or {"recounted"} when the decision
 --       no longer holds
 -- Crash: the job is in the dead set, unannounced; a later pass announces it.
-local facts, private, counters, dead, jobs, caps, cap, unannounced, stats, running, overflow =
+local dead, jobs, caps, unannounced, stats, overflow, cap, facts, private, counters, running =
   unpack(KEYS)
 local payload, marked, expected, id, record = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local most, is_junk, claim = tonumber(ARGV[6]), ARGV[7] == '1', ARGV[8]

@@ -1,11 +1,11 @@
 -- Puts one job of the dead set back on a queue, as if it were new.
--- KEYS: dead set, dead jobs, the caps of each, unannounced, public queue list, the job's counters,
---       stats, lock of those who retry it, flag
+-- KEYS: dead set, dead jobs, the caps of each, unannounced, stats, public queue list, the job's
+--       counters, lock of those who retry it, flag
 -- ARGV: job id, payload, ms of the queue's x-expires (0: none that we know of), seconds for
 --       which the strikes that the payload carries are forgiven (0: it carries none)
 -- Returns: 1, or 0 when the job is no longer in the dead set
 -- Crash: the job is in exactly one of the two.
-local dead, jobs, caps, unannounced, queue, counters, stats, lock, flag =
+local dead, jobs, caps, unannounced, stats, queue, counters, lock, flag =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local id, payload = ARGV[1], ARGV[2]
 local expires, forgiven = tonumber(ARGV[3]), tonumber(ARGV[4])

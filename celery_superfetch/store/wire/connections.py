@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis import Connection
 from redis.backoff import NoBackoff
@@ -128,22 +128,17 @@ def discreetly(discover_master: Callable[[str], Any], options: Params) -> Callab
     return discover
 
 
-class Sentinels:
+class Sentinels(NamedTuple):
     """Stands for the pool of Sentinel connections, which these ask for the primary at each connect:
     by connections of the moment, since redis-py's ``Sentinel`` is made for one thread."""
 
+    service_name: str
+    addresses: Sequence[tuple[str, int]]
+    min_other_sentinels: int = 0
+    options: Params = ASKED_ONCE
     # What redis-py's connections ask of their pool beside the address.
-    is_master, check_connection = True, False
-
-    def __init__(
-        self,
-        service_name: str,
-        addresses: Sequence[tuple[str, int]],
-        min_other_sentinels: int = 0,
-        options: Params = ASKED_ONCE,
-    ) -> None:
-        self.service_name, self.addresses = service_name, addresses
-        self.min_other_sentinels, self.options = min_other_sentinels, options
+    is_master: bool = True
+    check_connection: bool = False
 
     def get_master_address(self) -> tuple[str, int]:
         """Host and port of the primary; ConnectionError: no Sentinel that answers knows one."""

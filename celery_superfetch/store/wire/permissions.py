@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from redis import Redis
@@ -12,14 +12,18 @@ from .scripts import CHECKOUT, reply_of
 
 #: Beside kombu's own, those of the scripts among them; each with arguments that make it complete.
 #: ``|`` is before a sub-command, as in an ACL, and K stands for a key.
-REQUIRED = """
+REQUIRED = (
+    """
 evalsha 0 0;script|load x;blmove K K LEFT RIGHT 1;time;get K;set K 0;exists K;del K;type K
 rpop K;lpush K 0;rpush K 0;lmove K K LEFT RIGHT;lrem K 0 0;lpos K 0;lrange K 0 0;lindex K 0;llen K
 zadd K 0 0;zrem K 0;zcard K;zscore K 0;zrange K 0 0;zrangebyscore K 0 0;zremrangebyscore K 0 0
 zremrangebyrank K 0 0;hget K 0;hset K 0 0;hsetnx K 0 0;hdel K 0;hincrby K 0 1;hgetall K;hmget K 0
 hvals K;hexists K 0;hlen K;hkeys K;hscan K 0;sadd K 0;srem K 0;smembers K;sismember K 0
 srandmember K;expire K 1;pexpire K 1;ttl K
-"""
+""".strip()
+    .replace("\n", ";")
+    .split(";")
+)
 
 #: Those that it works without, and what is lost then (docs/configuration.md says more).
 OPTIONAL = {
@@ -45,11 +49,6 @@ class Refused(NamedTuple):
     names: list[str]
 
 
-def required() -> list[str]:
-    """Names of the commands that a worker cannot do without."""
-    return [name_of(line) for line in _lines()]
-
-
 def name_of(line: str) -> str:
     """A command as an ACL has it."""
     return line.partition(" ")[0]
@@ -67,7 +66,7 @@ def refused(client: Redis, never: str, keys: Sequence[str]) -> Refused | None:
         None where not even that may be asked.
     """
     looks = [
-        *((line, never) for line in (*_lines(), *OPTIONAL)),
+        *((line, never) for line in (*REQUIRED, *OPTIONAL)),
         *(("llen K", key) for key in keys),
     ]
     connection: Any = client.connection_pool.get_connection(*CHECKOUT)
@@ -91,10 +90,6 @@ def refused(client: Redis, never: str, keys: Sequence[str]) -> Refused | None:
     finally:
         connection.disconnect()  # and with it goes the transaction
         client.connection_pool.release(connection)
-
-
-def _lines() -> Iterable[str]:
-    return REQUIRED.replace("\n", ";").strip(";").split(";")
 
 
 def _words(line: str, key: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -39,7 +39,6 @@ class Scripts:
     def __init__(self, client: Redis, never: str) -> None:
         self.client = client
         self._never = never
-        self._header: str | None = None
         self._digests: dict[str, str] = {}
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[Any], whole: bool = False) -> Any:
@@ -66,12 +65,14 @@ class Scripts:
         return [*what, len(keys) + 1, *keys, self._never, *args]
 
     def _source(self, name: str) -> str:
+        return self._header + source(name)
+
+    @cached_property
+    def _header(self) -> str:
         # Acks and claims free memory, so they must run on a server over its limit. Redis 6.2 knows
         # no such line; there the scripts remove before they add, which it allows.
-        if self._header is None:
-            version = server_version(info(self.client, "server"))
-            self._header = "#!lua flags=allow-oom\n" if version >= (7, 0) else ""
-        return self._header + source(name)
+        version = server_version(info(self.client, "server"))
+        return "#!lua flags=allow-oom\n" if version >= (7, 0) else ""
 
 
 class Line:

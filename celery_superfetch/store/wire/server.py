@@ -34,7 +34,7 @@ def setting(client: Redis, name: str) -> str | None:
         found: Any = client.config_get(name)
     except ResponseError:
         return None
-    return {str(key): str(value) for key, value in found.items()}.get(name)
+    return found.get(name)
 
 
 def server_version(told: Mapping[str, Any]) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from celery_superfetch.app.passes import note
-from celery_superfetch.store.wire.permissions import OPTIONAL, refused, required
+from celery_superfetch.store.wire.permissions import OPTIONAL, REQUIRED, name_of, refused
 from support.waiting import eventually
 from support.workers.bench import Bench, elsewhere, ended_process, payload
 from support.workers.cli import Result
@@ -107,7 +107,7 @@ NEEDS = ["+ping", "+select", "+hello", "+multi", "+scard", "+hlen", "+brpop", "+
 
 
 def test_each_command_that_is_forbidden_is_named(user):
-    names = [*required(), *(line.partition(" ")[0] for line in OPTIONAL)]
+    names = [name_of(line) for line in [*REQUIRED, *OPTIONAL]]
     allowed = [f"+{name}" for name in names]
     for missing in (None, "blmove", "hscan", "script|load", "client|kill", "config|get", "scan"):
         url = user("~*", "+multi", *(one for one in allowed if one != f"+{missing}"))
@@ -126,7 +126,7 @@ def test_each_command_that_is_forbidden_is_named(user):
 
 
 def test_permissions_as_the_doctor_tells_of_them(cli, user):
-    allowed = [f"+{name}" for name in required()] + NEEDS + ["+info", "+config|get"]
+    allowed = [f"+{name}" for name in map(name_of, REQUIRED)] + NEEDS + ["+info", "+config|get"]
     found = codes(cli("doctor", "--json", url=user("~*", *allowed), code=1))
     assert found["acl-optional"].startswith("note: the server's ACL forbids this user")
     assert "acl-required" not in found

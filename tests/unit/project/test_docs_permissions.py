@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import celery_superfetch
-from celery_superfetch.store.wire.permissions import OPTIONAL, name_of, required
+from celery_superfetch.store.wire.permissions import OPTIONAL, REQUIRED, name_of
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
 
@@ -27,14 +27,15 @@ def scripts() -> dict[str, set[str]]:
 
 
 def test_the_required_commands_have_those_of_the_scripts() -> None:
-    missing = {name: left for name, used in scripts().items() if (left := used - {*required()})}
+    known = {*map(name_of, REQUIRED)}
+    missing = {name: left for name, used in scripts().items() if (left := used - known)}
     assert not missing
 
 
 def test_the_page_has_what_the_doctor_asks_for() -> None:
     text = DOCS.read_text()
     [listed] = re.findall(r"This package's, required\.\*\*.*?```text(.*?)```", text, re.DOTALL)
-    assert sorted(listed.replace("+", "").split()) == sorted(required())
+    assert sorted(listed.replace("+", "").split()) == sorted(map(name_of, REQUIRED))
     [table] = re.findall(r"This package's, optional:\*\*(.*?)\*\*One user", text, re.DOTALL)
     rows = re.findall(r"^\| `\+(\S+)`", table.replace("\\|", "|"), re.MULTILINE)
     assert rows == [name_of(line) for line in OPTIONAL]
@@ -42,4 +43,4 @@ def test_the_page_has_what_the_doctor_asks_for() -> None:
 
 def test_the_users_line_allows_what_is_required() -> None:
     [user] = re.findall(r"ACL SETUSER shop on >password (.*?)```", DOCS.read_text(), re.DOTALL)
-    assert {*required()} <= {word.removeprefix("+") for word in user.split()}
+    assert {*map(name_of, REQUIRED)} <= {word.removeprefix("+") for word in user.split()}
