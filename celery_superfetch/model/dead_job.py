@@ -32,8 +32,6 @@ def utc(seconds: float | None) -> str | None:
 
 @dataclass(frozen=True)
 class DeadJob:
-    """One job of the dead set."""
-
     id: str
     payload: bytes
     queue_list: str
@@ -113,7 +111,6 @@ class DeadJob:
 
     @classmethod
     def load(cls, id: str, record: Mapping[str, Any], died_at: int) -> DeadJob:
-        """Read a record back."""
         record, text = {"node": "", **record}, record["payload"]
         return cls(
             id=id,

@@ -33,7 +33,6 @@ class Job(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The job as logs name it."""
         envelope = parse(self.payload)
         unnamed = "unknown task" if envelope.message is not None else "unparseable payload"
         return f"{envelope.task or unnamed}[{envelope.task_id or digest(self.payload)}]"
@@ -82,7 +81,6 @@ class Carried(NamedTuple):
         return self if now - self.since <= window else Carried()
 
     def headers(self) -> dict[str, Any]:
-        """For the message that carries it on."""
         latest = list(self.history[-20:])  # a header must not grow without bound
         return {CARRIED: {**self._asdict(), "history": latest}} if self.strikes else {}
 

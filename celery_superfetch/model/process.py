@@ -7,24 +7,16 @@ import platform
 import secrets
 import socket
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import cache
 
 import psutil
+
+from .verdict import Reason
 
 #: The system call itself, beside each send, took a twentieth of a job's CPU.
 own_pid = cache(os.getpid)
 if hasattr(os, "register_at_fork"):  # Windows has none, where producers run all the same
     os.register_at_fork(after_in_child=own_pid.cache_clear)
-
-
-class LocalProcess(Enum):
-    """What this host knows of a registered process."""
-
-    RUNNING = "running"
-    GONE = "gone"
-    ZOMBIE = "zombie"
-    REUSED = "reused"
 
 
 @dataclass(frozen=True)
@@ -71,7 +63,6 @@ def host_name() -> str:
 
 
 def boot_id() -> str:
-    """Changes with each boot of this machine."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -92,14 +83,18 @@ def start_time(pid: int) -> str | None:
     return _look(pid)[1]
 
 
-def look_at(pid: int, started: str) -> LocalProcess:
+def look_at(pid: int, started: str) -> Reason:
     """What became of the process that had ``pid`` and ``started``; valid on its own ground."""
-    if not psutil.pid_exists(pid):
-        return LocalProcess.GONE
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return Reason.PROCESS_GONE
+    except PermissionError:  # somebody else's process, but a process; psutil may not see it
+        pass
     zombie, now = _look(pid)
     if now is not None and started and now != started:
-        return LocalProcess.REUSED
-    return LocalProcess.ZOMBIE if zombie else LocalProcess.RUNNING
+        return Reason.PID_REUSED
+    return Reason.PROCESS_ZOMBIE if zombie else Reason.RUNNING
 
 
 def _look(pid: int) -> tuple[bool, str | None]:

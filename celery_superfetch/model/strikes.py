@@ -46,8 +46,6 @@ class Counters:
 
 
 class Limits(NamedTuple):
-    """When a job is killed, and when it goes on probation before."""
-
     #: Name of a task -> its strike limit; None for never killed.
     strikes: Callable[[str | None], int | None]
     #: Recoveries, strikes or not, after which a job goes on probation.
@@ -152,7 +150,6 @@ class Recovery:
 
     @property
     def digest(self) -> str:
-        """The job's name in our keys."""
         return digest(self.job.payload)
 
     @property
@@ -174,7 +171,6 @@ class Recovery:
 
     @property
     def title(self) -> str:
-        """The job as logs name it."""
         return self.job.title
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from .process import LocalProcess
-
 
 class Reason(Enum):
     """Why an owner was judged as it was; the text goes to logs and ``status``."""
@@ -33,12 +31,10 @@ class Reason(Enum):
         return self in _DEAD
 
 
-_LOCAL = {
-    LocalProcess.GONE: Reason.PROCESS_GONE,
-    LocalProcess.ZOMBIE: Reason.PROCESS_ZOMBIE,
-    LocalProcess.REUSED: Reason.PID_REUSED,
+_DEAD = {
+    *(Reason.PROCESS_GONE, Reason.PROCESS_ZOMBIE, Reason.PID_REUSED),
+    *(Reason.SUPERSEDED, Reason.STUCK, Reason.DISCONNECTED, Reason.SILENT),
 }
-_DEAD = {*_LOCAL.values(), Reason.SUPERSEDED, Reason.STUCK, Reason.DISCONNECTED, Reason.SILENT}
 #: Missed heartbeats after which the loss of an owner's connections counts as its death.
 MISSED_HEARTBEATS = 2
 
@@ -51,8 +47,8 @@ class Evidence:
     owner_ttl: float
     #: How long the judge *watched* the owner's heartbeat stand still; None: not watched yet.
     silent_for: float | None = None
-    #: What the judge's own host says of the process; None: not the same ground.
-    process: LocalProcess | None = None
+    #: What the judge's own host says of the process (``look_at``); None: not the same ground.
+    process: Reason | None = None
     stuck: bool = False  # it said so by its last heartbeat: nobody settles or hands on its jobs
     superseded: bool = False  # a newer program of the same process has registered
     #: Some of the pool processes it registered still run (asked on the same ground only).
@@ -72,14 +68,14 @@ def judge(evidence: Evidence) -> Reason:
         return Reason.SUPERSEDED
     if evidence.stuck:
         return Reason.STUCK
-    if evidence.process is LocalProcess.RUNNING:
+    if evidence.process is Reason.RUNNING:
         return Reason.RUNNING_SILENT if missed else Reason.RUNNING
     if evidence.process is not None:
         # Pool processes that outlive their parent may still be at work on its jobs, but for no
         # longer than two heartbeats.
         if evidence.pool_left and not missed:
             return Reason.POOL_LEFT
-        return _LOCAL[evidence.process]
+        return evidence.process
     if silent >= evidence.owner_ttl:
         return Reason.SILENT
     if missed and evidence.connected is False:

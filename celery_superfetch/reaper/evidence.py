@@ -9,7 +9,7 @@ from functools import cache
 from time import monotonic
 
 from ..model.facts import STUCK, Facts
-from ..model.process import LocalProcess, ProcessImage, look_at
+from ..model.process import ProcessImage, look_at
 from ..model.verdict import MISSED_HEARTBEATS, Evidence, Reason, judge
 from ..model.watch import Watch
 from ..store.registry import Registry
@@ -74,8 +74,8 @@ def local_evidence(
         superseded=local
         and any(p.same_process(owner) and p.image != owner.image for p in (here, *newer)),
         pool_left=local
-        and process is not LocalProcess.RUNNING
-        and any(look_at(*child) is LocalProcess.RUNNING for child in facts.pool),
+        and process is not Reason.RUNNING
+        and any(look_at(*child) is Reason.RUNNING for child in facts.pool),
         stuck=facts.state == STUCK,
         reaped=facts.state == "reaped",
     )

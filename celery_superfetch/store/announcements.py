@@ -41,7 +41,6 @@ class Announcement(Structure):
         self.id, self.owner, self.who = id, owner, uuid4().hex
 
     def begin(self) -> None:
-        """Take the right to announce."""
         self._ask(self.owner, TIME_LIMIT, 1)
 
     def note(self, **notes: str) -> None:
@@ -53,7 +52,6 @@ class Announcement(Structure):
         self._ask("", pause, -1, "pause", str(pause))
 
     def done(self) -> None:
-        """Note that the job's caller was told."""
         with self.client.pipeline(transaction=True) as pipe:
             pipe.srem(self.keys.unannounced, self.id)
             pipe.delete(self.keys.announcement(self.id))

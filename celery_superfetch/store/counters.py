@@ -14,8 +14,6 @@ from .wire.scripts import Call
 
 
 class Outcome(NamedTuple):
-    """What became of one job."""
-
     recovery: Recovery
     #: ``ok``; ``unmarked``, ``moved`` or ``recounted`` where the decision held no longer; an error.
     answer: bytes | Exception
@@ -31,7 +29,6 @@ class StrikeCounters(Structure):
         self.dead_jobs = Graveyard(database)
 
     def counters(self, digests: Sequence[str]) -> list[Counters]:
-        """The counters of some jobs, in one command."""
         names = [self.keys.recoveries(digest) for digest in digests]
         fields = ("strikes", "recoveries", "history", "probation")
         return [

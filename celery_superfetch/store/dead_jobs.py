@@ -106,7 +106,6 @@ class DeadJobs(Structure):
         return sum(int(self.scripts.run("forget", self._names, batch)) for batch in batches)
 
     def purge(self) -> int:
-        """Delete all that are in the dead set now; their number."""
         return self.delete(*(id.decode() for id, _ in self._rows()))
 
     def reserve(self, jobs: Sequence[DeadJob]) -> list[bool]:
@@ -189,7 +188,6 @@ class Graveyard(DeadJobs):
         return {own: self.config.dead_limit, self.keys.dead_junk: JUNK_LIMIT}
 
     def untold(self) -> int:
-        """Number of jobs whose callers have not been told."""
         return int(self.client.scard(self.keys.unannounced))
 
     def unannounced(self) -> Iterator[DeadJob]:

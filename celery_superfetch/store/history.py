@@ -24,8 +24,6 @@ BUCKETS = (1, 2, 5, 10, 15, 30, 60, 90, 120, 300, 900, 3600)
 
 
 class Counts(NamedTuple):
-    """All counters, of one moment."""
-
     totals: dict[str, int]
     #: (``recovered``, ``killed``, ``requeued`` or ``ownership_lost``, queue list, task) -> jobs.
     #: What was one too many is under an empty task, and beyond that under an empty list.
@@ -42,7 +40,6 @@ class History(Structure):
     ``superfetch:pass``: for ``status`` and metrics."""
 
     def lost(self, job: Job) -> None:
-        """Count a job that its owner lost to another."""
         self.scripts.run("lost", [self.keys.stats], [job.queue_list, job.payload])
 
     def died(self, **death: Any) -> None:
@@ -60,7 +57,6 @@ class History(Structure):
             pipe.execute()
 
     def deaths(self, most: int = 10) -> list[dict[str, Any]]:
-        """The latest deaths, the newest first."""
         rows: Any = self.client.zrange(self.keys.deaths, 0, most - 1, desc=True)
         return [json.loads(row) for row in rows]
 

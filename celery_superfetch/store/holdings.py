@@ -41,7 +41,6 @@ class Holding:
 
     @property
     def in_flight(self) -> int:
-        """All of them."""
         return self.running + self.reserved + self.eta
 
 

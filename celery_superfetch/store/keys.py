@@ -8,8 +8,6 @@ import re
 
 
 class Keys:
-    """Names of keys, each with its type."""
-
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
         own = f"{prefix}superfetch:"

@@ -21,8 +21,6 @@ ALONE, RAN = "alone", "ran"
 
 
 class Claims(NamedTuple):
-    """The outcome of one claim."""
-
     registered: bool  # False: the owner is not registered (any more); nothing was claimed
     jobs: Sequence[Claimed] = ()
     #: For each job to confirm: the claim, or None when it is ours no longer.
@@ -48,7 +46,6 @@ class PrivateLists(Structure):
         self._claim_ids = count(1)
 
     def job(self, owner: str, queue_list: str, payload: bytes) -> Job:
-        """A job that this process has just claimed."""
         return Job(owner, queue_list, payload, self._claim_id())
 
     def _claim_id(self) -> str:
@@ -228,7 +225,6 @@ class PrivateLists(Structure):
             self.client.hdel(self.keys.running(owner), *stale)
 
     def _record(self, owner: str) -> dict[str, str]:
-        """What is recorded as running (``Keys.running``)."""
         record: Any = self.client.hgetall(self.keys.running(owner))
         return {id.decode(): name.decode() for id, name in record.items()}
 

@@ -21,8 +21,6 @@ TOMBSTONE_FACTS = 86400  # seconds: an owner thawed within a day learns its fate
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What one heartbeat brought back."""
-
     #: ``ok``; ``missing``: the row in ``superfetch:owners``; ``unknown``: the facts as well;
     #: ``reaped``; or ``left``: none was sent.
     status: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ..model.facts import RETRY_INTERVAL
@@ -40,21 +41,15 @@ class Silences(Structure):
             else:
                 seen[owner] = last.then(now, interval + RETRY_INTERVAL, self.config.reap_interval)
         if keep:
-            self._write(seen, sorted(before.keys() - scores.keys()))
+            rows = dict.fromkeys(sorted(before.keys() - scores.keys()), "")
+            rows |= {owner: json.dumps(row) for owner, row in seen.items()}
+            words = [*chain.from_iterable(rows.items())]
+            batches = (words[at : at + 2 * BATCH] for at in range(0, len(words), 2 * BATCH))
+            self.scripts.run_all([Call("silence", [self.keys.silences], some) for some in batches])
         return {owner: row.silent for owner, row in seen.items()}
-
-    def _write(self, seen: Mapping[str, _Seen], gone: list[str]) -> None:
-        rows = [(owner, json.dumps(row)) for owner, row in seen.items()]
-        calls = []
-        for at in range(0, max(len(rows), len(gone)), BATCH):
-            removed, written = gone[at : at + BATCH], sum(rows[at : at + BATCH], ())
-            calls.append(Call("silence", [self.keys.silences], [len(removed), *removed, *written]))
-        self.scripts.run_all(calls)
 
 
 class _Seen(NamedTuple):
-    """One owner as passes saw it."""
-
     score: int
     run_id: str
     at: int  # time of the latest pass that came late enough after the one before it, server ms

@@ -175,7 +175,6 @@ def sentinel_params(pool: SentinelConnectionPool) -> dict[str, Any]:
 
 
 def place_of(params: Params) -> Hashable:
-    """What tells one database from another."""
     sentinels, slot = params.get("connection_pool"), params.get("slot")
     if slot is not None and slot.clustered:  # whichever node was named
         return slot.key, slot.seeds, str(params.get("username"))
@@ -207,5 +206,4 @@ def named(params: Params) -> dict[str, Any]:
 
 
 def is_ours(client: Mapping[str, Any]) -> bool:
-    """Whether a row of CLIENT LIST is a connection of this package's."""
     return f"({NAME}_v" in str(client.get("lib-name", ""))

@@ -40,8 +40,6 @@ OPTIONAL = {
 
 
 class Refused(NamedTuple):
-    """What the server would not do for this user."""
-
     required: list[str]
     #: Command -> what is lost without it.
     optional: dict[str, str]

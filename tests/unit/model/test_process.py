@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import pytest
 
 from celery_superfetch.model.process import (
-    LocalProcess,
     ProcessImage,
     host_name,
     look_at,
     mint_owner,
     start_time,
 )
+from celery_superfetch.model.verdict import Reason
 from support.waiting import eventually
 
 SLEEPER = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
@@ -33,7 +33,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_ones_own_process_is_running() -> None:
-    assert look_at(os.getpid(), start_time(os.getpid()) or "") is LocalProcess.RUNNING
+    assert look_at(os.getpid(), start_time(os.getpid()) or "") is Reason.RUNNING
 
 
 def test_a_child_is_running_until_it_is_killed_and_a_zombie_until_it_is_waited_for(
@@ -41,31 +41,31 @@ def test_a_child_is_running_until_it_is_killed_and_a_zombie_until_it_is_waited_f
 ) -> None:
     started = start_time(child.pid)
     assert started
-    assert look_at(child.pid, started) is LocalProcess.RUNNING
+    assert look_at(child.pid, started) is Reason.RUNNING
     os.kill(child.pid, signal.SIGKILL)
-    eventually(lambda: look_at(child.pid, started) is LocalProcess.ZOMBIE, 10)
+    eventually(lambda: look_at(child.pid, started) is Reason.PROCESS_ZOMBIE, 10)
     child.wait()
-    assert look_at(child.pid, started) is LocalProcess.GONE
+    assert look_at(child.pid, started) is Reason.PROCESS_GONE
 
 
 def test_a_frozen_process_is_running(child: subprocess.Popen[bytes]) -> None:
     started = start_time(child.pid) or ""
     os.kill(child.pid, signal.SIGSTOP)
-    assert look_at(child.pid, started) is LocalProcess.RUNNING
+    assert look_at(child.pid, started) is Reason.RUNNING
 
 
 def test_a_process_with_another_start_time_is_somebody_else() -> None:
-    assert look_at(os.getpid(), "1") is LocalProcess.REUSED
+    assert look_at(os.getpid(), "1") is Reason.PID_REUSED
 
 
 def test_an_owner_that_never_learned_its_start_time_is_judged_by_its_pid_alone() -> None:
-    assert look_at(os.getpid(), "") is LocalProcess.RUNNING
+    assert look_at(os.getpid(), "") is Reason.RUNNING
 
 
 def test_a_zombie_under_a_used_up_pid_is_somebody_elses(child: subprocess.Popen[bytes]) -> None:
     child.kill()
-    eventually(lambda: look_at(child.pid, "") is LocalProcess.ZOMBIE, 10)
-    assert look_at(child.pid, "1") is LocalProcess.REUSED
+    eventually(lambda: look_at(child.pid, "") is Reason.PROCESS_ZOMBIE, 10)
+    assert look_at(child.pid, "1") is Reason.PID_REUSED
 
 
 def test_somebody_elses_process_is_a_process() -> None:
@@ -85,7 +85,7 @@ except PermissionError:
 else:
     sys.exit(77)
 from celery_superfetch.model.process import look_at
-print(look_at(1, {started!r}).value, look_at(1, "x").value)
+print(look_at(1, {started!r}).name, look_at(1, "x").name)
 """
     # Imported as the user we are: another may not be able to read the package.
     code = "import celery_superfetch.model.process\n" + asked
@@ -93,7 +93,7 @@ print(look_at(1, {started!r}).value, look_at(1, "x").value)
     if done.returncode == 77:
         pytest.skip("every user here may signal pid 1")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["running", "reused"]
+    assert done.stdout.split() == ["RUNNING", "PID_REUSED"]
 
 
 def test_start_times_of_one_process_agree_and_those_of_two_differ(

@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from celery_superfetch.model.process import LocalProcess
 from celery_superfetch.model.verdict import Evidence, Reason, judge
 
 HEARTBEAT, TTL = 5.0, 60.0
 MISSED = 2 * HEARTBEAT  # two of the owner's heartbeats
 ELSEWHERE = Evidence(heartbeat_interval=HEARTBEAT, owner_ttl=TTL)
-GONE = replace(ELSEWHERE, process=LocalProcess.GONE)
-ZOMBIE = replace(ELSEWHERE, process=LocalProcess.ZOMBIE)
-REUSED = replace(ELSEWHERE, process=LocalProcess.REUSED)
-RUNNING = replace(ELSEWHERE, process=LocalProcess.RUNNING)
+GONE = replace(ELSEWHERE, process=Reason.PROCESS_GONE)
+ZOMBIE = replace(ELSEWHERE, process=Reason.PROCESS_ZOMBIE)
+REUSED = replace(ELSEWHERE, process=Reason.PID_REUSED)
+RUNNING = replace(ELSEWHERE, process=Reason.RUNNING)
 
 DEAD = {
     "its pid is gone": (GONE, Reason.PROCESS_GONE),
@@ -136,7 +135,7 @@ def test_the_owners_own_settings_are_the_measure() -> None:
 
 def test_more_silence_never_brings_an_owner_back_to_life() -> None:
     for connected in (True, False, None):
-        for process in (None, *LocalProcess):
+        for process in (None, GONE.process, ZOMBIE.process, REUSED.process, RUNNING.process):
             for pool_left in (False, True):
                 verdicts = [
                     judge(
