@@ -37,9 +37,9 @@ def reaper_of(
 def scheduled_pass(reaper: Reaper) -> Report:
     """One pass unless another had its turn in this interval, whoever ran it."""
     config = reaper.config
-    report = reaper.reap(full=True, lock="full", lock_for=config.full_sweep_interval)
-    if not report.ran:
-        report = reaper.reap(lock="all", lock_for=config.reap_interval)
+    turns = {"full": config.full_sweep_interval, "all": config.reap_interval}
+    turn = reaper.database.take_turn(turns)
+    report = reaper.reap(full=turn == "full") if turn else Report(ran=False)
     if report.ran:
         with report.surviving("the notes for status and metrics"):
             note(reaper, report)

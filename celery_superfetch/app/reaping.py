@@ -36,7 +36,8 @@ class ReapTask(Task):
             from ..store.registry import Registry
 
             database = database_of(self.app, client)
-            wanted = Registry(database).anybody() and database.take_turn(LOCK_SENT, WAITS)
+            sent = {LOCK_SENT: WAITS}
+            wanted = Registry(database).anybody() and bool(database.take_turn(sent))
         if not wanted:
             return None
         try:

@@ -82,7 +82,7 @@ class Reaper(Structure):
         else all; ``full``: look for private lists that no registry knows, too (SCAN); ``dry_run``:
         change nothing; ``lock``: a name by which one pass in ``lock_for`` seconds is enough."""
         started, report = monotonic(), Report(dry_run=dry_run)
-        if lock and not self.database.take_turn(lock, lock_for):
+        if lock and not self.database.take_turn({lock: lock_for}):
             report.ran = False
             return report
         if full:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from redis import Redis
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from .wire.permissions import Refused
     from .wire.scripts import Scripts
 
-ASK_AGAIN = 60.0  # seconds after which a turn that another has for longer is asked for again
-
 
 class Database:
     """A client (a plain one, not kombu's prefixing one) with the options of whoever uses it."""
@@ -27,8 +24,6 @@ class Database:
         self.client = client
         self.config = config
         self.keys = Keys(config.global_keyprefix)
-        #: Scope of a long turn -> when it is asked for again (monotonic s).
-        self._refused: dict[str, float] = {}
 
     @cached_property
     def scripts(self) -> Scripts:
@@ -51,16 +46,11 @@ class Database:
     def check_writable(self) -> None:
         check_writable(self.client)
 
-    def take_turn(self, scope: str, seconds: float) -> bool:
-        """Whether it is the caller's turn; nobody else has one for so many seconds."""
-        now = monotonic()
-        if now < self._refused.get(scope, 0.0):
-            return False
-        ms = max(1, int(seconds * 1000))
-        ours = bool(self.scripts.run("lock", [self.keys.lock(scope)], [ms]))
-        if not ours and seconds > ASK_AGAIN:
-            self._refused[scope] = now + ASK_AGAIN
-        return ours
+    def take_turn(self, turns: Mapping[str, float]) -> str:
+        """The first of some scopes in which it is the caller's turn, "" for none; nobody else has
+        one there for so many seconds."""
+        ms = [max(1, int(seconds * 1000)) for seconds in turns.values()]
+        return ["", *turns][self.scripts.run("lock", [*map(self.keys.lock, turns)], ms)]
 
     def end_turn(self, scope: str) -> None:
         self.client.delete(self.keys.lock(scope))

@@ -1,11 +1,14 @@
--- Takes a lock that is never released: it expires.
--- KEYS: the lock
--- ARGV: ms it holds
--- Returns: 1 when this call took it, else 0
+-- Takes the first of some locks that is free. None is ever released: it expires.
+-- KEYS: the locks
+-- ARGV: ms that each of them holds
+-- Returns: the number of the lock that this call took, 0 for none
 -- Crash: the lock expires by itself.
-local lock = KEYS[1]
-if redis.call('EXISTS', lock) == 1 then return 0 end
--- The removal first: a server over its memory limit allows what follows a write.
-redis.call('DEL', lock)
-redis.call('SET', lock, 1, 'PX', ARGV[1])
-return 1
+for i, lock in ipairs(KEYS) do
+  if redis.call('EXISTS', lock) == 0 then
+    -- The removal first: a server over its memory limit allows what follows a write.
+    redis.call('DEL', lock)
+    redis.call('SET', lock, 1, 'PX', ARGV[i])
+    return i
+  end
+end
+return 0
