@@ -38,24 +38,39 @@ class Job(NamedTuple):
         return f"{envelope.task or unnamed}[{envelope.task_id or digest(self.payload)}]"
 
 
-class Earlier(NamedTuple):
-    """What ended the earlier deliveries of a job, as far as its counters remember."""
+class Counters(NamedTuple):
+    """What ended the earlier deliveries of a job, as far as it is remembered."""
 
-    recoveries: int = 0
     strikes: int | None = None  # None: not recorded, so what the message carries counts
+    recoveries: int = 0
+    #: Earlier recoveries, oldest first: owner, reason, strike ("exact", "suspect" or ""), at
+    #: (server s).
+    history: tuple[Mapping[str, Any], ...] = ()
+    #: It is on probation until it is settled: it runs with nothing beside it.
+    probation: bool = False
     requeues: int = 0
 
+    @classmethod
+    def read(cls, **found: Any) -> Counters:
+        """Some fields as the server has them; what was never counted is None."""
+        as_read: dict[str, Any] = {"history": lambda raw: tuple(json.loads(raw)), "probation": bool}
+        return cls(**{name: as_read.get(name, int)(raw) for name, raw in found.items() if raw})
+
+    def total(self, carried: int) -> int:
+        """Its strikes; ``carried`` are those that its message brings."""
+        return carried if self.strikes is None else self.strikes
+
     def told(self, carried: int) -> dict[str, Any]:
-        """As a task sees it; ``carried`` are the strikes that its message brings."""
-        strikes = carried if self.strikes is None else self.strikes
-        return {**self._asdict(), "strikes": strikes}
+        """As a task sees it."""
+        strikes = self.total(carried)
+        return {"recoveries": self.recoveries, "strikes": strikes, "requeues": self.requeues}
 
 
 class Claimed(NamedTuple):
     """A claimed job and its earlier deliveries; None: nobody remembers any."""
 
     job: Job
-    earlier: Earlier | None = None
+    earlier: Counters | None = None
 
 
 class Carried(NamedTuple):

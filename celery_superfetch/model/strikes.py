@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from .config import Config
-from .job import Envelope, Job, digest
+from .job import Counters, Envelope, Job, digest
 
 
 class Decision(Enum):
@@ -29,20 +29,6 @@ class Blame(Enum):
     SUSPECT = "suspect"
     #: It ran with nothing beside it, or its own pool child was lost.
     EXACT = "exact"
-
-
-@dataclass(frozen=True)
-class Counters:
-    """What is remembered of one job within the strike window."""
-
-    #: None: not recorded, so what the message carries counts.
-    strikes: int | None = None
-    recoveries: int = 0
-    #: Earlier recoveries, oldest first: owner, reason, strike ("exact", "suspect" or ""), at
-    #: (server s).
-    history: tuple[Mapping[str, Any], ...] = ()
-    #: It is on probation until it is settled: it runs with nothing beside it.
-    probation: bool = False
 
 
 class Limits(NamedTuple):
@@ -113,8 +99,8 @@ class Recovery:
     ) -> Recovery:
         """The recovery of ``job`` after ``counters``; ``told``: its reason, app_name and node."""
         limit, carried = limits.strikes(envelope.task), envelope.carried
-        before = carried.strikes if counters.strikes is None else counters.strikes
-        strikes, recoveries = _strikes(before, blame, limit), counters.recoveries + 1
+        strikes = _strikes(counters.total(carried.strikes), blame, limit)
+        recoveries = counters.recoveries + 1
         return cls(
             **told,  # type: ignore[arg-type]
             job=job,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..model.job import digest
-from ..model.strikes import Counters, Decision, Recovery
+from ..model.job import Counters, digest
+from ..model.strikes import Decision, Recovery
 from .database import Database, Structure
 from .dead_jobs import Graveyard
 from .wire.scripts import Call
@@ -31,15 +30,8 @@ class StrikeCounters(Structure):
     def counters(self, digests: Sequence[str]) -> list[Counters]:
         names = [self.keys.recoveries(digest) for digest in digests]
         fields = ("strikes", "recoveries", "history", "probation")
-        return [
-            Counters(
-                None if strikes is None else int(strikes),
-                int(count or 0),
-                tuple(json.loads(history or "[]")),
-                bool(probation),
-            )
-            for strikes, count, history, probation in self.scripts.run("counters", names, fields)
-        ]
+        rows = self.scripts.run("counters", names, fields)
+        return [Counters.read(**dict(zip(fields, row, strict=True))) for row in rows]
 
     def knows(self, payload: bytes) -> bool:
         """Whether a job has been delivered before."""

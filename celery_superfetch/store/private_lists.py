@@ -7,7 +7,7 @@ from itertools import count
 from time import time
 from typing import Any, NamedTuple
 
-from ..model.job import Claimed, Earlier, Job, claim_id, digest
+from ..model.job import Claimed, Counters, Job, claim_id, digest
 from ..model.strikes import Running
 from .database import Database, Structure
 from .wire.clients import LoneConnection
@@ -229,10 +229,8 @@ class PrivateLists(Structure):
         return {id.decode(): name.decode() for id, name in record.items()}
 
 
-def earlier_of(mark: Any) -> Earlier | None:
+def earlier_of(mark: Any) -> Counters | None:
     """Read the mark of a claimed job: 0, or its counts, each of which may be missing."""
     if not isinstance(mark, list):
         return None
-    recoveries, strikes, requeues = mark
-    recorded = None if strikes is None else int(strikes)
-    return Earlier(int(recoveries or 0), recorded, int(requeues or 0))
+    return Counters.read(**dict(zip(("recoveries", "strikes", "requeues"), mark, strict=True)))

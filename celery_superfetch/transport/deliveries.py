@@ -12,7 +12,7 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import object_hook
 from kombu.utils.uuid import uuid
 
-from ..model.job import CARRIED, EARLIER, Carried, Claimed, Earlier, Job
+from ..model.job import CARRIED, EARLIER, Carried, Claimed, Counters, Job
 from ..owner.in_flight.jobs import State
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Delivery(dict[str, Any]):
         if again:
             headers["redelivered"] = True
         if again or strikes:
-            headers[EARLIER] = (claimed.earlier or Earlier()).told(strikes)
+            headers[EARLIER] = (claimed.earlier or Counters()).told(strikes)
 
     @property
     def is_open(self) -> bool:

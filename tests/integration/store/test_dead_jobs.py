@@ -10,8 +10,8 @@ from redis.exceptions import ResponseError
 from celery_superfetch.errors import JobNotFound
 from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import Carried, Earlier, Job, digest
-from celery_superfetch.model.strikes import Counters, Recovery
+from celery_superfetch.model.job import Carried, Counters, Job, digest
+from celery_superfetch.model.strikes import Recovery
 from celery_superfetch.store.announcements import Announcement
 from celery_superfetch.store.dead_jobs import BATCH
 from support.workers.bench import Bench, payload
@@ -177,7 +177,7 @@ def test_strikes_that_a_retried_job_carries_are_forgiven(bench: Bench, owner: Fa
     assert bench.retry(job)
     [again] = bench.claim(bench.owner()).jobs
     assert again.job.payload == raw, "byte for byte"
-    assert again.earlier == Earlier(strikes=0)
+    assert again.earlier == Counters(strikes=0)
     assert bench.recovery(again.job).strikes == 1, "not 3 again at once"
     bench.run(bench.lists.ack([again]))
     assert bench.counters(raw) == Counters()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import Claimed, Earlier, Job, digest
+from celery_superfetch.model.job import Claimed, Counters, Job, digest
 from celery_superfetch.reaper.reaper import TOMBSTONE
 from celery_superfetch.store.announcements import Announcement
 from celery_superfetch.store.history import DAYS
@@ -147,7 +147,7 @@ def test_a_job_on_probation_leaves_nothing(bench: Bench) -> None:
     call = bench.lists.claim_alone(owner.owner, "mail")
     bench.run(call)
     job = Job(owner.owner, "mail", ONE, call.args[-1])
-    bench.run(bench.lists.ack([Claimed(job, Earlier(1))]))
+    bench.run(bench.lists.ack([Claimed(job, Counters(recoveries=1))]))
     assert bench.registry.leave(owner, 0) == 0
     is_left(bench)
 

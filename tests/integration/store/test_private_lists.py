@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_superfetch.model.job import Claimed, Earlier, Job, digest
+from celery_superfetch.model.job import Claimed, Counters, Job, digest
 from celery_superfetch.store.private_lists import CLAIM_BYTES, Claims
 from support.workers.bench import Bench, payload
 
@@ -109,7 +109,7 @@ def test_what_a_blocking_read_brought_is_confirmed_or_not(bench: Bench) -> None:
     brought = [Job(owner.owner, "mail", raw) for raw in (b"mine", b"taken away", b"counted")]
     bench.push("mail", b"next")
     claims = bench.claim(owner, most=1, confirm=brought)
-    counted = Claimed(brought[2], Earlier(recoveries=1))
+    counted = Claimed(brought[2], Counters(recoveries=1))
     assert claims.confirmed == [Claimed(brought[0]), None, counted]
     assert names(claims) == [b"next"]
 
@@ -121,7 +121,7 @@ def test_a_job_that_was_delivered_before_is_marked(bench: Bench) -> None:
     bench.run(bench.lists.requeue([first.job], "front", 0))
     bench.push("mail", b"2")
     again, other = bench.claim(owner).jobs
-    assert (again.job.payload, again.earlier) == (b"1", Earlier(requeues=1))
+    assert (again.job.payload, again.earlier) == (b"1", Counters(requeues=1))
     assert (other.job.payload, other.earlier) == (b"2", None)
     assert (bool(again.earlier), bool(other.earlier)) == (True, False)
 
@@ -164,8 +164,8 @@ def test_acks_of_all_kinds_and_a_start_go_together(bench: Bench) -> None:
     counters = [bench.keys.recoveries(digest(raw)) for raw in (b"1", b"9")]
     for key in counters:
         bench.client.hset(key, "strikes", 1)
-    known = Claimed(first.job, Earlier(strikes=1))
-    gone = Claimed(Job(owner.owner, "mail", b"9", "ff"), Earlier(strikes=1))
+    known = Claimed(first.job, Counters(strikes=1))
+    gone = Claimed(Job(owner.owner, "mail", b"9", "ff"), Counters(strikes=1))
     call = bench.lists.ack([gone, plain, known], {next.job: digest(b"3")})
     assert bench.run(call) == [1]
     assert bench.private(owner) == [b"3"]
@@ -197,7 +197,7 @@ def test_an_ack_that_finds_nothing_clears_no_counters(bench: Bench) -> None:
     """The job is somebody else's by now, and so is its history."""
     counters = bench.keys.recoveries(digest(b"1"))
     bench.client.hset(counters, "strikes", 2)
-    gone = Claimed(Job("h|1|n", "mail", b"1"), Earlier(strikes=2))
+    gone = Claimed(Job("h|1|n", "mail", b"1"), Counters(strikes=2))
     assert bench.run(bench.lists.ack([gone])) == [1]
     assert bench.client.hgetall(counters) == {b"strikes": b"2"}
 

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import Earlier, Job, digest
-from celery_superfetch.model.strikes import Blame, Counters
+from celery_superfetch.model.job import Counters, Job, digest
+from celery_superfetch.model.strikes import Blame
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
@@ -163,7 +163,7 @@ def test_a_recovered_job_is_delivered_as_a_redelivered_one(bench: Bench) -> None
     recover(bench, reaped(bench, JOB), [JOB])
     [claimed] = bench.claim(bench.owner()).jobs
     assert claimed.job.payload == JOB, "byte for byte"
-    assert claimed.earlier == Earlier(recoveries=1, strikes=1)
+    assert claimed.earlier == Counters(recoveries=1, strikes=1)
 
 
 def test_the_expiry_of_the_queue_is_renewed(bench: Bench) -> None:

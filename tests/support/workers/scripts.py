@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest import mock
 
-from celery_superfetch.model.job import Claimed, Earlier, Job, digest
+from celery_superfetch.model.job import Claimed, Counters, Job, digest
 from celery_superfetch.store.dead_jobs import Graveyard
 from celery_superfetch.store.unacked import Delivery, StockJob, Unacked
 from celery_superfetch.store.wire.scripts import Call, Scripts
@@ -39,7 +39,7 @@ def ack(bench: Bench) -> Case:
     owner = bench.owner()
     one, two = (claimed.job for claimed in bench.claimed(owner, ONE, TWO))
     bench.run(bench.lists.hold([two]))
-    jobs = [Claimed(one, Earlier(1)), Claimed(two, Earlier(1))]
+    jobs = [Claimed(one, Counters(recoveries=1)), Claimed(two, Counters(recoveries=1))]
     starting = {Job(owner.owner, "mail", b"next", "77"): "digest"}
     return Case(bench.lists.ack(jobs, starting, {two}), settles=True)
 
