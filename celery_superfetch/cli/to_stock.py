@@ -102,9 +102,9 @@ class GiveBack:
         # Heard since: what was dead is not, and what is forced is asked again.
         again = (self.registry.last_heard(owner) or 0 for _ in range(TRIES))
         scores = [score] if verdict.dead else again
-        if report.dry_run:
-            report.owners[owner] = reason
-        elif any(self.registry.mark(facts, heard, TOMBSTONE, reason) for heard in scores):
+        if report.dry_run or any(
+            self.registry.mark(facts, heard, TOMBSTONE, reason) for heard in scores
+        ):
             report.owners[owner] = reason
         elif not verdict.dead and self.registry.last_heard(owner) is not None:
             report.errors += 1

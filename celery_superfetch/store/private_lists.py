@@ -80,13 +80,16 @@ class PrivateLists(Structure):
     ) -> Claims:
         if reply is None:
             return Claims(registered=False)
-        started, rows, marks, errors = reply
+        started, rows, *more = reply
         owner, ids = call.args[0], iter(call.args[9 + 3 * len(confirm) :])
         jobs = []
         for at in range(0, len(rows), 3):
             number, payload, mark = rows[at : at + 3]
             job = Job(owner, lists[number - 1], payload, next(ids, None) or self._claim_id())
             jobs.append(Claimed(job, earlier_of(mark)))
+        if not more:
+            return Claims(True, jobs, started=jobs[:started])
+        marks, errors = more
         confirmed = [
             None if mark == -1 else Claimed(job, earlier_of(mark))
             for job, mark in zip(confirm, marks, strict=True)

@@ -7,9 +7,10 @@
 --       prefix of the private lists, lists to take from in turn, number of jobs to start, number
 --       of jobs to confirm, then list number, payload and claim id of each of those, then a claim
 --       id for each new job to start
--- Returns: nil when the owner is not registered; or {started, jobs, marks, errors}: the number of
---       jobs that were recorded as running (the first of those confirmed, then of the new ones),
---       {list number, payload, mark, ...}, the mark of each confirmed job, {list number, text, ...}. A mark is -1 (no longer the caller's), 0 (has
+-- Returns: nil when the owner is not registered; or {started, jobs} or, where there is more to say,
+--       {started, jobs, marks, errors}: the number of jobs that were recorded as running (the first
+--       of those confirmed, then of the new ones), {list number, payload, mark, ...}, the mark of
+--       each confirmed job, {list number, text, ...}. A mark is -1 (no longer the caller's), 0 (has
 --       no counters) or {recoveries, strikes, requeues}
 -- Crash: the jobs are in the private lists of a registered owner, and some recorded as running
 --       that have not begun. A lost reply is found there by the caller, or by the reaper after
@@ -94,4 +95,5 @@ for first = 1, count, turn do
     end
   end
 end
+if confirm + #errors == 0 then return {started, jobs} end
 return {started, jobs, marks, errors}
