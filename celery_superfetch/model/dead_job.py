@@ -39,16 +39,14 @@ class DeadJob:
     task: str | None
     task_id: str | None
     app_name: str
-    #: Celery's name of its last owner; empty outside Celery.
-    node: str
+    node: str  # Celery's name of its last owner; empty outside Celery
     owner: str
     strikes: int
     recoveries: int
     #: Its recoveries, oldest first, its death last: owner, reason, strike, at (server s) and,
     #: where it is known, status (the exit status).
     history: tuple[Mapping[str, Any], ...] = ()
-    #: Time of death in server ms.
-    died_at: int = 0
+    died_at: int = 0  # time of death in server ms
 
     @property
     def parsed(self) -> bool:
@@ -144,16 +142,11 @@ class DeadFilter:
         BadFilter: a condition is empty, or no job could meet them all.
     """
 
-    #: The task's name; ``*`` stands for anything, ``?`` for one character.
-    task: str | None = None
-    #: The queue's name, for all of its priority steps; likewise.
-    queue: str | None = None
-    #: A part of the reason, in any case.
-    reason: str | None = None
-    #: Seconds since the time of death, at least ...
-    older_than: float | None = None
-    #: ... and at most.
-    newer_than: float | None = None
+    task: str | None = None  # the task's name; ``*`` stands for anything, ``?`` for one character
+    queue: str | None = None  # the queue's name, for all of its priority steps; likewise
+    reason: str | None = None  # a part of the reason, in any case
+    older_than: float | None = None  # seconds since the time of death, at least ...
+    newer_than: float | None = None  # ... and at most
 
     def __post_init__(self) -> None:
         older, newer = self.older_than, self.newer_than

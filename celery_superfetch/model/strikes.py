@@ -23,19 +23,15 @@ class Decision(Enum):
 class Blame(Enum):
     """Whether a recovery counts against its job."""
 
-    #: It did not run, or its worker had been told to stop.
-    NONE = ""
-    #: It ran when its owner died, and so did others.
-    SUSPECT = "suspect"
-    #: It ran with nothing beside it, or its own pool child was lost.
-    EXACT = "exact"
+    NONE = ""  # it did not run, or its worker had been told to stop
+    SUSPECT = "suspect"  # it ran when its owner died, and so did others
+    EXACT = "exact"  # it ran with nothing beside it, or its own pool child was lost
 
 
 class Limits(NamedTuple):
     #: Name of a task -> its strike limit; None for never killed.
     strikes: Callable[[str | None], int | None]
-    #: Recoveries, strikes or not, after which a job goes on probation.
-    recoveries: int
+    recoveries: int  # recoveries, strikes or not, after which a job goes on probation
 
     @classmethod
     def of(cls, config: Config) -> Limits:
@@ -48,12 +44,10 @@ class Running(NamedTuple):
 
     #: Digests of the jobs that ran; one that has had its strike counts, without its name.
     digests: tuple[str, ...] = ()
-    #: Digest -> claim id.
-    claim_ids: Mapping[str, str] = MappingProxyType({})
+    claim_ids: Mapping[str, str] = MappingProxyType({})  # digest -> claim id
     #: The one on probation that had the process for itself, even if it had not begun.
     alone: str = ""
-    #: The process had been told to stop.
-    stopping: bool = False
+    stopping: bool = False  # the process had been told to stop
     #: How many ran when it was taken for dead, where that was noted; some may be settled since.
     at_death: int = 0
 
@@ -63,28 +57,20 @@ class Recovery:
     """One job that is about to be recovered; the counters include this time."""
 
     job: Job
-    #: Why its owner lost it.
-    reason: str
-    #: Name of the owner's Celery app; empty outside Celery.
-    app_name: str
-    #: Whether this recovery counts against the job.
-    blame: Blame
+    reason: str  # why its owner lost it
+    app_name: str  # name of the owner's Celery app; empty outside Celery
+    blame: Blame  # whether this recovery counts against the job
     strikes: int
     recoveries: int
-    #: Celery's name of the owner; empty outside Celery, and where nobody noted it.
-    node: str = ""
+    node: str = ""  # Celery's name of the owner; empty outside Celery, and where nobody noted it
     history: tuple[Mapping[str, Any], ...] = ()
-    #: Strikes at which it is killed; None for never.
-    limit: int | None = None
-    #: It goes on probation, or stays there, if it is recovered.
-    probation: bool = False
+    limit: int | None = None  # strikes at which it is killed; None for never
+    probation: bool = False  # it goes on probation, or stays there, if it is recovered
     #: Celery's names for it; None where the payload does not say.
     task: str | None = None
     task_id: str | None = None
-    #: False: it is no message, or none that can be received.
-    parsed: bool = True
-    #: It has been recovered already, and was spared.
-    counted: bool = False
+    parsed: bool = True  # False: it is no message, or none that can be received
+    counted: bool = False  # it has been recovered already, and was spared
 
     @classmethod
     def of(

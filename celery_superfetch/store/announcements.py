@@ -25,16 +25,11 @@ class Announcement(Structure):
     that is empty, by a process that is none. Each step raises TakenOver where it is done, another
     has the right, or its pause is not over."""
 
-    #: Time of death in server ms.
-    died_at = 0
-    #: Tries that ended with their process, and this one.
-    tries = 0
-    #: Seconds for which it was left alone after the last try, which failed.
-    pause = 0.0
-    #: What was noted of chord and chain: "" (not begun), "begun" or "done".
-    chord = ""
-    #: Whether ``job_killed`` was sent.
-    told = False
+    died_at = 0  # time of death in server ms
+    tries = 0  # tries that ended with their process, and this one
+    pause = 0.0  # seconds for which it was left alone after the last try, which failed
+    chord = ""  # what was noted of chord and chain: "" (not begun), "begun" or "done"
+    told = False  # whether ``job_killed`` was sent
 
     def __init__(self, database: Database, id: str, owner: str = "") -> None:
         super().__init__(database)

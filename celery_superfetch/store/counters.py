@@ -16,8 +16,7 @@ class Outcome(NamedTuple):
     recovery: Recovery
     #: ``ok``; ``unmarked``, ``moved`` or ``recounted`` where the decision held no longer; an error.
     answer: bytes | Exception
-    #: Its id in the dead set, if it was killed.
-    dead_id: bytes = b""
+    dead_id: bytes = b""  # its id in the dead set, if it was killed
 
 
 class StrikeCounters(Structure):

@@ -28,8 +28,7 @@ class Counts(NamedTuple):
     #: (``recovered``, ``killed``, ``requeued`` or ``ownership_lost``, queue list, task) -> jobs.
     #: What was one too many is under an empty task, and beyond that under an empty list.
     jobs: dict[tuple[str, str, str], int]
-    #: ``number``, ``ms``, ``owners`` and ``errors`` of all passes.
-    passes: dict[str, int]
+    passes: dict[str, int]  # ``number``, ``ms``, ``owners`` and ``errors`` of all passes
     #: Upper bound (s; the last one is infinite) -> recoveries that took no longer.
     recoveries: dict[float, int]
     recovery_seconds: float

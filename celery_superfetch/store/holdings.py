@@ -32,10 +32,8 @@ class Holding:
     """How many jobs one owner has in flight."""
 
     running: int = 0
-    #: Claimed, and not begun.
-    reserved: int = 0
-    #: Waiting in the worker's memory for their time: ETA, countdown, or a retry's.
-    eta: int = 0
+    reserved: int = 0  # claimed, and not begun
+    eta: int = 0  # waiting in the worker's memory for their time: ETA, countdown, or a retry's
     #: Queue list -> how many from there are in its private list, and how many are held aside.
     lists: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
 

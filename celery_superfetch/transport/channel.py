@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError, RedisError
 
 from ..model.config import LONGEST, Config
 from ..store.database import Database
-from ..store.wire.connections import NotServed, Params, leading_home, named, patient
+from ..store.wire.connections import NotServed, Params, leading_home, ours
 from ..store.wire.slots import Slot, slot_of
 from .fetch.queue_lists import QueueLists
 
@@ -72,7 +72,7 @@ class Channel(redis.Channel):
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         params: dict[str, Any] = super()._connparams(asynchronous)
-        return patient(named(leading_home(params, self._slot(params))))
+        return ours(leading_home(params, self._slot(params)))
 
     def _slot(self, params: Params) -> Slot | None:
         """The slot of our prefix, should this be a cluster: whoever is named knows its others."""

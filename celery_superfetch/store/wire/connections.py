@@ -190,19 +190,16 @@ def without_retries(params: Params) -> dict[str, Any]:
     return {**kept, "retry_on_timeout": False}
 
 
-def patient(params: Params) -> dict[str, Any]:
-    """Arguments of a connection that waits, but not for ever, where the user set no limit."""
+def ours(params: Params) -> dict[str, Any]:
+    """Arguments of a connection that waits, but not for ever, where the user set no limit, and by
+    which redis-py says who we are, to a server that knows the command."""
     names = ["socket_timeout"] if "path" in params else ["socket_timeout", "socket_connect_timeout"]
-    return {**params, **{name: params.get(name) or REPLY_TIMEOUT for name in names}}
-
-
-def named(params: Params) -> dict[str, Any]:
-    """Parameters by which redis-py says who we are, to a server that knows the command."""
+    own = {**params, **{name: params.get(name) or REPLY_TIMEOUT for name in names}}
     try:
         from redis import DriverInfo
     except ImportError:  # redis-py before 7.1
-        return {**params, "lib_name": f"redis-py({NAME}_v{__version__})"}
-    return {**params, "driver_info": DriverInfo().add_upstream_driver(NAME, __version__)}
+        return {**own, "lib_name": f"redis-py({NAME}_v{__version__})"}
+    return {**own, "driver_info": DriverInfo().add_upstream_driver(NAME, __version__)}
 
 
 def is_ours(client: Mapping[str, Any]) -> bool:

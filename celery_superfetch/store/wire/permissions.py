@@ -41,10 +41,8 @@ OPTIONAL = {
 
 class Refused(NamedTuple):
     required: list[str]
-    #: Command -> what is lost without it.
-    optional: dict[str, str]
-    #: Keys.
-    names: list[str]
+    optional: dict[str, str]  # command -> what is lost without it
+    names: list[str]  # keys
 
 
 def name_of(line: str) -> str:
