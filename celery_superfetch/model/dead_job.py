@@ -69,7 +69,11 @@ class DeadJob:
             "args": args,
             "kwargs": kwargs,
             "history": [
-                {**event, "host": _host(event["owner"]), "time": utc(event["at"])}
+                {
+                    **event,
+                    "host": str(event["owner"] or "").partition("|")[0],
+                    "time": utc(event["at"]),
+                }
                 for event in self.events
             ],
         }
@@ -117,10 +121,6 @@ class DeadJob:
             history=tuple(_event(entry) for entry in record["history"]),
             died_at=died_at,
         )
-
-
-def _host(owner: Any) -> str:
-    return str(owner or "").partition("|")[0]
 
 
 def _event(entry: Any) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from .version import __version__
 
 RETRY_INTERVAL = 1.0  # seconds between two tries while heartbeats fail
 TEXTS = "app", "node", "version", "tasks", "state", "run_id"  # fields that are text
+OTHERS = "heartbeat_interval", "owner_ttl", "connections", "pool", "lists"  # in JSON
 STUCK = "stuck"  # state of an owner whose event loop does not turn, and that is silent until then
 
 
@@ -51,10 +52,8 @@ class Facts:
         return {
             "schema": "1",  # a reader skips what it does not know
             **{name: str(value) for name, value in vars(self.process).items()},
-            "heartbeat_interval": repr(self.heartbeat_interval),
-            "owner_ttl": repr(self.owner_ttl),
             **{name: getattr(self, name) for name in TEXTS},
-            **{name: json.dumps(getattr(self, name)) for name in ("connections", "pool", "lists")},
+            **{name: json.dumps(getattr(self, name)) for name in OTHERS},
         }
 
     @classmethod
