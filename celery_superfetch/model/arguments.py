@@ -9,10 +9,8 @@ MOST_BODY = 1024 * 1024  # bytes of a body that are decoded just to be shown
 
 
 def arguments(payload: bytes) -> tuple[str, str]:
-    """Positional and keyword arguments of a job as text, cut where they are long.
-
-    The sender's own view (``argsrepr``, ``kwargsrepr``: it may hide secrets) comes first.
-    """
+    """Positional and keyword arguments of a job as text, cut where they are long; by the sender's
+    own view (``argsrepr``, ``kwargsrepr``: it may hide secrets) where there is one."""
     message = parse(payload).message
     if message is None:
         return "", ""

@@ -136,11 +136,8 @@ def _event(entry: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class DeadFilter:
-    """Which jobs of the dead set are meant; one without conditions means all of them.
-
-    Raises:
-        BadFilter: a condition is empty, or no job could meet them all.
-    """
+    """Which jobs of the dead set are meant; one without conditions means all of them. BadFilter: a
+    condition is empty, or no job could meet them all."""
 
     task: str | None = None  # the task's name; ``*`` stands for anything, ``?`` for one character
     queue: str | None = None  # the queue's name, for all of its priority steps; likewise

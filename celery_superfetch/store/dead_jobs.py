@@ -34,11 +34,8 @@ RETRY_LOCK = 60_000
 
 
 class DeadJobs(Structure):
-    """Killed jobs (``superfetch:dead``, ``superfetch:dead:jobs``), newest first.
-
-    No command reads or moves more than a batch of them. Wherever jobs are picked, the conditions
-    are those of ``DeadFilter``.
-    """
+    """Killed jobs (``superfetch:dead``, ``superfetch:dead:jobs``), newest first. No command reads
+    or moves more than a batch of them; where jobs are picked, it is by a ``DeadFilter``."""
 
     #: What kombu puts between a queue's name and a priority step, unless it is told otherwise.
     separator = "\x06\x16"
@@ -74,11 +71,8 @@ class DeadJobs(Structure):
         return (job for job in jobs if which.takes(job, self.separator))
 
     def get(self, id: str) -> DeadJob:
-        """One job, by its id or its Celery task id, or the start of either.
-
-        Raises:
-            JobNotFound: no such job, or the name fits several.
-        """
+        """One job, by its id or its Celery task id, or the start of either; JobNotFound: there is
+        none, or more than one."""
         start = id.encode()
         found = self._load([(start, self.client.zscore(self.keys.dead, start) or 0)])
         if not found and id and not FULL_ID.fullmatch(id):
@@ -131,11 +125,9 @@ class DeadJobs(Structure):
         return self.scripts.run_all(calls, errors=True)
 
     def _rows(self, which: DeadFilter | None = None) -> list[tuple[bytes, float]]:
-        """Ids and times of death of all jobs, or of those of the right age, newest first.
-
-        By ZSCAN: what is there from its begin to its end is found, whatever others move
-        meanwhile. By rank, each job that leaves would hide another.
-        """
+        """Ids and times of death of all jobs, or of those of the right age, newest first."""
+        # By ZSCAN: what is there from its begin to its end is found, whatever others move
+        # meanwhile. By rank, each job that leaves would hide another.
         least, most = (which or DeadFilter()).window(self.database.server_time())
         found = self.client.zscan_iter(self.keys.dead, count=IDS)
         rows = {id: score for id, score in found if least <= score <= most}
@@ -175,11 +167,9 @@ class Graveyard(DeadJobs):
         return Call("kill", names, args)
 
     def trim(self) -> tuple[int, int]:
-        """Drop some of what is older than ``dead_ttl`` or more than ``dead_limit``, counted.
-
-        Of this app's jobs and of junk: what another app keeps is for its own options to say.
-        Returns how many were too old and how many too many, with those that kills have dropped.
-        """
+        """Drop some of this app's jobs and of junk (what another app keeps is for its own options
+        to say): how many were older than ``dead_ttl``, and how many more than ``dead_limit``, with
+        those that kills have dropped."""
         overflow = self.keys.dead_overflow(self.config.app_name)
         args = [int(self.config.dead_ttl * 1000), BATCH, *self._caps.values()]
         old, surplus = self.scripts.run("trim", [*self._names, overflow, *self._caps], args)

@@ -51,16 +51,10 @@ def name_of(line: str) -> str:
 
 
 def refused(client: Redis, never: str, keys: Sequence[str]) -> Refused | None:
-    """Ask for each command in a transaction that is never executed: the server checks permissions,
-    and nothing else, as it queues. ``ACL DRYRUN`` would need a permission of its own, and Redis 7.
-
-    Arguments:
-        never: a key of ours that never exists.
-        keys: others that a worker reads and writes.
-
-    Returns:
-        None where not even that may be asked.
-    """
+    """Ask for each command (with ``never``, a key that never exists), and for ``keys``, in a
+    transaction that is never executed: the server checks permissions, and nothing else, as it
+    queues. ``ACL DRYRUN`` would need a permission of its own, and Redis 7. None where not even that
+    may be asked."""
     looks = [
         *((line, never) for line in (*REQUIRED, *OPTIONAL)),
         *(("llen K", key) for key in keys),
