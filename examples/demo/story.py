@@ -172,7 +172,7 @@ class Story:
 
     def held(self) -> int:
         lists = self.registry.facts([self.owner])[self.owner].lists
-        return self.lists.sizes([(self.owner, lists)])[self.owner]
+        return sum(self.lists.size(self.owner, name) for name in lists)
 
     def see_its_jobs_come_back(self, kill: Kill) -> None:
         def cause() -> bytes | None:
