@@ -145,7 +145,7 @@ def tombstones(package: Package, count: int) -> float:
     gone: list[Facts] = [bench.owner(elsewhere(f"gone-{n}"), lists=LISTS) for n in range(count)]
     for facts in gone:
         score = bench.registry.owners()[facts.owner]
-        assert bench.registry.mark(facts.owner, facts.process.host, score, 3600, "gone")
+        assert bench.registry.mark(facts, score, 3600, "gone")
     reaper = package.part("reaper", "Reaper")(client, package.part("config", "Config")())
     reaper.reap()
     began = time.perf_counter()

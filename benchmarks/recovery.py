@@ -39,7 +39,7 @@ from sent import watch_sent
 
 from celery_superfetch.model.config import DEFAULTS
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.store.wire.clients import connection_id, run_id
+from celery_superfetch.store.wire.clients import run_id
 from support.servers.server import Server
 from support.servers.work import noted
 from support.workers.bench import Bench, elsewhere, payload
@@ -167,7 +167,7 @@ def many_owners(
     """Owners on many hosts, some of which died; each of these had some jobs."""
     client = _empty(server)
     bench = Bench(client)
-    here = connection_id(client)
+    here = client.client_id()
     facts = {"run_id": run_id(client), "connections": (here,)}
     for n in range(owners - dead):
         bench.owner(elsewhere(f"host-{n // OWNERS_PER_HOST}", n + 1), **facts)
