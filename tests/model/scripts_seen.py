@@ -72,14 +72,12 @@ class Truth(Known):
             if id != RAN and (value if id == ALONE else id) not in held:
                 del running[id]
 
-    def _register(self, call: Call, reply: Any) -> None:
-        if reply != b"reaped":
-            self.owners.add(call.args[0])
-            self.running[call.args[0]]
-
     def _heartbeat(self, call: Call, reply: Any) -> None:
         owner = call.args[0]
         assert (reply[0] == b"reaped") == (owner in self.reaped)
+        if reply[0] == b"ok" and len(call.keys) == 5:  # it registers
+            self.owners.add(owner)
+            self.running[owner]
         if reply[0] == b"ok" and "stopping" in call.args:
             self.stopping.add(owner)
 
@@ -242,11 +240,11 @@ class Truth(Known):
 
     def _kill(self, call: Call, reply: Any) -> None:
         (payload, marked, seen, name, text), id = call.args[:5], call.args[7]
-        owner, record = self._owner_of(call.keys[9]), json.loads(text)
+        owner, record = self._owner_of(call.keys[10]), json.loads(text)
         ran = self.running[owner].get(id) or ""
         has_struck = bool(marked and id) and ran != name
         if not self._holds(
-            bool(marked), owner, -1 if has_struck else seen, call.keys[1], payload, reply[0]
+            bool(marked), owner, -1 if has_struck else seen, call.keys[8], payload, reply[0]
         ):
             return
         limit = self.limit(payload)
@@ -305,7 +303,7 @@ class Truth(Known):
         assert reply == 1
         assert self.dead[payload]
         self.dead[payload] -= 1
-        self.lists[call.keys[4]][payload] += 1
+        self.lists[call.keys[5]][payload] += 1
         self._clear(payload)
 
 
