@@ -9,7 +9,7 @@ from time import monotonic
 
 from redis.exceptions import RedisError
 
-from ...model.job import Claimed, Earlier, Job
+from ...model.job import Claimed, Counters, Job
 from ...store.wire.clients import run_id
 from .outbox import Outbox
 
@@ -108,7 +108,7 @@ class LostClaims:
         for job in jobs:
             if lately[job.trace] > 0:
                 lately[job.trace] -= 1
-                self.outbox.ack(Claimed(job, Earlier()))
+                self.outbox.ack(Claimed(job, Counters()))
             else:
                 others.append(job)
         return others
