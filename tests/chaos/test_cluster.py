@@ -13,6 +13,7 @@ import celery
 import pytest
 import redis
 
+from celery_superfetch.store.wire import slots
 from support.servers.cluster import Cluster, cluster, is_primary
 from support.servers.database import Database
 from support.servers.ledger import Ledger
@@ -170,3 +171,41 @@ def test_a_killed_worker_s_jobs_come_back(
     assert set(account.doubled) <= ran, account
     eventually(lambda: not there.private_lists())
     assert there.stat("owners_reaped") == 1
+
+
+# -- the controls
+
+
+def test_a_worker_that_does_not_look_for_its_slot_takes_no_job_after_a_failover(
+    worker: Callable[..., Worker],
+    make_app: Callable[..., Any],
+    nodes: Cluster,
+    place: dict[str, Any],
+    ledger: Ledger,
+    there: Database,
+) -> None:
+    home = {**place, "url": nodes.home(PREFIX).url()}
+    worker(pool="threads", concurrency=1, env={"WITHOUT": "slots"}, **home)
+    note = make_app(**place).tasks["shop.note"]
+    note.delay("before")
+    eventually(ledger.finishes)
+    nodes.fail_over(PREFIX)
+    note.delay("after")
+    always(lambda: "after" not in ledger.starts(), during=3)
+    assert there.waiting() == ["after"]
+
+
+def test_a_producer_without_patience_fails_while_a_primary_is_elected(
+    make_app: Callable[..., Any],
+    nodes: Cluster,
+    place: dict[str, Any],
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slots, "PATIENCE", 0.0)
+    with Load(make_app(**place), ledger, every=0.05, retry=True) as load:
+        eventually(lambda: len(load.published) > 3)
+        nodes.crash(PREFIX)
+        sent = len(load.published)
+        eventually(lambda: len(load.published) > sent)
+    assert load.in_doubt

@@ -12,7 +12,7 @@ from support.hosts import Host, namespaces_available
 from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.servers.proxy import FaultProxy
-from support.servers.sentinel import NAME, Replicated, SentinelGroup
+from support.servers.sentinel import NAME, Replicated, SentinelGroup, role
 from support.servers.server import NoServerBinary
 from support.waiting import always, eventually
 from support.workers.load import Load
@@ -28,6 +28,10 @@ BUSY = [pool for pool in POOLS if pool != "solo"]
 #: Where a job runs throughout. Before 5.7 Celery forgets at a reconnect which of its processes
 #: are at work, and lets other jobs wait behind what they run, for as long as it runs.
 HOLDING = [pool for pool in POOLS if pool != "prefork" or celery.VERSION >= (5, 7)]
+
+
+#: Jobs that may run twice, since the replica had not heard of their acks.
+LAG = 3
 
 
 @pytest.fixture
@@ -137,6 +141,41 @@ def test_a_planned_and_an_unplanned_failover_lose_and_double_nothing(
         one.term()
     assert [one.wait_exit() for one in workers.values()] == [0] * len(workers)
     assert there.owners() == []
+
+
+@pytest.mark.parametrize("kind", [Replicated, SentinelGroup], ids=["list", "sentinel"])
+def test_a_primary_that_is_cut_off_for_longer_than_owner_ttl_convicts_nobody(
+    worker: Any, make_app: Any, ledger: Ledger, url: str, start: Any, kind: type[Replicated]
+) -> None:
+    group = start(kind())
+    place = place_of(group, url)
+    # Whoever waits for it gives up before it wakes: its last act may be to take what is sent to it.
+    place["conf"]["broker_transport_options"]["socket_timeout"] = 2
+    fleet(worker, place)
+    app = make_app(**place)
+    with Load(app, ledger, BUSY, name="cut", every=0.05, retry=True) as load:
+        held = [load.hold(pool) for pool in HOLDING]
+        load.wait_progress()
+        there = Database(group.primary.client())
+        owners = {there.owner_of(job) for job in held}
+        group.wait_in_step()
+        before = group.freeze_primary()
+        there = Database(group.promote().client())
+        since = {owner: there.heard(owner) for owner in owners}
+        always(lambda: role(group.primary) == "master", during=float(OPTIONS["owner_ttl"]) + 1)
+        if isinstance(group, SentinelGroup):
+            before.resume()
+            eventually(lambda: role(before) == "slave", message="the Sentinels tell it")
+        else:  # an operator sees to it that it comes back as a replica, or not at all
+            before.kill()
+        for owner, at in since.items():
+            eventually(lambda o=owner, at=at: there.heard(o) > at, message=f"{owner} is heard")
+        load.wait_progress(5)
+        account = load.settle()
+    assert not account.lost, account
+    assert len(account.doubled) <= LAG, account
+    assert there.stat("owners_reaped") == 0
+    eventually(lambda: not there.private_lists(), message="the acks arrived")
 
 
 def test_stock_takes_no_job_after_its_primary_handed_over(

@@ -70,6 +70,8 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
         "2",
         "-subj",
         "/CN=localhost",
+        "-addext",
+        "subjectAltName=DNS:localhost,IP:127.0.0.1",
         "-keyout",
     ]
     subprocess.run([openssl, *request, key, "-out", cert], check=True, capture_output=True)
@@ -77,12 +79,11 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def tls_port(certificate: tuple[Path, Path], fresh_server: Any) -> Iterator[tuple[Server, int]]:
-    """A server behind TLS. The wheels' servers speak none, so this end of it is Python's."""
-    own = fresh_server()
+def behind_tls(certificate: tuple[Path, Path]) -> Iterator[Callable[[Server], int]]:
+    """`behind_tls(server)`: a port. The wheels' servers speak no TLS, so this end is Python's."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*map(str, certificate))
-    listener = socket.create_server(("127.0.0.1", 0))
+    listeners: list[socket.socket] = []
 
     def pump(source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -92,7 +93,7 @@ def tls_port(certificate: tuple[Path, Path], fresh_server: Any) -> Iterator[tupl
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
-    def accept() -> None:
+    def accept(listener: socket.socket, own: Server) -> None:
         with contextlib.suppress(OSError):
             while True:
                 plain, _ = listener.accept()
@@ -102,6 +103,18 @@ def tls_port(certificate: tuple[Path, Path], fresh_server: Any) -> Iterator[tupl
                     for ends in ((client, server), (server, client)):
                         threading.Thread(target=pump, args=ends, daemon=True).start()
 
-    threading.Thread(target=accept, daemon=True).start()
-    yield own, listener.getsockname()[1]
-    listener.close()
+    def begin(own: Server) -> int:
+        listeners.append(socket.create_server(("127.0.0.1", 0)))
+        threading.Thread(target=accept, args=(listeners[-1], own), daemon=True).start()
+        return int(listeners[-1].getsockname()[1])
+
+    yield begin
+    for listener in listeners:
+        listener.close()
+
+
+@pytest.fixture
+def tls_port(behind_tls: Callable[[Server], int], fresh_server: Any) -> tuple[Server, int]:
+    """A server behind TLS."""
+    own = fresh_server()
+    return own, behind_tls(own)

@@ -170,13 +170,13 @@ def whereabouts(client: Redis, prefixes: Iterable[str]) -> list[dict[str, Any]]:
     if untagged := [prefix for prefix in prefixes if not TAGGED.match(prefix)]:
         raise UnsupportedBroker(f"prefix {untagged[0]!r} has no name in braces, as {{shop}}: has")
     try:
-        served: Any = client.cluster("slots")
+        served: Any = client.execute_command("CLUSTER", "SLOTS")
     except ResponseError as exc:
         raise UnsupportedBroker(f"the broker does not say who serves which slot: {exc}") from exc
     found: list[dict[str, Any]] = []
     for prefix in prefixes:
         slot = key_slot(prefix.encode())
-        places = (row["primary"] for (first, last), row in served.items() if first <= slot <= last)
-        node = next((f"{place[0]}:{place[1]}" for place in places), None)
+        places = (primary for first, last, primary, *_ in served if first <= slot <= last)
+        node = next((f"{_host(place[0])}:{place[1]}" for place in places), None)
         found.append({"prefix": prefix, "slot": slot, "node": node})
     return found

@@ -26,6 +26,7 @@ from celery_superfetch.owner.in_flight.outbox import Outbox
 from celery_superfetch.reaper import judge
 from celery_superfetch.store.announcements import Announcement
 from celery_superfetch.store.wire import connections
+from celery_superfetch.transport import channel
 from celery_superfetch.transport.deliveries import QoS
 from celery_superfetch.transport.fetch.probation import Probation
 from celery_superfetch.worker import prefork, start, steps
@@ -214,3 +215,8 @@ def husks() -> None:
         return True
 
     QoS.release = release
+
+
+def slots() -> None:
+    """A connection goes where it is told, whoever serves its slot."""
+    channel.Channel._slot = lambda self, params: None

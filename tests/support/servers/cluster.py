@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import redis
+from redis.exceptions import AskError, ClusterDownError, MovedError
 
 from support.servers.server import Option, Server, free_port
 from support.waiting import eventually
@@ -53,7 +54,8 @@ class Cluster:
     def client(self) -> redis.RedisCluster[Any]:
         """A client of redis-py's own, which follows by itself."""
         node = self.living[0]
-        return redis.RedisCluster(host="127.0.0.1", port=node.port)
+        password = node.options.get("requirepass")
+        return redis.RedisCluster(host="127.0.0.1", port=node.port, password=password)
 
     def slot(self, key: str) -> int:
         return int(self.tell(self.living[0], "KEYSLOT", key))
@@ -61,9 +63,13 @@ class Cluster:
     def home(self, key: str) -> Server:
         """The node that serves the slot of a key, as it says itself."""
         for node in self.living:
-            with suppress(redis.ResponseError):
+            try:
                 node.client().exists(key)
-                return node
+            except (MovedError, ClusterDownError):
+                continue
+            except AskError:  # it leaves this node, which has it to the end of the move
+                pass
+            return node
         raise AssertionError(f"nobody serves the slot of {key}")
 
     def id(self, node: Server) -> str:
@@ -126,7 +132,10 @@ class Cluster:
             self.tell(node, "SETSLOT", slot, "STABLE")
 
     def move(self, key: bytes, source: Server, target: Server) -> None:
-        source.client().execute_command("MIGRATE", "127.0.0.1", target.port, key, 0, 5000)
+        password = target.options.get("requirepass")
+        auth = ["AUTH", password] if password else []
+        where = "127.0.0.1", target.port, key, 0, 5000
+        source.client().execute_command("MIGRATE", *where, *auth)
 
     def end_move(self, slot: int, source: Server, target: Server) -> None:
         for node in (target, source):

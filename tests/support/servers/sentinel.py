@@ -68,8 +68,13 @@ class Replicated:
         """Unplanned: the primary is gone; somebody has to promote a replica."""
         self.primary.kill()
 
+    def freeze_primary(self) -> Server:
+        """It stands still, and is heard by nobody; `promote` comes next. The old primary."""
+        self.primary.pause()
+        return self.primary
+
     def promote(self) -> Server:
-        """What an operator does after `kill_primary`; the new primary."""
+        """What an operator does when the primary is gone; the new primary."""
         heir = next(replica for replica in self.replicas if replica.alive())
         heir.client().execute_command("REPLICAOF", "NO", "ONE")
         return self._wait_for(heir)
@@ -157,6 +162,10 @@ class SentinelGroup(Replicated):
     def kill_primary(self) -> None:
         super().kill_primary()
         self._be(QUICK)
+
+    def freeze_primary(self) -> Server:
+        self._be(QUICK)
+        return super().freeze_primary()
 
     def promote(self) -> Server:
         """Wait for the Sentinels to promote a replica; the new primary."""
