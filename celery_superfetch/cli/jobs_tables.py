@@ -35,7 +35,7 @@ def print_jobs(tables: Tables, found: dict[str, Any], picked: bool, wide: bool) 
 
 
 def _order(job: Mapping[str, Any]) -> int:
-    return STATES.index(job["state"])
+    return 0 if job["stuck"] else STATES.index(job["state"])
 
 
 def _heading(owner: dict[str, Any]) -> str:
@@ -57,6 +57,7 @@ def _shown(tables: Tables, found: dict[str, Any], job: dict[str, Any]) -> dict[s
         claimed = f"{span(max(0.0, -seconds(claimed)))} ago" if claimed else None
         due = None if not due else f"in {span(seconds(due))}" if seconds(due) > 0 else "now"
     return {
+        "state": (f"runs {span(job['stuck'])}", "yellow") if job["stuck"] else job["state"],
         "id": tables.short(job["id"]),
         "task": job["task"] or "(unparseable)",
         "claimed": claimed,

@@ -71,13 +71,14 @@ def _owners(tables: Tables, found: dict[str, Any], wide: bool) -> None:
 
 
 def _owner(row: dict[str, Any]) -> dict[str, object]:
-    alive, stuck = row["verdict"] == "alive", row["state"] == STUCK
+    alive, stuck, long = row["verdict"] == "alive", row["state"] == STUCK, row["stuck"]
     state = row["state"] if alive else f"{row['verdict']}, {STUCK}" if stuck else row["verdict"]
     return {
         **row,
         "node": row["node"] or row["owner"],
         "state": (state, "green" if alive else "bold red"),
         "heard": f"{span(row['heartbeat_age'])} ago",
+        "running": (f"{row['running']}, {len(long)} stuck", "yellow") if long else row["running"],
         "reason": _reason(row),
     }
 

@@ -39,6 +39,11 @@ class Config:
     #: What a worker does with a job of a task that it does not know, which Celery discards: it
     #: goes back while another may know the task, else to the dead set; or there at once.
     unknown_tasks: str = "requeue"
+    #: Seconds that a job may run before it is told of; None: it is not.
+    stuck_after: float | None = None
+    #: Seconds that a job may wait in a busy worker while another of its queue has nothing to do;
+    #: None: for ever.
+    reserved_timeout: float | None = None
     #: Name of the Celery app; ``install`` sets it. Jobs are killed only by their own app.
     app_name: str = ""
     global_keyprefix: str = ""  # kombu's option of the same name
@@ -92,7 +97,7 @@ def check(options: Mapping[str, Any]) -> None:
 
 
 def _wrong_with(kind: str, value: Any) -> str:
-    """What an option of this type must be, where ``value`` is something else."""
+    """What an option of this type must be, where ``value`` is something else, and no default."""
     if kind == "str":
         return "" if isinstance(value, str) else "a string"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -106,5 +111,6 @@ def _wrong_with(kind: str, value: Any) -> str:
 
 #: What is not just any text.
 CHOICES = {"unknown_tasks": ("requeue", "dead", "discard")}
-OPTIONS: dict[str, str] = Config.__annotations__  # names of all options -> the names of their types
+#: Names of all options -> the names of their types.
+OPTIONS = {name: kind.partition(" | ")[0] for name, kind in Config.__annotations__.items()}
 DEFAULTS = {name: getattr(Config, name) for name in OPTIONS}

@@ -13,7 +13,7 @@ from .version import __version__
 
 RETRY_INTERVAL = 1.0  # seconds between two tries while heartbeats fail
 TEXTS = "app", "node", "version", "tasks", "state", "run_id"  # fields that are text
-OTHERS = "heartbeat_interval", "owner_ttl", "connections", "pool", "lists"  # in JSON
+OTHERS = "heartbeat_interval", "owner_ttl", "connections", "pool", "lists", "free", "stuck_jobs"
 STUCK = "stuck"  # state of an owner whose event loop does not turn, and that is silent until then
 
 
@@ -35,6 +35,9 @@ class Facts:
     pool: tuple[tuple[int, str], ...] = ()  # pool processes as ``(pid, start time)``
     #: Queue list -> ms of its x-expires (0: none), each registered before its first claim.
     lists: Mapping[str, int] = field(default_factory=dict)
+    free: int = 0  # jobs that it would begin with at once
+    #: What runs for longer than ``stuck_after``: task, id, digest, and for how long (s).
+    stuck_jobs: tuple[tuple[str, str, str, int], ...] = ()
     registered_at: int = 0
     was: str = ""  # the state before it was marked reaped
 
@@ -88,6 +91,12 @@ class Facts:
                 name.encode(errors="replace").decode(): _read(int, expires, 0)
                 for name, expires in _read(json.loads, text.get("lists"), {}).items()
             },
+            free=_read(int, text.get("free"), 0),
+            stuck_jobs=tuple(
+                (*map(str, job[:3]), _read(int, job[3], 0))
+                for job in _read(json.loads, text.get("stuck_jobs"), [])
+                if isinstance(job, list) and len(job) == 4
+            ),
             registered_at=_read(int, text.get("registered_at"), 0),
         )
 

@@ -11,7 +11,7 @@ from ..reaper.evidence import local_evidence
 from ..store.database import Database
 from ..store.dead_jobs import DeadJobs
 from ..store.registry import Registry
-from .health import Finding, by_queue, held, of_owners, of_passes, of_queues
+from .health import Finding, by_queue, held, of_long_runs, of_owners, of_passes, of_queues
 from .overview import look, queue_rows
 from .words import number, span
 
@@ -69,6 +69,7 @@ def check(
 def _everything(seen: Mapping[str, Any]) -> Answer:
     """The findings that ``status`` begins with; those of its server are not a probe's."""
     found = [one for part in (of_queues, of_owners, of_passes) for one in part(seen)]
+    found += of_long_runs(seen["owners"])
     alive = sum(row["verdict"] == "alive" for row in seen["owners"])
     if not alive:
         text, fix = "no live worker is registered", "start a worker"

@@ -44,6 +44,7 @@ def findings(overview: Mapping[str, Any]) -> list[Finding]:
     found = [
         *of_queues(overview),
         *of_owners(overview),
+        *of_long_runs(overview["owners"]),
         *of_passes(overview),
         *_server(overview["server"]),
         *_dead_set(overview),
@@ -115,6 +116,24 @@ def of_owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
                 f"is gone, {REAP} until it is reaped"
             )
             yield Finding(level, "silent-owner", text, fix)
+
+
+def of_long_runs(owners: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Of ``stuck`` in the rows of owners, by task."""
+    tasks: dict[str, list[tuple[int, str, str]]] = {}
+    for owner in owners:
+        for job in owner["stuck"]:
+            row = job["seconds"], job["id"], owner["node"] or owner["owner"]
+            tasks.setdefault(job["task"], []).append(row)
+    for task, rows in tasks.items():
+        seconds, id, node = max(rows)
+        many = f"{number(len(rows), 'job')} of {task} {'runs' if len(rows) == 1 else 'run'}"
+        text = f"{many} for longer than stuck_after, {id} on {node} for {span(seconds)}"
+        fix = (
+            "see what it waits for (py-spy dump), or end it: `celery -A app superfetch jobs kill "
+            f"--terminate {id}`; a time limit ends such runs by itself"
+        )
+        yield Finding("warning", "stuck-job", text, fix)
 
 
 def of_queues(overview: Mapping[str, Any]) -> Iterator[Finding]:

@@ -137,6 +137,7 @@ class Look:
         owner: Mapping[str, Any] = self.owners[place.owner][0] if place.owner else {}
         run = self.runs.get((place.owner, name))
         claim = claim or run or ""
+        stuck = [long["seconds"] for long in owner.get("stuck", ()) if long["digest"] == name]
         return {
             "id": envelope.task_id or name,
             "task": envelope.task,
@@ -149,6 +150,8 @@ class Look:
             # By the clock of its owner's host; not known of what is only reserved.
             "claimed": utc(claimed_at(claim) if claim else None),
             "due": utc(envelope.eta or None),
+            # For how long (s) it has run, if that is longer than its worker's stuck_after.
+            "stuck": stuck[0] if stuck and run else None,
             "claim_id": claim or None,
             "digest": name,
         }

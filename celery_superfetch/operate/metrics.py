@@ -113,6 +113,7 @@ def families(overview: Mapping[str, Any], counts: Counts) -> Iterator[Metric]:
     yield from _of_jobs(counts, {row["list"]: row["queue"] for row in overview["queues"]})
     for name, text in (
         ("owners_reaped", "Owners that were taken for dead"),
+        ("relieved", "Jobs that went from a busy worker to an idle one (reserved_timeout)"),
         ("dead_dropped", "Jobs that a cap, or their age, dropped from the dead set"),
     ):
         yield _metric(CounterMetricFamily, name, text, counts.totals.get(name, 0))
@@ -153,6 +154,8 @@ def _of_owners(overview: Mapping[str, Any]) -> Iterator[Metric]:
     held["left"] = left["in_flight"]
     text = "Jobs in flight; left: of reaped owners, and not moved yet"
     yield _gauge("in_flight", text, held, ["state"])
+    stuck = Counter(printable(job["task"]) for owner in owners for job in owner["stuck"])
+    yield _gauge("stuck_jobs", "Jobs that run for longer than stuck_after", stuck, ["task"])
 
 
 def _of_queues(rows: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:

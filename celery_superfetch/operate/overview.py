@@ -125,6 +125,11 @@ def owner_rows(
             "pid": facts.process.pid,
             "heartbeat_age": age,
             "queues": sorted(facts.lists),
+            # What runs for longer than its stuck_after, and for how long.
+            "stuck": [
+                {"task": task, "id": id, "digest": name, "seconds": seconds + int(age)}
+                for task, id, name, seconds in facts.stuck_jobs
+            ],
             "verdict": word,
             "reason": reason,
         }

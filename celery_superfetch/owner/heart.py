@@ -50,6 +50,8 @@ class Heart:
         self.in_flight = InFlight(Database(self.client, config), runner)
         #: What the registry was told last; has no name while this process is not registered.
         self.facts = Facts.mine("", ProcessImage.current(), config)
+        #: As in ``Facts``; whoever knows the runs writes it.
+        self.stuck_jobs: tuple[tuple[str, str, str, int], ...] = ()
         #: What another thread has to do, since it may take long.
         self.overdue: deque[Callable[[], object]] = deque()
         #: Who is silent, as this process saw it by its own heartbeats.
@@ -113,6 +115,8 @@ class Heart:
             # None where the server does not tell our own: they say nothing then.
             connections=tuple(sorted({id, *self.blocking}) if id else ()),
             pool=tuple(runner.pids()),
+            free=max(0, runner.free()),
+            stuck_jobs=self.stuck_jobs,
         )
 
     def register(

@@ -41,6 +41,10 @@ class History(Structure):
     def lost(self, job: Job) -> None:
         self.scripts.run("lost", [self.keys.stats], [job.queue_list, job.payload])
 
+    def relieved(self, jobs: int) -> None:
+        """Count jobs that went from a busy worker to an idle one."""
+        self.client.hincrby(self.keys.stats, "relieved", jobs)
+
     def died(self, **death: Any) -> None:
         """Remember the death of an owner; those that are too old, or too many, go."""
         now = self.database.server_time()

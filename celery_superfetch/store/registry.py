@@ -98,6 +98,15 @@ class Registry(Structure):
             for name, row in zip(names, rows, strict=True)
         }
 
+    def well(self) -> list[Facts]:
+        """Of the owners those that are heard, and are not about to stop."""
+        scores, now = self.owners(), self.database.server_time()
+        return [
+            facts
+            for owner, facts in self.facts(scores).items()
+            if facts.state == "running" and now - scores[owner] < facts.owner_ttl * 1000
+        ]
+
     def mark(self, facts: Facts, score: int, tombstone: float, reason: str) -> bool:
         """Mark an owner reaped unless it was heard since ``score``; for ``tombstone`` seconds its
         lists are drained again, for claims that land late."""

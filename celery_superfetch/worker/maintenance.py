@@ -19,6 +19,7 @@ from ..model.verdict import MISSED_HEARTBEATS, judge
 from ..owner.membership import Membership, memberships
 from ..reaper.evidence import local_evidence
 from ..reaper.report import Report
+from .long_jobs import Relief, note_stuck
 
 logger = get_logger(__name__)
 
@@ -68,9 +69,11 @@ class Rounds:
         self._facts: dict[str, Facts] = {}
         self._next_pass = 0.0
         self._next_look: dict[str, float] = {}
+        self._relief = Relief(membership)
 
     def go(self, now: float) -> None:
         """One round; when the broker cannot be asked, it raises RedisError and convicts nobody."""
+        note_stuck(self.membership)
         # All workers see a death, or a silence, in the same second: hence the locks.
         if self._sees_death():  # others may have died with it
             self._reap(self._neighbours(), f"host:{ProcessImage.current().host}")
@@ -79,6 +82,7 @@ class Rounds:
         if now >= self._next_pass:
             self._next_pass = now + self.reaper.config.reap_interval
             self.note(scheduled_pass(self.reaper))
+        self._relief.go(now)
 
     def _reap(self, owners: list[str], lock: str) -> None:
         self.note(self.reaper.reap(owners, lock=lock, lock_for=LOOK_INTERVAL / 2))

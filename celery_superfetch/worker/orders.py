@@ -14,8 +14,7 @@ from celery.worker.control import control_command
 
 from ..app.announcer import announcements_of
 from ..app.orders import COMMAND
-from ..model.job import Job, digest
-from ..owner.in_flight.in_flight import InFlight
+from ..model.job import Job, digest, parse
 from ..owner.in_flight.jobs import State
 from ..owner.membership import Membership, memberships
 from ..transport.channel import Channel
@@ -36,6 +35,10 @@ RUNS = "it runs: `jobs kill --terminate` ends it; when its worker is stopped it 
 ALONE = "it is on probation and has its worker for itself: when that is stopped it goes back"
 DUE = (
     "it waits for its time, and keeps no place from others: `jobs kill` takes it out; when its "
+    "worker is stopped it goes back"
+)
+LIMITED = (
+    "its task has a rate limit here, for which it may wait: `jobs kill` takes it out; when its "
     "worker is stopped it goes back"
 )
 
@@ -73,26 +76,22 @@ def _tried(
     why = GONE
     for job in copies:
         try:
-            return {"ok": order(membership, job, **how)}
+            done = order(membership, job, **how)
         except Refused as exc:
             why = str(exc)
+        else:
+            logger.info("Job %s was taken from its place by an operator.", job.title)
+            return {"ok": done}
     return {"error": why}
 
 
 def release(membership: Membership, job: Job) -> dict[str, Any]:
     """Give back to the front of its queue what waits here for its turn."""
-    in_flight = membership.in_flight
-    with in_flight.lock:
-        if job == in_flight.jobs.alone:
-            raise Refused(ALONE)
-        _check(in_flight, job)
-        if in_flight.jobs.runs(job):
-            raise Refused(RUNS)
-        if job in in_flight.aside or job in in_flight.moves:
-            raise Refused(DUE)
+    with membership.in_flight.lock:
+        if why := why_not(membership, job):
+            raise Refused(why)
         if not any(channel.qos.release(job) for channel in channels_of(membership.runner.worker)):
             raise Refused(BEGUN)
-    logger.info("Job %s goes back to its queue: an operator has released it.", job.title)
     return {}
 
 
@@ -101,7 +100,8 @@ def kill(membership: Membership, job: Job, terminate: bool = False) -> dict[str,
     in_flight, worker = membership.in_flight, membership.runner.worker
     request = None
     with in_flight.lock:
-        _check(in_flight, job)
+        if why := _not_ours(in_flight.jobs.get(job)):
+            raise Refused(why)
         if in_flight.jobs.runs(job):
             if not terminate:
                 raise Refused("it runs: --terminate ends it, as Celery's revoke does")
@@ -120,12 +120,24 @@ def kill(membership: Membership, job: Job, terminate: bool = False) -> dict[str,
     return {"dead_id": dead.id}
 
 
-def _check(in_flight: InFlight, job: Job) -> None:
-    state = in_flight.jobs.get(job)
+def why_not(membership: Membership, job: Job) -> str:
+    """Why a job is not to be released; empty where it waits for nothing but a slot."""
+    in_flight, worker = membership.in_flight, membership.runner.worker
+    if why := _not_ours(in_flight.jobs.get(job)):
+        return why
+    if job == in_flight.jobs.alone:
+        return ALONE
+    if in_flight.jobs.runs(job):
+        return RUNS
+    if job in in_flight.aside or job in in_flight.moves:
+        return DUE
+    return LIMITED if worker.consumer.task_buckets.get(parse(job.payload).task) else ""
+
+
+def _not_ours(state: State | None) -> str:
     if state in (None, State.RETURNING, State.SETTLED):
-        raise Refused(GONE)
-    if state is State.GATHERED:
-        raise Refused(BEGUN)
+        return GONE
+    return BEGUN if state is State.GATHERED else ""
 
 
 def memberships_of(worker: Any) -> list[Membership]:

@@ -208,13 +208,5 @@ class UnknownTasks:
 
 
 def _others(membership: Membership) -> list[Facts]:
-    registry = Registry(membership.database)
-    scores, now = registry.owners(), membership.database.server_time()
     mine = membership.heart.facts.tasks
-    return [
-        facts
-        for owner, facts in registry.facts(scores).items()
-        if facts.tasks != mine
-        and facts.state == "running"
-        and now - scores[owner] < facts.owner_ttl * 1000
-    ]
+    return [facts for facts in Registry(membership.database).well() if facts.tasks != mine]

@@ -168,6 +168,31 @@ def test_a_solo_worker_does_not_answer_while_it_runs_and_leaves_it_undone(
     assert not db.dead()
 
 
+def test_what_waits_for_its_rate_limit_is_in_no_line_and_may_be_killed(
+    worker: Any, cli: Any, shop: Any, ledger: Ledger, db: Database
+) -> None:
+    limited = {"task_annotations": {"shop.note": {"rate_limit": "1/h"}}}
+    worker(options=ALONE, conf=limited)
+    shop.note.delay("first")
+    eventually(lambda: ledger.finishes().get("first"))
+    second = shop.note.delay("second")
+    eventually(lambda: states(cli) == {second.id: "reserved"}, every=0.1)
+    assert "rate limit" in cli("jobs", "release", second.id, code=1).err
+    cli("jobs", "kill", "--yes", second.id)
+    assert [dead["task_id"] for dead in db.dead()] == [second.id]
+    eventually(lambda: not db.held())
+    assert ledger.runs() == {"first": 1}
+
+
+def test_what_is_on_probation_is_nobodys(cli: Any, shop: Any, client: Any) -> None:
+    suspect = shop.note.delay("suspect")
+    client.rename("celery", "superfetch:probation:celery")
+    client.sadd("superfetch:probation", "celery")
+    assert states(cli) == {suspect.id: "probation"}
+    for command in (["release"], ["kill", "--yes"]):
+        assert "no worker has it" in cli("jobs", *command, suspect.id, code=1).err
+
+
 def test_a_dead_worker_and_one_that_does_not_know_the_order(
     busy: Any, cli: Any, worker: Any
 ) -> None:

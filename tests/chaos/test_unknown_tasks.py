@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import sha1
 from typing import Any
 
 import pytest
@@ -18,11 +19,14 @@ from support.workers.cli import Result
 NEW = "shop.build"
 
 
+@pytest.mark.parametrize(
+    ("pool", "other"), [("prefork", "threads"), ("gevent", "solo"), ("solo", "gevent")]
+)
 def test_they_go_to_who_knows_them_and_hold_up_no_others(
-    worker: Any, app: Celery, ledger: Ledger, db: Database
+    worker: Any, app: Celery, ledger: Ledger, db: Database, pool: str, other: str
 ) -> None:
-    old = worker(name="old", concurrency=1, args=["--prefetch-multiplier=1"])
-    new = worker(name="new", app="builder", pool="threads")
+    old = worker(name="old", pool=pool, concurrency=1, args=["--prefetch-multiplier=1"])
+    new = worker(name="new", app="builder", pool=other)
     jobs = [f"n{n}" for n in range(10)]
     for job in jobs:
         app.send_task(NEW, (job,))
@@ -57,6 +61,37 @@ def test_what_nobody_knows_is_in_the_dead_set_and_comes_back_with_who_knows_it(
     assert "Put back" in cli("dead", "retry", sent.id, "--to", "new").out
     assert app.AsyncResult(sent.id).get(timeout=20) == "a"  # the other remembers its failure
     assert ledger.runs() == {"a": 1}
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+def test_one_may_be_told_to_bury_them_at_once(
+    worker: Any, app: Celery, make_app: Callable[..., Celery], db: Database, pool: str
+) -> None:
+    old = worker(pool=pool, options={"unknown_tasks": "dead"}, concurrency=1)
+    sent = make_app().send_task(NEW, ("a",))
+    with pytest.raises(NotRegistered):
+        sent.get(timeout=20)
+    [dead] = db.dead()
+    assert dead["reason"] == f"task '{NEW}' is not registered; unknown_tasks is 'dead'"
+    eventually(lambda: not db.held())
+    assert old.alive()
+
+
+def test_it_ends_where_all_give_it_to_each_other(
+    worker: Any, app: Celery, db: Database, client: Any
+) -> None:
+    """Each of two workers has a task that the other lacks, and neither has this one."""
+    worker(name="one", app="stuck"), worker(name="two")
+    app.send_task(NEW, ("a",), queue="nobody's")
+    [payload] = client.lrange("nobody's", 0, -1)
+    # As after thirty-nine returns, which take a quarter of an hour.
+    client.hset(f"superfetch:recoveries:{sha1(payload).hexdigest()}", "requeues", 39)
+    client.set("superfetch:recovered", 1)
+    client.rename("nobody's", "celery")
+    eventually(lambda: client.hget("superfetch:stats", "requeued"), within=60)
+    [dead] = eventually(db.dead, within=60)
+    assert dead["reason"] == f"task '{NEW}' is not registered; it went back to its queue 40 times"
+    assert client.hget("superfetch:stats", "requeued") == b"1"
 
 
 def test_the_control_celery_alone_discards_them(

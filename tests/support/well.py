@@ -33,6 +33,7 @@ WELL: dict[str, Any] = {
             "in_flight": 12,
             "verdict": "alive",
             "reason": "its heartbeats are heard",
+            "stuck": [],
         },
     ],
     "queues": [

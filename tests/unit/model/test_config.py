@@ -28,9 +28,20 @@ def test_the_defaults_are_the_documented_ones() -> None:
     config = Config()
     assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
     named = {"app_name", "global_keyprefix", "metrics_host", "metrics_port", "unknown_tasks"}
+    named |= {"stuck_after", "reserved_timeout"}
     assert set(OPTIONS) == set(DEFAULTS) | named
     assert (config.metrics_port, config.metrics_host) == (0, "127.0.0.1")
     assert Config(metrics_port=0) == config, "it may be turned off, too"
+
+
+@pytest.mark.parametrize("name", ["stuck_after", "reserved_timeout"])
+def test_what_looks_at_long_jobs_is_off_by_default(name: str) -> None:
+    assert getattr(Config(), name) is None
+    assert Config(**{name: None}) == Config()
+    assert getattr(Config(**{name: 0.5}), name) == 0.5
+    for wrong in (0, -1, "60", True, float("inf")):
+        with pytest.raises(ConfigError, match=name):
+            Config(**{name: wrong})
 
 
 def test_what_becomes_of_unknown_tasks_is_one_of_three() -> None:

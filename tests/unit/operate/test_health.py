@@ -62,6 +62,15 @@ def test_jobs_of_a_dead_owner_are_for_the_next_pass_if_there_is_one(seen):
     assert found.fix == "run `celery -A app superfetch reap`"
 
 
+def test_what_runs_for_too_long_is_told_of_by_task(seen):
+    one = {"task": "shop.scan", "id": "a", "digest": "d", "seconds": 90}
+    seen["owners"][0]["stuck"] = [one, {**one, "id": "b", "seconds": 7300}]
+    found = only(seen)
+    assert (found.level, found.code) == ("warning", "stuck-job")
+    assert found.text == "2 jobs of shop.scan run for longer than stuck_after, b on a@vm for 2 h"
+    assert "jobs kill --terminate b" in found.fix
+
+
 OWNER = {
     "stuck-owner": ({"state": "stuck", "verdict": "dead"}, "critical", "py-spy dump --pid 7"),
     "silent-owner": ({"heartbeat_age": 20.0}, "warning", "not heard for 20 s"),
