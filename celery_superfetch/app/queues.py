@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from celery import Celery
+from celery.app.routes import MapRoute
 
 from ..transport.channel import Channel
 
@@ -58,9 +59,24 @@ def lists_of(app: Celery) -> set[str]:
     """The queue lists of an app, one for each priority step of a queue. Those of broadcasts hold
     nothing between two consumers."""
     separator, steps = separator_of(app), _option(app, "priority_steps")
-    queues = app.amqp.queues.values()
-    names = [q.name for q in queues if getattr(q.exchange, "type", None) != "fanout"]
+    named = {getattr(queue, "name", queue): queue for queue in _sent_to(app)}
+    queues = {**named, **app.amqp.queues}.items()
+    kinds = {name: getattr(getattr(q, "exchange", None), "type", "") for name, q in queues}
+    names = [name for name, kind in kinds.items() if kind != "fanout"]
     return {f"{name}{separator}{step}" if step else name for name in names for step in steps}
+
+
+def _sent_to(app: Celery) -> Iterator[Any]:
+    """Queues, or their names, that tasks, routes and beat's entries send to. Celery makes them when
+    somebody sends; until a worker consumes one, nothing else tells that it is there."""
+    entries = map(dict, (app.conf.beat_schedule or {}).values())  # a ScheduleEntry has pairs, too
+    ways = [entry.get("options") for entry in entries]
+    for route in app.amqp.routes or ():
+        if isinstance(route, MapRoute):  # what a function answers is known of a message alone
+            ways += [*route.map.values(), *route.patterns.values()]
+    named = [getattr(task, "queue", None) for task in [*app.tasks.values()]]
+    named += [way if isinstance(way, str) else dict(way or {}).get("queue") for way in ways]
+    return filter(None, named)
 
 
 def separator_of(app: Celery) -> str:

@@ -18,6 +18,10 @@ ONE, TWO, THREE = payload("1"), payload("2"), payload("3")
 PASS = {"by": "who"}
 
 
+def nothing() -> None:
+    """A task."""
+
+
 def test_what_an_owner_holds_is_told_apart(bench: Bench) -> None:
     owner, idle = bench.owner(), bench.owner()
     bench.push("mail", ONE, TWO)
@@ -73,6 +77,21 @@ def test_what_waits_where_nobody_consumes_is_noted_too(bench: Bench) -> None:
     reaper = bench.reaper(sender=app)
     note(reaper, reaper.reap())
     assert bench.client.hkeys(bench.keys.heads) == [b"late\x06\x166"]
+
+
+def test_a_queue_that_only_a_task_a_route_or_beat_names_is_noted_too(bench: Bench) -> None:
+    app = Celery("shop", set_as_current=False)
+    for task, queue in ("shop.send", "mail"), ("shop.scan", Queue("scans")):
+        app.task(name=task, queue=queue, shared=False)(nothing)
+    exact = {"shop.charge": {"queue": "money"}, "shop.*": "rest"}
+    app.conf.task_routes = [exact, lambda *_: {"queue": "unknown"}]
+    app.conf.beat_schedule = {"n": {"task": "t", "schedule": 1, "options": {"queue": "nightly"}}}
+    named = {"mail", "scans", "money", "rest", "nightly"}
+    for name in {*named, "unknown"}:
+        bench.push(name, ONE)
+    reaper = bench.reaper(sender=app)
+    note(reaper, reaper.reap())
+    assert {name.decode() for name in bench.client.hkeys(bench.keys.heads)} == named
 
 
 def test_a_key_of_another_type_is_no_queue(bench: Bench) -> None:
