@@ -77,6 +77,8 @@ class Table:
     rows: list[Row] = field(default_factory=list)
     #: Contender -> why it was not measured.
     skipped: dict[str, str] = field(default_factory=dict)
+    #: The contender in whose values the others are told.
+    to: str = STOCK
 
     def measure(self, case: str, rounds: int, contenders: dict[str, Callable[[], float]]) -> Row:
         """Measure each contender once a round, in an order that changes with the rounds."""
@@ -92,15 +94,15 @@ class Table:
     @property
     def heading(self) -> str:
         better = "more" if self.more else "less"
-        legend = "median [least..most] = ratio to stock"
+        legend = f"median [least..most] = ratio to {self.to}"
         return f"{self.title} ({self.unit}, {better} is better; {legend})"
 
     def line(self, row: Row) -> str:
         """One row, as it is printed."""
         parts = [f"{row.case:34}"]
         for name, values in row.values.items():
-            ratio = row.ratio(name)
-            beside = "" if name == STOCK or ratio is None else f" = {ratio:.2f}x"
+            ratio = row.ratio(name, self.to)
+            beside = "" if name == self.to or ratio is None else f" = {ratio:.2f}x"
             parts.append(
                 f"{name} {_short(row.median(name))} [{_short(min(values))}..{_short(max(values))}]"
                 f"{beside}"

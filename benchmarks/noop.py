@@ -64,7 +64,7 @@ class Counts:
         SLOT.pack_into(self._file, pid % SLOTS * SLOT.size, pid, *self._seen)
 
 
-def build(contender: str, url: str, prefetch: int = 4) -> Celery:
+def build(contender: str, url: str, prefetch: int = 4, prefix: str = "") -> Celery:
     """The same app for each contender, up to the transport."""
     app = Celery(NAME, broker=url, set_as_current=False)
     app.conf.update(
@@ -76,6 +76,7 @@ def build(contender: str, url: str, prefetch: int = 4) -> Celery:
         worker_prefetch_multiplier=prefetch,
         worker_send_task_events=False,
         broker_connection_retry_on_startup=True,
+        broker_transport_options={"global_keyprefix": prefix},
     )
     fetch_as(app, contender)
     app.task(name="bench.noop", shared=False)(noop)
@@ -108,5 +109,8 @@ if "COUNTS" in os.environ:
     Counts(Path(os.environ["COUNTS"])).patch()
 if "CONTENDER" in os.environ:
     app = build(
-        os.environ["CONTENDER"], os.environ["BROKER_URL"], int(os.environ.get("PREFETCH", "4"))
+        os.environ["CONTENDER"],
+        os.environ["BROKER_URL"],
+        int(os.environ.get("PREFETCH", "4")),
+        os.environ.get("PREFIX", ""),
     )

@@ -33,7 +33,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -116,33 +116,35 @@ def tables(skipped: dict[str, str]) -> list[Table]:
     return [first, *(Table(f"{title}: {name}", unit, more=False) for name, unit in cheap)]
 
 
-def fill(client: Any, contender: str, url: str, jobs: int, task: str = "bench.noop") -> None:
+def fill(
+    client: Any, contender: str, url: str, jobs: int, task: str = "bench.noop", prefix: str = ""
+) -> None:
     """Queue copies of a job that the contender published, each with ids of its own."""
     if contender == RQ:
         fill_rq(client, jobs)
         return
-    app = build(contender, url)
+    app = build(contender, url, prefix=prefix)
     task_id = app.tasks[task].apply_async().id
     copy = _copy_hash if contender == PLUS else _copy_item
     app.close()
     with client.pipeline(transaction=False) as pipe:
-        for number, _ in enumerate(copy(client, pipe, task_id, jobs)):
+        for number, _ in enumerate(copy(client, pipe, task_id, jobs, prefix)):
             if number % BATCH == 0:
                 pipe.execute()
         pipe.execute()
 
 
-def _copy_item(client: Any, pipe: Any, task_id: str, jobs: int) -> Iterator[None]:
+def _copy_item(client: Any, pipe: Any, task_id: str, jobs: int, prefix: str) -> Iterator[None]:
     """kombu's own way: a list of payloads."""
-    template = client.rpop(NAME)
+    template = client.rpop(prefix + NAME)
     tag = template.split(b'"delivery_tag": "')[1].split(b'"')[0]
     for _ in range(jobs):
         payload = template.replace(task_id.encode(), str(uuid4()).encode())
-        pipe.lpush(NAME, payload.replace(tag, str(uuid4()).encode()))
+        pipe.lpush(prefix + NAME, payload.replace(tag, str(uuid4()).encode()))
         yield
 
 
-def _copy_hash(client: Any, pipe: Any, task_id: str, jobs: int) -> Iterator[None]:
+def _copy_hash(client: Any, pipe: Any, task_id: str, jobs: int, _: str) -> Iterator[None]:
     """celery-redis-plus: a hash for each message, and two sorted sets of their tags."""
     queue, index = f"queue:{NAME}", f"messages_index:{NAME}"
     ((tag, score),) = client.zrange(queue, 0, -1, withscores=True)
@@ -170,7 +172,7 @@ def fill_rq(client: Any, jobs: int) -> None:
         )
 
 
-def left(client: Any, contender: str) -> int:
+def left(client: Any, contender: str, prefix: str = "") -> int:
     """Jobs queued or in flight. A job goes from the first to the last of what is counted."""
     if contender == PLUS:
         return int(client.zcard(f"messages_index:{NAME}"))
@@ -178,8 +180,8 @@ def left(client: Any, contender: str) -> int:
         if contender == STOCK:
             pipe.llen(NAME).hlen("unacked")
         elif contender in (OURS, BEFORE):
-            pipe.llen(NAME)
-            for name in client.keys("superfetch:private:*"):
+            pipe.llen(prefix + NAME)
+            for name in client.keys(f"{prefix}superfetch:private:*"):
                 pipe.llen(name)
         else:
             pipe.llen(f"rq:queue:{NAME}").llen(f"rq:queue:{NAME}:intermediate")
@@ -190,28 +192,38 @@ def left(client: Any, contender: str) -> int:
 class Drain:
     """One worker that empties a queue."""
 
+    #: The app's ``global_keyprefix``.
+    prefix = ""
+
     def __init__(self, contender: str, pool: str, prefetch: int, jobs: int) -> None:
         self.contender, self.pool, self.prefetch, self.jobs = contender, pool, prefetch, jobs
 
     def run(self) -> tuple[float, ...]:
         """What a job cost."""
-        with Server() as server, tempfile.TemporaryDirectory() as name:
+        with self.serving() as (server, url), tempfile.TemporaryDirectory() as name:
             directory = Path(name)
             self.client = server.client()
-            fill(self.client, self.contender, server.url(), self.jobs)
+            fill(self.client, self.contender, server.url(), self.jobs, prefix=self.prefix)
             self.counts = Counts(directory / "counts")
-            self.worker = self.start(server.url(), directory)
+            self.worker = self.start(url, directory)
             try:
                 first, last = self.watch()
             finally:
                 self.worker.close()
             return last.per_job(first)
 
+    @contextmanager
+    def serving(self) -> Iterator[tuple[Server, str]]:
+        """A server, and the URL by which a worker finds it."""
+        with Server() as server:
+            yield server, server.url()
+
     def start(self, url: str, directory: Path) -> Process:
         env = {
             "CONTENDER": self.contender,
             "BROKER_URL": url,
             "PREFETCH": str(self.prefetch),
+            "PREFIX": self.prefix,
             "COUNTS": str(directory / "counts"),
         }
         if self.contender == RQ:
@@ -235,7 +247,7 @@ class Drain:
         moved, least = time.monotonic(), self.jobs
         while not first or least:
             time.sleep(LOOK)
-            remaining = left(self.client, self.contender)
+            remaining = left(self.client, self.contender, self.prefix)
             if remaining < least:
                 moved, least = time.monotonic(), remaining
             elif time.monotonic() > moved + PATIENCE or not self.worker.alive():

@@ -1,0 +1,54 @@
+"""What one slot of a cluster carries, beside a single server of its own.
+
+The same worker drains the same jobs, from a single server and from the node of a cluster of three
+primaries that serves the slot of its prefix:
+
+    python benchmarks/cluster.py [--rounds 5] [--jobs 4000] [--only prefork]
+
+The aim: 0.95 times the jobs a second of the single server, at no more CPU of the server a job.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from compare import OURS, Table, arguments, begin, finish_all, measure_all, parsed
+from worker import POOLS, Drain, tables
+
+from support.servers.cluster import cluster
+from support.servers.server import Server
+
+SINGLE, SLOT = "single server", "one slot"
+
+
+class InSlot(Drain):
+    prefix = "{bench}:"
+
+    @contextmanager
+    def serving(self) -> Iterator[tuple[Server, str]]:
+        with cluster() as nodes:
+            yield nodes.home(self.prefix), ";".join(node.url() for node in nodes.nodes)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__ or "", rounds=5)
+    parser.add_argument("--jobs", type=int, default=4000, help="of each run")
+    args = parsed(parser, argv)
+    found: list[Table] = tables({})
+    for table in found:
+        table.to = SINGLE
+    begin(found[0])
+    os.environ.pop("CONTENDER", None)
+    for pool, size in POOLS.items():
+        case = f"{pool} -c {size}"
+        if args.only in case:
+            both = {SINGLE: Drain, SLOT: InSlot}
+            drains = {at: kind(OURS, pool, 4, args.jobs).run for at, kind in both.items()}
+            measure_all(found, case, args.rounds, drains)
+    finish_all(args, found)
+
+
+if __name__ == "__main__":
+    main()
