@@ -19,6 +19,7 @@ from kombu import pools
 from support.apps.build import build_app
 from support.hosts import namespaces_available
 from support.process import Process
+from support.servers.cluster import TAG, cluster, in_slot
 from support.servers.database import Database
 from support.servers.ledger import LEDGER_DB, Ledger
 from support.servers.server import ExternalServer, NoServerBinary, NotOurServer, Server
@@ -66,6 +67,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     chance.addoption("--runs", type=int, default=1, help="runs of the campaign of troubles")
     chance.addoption("--minutes", type=float, default=1.5, help="how long the soak lasts")
     chance.addoption("--fuzz", type=int, default=3, help="batches of odd messages for each pool")
+    parser.addoption(
+        "--cluster", action="store_true", help="the broker is one slot of a cluster of three"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -111,24 +115,40 @@ def server() -> Iterator[Server | ExternalServer]:
     chosen.close()
 
 
+@pytest.fixture(scope="session")
+def home(request: pytest.FixtureRequest) -> Iterator[Server | None]:
+    """With --cluster the node that serves the tests' slot."""
+    if not request.config.getoption("--cluster"):
+        yield None
+        return
+    with cluster() as nodes:
+        yield nodes.home(TAG)
+
+
 @pytest.fixture
-def url(server: Server | ExternalServer) -> str:
+def url(server: Server | ExternalServer, home: Server | None) -> str:
     """Broker URL of an empty database; the ledger's is emptied, too."""
     server.ready_for_test((0, LEDGER_DB))
-    return server.url()
+    if home is None:
+        return server.url()
+    home.client().flushall()
+    return home.url()
 
 
 @pytest.fixture
-def client(url: str) -> Iterator[redis.Redis]:
+def client(url: str, home: Server | None) -> Iterator[redis.Redis]:
     """The eyes of the test in the broker's database; replies are bytes."""
+    if home is not None:
+        pytest.skip("it spells keys without the prefix that a cluster needs")
     with redis.Redis.from_url(url) as connection:
         yield connection
 
 
 @pytest.fixture
-def db(client: redis.Redis) -> Database:
+def db(url: str, home: Server | None) -> Iterator[Database]:
     """The broker's database as an operator sees it."""
-    return Database(client)
+    with redis.Redis.from_url(url) as connection:
+        yield Database(connection, TAG if home else "")
 
 
 @pytest.fixture
@@ -178,10 +198,14 @@ def no_results_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def env(url: str, ledger: Ledger) -> Callable[..., dict[str, str]]:
+def env(
+    url: str, ledger: Ledger, home: Server | None, server: Server | ExternalServer
+) -> Callable[..., dict[str, str]]:
     """`env(superfetch=False, conf={...}, options={...}, url=...)`: configures an app."""
 
     def make(**settings: Any) -> dict[str, str]:
+        if home is not None and "url" not in settings:
+            settings = in_slot(settings, server.url())
         return app_env(settings.pop("url", url), **{"ledger_url": ledger.url, **settings})
 
     return make

@@ -117,13 +117,13 @@ def test_an_item_that_is_no_message_is_put_aside_and_the_worker_goes_on(
     worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, junk: bytes
 ) -> None:
     one = worker(pool="solo", concurrency=1)
-    db.client.lpush("celery", junk)
+    db.client.lpush(f"{db.prefix}celery", junk)
     shop.note.delay("next")
     eventually(lambda: ledger.finishes().get("next"))
     eventually(lambda: len(db.dead()) == 1)
     one.wait_log("was put into quarantine: unparseable payload")
     assert one.alive()
-    (job,) = DeadJobs(store.Database(db.client, Config()))
+    (job,) = DeadJobs(store.Database(db.client, Config(global_keyprefix=db.prefix)))
     assert job.payload == junk
     eventually(lambda: not db.private_lists())
 
@@ -134,7 +134,7 @@ def test_junk_that_a_killed_worker_held_is_recovered_and_put_aside(
     victim = worker(pool="solo", concurrency=1)
     shop.hold.delay("running")
     eventually(lambda: ledger.starts())
-    db.client.lpush(db.private_lists()[0], b"junk")
+    db.client.lpush(db.prefix + db.private_lists()[0], b"junk")
     victim.kill9_all()
     ledger.release()
     worker(pool="solo", concurrency=1)

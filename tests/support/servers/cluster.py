@@ -18,6 +18,21 @@ SLOTS = 16384
 #: is merely busy, until a test ends one: then they are told to be quick.
 PATIENT, QUICK = 60_000, 1_500
 
+#: The prefix of suites that run on a cluster (``--cluster``).
+TAG = "{tests}:"
+
+
+def in_slot(settings: dict[str, Any], elsewhere: str) -> dict[str, Any]:
+    """An app's settings in the slot of ``TAG``, its results elsewhere."""
+    conf = dict(settings.get("conf") or {})
+    prefix = {"global_keyprefix": TAG}
+    if settings.get("superfetch", True):
+        settings["options"] = {**prefix, **(settings.get("options") or {})}
+    else:
+        given = conf.get("broker_transport_options") or {}
+        conf["broker_transport_options"] = {**prefix, **given}
+    return {"result_url": elsewhere, **settings, "conf": conf}
+
 
 class Cluster:
     """Primaries that share the slots evenly, each with so many replicas."""
