@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 # The rest of the package is imported by the commands: `celery --help` pays for none of it, and
 # whatever may be wrong with it, `celery` itself goes on working.
+
+#: Seconds without an answer after which it is said that one is waited for.
+PATIENCE = 3
 
 
 @click.group(name="superfetch")
@@ -91,7 +95,7 @@ def _printable(text: object) -> str:
 
 @contextmanager
 def _session(ctx: click.Context, as_json: bool) -> Iterator[Session]:
-    from redis.exceptions import RedisError
+    from redis.exceptions import RedisError, TimeoutError
 
     from ..app.broker import client_of
     from ..app.dead_set import DeadSet
@@ -109,16 +113,30 @@ def _session(ctx: click.Context, as_json: bool) -> Iterator[Session]:
     # A hint where nobody said which app: Celery then makes up one of its own.
     named = app.main != "default"
     hint = "" if named else "; name the app: celery -A your_app superfetch ..."
+    waits = threading.Timer(PATIENCE, _say_who_is_slow, (app,))
+    waits.daemon = True
+    waits.start()
     try:
         with client_of(app) as client:
             reaper, tables = reaper_of(app, client), Tables(ctx.obj.no_color)
             check_cluster(info(client), reaper.config.global_keyprefix)
+            waits.cancel()
             yield Session(app, reaper, DeadSet(app, client), tables, as_json)
     except SuperfetchError as exc:
         raise click.ClickException(_printable(f"{exc}{hint}")) from exc
     except RedisError as exc:
+        if isinstance(exc, TimeoutError):
+            hint = f": see whether its process hangs, swaps or is stopped{hint}"
         uri = app.connection_for_read().as_uri()
         raise click.ClickException(f"the broker ({uri}) cannot be asked: {exc}{hint}") from exc
+    finally:
+        waits.cancel()
+
+
+def _say_who_is_slow(app: Celery) -> None:
+    """Else one would take us for hung."""
+    uri = app.connection_for_read().as_uri()
+    complain(f"The broker ({uri}) has not answered for {PATIENCE} s, and is waited for ...")
 
 
 def know_tasks(app: Celery) -> None:

@@ -14,7 +14,8 @@ import redis
 
 from support.servers.server import free_port
 from support.waiting import eventually
-from support.workers.cli import Result
+from support.workers.cli import Result, superfetch_command
+from support.workers.worker import process_env
 
 # A worker that leaves the reaping to the command under test.
 ALONE = {"reap_interval": 3600}
@@ -163,6 +164,22 @@ def test_a_broker_that_accepts_and_says_nothing(cli):
     for result in failed:
         # kombu 5.7 names an empty user before the host, 5.6 does not.
         assert f"127.0.0.1:{port}/0) cannot be asked: Timeout" in result.err
+        assert "see whether its process hangs" in result.err
+
+
+def test_who_waits_for_a_broker_is_told_so(env):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://:secret@127.0.0.1:{silent.getsockname()[1]}/0"
+        command = superfetch_command("status", "--json")
+        environ = process_env(env(url=url))
+        with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as asking:
+            try:
+                said = asking.stderr.readline()
+                assert asking.poll() is None, "it is still waiting"
+            finally:
+                asking.kill()
+    assert "has not answered for 3 s" in said
+    assert "secret" not in said
 
 
 def test_no_app(cli):
