@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from celery import Celery
     from redis import Redis
 
+    from .model.config import Config
     from .operate.check import Answer
 
 WORDS = "OK", "WARNING", "CRITICAL"
@@ -108,32 +109,35 @@ def _ask(options: argparse.Namespace, app: Celery | None) -> Answer:
             return check(database, conditions, lists_of(app), separator_of(app))
     from redis.exceptions import RedisError
 
+    from .model.config import Config
+
     urls = list(filter(None, options.broker.split(";")))
     if options.broker.startswith("sentinel:"):
         urls = [options.broker]
 
     def ask(url: str) -> Answer:
-        from .model.config import Config
         from .store.database import Database
 
-        with _client(url, options.master, options.timeout / len(urls)) as client:
-            database = Database(client, Config(global_keyprefix=options.prefix))
+        config = Config(global_keyprefix=options.prefix)
+        with _client(url, options.master, options.timeout / len(urls), config) as client:
+            database = Database(client, config)
             database.check_writable()
             return check(database, conditions)
 
-    for url in urls[:-1]:  # whichever is the primary; of a cluster, who has our slot
+    for url in urls[:-1]:  # whichever is the primary; of a cluster, whoever can be reached
         with suppress(RedisError):
             return ask(url)
     return ask(urls[-1])
 
 
-def _client(url: str, master: str, timeout: float) -> Redis:
+def _client(url: str, master: str, timeout: float, config: Config) -> Redis:
     """A client by a URL as kombu has them, which waits ``timeout`` seconds for each reply."""
-    from redis import Redis
+    from redis import Connection, Redis, SSLConnection
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
-    from .store.wire.connections import Sentinels
+    from .store.wire.connections import Sentinels, leading_home
+    from .store.wire.slots import slot_of
 
     limits: dict[str, Any] = {"socket_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
     scheme, _, rest = url.partition(":")
@@ -144,7 +148,10 @@ def _client(url: str, master: str, timeout: float) -> Redis:
         limits["ssl_cert_reqs"] = "none"  # kombu's default, where the URL says nothing
     if scheme != "sentinel":  # kombu has Python's names of what to verify
         url = re.sub("=CERT_(NONE|OPTIONAL|REQUIRED)", lambda found: f"={found[1].lower()}", url)
-        return Redis.from_url(url, **limits)
+        at = urlsplit(url)
+        slot = slot_of(config.global_keyprefix, [(at.hostname or "localhost", at.port or 6379)])
+        kind = SSLConnection if scheme == "rediss" else Connection
+        return Redis.from_url(url, **leading_home({**limits, "connection_class": kind}, slot))
     if not master:
         raise ValueError("--master has to name the primary of sentinel://")
     places = [urlsplit(one) for one in filter(None, url.split(";"))]

@@ -11,6 +11,7 @@ import pytest
 from celery import chord, group
 
 import celery_superfetch
+from celery_superfetch import probe
 from celery_superfetch.app.broker import client_of
 from celery_superfetch.errors import ConfigError
 from support.servers.cluster import Cluster, cluster, is_primary
@@ -121,6 +122,18 @@ def test_every_tool_works_there(
         assert channel.queue_purge("nobody's") == 1
     # A user's, of redis-py's own making: the CLI asks the node that owns the slot.
     assert client_of(app).exists(f"{PREFIX}superfetch:owners") == 1
+
+
+def test_a_probe_without_an_app_finds_the_slot(
+    nodes: Cluster, url: str, worker: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [seed, *_] = others(nodes)
+    worker(concurrency=1, url=seed.url(), result_url=url, options={**OPTIONS, "reap_interval": 1})
+    asked = ["--broker", seed.url(), "--prefix", PREFIX, "--timeout", "20"]
+    eventually(lambda: probe.main(asked) == 0, message="a pass was made")
+    assert "1 owner" in capsys.readouterr().out
+    assert probe.main(["--broker", seed.url(), "--timeout", "20"]) == 2
+    assert "the broker is a cluster" in capsys.readouterr().out
 
 
 def test_where_prefixes_lie(nodes: Cluster, cli: Any, place: dict[str, Any]) -> None:
