@@ -11,7 +11,16 @@ from ..reaper.evidence import local_evidence
 from ..store.database import Database
 from ..store.dead_jobs import DeadJobs
 from ..store.registry import Registry
-from .health import Finding, by_queue, held, of_long_runs, of_owners, of_passes, of_queues
+from .health import (
+    DEAD_LIST,
+    Finding,
+    by_queue,
+    held,
+    of_long_runs,
+    of_owners,
+    of_passes,
+    of_queues,
+)
 from .overview import look, queue_rows
 from .words import number, span
 
@@ -61,7 +70,7 @@ def check(
         answer.told.append(f"{size} in the dead set")
         if size > asked.dead_limit:
             text = f"{number(size, 'job')} in the dead set, more than {asked.dead_limit}"
-            fix = "`superfetch dead list`, then retry or delete"
+            fix = f"{DEAD_LIST}, then `dead retry` or `dead delete`"
             answer.findings.append(Finding("critical", "dead-limit", text, fix))
     return answer
 

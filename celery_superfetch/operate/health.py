@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 from ..model.facts import STUCK
@@ -13,6 +14,9 @@ from .words import number, span
 #: Passes that may be missing before somebody is told: one may last, one is another's turn.
 LATE_PASSES = 6
 
+#: Seconds for which it is told that a worker died and has not come back.
+LATELY = 3600
+
 #: Shares of a limit.
 NEAR, FULL = 0.8, 0.95
 
@@ -20,6 +24,7 @@ NEAR, FULL = 0.8, 0.95
 LAG = 16 * 1024 * 1024
 
 REAP = "run `celery -A app superfetch reap`"
+DEAD_LIST = "`celery -A app superfetch dead list`"
 
 Level = Literal["critical", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("critical", "warning", "note")
@@ -46,6 +51,7 @@ def findings(overview: Mapping[str, Any]) -> list[Finding]:
         *of_owners(overview),
         *of_long_runs(overview["owners"]),
         *of_passes(overview),
+        *_deaths(overview),
         *_server(overview["server"]),
         *_dead_set(overview),
     ]
@@ -168,13 +174,29 @@ def of_passes(overview: Mapping[str, Any]) -> Iterator[Finding]:
     yield Finding("critical", "no-pass", text, fix)
 
 
+def _deaths(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    now = datetime.fromisoformat(overview["server_time"])
+    back = {owner["node"] for owner in overview["owners"] if owner["verdict"] == "alive"}
+    rows = [(now - datetime.fromisoformat(row["at"]), row) for row in overview["deaths"]]
+    away = [(ago.total_seconds(), row) for ago, row in rows if (row["node"] or None) not in back]
+    lately = [(ago, row) for ago, row in away if ago <= LATELY]
+    for ago, row in lately[:1]:
+        name, jobs = row["node"] or row["owner"], number(row["recovered"], "job")
+        text = f"worker {name} died {span(ago)} ago ({row['reason']}), its {jobs} went back to"
+        more = f", and {len(lately) - 1} more died within the hour" if len(lately) > 1 else ""
+        fix = "see why (its host's kernel log tells of the OOM killer), and start it again"
+        yield Finding("note", "worker-died", f"{text} their queues{more}", fix)
+
+
 def _server(server: Mapping[str, Any]) -> Iterator[Finding]:
     policy, used, most = (server[n] for n in ("eviction_policy", "used_memory", "maxmemory"))
     level: Level
     if policy not in (None, "noeviction"):
         level = "critical" if most else "warning"
         text = f"the server may evict jobs: its maxmemory-policy is {policy}"
-        fix = "CONFIG SET maxmemory-policy noeviction, and in its configuration"
+        fix = (
+            "`redis-cli CONFIG SET maxmemory-policy noeviction`, and the same in its configuration"
+        )
         yield Finding(level, "eviction", text, fix)
     if most and used >= NEAR * most:
         level = "critical" if used >= FULL * most else "warning"
@@ -185,7 +207,7 @@ def _server(server: Mapping[str, Any]) -> Iterator[Finding]:
             "the server keeps jobs in memory alone (no AOF, no RDB saves): "
             "its restart loses them all"
         )
-        fix = "CONFIG SET appendonly yes, and in its configuration"
+        fix = "`redis-cli CONFIG SET appendonly yes`, and the same in its configuration"
         yield Finding("warning", "no-persistence", text, fix)
     if not server["last_save_ok"]:
         text = "the server's last RDB save failed; it may refuse all writes"
@@ -202,7 +224,7 @@ def _dead_set(overview: Mapping[str, Any]) -> Iterator[Finding]:
         full = dead["size"] >= dead["limit"]
         what = "each further one drops the oldest" if full else "beyond that the oldest are dropped"
         text = f"the dead set holds {dead['size']} jobs of {dead['limit']}: {what}"
-        fix = "`superfetch dead list`, then retry or delete; dead_limit can be raised"
+        fix = f"{DEAD_LIST}, then `dead retry` or `dead delete`; or raise dead_limit"
         yield Finding("warning", "dead-set-full", text, fix)
     if jobs := dead["unannounced"]:
         text = f"the callers of {number(jobs, 'killed job')} are not told yet"

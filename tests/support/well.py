@@ -7,6 +7,8 @@ from typing import Any
 MIB = 1024 * 1024
 
 WELL: dict[str, Any] = {
+    "server_time": "2026-01-02T03:00:00.000+00:00",
+    "deaths": [],
     "server": {
         "version": "8.1.0",
         "role": "master",

@@ -71,6 +71,24 @@ def test_what_runs_for_too_long_is_told_of_by_task(seen):
     assert "jobs kill --terminate b" in found.fix
 
 
+def test_who_died_lately_and_is_not_back(seen):
+    death = {"owner": "vm|9|bb", "reason": "its process is gone", "recovered": 7, "killed": 0}
+    seen["deaths"] = [
+        {**death, "node": "b@vm", "at": "2026-01-02T02:58:30.000+00:00"},
+        {**death, "node": "c@vm", "at": "2026-01-02T01:58:30.000+00:00"},
+    ]
+    found = only(seen)
+    assert found[:2] == ("note", "worker-died")
+    assert found.text == (
+        "worker b@vm died 90 s ago (its process is gone), its 7 jobs went back to their queues"
+    )
+    assert "start it again" in found.fix
+    seen["deaths"].insert(1, {**seen["deaths"][0], "node": ""})
+    assert only(seen).text.endswith("to their queues, and 1 more died within the hour")
+    seen["owners"][0]["node"] = "b@vm"
+    assert only(seen).text.startswith("worker vm|9|bb died"), "the other is back"
+
+
 OWNER = {
     "stuck-owner": ({"state": "stuck", "verdict": "dead"}, "critical", "py-spy dump --pid 7"),
     "silent-owner": ({"heartbeat_age": 20.0}, "warning", "not heard for 20 s"),
