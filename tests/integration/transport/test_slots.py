@@ -127,7 +127,7 @@ def test_every_tool_works_there(
 def test_a_probe_without_an_app_finds_the_slot(
     nodes: Cluster, url: str, worker: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    [seed, *_] = others(nodes)
+    seed = next(filter(is_primary, others(nodes)))
     worker(concurrency=1, url=seed.url(), result_url=url, options={**OPTIONS, "reap_interval": 1})
     asked = ["--broker", seed.url(), "--prefix", PREFIX, "--timeout", "20"]
     eventually(lambda: probe.main(asked) == 0, message="a pass was made")
