@@ -89,17 +89,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     """Show what the processes of a failed test have logged; turn "not ours" into a skip."""
     report = yield
-    if (
-        call.excinfo
-        and call.excinfo.errisinstance(NotOurServer)
-        and not hasattr(report, "wasxfail")
-    ):
+    if call.excinfo and not hasattr(report, "wasxfail") and (why := not_for_here(call.excinfo)):
         report.outcome = "skipped"
-        report.longrepr = (str(item.path), 0, f"Skipped: {call.excinfo.value}")
+        report.longrepr = (str(item.path), 0, f"Skipped: {why}")
     if report.failed:
         for process in item.stash.get(STARTED, []):
             report.sections.append((f"log of {process.title}", process.tail()))
     return report
+
+
+def not_for_here(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
+    """Why a test cannot run here, if that is all that its failure says."""
+    if excinfo.errisinstance(NotOurServer):
+        return str(excinfo.value)
+    # With --cluster. What the package sends follows, and says other things where it cannot.
+    if isinstance(excinfo.value.__cause__ or excinfo.value, redis.exceptions.MovedError):
+        return "it spells keys by itself, without the prefix that a cluster needs"
+    return ""
 
 
 @pytest.fixture(scope="session")
