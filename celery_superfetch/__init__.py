@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from .transport.transport import SentinelTransport as SentinelTransport
     from .transport.transport import Transport as Transport
 
-#: Where the public names live. Looked up when first asked for, so that a producer loads the
-#: transport and nothing else.
+#: Where public names live. Each is loaded when asked for: a producer loads the transport alone.
 _HOMES = {
     name: home
     for home, names in {
@@ -58,7 +57,6 @@ __all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -44,18 +44,15 @@ class StillInUse(SuperfetchError):
 
 
 class PoisonPill(SuperfetchError):
-    """A job was killed: it used up its recoveries and now waits in the dead set.
-
-    Stored as the job's result. Its arguments are a sentence and a mapping of plain values, so
-    that every result serializer of Celery gives it back whole.
-    """
+    """A job was killed: it used up its recoveries and now waits in the dead set. Stored as its
+    result; its arguments are a sentence and a mapping of plain values, so that every result
+    serializer of Celery gives it back whole."""
 
     def __init__(self, text: str = "", facts: Mapping[str, Any] | None = None) -> None:
         told = dict(facts or {})
         super().__init__(text, told)
         self.reason = str(told.get("reason", ""))  # why its last owner lost it
-        #: Recoveries that may have been the job's own fault.
-        self.strikes = int(told.get("strikes", 0))
+        self.strikes = int(told.get("strikes", 0))  # recoveries that may have been its own fault
         #: How often its run was cut short, its death included.
         self.recoveries = int(told.get("recoveries", 0))
         #: Who lost it each time, oldest first: ``host|pid|nonce``.

@@ -11,7 +11,6 @@ class Signal(dispatch.Signal):
     """One whose receivers may do what they like in any thread of ours: no fork meets them."""
 
     def send(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
-        """Call the receivers; each with what it answered, or raised."""
         from .model import forks  # a producer only connects receivers
 
         with forks.kept_off():

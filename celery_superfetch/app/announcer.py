@@ -26,28 +26,17 @@ from .broker import database_of
 
 logger = get_logger(__name__)
 
-#: Seconds after which a try counts as hanging; forks do not wait for it any longer either.
-LIMIT = forks.LIMIT
-
-#: Threads of a process at most: while one hangs the next goes on with the other jobs.
-THREADS = 4
-
+LIMIT = forks.LIMIT  # seconds after which a try counts as hanging; nor do forks wait for it longer
+THREADS = 4  # of a process at most: while one hangs the next goes on with the other jobs
 #: Seconds until a job is tried again; each time twice as many, up to the longest.
 PAUSE, LONGEST_PAUSE = 10.0, 3600.0
-
-#: Tries that may fail before a pass without a thread leaves the others to a later one.
-FAILURES = 3
-
-#: Seconds that the end of a worker waits for what is under way.
-GRACE = 5.0
+FAILURES = 3  # tries that may fail before a pass without a thread leaves the others to a later one
+GRACE = 5.0  # seconds that the end of a worker waits for what is under way
 
 
 class Announcements:
-    """The killed jobs that a process knows of, and is going to announce.
-
-    ``owner`` names the owner that does it, in threads of its own. None: a pass announces at its
-    end, and its process may end then.
-    """
+    """The killed jobs that a process is going to announce: in threads, if ``owner`` names the owner
+    that does it, else at the end of a pass, with which its process may end."""
 
     def __init__(self, app: Celery, client: Redis, owner: Callable[[], str] | None = None) -> None:
         self.app = app

@@ -1,9 +1,5 @@
-"""Tells everybody of a killed job: its monitors, its caller, its callbacks, in this order.
-
-A crash may come between any two steps, and a later pass goes on. What is said twice then does no
-harm, but for the chord: a second count could call its body with a result missing. It is noted
-before and after; where a crash came in between, it is failed by name instead.
-"""
+"""Tells of a killed job: its monitors, its caller, its callbacks, in this order. After a crash in
+between a later pass goes on; what is said twice then does no harm, but for the chord."""
 
 from __future__ import annotations
 
@@ -39,8 +35,7 @@ logger = get_logger(__name__)
 #: kill as well as a task can.
 TRIES = 3
 
-#: Seconds to wait for a result backend on Redis; what could not be told is tried again later.
-REPLY_TIMEOUT = 3.0
+REPLY_TIMEOUT = 3.0  # seconds to wait for a result backend on Redis, before it is tried later
 
 
 def own_backend(app: Celery) -> Any:
@@ -118,6 +113,8 @@ class Telling:
         return state if ours or state == states.SUCCESS else None
 
     def _chord_and_chain(self) -> None:
+        """Counted twice, a job could call the chord's body with a result missing: it is failed by
+        name where a crash came while that was under way."""
         request = self.request
         if not (request.chord or request.chain) or self.announcement.chord == "done":
             return

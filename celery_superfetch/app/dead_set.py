@@ -19,9 +19,7 @@ from ..store.queues import Queues
 from .broker import client_of, database_of
 from .queues import routes_of, separator_of
 
-#: Results in a row that could not be forgotten, after which the others are left as they are:
-#: a result backend that is away must not hold up a thousand jobs one by one.
-BACKEND_FAILURES = 3
+BACKEND_FAILURES = 3  # in a row: a backend that is away must not hold up jobs one by one
 
 BUSY = (
     "job {!r} is being put back by somebody else at this moment; if that is given up, it can be "
@@ -37,12 +35,9 @@ class Retried:
     id: str
     task: str | None = None
     task_id: str | None = None
-    #: The queue list it is on, or could not be put on.
-    queue: str | None = None
-    #: Why it is still in the dead set, or not there any more; None: it is on its queue.
-    error: str | None = None
-    #: What else went wrong: its result still says FAILURE.
-    warning: str | None = None
+    queue: str | None = None  # the queue list it is on, or could not be put on
+    error: str | None = None  # why it is still in the dead set, or gone; None: it is on its queue
+    warning: str | None = None  # what else went wrong: its result still says FAILURE
 
 
 class DeadSet(DeadJobs):
@@ -101,11 +96,9 @@ class DeadSet(DeadJobs):
         to: str | None = None,
         progress: Callable[[int], object] | None = None,
     ) -> list[Retried]:
-        """Put some jobs back, as ``retry`` does; one that cannot be does not hold up the others.
-
-        Returns what became of each, in order; ``progress`` is called after each batch with the
-        number of jobs that are done with.
-        """
+        """What became of each of some jobs, put back in order as by ``retry``; one that cannot be
+        does not hold up the others. ``progress`` is called after each batch with the number of jobs
+        that are done with."""
         self._backend_failures = 0
         done: list[Retried] = []
         queue = iter(jobs)
@@ -163,10 +156,8 @@ class DeadSet(DeadJobs):
         return to if self.separator in to else f"{to}{separator}{step}"
 
     def _forget_result(self, job: DeadJob) -> str | None:
-        """Make a job's result pending again; the text of a warning where that fails.
-
-        A SUCCESS stays: the job had ended, and only its ack was lost.
-        """
+        """Make a job's result pending again; the text of a warning where that fails. A SUCCESS
+        stays: the job had ended, and only its ack was lost."""
         backend = (self.app.tasks.get(job.task) or self.app).backend
         if isinstance(backend, DisabledBackend):
             return None

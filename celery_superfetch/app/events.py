@@ -1,8 +1,5 @@
-"""Celery events: what monitors (``celery events``, Flower) see of recoveries and kills.
-
-A worker sends them in its consumer's loop, as it sends all its task events: on its connection for
-those, and in no thread that a fork could meet. Others (beat's task, a command) send at once.
-"""
+"""Celery events for monitors: a worker sends them in its consumer's loop, as it sends those of
+tasks, and in no thread that a fork could meet. Others (beat's task, a command) send at once."""
 
 from __future__ import annotations
 
@@ -18,14 +15,9 @@ from celery.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-#: Events that wait for the loop at most; what comes on top while it does not turn is dropped.
-MOST = 1000
-
-#: Seconds that a process without such a loop waits for the broker ...
-TIMEOUT = 2.0
-
-#: ... and sends nothing after it waited in vain.
-SILENCE = 60.0
+MOST = 1000  # events that wait for the loop; what comes on top while it does not turn is dropped
+TIMEOUT = 2.0  # seconds that a process without such a loop waits for the broker ...
+SILENCE = 60.0  # ... and sends nothing after it waited in vain
 
 #: What a signal brings -> the event of it, and what that tells besides whose job it is.
 EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -44,10 +36,8 @@ class Monitors:
     def __init__(self, app: Celery) -> None:
         self.app = app
         self.pid = os.getpid()
-        #: The worker whose MainProcess this is. Others always send.
-        self.worker: Any = None
-        #: Makes its loop turn, called from any thread.
-        self.wake: Callable[[], object] = bool
+        self.worker: Any = None  # whose MainProcess this is; others always send
+        self.wake: Callable[[], object] = bool  # makes its loop turn, called from any thread
         self._waiting: deque[tuple[str, dict[str, Any]]] = deque()
         self._dispatcher: Any = None
         self._silent_until = 0.0

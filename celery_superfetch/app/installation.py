@@ -27,15 +27,11 @@ DEFAULTS = {
 
 
 def install(app: Celery, **options: Any) -> Celery:
-    """Make ``app`` fetch reliably.
-
-    Works before and after the app is configured, and more than once (later options win).
+    """Make ``app`` fetch reliably, and return it; before or after it is configured, and more than
+    once (later options win).
 
     Arguments:
         options: see ``Config``, or kombu's; merged into ``broker_transport_options``.
-
-    Returns:
-        ``app``.
 
     Raises:
         ConfigError: an option is unknown or impossible; the app was left as it was.

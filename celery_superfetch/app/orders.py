@@ -9,11 +9,8 @@ from celery import Celery
 
 from ..store.database import Database
 
-#: The control command that carries them out.
-COMMAND = "superfetch_jobs"
-
-#: Seconds that a worker has for it; what comes to it later it leaves undone.
-TIMEOUT = 5.0
+COMMAND = "superfetch_jobs"  # the control command that carries them out
+TIMEOUT = 5.0  # seconds that a worker has for it; what comes to it later it leaves undone
 
 SILENT = (
     "its worker {node} did not answer within {seconds:g} s, and nothing was done: its loop is busy "
@@ -33,16 +30,9 @@ def give(
     jobs: Sequence[str],
     **how: Any,
 ) -> dict[str, dict[str, Any]]:
-    """Have a worker ``release`` or ``kill`` jobs of its own.
-
-    Arguments:
-        worker: its ``owner``, ``node`` and ``version``.
-        jobs: their digests.
-        how: ``terminate=True`` also kills what runs.
-
-    Returns:
-        digest -> ``{"ok": what became of it}`` or ``{"error": why nothing did}``.
-    """
+    """Have a ``worker`` (its owner, node and version) ``release`` or ``kill`` jobs of its own, by
+    their digests; ``terminate=True`` also kills what runs. Returns digest -> ``{"ok": what became
+    of it}`` or ``{"error": why nothing did}``."""
     until = database.server_time() + int(TIMEOUT * 1000)
     order = {"owner": worker["owner"], "until": until, "what": what, "jobs": [*jobs], **how}
     node = worker["node"]

@@ -19,9 +19,8 @@ from .queues import lists_of
 def reaper_of(
     app: Celery, client: Redis, membership: Membership | None = None, by: str = ""
 ) -> Reaper:
-    """A reaper that speaks for ``app``: its guard decides, and callers are told by threads of the
-    worker's, if it gives its ``membership``, or at each pass's end. ``by``: who makes the passes.
-    """
+    """A reaper that speaks for ``app``: its guard decides, and callers are told by the threads of a
+    worker, if it gives its ``membership``, or at each pass's end. ``by``: who makes the passes."""
     return Reaper(
         database_of(app, client),
         watch=membership.heart.watch if membership else None,

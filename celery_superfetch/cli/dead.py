@@ -14,8 +14,8 @@ from .session import Session, command, know_tasks, superfetch, warn
 if TYPE_CHECKING:
     from ..app.dead_set import Retried
 
-#: Jobs after which a program that reads stderr hears of the progress; a person: each batch.
-PROGRESS = 1000
+PROGRESS = 1000  # jobs after which a program that reads stderr hears of it; a person: each batch
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @superfetch.group(name="dead")
@@ -24,9 +24,6 @@ def dead() -> None:
 
     ID is a job's id or its Celery task id, or the start of either.
     """
-
-
-UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def age(text: str) -> float:
@@ -139,8 +136,6 @@ def dead_retry(
 
 
 def _progress(total: int) -> Callable[[int], None]:
-    """How far it is, on stderr."""
-
     def progress(done: int) -> None:
         text = f"{done} of {total} jobs"
         if sys.stderr.isatty():
@@ -180,10 +175,9 @@ def dead_delete(session: Session, ids: tuple[str, ...]) -> None:
     for id in dict.fromkeys(ids):
         try:
             job = session.dead_set.get(id)
-            if session.dead_set.delete(job.id):
-                deleted.append(job.id)
-            else:
-                errors.append({"id": id, "error": GONE.format(id)})
+            if not session.dead_set.delete(job.id):
+                raise JobNotFound(GONE.format(id))
+            deleted.append(job.id)
         except JobNotFound as exc:
             errors.append({"id": id, "error": str(exc)})
     session.end({"deleted": deleted}, errors, [f"Deleted {id}" for id in deleted])

@@ -13,8 +13,7 @@ from ..store.unacked import Delivery, StockConsumer, StockJob, Unacked
 
 BATCH = 100  # jobs read and moved in one round trip
 
-#: A message, its exchange and routing key -> its queue lists -> ms of their x-expires; with none
-#: where the job cannot go anywhere.
+#: Message, exchange and routing key -> its queue lists -> ms of x-expires; none: it goes nowhere.
 Routes = Callable[[Mapping[str, Any], str, str], Mapping[str, int]]
 
 
@@ -58,12 +57,9 @@ def take_over(
     otherwise: str = "",
     dry_run: bool = False,
 ) -> Migrated:
-    """Take over what nobody can hold any more; raises StillInUse if that is not sure.
-
-    Arguments:
-        older_than: only jobs that were delivered more than so many seconds ago.
-        otherwise: queue for jobs whose exchange and routing key lead to none.
-    """
+    """Take over what nobody can hold any more, and was delivered more than ``older_than`` seconds
+    ago; raises StillInUse if the former is not sure. ``otherwise``: the queue for jobs whose
+    exchange and routing key lead to none."""
     # The jobs first: whoever held one of these and still lives is still connected, and whoever
     # connects later holds none of them.
     deliveries = unacked.deliveries()

@@ -25,15 +25,9 @@ from ..operate.overview import overview_of
 from .screen import State, render
 from .session import Session, know_tasks
 
-#: Times in a second that all is drawn anew: whatever was found, how long the server is silent, and
-#: for another size of the terminal.
-DRAWN = 2
-
-#: Seconds of silence of a server that are said, beside the interval.
-SLOW = 3.0
-
-#: Jobs of the dead set that are listed; `dead list` goes on from there.
-LISTED = 100
+DRAWN = 2  # times in a second that all is drawn anew, also for another size of the terminal
+SLOW = 3.0  # seconds of silence of a server that are said, beside the interval
+LISTED = 100  # jobs of the dead set; `dead list` goes on from there
 
 #: What terminals send for the keys that are no letters.
 NAMES = {"\x1b[A": "k", "\x1bOA": "k", "\x1b[B": "j", "\x1bOB": "j", "\x1b": "esc"}

@@ -12,8 +12,7 @@ from ..operate.words import number, span
 from .status_tables import print_status
 from .tables import DEAD_JOB, DEAD_SPARE, Tables
 
-#: Stands before the job that is chosen.
-CURSOR = ">"
+CURSOR = ">"  # stands before the job that is chosen
 
 #: What can be looked at -> the keys that can be pressed there.
 KEYS = {
@@ -50,11 +49,9 @@ class State:
     jobs: Sequence[dict[str, Any]] = ()
     now: int = 0
     size: int = 0
-    #: What was done, or went wrong.
-    said: str = ""
-    #: Waits for y, and what is done then.
-    question: str = ""
-    act: Callable[[], object] = str
+    said: str = ""  # what was done, or went wrong
+    question: str = ""  # waits for y ...
+    act: Callable[[], object] = str  # ... and what is done then
     #: Why the server could not be asked, and for how many seconds it has not answered.
     error: str = ""
     silent: float = 0.0

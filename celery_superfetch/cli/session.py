@@ -37,8 +37,6 @@ def superfetch(ctx: click.Context, **_: Any) -> None:
 
 @dataclass
 class Session:
-    """What a command works with."""
-
     app: Celery
     reaper: Reaper
     dead_set: DeadSet
@@ -110,9 +108,8 @@ def _session(ctx: click.Context, as_json: bool) -> Iterator[Session]:
         logging.lastResort.format = lambda record: _printable(  # type: ignore[method-assign]
             logging.Formatter().format(record)
         )
-    # A hint where nobody said which app: Celery then makes up one of its own.
-    named = app.main != "default"
-    hint = "" if named else "; name the app: celery -A your_app superfetch ..."
+    # Where nobody said which app, Celery makes up one of its own.
+    hint = "; name the app: celery -A your_app superfetch ..." if app.main == "default" else ""
     waits = threading.Timer(PATIENCE, _say_who_is_slow, (app,))
     waits.daemon = True
     waits.start()

@@ -16,8 +16,7 @@ from .tables import Tables
 
 STYLES = {"critical": "bold red", "warning": "yellow", "note": ""}
 
-#: Rows of a table, and findings, on a terminal; more push the verdict off the screen.
-MOST = 20
+MOST = 20  # rows of a table, and findings, on a terminal: more push the verdict off the screen
 
 OWNERS = ("Node", "Owner", "State", "Heard", "Running", "Reserved", "ETA", "App", "Reason")
 QUEUES = ("Queue", "Waiting", "Probation", "Oldest", "Consumers")
@@ -25,7 +24,6 @@ DEATHS = ("Died", "Node", "Owner", "Recovered", "Killed", "Reason")
 
 
 def say_status(session: Session, wide: bool = False) -> None:
-    """Ask the server, and print what there is to see."""
     found = overview_of(session.app, session.reaper)
     session.say(found, lambda: print_status(session.tables, found, wide))
 

@@ -13,22 +13,12 @@ from rich.text import Text
 from ..model.arguments import cut, printable
 from ..operate.words import span
 
-#: Columns where stdout is no terminal: enough that a pipe gets every row uncut on one line.
-PIPE_WIDTH = 10_000
+PIPE_WIDTH = 10_000  # columns where stdout is no terminal: a pipe gets every row uncut on one line
+SHORT_ID = 12  # characters of a job's id on a terminal; to every command a start is the whole
+LIST_ARGS = 80  # characters of a job's arguments in a list; `dead show` has more of them
+GAP = 2  # spaces between two columns
+UNBROKEN = 16  # cells up to this long are never broken; in longer ones, words are not
 
-#: Characters of a job's id on a terminal; a start is as good as the whole to every command.
-SHORT_ID = 12
-
-#: Characters of a job's arguments in a list; `dead show` has more of them.
-LIST_ARGS = 80
-
-#: Spaces between two columns.
-GAP = 2
-
-#: Cells up to this long are never broken; in longer ones, words are not.
-UNBROKEN = 16
-
-# A title in lower case is the name of what stands under it.
 DEAD_JOB = ("Id", "Died", "Task", "Task id", "Queue", "Strikes", "Recoveries", "Reason", "Args")
 #: What a narrow terminal goes without, the first first.
 DEAD_SPARE = ("Args", "Recoveries", "Task id", "Strikes", "Queue")
@@ -37,24 +27,18 @@ EVENT = ("Time", "Host", "Owner", "Strike", "Exit status", "Reason")
 
 
 class Tables:
-    """Prints tables to stdout.
-
-    Arguments:
-        no_color: plain text also on a terminal.
-        columns: of a terminal, whatever stdout is.
-    """
+    """Prints tables to stdout, with ``no_color`` in plain text; ``columns``: as on a terminal that
+    wide, whatever stdout is."""
 
     def __init__(self, no_color: bool = False, columns: int | None = None) -> None:
         self.console = Console(
             width=columns, no_color=no_color, highlight=False, markup=False, emoji=False
         )
-        #: Everything, and each row on one line: for a pipe, and for who asks for it.
-        self.wide = False
+        self.wide = False  # everything, each row on one line: for a pipe, and for who asks for it
         if columns is None and not self.console.is_terminal:
             self.widen()
 
     def widen(self) -> None:
-        """Print all that there is, each row on one line."""
         self.wide, self.console.width = True, PIPE_WIDTH
 
     def line(self, text: object = "", style: str = "") -> None:
@@ -72,15 +56,9 @@ class Tables:
         spare: Sequence[str] = (),
         most: int = 0,
     ) -> None:
-        """A table without lines; no word is broken unless it is longer than the terminal is wide.
-
-        A cell is a value, or a ``(value, style)``. A title in lower case, with ``_``, is the name
-        of its column in each row.
-
-        Arguments:
-            spare: titles of columns that a narrow terminal goes without, the first first.
-            most: rows on a terminal; 0 for all.
-        """
+        """A table of ``most`` rows on a terminal (0: all), where no word is broken that fits. A
+        cell is a value, or a ``(value, style)``, named in its row as its title in lower case, with
+        ``_``. ``spare``: titles that a narrow terminal goes without, the first first."""
         found = [{title: _cell(row.get(_name(title))) for title in titles} for row in rows]
         if not found:
             return

@@ -19,8 +19,7 @@ from ..store.wire.clients import run_id
 
 logger = logging.getLogger(__name__)
 
-#: Tries to mark an owner that goes on writing heartbeats: each must hit the gap between two.
-TRIES = 10
+TRIES = 10  # to mark an owner that goes on writing heartbeats: each must hit the gap between two
 
 
 @dataclass
@@ -60,10 +59,8 @@ class GiveBack:
         self.lists = reaper.lists
 
     def run(self, *, force: bool = False, dry_run: bool = False) -> GivenBack:
-        """Give back what dead owners hold; raises StillInUse while one lives.
-
-        With ``force`` the living are marked reaped, too, and learn it by their next heartbeat.
-        """
+        """Give back what dead owners hold; raises StillInUse while one lives. With ``force`` the
+        living are marked reaped, too, and learn it by their next heartbeat."""
         report, errors = GivenBack(dry_run=dry_run), Pass(dry_run=dry_run)
         self.reaper.sweep(errors)
         judged = judge_all(self.registry, keep=not dry_run)
