@@ -46,9 +46,8 @@ class DeadSet(DeadJobs):
     >>> with DeadSet(app) as dead:
     ...     dead.retry_all(task="shop.charge", newer_than=3600)
 
-    Wherever jobs are picked, the conditions are those of ``DeadFilter``: ``task``, ``queue``,
-    ``reason``, ``older_than``, ``newer_than``. A job is named by its id or its Celery task
-    id, or the start of either.
+    Jobs are picked by the conditions of ``DeadFilter`` (``task``, ``queue``, ``reason``,
+    ``older_than``, ``newer_than``), and named by id or Celery task id, or the start of either.
 
     Arguments:
         client: a client for the broker's database; None: one of its own, for ``close``.

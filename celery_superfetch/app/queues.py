@@ -50,7 +50,6 @@ class Routes:
 
 @contextmanager
 def routes_of(app: Celery) -> Iterator[Routes]:
-    """The routes of an app's broker, while its connection is open."""
     with app.connection_for_read() as connection:
         yield Routes(app, connection.channel())
 

@@ -9,11 +9,6 @@ import click
 
 from .session import Session, command, in_session, superfetch
 
-#: Why nobody can be asked to let go of a job.
-NOBODYS = "it is on probation, and no worker has it: it runs as soon as one can run it alone"
-LEFT = "its worker is dead: `celery superfetch reap` gives it back to its queue"
-NO_WORKER = "its owner is no Celery worker: stop that, and it goes back to its queue"
-
 
 @superfetch.group(name="jobs", invoke_without_command=True)
 @click.option(
@@ -86,11 +81,13 @@ def _named(
             rows = "".join(f"\n  {job['digest']} {_title(job)} {job['state']}" for job in fit)
             error = f"fits {len(fit)} jobs:{rows}"
         elif fit[0]["state"] == PROBATION:
-            error = NOBODYS
+            error = (
+                "it is on probation, and no worker has it: it runs as soon as one can run it alone"
+            )
         elif fit[0]["verdict"] != "alive":
-            error = LEFT
+            error = "its worker is dead: `celery superfetch reap` gives it back to its queue"
         elif not fit[0]["node"]:
-            error = NO_WORKER
+            error = "its owner is no Celery worker: stop that, and it goes back to its queue"
         if error:
             errors.append({"id": id, "error": error})
         elif fit[0] not in jobs:

@@ -34,8 +34,7 @@ NAMES = {"\x1b[A": "k", "\x1bOA": "k", "\x1b[B": "j", "\x1bOB": "j", "\x1b": "es
 NAMES |= {"\r": "s", "\n": "s"}
 ONE_KEY = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
 
-#: Where q and Esc lead to.
-BACK = {"dead": "status", "job": "dead", "help": "status"}
+BACK = {"dead": "status", "job": "dead", "help": "status"}  # where q and Esc lead to
 
 
 class Top:

@@ -44,7 +44,6 @@ class Session:
     as_json: bool
 
     def say(self, document: Any, text: Callable[[], object]) -> None:
-        """Print the document with ``--json``, else what ``text`` prints."""
         if self.as_json:
             click.echo(json.dumps(document, indent=2))
         else:
@@ -77,8 +76,6 @@ def in_session(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def command(group: click.Group, name: str) -> Callable[[Callable[..., Any]], Any]:
-    """A sub-command ``in_session``."""
-
     def decorate(function: Callable[..., Any]) -> Any:
         return group.command(name=name, cls=CeleryCommand)(in_session(function))
 

@@ -46,7 +46,6 @@ class Tables:
         self.console.print(_text(text, style), soft_wrap=self.wide)
 
     def short(self, id: str) -> str:
-        """An id, or on a terminal the start of it."""
         return id if self.wide else id[:SHORT_ID]
 
     def table(

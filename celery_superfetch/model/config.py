@@ -20,10 +20,8 @@ class Config:
     heartbeat_interval: float = 5.0  # seconds between two heartbeats of an owner
     #: Seconds of watched silence after which a still connected remote owner is dead.
     owner_ttl: float = 60.0
-    #: Seconds between two full looks at the registry, by workers and by beat.
-    reap_interval: float = 10.0
-    #: Seconds between two scans of the keyspace for private lists nobody registered.
-    full_sweep_interval: float = 3600.0
+    reap_interval: float = 10.0  # seconds between full looks at the registry, by workers and beat
+    full_sweep_interval: float = 3600.0  # seconds between scans for lists nobody registered
     #: A job is killed at this many strikes, the last its own (Sidekiq Pro's figure) ...
     strike_limit: int = 3
     #: ... within this many seconds of the first (72 h, likewise).
@@ -31,18 +29,15 @@ class Config:
     #: Recoveries, strikes or not, after which a job goes on probation (RabbitMQ's delivery limit).
     recovery_limit: int = 20
     dead_limit: int = 10_000  # jobs the dead set holds at most (Sidekiq's figure)
-    #: Seconds a job stays in the dead set at most (180 days, likewise).
-    dead_ttl: float = 180 * 86400.0
+    dead_ttl: float = 180 * 86400.0  # seconds a job stays there at most (180 days, likewise)
     claim_limit: int = 64  # jobs one claim takes at most, whatever the prefetch allows
     metrics_port: int = 0  # at which a worker serves metrics; 0: it does not
     metrics_host: str = "127.0.0.1"  # where it listens for it
     #: What a worker does with a job of a task that it does not know, which Celery discards: it
     #: goes back while another may know the task, else to the dead set; or there at once.
     unknown_tasks: str = "requeue"
-    #: Seconds that a job may run before it is told of; None: it is not.
-    stuck_after: float | None = None
-    #: Seconds that a job may wait in a busy worker while another of its queue has nothing to do;
-    #: None: for ever.
+    stuck_after: float | None = None  # seconds a job may run before it is told of; None: never is
+    #: Seconds a job may wait in a busy worker while another of its queue idles; None: for ever.
     reserved_timeout: float | None = None
     #: Name of the Celery app; ``install`` sets it. Jobs are killed only by their own app.
     app_name: str = ""
@@ -109,8 +104,7 @@ def _wrong_with(kind: str, value: Any) -> str:
     return "a whole number" if kind == "int" and value != int(value) else ""
 
 
-#: What is not just any text.
-CHOICES = {"unknown_tasks": ("requeue", "dead", "discard")}
+CHOICES = {"unknown_tasks": ("requeue", "dead", "discard")}  # what is not just any text
 #: Names of all options -> the names of their types.
 OPTIONS = {name: kind.partition(" | ")[0] for name, kind in Config.__annotations__.items()}
 DEFAULTS = {name: getattr(Config, name) for name in OPTIONS}

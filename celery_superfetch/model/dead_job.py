@@ -160,11 +160,9 @@ class DeadFilter:
 
     def window(self, now: int) -> tuple[float, float]:
         """The earliest and the latest time of death, both included; all in server ms."""
-        newer, older = self.newer_than, self.older_than
-        return (
-            -inf if newer is None else now - newer * 1000,
-            inf if older is None else now - older * 1000,
-        )
+        earliest = -inf if self.newer_than is None else now - self.newer_than * 1000
+        latest = inf if self.older_than is None else now - self.older_than * 1000
+        return earliest, latest
 
     def takes(self, job: DeadJob, separator: str) -> bool:
         """Whether a job of the right age is meant; kombu's ``separator`` ends a queue's name."""

@@ -1,8 +1,5 @@
-"""Keeps forks and what the other threads of a process do in libraries apart.
-
-In a forked child a lock that another thread held is held for ever. So a thread of ours that may
-hold one, of whatever library, says ``with kept_off()``: a fork waits for it, that of a pool later.
-"""
+"""Keeps forks from threads of ours that may hold a lock of a library, which a child would find held
+for ever: while one is ``with kept_off()``, forks wait, and that of a pool comes later."""
 
 from __future__ import annotations
 

@@ -23,8 +23,7 @@ class Job(NamedTuple):
     owner: str
     queue_list: str
     payload: bytes
-    #: Tells the claims of one owner apart; empty for one read from another's private list.
-    claim_id: str = ""
+    claim_id: str = ""  # tells one owner's claims apart; empty if read from another's private list
 
     @property
     def trace(self) -> tuple[str, str, int]:
@@ -46,8 +45,7 @@ class Counters(NamedTuple):
     #: Earlier recoveries, oldest first: owner, reason, strike ("exact", "suspect" or ""), at
     #: (server s).
     history: tuple[Mapping[str, Any], ...] = ()
-    #: It is on probation until it is settled: it runs with nothing beside it.
-    probation: bool = False
+    probation: bool = False  # until it is settled: it runs with nothing beside it
     requeues: int = 0
 
     @classmethod

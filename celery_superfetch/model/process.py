@@ -13,8 +13,7 @@ import psutil
 
 from .verdict import Reason
 
-#: The system call itself, beside each send, took a twentieth of a job's CPU.
-own_pid = cache(os.getpid)
+own_pid = cache(os.getpid)  # the system call, beside each send, took a twentieth of a job's CPU
 if hasattr(os, "register_at_fork"):  # Windows has none, where producers run all the same
     os.register_at_fork(after_in_child=own_pid.cache_clear)
 

@@ -29,8 +29,7 @@ class Blame(Enum):
 
 
 class Limits(NamedTuple):
-    #: Name of a task -> its strike limit; None for never killed.
-    strikes: Callable[[str | None], int | None]
+    strikes: Callable[[str | None], int | None]  # task -> its strike limit; None: never killed
     recoveries: int  # recoveries, strikes or not, after which a job goes on probation
 
     @classmethod
@@ -45,8 +44,7 @@ class Running(NamedTuple):
     #: Digests of the jobs that ran; one that has had its strike counts, without its name.
     digests: tuple[str, ...] = ()
     claim_ids: Mapping[str, str] = MappingProxyType({})  # digest -> claim id
-    #: The one on probation that had the process for itself, even if it had not begun.
-    alone: str = ""
+    alone: str = ""  # one on probation that had the process for itself, even if it had not begun
     stopping: bool = False  # the process had been told to stop
     #: How many ran when it was taken for dead, where that was noted; some may be settled since.
     at_death: int = 0

@@ -35,8 +35,7 @@ _DEAD = {
     *(Reason.PROCESS_GONE, Reason.PROCESS_ZOMBIE, Reason.PID_REUSED),
     *(Reason.SUPERSEDED, Reason.STUCK, Reason.DISCONNECTED, Reason.SILENT),
 }
-#: Missed heartbeats after which the loss of an owner's connections counts as its death.
-MISSED_HEARTBEATS = 2
+MISSED_HEARTBEATS = 2  # after which the loss of an owner's connections counts as its death
 
 
 @dataclass(frozen=True)
@@ -47,12 +46,10 @@ class Evidence:
     owner_ttl: float
     #: How long the judge *watched* the owner's heartbeat stand still; None: not watched yet.
     silent_for: float | None = None
-    #: What the judge's own host says of the process (``look_at``); None: not the same ground.
-    process: Reason | None = None
+    process: Reason | None = None  # ``look_at`` on the judge's own host; None: not the same ground
     stuck: bool = False  # it said so by its last heartbeat: nobody settles or hands on its jobs
     superseded: bool = False  # a newer program of the same process has registered
-    #: Some of the pool processes it registered still run (asked on the same ground only).
-    pool_left: bool = False
+    pool_left: bool = False  # pool processes it registered still run (asked on the same ground)
     #: Whether the server still has its connections; None: unusable (proxy, ACL, other run id).
     connected: bool | None = None
     reaped: bool = False  # it was reaped before and only its tombstone is left

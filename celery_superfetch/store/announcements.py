@@ -12,8 +12,7 @@ from .database import Database, Structure
 #: right for as long as it is registered.
 TIME_LIMIT = 30.0
 
-#: Seconds after which what was noted is forgotten. While a pass comes by, it never is.
-REMEMBERED = 7 * 24 * 3600
+REMEMBERED = 7 * 24 * 3600  # seconds after which notes are forgotten; never while passes come by
 
 
 class TakenOver(Exception):

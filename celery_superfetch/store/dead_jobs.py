@@ -14,20 +14,12 @@ from ..model.strikes import Recovery
 from .database import Structure
 from .wire.scripts import Call
 
-#: Unparseable jobs the dead set holds at most: junk must not push out what can be retried.
-JUNK_LIMIT = 1000
-
-#: Jobs deleted or read in one script or command; bounds what each costs the server.
-BATCH = 100
-#: Ids read in one command: they are short.
-IDS = 500
-#: Jobs of any size that are read at a time by somebody who may need none of them.
-FEW = 10
-
-#: Characters of a UUID before its first hyphen, which no digest has.
-UUID_BEGIN = 8
-#: Candidates that an error names.
-SHOWN = 10
+JUNK_LIMIT = 1000  # unparseable jobs it holds at most: junk must not push out what can be retried
+BATCH = 100  # jobs deleted or read in one script or command; bounds what each costs the server
+IDS = 500  # ids read in one command: they are short
+FEW = 10  # jobs of any size that are read at a time by somebody who may need none of them
+UUID_BEGIN = 8  # characters of a UUID before its first hyphen, which no digest has
+SHOWN = 10  # candidates that an error names
 #: ms after which a retry that was begun is given up for dead. It forgets the results of a batch
 #: meanwhile, and a result backend may be slow.
 RETRY_LOCK = 60_000
@@ -37,8 +29,7 @@ class DeadJobs(Structure):
     """Killed jobs (``superfetch:dead``, ``superfetch:dead:jobs``), newest first. No command reads
     or moves more than a batch of them; where jobs are picked, it is by a ``DeadFilter``."""
 
-    #: What kombu puts between a queue's name and a priority step, unless it is told otherwise.
-    separator = "\x06\x16"
+    separator = "\x06\x16"  # kombu's own, between a queue's name and a priority step
 
     def __len__(self) -> int:
         return int(self.client.zcard(self.keys.dead))

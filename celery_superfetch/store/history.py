@@ -14,8 +14,7 @@ from .database import Structure
 DAYS = 7
 MOST = 1000
 
-#: Between the parts of a counter's name; a total has none.
-TAB = "\t"
+TAB = "\t"  # between the parts of a counter's name; a total has none
 
 #: Upper bounds of what recoveries took (s), from the last heartbeat of a dead owner until its jobs
 #: were back. A death on one host is seen within seconds, one elsewhere by its connections, or after

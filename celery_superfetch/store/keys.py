@@ -1,6 +1,5 @@
-"""Every Redis key of this package; docs/redis_data.md tells their stories. kombu's
-``global_keyprefix`` is applied here, since its prefixing client rewrites only a script's first key
-and none of BLMOVE, LREM or LRANGE."""
+"""Every Redis key of this package (docs/redis_data.md), with kombu's ``global_keyprefix``: its own
+prefixing client rewrites only a script's first key and none of BLMOVE, LREM or LRANGE."""
 
 from __future__ import annotations
 

@@ -23,10 +23,8 @@ ALONE, RAN = "alone", "ran"
 class Claims(NamedTuple):
     registered: bool  # False: the owner is not registered (any more); nothing was claimed
     jobs: Sequence[Claimed] = ()
-    #: For each job to confirm: the claim, or None when it is ours no longer.
-    confirmed: Sequence[Claimed | None] = ()
-    #: Queue list -> error text, where a list could not be read.
-    errors: Sequence[tuple[str, str]] = ()
+    confirmed: Sequence[Claimed | None] = ()  # for each job to confirm; None: ours no longer
+    errors: Sequence[tuple[str, str]] = ()  # queue list -> why it could not be read
     started: Sequence[Claimed] = ()  # those that are recorded as running
 
     def fell_short(self, most: int) -> bool:
@@ -210,13 +208,8 @@ class PrivateLists(Structure):
         """What an owner had recorded; ``stopping``: it had been told to stop."""
         ran = self._record(owner)
         alone, at_death = ran.pop(ALONE, ""), int(ran.pop(RAN, 0))
-        return Running(
-            tuple(ran.values()),
-            {name: id for id, name in ran.items()},
-            alone=ran.get(alone, ""),
-            stopping=stopping,
-            at_death=at_death,
-        )
+        claim_ids = {name: id for id, name in ran.items()}
+        return Running(tuple(ran.values()), claim_ids, ran.get(alone, ""), stopping, at_death)
 
     def unrecord(self, job: Job) -> None:
         self.client.hdel(self.keys.running(job.owner), job.claim_id)

@@ -7,13 +7,7 @@ from typing import Any, NamedTuple
 
 from redis import Connection
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    AskError,
-    ClusterDownError,
-    ReadOnlyError,
-    ResponseError,
-    TryAgainError,
-)
+from redis.exceptions import AskError, ClusterDownError, ReadOnlyError, ResponseError, TryAgainError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
@@ -33,8 +27,7 @@ ASKED_ONCE: Params = {
 #: Seconds to wait for the server where the user set no ``socket_timeout``. Behind a firewall that
 #: drops connections the kernel waits for a quarter of an hour; servers may stand still for 10 s.
 REPLY_TIMEOUT = 15.0
-#: Times that what a cluster's node did not serve is sent again, each once its slot is served.
-TRIES = 3
+TRIES = 3  # times that what a node did not serve is sent again, each once its slot is served
 #: What Redis and Valkey say of SELECT.
 NO_SUCH_DATABASE = ("SELECT is not allowed in cluster mode", "DB index is out of range")
 NAME = "celery-superfetch"  # of our connections in CLIENT LIST, to be told from stock kombu's

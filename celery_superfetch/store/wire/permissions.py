@@ -55,10 +55,8 @@ def refused(client: Redis, never: str, keys: Sequence[str]) -> Refused | None:
     transaction that is never executed: the server checks permissions, and nothing else, as it
     queues. ``ACL DRYRUN`` would need a permission of its own, and Redis 7. None where not even that
     may be asked."""
-    looks = [
-        *((line, never) for line in (*REQUIRED, *OPTIONAL)),
-        *(("llen K", key) for key in keys),
-    ]
+    looks = [(line, never) for line in (*REQUIRED, *OPTIONAL)]
+    looks += [("llen K", key) for key in keys]
     connection: Any = client.connection_pool.get_connection(*CHECKOUT)
     try:
         packed = connection.pack_commands([["MULTI"], *(_words(*look) for look in looks)])

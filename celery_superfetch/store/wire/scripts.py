@@ -18,8 +18,7 @@ from .server import info, server_version
 
 #: What redis-py before 5.3 wants to know of the command when it hands out a connection.
 CHECKOUT = () if redis.VERSION >= (5, 3) else ("EVALSHA",)
-#: Seconds after which a connection is looked at before it is used: the server may have closed it.
-IDLE = 1.0
+IDLE = 1.0  # seconds after which a connection is looked at before use: it may have been closed
 LARGE = 16 * 1024  # bytes from which an argument is sent for itself, and not copied
 
 

@@ -30,8 +30,7 @@ TAGGED = re.compile(r"[^{]*\{[^}]+\}")
 #: takes, and with the four tries of a Celery producer longer than the election after a crash.
 PATIENCE = 5.0
 PAUSE = 0.05  # seconds between two tries
-#: Seconds that a node of a cluster has to accept a connection: there are others, and one that is
-#: cut off says nothing.
+#: Seconds that a node has to accept a connection: there are others, and one cut off says nothing.
 REACHED_WITHIN = 2.0
 
 NO_TAG = (
@@ -44,11 +43,8 @@ Address = tuple[str, int]
 
 
 class Slot:
-    """Who serves the slot of ``key``, as far as this process knows.
-
-    Whether the server is a cluster at all it finds out by itself: what is none is connected to as
-    it was given. Any node will do to begin with, and each that is reached names the others.
-    """
+    """Who serves the slot of ``key``, as far as this process knows; what is no cluster is connected
+    to as it was given. Any node will do to begin with: each that is reached names the others."""
 
     def __init__(self, key: str, seeds: Iterable[Address]) -> None:
         self.key = key
@@ -58,12 +54,9 @@ class Slot:
         self._nodes: list[Address] = []
 
     def reach(self, connection: Any, connect: Callable[[], None]) -> None:
-        """Connect ``connection`` to the node that serves the slot.
-
-        Raises:
-            ConnectionError: none does, or the slot is being moved all the time, for PATIENCE
-                seconds or the connection's own limit. Nothing was done of what was to be asked.
-        """
+        """Connect ``connection`` to the node that serves the slot; ConnectionError: none does, or
+        the slot is being moved all the time, for PATIENCE seconds or the connection's own limit.
+        Nothing was done of what was to be asked."""
         own: Address = connection.host, connection.port
         deadline = time.monotonic() + _limit(connection)
         while True:
@@ -80,9 +73,8 @@ class Slot:
         ways = [own]
         if self.clustered:
             ways = [*filter(None, [self._primary]), own, *self.seeds, *self._nodes]
-            connection.socket_connect_timeout = min(
-                connection.socket_connect_timeout or REACHED_WITHIN, REACHED_WITHIN
-            )
+            limit = connection.socket_connect_timeout or REACHED_WITHIN
+            connection.socket_connect_timeout = min(limit, REACHED_WITHIN)
         tried: set[Address] = set()
         error: Exception | None = None
         while ways:
