@@ -35,18 +35,22 @@ class Command(NamedTuple):
 
 @contextmanager
 def nobodys_current_app() -> Iterator[None]:
-    """What is imported meanwhile does not become the current app of this process's other tests."""
-    before = _state._tls.current_app
+    """What is imported meanwhile does not become the current app of this process's other tests, nor
+    are its tasks theirs."""
+    before, finalizers = _state._tls.current_app, {*_state._on_app_finalizers}
     try:
         yield
     finally:
         _state._tls.current_app = before
+        _state._on_app_finalizers &= finalizers
 
 
 def shop() -> Celery:
     """The app of the recipes."""
     with nobodys_current_app():
         from examples.shop import app
+
+        app.finalize()
     return app
 
 
