@@ -34,11 +34,9 @@ SHORTEST_WAIT = 1.0
 
 
 class Heart:
-    """Registers an owner, says that it lives, and hears what became of it and its server.
-
-    Only the thread that ``Heartbeats`` is does anything here (before it runs, whoever joins),
-    without a lock: what others want to know is an attribute, written once it is true.
-    """
+    """Registers an owner, says that it lives, and hears what became of it and its server. Only the
+    thread of ``Heartbeats`` acts here (before it runs, whoever joins), without a lock: what others
+    want to know is an attribute, written once it is true."""
 
     def __init__(
         self, params: Params, elsewhere: Sequence[Params], config: Config, runner: Runner
@@ -52,23 +50,19 @@ class Heart:
         self.facts = Facts.mine("", ProcessImage.current(), config)
         #: As in ``Facts``; whoever knows the runs writes it.
         self.stuck_jobs: tuple[tuple[str, str, str, int], ...] = ()
-        #: What another thread has to do, since it may take long.
-        self.overdue: deque[Callable[[], object]] = deque()
+        self.overdue: deque[Callable[[], object]] = deque()  # what takes long, for other threads
         #: Who is silent, as this process saw it by its own heartbeats.
         self.watch = Watch(longest_gap=2 * config.heartbeat_interval + RETRY_INTERVAL)
-        #: Owners registered on this host at the last heartbeat.
-        self.neighbours: tuple[str, ...] = ()
+        self.neighbours: tuple[str, ...] = ()  # owners of this host at the last heartbeat
         self.outages = 0
-        #: Ids of the blocking connections; they are cut when the owner is reaped.
-        self.blocking: set[int] = set()
+        self.blocking: set[int] = set()  # ids of connections that are cut when it is reaped
         #: Set (by a signal handler, too) once the process is to stop: it claims and starts no more.
         self.stopping = False
         #: A state -> what says it, and that this owner lives, as it is sent. It asks nobody.
         self.pulse: Callable[[str], bytes]
         #: The loop is watched as other owners are: by looks that came in time.
         self._loop = Watch(longest_gap=2 * RETRY_INTERVAL)
-        #: How often it had turned when it was found to stand still; 0: it does not.
-        self._stuck_at = 0
+        self._stuck_at = 0  # how often it had turned when it was found to stand still, if it does
         #: Our last two heartbeats (server ms): whoever knows one is our server, or its replica.
         self._heard: tuple[int, ...] = ()
         self._last_ms = 0  # of the last one; 0: one failed since
@@ -85,9 +79,7 @@ class Heart:
 
     def connect(self, params: Params) -> Redis:
         """A client with one connection: a full pool, or a reply that waits, must not stop a heart.
-
-        Nor must a half-open connection: it waits for the server until the next heartbeat at most.
-        """
+        A half-open one does until the next heartbeat at most."""
         own = {**without_retries(params), "max_connections": 2}
         longest = max(SHORTEST_WAIT, self.config.heartbeat_interval)
         for name in own.keys() & {"socket_timeout", "socket_connect_timeout"}:
@@ -217,11 +209,8 @@ class Heart:
         self.outages += 1
 
     def _look_elsewhere(self) -> None:
-        """Go on at the server that took ours' place: it knows a late heartbeat of ours, and takes
-        more.
-
-        The primary of last week, come back with its data, knows none; a replica takes none.
-        """
+        """Go on at the server that took ours' place: it knows a late heartbeat of ours (the primary
+        of last week, come back with its data, does not), and takes more (a replica does not)."""
         for params in self.elsewhere:
             if self.is_at(params):
                 continue
@@ -243,9 +232,8 @@ class Heart:
 
     def move(self, params: Params) -> None:
         """Everybody has the client, and so comes along; what is under way fails by itself."""
-        logger.warning(
-            "Owner %s goes on at the server that took its server's place.", self.facts.owner
-        )
+        owner = self.facts.owner
+        logger.warning("Owner %s goes on at the server that took its server's place.", owner)
         old, self.params = self.client.connection_pool, without_retries(params)
         self.client.connection_pool = self._pool()
         old.disconnect(inuse_connections=False)

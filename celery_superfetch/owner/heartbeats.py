@@ -1,9 +1,6 @@
-"""The heart of an owner: a thread and a connection of its own; under gevent a native one, too.
-
-There the thread is a greenlet, which a task that does not yield stops. A native thread goes on, but
-may touch none of gevent's locks and sockets. So the greenlet opens its connection, with all that
-redis-py knows of TLS and passwords, and the native thread only writes and reads bytes there.
-"""
+"""The heart's thread. Under gevent it is a greenlet, which a task that does not yield stops: it
+connects, as redis-py knows how, for a native thread, which goes on, but may touch none of gevent's
+locks and sockets, and so only writes and reads bytes there."""
 
 from __future__ import annotations
 
@@ -91,17 +88,18 @@ class Heartbeats(threading.Thread):
             if self.pulse is not None:
                 self.pulse.tend()
         except Exception as exc:  # whatever it is, an owner without a heart is dead
-            if not self._failing:
-                self._wake.set()  # the connection alone may be lost: once more, on another
-                logger.warning(
-                    "Heartbeat of owner %s failed: %r. Retrying every %g s; other hosts take "
-                    "this process for dead after %g s of silence.",
-                    self.heart.facts.owner,
-                    exc,
-                    RETRY_INTERVAL,
-                    self.heart.config.owner_ttl,
-                )
+            if self._failing:
+                return
             self._failing = True
+            self._wake.set()  # the connection alone may be lost: once more, on another
+            logger.warning(
+                "Heartbeat of owner %s failed: %r. Retrying every %g s; other hosts take this "
+                "process for dead after %g s of silence.",
+                self.heart.facts.owner,
+                exc,
+                RETRY_INTERVAL,
+                self.heart.config.owner_ttl,
+            )
         else:
             if self._failing:
                 logger.info("Heartbeat of owner %s is heard again.", self.heart.facts.owner)

@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 #: A claim finds its owner unregistered at most this often in a row before it gives up.
 REGISTRATIONS = 3
 
-#: Queue lists, at most, that stay registered although nobody claims from them: to claim from them
-#: again costs nothing then. All who look at this owner read them.
+#: Queue lists that stay registered although nobody claims from them, at most: to come back to one
+#: is free then, but all who look at this owner read them.
 MANY_UNUSED = 100
 
 #: Seconds a blocking claim may take; a claim of a dead process can land until then.
@@ -83,11 +83,8 @@ class Membership:
             )
 
     def join(self, user: int, lists: Mapping[str, int]) -> None:
-        """Register the process and the queue lists (-> ms of x-expires) that a channel claims from.
-
-        Returns when the server knows them; raises UnsupportedBroker where it cannot carry the
-        guarantee.
-        """
+        """Have the server know this process and the queue lists (-> ms of x-expires) that a channel
+        claims from; raises UnsupportedBroker where it cannot carry the guarantee."""
         with self._lock:
             first, known = not self.owner, self.heart.facts.lists
             self._users[user] = lists
@@ -163,10 +160,8 @@ class Membership:
         self.in_flight.flush()
 
     def leave(self, user: int, *, answered: bool = True) -> None:
-        """A channel is done: settle; with the last one, and nothing held, the process leaves.
-
-        Never raises. Not ``answered``: a blocking claim may still land; a tombstone waits for it.
-        """
+        """A channel is done: settle; with the last one, and nothing held, the process leaves. Never
+        raises. Not ``answered``: a blocking claim may still land; a tombstone waits for it."""
 
         def settle() -> None:
             try:
@@ -191,10 +186,8 @@ class Membership:
             self.in_flight.lost_claims.reconcile(self.owner, self.heart.facts.lists)
 
     def _try(self, act: Callable[[], object], tries: int) -> Exception | None:
-        """Do it, at the last of some tries if need be; the error if that failed, too.
-
-        The first may only learn that idle connections are lost, and the next that the heart's is.
-        """
+        """Do it, at the last of some tries if need be; the error if that failed, too. The first may
+        only learn that idle connections are lost, and the next that the heart's is."""
         for _ in range(tries):
             try:
                 act()
@@ -205,7 +198,6 @@ class Membership:
         return error
 
     def leave_for_good(self) -> None:
-        """The process ends: give back everything and leave, as far as the server answers."""
         if self.pid != own_pid() or not self.owner:
             return
 
@@ -246,11 +238,8 @@ _memberships: dict[tuple[frozenset[object], Config, Runner], Membership] = {}
 def membership_for(
     params: Params, config: Config, elsewhere: Sequence[Params] = (), runner: Runner = CONSUMER
 ) -> Membership:
-    """The membership of this process in the database that ``params`` lead to.
-
-    Two apps with other settings, or another name, are owners of their own, and so is each worker:
-    one that was embedded may end beside others.
-    """
+    """This process in the database that ``params`` lead to. Apps with other settings, or another
+    name, are owners of their own, and so is each worker: an embedded one may end beside others."""
     # Servers of a list need not be replicas of each other: then each has one of its own.
     for others in (elsewhere, ()):
         key = frozenset(map(place_of, [params, *others])), config, runner

@@ -19,11 +19,9 @@ from .runner import CONSUMER, Runner
 
 
 class InFlight(Outbox):
-    """The jobs in flight of one process, for all its channels on one database.
-
-    Thread-safe. Acks come from the consumer's loop, from a pool's threads, and after the channel is
-    closed. What asks the server raises ``RedisError`` where that cannot be asked.
-    """
+    """The jobs in flight of one process, for all its channels on one database. Thread-safe: acks
+    come from the consumer's loop, from a pool's threads, and after the channel is closed. What asks
+    the server raises ``RedisError`` where it cannot be asked."""
 
     def __init__(self, database: Database, runner: Runner = CONSUMER) -> None:
         super().__init__(database)
@@ -113,11 +111,8 @@ class InFlight(Outbox):
 
     def start(self, job: Job, name: str = "") -> float:
         """Hand a job over to those who run it: until when it may begin (monotonic s); 0: not now.
-
-        Its record as running (by its digest; empty where it may be settled before it runs) is on
-        its way before, with the ack of the job that made room. Nobody waits for the answer, unless
-        ETA jobs are to be moved aside.
-        """
+        Its record as running (under ``name``, its digest; none where it may be settled before it
+        runs) is sent before, and waited for only if ETA jobs are to be moved aside."""
         with self.lock:
             until = self.certificate.until(job.owner)
             # While a reply is lost, the record may say that a suspect runs here, alone.
@@ -143,9 +138,8 @@ class InFlight(Outbox):
     def bring_back(self, job: Job) -> None:
         """Have a job in its private list, where whatever is done to it looks for it."""
         with self.lock:
+            # The record of its start may be on its way: not to come in behind what removes it.
             with suppress(RedisError):  # what was refused has not come either
-                # The record of its start may be on its way, and must not come in behind what
-                # removes it.
                 self._exchange([])
             self.moves.pop(job, None)
             if job in self.aside:
@@ -153,10 +147,8 @@ class InFlight(Outbox):
                 self.aside.discard(job)
 
     def requeue_waiting(self, jobs: Iterable[Job], all_of_them: bool = True) -> list[Job]:
-        """Give back those whose consumers have not handed them over, and now cannot, in this order.
-
-        Not ``all_of_them``: but for those that wait for their time. Returns those that went.
-        """
+        """Give back, in this order, those whose consumers have not handed them over, and now cannot
+        (not ``all_of_them``: but for those that wait for their time); returns those that went."""
         with self.lock:
             back = [job for job in jobs if self.jobs.get(job) is State.WAITING]
             if not all_of_them:
@@ -178,11 +170,8 @@ class InFlight(Outbox):
             self.lost_claims.forget_running(job.owner)
 
     def lose_all(self, owner: str) -> None:
-        """An owner of ours was reaped: announce what runs, forget the rest.
-
-        Its acks are still sent, each for its old private list: one that comes before the
-        reaper saves a second run, and one that comes later removes nothing of anybody else's.
-        """
+        """An owner of ours was reaped: announce what runs, forget the rest. Acks still go to its
+        old private lists: one before the reaper saves a second run, a later one removes nothing."""
         with self.lock:
             ours = [job for job in self.jobs if job.owner == owner]
             for job in ours:

@@ -23,16 +23,13 @@ SETTLED = 120.0
 
 
 class LostClaims:
-    """Looks for claims that nobody here heard of. Thread-safe."""
-
     def __init__(self, outbox: Outbox) -> None:
         self.outbox, self.jobs, self.lists = outbox, outbox.jobs, outbox.lists
         #: Which run of the server was told of what was settled; None: nobody has asked.
         self.run_id: str | None = None
         #: When a doubt that was cleared is looked into once more (monotonic s).
         self._second_look = math.inf
-        #: What was found and goes back, and when that was last known (monotonic s): replies may
-        #: yet speak of it.
+        #: What went back, and when that was last known (monotonic s): replies may yet speak of it.
         self._found: dict[tuple[str, str, int], float] = {}
 
     @property
@@ -45,12 +42,9 @@ class LostClaims:
         return not self.outbox.doubt and self._second_look == math.inf
 
     def reconcile(self, owner: str, lists: Iterable[str]) -> int:
-        """Give back what the private lists hold and nobody here does; the number of jobs.
-
-        These are claims whose reply was lost, or is on its way to another thread. Where the server
-        runs anew, what was settled here lately is settled again: a promoted replica may not have
-        seen it.
-        """
+        """Give back what the private lists hold and nobody here does, since its reply was lost, or
+        is on its way to another thread; the number of jobs. Where the server runs anew, what was
+        settled lately is settled again: a promoted replica may not have seen it."""
         outbox = self.outbox
         with outbox.lock:
             outbox.flush()
@@ -120,12 +114,9 @@ class LostClaims:
             self.lists.forget_running(owner, held)
 
     def is_ours(self, job: Job, asked: float) -> bool:
-        """Whether the claim that a reply speaks of is ours, or another one's by now.
-
-        Another thread's channel may have found the job and given it back since this one ``asked``
-        (monotonic s). A third may have claimed it again, whose reply waits to be read, and which
-        has to look as well.
-        """
+        """Whether the claim that a reply speaks of is still ours. Another thread's channel may have
+        found the job and given it back since this one ``asked`` (monotonic s), and a third have
+        claimed it again: its reply waits to be read, and it has to look as well."""
         if self._found.get(job.trace, -math.inf) < asked:
             return True
         self._found[job.trace], outbox = monotonic(), self.outbox

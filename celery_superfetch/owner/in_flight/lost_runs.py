@@ -26,12 +26,9 @@ Decide = Callable[[Recovery], Decision]
 
 
 class LostRuns(Judge):
-    """Recovers or kills jobs that this process holds and whose run was cut short.
-
-    Each method returns the dead job if it has killed one; whoever asked announces it
-    (``job_killed`` included). Where one raises ``RedisError`` the job stays in its private list,
-    still held. ``sender`` is the Celery app, for the receivers of ``job_recovering``.
-    """
+    """Recovers or kills jobs that this process holds. Each method returns the dead job if it has
+    killed one; whoever asked announces it (``job_killed`` included). Where one raises
+    ``RedisError`` the job stays held. ``sender``: the Celery app, for ``job_recovering``."""
 
     def __init__(self, in_flight: InFlight) -> None:
         super().__init__(in_flight.database)
@@ -47,11 +44,8 @@ class LostRuns(Judge):
         stopping: bool = False,
         together: int = 1,
     ) -> DeadJob | None:
-        """Recover a job whose pool child was lost, or kill it.
-
-        ``stopping``: the process has been told to stop, and so perhaps its children; ``together``:
-        how many jobs the child ran as one, any of which may have done it.
-        """
+        """``stopping``: the process has been told to stop, and so perhaps its children;
+        ``together``: how many jobs the lost child ran as one, any of which may have done it."""
         name = digest(job.payload)
         alone = name if job == self.in_flight.jobs.alone and together == 1 else ""
         running = Running((name,), alone=alone, stopping=stopping, at_death=together)
@@ -59,10 +53,8 @@ class LostRuns(Judge):
         return tell(done, sender) if done else None
 
     def kill_spared(self, job: Job, sender: Any, limits: Limits) -> DeadJob | None:
-        """Kill a job that comes back over its limit, unless it is spared again.
-
-        Whoever recovered it knew no better: as a rule that was another app's reaper.
-        """
+        """Kill a job that comes back over its limit, unless it is spared again: whoever recovered
+        it, as a rule another app's reaper, knew no better."""
         for _ in range(DECISIONS):
             recovery = self._look(job, "", Running(), limits)
             if recovery.recoveries == 1 or not recovery.history:  # none was counted
@@ -77,12 +69,10 @@ class LostRuns(Judge):
     def sent_anew(
         self, job: Job, reason: str, sender: Any, limits: Limits, *, blame: Blame, settled: bool
     ) -> Carried | DeadJob | None:
-        """Judge a job whose pool child was lost, and that is about to be sent as a new message.
-
-        Returns what that has to carry; the dead job, if this was its last strike; or None when it
-        must not be sent: it was taken away, or was ``settled`` before it ran, so that nothing is
-        left to move, and is out of strikes. ``blame``: NONE when the loss is nobody's fault.
-        """
+        """Judge a job whose pool child was lost, and that is about to be sent as a new message:
+        what that has to carry; the dead job, if this was its last strike; or None when it must not
+        be sent, since it was taken away, or was ``settled`` before it ran (so that nothing is left
+        to move) and is out of strikes. ``blame``: NONE when the loss is nobody's fault."""
         self.in_flight.bring_back(job)
         for _ in range(DECISIONS):
             if not settled:
@@ -113,11 +103,7 @@ class LostRuns(Judge):
         return Carried(recovery.strikes, since, history)
 
     def bury(self, job: Job, reason: str, *, junk: bool = False) -> DeadJob | None:
-        """Move a job to the dead set whoever is to blame; None: it was taken away.
-
-        Whoever asked tells its caller.
-        """
-
+        """Kill a job whoever is to blame; None: it is not ours now. Whoever asked tells its caller."""
         changes, limits = {"parsed": False} if junk else {}, Limits.of(self.config)
         done = self._settle(job, reason, Running(), limits, lambda _: Decision.KILL, **changes)
         if done is None:

@@ -42,11 +42,8 @@ class _Return(NamedTuple):
 
 
 class Outbox(Structure):
-    """Acks, records of what starts, requeues and moves aside. Thread-safe.
-
-    First goes what is given back, then what is moved aside, then acks and starts, then a claim:
-    each relies on those before it. Acks and starts are kept until answered.
-    """
+    """Sends what is given back, then what is moved aside, then acks and starts, then a claim: each
+    relies on those before it. Acks and starts are kept until answered. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
@@ -76,8 +73,7 @@ class Outbox(Structure):
         self._pid = own_pid()
         self._next = _Sent([], {})
         self._sent: list[_Sent] = []  # without an answer yet
-        #: Jobs of which finding nothing says nothing: a reply to their ack was lost, or it is
-        #: known that they were taken away.
+        #: Jobs whose absence is no news: their ack's reply was lost, or they were taken away.
         self._no_news: set[Job] = set()
 
     @property
@@ -96,10 +92,8 @@ class Outbox(Structure):
                 self._next.starting.pop(claimed.job, None)
 
     def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
-        """Give jobs back on purpose, in the order given (newest first for the front).
-
-        What runs stays. What cannot be given back now is, as soon as the server can be asked.
-        """
+        """Give jobs back in the order given (newest first for the front), but for what runs. What
+        cannot be given back now is, as soon as the server can be asked."""
         with self.lock:
             for job in jobs:
                 if self.jobs.move(job, Move.REQUEUE) is State.RETURNING:
@@ -115,7 +109,6 @@ class Outbox(Structure):
                 )
 
     def drop(self, job: Job) -> None:
-        """Forget a job that has left the private list, or was never started."""
         with self.lock:
             self.jobs.drop(job)
             self._forget_start(job)
@@ -128,10 +121,8 @@ class Outbox(Structure):
             part.starting.pop(job, None)
 
     def flush(self, last: Call | None = None, *, wait: bool = True) -> Any:
-        """Send all that waits, and then ``last``, whose reply it returns.
-
-        Without ``wait`` other replies are read later. After an error what waits is sent again.
-        """
+        """Send all that waits, and then ``last``, whose reply it returns. Without ``wait`` other
+        replies are read later. After an error what waits is sent again."""
         with self.lock:
             self._give_back()
             if self._line.overdue:
@@ -142,8 +133,7 @@ class Outbox(Structure):
             moves = [self.lists.hold(jobs) for _, jobs in batches(self.moves)]
             self.aside.update(self.moves)
             self.moves.clear()
-            # A server that does not know the script of a move is told it with the answer. By then
-            # the job may be back on its queue, and claimed again.
+            # A server that lacks a move's script is told it late: the job may be claimed anew then.
             return self._exchange(moves, last, wait=wait or bool(moves))
 
     def post(self) -> None:
@@ -271,7 +261,6 @@ class Outbox(Structure):
         )
 
     def announce(self, job: Job) -> None:
-        """Say that a job is another's by now: in the log, the counters, and by a signal."""
         known = parse(job.payload)
         logger.warning(
             "Job %s from queue %s is no longer ours (owner %s was taken for dead, or the "

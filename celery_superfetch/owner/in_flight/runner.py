@@ -7,19 +7,14 @@ from typing import Any
 
 
 class Runner:
-    """Runs what is delivered: here the consumer itself, and nobody knows when it begins.
-
-    A Celery worker's is the gate before its pool. The heart's thread asks for ``pids`` and
-    ``turns``, the loop's does the rest.
-    """
+    """Here the consumer itself, and nobody knows when it begins; a Celery worker's is its ``Gate``.
+    The heart's thread asks for ``pids`` and ``turns``, the loop's does the rest."""
 
     worker: Any = None  # Celery's; another consumer has none
     node = ""  # Celery's name of it
     tasks = ""  # tells its set of tasks from others
     inline = False  # jobs are sure to run in the thread that delivers them (Celery's solo pool)
-    #: Its loop turns until it ends: whoever rings the doorbell from another thread, or greenlet,
-    #: is heard.
-    endless = False
+    endless = False  # its loop turns until it ends, and hears who rings from another thread
 
     def pids(self) -> Sequence[tuple[int, str]]:
         return ()
