@@ -36,13 +36,11 @@ class Channel(redis.Channel):
     """kombu's Redis channel; jobs that want an ack are fetched reliably."""
 
     _fetch: Fetch | None = None
-    #: A Celery worker's; it says what becomes of a job that its consumer cannot digest.
-    reception: Any = None
+    reception: Any = None  # a Celery worker's, for jobs that its consumer cannot digest
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._pid = os.getpid()
-        #: Of the queues that are fetched reliably. kombu knows one callback for each queue of a
-        #: connection; two channels are two consumers.
+        #: Of queues fetched reliably; kombu knows one a connection, and two channels are two.
         self._callbacks: dict[str, Callable[[Any], Any]] = {}
         super().__init__(*args, **kwargs)
         self.QoS = _qos  # ack_emulation=False would bring one that forgets at once
@@ -81,9 +79,8 @@ class Channel(redis.Channel):
         seeds = [(params["host"], params["port"])]
         for url in self.connection.client.alt or ():
             parts = url_to_parts(url)
-            seeds.append(
-                (parts.hostname or "localhost", parts.port or self.connection.default_port)
-            )
+            port = parts.port or self.connection.default_port
+            seeds.append((parts.hostname or "localhost", port))
         return slot_of(self.global_keyprefix, seeds)
 
     @property
@@ -181,8 +178,7 @@ class Channel(redis.Channel):
 
     def _ahead(self, queue: str) -> int:
         # To kombu a queue holds what no consumer has seen, and this is among it.
-        lists = self._lists_of(queue)
-        jobs = self._fetch.backlog.jobs if self._fetch is not None else ()
+        jobs, lists = self._fetch.backlog.jobs if self._fetch else (), self._lists_of(queue)
         return sum(job.queue_list in lists for job in jobs)
 
     def _purge(self, queue: str) -> int:
@@ -236,8 +232,7 @@ class Channel(redis.Channel):
 
     def close(self) -> None:
         if self._pid != os.getpid():
-            # kombu's pools close, unasked, what a forked child inherited. Its parent goes on.
-            self.closed = True
+            self.closed = True  # kombu's pools close what a forked child inherited
             return
         fetch = self._fetch
         if fetch is not None and not self.closed:

@@ -59,11 +59,8 @@ class Delivery(dict[str, Any]):
         return self.channel.qos.delivery(self.tag) is self
 
     def ack(self) -> None:
-        """Settle it: with the loop's next turn where there is one, else at once.
-
-        In the callback of the last job at once, too: the next claim, which is waited for, comes
-        later.
-        """
+        """Settle it: with the loop's next turn where there is one, else at once; in the callback of
+        the last job, too, since the next claim comes later."""
         self.settled = True
         channel, fetch, in_flight = self.channel, self.channel.fetch, self.in_flight
         in_flight.ack(self.claimed)
@@ -110,16 +107,15 @@ class QoS(virtual.QoS):
 
     def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
         super().__init__(channel, prefetch_count)
-        #: Jobs that were taken back from their place in line, which their requests still hold.
         self._husks: list[Delivery] = []
 
     def in_use(self) -> int:
         fetch = self.channel._fetch
-        ahead = 0
-        if fetch is not None:
-            # What runs on although its channel is closed: else jobs would be reserved behind it.
-            ahead = len(fetch.backlog) + fetch.in_flight.jobs.counts[State.OUTLIVED]
-        return len(self._delivered) + ahead
+        if fetch is None:
+            return len(self._delivered)
+        # With what runs on although its channel is closed: else jobs would be reserved behind it.
+        outlived = fetch.in_flight.jobs.counts[State.OUTLIVED]
+        return len(self._delivered) + len(fetch.backlog) + outlived
 
     def can_consume(self) -> bool:
         return not self.prefetch_count or self.in_use() < self.prefetch_count
@@ -203,11 +199,9 @@ class QoS(virtual.QoS):
         return len(back)
 
     def release(self, job: Job) -> bool:
-        """Give one job back that waits here for its turn; any thread may. False: none does.
-
-        Its request stays in line as an empty husk. Until its turn has come nothing is claimed, or
-        the job would be back at once, behind the same others.
-        """
+        """Give back a job that waits here for its turn, if it does; any thread may. Its request
+        stays in line as an empty husk. Until its turn has come nothing is claimed, or the job would
+        be back at once, behind the same others."""
         fetch = self.channel.fetch
         with fetch.in_flight.lock:
             if not fetch.backlog.take(lambda other: other == job):
@@ -221,7 +215,7 @@ class QoS(virtual.QoS):
         return True
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """kombu calls this at each close and at exit; it must not raise, nor mind twice."""
+        """kombu's word at each close, and at exit; it must not raise, nor mind twice."""
         self._on_collect.cancel()
         if self.channel.do_restore:
             self.restore_unacked()

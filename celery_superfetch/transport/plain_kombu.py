@@ -18,10 +18,8 @@ from .deliveries import delivery_of
 
 @contextmanager
 def working_on(message: Any) -> Iterator[bool]:
-    """Keep a message while the block runs, also when its connection is lost meanwhile.
-
-    kombu closes the channel of a lost connection, which gives back what it has delivered. A
-    message that a thread works on would be delivered again and run twice::
+    """Keep a message while the block runs, also when its connection is lost meanwhile: kombu closes
+    its channel, which gives back what it has delivered, and the message would run twice::
 
         with working_on(message) as ours:
             if ours:
@@ -29,11 +27,9 @@ def working_on(message: Any) -> Iterator[bool]:
                 message.ack()
 
     The ack finds its way without the old connection. A block that ends without one gives the
-    message back when its channel is closed (at once if it is closed already).
-
-    Yields:
-        False when the message was given back, or taken away, before the block was entered; or when
-        the server has not heard of this process lately, so that others may take it for dead.
+    message back when its channel is closed (at once if it is closed already). ``ours`` is False
+    when the message was given back, or taken away, before the block was entered; or when the server
+    has not heard of this process lately, so that others may take it for dead.
     """
     delivery = delivery_of(message)
     if delivery is None:  # no_ack, fanout, or another transport: nothing to protect
@@ -52,15 +48,10 @@ def working_on(message: Any) -> Iterator[bool]:
 
 
 def reap(connection: kombu.Connection, *, dry_run: bool = False) -> Report:
-    """One pass over the broker's database: the jobs of dead owners go back to their queues.
-
-    To be called every few seconds by any process that is there anyway, best by several. A
-    database that Celery workers with this package share needs none: they reap for all.
-
-    Raises:
-        UnsupportedBroker: the connection's transport is another.
-        redis.exceptions.RedisError: the registry could not be read.
-    """
+    """One pass over the broker's database: the jobs of dead owners go back to their queues. Any
+    process may call it every few seconds, best several do; beside Celery workers with this package
+    none has to. Raises UnsupportedBroker where the connection's transport is another, and
+    ``redis.exceptions.RedisError`` where the registry cannot be read."""
     channel = connection.default_channel
     if not isinstance(channel, Channel):
         raise UnsupportedBroker(

@@ -25,10 +25,8 @@ DELIVERING = 0.01
 
 
 class Poller(MultiChannelPoller):
-    """Serves BRPOP (``no_ack`` queues) and LISTEN (fanout) as kombu does, and fetches jobs.
-
-    While claimed jobs are left to deliver, a pipe is readable (the doorbell): any loop comes back.
-    """
+    """Serves BRPOP (``no_ack`` queues) and LISTEN (fanout) as kombu does, and fetches jobs. While
+    some are left to deliver, a pipe is readable (the doorbell): any loop comes back."""
 
     hub: Any = None
     runner = CONSUMER  # a Celery worker tells its own, before anything is fetched
@@ -57,18 +55,15 @@ class Poller(MultiChannelPoller):
         return self.hub is None or self.runner.inline
 
     def attach(self, hub: Any, ticks: set[Callable[[], object]]) -> None:
-        """Use Celery's event loop from here on.
-
-        ``ticks`` are what kombu asked it to call at each turn, and would leave at a reconnect.
-        """
+        """``ticks`` are what kombu asked Celery's loop to call at each turn, and would leave at a
+        reconnect."""
         self.hub = hub
         self._ticks |= ticks
         for fd in self._watched:
             hub.add_reader(fd, self.on_readable, fd)
         if self._turn_timer is not None:
             self._turn_timer.cancel()
-        # What nobody tells of (dead connections, lists that cannot be blocked on) is looked at in
-        # on_poll_start; this wakes the loop.
+        # It wakes the loop, for on_poll_start to look at what nobody tells of.
         self._turn_timer = hub.call_repeatedly(POLL_INTERVAL, bool)
 
     def watch(self, fd: int, on_readable: Callable[[], object]) -> None:
@@ -101,11 +96,9 @@ class Poller(MultiChannelPoller):
         return self._doorbell
 
     def wake(self, *, end_round: bool = False) -> None:
-        """A settlement from another thread, or greenlet, than the loop's: it may free the prefetch.
-
-        Nothing else ends the sleep of a loop over a full one: seconds, under gevent always, with
-        threads before Celery 5.7. ``end_round`` lets ``drain_events`` return, as for a message.
-        """
+        """A settlement by another thread, or greenlet, than the loop's may free the prefetch, and
+        nothing else ends the loop's sleep over a full one: seconds, under gevent always, with
+        threads before Celery 5.7. ``end_round`` lets ``drain_events`` return, as for a message."""
         if threading.get_ident() != self._loop:
             with self._door:
                 if self._doorbell is not None:
@@ -167,7 +160,7 @@ class Poller(MultiChannelPoller):
 
     def handle_event(self, fileno: int, event: int) -> Any:
         if fileno in self._watched:
-            # Truthy ends the round, and drain_events returns: as a rule for a delivered message.
+            # Truthy ends the round, and drain_events returns.
             return self.on_readable(fileno) or None
         # What was read before it in this round may have closed it.
         return super().handle_event(fileno, event) if fileno in self._fd_to_chan else None
@@ -180,10 +173,8 @@ class Poller(MultiChannelPoller):
         return super().get(callback, wait)
 
     def _deliver_here(self, callback: Any) -> bool:
-        """Deliver, if not what another socket has brought: every so often that comes first.
-
-        In Celery's worker always: of what comes there, remote control is the most urgent.
-        """
+        """Deliver, if not what another socket has brought: that comes first every so often, and in
+        Celery's worker, where remote control is the most urgent, always."""
         self._hung()  # for whoever settles what is delivered now
         now = monotonic()
         if self.runner.endless or now >= self._looked + DELIVERING:

@@ -1,7 +1,5 @@
-"""Names that nobody has promised to keep, and without which a job could be lost in silence.
-
-Whoever consumes looks for all of them first, and refuses a version that lacks one.
-"""
+"""Names that nobody has promised to keep, and without which a job could be lost in silence: whoever
+consumes looks for all of them first, and refuses a version that lacks one."""
 
 from __future__ import annotations
 
@@ -20,17 +18,13 @@ from ..owner.heartbeats import threads_are_greenlets
 
 _MISSING = object()
 
-#: A path, the version that brought it, and its text.
 _ENTRY = re.compile(r"([^\s>~]+)(?:>=([\d.]+))?(?:~(\S+))?")
 
 
 class Name(NamedTuple):
-    """One name, and what it is for.
-
-    The path is that of a module and, behind a colon, of what is in it, or what a method of a class
-    sets. One that begins with a point is of an object of run time. What is called has its arguments
-    behind it, those with ``=`` by name.
-    """
+    """The path is that of a module and, behind a colon, of what is in it, or what a method of a
+    class sets; with a point before it, of an object of run time. What is called has its arguments
+    behind it, those with ``=`` by name."""
 
     project: str
     path: str
@@ -59,10 +53,8 @@ class Name(NamedTuple):
 
 
 def names(table: str) -> tuple[Name, ...]:
-    """The names of a table: a project and how paths begin there, and below it each purpose.
-
-    Behind a path may stand the version that brought it (``>=5.7``) and its text (``~text``).
-    """
+    """Read a table: a project and how paths begin there, and below it each purpose. Behind a path
+    may stand the version that brought it (``>=5.7``) and its text (``~text``)."""
     found, why = [], ""
     for line in table.strip().splitlines():
         if not line.startswith(" "):

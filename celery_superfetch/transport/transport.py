@@ -27,10 +27,8 @@ KNOWN_OPTIONS = {*KOMBU_OPTIONS.split(), *redis.SentinelChannel.from_transport_o
 
 
 def _keep_transport(client: Any) -> None:
-    """Let a connection that names this transport by its path keep it through a failover.
-
-    kombu's ``switch`` would go by the next URL's scheme, back to its own transport without a word.
-    """
+    """Let a connection that names this transport by its path keep it through a failover: kombu's
+    ``switch`` would go by the next URL's scheme, back to its own transport without a word."""
     name = client.transport_cls
     if "switch" in vars(client) or (isinstance(name, str) and ":" not in name):
         return

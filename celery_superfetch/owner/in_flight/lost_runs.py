@@ -103,7 +103,7 @@ class LostRuns(Judge):
         return Carried(recovery.strikes, since, history)
 
     def bury(self, job: Job, reason: str, *, junk: bool = False) -> DeadJob | None:
-        """Kill a job whoever is to blame; None: it is not ours now. Whoever asked tells its caller."""
+        """Kill it, whoever is to blame (None: it was taken away); who asked tells its caller."""
         changes, limits = {"parsed": False} if junk else {}, Limits.of(self.config)
         done = self._settle(job, reason, Running(), limits, lambda _: Decision.KILL, **changes)
         if done is None:

@@ -119,11 +119,8 @@ class Fetch:
             self.reads.wait_on(lists)
 
     def _runs_short(self, credit: int) -> bool:
-        """Whether it is time to claim: where this thread may run jobs, when it has none.
-
-        Else nobody is idle while jobs wait here: rather than one for each that ends, more are
-        claimed at once, as soon as there is room for as many as wait.
-        """
+        """Whether it is time to claim: where this thread may run jobs, when it has none. Else none
+        is idle while jobs wait here: many are claimed once there is room for as many as wait."""
         waiting = len(self.backlog)
         if self.poller.inline and waiting:
             return False
@@ -151,10 +148,8 @@ class Fetch:
         if self.in_flight.lost_claims.due:
             # With no claim on its way, lost replies spoke of what only the private lists hold.
             self.reads.close()
-            found = self.in_flight.lost_claims.reconcile(
-                self.membership.owner, self.membership.heart.facts.lists
-            )
-            if found:
+            owner, lists = self.membership.owner, self.membership.heart.facts.lists
+            if found := self.in_flight.lost_claims.reconcile(owner, lists):
                 logger.warning("%d claims whose reply was lost were given back.", found)
             self.reads.dry = False
             self.runner.pump()  # nothing starts while in doubt
@@ -224,9 +219,9 @@ class Fetch:
         """Deliver one job to the consumer; False when it came to nothing."""
         if armed := self.reads.armed:
             left = self.channel.qos.credit()
+            # A callback that runs the job here keeps waiting what comes meanwhile, and where it is
+            # sure to, nobody could even give that back.
             if not left or self.poller.inline:
-                # A callback that runs the job here would keep what comes meanwhile waiting, and
-                # where it is sure to, nobody could even give that back.
                 self.reads.call_off(armed[0 if self.runner.inline else left :])
         try:
             claimed = self.backlog.ready.popleft()
@@ -274,6 +269,5 @@ class Fetch:
         except (RedisError, OSError):
             self.in_flight.doubt = True
         self.reads.close(lists)
-        self.in_flight.requeue(
-            self.backlog.take(lambda job: lists is None or job.queue_list in lists)
-        )
+        back = self.backlog.take(lambda job: lists is None or job.queue_list in lists)
+        self.in_flight.requeue(back)

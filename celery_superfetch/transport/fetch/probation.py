@@ -17,8 +17,7 @@ logger = get_logger(__name__)
 #: next be twice as long, so that some rest is long enough for any job.
 FIRST_REST = 60.0
 
-#: How many times as long nobody of the database rests afterwards: suspects cost at most a tenth of
-#: one owner.
+#: How many times as long nobody rests afterwards: suspects cost at most a tenth of one owner.
 WORK = 10
 
 TRY_INTERVAL = 1.0  # seconds between two questions whether to rest, or to go on resting
@@ -64,8 +63,7 @@ class Probation:
         return self._resting
 
     def _waiting(self, lists: Sequence[str]) -> list[str]:
-        suspected = self.in_flight.probation
-        return [name for name in lists if name in suspected] if suspected else []
+        return [name for name in lists if name in self.in_flight.probation]
 
     def _take(self, queue_list: str) -> bool:
         claimed = self.in_flight.claim_alone(self.fetch.membership.owner, queue_list)
@@ -86,7 +84,6 @@ class Probation:
         return True
 
     def _rest(self, waiting: Sequence[str]) -> None:
-        """Come to rest, stay there, or go back to work."""
         rests = self._ask(waiting)
         if rests and not self._resting:
             # Others may have what would only keep it busy for longer.
@@ -104,12 +101,9 @@ class Probation:
         self._resting = rests
 
     def _ask(self, waiting: Sequence[str]) -> bool:
-        """Whether this owner rests for suspects from some queue lists.
-
-        With none it says that its rest lasted until now, and that a suspect had its turn.
-        """
-        owner = self.fetch.membership.owner
-        rests = self.suspects.let_rest(owner, waiting, FIRST_REST, WORK)
+        """Whether this owner rests for suspects from some queue lists; with none it says that its
+        rest lasted until now, and that a suspect had its turn."""
+        rests = self.suspects.let_rest(self.fetch.membership.owner, waiting, FIRST_REST, WORK)
         if rests is None:
             self.in_flight.probation -= set(waiting)
         return bool(rests)

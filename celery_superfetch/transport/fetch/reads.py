@@ -1,7 +1,5 @@
-"""How one channel waits while its lists are dry: a blocking read on each, as far as they go.
-
-Of those beyond the server tells when they change: a job there wakes all who look at its list.
-"""
+"""How one channel waits while its lists are dry: by a blocking read on each, as far as they go; of
+those beyond the server tells when they change: a job there wakes all who look at its list."""
 
 from __future__ import annotations
 
@@ -27,8 +25,7 @@ logger = get_logger(__name__)
 #: Blocking connections of one channel at most; the server tells of changes in the other lists.
 MOST_BLOCKS = 16
 
-#: Seconds a reply may be overdue before its connection counts as half-open; a server that stands
-#: still for 10 s keeps its connections.
+#: Seconds until a reply that is overdue means a half-open connection; a server may stand still 10.
 OVERDUE = 12.0
 
 #: Seconds for which lists are looked at instead, where the server refuses to block on one, or to
@@ -64,8 +61,7 @@ class BlockingRead(LoneConnection):
         told = True
         self.membership.heart.blocking.discard(self.id)
         if self.waits_since:
-            # Best effort: it is gone already, killing is forbidden, or the server is gone.
-            with contextlib.suppress(RedisError):
+            with contextlib.suppress(RedisError):  # it or the server is gone, or none may kill it
                 told = bool(self.id) and cut(self.membership.client, self.run_id, [self.id])
         self.disconnect()
         return told
@@ -80,8 +76,7 @@ class BlockingReads:
     #: Called with each job that a read brought, and when that began to wait (monotonic s).
     on_job: Callable[[Job, float], object]
     dry: bool = False  # the lists were found empty: what comes there is waited for
-    #: False once a claim may land that nobody waits for: it could not be called off.
-    answered: bool = True
+    answered: bool = True  # False once a claim may land that could not be called off
 
     def __post_init__(self) -> None:
         self._reads: dict[str, BlockingRead] = {}
@@ -163,7 +158,6 @@ class BlockingReads:
         return read
 
     def _on_reply(self, read: BlockingRead) -> None:
-        """A read answered, or its connection broke. Nothing is delivered here."""
         if not read.waits_since:  # the server closed an idle connection
             self.close([read.queue_list])
             return
