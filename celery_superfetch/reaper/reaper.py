@@ -169,8 +169,7 @@ class Reaper(Structure):
         self.lists.unhold_all(owner, queue_list)
         while payloads := self.lists.newest(owner, queue_list, BATCH, ROOM):
             running = running or self.lists.running(owner, stopping=facts.was == "stopping")
-            # What a connection claimed again that outlived its process did not run: the strike goes
-            # with the claim that did.
+            # What a connection that outlived its process claimed again did not run: no strike.
             ids = running.claim_ids
             jobs = [Job(owner, queue_list, raw, ids.get(digest(raw), "")) for raw in payloads]
             with forks.kept_off():  # the app's tasks are asked for their limits

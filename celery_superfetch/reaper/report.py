@@ -33,7 +33,6 @@ class Report:
         return bool(self.dead or self.recovered or self.killed or self.adopted or self.errors)
 
     def failed(self, what: str, exc: Exception) -> None:
-        """Note an error that the pass survives."""
         self.errors += 1
         known = isinstance(exc, RedisError)
         logger.error(

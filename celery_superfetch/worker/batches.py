@@ -1,7 +1,5 @@
-"""celery-batches hands many jobs to the pool as one, and asks not to be told of a lost child.
-
-With stock they stay in flight until the visibility timeout; here none would end that.
-"""
+"""celery-batches hands many jobs to the pool as one, and asks not to be told of a lost child. With
+stock they stay in flight until the visibility timeout; here none would end that."""
 
 from __future__ import annotations
 
@@ -34,10 +32,8 @@ def is_only_named(request: Any) -> bool:
 
 
 def _cut_short(done: Callable[[Any], Any], exc_info: Any) -> None:
-    """Tell each request of a batch what Celery tells that of a job.
-
-    ``done`` acks those that were not acked before; nothing else knows which they are.
-    """
+    """Tell each request of a batch what Celery tells that of a job. ``done`` acks those that were
+    not acked before; nothing else knows which they are."""
     requests: list[Any] = []
     token = _named.set(requests)
     try:

@@ -32,8 +32,6 @@ LOOKS = 4
 
 
 class MaintenanceThread(threading.Thread):
-    """Runs passes until it is stopped; survives any error of theirs."""
-
     def __init__(self, app: Celery) -> None:
         super().__init__(name="superfetch-maintenance", daemon=True)
         self._stopped = threading.Event()
@@ -60,8 +58,6 @@ class MaintenanceThread(threading.Thread):
 
 
 class Rounds:
-    """What the maintenance thread looks at for one membership."""
-
     def __init__(self, app: Celery, membership: Membership) -> None:
         self.membership = membership
         self.announcements = announcements_of(app, membership)
@@ -97,10 +93,8 @@ class Rounds:
         return any(judge(local_evidence(facts, here, others, None)).dead for facts in watched)
 
     def _watched(self) -> list[Facts]:
-        """The next few after this one, in a ring of all that live on this ground.
-
-        Somebody living comes right before each row of dead ones: each death is seen.
-        """
+        """The next few after this one, in a ring of all that live on this ground. Somebody living
+        comes right before each row of dead ones: each death is seen."""
         own, here = self.membership.owner, ProcessImage.current()
         after = sorted(self._neighbours(), key=lambda owner: (owner < own, owner))
         # Pool pids change, but matter only to the pass, which reads them again.

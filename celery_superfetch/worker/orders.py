@@ -1,7 +1,5 @@
-"""What an operator orders of this worker by Celery's remote control: to let go of some jobs.
-
-Only the worker knows what it has started, and only here can a start not come in between.
-"""
+"""What an operator orders of this worker by Celery's remote control: to let go of some jobs. Only
+the worker knows what it has started, and only here can a start not come in between."""
 
 from __future__ import annotations
 
@@ -21,12 +19,11 @@ from ..transport.channel import Channel
 
 logger = get_logger(__name__)
 
-#: Why a job is dead that somebody wanted to be.
 BY_AN_OPERATOR = "killed by an operator"
 
 
 class Refused(Exception):
-    """An order is not carried out; its text says why, and what to do instead."""
+    """Says why an order is not carried out, and what to do instead."""
 
 
 GONE = "its worker does not have it any more: it has ended, or went back to its queue"
@@ -48,10 +45,7 @@ def carry_out(
     state: Any, *, owner: str, until: int, what: str, jobs: Sequence[str], **how: Any
 ) -> dict[str, Any]:
     """Carry out one order for some jobs, named by their digests, until some time (server ms).
-
-    Returns:
-        ``error``, or ``jobs``: for each ``{"ok": ...}`` or ``{"error": why not}``.
-    """
+    Returns ``error``, or ``jobs``: for each ``{"ok": ...}`` or ``{"error": why not}``."""
     ours = memberships_of(state.consumer.controller)
     membership = next((one for one in ours if one.owner == owner), None)
     if membership is None:

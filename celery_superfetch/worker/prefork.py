@@ -14,12 +14,10 @@ AGAIN = 0.05  # seconds between two tries of a pool to fork
 
 
 def request_of(accept_callback: Any) -> Any:
-    """Celery's request that a pool tells of a job; None for what else it runs."""
     return getattr(accept_callback, "__self__", None)
 
 
 def mend(pool: Any, forget: Callable[[Any], None], call_later: Callable[..., object]) -> None:
-    """Have ``pool`` do otherwise all that follows."""
     check(STARTED, pool)
     keep_what_runs(pool, forget)
     read_on(pool)
@@ -29,12 +27,9 @@ def mend(pool: Any, forget: Callable[[Any], None], call_later: Callable[..., obj
 
 
 def keep_what_runs(pool: Any, forget: Callable[[Any], None]) -> None:
-    """Let ``pool`` remember, when it is flushed, what its children run or are about to.
-
-    Its worker flushes it when it loses the connection, and Celery has it forget all that no child
-    has accepted. With us a running job stays its owner's, so somebody has to wait for its result.
-    What it had not begun with it forgets, the newest first.
-    """
+    """Let ``pool`` remember, when it is flushed for a lost connection, what its children run or are
+    about to: that stays its owner's, so somebody has to wait for its result, but Celery has it
+    forget all that no child has accepted. The rest it forgets, the newest first."""
     flush = pool.flush
 
     def flush_the_rest() -> None:
@@ -53,7 +48,10 @@ def keep_what_runs(pool: Any, forget: Callable[[Any], None]) -> None:
         finally:
             for job in reading:
                 job._accepted = job._time_accepted is not None
-            _remember(processes, kept)
+            # Celery 5.5 forgets running jobs, too; also of a child whose result is yet to be read.
+            for id, job in kept.items():
+                if not job.ready() and job._write_to is not None:
+                    processes._cache.setdefault(id, job)
             for id, job in reversed(list(known.items())):
                 child = pipes.get(id)  # if it has died, so has all that was in its pipe
                 lost = id not in processes._cache or (child is not None and child.dead)
@@ -70,19 +68,10 @@ def _can_be_read(job: Any) -> bool:
     return not job._accepted and job._write_to is not None and delivery is not None
 
 
-def _remember(processes: Any, kept: dict[Any, Any]) -> None:
-    """Celery 5.5 forgets running jobs, too; also of a child whose result is yet to be read."""
-    for id, job in kept.items():
-        if not job.ready() and job._write_to is not None:
-            processes._cache.setdefault(id, job)
-
-
 def read_on(pool: Any) -> None:
-    """Let a result that was read in part be read on after the loop was made anew.
-
-    Celery keeps its reader in the event loop alone, which forgets it at a lost connection. It takes
-    the next piece for a start: the worker ends with an unpickling error, or waits for ever.
-    """
+    """Let a result that was read in part be read on after the loop was made anew: at a lost
+    connection it forgets Celery's reader, and takes the next piece for a start. The worker ends
+    with an unpickling error, or waits for ever."""
     results = pool._pool._result_handler
     begin = results._recv_message
     reading: dict[int, tuple[Any, Any]] = {}
@@ -99,11 +88,9 @@ def read_on(pool: Any) -> None:
 
 
 def hear_the_dead(pool: Any) -> None:
-    """Let ``pool`` read what a dead child has said before its job is given to another.
-
-    Where Celery meets the death while it looks at the others it does not: what that child has
-    begun, or even done, would run once more without a strike.
-    """
+    """Let ``pool`` read what a dead child has said before its job is given to another. Where Celery
+    meets the death while it looks at the others it does not: what that child has begun, or even
+    done, would run once more without a strike."""
     processes = pool._pool
     give_away = processes.on_job_process_down
 
@@ -119,12 +106,10 @@ def hear_the_dead(pool: Any) -> None:
 
 
 def listen_again(pool: Any) -> None:
-    """Let ``pool`` listen for the end of each child, also of one that it took for dead.
-
-    Of two that die at once it replaces both at the event of the first. That of the second comes
-    with a number that a new child may have by then, whom nobody hears any more: at the next lost
-    connection Celery asks for its number, and the worker ends.
-    """
+    """Let ``pool`` listen for the end of each child. Of two that die at once it replaces both at
+    the event of the first; that of the second comes with a number that a new child may have by
+    then, who is heard no more: at the next lost connection Celery asks for its number, and the
+    worker ends."""
     processes = pool._pool
     forget = processes._untrack_child_process
 

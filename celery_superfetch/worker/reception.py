@@ -1,9 +1,5 @@
-"""What a worker does with a job that Celery cannot digest, or whose task it does not know.
-
-Celery's own code raises at some, and discards what it does not know. But in a rolling deploy the
-workers of yesterday get the jobs of tomorrow. Owners tell a digest of the names of their tasks: one
-with another digest may know the task.
-"""
+"""What a worker does with a job at which Celery raises, or that it would discard: in a rolling
+deploy the workers of yesterday get the jobs of tomorrow, which owners with other tasks may know."""
 
 from __future__ import annotations
 
@@ -40,8 +36,7 @@ RETURNS = 40
 #: to this. With the returns that is a quarter of an hour.
 LONGEST_PAUSE = 30
 
-#: Seconds for which it is remembered who else is there.
-REMEMBERED = 3.0
+REMEMBERED = 3.0  # seconds for which it is known who else is there
 
 
 def check(request: Any) -> None:
@@ -74,12 +69,9 @@ def kills(claimed: Claimed, channel: Any) -> bool:
 
 
 def refuses(message: Any, exc: Exception, ran: bool | None = None) -> bool:
-    """Put a job aside at which Celery raised; False when that was not the job's fault.
-
-    In Celery's loop it would end worker after worker, each of which gives the message back in good
-    order; in a timer it would leave the job in flight as long as the worker lives. ``ran``: whether
-    it has begun, where that is known.
-    """
+    """Put a job aside at which Celery raised; False when that was not the job's fault. In Celery's
+    loop it would end worker after worker, each of which gives the message back; in a timer it would
+    stay in flight as long as the worker lives. ``ran``: whether it has begun, if that is known."""
     delivery = delivery_of(message)
     if delivery is None or _is_trouble(exc) or told_to_stop(delivery.membership):
         return False
@@ -104,17 +96,14 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None) -> bool:
 
 
 def _is_trouble(exc: Exception) -> bool:
-    """Whether an error tells of a server that is away, or refuses: it says nothing of the job."""
+    """Whether it tells of a server that is away, or refuses, and so says nothing of the job."""
     return isinstance(exc, (OSError, RedisError)) and not isinstance(exc, DataError)
 
 
 def settle_failures(target: Any, options: dict[str, Any], inline: bool) -> Any:
-    """What to run instead of ``target``, so that it fails if Celery's code around its body raises.
-
-    As in a process. A thread or a greenlet swallows that, and the job stays in flight; in the
-    consumer's own thread it ends the worker. A result backend that is away does it: there it is a
-    lost connection, after which the worker goes on.
-    """
+    """What to run instead of ``target``, so that it fails, as in a process, if Celery's code around
+    its body raises. A thread or a greenlet swallows that, and the job stays in flight; the worker's
+    own thread ends, but for a result backend that is away: that is a lost connection there."""
     succeed, fail = options.get("callback"), options.get("error_callback")
     id = options.get("correlation_id")
     if succeed is None or fail is None:

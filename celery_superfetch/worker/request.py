@@ -45,10 +45,8 @@ WORTH_MOVING = 1.0
 
 
 class CountedRequest(Request):
-    """Goes before a task's own class: what Celery requeues for a lost child comes to the guard.
-
-    Celery does that by ``reject(requeue=True)`` without a signal, a count and an end.
-    """
+    """Goes before a task's own class: what Celery requeues for a lost child, without a signal, a
+    count and an end, comes to the guard."""
 
     _cut_short = ""  # why its run was, while Celery settles it
     _killed = False  # it is in the dead set
@@ -92,8 +90,7 @@ class CountedRequest(Request):
                 )
                 return
             # We are in a signal handler on top of the job: Celery's own error would fail it.
-            told = {name: kwargs[name] for name in kwargs if name == "emit_retry"}
-            self._announce_cancelled(**told)
+            self._announce_cancelled(**{k: kwargs[k] for k in kwargs if k == "emit_retry"})
             if not self.acknowledged:
                 self._give_back()
             raise WorkerTerminate(EX_FAILURE) from None
@@ -125,7 +122,6 @@ class CountedRequest(Request):
         return (self.acknowledged or not gone) and super().revoked()
 
     def end_killed(self, pool: Any) -> None:
-        """End the run of what is in the dead set by now."""
         self._killed = True
         self.terminate(pool)
 
@@ -233,11 +229,9 @@ class CountedRequest(Request):
             announcements_of(self.app, delivery.membership).soon(dead)
 
     def _retry_worker_lost(self, exc: BaseException, exc_info: Any) -> bool:
-        """Celery 5.7 (``task_retry_on_worker_lost``) sends a job whose child was lost anew.
-
-        The new message has other bytes, so its strikes go with it in a header, and at the last one
-        it is killed instead. Where it is not sent (False), Celery goes on as without that setting.
-        """
+        """Celery 5.7 (``task_retry_on_worker_lost``) sends a job whose child was lost anew: with
+        other bytes, so its strikes go with it in a header, and at the last one it is killed
+        instead. Where it is not sent (False), Celery goes on as without that setting."""
         delivery, late, context = self.delivery, self.task.acks_late, self._context
         if delivery is None:
             return bool(super()._retry_worker_lost(exc, exc_info))
@@ -279,7 +273,6 @@ class CountedRequest(Request):
 
 
 def use_our_request(worker: Any) -> None:
-    """Let ``worker`` serve each task by a counted request class."""
     consumer, update = worker.consumer, worker.consumer.update_strategies
 
     def update_strategies() -> None:

@@ -1,7 +1,5 @@
-"""The start of a job: handed to the pool when a slot is free, it is recorded, and is surely ours.
-
-It carries the time until which that is sure. What comes too late is handed over again.
-"""
+"""The start of a job: handed to the pool when a slot is free, it is recorded, and surely ours until
+a time that it carries. What comes too late is handed over again."""
 
 from __future__ import annotations
 
@@ -112,7 +110,7 @@ class Gate(Runner):
 
     @property
     def slots(self) -> int:
-        """How many jobs run at once; gevent's number, on Celery 5.5, is of those that do."""
+        """How many jobs run at once; gevent's own, on Celery 5.5, is of those that do."""
         return int(self.pool.num_processes if self.pool.uses_semaphore else self.pool.limit)
 
     def pids(self) -> Sequence[tuple[int, str]]:
@@ -278,11 +276,8 @@ class Gate(Runner):
             what.in_flight.requeue([what.job])
 
     def take_back(self, request: Any) -> None:
-        """The pool came too late to a job: hand it over again, if it is still ours.
-
-        One whose channel is closed goes back: none else would do that when Celery, at the next lost
-        connection, forgets what waits for a slot.
-        """
+        """The pool came too late to a job: hand it over again, if it is still ours. If its channel
+        is closed it goes back: at the next lost connection Celery forgets what waits for a slot."""
         delivery = request.delivery
         job, in_flight = delivery.job, delivery.in_flight
         if delivery.channel.closed and not request.acknowledged:

@@ -84,7 +84,6 @@ class Maintenance(bootsteps.StartStopStep):
         wrap_handlers(self.stopper)
 
     def terminate(self, worker: Any) -> None:
-        """No thread outlives a worker that was embedded."""
         self.stopper.stop()
         signals.worker_shutting_down.disconnect(self.on_shutting_down, sender=worker.hostname)
         ownership_lost.disconnect(self.report_losses)
@@ -152,7 +151,6 @@ class Guarded(bootsteps.StartStopStep):
             _first_pass(consumer.app, membership)
         if not self.introduced:
             self.introduced = True
-            # One line that tells whoever reads the log later what this worker went by
             conf, config = consumer.app.conf, membership.config
             logger.info(
                 "celery_superfetch %s: this worker is owner %s. Unheard for %g s it is taken for "
@@ -169,11 +167,8 @@ class Guarded(bootsteps.StartStopStep):
 
 
 def _forget_scheduled(timer: Any) -> None:
-    """Let go of jobs that waited for their time when the connection was lost: they went back.
-
-    Celery at best cancels them, and kombu's timer keeps each until its time: `inspect scheduled`
-    shows them twice.
-    """
+    """Let go of jobs that waited for their time when the connection was lost: they went back. At
+    best Celery cancels them, but kombu's timer keeps each: `inspect scheduled` shows them twice."""
     queue = getattr(timer, "_queue", None)
     if not isinstance(queue, list):  # gevent's has a greenlet for each
         return

@@ -34,11 +34,8 @@ def told_to_stop(membership: Membership) -> bool:
 
 
 class Stopper(threading.Thread):
-    """Gives back what waits as soon as the worker is told to stop.
-
-    The consumer's own thread may be busy with a job for hours (solo), wait for a free slot (gevent)
-    or sleep in a signal handler (soft shutdown).
-    """
+    """Gives back what waits as soon as the worker is told to stop: the consumer's own thread may be
+    busy for hours (solo), wait for a slot (gevent) or sleep in a signal handler (soft shutdown)."""
 
     def __init__(self, worker: Any) -> None:
         super().__init__(name="superfetch-stopper", daemon=True)
