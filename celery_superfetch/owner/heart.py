@@ -26,11 +26,8 @@ from .in_flight.runner import Runner
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a loop may sleep at a time although it is well; Celery's sleep 2 at most.
-LONGEST_SLEEP = 3.0
-
-#: Seconds the server has to answer a heartbeat at least, however short the interval.
-SHORTEST_WAIT = 1.0
+LONGEST_SLEEP = 3.0  # seconds that a loop that is well may sleep at a time; Celery's sleep 2
+SHORTEST_WAIT = 1.0  # seconds for the answer to a heartbeat at least, however short the interval
 
 
 class Heart:

@@ -29,15 +29,13 @@ from .in_flight.runner import CONSUMER, Runner
 
 logger = logging.getLogger(__name__)
 
-#: A claim finds its owner unregistered at most this often in a row before it gives up.
-REGISTRATIONS = 3
+REGISTRATIONS = 3  # times in a row that a claim may find its owner unregistered
 
 #: Queue lists that stay registered although nobody claims from them, at most: to come back to one
 #: is free then, but all who look at this owner read them.
 MANY_UNUSED = 100
 
-#: Seconds a blocking claim may take; a claim of a dead process can land until then.
-BLOCK_TIMEOUT = 20
+BLOCK_TIMEOUT = 20  # seconds a blocking claim may take; one of a dead process can land until then
 
 T = TypeVar("T")
 
@@ -62,10 +60,8 @@ class Membership:
         self.in_flight = self.heart.in_flight
         self.database = self.in_flight.database
         self.lost_runs = LostRuns(self.in_flight)
-        #: What may take long, or could not be done while the server was away.
-        self.overdue = self.heart.overdue
-        #: Channels -> the queue lists that each claims from.
-        self._users: dict[int, Mapping[str, int]] = {}
+        self.overdue = self.heart.overdue  # also what failed while the server was away
+        self._users: dict[int, Mapping[str, int]] = {}  # channels -> what each claims from
         #: Held over whole conversations with the server; the heart's thread never takes it.
         self._lock = threading.RLock()
         self._heartbeats: Heartbeats | None = None

@@ -23,8 +23,7 @@ from .long_jobs import Relief, note_stuck
 
 logger = get_logger(__name__)
 
-#: Seconds between two looks at the processes of this host. A look costs no command.
-LOOK_INTERVAL = 1.0
+LOOK_INTERVAL = 1.0  # seconds between two looks at this host's processes, which cost no command
 
 #: Processes that each worker looks at: one would do if all knew of the same neighbours and none
 #: could be frozen.

@@ -19,8 +19,7 @@ from .in_flight import InFlight
 
 logger = logging.getLogger(__name__)
 
-#: How often a decision is taken anew when another process changed the counters meanwhile.
-DECISIONS = 5
+DECISIONS = 5  # times that a decision is taken, where others change the counters meanwhile
 
 Decide = Callable[[Recovery], Decision]
 
