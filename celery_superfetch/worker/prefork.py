@@ -48,10 +48,7 @@ def keep_what_runs(pool: Any, forget: Callable[[Any], None]) -> None:
         finally:
             for job in reading:
                 job._accepted = job._time_accepted is not None
-            # Celery 5.5 forgets running jobs, too; also of a child whose result is yet to be read.
-            for id, job in kept.items():
-                if not job.ready() and job._write_to is not None:
-                    processes._cache.setdefault(id, job)
+            _remember(processes, kept)
             for id, job in reversed(list(known.items())):
                 child = pipes.get(id)  # if it has died, so has all that was in its pipe
                 lost = id not in processes._cache or (child is not None and child.dead)
@@ -66,6 +63,13 @@ def _can_be_read(job: Any) -> bool:
     # One that has died counts, too: its pipe must not be given to the next before that is seen.
     delivery = delivery_of(getattr(request_of(job._accept_callback), "message", None))
     return not job._accepted and job._write_to is not None and delivery is not None
+
+
+def _remember(processes: Any, kept: dict[Any, Any]) -> None:
+    """Celery 5.5 forgets running jobs, too; also of a child whose result is yet to be read."""
+    for id, job in kept.items():
+        if not job.ready() and job._write_to is not None:
+            processes._cache.setdefault(id, job)
 
 
 def read_on(pool: Any) -> None:
