@@ -12,9 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from celery_superfetch.model.job import Claimed, Job
 from celery_superfetch.owner.membership import BLOCK_TIMEOUT
-from celery_superfetch.store.database import Database
-from celery_superfetch.store.registry import Registry
-from celery_superfetch.store.wire.clients import run_id, unblock
+from celery_superfetch.store.wire.clients import cut, run_id, unblock
 from celery_superfetch.transport.fetch.reads import BlockingRead
 from support.servers.proxy import FaultProxy
 from support.servers.server import Server
@@ -68,7 +66,7 @@ def test_what_cannot_be_called_off_in_time_is_left_to_wait(inbox: Inbox) -> None
 
 
 def test_the_ids_of_one_server_are_strangers_at_another(
-    fresh_server: Callable[..., Server], bench: Bench
+    fresh_server: Callable[..., Server],
 ) -> None:
     """D5. A failover behind one address: the read still leads to the old server, and whoever
     calls it off, or cuts it, connects to the new one."""
@@ -91,8 +89,7 @@ def test_the_ids_of_one_server_are_strangers_at_another(
         eventually(lambda: look.info("clients")["blocked_clients"] == len(strangers))
         assert not unblock(membership.client, [read]), "it cannot be called off from here,"
         assert not read.close(), "nor cut: a claim may still land"
-        facts = bench.owner().with_(run_id=run_id(old.client()), connections=(read.id,))
-        Registry(Database(look, bench.config)).cut(facts)
+        cut(look, run_id(old.client()), [read.id])
         assert look.info("clients")["blocked_clients"] == len(strangers)
         for one in waiting:
             one.join()
