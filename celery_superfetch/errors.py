@@ -57,8 +57,7 @@ class PoisonPill(SuperfetchError):
         self.recoveries = int(told.get("recoveries", 0))
         #: Who lost it each time, oldest first: ``host|pid|nonce``.
         self.owners: tuple[str, ...] = tuple(told.get("owners", ()))
-        #: The hosts of ``owners``, one for each.
-        self.hosts = tuple(owner.partition("|")[0] for owner in self.owners)
+        self.hosts = tuple(owner.partition("|")[0] for owner in self.owners)  # one for each
         #: When (server time, UTC), one for each of ``owners``; None where nobody noted it.
         self.times = tuple(
             None if at is None else datetime.fromtimestamp(at, timezone.utc)

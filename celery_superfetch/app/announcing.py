@@ -31,8 +31,7 @@ from .events import monitors_of
 
 logger = get_logger(__name__)
 
-#: Announcements of one job that may end with their process: an errback, a receiver or a payload can
-#: kill as well as a task can.
+#: Announcements of a job that may end with their process: errbacks, receivers, payloads kill, too.
 TRIES = 3
 
 REPLY_TIMEOUT = 3.0  # seconds to wait for a result backend on Redis, before it is tried later
@@ -195,8 +194,7 @@ def pill_of(job: DeadJob) -> PoisonPill:
 
 
 def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
-    """The request as the task would have seen it, as far as the payload can be read. Without its
-    body where what decodes that may not survive it."""
+    """The request as the task would have seen it, as far as that can be read, and safely."""
     raw = loads(job.payload.decode())
     properties = raw["properties"]
     fields = {

@@ -83,8 +83,7 @@ def client_of(app: Celery, timeout: float = 0.0) -> Redis:
                 f"the app's broker ({connection.as_uri()}) is not served by celery_superfetch: "
                 "call celery_superfetch.install(app), and use a redis:// or sentinel:// broker_url"
             )
-        # kombu alone tries two servers of a failover list, however many there are; and one that
-        # accepts and says nothing twice.
+        # kombu alone tries two of a failover list's servers, and one that says nothing twice.
         servers = max(1, len(connection.alt))
         if timeout:
             limits = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), timeout / servers)

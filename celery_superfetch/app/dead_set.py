@@ -19,7 +19,8 @@ from ..store.queues import Queues
 from .broker import client_of, database_of
 from .queues import routes_of, separator_of
 
-BACKEND_FAILURES = 3  # in a row: a backend that is away must not hold up jobs one by one
+#: In a row, and no more results are forgotten: a backend that is away would hold up each job.
+BACKEND_FAILURES = 3
 
 BUSY = (
     "job {!r} is being put back by somebody else at this moment; if that is given up, it can be "

@@ -50,11 +50,9 @@ def install(app: Celery, **options: Any) -> Celery:
 def _add(app: Celery) -> None:
     own = symbol_by_name(app.amqp_cls)
     # By name where that is possible: an app is pickled with it.
-    app.amqp_cls = (
-        f"{AMQP.__module__}:{AMQP.__name__}"
-        if issubclass(AMQP, own)
-        else type(own.__name__, (own,), {"Connection": Connection})
-    )
+    app.amqp_cls = f"{AMQP.__module__}:{AMQP.__name__}"
+    if not issubclass(AMQP, own):
+        app.amqp_cls = type(own.__name__, (own,), {"Connection": Connection})
     if "amqp" in app.__dict__:
         app.amqp.Connection = Connection
     # Celery loads these by name, so that only workers load what they need.

@@ -36,8 +36,7 @@ class ReapTask(Task):
             from ..store.registry import Registry
 
             database = database_of(self.app, client)
-            sent = {LOCK_SENT: WAITS}
-            wanted = Registry(database).anybody() and bool(database.take_turn(sent))
+            wanted = Registry(database).anybody() and bool(database.take_turn({LOCK_SENT: WAITS}))
         if not wanted:
             return None
         try:

@@ -14,7 +14,7 @@ from ..model.arguments import cut, printable
 from ..operate.words import span
 
 PIPE_WIDTH = 10_000  # columns where stdout is no terminal: a pipe gets every row uncut on one line
-SHORT_ID = 12  # characters of a job's id on a terminal; to every command a start is the whole
+SHORT_ID = 12  # characters of a job's id on a terminal; a start is enough for every command
 LIST_ARGS = 80  # characters of a job's arguments in a list; `dead show` has more of them
 GAP = 2  # spaces between two columns
 UNBROKEN = 16  # cells up to this long are never broken; in longer ones, words are not
@@ -100,7 +100,6 @@ class Tables:
         }
 
     def dead_job(self, job: dict[str, Any]) -> None:
-        """One job of the dead set, field by field, and its payload as it is."""
         self._fields((*DETAILS, "Recoveries", "Args", "Kwargs"), job)
         self.line("\nHistory, the oldest first:")
         for event in job["history"]:

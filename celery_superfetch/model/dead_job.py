@@ -43,8 +43,7 @@ class DeadJob:
     owner: str
     strikes: int
     recoveries: int
-    #: Its recoveries, oldest first, its death last: owner, reason, strike, at (server s) and,
-    #: where it is known, status (the exit status).
+    #: Oldest first, its death last: owner, reason, strike, at (server s), exit status if known.
     history: tuple[Mapping[str, Any], ...] = ()
     died_at: int = 0  # time of death in server ms
 

@@ -42,8 +42,7 @@ class Counters(NamedTuple):
 
     strikes: int | None = None  # None: not recorded, so what the message carries counts
     recoveries: int = 0
-    #: Earlier recoveries, oldest first: owner, reason, strike ("exact", "suspect" or ""), at
-    #: (server s).
+    #: Oldest first: owner, reason, strike ("exact", "suspect" or ""), at (server s).
     history: tuple[Mapping[str, Any], ...] = ()
     probation: bool = False  # until it is settled: it runs with nothing beside it
     requeues: int = 0

@@ -132,11 +132,9 @@ class Recovery:
         """What its strikes have come to, and what the next one does."""
         if self.limit is None:
             return f"strike {self.strikes}; its task has no limit, so nothing follows"
-        ahead = (
-            "on probation, it runs alone from now on, and a strike of its own is its last"
-            if self.probation
-            else f"it runs again, and is killed at strike {self.limit}"
-        )
+        ahead = f"it runs again, and is killed at strike {self.limit}"
+        if self.probation:
+            ahead = "on probation, it runs alone from now on, and a strike of its own is its last"
         return f"strike {self.strikes} of {self.limit}; {ahead}"
 
     @property

@@ -56,10 +56,9 @@ class StrikeCounters(Structure):
         ]
 
     def recover(self, recoveries: Sequence[Recovery], expires: int, *, marked: bool) -> Call:
-        """The call that counts jobs of one owner and queue list, for one reason and the newest
-        claim first, and gives each back, to the front of its queue or on probation. ``expires``: ms
-        of the queue's x-expires (0: none); ``marked``: the owner must be marked reaped (False: it
-        lives and asks for itself)."""
+        """The call that counts jobs of one owner, queue list and reason, the newest claim first,
+        and gives each back, to its queue's front or on probation. ``expires``: ms of its x-expires
+        (0: none); ``marked``: the owner must be marked reaped (False: it asks for itself)."""
         keys, first, window = self.keys, recoveries[0], int(self.config.strike_window)
         owner, queue_list = first.job.owner, first.job.queue_list
         names = [keys.facts(owner), keys.private(owner, queue_list), keys.queue(queue_list)]

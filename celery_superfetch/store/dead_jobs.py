@@ -20,8 +20,7 @@ IDS = 500  # ids read in one command: they are short
 FEW = 10  # jobs of any size that are read at a time by somebody who may need none of them
 UUID_BEGIN = 8  # characters of a UUID before its first hyphen, which no digest has
 SHOWN = 10  # candidates that an error names
-#: ms after which a retry that was begun is given up for dead. It forgets the results of a batch
-#: meanwhile, and a result backend may be slow.
+#: ms after which a retry is given up for dead: it forgets a batch's results, which may be slow.
 RETRY_LOCK = 60_000
 
 

@@ -19,20 +19,15 @@ class Keys:
         self.rest = f"{own}rest"  # HASH of the latest rest for suspects, and when the next may be
         self.dead = f"{own}dead"  # ZSET job id -> time of death (server ms)
         self.dead_jobs = f"{own}dead:jobs"  # HASH job id -> JSON record of the killed job
-        # HASH job id -> the key of the ZSET whose cap it is under: ``dead_of``, ``dead_junk``.
-        self.dead_caps = f"{own}dead:caps"
-        # ZSET job id -> time of death; the unparseable ones among ``dead``, of any app.
-        self.dead_junk = f"{own}dead:junk"
+        self.dead_caps = f"{own}dead:caps"  # HASH job id -> ZSET of its cap: dead_of or dead_junk
+        self.dead_junk = f"{own}dead:junk"  # ZSET as ``dead``, of the unparseable ones of any app
         self.unannounced = f"{own}dead:unannounced"  # SET of ids whose caller has not been told
-        # HASH counter -> number, for ``status`` and metrics; by list and task, too.
-        self.stats = f"{own}stats"
+        self.stats = f"{own}stats"  # HASH counter -> number, by list and task, too
         self.deaths = f"{own}deaths"  # ZSET JSON of an owner's death -> when (server ms)
         self.last_pass = f"{own}pass"  # HASH of the last pass: when, by whom, what it found
-        # HASH queue list -> digest of its oldest job and since when that is the oldest (ms).
-        self.heads = f"{own}heads"
-        # Never exists. A cluster that moves our slot refuses what names a key it lacks (TRYAGAIN,
-        # ASK), before the first command; within a script it would refuse a list that the script
-        # itself has emptied, between a job's departure and its arrival.
+        self.heads = f"{own}heads"  # HASH queue list -> digest of its oldest job, since when (ms)
+        # Never exists: a cluster that moves our slot then refuses a script before it begins, and
+        # not at a list that it has itself emptied, between a job's departure and its arrival.
         self.never = f"{own}never"
 
     def queue(self, queue_list: str) -> str:

@@ -59,10 +59,9 @@ class PrivateLists(Structure):
         confirm: Sequence[Job] = (),
         starts: int = 0,
     ) -> Call:
-        """The call that claims up to ``most`` jobs from ``lists``; ``claims`` reads its reply. Of
-        the lists ``turn`` neighbours (their queues are equals) are served one job each in turn. It
-        may ``confirm`` jobs that a blocking read brought; so many ``starts``, those first, are
-        recorded as running."""
+        """The call, for ``claims``, that claims up to ``most`` jobs from ``lists``, of ``turn``
+        neighbours (equal queues) one each in turn. So many ``starts`` are recorded as running,
+        those first that it may ``confirm``: a blocking read brought them."""
         keys = self.keys
         names = [keys.owners, keys.recovered, keys.running(owner), *map(keys.queue, lists)]
         cut, prefix = len(keys.prefix.encode()), keys.private(owner, "")
@@ -137,10 +136,9 @@ class PrivateLists(Structure):
         return Call("ack", keys, args)
 
     def requeue(self, jobs: Sequence[Job], where: str, expires: int, number: int = 0) -> Call:
-        """The call that gives jobs of one private list back; for each 1, or 0 if it was gone.
-        ``where``: the ``front``, for which the newest claim comes first, or the ``back``;
-        ``expires``: ms of the queue's x-expires (0: none); ``number``: greater than that of each
-        earlier call of this owner's, 0 for somebody else's."""
+        """The call that gives jobs of one private list back, to the ``front`` (the newest claim
+        comes first) or the ``back``; for each 1, or 0 if it was gone. ``expires``: ms of x-expires
+        (0: none); ``number``: greater than in its owner's earlier calls, 0 for somebody else's."""
         keys, owner, queue_list = self.keys, jobs[0].owner, jobs[0].queue_list
         names = [keys.private(owner, queue_list), keys.queue(queue_list), keys.recovered]
         names += [keys.stats, keys.running(owner), keys.probation(queue_list), keys.on_probation]

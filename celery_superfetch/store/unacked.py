@@ -14,8 +14,6 @@ from .database import Database, Structure
 from .wire.connections import is_ours
 from .wire.scripts import Call
 
-_decoder = json.JSONDecoder()
-
 
 class Delivery(NamedTuple):
     """One entry of the hash by name; ``since`` is the worker's clock (s), 0 where unknown."""
@@ -38,7 +36,7 @@ class StockJob(NamedTuple):
         try:
             text = value.decode()
             start = text.index("[") + 1
-            _, end = _decoder.raw_decode(text, start)
+            _, end = json.JSONDecoder().raw_decode(text, start)
             _, exchange, routing_key = json.loads(text)
         except UNREADABLE:
             return cls(delivery, value)

@@ -72,9 +72,8 @@ def check_server(client: Redis, prefix: str = "") -> None:
     check_cluster(told, prefix)
     if "sentinel" in (told.get("redis_mode"), told.get("server_mode")):  # Redis, Valkey
         raise UnsupportedBroker(
-            "the broker is a Sentinel: it keeps no jobs, it knows who does. Name it in "
-            "broker_url as sentinel://..., and the primary in broker_transport_options as "
-            "'master_name'"
+            "the broker is a Sentinel: it keeps no jobs, it knows who does. Name it in broker_url "
+            "as sentinel://..., and the primary in broker_transport_options as 'master_name'"
         )
     if server_version(told) < OLDEST_SERVER:
         raise UnsupportedBroker(
