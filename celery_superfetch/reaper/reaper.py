@@ -30,8 +30,7 @@ from .report import Report
 
 logger = logging.getLogger(__name__)
 
-#: Seconds a tombstone's lists are drained again: a frozen process may wait in a blocking claim.
-TOMBSTONE = 60.0
+TOMBSTONE = 60.0  # seconds its lists are drained again: the frozen may wait in a blocking claim
 
 #: Jobs, and bytes, that one script looks at or moves: it keeps everybody else waiting.
 BATCH, ROOM = 50, 256 * 1024
@@ -39,11 +38,10 @@ NAMED = 10  # jobs that a pass names of each owner
 
 
 class Reaper(Structure):
-    """Finds dead owners and empties their private lists; holds no loop and no thread. Without a
+    """Finds dead owners and empties their private lists; has no loop and no thread. Without a
     ``watch``, which heartbeats keep, silence is added up over passes in Redis; without
-    ``announcements`` (those of ``app/``, since no pass waits for a result backend) no caller of a
-    killed job is told. ``sender``: the Celery app; ``by``: who makes the passes, as operators know
-    it."""
+    ``announcements`` (of ``app/``: no pass waits for a result backend) no caller of a killed job is
+    told. ``sender``: the Celery app; ``by``: who makes the passes, as operators know it."""
 
     def __init__(
         self,

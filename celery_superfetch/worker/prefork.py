@@ -111,9 +111,8 @@ def hear_the_dead(pool: Any) -> None:
 
 def listen_again(pool: Any) -> None:
     """Let ``pool`` listen for the end of each child. Of two that die at once it replaces both at
-    the event of the first; that of the second comes with a number that a new child may have by
-    then, who is heard no more: at the next lost connection Celery asks for its number, and the
-    worker ends."""
+    the event of the first; that of the second has a number that a new child may have by then, who
+    is heard no more: at the next lost connection Celery asks for it, and the worker ends."""
     processes = pool._pool
     forget = processes._untrack_child_process
 

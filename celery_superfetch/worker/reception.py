@@ -29,8 +29,7 @@ logger = get_logger(__name__)
 
 MOST = 500  # characters of an error that the dead set keeps
 
-#: Times that a job goes back, for whatever reason, before it is taken for known to nobody.
-RETURNS = 40
+RETURNS = 40  # times that a job goes back, for whatever reason, until nobody is taken to know it
 
 #: Seconds that it waits before it goes back, else it would run in circles: one more each time, up
 #: to this. With the returns that is a quarter of an hour.

@@ -40,8 +40,7 @@ logger = get_logger(__name__)
 #: Headers that say something of one delivery, and nothing of the job.
 OF_THE_DELIVERY = frozenset({EARLIER, CARRIED, "redelivered"})
 
-#: Seconds that a job must have to wait to be moved aside, which costs as much as to claim it.
-WORTH_MOVING = 1.0
+WORTH_MOVING = 1.0  # seconds of a wait for which a job is moved aside, which costs as a claim does
 
 
 class CountedRequest(Request):

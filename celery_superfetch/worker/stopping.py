@@ -19,8 +19,7 @@ from .private_names import SOLO
 
 logger = get_logger(__name__)
 
-#: Seconds between two looks for an order to stop. The signal handler itself may only set flags.
-LOOK_INTERVAL = 0.5
+LOOK_INTERVAL = 0.5  # seconds between two looks for an order to stop: its handler only sets flags
 
 
 def process_ends() -> bool:

@@ -22,8 +22,7 @@ from ...store.wire.server import warn_once
 
 logger = get_logger(__name__)
 
-#: Blocking connections of one channel at most; the server tells of changes in the other lists.
-MOST_BLOCKS = 16
+MOST_BLOCKS = 16  # blocking connections of a channel at most; the server tells of the other lists
 
 #: Seconds until a reply that is overdue means a half-open connection; a server may stand still 10.
 OVERDUE = 12.0
