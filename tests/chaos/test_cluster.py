@@ -7,6 +7,7 @@ Twenty of each: `pytest tests/chaos/test_cluster.py --runs=20`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import celery
@@ -139,6 +140,9 @@ def test_what_befalls_the_nodes_loses_nothing(
     assert there.stat("owners_reaped") == 0
     assert len(there.owners()) == len(POOLS)
     assert {*before} <= {*there.owners()}
+    begun = sorted(at for runs in ledger.starts().values() for at in runs)
+    pause = max(after - at for at, after in pairwise(begun))
+    print(f"{trouble.__name__}: of {account.published} jobs none began for {pause:.2f} s at most")
     for one in workers:
         one.term()
     assert [one.wait_exit() for one in workers] == [0] * len(workers)
