@@ -51,6 +51,7 @@ class Slot:
         self.seeds = frozenset(seeds)
         self.clustered = False
         self._primary: Address | None = None
+        self._silent: Address | None = None  # who did not answer last; others come first
         self._nodes: list[Address] = []
 
     def reach(self, connection: Any, connect: Callable[[], None]) -> None:
@@ -73,6 +74,7 @@ class Slot:
         ways = [own]
         if self.clustered:
             ways = [*filter(None, [self._primary]), own, *self.seeds, *self._nodes]
+            ways.sort(key=lambda one: one == self._silent)
             limit = connection.socket_connect_timeout or REACHED_WITHIN
             connection.socket_connect_timeout = min(limit, REACHED_WITHIN)
         tried: set[Address] = set()
@@ -92,7 +94,7 @@ class Slot:
             except (AuthenticationError, AuthorizationError):
                 raise
             except (RedisConnectionError, RedisTimeout, ClusterDownError) as exc:
-                error = exc
+                error, self._silent = exc, address
         if not self.clustered and error is not None:
             raise error
         raise RedisConnectionError(

@@ -34,6 +34,15 @@ def in_slot(settings: dict[str, Any], elsewhere: str) -> dict[str, Any]:
     return {"result_url": elsewhere, **settings, "conf": conf}
 
 
+class Node(Server):
+    """A server whose port for the other nodes is another, too, when somebody took it."""
+
+    def _launch(self, port: int) -> None:
+        if not self.port:
+            self.configure(cluster_port=free_port())
+        super()._launch(port)
+
+
 class Cluster:
     """Primaries that share the slots evenly, each with so many replicas."""
 
@@ -186,7 +195,6 @@ def cluster(nodes: int = 3, replicas: int = 0, **options: Option) -> Iterator[Cl
     more: dict[str, Option] = {"repl_diskless_sync_delay": 0, "cluster_node_timeout": PATIENT}
     with ExitStack() as stack:
         made = [
-            Server(cluster_enabled=True, cluster_port=free_port(), **{**more, **options})
-            for _ in range(nodes * (1 + replicas))
+            Node(cluster_enabled=True, **{**more, **options}) for _ in range(nodes * (1 + replicas))
         ]
         yield Cluster([stack.enter_context(each) for each in made], replicas)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 
 import pytest
 
@@ -14,8 +15,8 @@ ROOT = EXAMPLES.parent
 
 def test_it_is_valid_by_the_schema_of_compose() -> None:
     pytest.importorskip("check_jsonschema", reason="check-jsonschema (extra `lint`) is missing")
-    name = shutil.which("check-jsonschema") or "check-jsonschema"
-    done = tool(name, "--builtin-schema", "vendor.compose-spec", str(COMPOSE))
+    program = (sys.executable, "-m", "check_jsonschema")  # which need not be on the PATH
+    done = tool(*program, "--builtin-schema", "vendor.compose-spec", str(COMPOSE))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
