@@ -33,7 +33,7 @@ class Config:
     claim_limit: int = 64  # jobs one claim takes at most, whatever the prefetch allows
     metrics_port: int = 0  # at which a worker serves metrics; 0: it does not
     metrics_host: str = "127.0.0.1"  # where it listens for it
-    #: What a worker does with a job of a task that it does not know (docs/configuration.md).
+    #: What a worker does with a job of a task that it does not know (docs/reference/options.md).
     unknown_tasks: str = "requeue"
     stuck_after: float | None = None  # seconds a job may run before it is told of; None: never
     #: Seconds a job may wait in a busy worker while another of its queue idles; None: for ever.

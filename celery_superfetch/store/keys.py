@@ -1,4 +1,4 @@
-"""Every Redis key of this package (docs/redis_data.md), with kombu's ``global_keyprefix``: its own
+"""Every Redis key of this package (docs/reference/redis_data.md), with kombu's ``global_keyprefix``: its own
 prefixing client rewrites only a script's first key and none of BLMOVE, LREM or LRANGE."""
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from support.workers.worker import process_env
 ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "examples" / "prometheus" / "alerts.yml"
 DASHBOARD = ROOT / "examples" / "grafana" / "superfetch.json"
-DOCS = ROOT / "docs" / "operations.md"
+DOCS = ROOT / "docs" / "operate" / "status.md"
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

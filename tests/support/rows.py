@@ -1,4 +1,4 @@
-"""The rows of docs/shutdown.md, and the mark that says which test checks which."""
+"""The rows of docs/guide/deploys.md, and the mark that says which test checks which."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "shutdown.md"
+PAGE = ROOT / "docs" / "guide" / "deploys.md"
 TESTS = ROOT / "tests" / "chaos"
 
 Test = TypeVar("Test", bound=Callable[..., object])

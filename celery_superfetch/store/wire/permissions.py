@@ -25,7 +25,7 @@ srandmember K;expire K 1;pexpire K 1;ttl K
     .split(";")
 )
 
-#: Those that it works without, and what is lost then (docs/configuration.md says more).
+#: Those that it works without, and what is lost then (docs/reference/options.md says more).
 OPTIONAL = {
     "client|id": "a dead worker of another host is found after owner_ttl, not two heartbeats",
     "client|list": "a dead worker of another host is found after owner_ttl, not two heartbeats",

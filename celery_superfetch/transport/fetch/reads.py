@@ -213,7 +213,7 @@ class BlockingReads:
             warn_once(
                 f"The server does not tell of changes ({exc}): queue lists on which no connection "
                 "waits are looked at once a second. If that is forbidden to its user, see "
-                "CLIENT TRACKING among the permissions in docs/configuration.md."
+                "CLIENT TRACKING among the permissions in docs/reference/options.md."
             )
         else:
             for fd, handler in zip(self._arrivals.fds, (self._hear, self._seen), strict=True):

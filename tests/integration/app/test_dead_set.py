@@ -253,7 +253,7 @@ def test_a_reservation_ends_by_itself(dead: DeadSet, bench: Bench) -> None:
 def test_the_permissions_that_the_docs_name_suffice(
     fresh_server: Callable[..., Any], make_app: Callable[..., Celery]
 ) -> None:
-    docs = (Path(__file__).resolve().parents[3] / "docs" / "configuration.md").read_text()
+    docs = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "options.md").read_text()
     [worker] = re.findall(r"ACL SETUSER shop on >password (.*?)```", docs, re.DOTALL)
     [more] = re.findall(r"on\s+\[the dead set\]\S+ `([^`]+)`", docs)
     own = fresh_server()

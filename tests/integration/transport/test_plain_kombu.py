@@ -261,7 +261,7 @@ def test_work_that_ends_after_its_channel_is_acked(url: str, bench: Bench) -> No
 
 
 def test_no_prefetch_means_as_many_as_claim_limit_and_one_means_one(url: str, bench: Bench) -> None:
-    """What docs/plain_kombu.md says of two consumers that are to share the work."""
+    """What docs/guide/plain_kombu.md says of two consumers that are to share the work."""
 
     def held(**how: Any) -> int:
         bench.client.flushdb()

@@ -1,4 +1,4 @@
-"""docs/configuration.md names every command that the scripts use, and so does its user."""
+"""docs/reference/options.md names every command that the scripts use, and so does its user."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import celery_superfetch
 from celery_superfetch.store.wire.permissions import OPTIONAL, REQUIRED, name_of
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "reference" / "options.md"
 
 #: Scripts that no worker runs, but people; what they need beside is named below the lists.
 BY_HAND = {"holdings", "migrate", "revive"}

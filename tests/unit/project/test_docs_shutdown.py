@@ -1,4 +1,4 @@
-"""docs/shutdown.md and the tests that check it say the same."""
+"""docs/guide/deploys.md and the tests that check it say the same."""
 
 from __future__ import annotations
 
