@@ -23,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+OWN = "celery_superfetch"
 OURS, BEFORE, STOCK, PLUS = "superfetch", "before", "stock", "redis-plus"
 
 #: Contender -> its transport as kombu names it.
@@ -158,42 +159,46 @@ def measure_all(
 
 def fetch_as(app: Any, contender: str) -> None:
     """Let a Celery app use a contender's transport as its users do."""
-    if contender == OURS:
+    if contender in (OURS, BEFORE):
         import celery_superfetch  # here: the others' workers have none of it
 
         celery_superfetch.install(app)
-    elif contender == BEFORE:
-        import_before()
-        import celery_superfetch_before
-
-        celery_superfetch_before.install(app)
     elif contender == PLUS:
         app.conf.broker_transport = TRANSPORTS[PLUS]
 
 
 def import_before() -> None:
     """Make the other checkout's package known under a name of its own, which its imports allow."""
-    if importlib.util.find_spec("celery_superfetch_before"):
+    if importlib.util.find_spec(f"{OWN}_before"):
         return
     place = Path(tempfile.mkdtemp(prefix="before-"))
-    (place / "celery_superfetch_before").symlink_to(Path(os.environ[CHECKOUT], "celery_superfetch"))
+    (place / f"{OWN}_before").symlink_to(Path(os.environ[CHECKOUT], OWN))
     sys.path.insert(0, str(place))
+
+
+def package_before(place: Path) -> None:
+    """Put the other checkout's package into a folder, for a worker that finds it there under its
+    own name: Celery loads steps and pools by names that it has in it."""
+    (place / OWN).symlink_to(Path(os.environ[CHECKOUT], OWN))
 
 
 def module_before(place: str, was: str) -> Any:
     """A module of the other checkout; ``was``: its name before there were rooms, "": None."""
     import_before()
-    rooms = Path(os.environ[CHECKOUT], "celery_superfetch", "store").is_dir()
-    name = place if rooms else was
-    return importlib.import_module(f"celery_superfetch_before.{name}") if name else None
+    return _module(f"{OWN}_before", place, was)
+
+
+def _module(package: str, place: str, was: str) -> Any:
+    [at] = importlib.import_module(package).__path__
+    name = place if Path(at, "store").is_dir() else was
+    return importlib.import_module(f"{package}.{name}") if name else None
 
 
 def lines() -> list[Any]:
-    """The classes by which our code sends its scripts: ours, and that of the other checkout."""
-    from celery_superfetch.store.wire.scripts import Line
-
-    before = [module_before("store.wire.scripts", "scripts").Line] if CHECKOUT in os.environ else []
-    return [Line, *before]
+    """The classes by which our code, and that of another checkout, send their scripts."""
+    names = "store.wire.scripts", "scripts"
+    before = [module_before(*names).Line] if CHECKOUT in os.environ else []
+    return [_module(OWN, *names).Line, *before]
 
 
 def skipped_here() -> dict[str, str]:

@@ -50,6 +50,7 @@ from compare import (
     begin,
     finish_all,
     measure_all,
+    package_before,
     parsed,
     skipped_here,
 )
@@ -57,7 +58,7 @@ from noop import NAME, Counts, build
 
 from support.process import Process
 from support.servers.server import Server
-from support.workers.worker import Worker, process_env
+from support.workers.worker import TESTS, Worker, process_env
 
 RQ = "RQ SimpleWorker"
 #: Pool -> its size. A greenlet a job is what gevent is for; 100 would hold all that is prefetched.
@@ -226,6 +227,9 @@ class Drain:
             "PREFIX": self.prefix,
             "COUNTS": str(directory / "counts"),
         }
+        if self.contender == BEFORE:
+            package_before(directory)
+            env["PYTHONPATH"] = os.pathsep.join(map(str, (directory, TESTS, TESTS.parent)))
         if self.contender == RQ:
             env.pop("CONTENDER")
             code = f"from benchmarks.noop import run_rq; run_rq({url!r})"

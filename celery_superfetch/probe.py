@@ -137,7 +137,7 @@ def _client(url: str, master: str, timeout: float, config: Config) -> Redis:
     from redis.retry import Retry
 
     from .store.wire.connections import Sentinels, leading_home
-    from .store.wire.slots import slot_of
+    from .store.wire.slots import address_of, slot_of
 
     limits: dict[str, Any] = {"socket_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
     scheme, _, rest = url.partition(":")
@@ -148,17 +148,16 @@ def _client(url: str, master: str, timeout: float, config: Config) -> Redis:
         limits["ssl_cert_reqs"] = "none"  # kombu's default, where the URL says nothing
     if scheme != "sentinel":  # kombu has Python's names of what to verify
         url = re.sub("=CERT_(NONE|OPTIONAL|REQUIRED)", lambda found: f"={found[1].lower()}", url)
-        at = urlsplit(url)
-        slot = slot_of(config.global_keyprefix, [(at.hostname or "localhost", at.port or 6379)])
+        slot = slot_of(config.global_keyprefix, [address_of(url)])
         kind = SSLConnection if scheme == "rediss" else Connection
         return Redis.from_url(url, **leading_home({**limits, "connection_class": kind}, slot))
     if not master:
         raise ValueError("--master has to name the primary of sentinel://")
-    places = [urlsplit(one) for one in filter(None, url.split(";"))]
-    addresses = [(at.hostname or "localhost", at.port or 26379) for at in places]
-    host, port = Sentinels(master, addresses).get_master_address()
+    urls = [one for one in url.split(";") if one]
+    first = urlsplit(urls[0])
+    host, port = Sentinels(master, [address_of(one, 26379) for one in urls]).get_master_address()
     user, password, number = (
         unquote(word or "").strip("/") or None
-        for word in (places[0].username, places[0].password, places[0].path)
+        for word in (first.username, first.password, first.path)
     )
     return Redis(host, port, int(number or 0), username=user, password=password, **limits)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from celery.backends import redis
-from kombu.utils.url import url_to_parts
 
 from ..errors import ConfigError
 from ..store.wire.connections import leading_home
-from ..store.wire.slots import slot_of
+from ..store.wire.slots import address_of, slot_of
 
 
 class RedisBackend(redis.RedisBackend):
@@ -26,7 +25,7 @@ class RedisBackend(redis.RedisBackend):
         first, *others = (url or "").split(";")
         super().__init__(*args, url=first or None, **kwargs)
         params: dict[str, Any] = vars(self)["connparams"]
-        nodes = [(params["host"], params["port"]), *map(_node, others)]
+        nodes = [(params["host"], params["port"]), *map(address_of, others)]
         options = self.app.conf.result_backend_transport_options or {}
         prefix = options.get("global_keyprefix") or ""
         slot = slot_of(prefix, nodes)
@@ -39,8 +38,3 @@ class RedisBackend(redis.RedisBackend):
             )
         slot.clustered = True  # whichever of the nodes is away just now
         self.connparams = leading_home(params, slot)
-
-
-def _node(url: str) -> tuple[str, int]:
-    at = url_to_parts(url)
-    return at.hostname or "localhost", at.port or 6379

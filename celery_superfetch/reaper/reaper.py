@@ -90,10 +90,15 @@ class Reaper(Structure):
         )
         report.owners = len(verdicts)
         report.lists.update(*(facts.lists for facts, _, _ in verdicts))
+        deaths: list[tuple[float, dict[str, Any]]] = []
         for facts, score, verdict in verdicts:
             if verdict.dead:
                 with report.surviving(f"owner {facts.owner}"):
-                    self._reap_owner(facts, score, verdict, report)
+                    if death := self._reap_owner(facts, score, verdict, report):
+                        deaths.append((monotonic(), death))
+        if deaths:
+            with report.surviving("the history of deaths"):
+                self.history.died(deaths)
         if not dry_run and only is None:
             self._again(report)
             if started >= self._next_housekeeping:  # an idle fleet need not do that at each pass
@@ -110,15 +115,18 @@ class Reaper(Structure):
             logger.info("%s", report)
         return report
 
-    def _reap_owner(self, facts: Facts, score: int, reason: Reason, report: Report) -> None:
+    def _reap_owner(
+        self, facts: Facts, score: int, reason: Reason, report: Report
+    ) -> dict[str, Any] | None:
+        """What the history of deaths has of it; None where nobody died."""
         owner, host = facts.owner, facts.process.host
         if report.dry_run:
             report.dead[owner] = reason
             report.recovered += Holdings(self.database).of([owner])[owner].in_flight
-            return
+            return None
         # The mark holds only if the owner was not heard since the verdict's evidence.
         if not self.registry.mark(facts, score, TOMBSTONE, reason.value):
-            return
+            return None
         report.dead[owner] = reason
         before = report.recovered, report.killed
         titles = self.drain(facts.with_(was=facts.state), reason.value, report)
@@ -131,7 +139,7 @@ class Reaper(Structure):
         pid = facts.process.pid
         reaped = ReapedOwner(owner, host, pid, facts.app, reason.value, recovered, killed)
         owner_reaped.send(sender=self.sender, reaped=reaped)
-        self.history.died(**reaped._asdict(), node=facts.node, state=facts.state, heard=score)
+        return {**reaped._asdict(), "node": facts.node, "state": facts.state, "heard": score}
 
     def _again(self, report: Report) -> None:
         """Drain tombstones again: what landed late, and what a crashed reaper left."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from time import monotonic
 from typing import Any, NamedTuple
 
 from ..model.job import Job
@@ -44,18 +45,21 @@ class History(Structure):
         """Count jobs that went from a busy worker to an idle one."""
         self.client.hincrby(self.keys.stats, "relieved", jobs)
 
-    def died(self, **death: Any) -> None:
-        """Remember the death of an owner; those that are too old, or too many, go."""
-        now = self.database.server_time()
+    def died(self, deaths: Sequence[tuple[float, dict[str, Any]]]) -> None:
+        """Remember the owners that a pass found dead, each with the moment (``monotonic``) at which
+        its jobs were back; deaths that are too old, or too many, go."""
+        now, since = self.database.server_time(), monotonic()
         key = self.keys.deaths
         with self.client.pipeline(transaction=False) as pipe:
-            pipe.zadd(key, {json.dumps({"at": now, **death}): now})
+            for done, death in deaths:
+                at = now - round((since - done) * 1000)
+                pipe.zadd(key, {json.dumps({"at": at, **death}): at})
+                if death.get("recovered", 0) + death.get("killed", 0):
+                    for field, more in noted_recovery(max(0, at - death["heard"])):
+                        pipe.hincrby(self.keys.stats, field, more)
             pipe.zremrangebyscore(key, "-inf", now - DAYS * 86_400_000)
             pipe.zremrangebyrank(key, 0, -MOST - 1)
             pipe.pexpire(key, DAYS * 86_400_000)
-            if death.get("recovered", 0) + death.get("killed", 0):
-                for field, more in noted_recovery(max(0, now - death["heard"])):
-                    pipe.hincrby(self.keys.stats, field, more)
             pipe.execute()
 
     def deaths(self, most: int = 10) -> list[dict[str, Any]]:

@@ -10,14 +10,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from kombu.transport import redis
-from kombu.utils.url import url_to_parts
 from redis import Redis
 from redis.exceptions import ConnectionError, RedisError
 
 from ..model.config import LONGEST, Config
 from ..store.database import Database
 from ..store.wire.connections import NotServed, Params, leading_home, ours
-from ..store.wire.slots import Slot, slot_of
+from ..store.wire.slots import Slot, address_of, slot_of
 from .fetch.queue_lists import QueueLists
 
 if TYPE_CHECKING:
@@ -77,10 +76,7 @@ class Channel(redis.Channel):
         if "path" in params:
             return None
         seeds = [(params["host"], params["port"])]
-        for url in self.connection.client.alt or ():
-            parts = url_to_parts(url)
-            port = parts.port or self.connection.default_port
-            seeds.append((parts.hostname or "localhost", port))
+        seeds += map(address_of, self.connection.client.alt or ())
         return slot_of(self.global_keyprefix, seeds)
 
     @property

@@ -126,12 +126,11 @@ def test_what_befalls_the_nodes_loses_nothing(
         # An owner that is idle when it connects again is another.
         held = [load.hold(pool) for pool in HOLDING]
         load.wait_progress()
-        before = {owner: there.heard(owner) for owner in map(there.owner_of, held)}
+        before = there.heard_of(map(there.owner_of, held))
         assert len(before) == len(held)
         trouble(nodes)
         load.wait_progress(5)
-        for owner, at in before.items():
-            eventually(lambda o=owner, at=at: there.heard(o) > at, message=f"{owner} is heard")
+        there.wait_heard(before)
         account = load.settle()
     assert not account.lost, account
     assert not load.in_doubt, "whoever publishes waits until the slot is served again"

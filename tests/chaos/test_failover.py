@@ -89,11 +89,7 @@ def processes(owners: Iterable[str]) -> set[str]:
 
 def heard_again(there: Database, owners: set[str]) -> None:
     """Every owner is heard at this server, and none other is."""
-    before = {owner: there.heard(owner) for owner in owners}
-    eventually(
-        lambda: all(there.heard(owner) > before[owner] for owner in owners),
-        message=f"all of {owners} are heard, {there.owners()} are registered",
-    )
+    there.wait_heard(there.heard_of(owners))
     assert set(there.owners()) == owners
 
 
@@ -161,15 +157,14 @@ def test_a_primary_that_is_cut_off_for_longer_than_owner_ttl_convicts_nobody(
         group.wait_in_step()
         before = group.freeze_primary()
         there = Database(group.promote().client())
-        since = {owner: there.heard(owner) for owner in owners}
+        since = there.heard_of(owners)
         always(lambda: role(group.primary) == "master", during=float(OPTIONS["owner_ttl"]) + 1)
         if isinstance(group, SentinelGroup):
             before.resume()
             eventually(lambda: role(before) == "slave", message="the Sentinels tell it")
         else:  # an operator sees to it that it comes back as a replica, or not at all
             before.kill()
-        for owner, at in since.items():
-            eventually(lambda o=owner, at=at: there.heard(o) > at, message=f"{owner} is heard")
+        there.wait_heard(since)
         load.wait_progress(5)
         account = load.settle()
     assert not account.lost, account

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
+from urllib.parse import urlsplit
 
 from redis import Redis
 from redis.crc import key_slot
@@ -22,6 +23,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeout
 
 from ...errors import UnsupportedBroker
+from ..keys import Keys
 
 #: A key, or a prefix, with the name in braces by which a cluster chooses its slot.
 TAGGED = re.compile(r"[^{]*\{[^}]+\}")
@@ -40,6 +42,11 @@ NO_TAG = (
 )
 
 Address = tuple[str, int]
+
+
+def address_of(url: str, port: int = 6379) -> Address:
+    at = urlsplit(url)
+    return at.hostname or "localhost", at.port or port
 
 
 class Slot:
@@ -155,7 +162,7 @@ def slot_of(prefix: str, seeds: Iterable[Address]) -> Slot | None:
     """The slot of a prefix, for all connections of this process; None without a name in braces."""
     if not TAGGED.match(prefix):
         return None
-    slot = Slot(f"{prefix}superfetch:never", seeds)
+    slot = Slot(Keys(prefix).never, seeds)
     return _slots.setdefault((slot.key, slot.seeds), slot)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import monotonic
+
 import pytest
 from celery import Celery
 from kombu import Queue
@@ -111,11 +113,11 @@ def test_a_death_is_remembered_with_what_became_of_its_jobs(bench: Bench) -> Non
 def test_deaths_are_capped(bench: Bench) -> None:
     history = History(bench.database)
     bench.client.zadd(bench.keys.deaths, {f'{{"owner": "{n}"}}': n + 1 for n in range(3)})
-    history.died(owner="new")
+    history.died([(monotonic(), {"owner": "new"})])
     assert [death["owner"] for death in history.deaths()] == ["new"], "the others are too old"
     now = bench.database.server_time()
     bench.client.zadd(bench.keys.deaths, {f'{{"owner": "{n}"}}': now for n in range(MOST)})
-    history.died(owner="newest")
+    history.died([(monotonic(), {"owner": "newest"})])
     assert bench.client.zcard(bench.keys.deaths) == MOST
     assert history.deaths(1)[0]["owner"] == "newest"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -126,21 +126,18 @@ class Cluster:
 
     def crash(self, key: str) -> Server:
         """Unplanned: the primary of the slot is killed, and a replica elected; the new primary."""
-        primary = self.home(key)
-        heir = self.heir(primary)
-        eventually(lambda: in_step(heir), 10)
-        self.be_quick()
-        primary.kill()
-        eventually(lambda: is_primary(heir), 30)
-        return heir
+        return self._without(key, Server.kill)[1]
 
     def cut_off(self, key: str) -> tuple[Server, Server]:
         """The primary of the slot stands still until a replica is elected; both of them."""
+        return self._without(key, Server.pause)
+
+    def _without(self, key: str, end: Callable[[Server], None]) -> tuple[Server, Server]:
         primary = self.home(key)
         heir = self.heir(primary)
         eventually(lambda: in_step(heir), 10)
         self.be_quick()
-        primary.pause()
+        end(primary)
         eventually(lambda: is_primary(heir), 30)
         return primary, heir
 

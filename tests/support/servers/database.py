@@ -5,9 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import redis
+
+from support.waiting import eventually
 
 OWN = "superfetch:"
 
@@ -61,6 +64,15 @@ class Database:
         """An owner's last heartbeat, in ms of the server; 0 when it is not registered."""
         score = self.client.zscore(f"{self.prefix}{OWN}owners", owner)
         return int(cast("float | None", score) or 0)
+
+    def heard_of(self, owners: Iterable[str]) -> dict[str, int]:
+        return {owner: self.heard(owner) for owner in owners}
+
+    def wait_heard(self, since: Mapping[str, int]) -> None:
+        """Until each owner is heard once more than in what ``heard_of`` said."""
+        for owner, at in since.items():
+            message = f"{owner} is heard; registered are {self.owners()}"
+            eventually(lambda o=owner, at=at: self.heard(o) > at, message=message)
 
     def fact(self, owner: str, name: str) -> str:
         """One of the facts of an owner, reaped or not."""
