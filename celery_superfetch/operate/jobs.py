@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
 from typing import Any, NamedTuple
 
 from ..model.dead_job import utc
-from ..model.job import claimed_at, digest, parse
+from ..model.job import CARRIED, claimed_at, digest, parse
 from ..reaper.evidence import judge_all
 from ..reaper.reaper import Reaper
 from ..store.counters import StrikeCounters
@@ -69,8 +70,8 @@ class Look:
         most = limit if self.which.countable else LOOKED_AT
         meant: list[dict[str, Any]] = []
         looked = 0
-        for jobs in self._read(most + 1):
-            looked += len(jobs)
+        for number, jobs in self._read(most + 1):
+            looked += number
             meant += self._counted([job for job in jobs if _fits(job["task"], self.which.task)])
             if looked > most:
                 break
@@ -90,7 +91,7 @@ class Look:
     def named(self, names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
         """Name -> the jobs of which it is the id, or else the start of one."""
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-        for job in chain.from_iterable(self._read(LOOKED_AT)):
+        for job in chain.from_iterable(jobs for _, jobs in self._read(LOOKED_AT)):
             for name, jobs in found.items():
                 fits = any(job[id].startswith(name) for id in ("id", "digest"))
                 if fits and job not in jobs:  # what is held aside may be read twice
@@ -121,16 +122,35 @@ class Look:
         for name in filter(self._is_meant, self.probation):
             yield Place(PROBATION, queue_list=name)
 
-    def _read(self, most: int) -> Iterator[list[dict[str, Any]]]:
-        """The jobs in states that are meant, some at a time."""
+    def _read(self, most: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+        """The jobs in states that are meant, some at a time, and how many were looked at."""
         for pages in self.holdings.look([*self._places()], most):
-            jobs = []
+            found: list[tuple[Place, str, bytes]] = []
             for place, rows in pages:
                 if place.state == RUNNING:
                     self.runs |= {(place.owner, name.decode()): claim for claim, name in rows}
                 else:
-                    jobs += [self._job(place, *row) for row in rows]
-            yield [job for job in jobs if self.which.wants(job["state"])]
+                    found += [(place, *row) for row in rows]
+            jobs = [self._job(*row) for row in self._candidates(found)]
+            jobs = [job for job in jobs if self.which.wants(job["state"])]
+            yield len(jobs if self.which.countable else found), jobs
+
+    def _candidates(
+        self, found: Sequence[tuple[Place, str, bytes]]
+    ) -> Sequence[tuple[Place, str, bytes]]:
+        """Without those of which their bytes, or what is counted of them, already tell that they
+        are not meant: to read all messages takes longer than all else."""
+        if self.which.task and not {*"?["} & {*self.which.task}:
+            named = max(self.which.task.split("*"), key=len)
+            part = json.dumps(named)[1:-1].encode()
+            # In protocol 1 the name is in the body, which may be encoded.
+            found = [row for row in found if part in row[2] or b'"task"' not in row[2]]
+        if self.which.state == STRUCK and found:
+            known = self.strikes.counters([digest(payload) for _, _, payload in found])
+            carries = CARRIED.encode()
+            pairs = zip(found, known, strict=True)
+            found = [row for row, counted in pairs if counted.strikes or carries in row[2]]
+        return found
 
     def _job(self, place: Place, claim: str, payload: bytes) -> dict[str, Any]:
         name, envelope = digest(payload), parse(payload)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import socket
 import time
 from datetime import datetime
@@ -121,3 +123,22 @@ def test_a_condition_costs_no_command_for_each_list_of_each_owner(cli, bench):
     assert calls["lrange"] == 120, "each of what is not empty, once"
     found = cli("jobs", "--task", "*.note", "--json", "--limit", "1").json()
     assert (len(found["jobs"]), found["more"]) == (1, 119)
+
+
+def earlier(task: str) -> bytes:
+    """A message of protocol 1, which has its task in the body."""
+    message = json.loads(payload("protocol 1"))
+    message["headers"] = {}
+    body = json.dumps({"task": task, "id": "protocol 1", "args": [], "kwargs": {}})
+    message["body"] = base64.b64encode(body.encode()).decode()
+    return json.dumps(message).encode()
+
+
+@pytest.mark.parametrize("asked", ["shop.ñandú", "shop.*", "*andú", "shop.?and[u-ú]"])
+def test_a_task_is_found_however_it_is_asked_for_and_written(cli, bench, asked):
+    owner = bench.owner(lists=["mail"])
+    jobs = [payload("escaped", task="shop.ñandú"), earlier("shop.ñandú")]
+    bench.give(owner.owner, "mail", [*jobs, payload("other", task="mail.send")])
+    found = cli("jobs", "--task", asked, "--json").json()
+    assert sorted(job["id"] for job in found["jobs"]) == ["escaped", "protocol 1"]
+    assert (found["more"], found["complete"]) == (0, True)
