@@ -1,0 +1,169 @@
+"""What the pages tell one to do works: each is read by somebody who does it, from top to bottom.
+
+A page is one scenario, in a fresh folder with a real server. `redis://localhost:6379` is the
+address of that server in files and commands (the number of the database stays); no other address is
+changed. A comment on the line before a block says what to do with it:
+
+| block | what is done |
+|---|---|
+| `sh` | run by `bash -e`; the exit status has to be 0 |
+| `python` | run as a script, so it is complete |
+| any, after `<!-- file: shop.py -->` | written to that file; a later one of that name replaces it |
+| `sh`, after `<!-- background -->` | left to run until the page ends, once it is ready |
+| `json`, `yaml`, `toml`, `ini` | parsed |
+| `text` | output, for the reader |
+| any, after `<!-- not run: REASON -->` | nothing; the reason says what is missing here |
+
+Any other block fails. In a set of tabs each tab is one reader, with a folder and a server of its
+own: who picks "Django" reads what is before the set, that tab in each set that has it (the first
+tab elsewhere), and what comes after.
+
+- `celery` and `python` are those of the venv that runs pytest.
+- `pip install` looks whether all of it is there, and installs nothing
+  (support/pages/shims/pip.py); `python -m venv` makes a folder with links to the tests' venv.
+- A worker that a page kills has a file with its pid: `celery -A shop worker --pidfile one.pid`,
+  then `kill -9 "$(cat one.pid)"`. `pkill` and `pgrep` would find processes that are not the page's.
+- What waits for something polls for it, with an end; it does not sleep for as long as it may take.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.house import HERE
+from support.pages.blocks import Block, blocks, fate, readers
+from support.pages.reader import Reader
+from support.servers.server import Server
+
+PAGES = [HERE / "README.md", HERE / "CONTRIBUTING.md", *sorted(HERE.glob("docs/**/*.md"))]
+#: Would find the processes of others, too.
+BY_NAME = re.compile(r"\b(pkill|pgrep|killall|pidof)\b")
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(HERE).with_suffix(""))
+
+
+def scenarios() -> Iterator[object]:
+    for page in PAGES:
+        for tab, found in readers(page).items():
+            if found:
+                slow = any("background" in block.marks for block in found)
+                marks = [pytest.mark.slow] if slow else []
+                yield pytest.param(found, id=f"{name(page)}:{tab}".strip(":"), marks=marks)
+
+
+@pytest.fixture
+def read(tmp_path: Path, fresh_server: Callable[..., Server]) -> Iterator[Callable[..., None]]:
+    """`read(blocks)`: do what they say."""
+    reader = Reader(tmp_path, fresh_server())
+    yield reader.read
+    reader.close()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("found", scenarios())
+def test_what_a_page_says_works(found: list[Block], read: Callable[..., None]) -> None:
+    read(found)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_it_is_decided_what_becomes_of_each_block(page: Path) -> None:
+    found = blocks(page)
+    print(name(page), dict(Counter(fate(block).partition(":")[0] for block in found)))
+    assert not [f"{b.place}: {why}" for b in found if (why := fate(b)).startswith("undecided")]
+    assert not [block.place for block in found if BY_NAME.search(block.text)]
+    run = {block.place for reads in readers(page).values() for block in reads}
+    assert run == {block.place for block in found}, "each is read by somebody"
+
+
+# -- controls
+
+
+def say(folder: Path, text: str) -> list[Block]:
+    """A page with this text, as its only reader comes past it."""
+    page = folder / "page.md"
+    page.write_text(text)
+    [found] = readers(page).values()
+    return found
+
+
+SHOP = """# A shop
+
+<!-- file: shop.py -->
+```python
+from celery import Celery
+import celery_superfetch
+
+app = Celery("shop", broker="redis://localhost:6379/3", backend="redis://localhost:6379/4")
+celery_superfetch.install(app{options})
+app.task(name="shop.note")(print)
+```
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("# A\n\n```sh\ntrue\nfalse\n```\n", r"page.md:4: exit status 1"),
+        ("```sh\ntrue\n```\n\n```python\n1 / 0\n```\n", r"page.md:6: (.|\n)*line 6(.|\n)*ZeroDiv"),
+        ("a\n\n:::{note}\n\n```json\n{,}\n```\n:::\n", r"page.md:6: no valid json"),
+        ("```console\n$ true\n```\n", r"page.md:2: undecided: .* 'console'"),
+        ("```\ntrue\n```\n", r"page.md:2: undecided: .* no language"),
+        ("<!-- not run: -->\n```sh\ntrue\n```\n", r"page.md:3: undecided: .* without a reason"),
+        ("<!-- background -->\n```sh\ncelery worker\n```\n", r"page.md:3: it has ended"),
+        ("```sh\npip install celery-superfetch[wrong]\n```\n", r"no such extras: wrong"),
+        ("```sh\npip install nobody-has-this\n```\n", r"nobody-has-this"),
+        (
+            SHOP.format(options=", strike_limt=2") + "```sh\ncelery -A shop report\n```\n",
+            r"strike_limit",
+        ),
+    ],
+)
+def test_control_what_is_wrong_is_told_with_its_line(
+    text: str, why: str, tmp_path: Path, read: Callable[..., None]
+) -> None:
+    with pytest.raises(pytest.fail.Exception, match=why):
+        read(say(tmp_path, text))
+
+
+@pytest.mark.slow
+def test_a_worker_of_a_page_is_killed_by_its_pid_and_none_outlives_the_page(
+    tmp_path: Path, fresh_server: Callable[..., Server]
+) -> None:
+    worker = (
+        "<!-- background -->\n```sh\ncelery -A shop worker -n {n} --pidfile {n}.pid -c 1\n```\n"
+    )
+    text = SHOP.format(options="") + worker.format(n="one") + worker.format(n="two")
+    text += '```sh\nkill -9 "$(cat one.pid)"\ncelery -A shop call shop.note\nsleep 500 &\n```\n'
+    server = fresh_server()
+    reader = Reader(tmp_path, server)
+    try:
+        reader.read(say(tmp_path, text))
+        assert server.client(3).keys(), "the number of the database has stayed"
+        pids = [process.pid for process in psutil.process_iter() if reader.started_it(process)]
+        assert len(pids) >= 3
+    finally:
+        reader.close()
+    assert not [process for process in psutil.process_iter() if reader.started_it(process)]
+
+
+def test_each_tab_has_a_reader_who_reads_what_is_around_it(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    tab = ":::{{tab-item}} {0}\n```text\n{0}\n```\n:::\n"
+    tabs = "::::{tab-set}\n" + tab.format("Celery") + tab.format("Django") + "::::\n"
+    more = "::::{tab-set}\n" + tab.format("Django") + tab.format("Flask") + "::::\n"
+    page.write_text(
+        "```text\nall\n```\n\n" + tabs + "\n" + more + "\n- a\n  ```text\n  end\n  ```\n"
+    )
+    assert {tab: [b.text.strip() for b in found] for tab, found in readers(page).items()} == {
+        "Celery": ["all", "Celery", "Django", "end"],
+        "Django": ["all", "Django", "Django", "end"],
+        "Flask": ["all", "Celery", "Flask", "end"],
+    }

@@ -1,0 +1,177 @@
+"""A reader who does what a page says, in a fresh folder with a server of its own."""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import json
+import os
+import re
+import sys
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest brings it
+
+from support.house import HERE
+from support.pages.blocks import Block, fate
+from support.process import Process, is_alive
+from support.servers.server import Server
+from support.waiting import eventually
+
+SHIMS = Path(__file__).with_name("shims")
+#: The address in all pages; that of the test's server takes its place.
+ADDRESS = "redis://localhost:6379"
+#: How long a block may take, and how long what runs in the background may take to end.
+PATIENCE, FAREWELL = 60, 3
+
+
+class Reader:
+    """Does blocks, one after the other. All that it has started ends with it."""
+
+    def __init__(self, folder: Path, server: Server) -> None:
+        self.home = folder / "home"
+        self.logs = folder / "logs"
+        self.home.mkdir()
+        self.url = server.url().removesuffix("/0")
+        self.mark = f"PAGE_RUN={uuid.uuid4().hex}"
+        self.env = self._environment(folder / "bin")
+        self.started: list[Process] = []
+
+    def _environment(self, programs: Path) -> dict[str, str]:
+        """The venv's programs come first; before them those that stand in for others."""
+        venv = Path(sys.executable).parent
+        programs.mkdir()
+        for name in ("python", "python3"):
+            (programs / name).symlink_to(SHIMS / "python.sh")
+        for name, script in {
+            "pip": "pip.py",
+            "pip3": "pip.py",
+            "redis-cli": "redis_cli.py",
+        }.items():
+            instead = programs / name
+            instead.write_text(f'#!/bin/sh\nexec {sys.executable} {SHIMS / script} "$@"\n')
+            instead.chmod(0o755)
+        return {
+            "PATH": f"{programs}:{venv}:{os.environ['PATH']}",
+            "HOME": str(self.home),
+            "LANG": "C.UTF-8",
+            "COLUMNS": "100",
+            "PYTHONPATH": str(HERE),
+            "PYTHONUNBUFFERED": "1",
+            # Without `-l INFO` a worker does not say that it is ready.
+            "CELERY_WORKER_LOGLEVEL": "INFO",
+            "CELERY_BEAT_LOGLEVEL": "INFO",
+            "PAGE_PYTHON": sys.executable,
+            "PAGE_VENV": str(venv),
+            "PAGE_BIN": str(programs),
+            "PAGE_SERVER": f"{self.url}/0",
+            **dict([self.mark.split("=")]),
+        }
+
+    def read(self, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            self.do(block)
+
+    def do(self, block: Block) -> None:
+        """Do what it says. What fails says the page and the line."""
+        decided = fate(block)
+        text = block.text.replace(ADDRESS, self.url)
+        if decided.startswith("undecided"):
+            fail(block, decided)
+        if decided == "file":
+            file = self.home / block.marks["file"]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        if decided in ("file", "parsed"):
+            parse(block)
+        if decided == "run":
+            self._run(block, text)
+
+    def _run(self, block: Block, text: str) -> None:
+        # So many lines above it that what bash and Python say of lines is true of the page.
+        text = "\n" * (block.line - 1) + text
+        shell = block.language == "sh"
+        argv = ["bash", "-e", "-c", text, block.page.name] if shell else ["python", "-c", text]
+        process = Process(
+            argv,
+            log=self.logs / f"{len(self.started)}.log",
+            env=self.env,
+            cwd=self.home,
+            title=block.place,
+        )
+        self.started.append(process)
+        try:
+            if "background" in block.marks:
+                eventually(lambda: ready(process, block.text), PATIENCE, message="it is ready")
+            elif code := process.wait_exit(PATIENCE):
+                fail(block, f"exit status {code}", process)
+        except AssertionError as exc:
+            fail(block, str(exc).partition("\n")[0], process)
+
+    def close(self) -> None:
+        """End all of it, what has left its parents as well."""
+        left = [process for process in psutil.process_iter() if self.started_it(process)]
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+        _, stubborn = psutil.wait_procs(left, FAREWELL)
+        for process in stubborn:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        for started in self.started:
+            started.close()
+        psutil.wait_procs(stubborn, FAREWELL)
+
+    def started_it(self, process: psutil.Process) -> bool:
+        """At whatever depth: all that it has started have its mark in their environment."""
+        name, _, value = self.mark.partition("=")
+        with contextlib.suppress(psutil.Error):
+            return is_alive(process) and process.environ().get(name) == value
+        return False
+
+
+def ready(process: Process, command: str) -> bool:
+    """Whether a background block has begun: each of its workers, beat, or else whatever listens."""
+    assert process.alive(), "it has ended"
+    workers = len(re.findall(r"\bcelery\b.*\sworker\b", command))
+    if workers:
+        return process.log().count(" ready.") >= workers
+    if re.search(r"\bcelery\b.*\sbeat\b", command):
+        return "beat: Starting" in process.log()
+    family = [psutil.Process(process.pid), *process.children()]
+    return any(
+        link.status == psutil.CONN_LISTEN for one in family for link in one.net_connections("tcp")
+    )
+
+
+PARSERS: dict[str, Callable[[str], Any]] = {
+    "json": json.loads,
+    "yaml": lambda text: list(yaml.safe_load_all(text)),
+    "toml": tomllib.loads,
+    "ini": lambda text: configparser.ConfigParser(strict=False, interpolation=None).read_string(
+        text
+    ),
+    "python": lambda text: compile(text, "block", "exec"),
+}
+
+
+def parse(block: Block) -> None:
+    try:
+        PARSERS.get(block.language, str)(block.text)
+    except Exception as exc:
+        fail(block, f"no valid {block.language}: {exc}")
+
+
+def fail(block: Block, why: str, process: Process | None = None) -> None:
+    said = f"\n--- it said\n{process.tail()}" if process else ""
+    pytest.fail(f"{block.place}: {why}\n{block.text}{said}", pytrace=False)
