@@ -56,7 +56,7 @@ class Evidence:
 
 
 def judge(evidence: Evidence) -> Reason:
-    """The table of ``docs/how_it_works``, row by row."""
+    """The table of docs/inside/how_it_works.md, row by row."""
     if evidence.reaped:
         return Reason.REAPED
     silent = evidence.silent_for or 0.0
