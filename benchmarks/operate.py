@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import select
 import subprocess
 import sys
 import time
@@ -122,7 +123,7 @@ def measured(words: Sequence[str], url: str) -> Iterator[float]:
     ) as process:
         assert process.stdout
         assert process.stderr
-        process.stdout.read(1)
+        select.select([process.stdout, process.stderr], [], [])  # what one who waits sees first
         yield time.perf_counter() - began
         process.stdout.read()
         told = process.stderr.read().splitlines()

@@ -7,7 +7,10 @@ from typing import Any
 
 import click
 
-from .session import Session, command, in_session, superfetch
+from .session import Session, command, complain, in_session, superfetch
+
+#: Jobs to look through that take long enough to say so: at 10,000 it is half a second.
+MANY = 1000
 
 
 @superfetch.group(name="jobs", invoke_without_command=True)
@@ -33,6 +36,8 @@ def jobs(session: Session, limit: int, wide: bool, **which: Any) -> None:
     from .jobs_tables import print_jobs
 
     look = Look(session.reaper, Which(**which), session.dead_set.separator)
+    if not look.which.countable and (size := look.size()) > MANY:
+        complain(f"Looking through {size:,} jobs ...")
     found = look.first(limit)
     picked = any(value is not None for value in which.values())
     session.say(found, lambda: print_jobs(session.tables, found, picked, wide))

@@ -78,7 +78,7 @@ class Look:
         complete = looked <= most
         more = len(meant) - limit
         if not complete and self.which.countable:
-            more, complete = self._size() - limit, True
+            more, complete = self.size() - limit, True
         return {
             "server_time": utc(self.now / 1000),
             "owners": [row for row, _ in self.owners.values()],
@@ -101,8 +101,9 @@ class Look:
             for name, jobs in found.items()
         }
 
-    def _size(self) -> int:
-        """How many meet the conditions, where these need no look at the jobs."""
+    def size(self) -> int:
+        """How many there are in states that are meant: all that can be said without a look at the
+        jobs."""
         states = [state for state in (RUNNING, RESERVED, ETA) if self.which.wants(state)]
         suspects = sum(waiting for _, waiting in self.queues.lengths(self.probation))
         return suspects + sum(row[state] for row, _ in self.owners.values() for state in states)

@@ -125,6 +125,14 @@ def test_a_condition_costs_no_command_for_each_list_of_each_owner(cli, bench):
     assert (len(found["jobs"]), found["more"]) == (1, 119)
 
 
+def test_a_long_look_says_so_before_it_begins(cli, bench):
+    owner = bench.owner(lists=["mail"])
+    bench.give(owner.owner, "mail", [payload(f"{number}") for number in range(1001)])
+    told = cli("jobs", "--task", "nomatch")
+    assert "Looking through 1,001 jobs ..." in told.err
+    assert "Looking" not in cli("jobs").err, "nothing has to be read for that"
+
+
 def earlier(task: str) -> bytes:
     """A message of protocol 1, which has its task in the body."""
     message = json.loads(payload("protocol 1"))
