@@ -23,7 +23,6 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeout
 
 from ...errors import UnsupportedBroker
-from ..keys import Keys
 
 #: A key, or a prefix, with the name in braces by which a cluster chooses its slot.
 TAGGED = re.compile(r"[^{]*\{[^}]+\}")
@@ -162,7 +161,7 @@ def slot_of(prefix: str, seeds: Iterable[Address]) -> Slot | None:
     """The slot of a prefix, for all connections of this process; None without a name in braces."""
     if not TAGGED.match(prefix):
         return None
-    slot = Slot(Keys(prefix).never, seeds)
+    slot = Slot(f"{prefix}superfetch:never", seeds)  # as ``Keys.never``, of the room above
     return _slots.setdefault((slot.key, slot.seeds), slot)
 
 
