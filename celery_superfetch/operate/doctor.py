@@ -46,7 +46,7 @@ def diagnose(app: Celery, reaper: Reaper) -> list[Finding]:
         seen = overview_of(app, reaper)
     except NoPermissionError as exc:
         text = f"the server does not let this user see how things are ({exc})"
-        fix = "give it the permissions of docs/configuration, for `status` as well"
+        fix = "give it the permissions of docs/reference/options, for `status` as well"
         found.append(Finding("warning", "no-overview", text, fix))
         found.extend(_permissions(reaper, app.amqp.queues))
     else:
@@ -114,7 +114,7 @@ def _permissions(reaper: Reaper, lists: Iterable[str]) -> Iterator[Finding]:
         yield Finding("critical", "acl-required", text, f"ACL SETUSER <name> {grant}")
     if denied.names:
         text = f"{who} the keys {some(denied.names)}"
-        fix = "give it all of ours, the queues and kombu's: docs/configuration, under Permissions"
+        fix = "give it all of ours, the queues and kombu's: docs/reference/options, Permissions"
         yield Finding("critical", "acl-keys", text, fix)
     for name, lost in denied.optional.items():
         fix = f"ACL SETUSER <name> +{name}"

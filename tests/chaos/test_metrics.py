@@ -29,7 +29,8 @@ from support.workers.worker import process_env
 ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "examples" / "prometheus" / "alerts.yml"
 DASHBOARD = ROOT / "examples" / "grafana" / "superfetch.json"
-DOCS = ROOT / "docs" / "operate" / "status.md"
+METRICS_PAGE = ROOT / "docs" / "operate" / "metrics.md"
+ALERTS_PAGE = ROOT / "docs" / "operate" / "alerts.md"
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -125,7 +126,9 @@ def test_a_kill_is_counted_and_all_that_alerts_and_dashboard_name_is_exported(
         named = set(re.findall(r"\bsuperfetch_[a-z_]+", page.read_text()))
         assert len(named) > 10
         assert named <= exported, page.name
-    documented = re.findall(r"^\| `(superfetch_[a-z_]+)` \|", DOCS.read_text(), re.MULTILINE)
+    documented = re.findall(
+        r"^\| `(superfetch_[a-z_]+)` \|", METRICS_PAGE.read_text(), re.MULTILINE
+    )
     families = {
         family.name + ("_total" if family.type == "counter" else "")
         for family in text_string_to_metric_families(text)
@@ -173,7 +176,7 @@ def test_without_the_extra_it_says_what_to_install(cli: Any) -> None:
 
 def test_each_alert_is_valid_and_says_what_to_do() -> None:
     alerts = re.findall(r"- alert: (\w+)", ALERTS.read_text())
-    documented = re.findall(r"^\| `(Superfetch\w+)` \|", DOCS.read_text(), re.MULTILINE)
+    documented = re.findall(r"^\| `(Superfetch\w+)` \|", ALERTS_PAGE.read_text(), re.MULTILINE)
     assert alerts == documented
     promtool("check", "rules", str(ALERTS))
 

@@ -93,7 +93,7 @@ def check_server(client: Redis, prefix: str = "") -> None:
     except NoPermissionError as exc:
         raise UnsupportedBroker(
             f"the broker's ACL forbids this user to run scripts ({exc}). Nothing was claimed; "
-            "grant +@scripting (docs/configuration lists every command that is needed)."
+            "grant +@scripting (docs/reference/options lists every command that is needed)."
         ) from exc
 
 

@@ -85,6 +85,13 @@ class Terminal:
         with self._lock:
             return [line.rstrip() for line in self._screen.display]
 
+    def cells(self) -> list[list[pyte.screens.Char]]:
+        """The same with its colours, cell by cell."""
+        with self._lock:
+            screen = self._screen
+            columns = range(screen.columns)
+            return [[screen.buffer[row][at] for at in columns] for row in range(screen.lines)]
+
     def restored(self) -> bool:
         """Whether the screen from before is back, and the cursor is to be seen."""
         with self._lock:

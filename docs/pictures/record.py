@@ -1,0 +1,153 @@
+"""Makes status.svg, top.svg and page.png: what real workers show after one of them was killed.
+
+    python docs/pictures/record.py
+
+It needs what the tests need, with chromium, chromedriver, and namespaces for three host names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from io import StringIO
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+from rich.text import Text
+from selenium import webdriver
+
+from support.hosts import Host
+from support.process import Process
+from support.servers.server import Server, free_port
+from support.waiting import eventually
+from support.workers.terminal import Terminal
+from support.workers.worker import process_env
+
+HERE = Path(__file__).resolve().parent
+COLUMNS = 80
+#: Of the browser's window.
+WIDTH = 1180
+
+#: Shown by itself a picture loads no font from elsewhere.
+FORMAT = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+
+CELERY = [sys.executable, "-m", "celery", "-A", "shop"]
+
+
+class Shop:
+    """A server and three workers on hosts of their own; one of them is killed."""
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self.stack, self.folder = stack, folder
+        self.server = stack.enter_context(Server(appendonly=True))
+        urls = {"BROKER_URL": self.server.url(0), "RESULT_URL": self.server.url(1)}
+        path = os.pathsep.join([str(HERE), str(HERE.parents[1])])
+        self.env = {**process_env({}), **urls, "PYTHONPATH": path}
+        os.environ.update(urls)
+
+    def start(self, name: str, *words: str, ready: str, host: Host | None = None) -> Process:
+        log = self.folder / f"{name}.log"
+        process = Process(
+            [*CELERY, *words], log=log, env=self.env, cwd=self.folder, host=host, title=name
+        )
+        self.stack.callback(process.close)
+        process.wait_log(ready, 60)
+        return process
+
+    def play(self) -> None:
+        """Until one worker was killed, and its jobs are back on their queue."""
+        from shop import app, charge, remind, scan, send
+
+        self.stack.callback(app.close)
+        keys = self.server.client()
+        workers = {}
+        for name in ("web-a", "web-b", "web-c"):
+            words = ["worker", "-c", "2", "-n", "shop@%h", "--without-mingle", "--without-gossip"]
+            workers[name] = self.start(name, *words, ready=" ready.", host=Host(name))
+        for upload in range(2):
+            scan.delay(upload)
+        eventually(lambda: keys.zcard("superfetch:dead") == 2, 120, message="two jobs are dead")
+        for number in range(30):
+            charge.delay(number)
+            send.delay(number)
+        for number in range(3):
+            remind.apply_async((number,), countdown=1800)
+        eventually(lambda: len(keys.keys("superfetch:running:*")) == 3, message="all have work")
+        workers["web-c"].host.kill()  # type: ignore[union-attr]
+        reaped = lambda: keys.hget("superfetch:stats", "owners_reaped") == b"1"  # noqa: E731
+        eventually(reaped, 60, message="its jobs are taken back")
+
+
+def draw(terminal: Terminal, title: str, to: Path) -> None:
+    """What the terminal shows, in its colours."""
+    console = Console(record=True, width=COLUMNS, file=StringIO())
+    lines = terminal.cells()
+    while lines and not "".join(cell.data for cell in lines[-1]).strip():
+        lines.pop()
+    for line in lines:
+        text = Text()
+        for cell in line:
+            colour = {"default": "", "brown": "yellow"}.get(cell.fg, cell.fg)
+            styles = [colour, "bold" * cell.bold, "reverse" * cell.reverse]
+            text.append(cell.data, " ".join(filter(None, styles)))
+        console.print(text, soft_wrap=True)
+    console.save_svg(str(to), title=title, code_format=FORMAT, unique_id=to.stem)
+
+
+@contextmanager
+def browser(profile: Path) -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or "chromium"
+    flags = f"headless no-sandbox disable-gpu no-first-run hide-scrollbars user-data-dir={profile}"
+    for flag in flags.split():
+        options.add_argument(f"--{flag}")
+    service = webdriver.ChromeService(shutil.which("chromedriver") or "chromedriver")
+    started = webdriver.Chrome(options, service)
+    try:
+        yield started
+    finally:
+        started.quit()
+
+
+def main() -> None:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pictures-")))
+        shop = Shop(stack, folder)
+        shop.play()
+        prompt = "celery -A shop superfetch"
+
+        with Terminal([*CELERY, "superfetch", "status"], shop.env, COLUMNS, 50) as terminal:
+            terminal.shows("worker shop@web-c died", "Counters:")
+            assert terminal.wait_exit() == 0
+            draw(terminal, f"{prompt} status", HERE / "status.svg")
+        with Terminal([*CELERY, "superfetch", "top"], shop.env, COLUMNS, 32) as terminal:
+            terminal.shows("worker shop@web-c died", "quit")
+            draw(terminal, f"{prompt} top", HERE / "top.svg")
+            terminal.press("q")
+            terminal.wait_exit()
+
+        port = free_port()
+        shop.start("page", "superfetch", "web", "--port", str(port), ready="http://")
+        with browser(folder / "profile") as chrome:
+            chrome.set_window_size(WIDTH, 900)
+            chrome.get(f"http://localhost:{port}/")
+            body = chrome.find_element("css selector", "body")
+            eventually(lambda: "shop@web-c died" in body.text, message="the page tells of it")
+            whole = chrome.execute_script("return document.documentElement.scrollHeight")
+            chrome.set_window_size(WIDTH, int(whole) + chrome.get_window_size()["height"] - 900)
+            inner = chrome.execute_script("return [innerWidth, innerHeight]")
+            chrome.set_window_size(WIDTH * 2 - inner[0], whole * 2 - inner[1])
+            chrome.save_screenshot(str(HERE / "page.png"))
+
+
+if __name__ == "__main__":
+    main()
