@@ -71,7 +71,7 @@ class Shop:
         keys = self.server.client()
         workers = {}
         for name in ("web-a", "web-b", "web-c"):
-            words = ["worker", "-c", "2", "-n", "shop@%h", "--without-mingle", "--without-gossip"]
+            words = ["worker", "-l", "INFO", "-c", "2", "-n", "shop@%h", "--without-gossip"]
             workers[name] = self.start(name, *words, ready=" ready.", host=Host(name))
         for upload in range(2):
             scan.delay(upload)
