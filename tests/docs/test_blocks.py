@@ -13,6 +13,7 @@ changed. A comment on the line before a block says what to do with it:
 | `json`, `yaml`, `toml`, `ini` | parsed |
 | `text` | output, for the reader |
 | any, after `<!-- not run: REASON -->` | nothing; the reason says what is missing here |
+| any, after `<!-- needs: django -->` | the tab ends here, skipped, where that is missing |
 
 Any other block fails. In a set of tabs each tab is one reader, with a folder and a server of its
 own: who picks "Django" reads what is before the set, that tab in each set that has it (the first

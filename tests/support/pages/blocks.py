@@ -13,7 +13,7 @@ from mdit_py_plugins.colon_fence import colon_fence_plugin
 from support.house import HERE
 
 #: A comment on the line before a block says what to do with it: `<!-- file: shop.py -->`.
-MARKS = {"file", "background", "not run"}
+MARKS = {"file", "background", "needs", "not run"}
 #: Directives that hold code: MyST's own fences say the same, and can be read on GitHub too.
 CODE = {"{code", "{code-block", "{literalinclude"}
 MARKDOWN = MarkdownIt("commonmark").use(colon_fence_plugin)

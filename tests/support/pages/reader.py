@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -86,6 +87,9 @@ class Reader:
         """Do what it says. What fails says the page and the line."""
         decided = fate(block)
         text = block.text.replace(ADDRESS, self.url)
+        for package in block.marks.get("needs", "").split(", "):
+            if package and not importlib.util.find_spec(package):
+                pytest.skip(f"{block.place}: {package} is not installed")
         if decided.startswith("undecided"):
             fail(block, decided)
         if decided == "file":
