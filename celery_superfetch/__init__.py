@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .app.dead_set import DeadSet as DeadSet
+    from .app.dead_set import Retried as Retried
     from .app.installation import install as install
     from .app.results import RedisBackend as RedisBackend
     from .errors import BadFilter as BadFilter
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
     from .errors import WrongType as WrongType
     from .model.dead_job import DeadJob as DeadJob
     from .model.strikes import Decision as Decision
+    from .model.strikes import Recovery as Recovery
     from .model.version import __version__ as __version__
+    from .reaper.report import Report as Report
+    from .signals import LostJob as LostJob
+    from .signals import ReapedOwner as ReapedOwner
     from .signals import job_killed as job_killed
     from .signals import job_recovered as job_recovered
     from .signals import job_recovering as job_recovering
@@ -38,16 +43,18 @@ if TYPE_CHECKING:
 _HOMES = {
     name: home
     for home, names in {
-        "app.dead_set": "DeadSet",
+        "app.dead_set": "DeadSet Retried",
         "model.dead_job": "DeadJob",
         "errors": "BadFilter ConfigError ForkedConnection JobNotFound PoisonPill SuperfetchError "
         "UnsupportedBroker WrongType",
         "app.installation": "install",
         "app.results": "RedisBackend",
         "transport.plain_kombu": "reap working_on",
-        "model.strikes": "Decision",
+        "model.strikes": "Decision Recovery",
         "model.version": "__version__",
-        "signals": "job_killed job_recovered job_recovering owner_reaped ownership_lost",
+        "reaper.report": "Report",
+        "signals": "LostJob ReapedOwner job_killed job_recovered job_recovering owner_reaped "
+        "ownership_lost",
         "transport.transport": "SentinelTransport Transport",
     }.items()
     for name in names.split()

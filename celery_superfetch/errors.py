@@ -44,26 +44,28 @@ class StillInUse(SuperfetchError):
 
 
 class PoisonPill(SuperfetchError):
-    """A job was killed: it used up its recoveries and now waits in the dead set. Stored as its
-    result; its arguments are a sentence and a mapping of plain values, so that every result
-    serializer of Celery gives it back whole."""
+    """A job was killed, and is in the dead set. This is stored as its result, so
+    ``AsyncResult.get()`` raises it."""
 
+    # Its arguments are a sentence and a mapping of plain values, so that every result serializer
+    # of Celery gives it back whole.
     def __init__(self, text: str = "", facts: Mapping[str, Any] | None = None) -> None:
         told = dict(facts or {})
         super().__init__(text, told)
-        self.reason = str(told.get("reason", ""))  # why its last owner lost it
-        self.strikes = int(told.get("strikes", 0))  # recoveries that may have been its own fault
+        self.reason = str(told.get("reason", ""))  #: Why its last owner lost it.
+        #: How many of its recoveries may have been its own fault.
+        self.strikes = int(told.get("strikes", 0))
         #: How often its run was cut short, its death included.
         self.recoveries = int(told.get("recoveries", 0))
         #: Who lost it each time, oldest first: ``host|pid|nonce``.
         self.owners: tuple[str, ...] = tuple(told.get("owners", ()))
-        self.hosts = tuple(owner.partition("|")[0] for owner in self.owners)  # one for each
+        self.hosts = tuple(owner.partition("|")[0] for owner in self.owners)  #: Their host names.
         #: When (server time, UTC), one for each of ``owners``; None where nobody noted it.
         self.times = tuple(
             None if at is None else datetime.fromtimestamp(at, timezone.utc)
             for at in told.get("times", ())
         )
-        self.dead_id = str(told.get("dead_id", ""))  # its id in the dead set
+        self.dead_id = str(told.get("dead_id", ""))  #: Its id in the dead set.
 
     def __str__(self) -> str:
         return str(self.args[0])

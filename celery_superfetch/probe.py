@@ -76,22 +76,48 @@ def _parser(app: Celery | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "superfetch-check" if app is None else "celery -A app superfetch check",
         description="Say in one line whether all is well. With conditions, only these are looked "
-        "at; who does not meet one is critical.",
-        epilog="Exit code: 0 well, 1 a warning, 2 critical, also where the broker cannot be asked.",
+        "at, and one that is not met is critical.",
+        epilog="The exit code is 0 if all is well, 1 after a warning, and 2 if something is "
+        "critical or the broker cannot be asked.",
     )
     add = parser.add_argument
     if app is None:
         url = os.environ.get("CELERY_BROKER_URL")
-        add("--broker", default=url, required=not url, metavar="URL", help="$CELERY_BROKER_URL")
-        add("--prefix", default="", help="global_keyprefix of the app")
-        add("--master", default="", metavar="NAME", help="master_name, with sentinel://")
-    add("--this-host", action="store_true", help="a worker of this host is heard, and not stuck")
-    add("--node", default="", metavar="NAME", help="celery@web-1 is heard, and not stuck")
-    add("--max-age", type=float, metavar="SECONDS", help="since any owner's last heartbeat")
-    add("--dead-limit", type=int, metavar="N", help="jobs in the dead set")
-    add("--queue-age", type=float, metavar="SECONDS", help="for which a job has been the oldest")
-    add("--queue-length", type=int, metavar="N", help="jobs that wait in one queue")
-    add("--timeout", type=float, default=5.0, metavar="SECONDS", help="for all of it (5)")
+        add(
+            "--broker",
+            default=url,
+            required=not url,
+            metavar="URL",
+            help="the broker, by default $CELERY_BROKER_URL",
+        )
+        add("--prefix", default="", help="the app's global_keyprefix")
+        add("--master", default="", metavar="NAME", help="the app's master_name, with sentinel://")
+    add(
+        "--this-host",
+        action="store_true",
+        help="a worker of this host must be heard, and not be stuck",
+    )
+    add(
+        "--node",
+        default="",
+        metavar="NAME",
+        help="this worker (celery@web-1) must be heard, and not be stuck",
+    )
+    add(
+        "--max-age",
+        type=float,
+        metavar="SECONDS",
+        help="the last heartbeat must be younger, of each worker that is meant",
+    )
+    add("--dead-limit", type=int, metavar="N", help="the dead set must have no more jobs")
+    add(
+        "--queue-age",
+        type=float,
+        metavar="SECONDS",
+        help="no job may have waited as the oldest of its queue for longer",
+    )
+    add("--queue-length", type=int, metavar="N", help="no queue may have more jobs that wait")
+    add("--timeout", type=float, default=5.0, metavar="SECONDS", help="give up after so long (5)")
     add("--json", action="store_true", dest="as_json", help="print one JSON document")
     return parser
 

@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from celery.utils import dispatch
+
+Receiver = TypeVar("Receiver", bound=Callable[..., Any])
 
 
 class Signal(dispatch.Signal):
     """One whose receivers may do what they like in any thread of ours: no fork meets them."""
+
+    if TYPE_CHECKING:  # Celery's, with the types that it has not
+
+        @overload
+        def connect(
+            self,
+            receiver: Receiver,
+            /,
+            sender: object = None,
+            weak: bool = True,
+            dispatch_uid: object = None,
+            retry: bool = False,
+        ) -> Receiver: ...
+
+        @overload
+        def connect(
+            self,
+            /,
+            *,
+            sender: object = None,
+            weak: bool = True,
+            dispatch_uid: object = None,
+            retry: bool = False,
+        ) -> Callable[[Receiver], Receiver]: ...
+
+        def connect(self, *args: Any, **kwargs: Any) -> Any: ...
+
+        def disconnect(
+            self,
+            receiver: Callable[..., Any] | None = None,
+            sender: object = None,
+            *,
+            dispatch_uid: object = None,
+        ) -> bool: ...
 
     def send(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
         from .model import forks  # a producer only connects receivers
@@ -17,35 +54,36 @@ class Signal(dispatch.Signal):
             return list(super().send(sender, **named))
 
 
-#: Before a job is recovered: a receiver may return a ``Decision``. ``recovery=Recovery``.
+#: Sent before a job is recovered, with ``recovery``, a `Recovery`. A receiver may return a
+#: `Decision`; with None it has no say.
 job_recovering = Signal(name="job_recovering", providing_args={"recovery"})
-#: A job is back on its queue, or on probation. ``recovery=Recovery``.
+#: Sent when a job is back on its queue, or on probation, with ``recovery``, a `Recovery`.
 job_recovered = Signal(name="job_recovered", providing_args={"recovery"})
-#: A job is in the dead set. ``job=DeadJob``.
+#: Sent when a job is in the dead set, with ``job``, a `DeadJob`.
 job_killed = Signal(name="job_killed", providing_args={"job"})
-#: A dead owner's private lists were given back. ``reaped=ReapedOwner``.
+#: Sent when the jobs of a dead owner were taken back, with ``reaped``, a `ReapedOwner`.
 owner_reaped = Signal(name="owner_reaped", providing_args={"reaped"})
-#: A job was taken away from us and may run twice. ``lost=LostJob``.
+#: Sent when a job was taken away from this process, with ``lost``, a `LostJob`. It may run twice.
 ownership_lost = Signal(name="ownership_lost", providing_args={"lost"})
 
 
 class ReapedOwner(NamedTuple):
     """What ``owner_reaped`` tells: an owner was dead, and its jobs were taken back."""
 
-    owner: str
-    host: str
-    pid: int
-    app_name: str  # name of its Celery app; empty outside Celery
-    reason: str  # why it was taken for dead
-    recovered: int
-    killed: int
+    owner: str  #: ``host|pid|nonce``
+    host: str  #: host name of its process
+    pid: int  #: process id on that host
+    app_name: str  #: name of its Celery app; empty outside Celery
+    reason: str  #: why it was taken for dead
+    recovered: int  #: how many jobs went back to their queues, or on probation
+    killed: int  #: how many jobs went to the dead set
 
 
 class LostJob(NamedTuple):
     """What ``ownership_lost`` tells: a job that was claimed here is another's by now."""
 
-    owner: str  # who had claimed it
-    queue_list: str
-    payload: bytes
-    task: str | None  # Celery's names for it; None where the payload does not say
-    task_id: str | None
+    owner: str  #: who had claimed it: ``host|pid|nonce``
+    queue_list: str  #: the queue list it came from
+    payload: bytes  #: the message, as its producer sent it
+    task: str | None  #: name of its task; None if the payload does not say
+    task_id: str | None  #: Celery's id of the task; None if the payload does not say

@@ -7,6 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "_ext"))
 
 from compare import RESULTS
 from plots import draw
@@ -22,12 +23,29 @@ author = "The celery_superfetch authors"
 copyright = author
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx_copybutton"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "generated",  # docs/_ext: options and commands
+]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "_ext"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
+
+# Words of our docstrings: single backticks name something of the package, or of Python.
+default_role = "any"
+autodoc_default_options = {"show-inheritance": False}
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_preserve_defaults = True
+# No stubs come with Celery, kombu and redis-py: their classes are named, and lead nowhere.
+python_use_unqualified_type_names = True
+napoleon_use_ivar = True
 
 html_theme = "furo"
 html_title = f"celery_superfetch {release}"

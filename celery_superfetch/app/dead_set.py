@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING
 
 from celery import Celery, states
 from celery.backends.base import DisabledBackend
@@ -18,6 +18,11 @@ from ..store.dead_jobs import BATCH, DeadJobs
 from ..store.queues import Queues
 from .broker import client_of, database_of
 from .queues import routes_of, separator_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..model.dead_job import Conditions
 
 #: In a row, and no more results are forgotten: a backend that is away would hold up each job.
 BACKEND_FAILURES = 3
@@ -33,12 +38,12 @@ GONE = "no job {!r} in the dead set: somebody else was quicker"
 class Retried:
     """What became of one job that was to be put back."""
 
-    id: str
-    task: str | None = None
-    task_id: str | None = None
-    queue: str | None = None  # the queue list it is on, or could not be put on
-    error: str | None = None  # why it is still in the dead set, or gone; None: it is on its queue
-    warning: str | None = None  # what else went wrong: its result still says FAILURE
+    id: str  #: as it was named, or its id in the dead set
+    task: str | None = None  #: name of its task
+    task_id: str | None = None  #: Celery's id of the task
+    queue: str | None = None  #: the queue list it is on, or could not be put on
+    error: str | None = None  #: why it is still in the dead set, or gone; None: it is on its queue
+    warning: str | None = None  #: what else went wrong: its result still says FAILURE
 
 
 class DeadSet(DeadJobs):
@@ -50,7 +55,10 @@ class DeadSet(DeadJobs):
     Jobs are picked by the conditions of ``DeadFilter`` (``task``, ``queue``, ``reason``,
     ``older_than``, ``newer_than``), and named by id or Celery task id, or the start of either.
 
+    Iterate over it for all jobs, the newest first; ``len()`` says how many there are.
+
     Arguments:
+        app: the app, after ``install(app)``.
         client: a client for the broker's database; None: one of its own, for ``close``.
 
     Raises:
@@ -81,6 +89,10 @@ class DeadSet(DeadJobs):
         """Put one job back at the end of its queue, or of another (``to``), in its old priority,
         counters cleared and its result pending again.
 
+        Arguments:
+            job: a job, or its id, or Celery's id of the task, or the start of either.
+            to: name of the queue; None: its own.
+
         Raises:
             JobNotFound: it is not in the dead set, or somebody else was quicker.
             WrongType: the queue's key holds something else.
@@ -97,8 +109,11 @@ class DeadSet(DeadJobs):
         progress: Callable[[int], object] | None = None,
     ) -> list[Retried]:
         """What became of each of some jobs, put back in order as by ``retry``; one that cannot be
-        does not hold up the others. ``progress`` is called after each batch with the number of jobs
-        that are done with."""
+        does not hold up the others, and has an ``error``.
+
+        Arguments:
+            progress: is called after each batch with the number of jobs that are done with.
+        """
         self._backend_failures = 0
         done: list[Retried] = []
         queue = iter(jobs)
@@ -112,9 +127,13 @@ class DeadSet(DeadJobs):
         self,
         to: str | None = None,
         progress: Callable[[int], object] | None = None,
-        **conditions: Any,
+        **conditions: Unpack[Conditions],
     ) -> list[Retried]:
-        """Put all jobs back that are meant, those first that died first."""
+        """Put all jobs back that meet the conditions, those first that died first.
+
+        Raises:
+            BadFilter: a condition is empty, or no job could meet them all.
+        """
         return self.retry_many(self.find(oldest_first=True, **conditions), to, progress)
 
     def _retry(self, batch: Sequence[DeadJob | str], to: str | None) -> list[Retried]:

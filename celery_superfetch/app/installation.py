@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from celery import Celery
 from kombu.utils.imports import symbol_by_name
@@ -16,6 +16,11 @@ from .events import reporter
 from .poison_pill import guard_of
 from .reaping import REAP_ENTRY, REAP_TASK, add_reap_task
 
+if TYPE_CHECKING:
+    from ..model.config import Jobs, Port, Recoveries, Seconds, Strikes, Text
+
+App = TypeVar("App", bound=Celery)
+
 #: Settings that we give another default, each with its old name. Without them Celery acks a job
 #: before it runs, and drops it when its pool process is lost; and after a lost connection it
 #: leaves slots free for jobs that went on, which we count already.
@@ -26,12 +31,42 @@ DEFAULTS = {
 }
 
 
-def install(app: Celery, **options: Any) -> Celery:
+if TYPE_CHECKING:  # what editors and type checkers know: our options by their types, kombu's by any
+
+    @overload
+    def install(app: App) -> App: ...
+
+    @overload
+    def install(
+        app: App,
+        *,
+        heartbeat_interval: Seconds = ...,
+        owner_ttl: Seconds = ...,
+        reap_interval: Seconds = ...,
+        full_sweep_interval: Seconds = ...,
+        strike_limit: Strikes = ...,
+        strike_window: Seconds = ...,
+        recovery_limit: Recoveries = ...,
+        dead_limit: Jobs = ...,
+        dead_ttl: Seconds = ...,
+        claim_limit: Jobs = ...,
+        metrics_port: Port = ...,
+        metrics_host: Text = ...,
+        unknown_tasks: Text = ...,
+        stuck_after: Seconds | None = ...,
+        reserved_timeout: Seconds | None = ...,
+        global_keyprefix: Text = ...,
+        **kombu: Any,
+    ) -> App: ...
+
+
+def install(app: App, **options: Any) -> App:
     """Make ``app`` fetch reliably, and return it; before or after it is configured, and more than
     once (later options win).
 
     Arguments:
-        options: see ``Config``, or kombu's; merged into ``broker_transport_options``.
+        app: a Celery app whose broker is Redis or Valkey.
+        options: those of ``Config``, and kombu's; merged into ``broker_transport_options``.
 
     Raises:
         ConfigError: an option is unknown or impossible; the app was left as it was.

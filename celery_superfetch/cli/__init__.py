@@ -16,9 +16,9 @@ __all__ = ["superfetch"]
 
 @command(superfetch, "reap")
 @click.option("--full", is_flag=True, help="Also look for private lists that nobody registered.")
-@click.option("--dry-run", is_flag=True, help="Judge and count; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Only judge and count; change nothing.")
 def reap(session: Session, full: bool, dry_run: bool) -> None:
-    """One pass now, whoever else may be reaping."""
+    """Make one pass now: what dead workers held goes back to its queues."""
     from ..app.passes import note
 
     know_tasks(session.app)

@@ -20,7 +20,7 @@ UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @superfetch.group(name="dead")
 def dead() -> None:
-    """Jobs that were killed: list, show, retry, delete, purge.
+    """Work with the jobs in the dead set.
 
     ID is a job's id or its Celery task id, or the start of either.
     """
@@ -35,11 +35,11 @@ def age(text: str) -> float:
 
 
 CONDITIONS = (
-    click.option("--task", help="Only this task; * stands for anything."),
-    click.option("--queue", help="Only those from this queue; * stands for anything."),
-    click.option("--reason", help="Only those with this in their reason."),
-    click.option("--older-than", type=age, help="Only those that died longer ago: 15m, 36h, 7d."),
-    click.option("--newer-than", type=age, help="Only those that died since then."),
+    click.option("--task", help="Only jobs of this task; * stands for anything."),
+    click.option("--queue", help="Only jobs from this queue; * stands for anything."),
+    click.option("--reason", help="Only jobs with this text in their reason."),
+    click.option("--older-than", type=age, help="Only jobs that died longer ago: 15m, 36h, 7d."),
+    click.option("--newer-than", type=age, help="Only jobs that died since then: 15m, 36h, 7d."),
 )
 
 
@@ -52,13 +52,24 @@ def conditions(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @command(dead, "list")
 @conditions
-@click.option("--first", type=click.IntRange(0), default=0, help="Skip so many of the newest.")
 @click.option(
-    "--count", type=click.IntRange(1), default=50, show_default=True, help="Show so many."
+    "--first",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Skip this many of the newest jobs.",
 )
-@click.option("--wide", is_flag=True, help="All columns, each job on one line.")
+@click.option(
+    "--count",
+    type=click.IntRange(1),
+    default=50,
+    metavar="N",
+    show_default=True,
+    help="Show this many jobs.",
+)
+@click.option("--wide", is_flag=True, help="Show all columns, each job on one line.")
 def dead_list(session: Session, first: int, count: int, wide: bool, **conditions: Any) -> None:
-    """Killed jobs, the newest first."""
+    """List killed jobs, the newest first."""
     size = len(session.dead_set)
     # One more than is shown tells whether there are more.
     found = session.dead_set.page(first, count + 1, **conditions)
@@ -87,17 +98,17 @@ def dead_list(session: Session, first: int, count: int, wide: bool, **conditions
 @command(dead, "show")
 @click.argument("id", metavar="ID")
 def dead_show(session: Session, id: str) -> None:
-    """One killed job, whole."""
+    """Show one killed job with its arguments and its history."""
     job = session.dead_set.get(id).as_dict()
     session.say(job, lambda: session.tables.dead_job(job))
 
 
 @command(dead, "retry")
 @click.argument("ids", metavar="[ID...]", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All that are in the dead set.")
+@click.option("--all", "everything", is_flag=True, help="Put back all jobs of the dead set.")
 @conditions
 @click.option("--to", metavar="QUEUE", help="Put them on this queue instead of their own.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def dead_retry(
     session: Session,
     ids: tuple[str, ...],
@@ -108,7 +119,7 @@ def dead_retry(
 ) -> None:
     """Put killed jobs back on their queues, as if they were new.
 
-    Either those that are named, or those that the conditions pick, or --all of them.
+    Name the jobs by ID, or pick them with conditions, or say --all.
     """
     picked = any(value is not None for value in conditions.values())
     if ids and (picked or everything):
@@ -184,9 +195,9 @@ def dead_delete(session: Session, ids: tuple[str, ...]) -> None:
 
 
 @command(dead, "purge")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def dead_purge(session: Session, yes: bool) -> None:
-    """Delete everything in the dead set for good."""
+    """Delete all jobs of the dead set for good."""
     size = len(session.dead_set)
     if size and not yes:
         click.confirm(f"Delete all {size} jobs of the dead set for good?", abort=True, err=True)

@@ -17,18 +17,23 @@ MANY = 1000
 @click.option(
     "--state",
     type=click.Choice(("running", "reserved", "eta", "probation", "struck")),
-    help="Only these; struck: those with strikes.",
+    help="Only jobs in this state; struck: jobs with strikes.",
 )
-@click.option("--queue", help="Only those from this queue; * stands for anything.")
-@click.option("--task", help="Only this task; * stands for anything.")
-@click.option("--node", help="Only those of this worker; * stands for anything.")
+@click.option("--queue", help="Only jobs from this queue; * stands for anything.")
+@click.option("--task", help="Only jobs of this task; * stands for anything.")
+@click.option("--node", help="Only jobs of this worker; * stands for anything.")
 @click.option(
-    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Show so many."
+    "--limit",
+    type=click.IntRange(1),
+    default=100,
+    metavar="N",
+    show_default=True,
+    help="Show this many jobs.",
 )
-@click.option("--wide", is_flag=True, help="All columns, each job on one line.")
+@click.option("--wide", is_flag=True, help="Show all columns, each job on one line.")
 @in_session
 def jobs(session: Session, limit: int, wide: bool, **which: Any) -> None:
-    """Jobs in flight by their workers, and those on probation; without a command it only reads.
+    """List jobs in flight by their workers, and jobs on probation. Without a command it only reads.
 
     ID is a job's Celery task id or its digest, or the start of either.
     """
@@ -46,7 +51,7 @@ def jobs(session: Session, limit: int, wide: bool, **which: Any) -> None:
 @command(jobs, "release")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 def jobs_release(session: Session, ids: tuple[str, ...]) -> None:
-    """Give jobs back to their queues that are reserved, and that their workers have not begun."""
+    """Give reserved jobs back to their queues, if their workers have not begun them."""
     found, errors = _named(session, ids)
     done = _order(session, found, errors, "release")
     lines = [f"Released to the front of {job['queue']}: {_title(job)}" for job in done]
@@ -55,8 +60,8 @@ def jobs_release(session: Session, ids: tuple[str, ...]) -> None:
 
 @command(jobs, "kill")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@click.option("--terminate", is_flag=True, help="Also what runs: its run is ended.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--terminate", is_flag=True, help="Also kill jobs that run: their runs are ended.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def jobs_kill(session: Session, ids: tuple[str, ...], terminate: bool, yes: bool) -> None:
     """Move jobs in flight to the dead set, and tell their callers."""
     found, errors = _named(session, ids)

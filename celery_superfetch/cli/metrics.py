@@ -12,12 +12,27 @@ from .session import superfetch
 
 
 @superfetch.command(name="metrics", cls=CeleryCommand)
-@click.option("--port", type=click.IntRange(0, 65535), default=9811, show_default=True)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Listen at this address.")
-@click.option("--once", is_flag=True, help="Print them and end; 1 if the broker is silent.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=9811,
+    show_default=True,
+    metavar="PORT",
+    help="Listen at this port; 0: at any that is free.",
+)
+@click.option(
+    "--host",
+    metavar="ADDRESS",
+    default="127.0.0.1",
+    show_default=True,
+    help="Listen at this address.",
+)
+@click.option(
+    "--once", is_flag=True, help="Print the metrics and end; exit code 1 if the broker is silent."
+)
 @click.pass_context
 def metrics(ctx: click.Context, port: int, host: str, once: bool) -> None:
-    """Serve metrics for Prometheus. Needs the extra `prometheus`."""
+    """Serve metrics for Prometheus. This needs the extra `prometheus`."""
     from ..errors import SuperfetchError
 
     app = ctx.obj.app

@@ -32,7 +32,7 @@ PATIENCE = 3
 @click.pass_context
 @handle_preload_options
 def superfetch(ctx: click.Context, **_: Any) -> None:
-    """Reliable fetch: owners, reaper and dead set."""
+    """Look at workers, jobs and the dead set of reliable fetch, and act on them."""
 
 
 @dataclass

@@ -10,7 +10,7 @@ from .session import Session, command, superfetch
 @command(superfetch, "slots")
 @click.argument("prefixes", nargs=-1, metavar="[PREFIX]...")
 def slots(session: Session, prefixes: tuple[str, ...]) -> None:
-    """Which slot and node of a cluster each PREFIX has; without one, the app's own.
+    """Show in which slot and on which node of a cluster each PREFIX lies; by default the app's own.
 
     Apps, or groups of queues, share the work of a cluster when their prefixes lie on several nodes.
     """

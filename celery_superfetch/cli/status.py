@@ -12,9 +12,9 @@ from .session import Session, command, know_tasks, superfetch, warn
 
 
 @command(superfetch, "status")
-@click.option("--wide", is_flag=True, help="All columns and rows, with the owners' ids.")
+@click.option("--wide", is_flag=True, help="Show all columns and rows, with the owners' ids.")
 def status(session: Session, wide: bool) -> None:
-    """Whether all is well, and what to do; owners, queues, dead set. Only reads."""
+    """Say whether all is well, and what to do; show owners, queues, dead set. This only reads."""
     from .status_tables import say_status
 
     say_status(session, wide)
@@ -27,11 +27,11 @@ def status(session: Session, wide: bool) -> None:
     default=2.0,
     show_default=True,
     metavar="SECONDS",
-    help="Ask the server so often.",
+    help="Ask the server this often.",
 )
 @click.option("--once", is_flag=True, help="Print the status once, and end.")
 def top(session: Session, interval: float, once: bool) -> None:
-    """The status, live; with keys: look at the dead set, retry its jobs, reap.
+    """Show the status live, with keys to look at the dead set, to retry its jobs and to reap.
 
     Without a terminal it prints the status again and again.
     """
@@ -54,7 +54,7 @@ def top(session: Session, interval: float, once: bool) -> None:
 
 @command(superfetch, "doctor")
 def doctor(session: Session) -> None:
-    """Examine the app and the server: each finding with its fix. Only reads."""
+    """Examine the app and the server, and name a fix for each finding. This only reads."""
     from ..operate.doctor import diagnose
     from .status_tables import STYLES
 

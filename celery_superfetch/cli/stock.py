@@ -20,21 +20,24 @@ def _seconds(name: str, help: str) -> Callable[[Callable[..., Any]], Callable[..
     return click.option(name, type=click.FloatRange(0), default=0.0, metavar="SECONDS", help=help)
 
 
-_wait = _seconds("--wait", "Wait so long for those who are still at work to end.")
+_wait = _seconds("--wait", "Wait up to this long for workers that still run to end.")
 
 
 @command(superfetch, "migrate")
-@click.option("--force", is_flag=True, help="Also while stock consumers are connected.")
-@_seconds("--older-than", "Only jobs that were delivered more than so long ago.")
+@click.option("--force", is_flag=True, help="Go on although stock consumers are connected.")
+@_seconds("--older-than", "Only jobs that were delivered longer ago.")
 @click.option(
-    "--queue", "otherwise", default="", help="For jobs whose exchange and routing key lead nowhere."
+    "--queue",
+    "otherwise",
+    default="",
+    help="Use it for jobs whose exchange and routing key lead nowhere.",
 )
-@click.option("--dry-run", is_flag=True, help="Count; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Only count; change nothing.")
 @_wait
 def migrate(session: Session, wait: float, **options: Any) -> None:
     """Take over the jobs that stock workers have left unacked.
 
-    They go to the front of their queues, the oldest first. Refuses while a stock worker may
+    They go to the front of their queues, the oldest first. It refuses while a stock worker may
     still hold them.
     """
     from ..app.queues import routes_of, unacked_of
@@ -50,14 +53,16 @@ def migrate(session: Session, wait: float, **options: Any) -> None:
 
 
 @command(superfetch, "drain")
-@click.option("--force", is_flag=True, help="Also take what living owners hold.")
-@click.option("--forget", is_flag=True, help="Then delete all keys of ours but the dead set.")
-@click.option("--dry-run", is_flag=True, help="Count; change nothing.")
+@click.option("--force", is_flag=True, help="Also take the jobs of living owners.")
+@click.option(
+    "--forget", is_flag=True, help="Then delete all keys of this package but the dead set."
+)
+@click.option("--dry-run", is_flag=True, help="Only count; change nothing.")
 @_wait
 def drain(session: Session, force: bool, forget: bool, dry_run: bool, wait: float) -> None:
     """Give every job in flight back to its queue, so that stock kombu can go on.
 
-    Refuses while an owner lives: stop all workers first. The dead set stays.
+    It refuses while an owner lives: stop all workers first. The dead set stays.
     """
     from .to_stock import GiveBack
 

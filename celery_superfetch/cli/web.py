@@ -9,18 +9,31 @@ from .session import know_tasks, superfetch
 
 
 @superfetch.command(name="web", cls=CeleryCommand)
-@click.option("--port", type=click.IntRange(1, 65535), default=5566, show_default=True)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Listen at this address.")
-@click.option("--allow-changes", is_flag=True, help="Let who looks retry and delete dead jobs.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=5566,
+    show_default=True,
+    metavar="PORT",
+    help="Listen at this port.",
+)
+@click.option(
+    "--host",
+    metavar="ADDRESS",
+    default="127.0.0.1",
+    show_default=True,
+    help="Listen at this address.",
+)
+@click.option("--allow-changes", is_flag=True, help="Let visitors retry and delete dead jobs.")
 @click.option(
     "--token",
     envvar="SUPERFETCH_WEB_TOKEN",
     show_envvar=True,
-    help="What a browser is asked for; needed at any address but loopback.",
+    help="Ask each browser for it; needed at any address but loopback.",
 )
 @click.pass_context
 def web(ctx: click.Context, port: int, host: str, allow_changes: bool, token: str | None) -> None:
-    """A page with all there is to see, live. Needs the extra `web`."""
+    """Serve a live page of all there is to see. This needs the extra `web`."""
     try:
         import uvicorn
 

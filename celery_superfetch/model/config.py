@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import ConfigError
 
@@ -12,35 +12,94 @@ from ..errors import ConfigError
 LONGEST = 10 * 365 * 86400.0
 
 
-class Config:
-    """All options of celery_superfetch. Durations are seconds; ConfigError: one is impossible."""
+#: What values are counted in: an option's annotation names one of these, and so do errors and docs.
+Seconds: TypeAlias = float
+Strikes: TypeAlias = int
+Recoveries: TypeAlias = int
+Jobs: TypeAlias = int
+Port: TypeAlias = int
+Text: TypeAlias = str
 
+
+class Config:
+    """All options of celery_superfetch, validated and frozen.
+
+    Raises:
+        ConfigError: a value is impossible, alone or beside another.
+    """
+
+    # The text below each option is its line in docs/reference/options.md, which is made of it.
     # No dataclass: a producer pays for the making of one whenever it starts.
 
-    heartbeat_interval: float = 5.0  # seconds between two heartbeats of an owner
-    #: Seconds of watched silence after which a still connected remote owner is dead.
-    owner_ttl: float = 60.0
-    reap_interval: float = 10.0  # seconds between full looks at the registry, by workers and beat
-    full_sweep_interval: float = 3600.0  # seconds between scans for lists nobody registered
-    #: A job is killed at this many strikes, the last its own (Sidekiq Pro's figure) ...
-    strike_limit: int = 3
-    #: ... within this many seconds of the first (72 h, likewise).
-    strike_window: float = 72 * 3600.0
-    #: Recoveries, strikes or not, after which a job goes on probation (RabbitMQ's delivery limit).
-    recovery_limit: int = 20
-    dead_limit: int = 10_000  # jobs the dead set holds at most (Sidekiq's figure)
-    dead_ttl: float = 180 * 86400.0  # seconds a job stays there at most (180 days, likewise)
-    claim_limit: int = 64  # jobs one claim takes at most, whatever the prefetch allows
-    metrics_port: int = 0  # at which a worker serves metrics; 0: it does not
-    metrics_host: str = "127.0.0.1"  # where it listens for it
-    #: What a worker does with a job of a task that it does not know (docs/reference/options.md).
-    unknown_tasks: str = "requeue"
-    stuck_after: float | None = None  # seconds a job may run before it is told of; None: never
-    #: Seconds a job may wait in a busy worker while another of its queue idles; None: for ever.
-    reserved_timeout: float | None = None
-    #: Name of the Celery app; ``install`` sets it. Jobs are killed only by their own app.
-    app_name: str = ""
-    global_keyprefix: str = ""  # kombu's option of the same name
+    heartbeat_interval: Seconds = 5.0
+    """The time between two heartbeats of an owner. An owner on another host is dead after two
+    missed heartbeats (10 s), if its connections are gone too."""
+
+    owner_ttl: Seconds = 60.0
+    """An owner that is silent for so long is dead, even if the server still has its connections.
+    A worker whose event loop hangs for so long calls itself stuck. Choose it longer than any pause
+    of a live worker, and at least twice `heartbeat_interval`."""
+
+    reap_interval: Seconds = 10.0
+    """The time between two passes over all owners, whoever makes them. It is also the schedule of
+    the reap task in beat."""
+
+    full_sweep_interval: Seconds = 3600.0
+    """The time between two scans for private lists that nobody registered. A scan walks through
+    all keys of the database, and what it finds is rare."""
+
+    strike_limit: Strikes = 3
+    """A job is killed at this many strikes, if the last one is certainly its own. One strike
+    before, it goes on probation. A task may have its own limit. The figure is Sidekiq Pro's."""
+
+    strike_window: Seconds = 72 * 3600.0
+    """72 hours. So long after its first recovery, a job's counters are forgotten. The figure is
+    Sidekiq Pro's."""
+
+    recovery_limit: Recoveries = 20
+    """A job goes on probation at this many recoveries, with strikes or without. Recoveries alone
+    kill no job. The figure is RabbitMQ's delivery limit."""
+
+    dead_limit: Jobs = 10_000
+    """The dead set keeps at most so many jobs of this app. The oldest are dropped, counted
+    (`dead_dropped`) and logged. If you lower the limit, each pass drops 100 jobs at most.
+    Unparseable items have their own limit: 1,000 for all apps. The figure is Sidekiq's."""
+
+    dead_ttl: Seconds = 180 * 86400.0
+    """180 days. Older jobs of this app, and older unparseable items, are dropped from the dead
+    set, counted and logged. The figure is Sidekiq's."""
+
+    claim_limit: Jobs = 64
+    """One claim takes at most so many jobs, whatever the prefetch count allows. This bounds the
+    size of a reply and the time that a script takes."""
+
+    metrics_port: Port = 0
+    """Each worker serves its metrics at this port; 0 means that it does not. It needs the extra
+    `prometheus`."""
+
+    metrics_host: Text = "127.0.0.1"
+    """The address at which a worker serves its metrics. Use `0.0.0.0` if Prometheus runs on
+    another host."""
+
+    unknown_tasks: Text = "requeue"
+    """What a worker does with a job of a task that it does not know. `"discard"` is Celery's own
+    way."""
+
+    stuck_after: Seconds | None = None
+    """A job that runs for longer is reported, by `status`, `jobs` and a metric. Nothing is done to
+    it: a time limit ends such runs. None: no job is reported."""
+
+    reserved_timeout: Seconds | None = None
+    """A job that waits for longer in a worker without a free slot goes back to the front of its
+    queue, if another live worker of that queue has a free one. None: it waits."""
+
+    app_name: Text = ""
+    """The name of the Celery app (`app.main`): only its own app kills a job. Do not set it,
+    because `install()` overwrites it."""
+
+    global_keyprefix: Text = ""
+    """kombu's option. It stands before every key, also before those of this package. On a cluster
+    it needs a name in braces."""
 
     def __init__(self, **options: Any) -> None:
         vars(self).update({**DEFAULTS, **options})
@@ -77,7 +136,7 @@ def check(options: Mapping[str, Any]) -> None:
     """Refuse options of ours that are impossible, alone or together (ConfigError)."""
     for name, value in options.items():
         # A default may be 0, which turns something off.
-        if value != DEFAULTS[name] and (wrong := _wrong_with(OPTIONS[name], value)):
+        if value != DEFAULTS[name] and (wrong := _wrong_with(name, value)):
             raise ConfigError(f"option {name!r} must be {wrong}, it is {value!r}")
         if name in CHOICES and value not in CHOICES[name]:
             choices = ", ".join(map(repr, CHOICES[name]))
@@ -90,20 +149,24 @@ def check(options: Mapping[str, Any]) -> None:
         )
 
 
-def _wrong_with(kind: str, value: Any) -> str:
-    """What an option of this type must be, where ``value`` is something else, and no default."""
+def _wrong_with(name: str, value: Any) -> str:
+    """What this option must be, where ``value`` is something else, and no default."""
+    kind, unit = OPTIONS[name], UNITS[name]
     if kind == "str":
         return "" if isinstance(value, str) else "a string"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return "a number"
+        return f"a number ({unit})"
     if not math.isfinite(value) or value <= 0:
         return "greater than 0 and finite"
     if kind == "float" and value > LONGEST:
         return f"at most {LONGEST:.0f} s (ten years)"
-    return "a whole number" if kind == "int" and value != int(value) else ""
+    return f"a whole number ({unit})" if kind == "int" and value != int(value) else ""
 
 
 CHOICES = {"unknown_tasks": ("requeue", "dead", "discard")}  # what is not just any text
+_ALIASES = {name: kind.partition(" | ")[0] for name, kind in Config.__annotations__.items()}
+#: Names of all options -> what they are counted in.
+UNITS = {name: alias.lower() for name, alias in _ALIASES.items()}
 #: Names of all options -> the names of their types.
-OPTIONS = {name: kind.partition(" | ")[0] for name, kind in Config.__annotations__.items()}
+OPTIONS: dict[str, str] = {name: globals()[alias].__name__ for name, alias in _ALIASES.items()}
 DEFAULTS = {name: getattr(Config, name) for name in OPTIONS}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from math import inf
-from typing import Any
+from typing import Any, TypedDict
 
 from ..errors import BadFilter
 from .arguments import arguments
@@ -32,20 +32,22 @@ def utc(seconds: float | None) -> str | None:
 
 @dataclass(frozen=True)
 class DeadJob:
-    id: str
-    payload: bytes
-    queue_list: str
-    reason: str
-    task: str | None
-    task_id: str | None
-    app_name: str
-    node: str  # Celery's name of its last owner; empty outside Celery
-    owner: str
-    strikes: int
-    recoveries: int
+    """A killed job, whole."""
+
+    id: str  #: its name in the dead set
+    payload: bytes  #: the message, as its producer sent it
+    queue_list: str  #: the list it came from: the queue, with kombu's suffix for a priority
+    reason: str  #: why its last owner lost it
+    task: str | None  #: name of its task; None if the payload does not say
+    task_id: str | None  #: Celery's id of the task; None if the payload does not say
+    app_name: str  #: name of its last owner's Celery app; empty outside Celery
+    node: str  #: Celery's name of its last owner; empty outside Celery
+    owner: str  #: its last owner: ``host|pid|nonce``
+    strikes: int  #: recoveries that may have been its own fault
+    recoveries: int  #: how often its run was cut short
     #: Oldest first, its death last: owner, reason, strike, at (server s), exit status if known.
     history: tuple[Mapping[str, Any], ...] = ()
-    died_at: int = 0  # time of death in server ms
+    died_at: int = 0  #: time of death, by the server's clock, in ms
 
     @property
     def parsed(self) -> bool:
@@ -135,14 +137,18 @@ def _event(entry: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class DeadFilter:
-    """Which jobs of the dead set are meant; one without conditions means all of them. BadFilter: a
-    condition is empty, or no job could meet them all."""
+    """Which jobs of the dead set are meant; one without conditions means all of them.
 
-    task: str | None = None  # the task's name; ``*`` stands for anything, ``?`` for one character
-    queue: str | None = None  # the queue's name, for all of its priority steps; likewise
-    reason: str | None = None  # a part of the reason, in any case
-    older_than: float | None = None  # seconds since the time of death, at least ...
-    newer_than: float | None = None  # ... and at most
+    Raises:
+        BadFilter: a condition is empty, or no job could meet them all.
+    """
+
+    #: The task's name; ``*`` stands for anything, ``?`` for one character.
+    task: str | None = None
+    queue: str | None = None  #: The queue's name, with all of its priorities; likewise.
+    reason: str | None = None  #: A part of the reason, in any case.
+    older_than: float | None = None  #: Seconds since the time of death, at least.
+    newer_than: float | None = None  #: Seconds since the time of death, at most.
 
     def __post_init__(self) -> None:
         older, newer = self.older_than, self.newer_than
@@ -171,6 +177,16 @@ class DeadFilter:
             and (self.queue is None or _like(queue, self.queue))
             and (self.reason is None or self.reason.casefold() in job.reason.casefold())
         )
+
+
+class Conditions(TypedDict, total=False):
+    """The same, as keyword arguments have them."""
+
+    task: str | None
+    queue: str | None
+    reason: str | None
+    older_than: float | None
+    newer_than: float | None
 
 
 def _like(name: str, pattern: str) -> bool:

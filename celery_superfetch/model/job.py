@@ -20,10 +20,10 @@ UNREADABLE = ValueError, LookupError, TypeError, AttributeError, RecursionError
 class Job(NamedTuple):
     """One job in flight: whose it is, the list it came from and its exact bytes."""
 
-    owner: str
-    queue_list: str
-    payload: bytes
-    claim_id: str = ""  # tells one owner's claims apart; empty if read from another's private list
+    owner: str  #: ``host|pid|nonce``
+    queue_list: str  #: the list of the queue, with kombu's suffix for a priority other than 0
+    payload: bytes  #: the message, as its producer sent it
+    claim_id: str = ""  #: tells one owner's claims apart; empty if read from another's private list
 
     @property
     def trace(self) -> tuple[str, str, int]:

@@ -16,16 +16,16 @@ from .job import Counters, Envelope, Job, digest
 class Decision(Enum):
     """What becomes of a job whose run was cut short."""
 
-    RECOVER = "recover"
-    KILL = "kill"
+    RECOVER = "recover"  #: It goes back to its queue, or on probation.
+    KILL = "kill"  #: It goes to the dead set.
 
 
 class Blame(Enum):
     """Whether a recovery counts against its job."""
 
-    NONE = ""  # it did not run, or its worker had been told to stop
-    SUSPECT = "suspect"  # it ran when its owner died, and so did others
-    EXACT = "exact"  # it ran with nothing beside it, or its own pool child was lost
+    NONE = ""  #: It did not run, or its worker had been told to stop.
+    SUSPECT = "suspect"  #: It ran when its owner died, and so did others.
+    EXACT = "exact"  #: It ran with nothing beside it, or its own pool process was lost.
 
 
 class Limits(NamedTuple):
@@ -54,21 +54,20 @@ class Running(NamedTuple):
 class Recovery:
     """One job that is about to be recovered; the counters include this time."""
 
-    job: Job
-    reason: str  # why its owner lost it
-    app_name: str  # name of the owner's Celery app; empty outside Celery
-    blame: Blame  # whether this recovery counts against the job
-    strikes: int
-    recoveries: int
-    node: str = ""  # Celery's name of the owner; empty outside Celery, and where nobody noted it
-    history: tuple[Mapping[str, Any], ...] = ()
-    limit: int | None = None  # strikes at which it is killed; None for never
-    probation: bool = False  # it goes on probation, or stays there, if it is recovered
-    #: Celery's names for it; None where the payload does not say.
-    task: str | None = None
-    task_id: str | None = None
-    parsed: bool = True  # False: it is no message, or none that can be received
-    counted: bool = False  # it has been recovered already, and was spared
+    job: Job  #: its owner, queue list and payload
+    reason: str  #: why its owner lost it
+    app_name: str  #: name of the owner's Celery app; empty outside Celery
+    blame: Blame  #: whether this recovery is a strike
+    strikes: int  #: so far, with this one
+    recoveries: int  #: so far, with this one
+    node: str = ""  #: Celery's name of the owner; empty outside Celery, and if it is not known
+    history: tuple[Mapping[str, Any], ...] = ()  #: earlier ones, as in `DeadJob`
+    limit: int | None = None  #: strikes at which it is killed; None: never
+    probation: bool = False  #: it goes on probation, or stays there, if it is recovered
+    task: str | None = None  #: name of its task; None if the payload does not say
+    task_id: str | None = None  #: Celery's id of the task; None if the payload does not say
+    parsed: bool = True  #: False: it is no message, or none that can be received
+    counted: bool = False  #: it has been recovered already, and was spared
 
     @classmethod
     def of(

@@ -16,17 +16,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Report:
-    owners: int = 0
-    lists: set[str] = field(default_factory=set)  # the queue lists that they serve
-    dead: dict[str, Reason] = field(default_factory=dict)  # dead owners -> why
-    recovered: int = 0
-    probation: set[str] = field(default_factory=set)  # queue lists whose suspects went on probation
-    killed: int = 0
-    adopted: int = 0  # owners or lists that nobody had registered and the full sweep found
-    errors: int = 0
-    seconds: float = 0.0
-    dry_run: bool = False
-    ran: bool = True  # False: another pass holds the lock of this scope; nothing was looked at
+    """What one pass found and did."""
+
+    owners: int = 0  #: how many are registered
+    lists: set[str] = field(default_factory=set)  #: the queue lists that they serve
+    dead: dict[str, Reason] = field(default_factory=dict)  #: dead owners -> why
+    recovered: int = 0  #: jobs that went back to their queues, or on probation
+    #: Queue lists whose suspects went on probation.
+    probation: set[str] = field(default_factory=set)
+    killed: int = 0  #: jobs that went to the dead set
+    adopted: int = 0  #: owners or lists that nobody had registered and the full sweep found
+    errors: int = 0  #: each is logged; the next pass tries again
+    seconds: float = 0.0  #: that it took
+    dry_run: bool = False  #: nothing was changed
+    ran: bool = True  #: False: another pass had its turn; nothing was looked at
 
     @property
     def did_something(self) -> bool:

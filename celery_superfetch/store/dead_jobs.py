@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import JobNotFound
 from ..model.dead_job import FULL_ID, DeadFilter, DeadJob
@@ -13,6 +13,11 @@ from ..model.job import digest, parse
 from ..model.strikes import Recovery
 from .database import Structure
 from .wire.scripts import Call
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..model.dead_job import Conditions
 
 JUNK_LIMIT = 1000  # unparseable jobs it holds at most: junk must not push out what can be retried
 BATCH = 100  # jobs deleted or read in one script or command; bounds what each costs the server
@@ -44,16 +49,32 @@ class DeadJobs(Structure):
                 pipe.zcount(self.keys.dead, begin, end)
             return pipe.execute()
 
-    def page(self, first: int = 0, count: int = 50, **conditions: Any) -> list[DeadJob]:
-        """``count`` of the jobs that are meant, from the ``first`` newest on."""
+    def page(
+        self, first: int = 0, count: int = 50, **conditions: Unpack[Conditions]
+    ) -> list[DeadJob]:
+        """Some of the jobs that meet the conditions, the newest first.
+
+        Arguments:
+            first: how many of the newest are skipped.
+            count: how many there are at most.
+
+        Raises:
+            BadFilter: a condition is empty, or no job could meet them all.
+        """
         if DeadFilter(**conditions) == DeadFilter() and count <= BATCH:
             at, end = first, first + count - 1
             rows: Any = self.client.zrange(self.keys.dead, at, end, desc=True, withscores=True)
             return self._load(rows)
         return list(islice(self.find(**conditions), first, first + count))
 
-    def find(self, *, oldest_first: bool = False, **conditions: Any) -> Iterator[DeadJob]:
-        """All jobs that are meant now; they may be moved or deleted on the way."""
+    def find(
+        self, *, oldest_first: bool = False, **conditions: Unpack[Conditions]
+    ) -> Iterator[DeadJob]:
+        """All jobs that meet the conditions now; they may be moved or deleted on the way.
+
+        Raises:
+            BadFilter: a condition is empty, or no job could meet them all.
+        """
         which = DeadFilter(**conditions)
         rows = self._rows(which)[:: -1 if oldest_first else 1]
         batches = (rows[at : at + BATCH] for at in range(0, len(rows), BATCH))
@@ -61,8 +82,11 @@ class DeadJobs(Structure):
         return (job for job in jobs if which.takes(job, self.separator))
 
     def get(self, id: str) -> DeadJob:
-        """One job, by its id or its Celery task id, or the start of either; JobNotFound: there is
-        none, or more than one."""
+        """One job, by its id or its Celery task id, or the start of either.
+
+        Raises:
+            JobNotFound: there is none, or more than one.
+        """
         start = id.encode()
         found = self._load([(start, self.client.zscore(self.keys.dead, start) or 0)])
         if not found and id and not FULL_ID.fullmatch(id):
@@ -90,6 +114,7 @@ class DeadJobs(Structure):
         return sum(int(self.scripts.run("forget", self._names, batch)) for batch in batches)
 
     def purge(self) -> int:
+        """Delete all jobs for good; the number that were there."""
         return self.delete(*(id.decode() for id, _ in self._rows()))
 
     def reserve(self, jobs: Sequence[DeadJob]) -> list[bool]:

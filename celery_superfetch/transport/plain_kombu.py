@@ -30,6 +30,9 @@ def working_on(message: Any) -> Iterator[bool]:
     message back when its channel is closed (at once if it is closed already). ``ours`` is False
     when the message was given back, or taken away, before the block was entered; or when the server
     has not heard of this process lately, so that others may take it for dead.
+
+    Arguments:
+        message: a ``kombu.Message``, as a consumer's callback gets it.
     """
     delivery = delivery_of(message)
     if delivery is None:  # no_ack, fanout, or another transport: nothing to protect
@@ -50,8 +53,16 @@ def working_on(message: Any) -> Iterator[bool]:
 def reap(connection: kombu.Connection, *, dry_run: bool = False) -> Report:
     """One pass over the broker's database: the jobs of dead owners go back to their queues. Any
     process may call it every few seconds, best several do; beside Celery workers with this package
-    none has to. Raises UnsupportedBroker where the connection's transport is another, and
-    ``redis.exceptions.RedisError`` where the registry cannot be read."""
+    none has to.
+
+    Arguments:
+        connection: one whose transport is this package's.
+        dry_run: only judge and count; change nothing.
+
+    Raises:
+        UnsupportedBroker: the connection's transport is another.
+        redis.exceptions.RedisError: the registry cannot be read.
+    """
     channel = connection.default_channel
     if not isinstance(channel, Channel):
         raise UnsupportedBroker(

@@ -24,13 +24,13 @@ ROOMS = {
     "model": "psutil",
     "signals": "celery",
     "store.wire": "redis",
-    "store": "redis",
+    "store": "redis typing_extensions",  # the latter for type checkers alone, who have it
     "reaper": "redis",
     "owner.in_flight": "redis",
     "owner": "redis",
     "transport.fetch": "redis kombu",
     "transport": "redis kombu",
-    "app": "redis kombu celery billiard",
+    "app": "redis kombu celery billiard typing_extensions",
     "__init__": "",  # looks names up when they are asked for
     "operate": "redis kombu celery prometheus_client",
     "worker": "redis kombu celery billiard",
