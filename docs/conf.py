@@ -49,6 +49,8 @@ napoleon_use_ivar = True
 
 html_theme = "furo"
 html_title = f"celery_superfetch {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 
 # Prompts are for reading; only what follows them is to be copied.
 copybutton_prompt_text = r"\$ |>>> "

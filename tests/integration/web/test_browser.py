@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,17 +10,12 @@ from typing import Any
 import pytest
 import uvicorn
 from celery import Celery
-from selenium import webdriver
 
 from celery_superfetch.web import create_app
+from support.browser import chromium
 from support.servers.server import free_port
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
-
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync"
-)
 
 
 @pytest.fixture
@@ -42,17 +36,8 @@ def page(make_app: Callable[..., Celery], bench: Bench) -> Iterator[str]:
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Any]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not (chromium and driver):
-        pytest.skip("no chromium and chromedriver here (Debian: chromium-driver)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in [*FLAGS.split(), f"--user-data-dir={tmp_path / 'profile'}"]:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    started = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    yield started
-    started.quit()
+    with chromium(tmp_path / "profile") as started:
+        yield started
 
 
 @pytest.mark.slow
