@@ -14,15 +14,21 @@ from compare import STOCK, kept
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+#: What is worth a panel, by its unit: what a job sends is the same in each run, and needs none.
+DRAWN = ("jobs/s", "us per job")
+
 
 def draw(results: Path, picture: Path) -> None:
     """Draw what is in one file of results."""
-    panels = [table for table in kept(results) if any(STOCK in row.values for row in table.rows)]
+    tables = [table for table in kept(results) if any(STOCK in row.values for row in table.rows)]
+    panels = [table for table in tables if table.unit in DRAWN] or tables
     heights = [len(table.rows) for table in panels]
     figure = Figure(figsize=(8, 1 + 0.34 * sum(heights) + 0.7 * len(panels)), layout="constrained")
     axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for table, axis in zip(panels, axes, strict=True):
-        names = [n for n in dict.fromkeys(n for r in table.rows for n in r.values) if n != STOCK]
+        # Who ran in one case only would stretch the scale of all.
+        everywhere = set.intersection(*(set(row.values) for row in table.rows))
+        names = [name for name in table.rows[0].values if name in everywhere - {STOCK}]
         thick = 0.8 / len(names)
         for at, name in enumerate(names):
             ratios = [(n, row.ratio(name)) for n, row in enumerate(table.rows)]
