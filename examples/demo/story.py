@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -45,8 +44,14 @@ ROOT = str(Path(__file__).resolve().parents[2])
 class Story:
     """The demo with celery_superfetch; each step says what it does before it does it."""
 
-    def __init__(self, client: redis.Redis, folder: Path, say: Callable[..., None]) -> None:
-        self.client, self.folder, self.say = client, folder, say
+    def __init__(
+        self,
+        client: redis.Redis,
+        folder: Path,
+        say: Callable[..., None],
+        call: Callable[..., int],
+    ) -> None:
+        self.client, self.folder, self.say, self.call = client, folder, say, call
         database = database_of(demo.app, client)
         self.keys = database.keys
         self.registry = Registry(database)
@@ -213,7 +218,7 @@ class Story:
         self.until("it is in the dead set", lambda: len(self.dead))
         self.say("It had its strikes. `celery -A examples.demo.app superfetch dead list`:", "green")
         argv = [sys.executable, "-m", "celery", "-A", "examples.demo.app"]
-        if subprocess.call([*argv, "superfetch", "dead", "list"], cwd=self.folder, env=self.env):
+        if self.call([*argv, "superfetch", "dead", "list"], cwd=self.folder, env=self.env):
             self.problems.append("`superfetch dead list` failed")
         self.until("its caller is told", pill.ready)
         self.say(f"Its caller's AsyncResult: {pill.state}, {type(pill.result).__name__}:")
