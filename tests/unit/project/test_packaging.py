@@ -75,6 +75,23 @@ def test_pages_beside_the_docs_are_shipped() -> None:
     assert all((ROOT / name).exists() for name in named)
 
 
+def test_what_an_index_shows_leads_out_of_the_checkout() -> None:
+    """The README is the long description: a relative link or picture leads nowhere there."""
+    text = re.sub(r"^```.*?^```$", "", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.M)
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert links
+    assert not [link for link in links if not link.startswith("https://")]
+    urls = setup_cfg()["metadata"]["project_urls"]
+    for name in ("Documentation", "Source", "Changelog", "Issues"):
+        assert re.search(rf"^{name} = https://", urls, re.MULTILINE), name
+
+
+def test_each_extra_for_users_is_in_the_readme() -> None:
+    ours = {"test", "smoke", "lint", "docs", "release"}
+    named = re.findall(r"celery-superfetch\[(\w+)\]", (ROOT / "README.md").read_text())
+    assert {*named} == {*setup_cfg()["options.extras_require"]} - ours
+
+
 def test_the_version_is_a_literal_and_in_the_changelog() -> None:
     tree = ast.parse((PACKAGE / "model" / "version.py").read_text())
     versions = [
