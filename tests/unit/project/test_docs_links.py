@@ -105,7 +105,6 @@ def test_control_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     assert dead_ends(page) == wrong
 
 
-@pytest.mark.xfail(reason="README is being written anew")
 def test_readme_leads_out_by_whole_addresses() -> None:
     """A package index shows it far from the files beside it."""
     found = targets(HERE / "README.md")
