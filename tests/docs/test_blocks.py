@@ -137,6 +137,14 @@ def test_control_what_is_wrong_is_told_with_its_line(
         read(say(tmp_path, text))
 
 
+@pytest.mark.parametrize("wanted", ["nobody-has-this", "celery, kombu<1"])
+def test_control_a_page_that_needs_what_is_missing_is_skipped(
+    wanted: str, tmp_path: Path, read: Callable[..., None]
+) -> None:
+    with pytest.raises(pytest.skip.Exception, match=wanted.rpartition(", ")[2]):
+        read(say(tmp_path, f"<!-- needs: {wanted} -->\n```sh\nfalse\n```\n"))
+
+
 @pytest.mark.slow
 def test_a_worker_of_a_page_is_killed_by_its_pid_and_none_outlives_the_page(
     tmp_path: Path, fresh_server: Callable[..., Server]

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import configparser
 import contextlib
-import importlib.util
 import json
 import os
 import re
 import sys
 import uuid
 from collections.abc import Callable, Iterable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -87,9 +88,9 @@ class Reader:
         """Do what it says. What fails says the page and the line."""
         decided = fate(block)
         text = block.text.replace(ADDRESS, self.url)
-        for package in block.marks.get("needs", "").split(", "):
-            if package and not importlib.util.find_spec(package):
-                pytest.skip(f"{block.place}: {package} is not installed")
+        for wanted in filter(None, block.marks.get("needs", "").split(", ")):
+            if not installed(Requirement(wanted)):
+                pytest.skip(f"{block.place}: {wanted} is not installed")
         if decided.startswith("undecided"):
             fail(block, decided)
         if decided == "file":
@@ -148,6 +149,12 @@ class Reader:
         with contextlib.suppress(psutil.Error):
             return is_alive(process) and process.environ().get(name) == value
         return False
+
+
+def installed(wanted: Requirement) -> bool:
+    with contextlib.suppress(PackageNotFoundError):
+        return version(wanted.name) in wanted.specifier
+    return False
 
 
 def ready(process: Process, command: str) -> bool:
