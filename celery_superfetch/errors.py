@@ -57,7 +57,7 @@ class PoisonPill(SuperfetchError):
         self.strikes = int(told.get("strikes", 0))
         #: How often its run was cut short, its death included.
         self.recoveries = int(told.get("recoveries", 0))
-        #: Who lost it each time, oldest first: ``host|pid|nonce``.
+        #: Who lost it each time, oldest first, as ``host|pid|nonce``.
         self.owners: tuple[str, ...] = tuple(told.get("owners", ()))
         self.hosts = tuple(owner.partition("|")[0] for owner in self.owners)  #: Their host names.
         #: When (server time, UTC), one for each of ``owners``; None where nobody noted it.

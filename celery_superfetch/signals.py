@@ -82,7 +82,7 @@ class ReapedOwner(NamedTuple):
 class LostJob(NamedTuple):
     """What ``ownership_lost`` tells: a job that was claimed here is another's by now."""
 
-    owner: str  #: who had claimed it: ``host|pid|nonce``
+    owner: str  #: who had claimed it, as ``host|pid|nonce``
     queue_list: str  #: the queue list it came from
     payload: bytes  #: the message, as its producer sent it
     task: str | None  #: name of its task; None if the payload does not say

@@ -39,9 +39,9 @@ myst_heading_anchors = 3
 
 # Words of our docstrings: single backticks name something of the package, or of Python.
 default_role = "any"
-autodoc_default_options = {"show-inheritance": False}
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
 autodoc_preserve_defaults = True
 # No stubs come with Celery, kombu and redis-py: their classes are named, and lead nowhere.
 python_use_unqualified_type_names = True

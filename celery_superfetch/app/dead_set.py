@@ -42,8 +42,10 @@ class Retried:
     task: str | None = None  #: name of its task
     task_id: str | None = None  #: Celery's id of the task
     queue: str | None = None  #: the queue list it is on, or could not be put on
-    error: str | None = None  #: why it is still in the dead set, or gone; None: it is on its queue
-    warning: str | None = None  #: what else went wrong: its result still says FAILURE
+    error: str | None = (
+        None  #: why it is still in the dead set, or gone; None if it is on its queue
+    )
+    warning: str | None = None  #: what else went wrong, if its result still says FAILURE
 
 
 class DeadSet(DeadJobs):
@@ -52,8 +54,8 @@ class DeadSet(DeadJobs):
     >>> with DeadSet(app) as dead:
     ...     dead.retry_all(task="shop.charge", newer_than=3600)
 
-    Jobs are picked by the conditions of ``DeadFilter`` (``task``, ``queue``, ``reason``,
-    ``older_than``, ``newer_than``), and named by id or Celery task id, or the start of either.
+    Jobs are picked by conditions (``task``, ``queue``, ``reason``, ``older_than``, ``newer_than``),
+    and named by id or Celery task id, or the start of either.
 
     Iterate over it for all jobs, the newest first; ``len()`` says how many there are.
 
@@ -112,6 +114,8 @@ class DeadSet(DeadJobs):
         does not hold up the others, and has an ``error``.
 
         Arguments:
+            jobs: each as for ``retry``.
+            to: name of the queue; None: their own.
             progress: is called after each batch with the number of jobs that are done with.
         """
         self._backend_failures = 0
@@ -130,6 +134,11 @@ class DeadSet(DeadJobs):
         **conditions: Unpack[Conditions],
     ) -> list[Retried]:
         """Put all jobs back that meet the conditions, those first that died first.
+
+        Arguments:
+            to: name of the queue; None: their own.
+            progress: is called after each batch with the number of jobs that are done with.
+            conditions: which jobs are meant; none: all of them.
 
         Raises:
             BadFilter: a condition is empty, or no job could meet them all.

@@ -36,16 +36,17 @@ class DeadJob:
 
     id: str  #: its name in the dead set
     payload: bytes  #: the message, as its producer sent it
-    queue_list: str  #: the list it came from: the queue, with kombu's suffix for a priority
+    queue_list: str  #: the list of its queue, with kombu's suffix for a priority other than 0
     reason: str  #: why its last owner lost it
     task: str | None  #: name of its task; None if the payload does not say
     task_id: str | None  #: Celery's id of the task; None if the payload does not say
     app_name: str  #: name of its last owner's Celery app; empty outside Celery
     node: str  #: Celery's name of its last owner; empty outside Celery
-    owner: str  #: its last owner: ``host|pid|nonce``
+    owner: str  #: its last owner, as ``host|pid|nonce``
     strikes: int  #: recoveries that may have been its own fault
     recoveries: int  #: how often its run was cut short
-    #: Oldest first, its death last: owner, reason, strike, at (server s), exit status if known.
+    #: Oldest first, its death last; each has owner, reason, strike, at (server s), and the exit
+    #: status if that is known.
     history: tuple[Mapping[str, Any], ...] = ()
     died_at: int = 0  #: time of death, by the server's clock, in ms
 

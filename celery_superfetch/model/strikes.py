@@ -62,11 +62,11 @@ class Recovery:
     recoveries: int  #: so far, with this one
     node: str = ""  #: Celery's name of the owner; empty outside Celery, and if it is not known
     history: tuple[Mapping[str, Any], ...] = ()  #: earlier ones, as in `DeadJob`
-    limit: int | None = None  #: strikes at which it is killed; None: never
+    limit: int | None = None  #: strikes at which it is killed; None if never
     probation: bool = False  #: it goes on probation, or stays there, if it is recovered
     task: str | None = None  #: name of its task; None if the payload does not say
     task_id: str | None = None  #: Celery's id of the task; None if the payload does not say
-    parsed: bool = True  #: False: it is no message, or none that can be received
+    parsed: bool = True  #: False if it is no message, or none that can be received
     counted: bool = False  #: it has been recovered already, and was spared
 
     @classmethod

@@ -29,7 +29,7 @@ class Report:
     errors: int = 0  #: each is logged; the next pass tries again
     seconds: float = 0.0  #: that it took
     dry_run: bool = False  #: nothing was changed
-    ran: bool = True  #: False: another pass had its turn; nothing was looked at
+    ran: bool = True  #: False if another pass had its turn, and nothing was looked at
 
     @property
     def did_something(self) -> bool:

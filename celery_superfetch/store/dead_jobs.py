@@ -57,6 +57,7 @@ class DeadJobs(Structure):
         Arguments:
             first: how many of the newest are skipped.
             count: how many there are at most.
+            conditions: which jobs are meant; none: all of them.
 
         Raises:
             BadFilter: a condition is empty, or no job could meet them all.
@@ -72,6 +73,10 @@ class DeadJobs(Structure):
     ) -> Iterator[DeadJob]:
         """All jobs that meet the conditions now; they may be moved or deleted on the way.
 
+        Arguments:
+            oldest_first: those first that died first.
+            conditions: which jobs are meant; none: all of them.
+
         Raises:
             BadFilter: a condition is empty, or no job could meet them all.
         """
@@ -82,7 +87,10 @@ class DeadJobs(Structure):
         return (job for job in jobs if which.takes(job, self.separator))
 
     def get(self, id: str) -> DeadJob:
-        """One job, by its id or its Celery task id, or the start of either.
+        """One job.
+
+        Arguments:
+            id: its id, or its Celery task id, or the start of either.
 
         Raises:
             JobNotFound: there is none, or more than one.

@@ -17,7 +17,8 @@ from sphinx.util.docutils import SphinxDirective
 from celery_superfetch import cli, probe
 from celery_superfetch.model import config
 
-SHORT = {"seconds": "s"}  # units as a narrow column has them
+#: Units as a narrow column has them; what is no quantity needs none.
+SHORT = {"seconds": " s", "port": "", "text": ""}
 
 
 def texts() -> dict[str, str]:
@@ -40,7 +41,7 @@ def row(name: str, text: str) -> str:
         one_of = ", ".join(f'`"{choice}"`' for choice in choices)
         text = f"{text} One of {one_of}."
     unit = config.UNITS[name]
-    return f"| `{name}` | `{default}` | {SHORT.get(unit, unit)} | {text} |"
+    return f"| `{name}` | `{default}`{SHORT.get(unit, f' {unit}')} | {text} |"
 
 
 class OptionTable(SphinxDirective):
@@ -51,7 +52,7 @@ class OptionTable(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         known = texts()
         names = " ".join(self.content).split()
-        lines = ["| option | default | unit | what it does |", "|---|---|---|---|"]
+        lines = ["| option | default | what it does |", "|---|---|---|"]
         return parsed(self, lines + [row(name, known[name]) for name in names])
 
 
