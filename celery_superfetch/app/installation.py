@@ -66,7 +66,7 @@ def install(app: App, **options: Any) -> App:
 
     Arguments:
         app: a Celery app whose broker is Redis or Valkey.
-        options: those of ``Config``, and kombu's; merged into ``broker_transport_options``.
+        options: of this package, and kombu's. They are merged into ``broker_transport_options``.
 
     Raises:
         ConfigError: an option is unknown or impossible; the app was left as it was.

@@ -52,12 +52,12 @@ class DeadJob:
 
     @property
     def parsed(self) -> bool:
-        """False for junk: there is no task to run and no caller to tell."""
+        """False for junk, which has no task to run and no caller to tell."""
         return self.task is not None
 
     @property
     def died(self) -> float | None:
-        """Time of death in server s; None for one that was killed just now, by this process."""
+        """Time of death in s, by the server's clock, or None if this process has just killed it."""
         return self.died_at / 1000 if self.died_at else None
 
     def as_dict(self) -> dict[str, Any]:
