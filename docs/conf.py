@@ -30,6 +30,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "generated",  # docs/_ext: options and commands
+    "captions",  # and which file a code block is
 ]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "_ext"]
