@@ -107,17 +107,17 @@ def _parser(app: Celery | None) -> argparse.ArgumentParser:
         "--max-age",
         type=float,
         metavar="SECONDS",
-        help="the last heartbeat must be younger, of each worker that is meant",
+        help="each worker that is meant must be heard within this time",
     )
-    add("--dead-limit", type=int, metavar="N", help="the dead set must have no more jobs")
+    add("--dead-limit", type=int, metavar="N", help="the dead set must hold at most N jobs")
     add(
         "--queue-age",
         type=float,
         metavar="SECONDS",
-        help="no job may have waited as the oldest of its queue for longer",
+        help="the oldest job of each queue must have waited for less",
     )
-    add("--queue-length", type=int, metavar="N", help="no queue may have more jobs that wait")
-    add("--timeout", type=float, default=5.0, metavar="SECONDS", help="give up after so long (5)")
+    add("--queue-length", type=int, metavar="N", help="each queue must hold at most N jobs")
+    add("--timeout", type=float, default=5.0, metavar="SECONDS", help="give up after this time (5)")
     add("--json", action="store_true", dest="as_json", help="print one JSON document")
     return parser
 

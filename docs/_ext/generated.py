@@ -57,7 +57,7 @@ class OptionTable(SphinxDirective):
 
 
 class Command(SphinxDirective):
-    """How one of the commands is called, what it says of itself, and its options."""
+    """What one of the commands says of itself, how it is called, and its options."""
 
     required_arguments = 1
     final_argument_whitespace = True
@@ -67,11 +67,14 @@ class Command(SphinxDirective):
         for word in self.arguments[0].split():
             command = command.commands[word]
         context = click.Context(command)
-        words = [self.arguments[0], *command.collect_usage_pieces(context)]
-        lines = ["```text", " ".join(["celery -A shop superfetch", *words]), "```", ""]
-        lines += [*inspect.cleandoc(command.help).splitlines(), ""]
-        for parameter in command.params:
-            if record := parameter.get_help_record(context):
+        lines = [*inspect.cleandoc(command.help).splitlines(), ""]
+        options = [one for one in command.params if isinstance(one, click.Option)]
+        if len(options) < len(command.params):  # else its name is all that there is to say
+            words = ["celery -A shop superfetch", self.arguments[0]]
+            words += command.collect_usage_pieces(context)
+            lines += ["```text", " ".join(words), "```", ""]
+        for option in sorted(options, key=lambda one: one.name == "as_json"):
+            if record := option.get_help_record(context):
                 lines += definition(*record)
         return parsed(self, lines)
 
