@@ -84,6 +84,11 @@ def test_it_is_decided_what_becomes_of_each_block(page: Path) -> None:
     assert run == {block.place for block in found}, "each is read by somebody"
 
 
+def test_few_blocks_are_excused() -> None:
+    fates = Counter(fate(block).partition(":")[0] for page in PAGES for block in blocks(page))
+    assert fates["excused"] * 6 <= fates["run"] + fates["file"] + fates["parsed"], fates
+
+
 # -- controls
 
 

@@ -15,12 +15,15 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars "
     "--disable-background-networking --disable-component-update --disable-sync"
 )
+#: As Debian, Ubuntu and GitHub's machines call it.
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 
 @contextmanager
 def chromium(profile: Path) -> Iterator[Any]:
     """selenium's driver of it; what pages log is kept for `get_log("browser")`."""
-    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    driver = shutil.which("chromedriver")
     if not (program and driver):
         pytest.skip("no chromium and chromedriver here (Debian: chromium-driver)")
     options = webdriver.ChromeOptions()

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -82,7 +83,9 @@ class Reader:
 
     def read(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
+            began = time.monotonic()
             self.do(block)
+            print(f"{block.place} {fate(block)}, {time.monotonic() - began:.1f} s")
 
     def do(self, block: Block) -> None:
         """Do what it says. What fails says the page and the line."""
