@@ -49,6 +49,7 @@ class Reader:
         self.mark = f"PAGE_RUN={uuid.uuid4().hex}"
         self.env = self._environment(folder / "bin")
         self.started: list[Process] = []
+        self.background: list[Process] = []
 
     def _environment(self, programs: Path) -> dict[str, str]:
         """The venv's programs come first; before them those that stand in for others."""
@@ -106,6 +107,14 @@ class Reader:
             self._run(block, text)
 
     def _run(self, block: Block, text: str) -> None:
+        try:
+            self._start(block, text)
+        except (AssertionError, pytest.fail.Exception):
+            for process in self.background:
+                print(f"--- {process.title}, in the background, said\n{process.tail(30)}")
+            raise
+
+    def _start(self, block: Block, text: str) -> None:
         # So many lines above it that what bash and Python say of lines is true of the page.
         text = "\n" * (block.line - 1) + text
         shell = block.language == "sh"
@@ -120,6 +129,7 @@ class Reader:
         self.started.append(process)
         try:
             if "background" in block.marks:
+                self.background.append(process)
                 eventually(
                     lambda: ready(process, block.text) or not process.alive(),
                     PATIENCE,
