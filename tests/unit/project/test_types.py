@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -14,28 +16,43 @@ import celery_superfetch
 from celery_superfetch.app import installation
 from celery_superfetch.model.config import Config
 from celery_superfetch.model.dead_job import Conditions, DeadFilter
-from support.house import HERE
+from support.house import HERE, PACKAGE
 
 PROGRAM = Path(__file__).with_name("typed.py")
 
-#: What somebody who checks strictly says of packages without types.
+#: What somebody who checks strictly says of packages without types, as Celery is one.
 SETTINGS = "[mypy]\nstrict = True\nignore_missing_imports = True\n"
 
 
-def test_a_users_program_passes_a_strict_check(tmp_path: Path) -> None:
+def check(folder: Path, *leave_out: str) -> subprocess.CompletedProcess[str]:
+    """Check the program where the package alone is installed: Celery has no types to bring."""
     pytest.importorskip("mypy")
-    settings = tmp_path / "mypy.ini"
-    settings.write_text(SETTINGS)
-    # Silent on what is imported, as on all that is installed.
-    words = ["-m", "mypy", "--follow-imports=silent", "--no-incremental", "--config-file"]
-    done = subprocess.run(
-        [sys.executable, *words, settings, PROGRAM],
-        cwd=tmp_path,
-        env={**os.environ, "MYPYPATH": str(HERE)},
+    venv.create(folder / "venv")
+    [site] = (folder / "venv").glob("lib/python*/site-packages")
+    left_out = shutil.ignore_patterns("__pycache__", *leave_out)
+    shutil.copytree(HERE / PACKAGE, site / PACKAGE, ignore=left_out)
+    (folder / "mypy.ini").write_text(SETTINGS)
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "mypy", "--no-incremental", "--config-file", "mypy.ini"),
+            *("--python-executable", "venv/bin/python", PROGRAM),
+        ],
+        cwd=folder,
+        env={name: os.environ[name] for name in os.environ.keys() - {"MYPYPATH", "PYTHONPATH"}},
         capture_output=True,
         text=True,
     )
+
+
+def test_a_users_program_passes_a_strict_check(tmp_path: Path) -> None:
+    done = check(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_control_without_the_marker_there_are_no_types(tmp_path: Path) -> None:
+    done = check(tmp_path, "py.typed")
+    assert done.returncode == 1
+    assert 'Expression is of type "Any"' in done.stdout
 
 
 def test_the_program_uses_what_users_can_import() -> None:
