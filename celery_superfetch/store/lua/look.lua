@@ -20,6 +20,8 @@ for _, key in ipairs(KEYS) do
       local found = redis.call('LRANGE', key, -seen - page, -seen - 1)
       at = #found < page and '0' or string.format('%d', seen + page)
       for i = #found, 1, -1 do rows[#rows + 1] = found[i] end
+    else
+      at = '0'  -- it has gone since the last look began in it
     end
     pages[#pages + 1] = {at, rows}
     most = most - #rows

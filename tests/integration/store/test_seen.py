@@ -10,7 +10,16 @@ from kombu import Queue
 
 from celery_superfetch.app.passes import note
 from celery_superfetch.store.history import MOST, History
-from celery_superfetch.store.holdings import CHUNK, Holding, Holdings
+from celery_superfetch.store.holdings import (
+    BATCH,
+    CHUNK,
+    ETA,
+    PROBATION,
+    RESERVED,
+    Holding,
+    Holdings,
+    Place,
+)
 from celery_superfetch.store.queues import Queues
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
@@ -46,6 +55,30 @@ def test_many_owners_are_counted_by_a_few_scripts(bench: Bench) -> None:
     after = bench.client.info("commandstats")["cmdstat_evalsha"]["calls"]
     assert found[owners[-1]].reserved == 1
     assert after - before == 2
+
+
+@pytest.mark.parametrize("place", [RESERVED, ETA, PROBATION])
+def test_a_look_ends_although_what_it_looked_at_has_gone(bench: Bench, place: str) -> None:
+    """All the rest was acked between two pages: its script turned until somebody killed it, and
+    nobody else was served."""
+    owner, last = bench.owner().owner, bench.owner().owner
+    places = [Place(place, owner, "mail"), Place(RESERVED, last, "mail")]
+    bench.give(last, "mail", [ONE])
+    key = {
+        RESERVED: bench.keys.private(owner, "mail"),
+        ETA: bench.keys.held(owner, "mail"),
+        PROBATION: bench.keys.probation("mail"),
+    }[place]
+    jobs = {str(number): payload(number) for number in range(4 * BATCH)}
+    if place == ETA:
+        bench.client.hset(key, mapping=jobs)
+    else:
+        bench.client.rpush(key, *jobs.values())
+    pages = Holdings(bench.database).look(places, len(jobs))
+    assert next(pages), "there is more"
+    bench.client.delete(key)
+    rest = [row for some in pages for _, rows in some for row in rows]
+    assert rest == [("", ONE)]
 
 
 @pytest.mark.parametrize("lists", ["{", "[]", "7", '"mail"'])
