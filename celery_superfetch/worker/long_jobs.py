@@ -21,11 +21,11 @@ MOST = 100
 
 def note_stuck(membership: Membership) -> None:
     """Have the next heartbeat tell what runs for longer than ``stuck_after``; it costs no look."""
-    longest = membership.config.stuck_after
-    if longest is None:
+    longest, worker = membership.config.stuck_after, membership.runner.worker
+    if longest is None or worker is None:  # a consumer of the same process has no pool
         return
     now, found = time(), []
-    for what in list(membership.runner.worker.superfetch_gate.out):
+    for what in list(worker.superfetch_gate.out):
         request = what.request
         seconds = now - (request.time_start or now)
         if seconds > longest and what.delivery.membership is membership:
@@ -43,8 +43,9 @@ class Relief:
     def go(self, now: float) -> None:
         """Look whether there is something to give, and somebody who would begin with it."""
         membership, longest = self.membership, self.membership.config.reserved_timeout
-        idle = membership.runner.free() > 0 or told_to_stop(membership)
-        if longest is None or now < self._next_look or idle:
+        if longest is None or now < self._next_look or membership.runner.worker is None:
+            return
+        if membership.runner.free() > 0 or told_to_stop(membership):
             return
         since = time() - longest
         late = [

@@ -1,0 +1,44 @@
+"""The rounds of a worker's maintenance, in its own process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import monotonic
+
+import pytest
+import redis
+from celery import Celery
+from redis.connection import parse_url
+
+import celery_superfetch
+from celery_superfetch.app.broker import config_of
+from celery_superfetch.owner.membership import Membership
+from celery_superfetch.worker.maintenance import Rounds
+from support.workers.bench import Bench, payload
+
+LIMITS = {"stuck_after": 0.001, "reserved_timeout": 0.001}
+
+
+@pytest.fixture
+def beside(client: redis.Redis, url: str) -> Iterator[tuple[Celery, Membership]]:
+    """An app, and a consumer of its options that runs beside its worker, in a task or in a step."""
+    app = celery_superfetch.install(Celery("shop", broker=url, set_as_current=False), **LIMITS)
+    membership = Membership(parse_url(url), config_of(app))
+    membership.join(1, {"mail": 0})
+    yield app, membership
+    membership.leave_for_good()
+
+
+def test_a_consumer_beside_the_worker_is_served_like_any_owner(
+    beside: tuple[Celery, Membership], client: redis.Redis
+) -> None:
+    """It has no pool, so nothing is told of its runs, and nothing that it waits with goes back."""
+    app, membership = beside
+    bench = Bench(client)
+    bench.push("mail", payload("1"))
+    [claimed] = membership.claim(["mail"], 1, 1).jobs
+    membership.in_flight.wait(claimed.job)
+    dead = bench.dead_owner([payload("2", "other")], queue="other")
+    Rounds(app, membership).go(monotonic())
+    assert not bench.registry.owners().get(dead.owner), "it was reaped"
+    assert [*membership.in_flight.jobs] == [claimed.job]
