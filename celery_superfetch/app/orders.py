@@ -10,7 +10,8 @@ from celery import Celery
 from ..store.database import Database
 
 COMMAND = "superfetch_jobs"  # the control command that carries them out
-TIMEOUT = 5.0  # seconds that a worker has for it; what comes to it later it leaves undone
+TIMEOUT = 5.0  # seconds that a worker has for its answer
+BEGIN = 3.0  # seconds that it has to begin with a job; what is later it leaves undone, and says so
 
 SILENT = (
     "its worker {node} did not answer within {seconds:g} s, and nothing was done: its loop is busy "
@@ -33,7 +34,7 @@ def give(
     """Have a ``worker`` (its owner, node and version) ``release`` or ``kill`` jobs of its own, by
     their digests; ``terminate=True`` also kills what runs. Returns digest -> ``{"ok": what became
     of it}`` or ``{"error": why nothing did}``."""
-    until = database.server_time() + int(TIMEOUT * 1000)
+    until = database.server_time() + int(BEGIN * 1000)
     order = {"owner": worker["owner"], "until": until, "what": what, "jobs": [*jobs], **how}
     node = worker["node"]
     replies = app.control.broadcast(

@@ -4,11 +4,13 @@ the worker knows what it has started, and only here can a start not come in betw
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from typing import Any
 
 from celery.concurrency.base import BasePool
 from celery.utils.log import get_logger
 from celery.worker.control import control_command
+from redis.exceptions import RedisError
 
 from ..app.announcer import announcements_of
 from ..app.orders import COMMAND
@@ -28,12 +30,18 @@ class Refused(Exception):
 
 GONE = "its worker does not have it any more: it has ended, or went back to its queue"
 BEGUN = "it is on its way into the worker, or its task may begin with it unseen: try again"
+LATE = "there was no time left for it, and nothing was done: try again"
+UNANSWERED = (
+    "its worker could not ask the server ({}), which may have done it all the same: see `jobs` and "
+    "`dead list`"
+)
 RUNS = "it runs: `jobs kill --terminate` ends it; when its worker is stopped it goes back"
 ALONE = "it is on probation and has its worker for itself: when that is stopped it goes back"
 DUE = (
     "it waits for its time, and keeps no place from others: `jobs kill` takes it out; when its "
     "worker is stopped it goes back"
 )
+UNKNOWN = "its worker does not know its task, and gives it back within half a minute"
 LIMITED = (
     "its task has a rate limit here, for which it may wait: `jobs kill` takes it out; when its "
     "worker is stopped it goes back"
@@ -50,14 +58,18 @@ def carry_out(
     membership = next((one for one in ours if one.owner == owner), None)
     if membership is None:
         return {"error": f"this worker is not owner {owner} any more"}
-    if membership.database.server_time() > until:  # whoever gave the order was told so
-        return {"error": "the order came too late"}
+    ends = monotonic() + (until - membership.database.server_time()) / 1000
     held: dict[str, list[Job]] = {}
     with membership.in_flight.lock:
         for job in membership.in_flight.jobs:
             held.setdefault(digest(job.payload), []).append(job)
     order: Any = {"release": release, "kill": kill}[what]
-    return {"jobs": {name: _tried(order, membership, held.get(name, ()), how) for name in jobs}}
+    told: dict[str, Any] = {name: {"error": LATE} for name in jobs}
+    for name in jobs:
+        if monotonic() >= ends:  # whoever gave the order is about to be told that nothing was done
+            break
+        told[name] = _tried(order, membership, held.get(name, ()), how)
+    return {"jobs": told}
 
 
 def _tried(
@@ -73,6 +85,8 @@ def _tried(
             done = order(membership, job, **how)
         except Refused as exc:
             why = str(exc)
+        except (RedisError, OSError) as exc:  # it is there again for the others, perhaps
+            return {"error": UNANSWERED.format(exc)}
         else:
             logger.info("Job %s was taken from its place by an operator.", job.title)
             return {"ok": done}
@@ -125,7 +139,10 @@ def why_not(membership: Membership, job: Job) -> str:
         return RUNS
     if job in in_flight.aside or job in in_flight.moves:
         return DUE
-    return LIMITED if worker.consumer.task_buckets.get(parse(job.payload).task) else ""
+    task = parse(job.payload).task
+    if task not in worker.app.tasks:  # it has no turn that would come: its place would stay taken
+        return UNKNOWN
+    return LIMITED if worker.consumer.task_buckets.get(task) else ""
 
 
 def _not_ours(state: State | None) -> str:

@@ -94,6 +94,20 @@ def test_it_ends_where_all_give_it_to_each_other(
     assert client.hget("superfetch:stats", "requeued") == b"1"
 
 
+def test_one_that_waits_to_go_back_is_not_released(
+    worker: Any, app: Celery, cli: Callable[..., Result], client: Any
+) -> None:
+    """Its worker would claim nothing else until that time, since it has no turn that would come."""
+    worker(name="one", app="stuck"), worker(name="two")
+    sent = app.send_task(NEW, ("a",), queue="nobody's")
+    [payload] = client.lrange("nobody's", 0, -1)
+    client.hset(f"superfetch:recoveries:{sha1(payload).hexdigest()}", "requeues", 25)
+    client.set("superfetch:recovered", 1)
+    client.rename("nobody's", "celery")
+    eventually(lambda: cli("jobs", "--json").json()["jobs"], every=0.1)
+    assert "does not know its task" in cli("jobs", "release", sent.id, code=1).err
+
+
 def test_the_control_celery_alone_discards_them(
     worker: Any, app: Celery, ledger: Ledger, db: Database, client: Any
 ) -> None:
