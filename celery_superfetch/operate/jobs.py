@@ -89,12 +89,13 @@ class Look:
         }
 
     def named(self, names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-        """Name -> the jobs of which it is the id, or else the start of one."""
+        """Name -> the jobs of which it is the id, or else the start of one; an empty one has none:
+        a shell variable that is not set must not mean the only job there is."""
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         for job in chain.from_iterable(jobs for _, jobs in self._read(LOOKED_AT)):
             for name, jobs in found.items():
                 fits = any(job[id].startswith(name) for id in ("id", "digest"))
-                if fits and job not in jobs:  # what is held aside may be read twice
+                if name and fits and job not in jobs:  # what is held aside may be read twice
                     jobs.append(job)
         return {
             name: [job for job in jobs if name in (job["id"], job["digest"])] or jobs

@@ -95,13 +95,14 @@ def test_what_is_not_reserved_is_refused_with_what_to_do(
     busy: Any, cli: Any, shop: Any, db: Database
 ) -> None:
     here = busy("prefork")
-    later = shop.note.apply_async(("later",), countdown=3600)
+    begin = here.runs.id[:8]
+    later = shop.note.apply_async(("later",), countdown=3600, task_id=f"{begin}-later")
     eventually(lambda: states(cli).get(later.id) == "eta", every=0.1)
     assert "jobs kill --terminate" in cli("jobs", "release", here.runs.id, code=1).err
     assert "waits for its time" in cli("jobs", "release", later.id, code=1).err
     assert "--terminate" in cli("jobs", "kill", "--yes", here.runs.id, code=1).err
     assert "no such job" in cli("jobs", "release", "nonsense", code=1).err
-    assert "fits 4 jobs" in cli("jobs", "release", "", code=1).err
+    assert "fits 2 jobs" in cli("jobs", "release", begin, code=1).err
     assert sorted(states(cli).values()) == ["eta", "reserved", "reserved", "running"]
     assert not db.dead()
 
@@ -182,6 +183,17 @@ def test_what_waits_for_its_rate_limit_is_in_no_line_and_may_be_killed(
     assert [dead["task_id"] for dead in db.dead()] == [second.id]
     eventually(lambda: not db.held())
     assert ledger.runs() == {"first": 1}
+
+
+def test_an_empty_id_is_not_that_of_the_only_job(
+    worker: Any, cli: Any, shop: Any, db: Database
+) -> None:
+    """A shell variable that is not set."""
+    worker(options=ALONE)
+    only = shop.note.apply_async(("only",), countdown=3600)
+    eventually(lambda: states(cli) == {only.id: "eta"}, every=0.1)
+    assert "no such job" in cli("jobs", "kill", "--yes", "", code=1).err
+    assert not db.dead()
 
 
 def test_what_is_on_probation_is_nobodys(cli: Any, shop: Any, client: Any) -> None:
