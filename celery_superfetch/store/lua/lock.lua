@@ -1,4 +1,4 @@
--- Takes the first of some locks that is free. None is ever released: it expires.
+-- Takes the first of some locks that is free. It expires, where nobody releases it before.
 -- KEYS: the locks
 -- ARGV: ms that each of them holds
 -- Returns: the number of the lock that this call took, 0 for none
