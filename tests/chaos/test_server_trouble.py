@@ -142,6 +142,34 @@ def test_a_read_only_replica_is_refused_by_name_until_it_is_promoted(
     assert ledger.runs() == {"job": 1}
 
 
+@pytest.mark.parametrize("prefix", ["", "{shop}:"])
+@pytest.mark.parametrize("running", [False, True])
+def test_a_replica_without_its_primary_is_waited_for(
+    worker: Any,
+    make_app: Any,
+    ledger: Ledger,
+    url: str,
+    fresh_server: Any,
+    prefix: str,
+    running: bool,
+) -> None:
+    """It answers MASTERDOWN where it is to serve no stale data, as after a failover until it has
+    the new primary's. It is no cluster, and a worker that ended would help nobody."""
+    own: Server = fresh_server(replica_serve_stale_data="no")
+    options = {"global_keyprefix": prefix}
+    place = {"url": own.url(), "result_url": url, "options": options}
+    one = worker(concurrency=1, **place) if running else None
+    own.client().execute_command("REPLICAOF", "127.0.0.1", "1")
+    one = one or worker(concurrency=1, ready=False, **place)
+    one.wait_log("a replica that has lost its primary")
+    always(one.alive, during=2, message="it waits for a failover")
+    assert "cluster" not in one.log()
+    own.client().execute_command("REPLICAOF", "NO", "ONE")
+    make_app(url=own.url(), options=options).tasks["shop.note"].delay("job")
+    eventually(lambda: ledger.finishes(), 60, message="a failover mends it")
+    assert ledger.runs() == {"job": 1}
+
+
 def test_a_queue_key_of_another_type_is_named_and_the_other_queues_go_on(
     worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> None:

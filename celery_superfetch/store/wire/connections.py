@@ -7,14 +7,21 @@ from typing import Any, NamedTuple
 
 from redis import Connection
 from redis.backoff import NoBackoff
-from redis.exceptions import AskError, ClusterDownError, ReadOnlyError, ResponseError, TryAgainError
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MasterDownError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
 from ...errors import UnsupportedBroker
 from ...model.version import __version__
-from .slots import NO_TAG, Slot
+from .slots import NO_TAG, Slot, orphaned
 
 Params = Mapping[str, Any]  # arguments of ``redis.ConnectionPool`` that lead to one database
 #: How a Sentinel is asked: there are others, and redis-py tries one that is gone again and again.
@@ -39,8 +46,9 @@ class NotServed(RedisConnectionError):
 
 def following(connection_class: Any) -> Any:
     """``connection_class``, but it finds the node that has the primary's part at each connect, and
-    leaves one that has it no more: READONLY, MOVED and their like are connection errors. Nothing
-    was executed that could be twice. With a ``slot`` it goes where a cluster serves that."""
+    leaves one that has it no more: READONLY, MASTERDOWN, MOVED and their like are connection
+    errors. Nothing was executed that could be twice. With a ``slot`` it goes where a cluster serves
+    that."""
 
     class Following(connection_class):
         def __init__(self, *args: Any, slot: Slot | None = None, **kwargs: Any) -> None:
@@ -71,6 +79,9 @@ def following(connection_class: Any) -> Any:
                 del kwargs["timeout"]
             try:
                 return super().read_response(*args, **kwargs)
+            except MasterDownError as exc:  # to redis-py a ClusterDownError, where there is none
+                self.disconnect()
+                raise orphaned(exc) from exc
             except (AskError, TryAgainError, ClusterDownError) as exc:  # AskError is of MOVED, too
                 self.disconnect()
                 if self.slot is None:

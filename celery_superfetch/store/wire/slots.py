@@ -15,6 +15,7 @@ from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
     ClusterDownError,
+    MasterDownError,
     MovedError,
     NoPermissionError,
     ResponseError,
@@ -118,6 +119,8 @@ class Slot:
                 _reply(connection, "EXISTS", self.key)
             except MovedError:
                 raise
+            except MasterDownError as exc:
+                raise orphaned(exc) from exc
             except AskError as exc:  # it leaves this node, which has it to the end of the move
                 if time.monotonic() >= deadline:
                     raise RedisConnectionError(f"the slot of {self.key} is being moved") from exc
@@ -137,6 +140,13 @@ class Slot:
         here = connection.host
         found = (node for _, _, *nodes in told for node in nodes)
         self._nodes = list(dict.fromkeys((_host(node[0]) or here, int(node[1])) for node in found))
+
+
+def orphaned(exc: MasterDownError) -> RedisConnectionError:
+    return RedisConnectionError(
+        "the server is a replica that has lost its primary, and serves no stale data: it did "
+        f"nothing of what was asked ({exc}); looking for the primary"
+    )
 
 
 def _limit(connection: Any) -> float:
