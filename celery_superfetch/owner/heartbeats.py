@@ -70,7 +70,7 @@ class Heartbeats(threading.Thread):
             # One whose loop is stuck says so once, and nothing more.
             if not self.stopped and (news or (late and heart.state != STUCK)):
                 due = monotonic() + interval
-                self._beat()
+                self._heartbeat()
 
     def _act(self, act: Callable[[], Any], answer: Future[Any]) -> None:
         try:
@@ -82,7 +82,7 @@ class Heartbeats(threading.Thread):
                 self.stopped = True
             answer.set_result(said)
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         try:
             self.heart.heartbeat()
             if self.pulse is not None:
