@@ -91,7 +91,7 @@ def _shown(inline: Token, code: bool) -> Iterator[str]:
     for token in inline.children or []:
         if token.type == "code_inline":
             yield CODE if code else token.content
-        elif token.type == "image":
+        elif token.type in ("image", "html_inline"):
             yield ""
         else:
             yield " " if token.type.endswith("break") else token.content
