@@ -31,16 +31,23 @@ def give(
     jobs: Sequence[str],
     **how: Any,
 ) -> dict[str, dict[str, Any]]:
-    """Have a ``worker`` (its owner, node and version) ``release`` or ``kill`` jobs of its own, by
-    their digests; ``terminate=True`` also kills what runs. Returns digest -> ``{"ok": what became
+    """Have a ``worker`` ``release`` or ``kill`` jobs of its own, by their digests;
+    ``terminate=True`` also kills what runs. It is told by its owner, node and version, and by how
+    many are ``called`` so: of two apps on one host, say. Returns digest -> ``{"ok": what became
     of it}`` or ``{"error": why nothing did}``."""
     until = database.server_time() + int(BEGIN * 1000)
     order = {"owner": worker["owner"], "until": until, "what": what, "jobs": [*jobs], **how}
     node = worker["node"]
     replies = app.control.broadcast(
-        COMMAND, arguments=order, destination=[node], reply=True, timeout=TIMEOUT
+        COMMAND,
+        arguments=order,
+        destination=[node],
+        reply=True,
+        timeout=TIMEOUT,
+        limit=worker["called"],  # each of them answers, and one alone has the jobs
     )
     answers = [reply[node] for reply in replies or () if node in reply]
+    answers.sort(key=lambda answer: "jobs" not in answer)
     if not answers:
         why = SILENT.format(node=node, seconds=TIMEOUT)
     elif done := answers[0].get("jobs"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -119,9 +120,13 @@ def _order(
     for job in jobs:
         workers.setdefault(job["owner"], []).append(job)
     done = []
+    registry = session.reaper.registry
+    known = registry.facts({*registry.owners(), *workers})
+    called = Counter(facts.node for facts in known.values())
     for owner, its in workers.items():
-        facts = session.reaper.registry.facts([owner])[owner]
-        worker = {"owner": owner, "node": facts.node, "version": facts.version}
+        facts = known[owner]
+        worker = {name: getattr(facts, name) for name in ("owner", "node", "version")}
+        worker["called"] = called[facts.node]
         names = [job["digest"] for job in its]
         answers = give(session.app, session.reaper.database, worker, what, names, **how)
         for job in its:

@@ -185,6 +185,18 @@ def test_what_waits_for_its_rate_limit_is_in_no_line_and_may_be_killed(
     assert ledger.runs() == {"first": 1}
 
 
+def test_a_worker_of_another_app_may_have_the_same_name(
+    worker: Any, cli: Any, shop: Any, db: Database
+) -> None:
+    """It answers, too, that the job is none of its: as often as not first."""
+    worker(name="same", options=ALONE), worker(name="same", app="builder", queues=["new"])
+    later = [shop.note.apply_async((str(n),), countdown=3600) for n in range(6)]
+    eventually(lambda: len(states(cli)) == len(later), every=0.1)
+    for job in later:
+        assert "Killed" in cli("jobs", "kill", "--yes", job.id).out
+    assert len(db.dead()) == len(later)
+
+
 def test_an_empty_id_is_not_that_of_the_only_job(
     worker: Any, cli: Any, shop: Any, db: Database
 ) -> None:
