@@ -122,7 +122,9 @@ class QoS(virtual.QoS):
 
     def credit(self) -> int:
         fetch = self.channel.fetch
-        self._husks = [husk for husk in self._husks if husk.is_open]
+        if self._husks:
+            with fetch.membership.in_flight.lock:  # as ``release`` has, whose thread may be another
+                self._husks = [husk for husk in self._husks if husk.is_open]
         if self._husks or fetch.membership.heart.stopping:
             return 0
         if "can_consume" in self.__dict__:
