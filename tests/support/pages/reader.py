@@ -144,17 +144,18 @@ class Reader:
 
     def close(self) -> None:
         """End all of it, what has left its parents as well."""
-        left = [process for process in psutil.process_iter() if self.started_it(process)]
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.terminate()
-        _, stubborn = psutil.wait_procs(left, FAREWELL)
-        for process in stubborn:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        # A shell whose program ends starts the next one: that is ended in a turn of its own.
+        while left := [one for one in psutil.process_iter() if self.started_it(one)]:
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.terminate()
+            _, stubborn = psutil.wait_procs(left, FAREWELL)
+            for process in stubborn:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(stubborn, FAREWELL)
         for started in self.started:
             started.close()
-        psutil.wait_procs(stubborn, FAREWELL)
 
     def started_it(self, process: psutil.Process) -> bool:
         """At whatever depth: all that it has started have its mark in their environment."""
