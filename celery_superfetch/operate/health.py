@@ -182,10 +182,11 @@ def _deaths(overview: Mapping[str, Any]) -> Iterator[Finding]:
     lately = [(ago, row) for ago, row in away if ago <= LATELY]
     for ago, row in lately[:1]:
         name, jobs = row["node"] or row["owner"], number(row["recovered"], "job")
+        queues = "its queue" if row["recovered"] == 1 else "their queues"
         text = f"worker {name} died {span(ago)} ago ({row['reason']}), its {jobs} went back to"
         more = f", and {len(lately) - 1} more died within the hour" if len(lately) > 1 else ""
         fix = "see why (its host's kernel log tells of the OOM killer), and start it again"
-        yield Finding("note", "worker-died", f"{text} their queues{more}", fix)
+        yield Finding("note", "worker-died", f"{text} {queues}{more}", fix)
 
 
 def _server(server: Mapping[str, Any]) -> Iterator[Finding]:
