@@ -37,7 +37,7 @@ ONE_AT_A_TIME = "SUPERFETCH_TEST_URL names one server for all tests: they run on
 
 @pytest.hookimpl(optionalhook=True)  # xdist's, which need not be installed
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """`-n auto`. The tests wait more than they compute: two processes per core, four at most."""
+    """`-n auto`. Tests wait more than they compute: five processes for two cores, six at most."""
     if EXTERNAL:
         return 0
     if config.option.dist == "no":
@@ -45,7 +45,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
         config.option.dist = "worksteal"
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # xdist reads it
-    return min(4, 2 * (os.cpu_count() or 1))
+    return min(6, 5 * (os.cpu_count() or 1) // 2)
 
 
 def pytest_configure(config: pytest.Config) -> None:
