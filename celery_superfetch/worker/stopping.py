@@ -19,6 +19,7 @@ from .private_names import SOLO
 
 logger = get_logger(__name__)
 
+AGAIN = 0.05  # seconds until a signal comes again that found the loop at work on its jobs
 LOOK_INTERVAL = 0.5  # seconds between two looks for an order to stop: its handler only sets flags
 
 
@@ -93,14 +94,31 @@ def _on_cold(stopper: Stopper, handler: Any, number: int, frame: Any) -> None:
     if pool is not None and pool.is_green:
         # The handler waits and joins, which no code may that runs in the hub.
         pool.spawn_n(handler, number, frame)
+    elif pool is not None and not pool.signal_safe and _works_on_jobs(worker):
+        # The handler joins the pool's threads, of which one may wait for the lock that this one,
+        # interrupted, has: both would wait for ever.
+        _again(AGAIN, number)
     elif pool is not None and type(pool).__module__ == SOLO and wait > 0 and busy:
         # To sleep in the handler would be to sleep on top of the very job that is to finish.
         logger.warning("Initiating Soft Shutdown, terminating in %s seconds", wait)
         worker.wait_for_soft_shutdown = lambda: None
         signal.signal(number, handler)
         state.should_stop = EX_OK
-        timer = threading.Timer(wait, os.kill, (os.getpid(), number))
-        timer.daemon = True
-        timer.start()
+        _again(wait, number)
     else:
         handler(number, frame)
+
+
+def _works_on_jobs(worker: Any) -> bool:
+    """Whether this thread has the lock of what is in flight."""
+    for membership in memberships_of(worker):
+        with suppress(RuntimeError):  # which a condition raises for whoever has not its lock
+            threading.Condition(membership.in_flight.lock).notify(0)
+            return True
+    return False
+
+
+def _again(wait: float, number: int) -> None:
+    timer = threading.Timer(wait, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from typing import Any
 
 from support.rows import row
+from support.servers.ledger import Ledger
+from support.waiting import eventually
 from support.workers.scene import Scene
 from support.workers.worker import Worker
 
@@ -157,3 +160,20 @@ def test_a_group_that_is_told_to_stop_costs_nobody_a_strike(scenes: Stage) -> No
     assert runs.pop("running") == 2
     assert set(runs.values()) == {1}, runs
     assert not scene.db.dead()
+
+
+def test_a_quit_that_finds_the_loop_at_work_on_its_jobs_comes_after_that(
+    worker: Callable[..., Worker], shop: Any, ledger: Ledger
+) -> None:
+    """Celery's handler joins the threads of the pool, and one of them settles its job."""
+    one = worker(app="locked", pool="threads", concurrency=1).wait_ready()
+    shop.hold.delay("job")
+    eventually(lambda: ledger.starts().get("job"))
+    ledger.release("stay")
+    eventually(lambda: ledger.starts().get("lock"))
+    one.quit()
+    ledger.release("job")
+    eventually(lambda: ledger.finishes().get("job"))
+    ledger.release("lock")
+    assert one.wait_exit() == 0
+    assert ledger.runs()["job"] == 1
