@@ -42,9 +42,8 @@ class Retried:
     task: str | None = None  #: name of its task
     task_id: str | None = None  #: Celery's id of the task
     queue: str | None = None  #: the queue list it is on, or could not be put on
-    error: str | None = (
-        None  #: why it is still in the dead set, or gone; None if it is on its queue
-    )
+    #: Why it is still in the dead set, or gone; None if it is on its queue.
+    error: str | None = None
     warning: str | None = None  #: what else went wrong, if its result still says FAILURE
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 import click
 from celery.bin.base import CeleryCommand
 
-from .session import superfetch
+from .session import host_option, superfetch
 
 
 @superfetch.command(name="metrics", cls=CeleryCommand)
@@ -20,13 +20,7 @@ from .session import superfetch
     metavar="PORT",
     help="Listen at this port; 0: at any that is free.",
 )
-@click.option(
-    "--host",
-    metavar="ADDRESS",
-    default="127.0.0.1",
-    show_default=True,
-    help="Listen at this address.",
-)
+@host_option
 @click.option(
     "--once", is_flag=True, help="Print the metrics and end; exit code 1 if the broker is silent."
 )

@@ -60,6 +60,16 @@ class Session:
             raise click.exceptions.Exit(1)
 
 
+#: Of the commands that listen.
+host_option = click.option(
+    "--host",
+    metavar="ADDRESS",
+    default="127.0.0.1",
+    show_default=True,
+    help="Listen at this address.",
+)
+
+
 def in_session(function: Callable[..., Any]) -> Callable[..., Any]:
     """A command's function that gets a session, and says its errors without a traceback."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from celery.bin.base import CeleryCommand
 
-from .session import know_tasks, superfetch
+from .session import host_option, know_tasks, superfetch
 
 
 @superfetch.command(name="web", cls=CeleryCommand)
@@ -17,13 +17,7 @@ from .session import know_tasks, superfetch
     metavar="PORT",
     help="Listen at this port.",
 )
-@click.option(
-    "--host",
-    metavar="ADDRESS",
-    default="127.0.0.1",
-    show_default=True,
-    help="Listen at this address.",
-)
+@host_option
 @click.option("--allow-changes", is_flag=True, help="Let visitors retry and delete dead jobs.")
 @click.option(
     "--token",
