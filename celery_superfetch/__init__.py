@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from .errors import ForkedConnection as ForkedConnection
     from .errors import JobNotFound as JobNotFound
     from .errors import PoisonPill as PoisonPill
+    from .errors import StillInUse as StillInUse
     from .errors import SuperfetchError as SuperfetchError
     from .errors import UnsupportedBroker as UnsupportedBroker
+    from .errors import UnsupportedVersion as UnsupportedVersion
     from .errors import WrongType as WrongType
     from .model.dead_job import DeadJob as DeadJob
     from .model.strikes import Decision as Decision
@@ -45,8 +47,8 @@ _HOMES = {
     for home, names in {
         "app.dead_set": "DeadSet Retried",
         "model.dead_job": "DeadJob",
-        "errors": "BadFilter ConfigError ForkedConnection JobNotFound PoisonPill SuperfetchError "
-        "UnsupportedBroker WrongType",
+        "errors": "BadFilter ConfigError ForkedConnection JobNotFound PoisonPill StillInUse "
+        "SuperfetchError UnsupportedBroker UnsupportedVersion WrongType",
         "app.installation": "install",
         "app.results": "RedisBackend",
         "transport.plain_kombu": "reap working_on",

@@ -25,6 +25,7 @@ from redis.retry import Retry
 
 from ..errors import PoisonPill
 from ..model.dead_job import DeadJob
+from ..model.strikes import toll
 from ..signals import job_killed
 from ..store.announcements import Announcement
 from .events import monitors_of
@@ -183,9 +184,8 @@ class Telling:
 def pill_of(job: DeadJob) -> PoisonPill:
     """What the caller of a killed job gets."""
     text = (
-        f"Job {job.task}[{job.task_id}] was killed after {job.strikes} strikes and "
-        f"{job.recoveries} recoveries (last: {job.reason}; owner {job.owner}). It is in the dead "
-        f"set as {job.id}."
+        f"Job {job.task}[{job.task_id}] was killed after {toll(job.strikes, job.recoveries)} "
+        f"(last: {job.reason}; owner {job.owner}). It is in the dead set as {job.id}."
     )
     facts = {name: getattr(job, name) for name in ("reason", "strikes", "recoveries")}
     owners = [str(event["owner"]) for event in job.events]

@@ -23,7 +23,7 @@ def guard_of(app: Celery) -> Callable[..., Decision]:
     """The receiver of ``job_recovering`` that ships; of another app it kills no job."""
 
     def guard(recovery: Recovery, **_: Any) -> Decision:
-        from ..model.strikes import Decision, decide
+        from ..model.strikes import Decision, decide, toll
 
         decision = decide(recovery)
         if decision is Decision.RECOVER or not recovery.parsed:
@@ -35,11 +35,10 @@ def guard_of(app: Celery) -> Callable[..., Decision]:
         else:
             return decision
         logger.warning(
-            "Job %s reached its limit (%d strikes, %d recoveries) but %s: it was recovered, not "
+            "Job %s reached its limit (%s) but %s: it was recovered, not "
             "killed. A worker of its own app has to be the one that reaps it.",
             recovery.title,
-            recovery.strikes,
-            recovery.recoveries,
+            toll(recovery.strikes, recovery.recoveries),
             stranger,
         )
         return Decision.RECOVER

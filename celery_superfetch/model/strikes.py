@@ -141,6 +141,12 @@ class Recovery:
         return self.job.title
 
 
+def toll(strikes: int, recoveries: int) -> str:
+    """``1 strike and 2 recoveries``."""
+    back = "recovery" if recoveries == 1 else "recoveries"
+    return f"{strikes} strike{'' if strikes == 1 else 's'} and {recoveries} {back}"
+
+
 def _strikes(before: int, blame: Blame, limit: int | None) -> int:
     """Strikes after a recovery. A suspect one is never the last: it may be a neighbour's fault."""
     if blame is Blame.NONE:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..model.dead_job import DeadJob
 from ..model.job import Job, digest, parse
-from ..model.strikes import Blame, Decision, Limits, Recovery, Running, blame
+from ..model.strikes import Blame, Decision, Limits, Recovery, Running, blame, toll
 from ..signals import job_recovered, job_recovering
 from ..store.counters import Outcome, StrikeCounters
 
@@ -68,12 +68,11 @@ def tell(outcome: Outcome, sender: Any) -> DeadJob | None:
         return None
     dead = DeadJob.of(recovery, outcome.dead_id.decode())
     logger.error(
-        "Job %s was killed%s after %d strikes and %d recoveries (last: %s). It is whole in the "
+        "Job %s was killed%s after %s (last: %s). It is whole in the "
         "dead set as %s: look with `celery superfetch dead show`, put it back with `retry`.",
         recovery.title,
         " before it ran again," if recovery.counted else "",
-        recovery.strikes,
-        recovery.recoveries,
+        toll(recovery.strikes, recovery.recoveries),
         recovery.reason,
         dead.id,
     )

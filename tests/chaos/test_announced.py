@@ -86,7 +86,9 @@ def test_everybody_hears_of_a_job_that_killed_its_pool_child(
     body.link_error(told.new())
     choir = chord([told.pill("in a chord"), told.note("", who="with it")], body)()
 
-    with pytest.raises(PoisonPill, match=r"killed after 1 strikes.*pool child lost") as raised:
+    with pytest.raises(
+        PoisonPill, match=r"killed after 1 strike and 1 recovery .*pool child lost"
+    ) as raised:
         pill.get(timeout=60)
     exc = raised.value
     assert (exc.strikes, exc.recoveries, exc.dead_id) == (1, 1, exc.dead_id)

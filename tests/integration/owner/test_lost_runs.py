@@ -59,7 +59,7 @@ def test_a_killed_job_is_logged_once_and_with_the_way_back(
     )
     assert dead is not None
     [said] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert f"{claimed.job.title} was killed after 1 strikes and 1 recoveries" in said
+    assert f"{claimed.job.title} was killed after 1 strike and 1 recovery" in said
     assert f"dead set as {dead.id}" in said
 
 

@@ -58,8 +58,8 @@ def test_control_without_the_marker_there_are_no_types(tmp_path: Path) -> None:
 def test_the_program_uses_what_users_can_import() -> None:
     """But for what only a name is to be had of: a class to derive from, or to name in a URL."""
     used = set(re.findall(r"\w+", PROGRAM.read_text()))
-    rest = {"ForkedConnection", "SuperfetchError", "UnsupportedBroker", "WrongType"}
-    rest |= {"SentinelTransport", "Transport"}
+    rest = {"ForkedConnection", "StillInUse", "SuperfetchError", "UnsupportedBroker", "WrongType"}
+    rest |= {"SentinelTransport", "Transport", "UnsupportedVersion"}
     assert {*celery_superfetch.__all__} - used == rest
 
 
