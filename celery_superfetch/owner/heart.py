@@ -63,15 +63,15 @@ class Heart:
         #: Our last two heartbeats (server ms): whoever knows one is our server, or its replica.
         self._heard: tuple[int, ...] = ()
         self._last_ms = 0  # of the last one; 0: one failed since
-        self._registry: Registry | None = None
-        self._at: Params = {}  # where that is
+        self._registry: Registry
+        self._at: Params | None = None  # where that is, once it could be connected to
         self._socket: object = None  # of its connection, when that was looked at last
 
     @property
     def registry(self) -> Registry:
-        if self._registry is None or self._at is not self.params:
-            self._at = self.params
-            self._registry = Registry(Database(self.connect(self._at), self.config))
+        if (params := self.params) is not self._at:
+            self._registry = Registry(Database(self.connect(params), self.config))
+            self._at = params
         return self._registry
 
     def connect(self, params: Params) -> Redis:

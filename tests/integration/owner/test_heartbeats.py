@@ -124,3 +124,18 @@ def test_the_heart_survives_an_outage_and_says_so_once(
     eventually(lambda: "is heard again" in caplog.text, 5)
     assert caplog.text.count("Heartbeat of owner") == 2
     membership.leave_for_good()
+
+
+def test_a_heart_that_could_not_connect_where_it_moved_goes_there_later(
+    fresh_server: Callable[..., Server], make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It went on at the server that was left, while claims went to the other: in silence there."""
+    caplog.set_level(logging.INFO)
+    there, membership = fresh_server(), make(heartbeat_interval=0.1)
+    membership.join(1, {"mail": 0})
+    there.kill()
+    membership.heart.move({"host": "127.0.0.1", "port": there.port})
+    eventually(lambda: "failed" in caplog.text, 10)
+    there.restart()
+    eventually(lambda: "is heard again" in caplog.text, 10)
+    assert set(Bench(there.client()).registry.owners()) == {membership.owner}
