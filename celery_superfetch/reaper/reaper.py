@@ -68,21 +68,12 @@ class Reaper(Structure):
         self._next_housekeeping = 0.0
 
     def reap(
-        self,
-        only: Collection[str] | None = None,
-        *,
-        full: bool = False,
-        dry_run: bool = False,
-        lock: str = "",
-        lock_for: float = 0.0,
+        self, only: Collection[str] | None = None, *, full: bool = False, dry_run: bool = False
     ) -> Report:
         """One pass; raises only where the registry cannot be read at all. ``only``: some owners,
         else all; ``full``: look for private lists that no registry knows, too (SCAN); ``dry_run``:
-        change nothing; ``lock``: a name by which one pass in ``lock_for`` seconds is enough."""
+        change nothing."""
         started, report = monotonic(), Report(dry_run=dry_run)
-        if lock and not self.database.take_turn({lock: lock_for}):
-            report.ran = False
-            return report
         if full:
             self.sweep(report)
         verdicts = judge_all(

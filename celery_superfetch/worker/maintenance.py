@@ -80,7 +80,8 @@ class Rounds:
         self._relief.go(now)
 
     def _reap(self, owners: list[str], lock: str) -> None:
-        self.note(self.reaper.reap(owners, lock=lock, lock_for=LOOK_INTERVAL / 2))
+        if self.reaper.database.take_turn({lock: LOOK_INTERVAL / 2}):
+            self.note(self.reaper.reap(owners))
 
     def note(self, report: Report) -> None:
         """Know of suspects before the next heartbeat tells."""

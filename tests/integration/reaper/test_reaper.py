@@ -15,7 +15,6 @@ from celery_superfetch.model.strikes import Blame
 from celery_superfetch.model.verdict import Reason
 from celery_superfetch.reaper.reaper import NAMED
 from celery_superfetch.signals import ReapedOwner, job_recovered, owner_reaped
-from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
 
@@ -129,17 +128,6 @@ def test_two_reapers_at_once_lose_nothing_and_double_nothing(bench: Bench, url: 
     assert sum(report.recovered for report in reports) == 500
     assert sum(owner.owner in report.dead for report in reports) == 1
     assert {bench.counters(raw).recoveries for raw in orphans} == {1}
-
-
-def test_a_lock_keeps_a_scope_to_one_pass_per_interval(bench: Bench) -> None:
-    bench.dead_owner([payload(1)])
-    assert bench.reaper().reap(lock="here", lock_for=0.3).recovered == 1
-    bench.dead_owner([payload(2)])
-    refused = bench.reaper().reap(lock="here", lock_for=60)
-    assert (refused.ran, refused.owners, refused.recovered) == (False, 0, 0)
-    assert bench.reaper().reap(lock="another", lock_for=60).recovered == 1
-    eventually(lambda: bench.reaper().reap(lock="here", lock_for=60).ran, 5)
-    assert 0 < bench.client.pttl(bench.keys.lock("here")) <= 60_000, "it expires by itself"
 
 
 def test_a_claim_that_lands_late_is_drained_by_the_next_pass(bench: Bench) -> None:

@@ -14,6 +14,7 @@ import celery_superfetch
 from celery_superfetch.app.broker import config_of
 from celery_superfetch.owner.membership import Membership
 from celery_superfetch.worker.maintenance import Rounds
+from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
 LIMITS = {"stuck_after": 0.001, "reserved_timeout": 0.001}
@@ -42,3 +43,21 @@ def test_a_consumer_beside_the_worker_is_served_like_any_owner(
     Rounds(app, membership).go(monotonic())
     assert not bench.registry.owners().get(dead.owner), "it was reaped"
     assert [*membership.in_flight.jobs] == [claimed.job]
+
+
+def test_of_those_who_see_a_death_in_one_second_one_makes_a_pass(
+    beside: tuple[Celery, Membership], client: redis.Redis
+) -> None:
+    """The control is a turn that nobody has taken."""
+    app, membership = beside
+    bench, rounds = Bench(client), Rounds(app, membership)
+    dead = bench.dead_owner([payload("1")])
+    assert bench.database.take_turn({"host": 60}) == "host"
+    assert bench.database.take_turn({"host": 60}) == ""
+    assert 0 < client.pttl(bench.keys.lock("host")) <= 60_000, "it expires by itself"
+    rounds._reap([dead.owner], "host")
+    assert dead.owner in bench.registry.owners()
+    rounds._reap([dead.owner], "remote")
+    assert dead.owner not in bench.registry.owners()
+    assert bench.database.take_turn({"remote": 60}) == ""
+    eventually(lambda: bench.database.take_turn({"remote": 60}) == "remote", 5)
