@@ -73,18 +73,20 @@ class LostClaims:
         unknown: list[Job] = []
         for name in lists:
             self._look_aside(owner, name)
-            aside = self.outbox.aside
-            expected = Counter(
-                job.payload for job in self.jobs if job[:2] == (owner, name) and job not in aside
-            )
-            for job in self.lists.in_flight(owner, name):
-                if expected[job.payload] > 0:
-                    expected[job.payload] -= 1
-                else:
-                    unknown.append(self.lists.job(owner, name, job.payload))
+            unknown += [self.lists.job(owner, name, raw) for raw in self._unknown(owner, name)]
         now = monotonic()
         self._found = {trace: at for trace, at in self._found.items() if now - at < LONGEST_READ}
         self._second_look = math.inf if now >= self._second_look else now + LATE_CLAIM
+        return unknown
+
+    def _unknown(self, owner: str, queue_list: str) -> list[bytes]:
+        """What a private list holds beyond what is known here, the newest claim first."""
+        place, aside, unknown = (owner, queue_list), self.outbox.aside, []
+        known = Counter(job.payload for job in self.jobs if job[:2] == place and job not in aside)
+        for job in self.lists.in_flight(owner, queue_list):
+            known[job.payload] -= 1
+            if known[job.payload] < 0:
+                unknown.append(job.payload)
         return unknown
 
     def _look_aside(self, owner: str, queue_list: str) -> None:
@@ -122,9 +124,7 @@ class LostClaims:
         self._found[job.trace], outbox = monotonic(), self.outbox
         try:
             outbox.flush()  # one that was acked is held until the answer is read
-            copies = [j.payload for j in self.lists.in_flight(job.owner, job.queue_list)]
+            return job.payload in self._unknown(job.owner, job.queue_list)
         except RedisError:
             outbox.doubt = True
             raise
-        known = sum(job[:3] == other[:3] and other not in outbox.aside for other in self.jobs)
-        return copies.count(job.payload) > known
