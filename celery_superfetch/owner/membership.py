@@ -9,13 +9,12 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
 from ..errors import ForkedConnection
 from ..model.config import Config
-from ..model.job import Job
 from ..model.process import own_pid
 from ..store.private_lists import Claims
 from ..store.registry import Heartbeat
@@ -124,17 +123,10 @@ class Membership:
             self.heart.move(params)
             return True
 
-    def claim(
-        self,
-        lists: Sequence[str],
-        most: int,
-        turn: int,
-        confirm: Sequence[Job] = (),
-        starts: int = 0,
-    ) -> Claims:
-        """Claim jobs; registers first when the server does not know this owner."""
+    def claim(self, lists: Sequence[str], *asked: Any) -> Claims:
+        """As ``InFlight.claim``; registers first when the server does not know this owner."""
         for _ in range(REGISTRATIONS):
-            claims = self.in_flight.claim(self.owner, lists, most, turn, confirm, starts)
+            claims = self.in_flight.claim(self.owner, lists, *asked)
             if claims.registered:
                 break
             self.heartbeat()

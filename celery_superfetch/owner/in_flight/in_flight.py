@@ -37,7 +37,7 @@ class InFlight(Outbox):
         lists: Sequence[str],
         most: int,
         turn: int,
-        confirm: Sequence[Job],
+        confirm: Sequence[Job] = (),
         starts: int = 0,
     ) -> Claims:
         """Send what waits to be settled and claim, in one round trip."""
