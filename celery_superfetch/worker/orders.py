@@ -119,7 +119,13 @@ def kill(membership: Membership, job: Job, terminate: bool = False) -> dict[str,
             request = next((what.request for what in out if what.job == job), None)
         elif in_flight.jobs[job] is State.CLAIMED:
             raise Refused(BEGUN)
-        dead = membership.lost_runs.kill(job, BY_AN_OPERATOR, worker.app)
+        try:
+            dead = membership.lost_runs.kill(job, BY_AN_OPERATOR, worker.app)
+        except (RedisError, OSError):
+            # It may be in the dead set, and so must not begin here. Else it is its queue's again.
+            if not in_flight.jobs.runs(job):
+                in_flight.requeue([job])
+            raise
     if dead is None:
         raise Refused(GONE)
     if request is not None:

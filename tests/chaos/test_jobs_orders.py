@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from celery_superfetch import PoisonPill
+from celery_superfetch.store.wire.scripts import source
 from support.servers.database import Database
+from support.servers.faults import script
 from support.servers.ledger import Ledger
+from support.servers.proxy import FaultProxy
 from support.waiting import always, eventually
 from support.workers.cli import Result
 
@@ -145,6 +148,33 @@ def test_a_run_is_ended_and_its_place_is_free(
     assert ledger.runs() == {"runs": 1, "first": 1, "second": 1}
     assert not ledger.finishes().get("runs")
     assert here.runs.state == "FAILURE"
+
+
+@pytest.mark.parametrize("killed", [True, False], ids=["the reply is lost", "the order is lost"])
+def test_a_job_whose_kill_was_not_answered_does_not_run_beside_its_death(
+    busy: Any,
+    cli: Any,
+    shop: SimpleNamespace,
+    server: Any,
+    ledger: Ledger,
+    db: Database,
+    killed: bool,
+) -> None:
+    """Its worker cannot know whether it is in the dead set. Where it is not, it is not lost."""
+    with FaultProxy(server.port) as proxy:
+        here = busy("threads", url=proxy.url())
+        cli("jobs", "kill", "--yes", here.second.id)  # now the server knows the script
+        done = proxy.cut_at(script(source("kill")), reply_lost=killed)
+        said = cli("jobs", "kill", "--yes", here.first.id, code=1).err
+        assert "may have done it" in said
+        assert done.is_set()
+        assert (here.first.id in [dead["task_id"] for dead in db.dead()]) == killed
+        shop.note.delay("behind")
+        ledger.release()
+        expected = {"runs": 1, "behind": 1, **({} if killed else {"first": 1})}
+        eventually(lambda: set(expected) <= set(ledger.finishes()))
+        eventually(lambda: not db.held())
+        assert ledger.runs() == expected
 
 
 def test_threads_cannot_be_ended(busy: Any, cli: Any, db: Database) -> None:
