@@ -107,7 +107,7 @@ class QoS(virtual.QoS):
 
     def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
         super().__init__(channel, prefetch_count)
-        self._husks: list[Delivery] = []
+        self._awaited: list[Delivery] = []  # nothing is claimed before they have left
 
     def in_use(self) -> int:
         fetch = self.channel._fetch
@@ -122,10 +122,10 @@ class QoS(virtual.QoS):
 
     def credit(self) -> int:
         fetch = self.channel.fetch
-        if self._husks:
-            with fetch.membership.in_flight.lock:  # as ``release`` has, whose thread may be another
-                self._husks = [husk for husk in self._husks if husk.is_open]
-        if self._husks or fetch.membership.heart.stopping:
+        if self._awaited:
+            with fetch.in_flight.lock:  # another thread may add to them
+                self._awaited = [delivery for delivery in self._awaited if delivery.is_open]
+        if self._awaited or fetch.membership.heart.stopping:
             return 0
         if "can_consume" in self.__dict__:
             # Celery's worker_disable_prefetch counts free slots: of a second job that says nothing.
@@ -212,9 +212,13 @@ class QoS(virtual.QoS):
                     return False
                 husk = self._delivered[tag]._raw
                 husk.is_husk = True
-                self._husks.append(husk)
+                self.claim_nothing_before(husk)
             fetch.requeue([job])
         return True
+
+    def claim_nothing_before(self, delivery: Delivery) -> None:
+        with self.channel.fetch.in_flight.lock:
+            self._awaited.append(delivery)
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
         """kombu's word at each close, and at exit; it must not raise, nor mind twice."""

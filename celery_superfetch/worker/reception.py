@@ -19,7 +19,7 @@ from redis.exceptions import DataError, RedisError
 from ..app.announcer import announcements_of
 from ..app.poison_pill import limits_of
 from ..model.facts import Facts
-from ..model.job import Claimed
+from ..model.job import Claimed, Job
 from ..owner.membership import Membership
 from ..store.registry import Registry
 from ..transport.deliveries import Delivery, delivery_of
@@ -34,6 +34,8 @@ RETURNS = 40  # times that a job goes back, for whatever reason, until nobody is
 #: Seconds that it waits before it goes back, else it would run in circles: one more each time, up
 #: to this. With the returns that is a quarter of an hour.
 LONGEST_PAUSE = 30
+
+MOST_WAITING = 1000  # jobs of unknown tasks that wait in memory to go back, about
 
 REMEMBERED = 3.0  # seconds for which it is known who else is there
 
@@ -137,6 +139,7 @@ class UnknownTasks:
         self.worker, self.discard = worker, worker.consumer.on_unknown_task
         self._others: list[Facts] = []
         self._looked = -REMEMBERED
+        self._waiting: set[Job] = set()
 
     def __call__(self, body: Any, message: Any, exc: Exception) -> None:
         delivery = delivery_of(message)
@@ -176,10 +179,14 @@ class UnknownTasks:
             other.node or other.owner,
         )
         delivery.in_flight.wait(delivery.job)
+        self._waiting.add(delivery.job)
+        if len(self._waiting) > MOST_WAITING:
+            delivery.channel.qos.claim_nothing_before(delivery)
         qos = self.worker.consumer.qos
         qos.increment_eventually()
 
         def give_back() -> None:
+            self._waiting.discard(delivery.job)
             qos.decrement_eventually()
             delivery.requeue("back")
 

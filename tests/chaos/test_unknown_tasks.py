@@ -12,7 +12,7 @@ from celery.exceptions import NotRegistered
 
 from support.servers.database import Database
 from support.servers.ledger import Ledger
-from support.waiting import eventually
+from support.waiting import always, eventually
 from support.workers.cli import Result
 
 #: A task of the app `builder`, which the shop does not have.
@@ -106,6 +106,26 @@ def test_one_that_waits_to_go_back_is_not_released(
     client.rename("nobody's", "celery")
     eventually(lambda: cli("jobs", "--json").json()["jobs"], every=0.1)
     assert "does not know its task" in cli("jobs", "release", sent.id, code=1).err
+
+
+def test_no_more_than_a_thousand_wait_in_one_worker(
+    worker: Any, app: Celery, db: Database, client: Any
+) -> None:
+    """They take no place from others, so that a queue full of them would all be in its memory."""
+    worker(name="one", app="stuck"), worker(name="two")
+    app.send_task(NEW, ("a",), queue="nobody's")
+    [payload] = client.lrange("nobody's", 0, -1)
+    client.hset(f"superfetch:recoveries:{sha1(payload).hexdigest()}", "requeues", 25)
+    client.set("superfetch:recovered", 1)
+    client.rpush("nobody's", *[payload] * 4000)
+    client.rename("nobody's", "celery")
+
+    def held() -> list[int]:
+        return [client.llen(name) for name in db.private_lists()]
+
+    eventually(lambda: min(held(), default=0) > 1000, message="both have as many as they may")
+    # With what was claimed together with the last, or by a read that waited.
+    always(lambda: max(held()) < 1100, 2.0)
 
 
 def test_the_control_celery_alone_discards_them(
