@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -180,10 +180,7 @@ def _client(url: str, master: str, timeout: float, config: Config) -> Redis:
     if not master:
         raise ValueError("--master has to name the primary of sentinel://")
     urls = [one for one in url.split(";") if one]
-    first = urlsplit(urls[0])
     host, port = Sentinels(master, [address_of(one, 26379) for one in urls]).get_master_address()
-    user, password, number = (
-        unquote(word or "").strip("/") or None
-        for word in (first.username, first.password, first.path)
-    )
-    return Redis(host, port, int(number or 0), username=user, password=password, **limits)
+    first = urlsplit(urls[0])
+    home = f"redis://{first.netloc.rpartition('@')[0]}@{first.path}"  # credentials and database
+    return Redis.from_url(home, host=host, port=port, **limits)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, overload
 
 from celery.utils import dispatch
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Receiver = TypeVar("Receiver", bound=Callable[..., Any])
 
@@ -15,26 +18,19 @@ class Signal(dispatch.Signal):
 
     if TYPE_CHECKING:  # Celery's, with the types that it has not
 
+        class How(TypedDict, total=False):
+            weak: bool
+            dispatch_uid: object
+            retry: bool
+
         @overload
         def connect(
-            self,
-            receiver: Receiver,
-            /,
-            sender: object = None,
-            weak: bool = True,
-            dispatch_uid: object = None,
-            retry: bool = False,
+            self, receiver: Receiver, /, sender: object = None, **how: Unpack[How]
         ) -> Receiver: ...
 
         @overload
         def connect(
-            self,
-            /,
-            *,
-            sender: object = None,
-            weak: bool = True,
-            dispatch_uid: object = None,
-            retry: bool = False,
+            self, /, *, sender: object = None, **how: Unpack[How]
         ) -> Callable[[Receiver], Receiver]: ...
 
         def connect(self, *args: Any, **kwargs: Any) -> Any: ...

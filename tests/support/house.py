@@ -22,7 +22,7 @@ PACKAGE = "celery_superfetch"
 ROOMS = {
     "errors": "",
     "model": "psutil",
-    "signals": "celery",
+    "signals": "celery typing_extensions",
     "store.wire": "redis",
     "store": "redis typing_extensions",  # the latter for type checkers alone, who have it
     "reaper": "redis",

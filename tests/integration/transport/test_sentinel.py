@@ -12,6 +12,7 @@ import redis
 from celery_superfetch.app.broker import client_of
 from celery_superfetch.errors import UnsupportedBroker
 from celery_superfetch.owner.membership import Membership
+from celery_superfetch.probe import main
 from celery_superfetch.store.wire.connections import Sentinels, place_of
 from celery_superfetch.store.wire.server import check_server
 from support.process import Process
@@ -137,6 +138,16 @@ def test_no_error_shows_the_password_of_the_sentinels(
         with pytest.raises(redis.exceptions.ConnectionError, match="No master found") as caught:
             ask()
         assert SENTINEL_PASSWORD not in "".join(format_exception(caught.value))
+
+
+def test_a_probe_is_led_to_the_primary_and_its_database() -> None:
+    """By Sentinels without a password: it has no option for theirs."""
+    group = SentinelGroup(about={"auth-pass": PASSWORD}, requirepass=PASSWORD, masterauth=PASSWORD)
+    with group:
+        Bench(group.primary.client(4)).owner(node="celery@there")
+        words = ["--broker", urls(group, 4), "--master", NAME, "--node", "celery@there"]
+        assert main(words) == 0
+        assert main([*words, "--broker", urls(group, 5)]) == 2
 
 
 def test_a_group_is_one_database_in_whatever_order_it_is_named() -> None:
