@@ -16,11 +16,9 @@ from .poison_pill import limits_of
 from .queues import lists_of
 
 
-def reaper_of(
-    app: Celery, client: Redis, membership: Membership | None = None, by: str = ""
-) -> Reaper:
+def reaper_of(app: Celery, client: Redis, membership: Membership | None = None) -> Reaper:
     """A reaper that speaks for ``app``: its guard decides, and callers are told by the threads of a
-    worker, if it gives its ``membership``, or at each pass's end. ``by``: who makes the passes."""
+    worker, if it gives its ``membership``, or at each pass's end."""
     return Reaper(
         database_of(app, client),
         watch=membership.heart.watch if membership else None,
@@ -29,11 +27,10 @@ def reaper_of(
             announcements_of(app, membership) if membership else Announcements(app, client)
         ),
         limits=limits_of(app),
-        by=by or (membership.heart.facts.node if membership else ""),
     )
 
 
-def scheduled_pass(reaper: Reaper) -> Report:
+def scheduled_pass(reaper: Reaper, by: str) -> Report:
     """One pass unless another had its turn in this interval, whoever ran it."""
     config = reaper.config
     turns = {"full": config.full_sweep_interval, "all": config.reap_interval}
@@ -41,15 +38,16 @@ def scheduled_pass(reaper: Reaper) -> Report:
     report = reaper.reap(full=turn == "full") if turn else Report(ran=False)
     if report.ran:
         with report.surviving("the notes for status and metrics"):
-            note(reaper, report)
+            note(reaper, report, by)
     return report
 
 
-def note(reaper: Reaper, report: Report) -> None:
-    """Write down the pass, and since when what waits: where nobody consumes, too."""
+def note(reaper: Reaper, report: Report, by: str = "") -> None:
+    """Write down the pass, ``by`` whom as operators know it, and since when what waits: where
+    nobody consumes, too."""
     here = ProcessImage.current()
     told = {
-        "by": reaper.by or f"{here.host} pid {here.pid}",
+        "by": by or f"{here.host} pid {here.pid}",
         "seconds": round(report.seconds, 3),
         "owners": report.owners,
         "recovered": report.recovered,

@@ -86,6 +86,6 @@ def add_reap_task(app: Celery) -> None:
             with client_of(app) as client:
                 database_of(app, client).end_turn(LOCK_SENT)
                 by = f"beat's task on {self.request.hostname}"
-                return str(scheduled_pass(reaper_of(app, client, by=by)))
+                return str(scheduled_pass(reaper_of(app, client), by))
         finally:
             monitors_of(app).close()

@@ -41,7 +41,7 @@ class Reaper(Structure):
     """Finds dead owners and empties their private lists; has no loop and no thread. Without a
     ``watch``, which heartbeats keep, silence is added up over passes in Redis; without
     ``announcements`` (of ``app/``: no pass waits for a result backend) no caller of a killed job is
-    told. ``sender``: the Celery app; ``by``: who makes the passes, as operators know it."""
+    told. ``sender``: the Celery app."""
 
     def __init__(
         self,
@@ -51,7 +51,6 @@ class Reaper(Structure):
         sender: Any = None,
         announcements: Any = None,
         limits: Limits | None = None,
-        by: str = "",
     ) -> None:
         super().__init__(database)
         self.registry = Registry(database)
@@ -61,7 +60,6 @@ class Reaper(Structure):
         self.judge = Judge(database)
         self.limits = limits or Limits.of(self.config)
         self.history = History(database)
-        self.by = by
         self.announcements = announcements
         self.sender = sender
         self.watch = watch

@@ -76,7 +76,7 @@ class Rounds:
             self._reap(silent, "remote")
         if now >= self._next_pass:
             self._next_pass = now + self.reaper.config.reap_interval
-            self.note(scheduled_pass(self.reaper))
+            self.note(scheduled_pass(self.reaper, self.membership.heart.facts.node))
         self._relief.go(now)
 
     def _reap(self, owners: list[str], lock: str) -> None:
