@@ -147,13 +147,10 @@ def check_the_story(run: Demo) -> None:
     assert not run.processes()
 
 
-def test_the_demo_loses_nothing_and_leaves_no_process(embedded: Callable[..., Demo]) -> None:
-    check_the_story(embedded())
-
-
-def test_the_demo_leaves_a_server_named_by_url_as_it_was(
+def test_the_demo_loses_nothing_and_leaves_a_server_named_by_url_as_it_was(
     demo: Callable[..., Demo], url: str, client: redis.Redis
 ) -> None:
+    """On a server of its own it is run as a block of the README, and as the control below."""
     client.rpush("celery", "somebody's job")
     client.set("superfetch:owners:not-ours", "1")
     check_the_story(demo("--url", url))

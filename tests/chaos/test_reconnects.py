@@ -139,7 +139,7 @@ def test_what_waits_for_its_time_is_scheduled_once_after_a_lost_connection(
     worker(pool=pool, concurrency=1)
 
     def scheduled() -> list[str]:
-        answers = app.control.inspect().scheduled() or {}
+        answers = app.control.inspect(limit=1).scheduled() or {}
         return sorted(row["request"]["args"][0] for rows in answers.values() for row in rows)
 
     eventually(lambda: scheduled() == sorted(names))

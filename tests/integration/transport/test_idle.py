@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from time import monotonic
 from typing import Any
@@ -38,20 +39,26 @@ def heard(own: Server, seconds: float) -> tuple[list[str], float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("queues", "most"), [(1, 1.0), (20, 2.0)])
 def test_an_idle_worker_sends_few_commands(
-    fresh_server: Callable[..., Server], worker: Any, queues: int, most: float
+    fresh_server: Callable[..., Server], worker: Any
 ) -> None:
-    """In the time of its longest wait, after which all of them begin anew."""
-    own = fresh_server()
-    worker(url=own.url(), queues=[f"q{n}" for n in range(queues)], concurrency=1, args=QUIET)
-    client = own.client()
-    waiting = min(4 * queues, 16)
-    eventually(lambda: sum("b" in c["flags"] for c in client.client_list()) == waiting)
-    heard(own, 2 * Config(app_name="shop").heartbeat_interval)  # what it sends once, at its start
-    commands, seconds = heard(own, BLOCK_TIMEOUT + 2)
-    assert len(commands) <= most * seconds, commands
-    assert any(command.startswith("BLMOVE") for command in commands), "it has listened"
+    """In the time of its longest wait, after which all of them begin anew. With one queue and with
+    twenty, side by side."""
+
+    def idle(queues: int) -> tuple[list[str], float]:
+        own = fresh_server()
+        worker(url=own.url(), queues=[f"q{n}" for n in range(queues)], concurrency=1, args=QUIET)
+        client = own.client()
+        waiting = min(4 * queues, 16)
+        eventually(lambda: sum("b" in c["flags"] for c in client.client_list()) == waiting)
+        heard(own, 2 * Config(app_name="shop").heartbeat_interval)  # what it sends at its start
+        return heard(own, BLOCK_TIMEOUT + 2)
+
+    with ThreadPoolExecutor() as side_by_side:
+        of_one, of_twenty = side_by_side.map(idle, (1, 20))
+    for most, (commands, seconds) in ((1.0, of_one), (2.0, of_twenty)):
+        assert len(commands) <= most * seconds, commands
+        assert any(command.startswith("BLMOVE") for command in commands), "it has listened"
 
 
 def test_a_job_wakes_one_of_many_consumers(fresh_server: Callable[..., Server]) -> None:

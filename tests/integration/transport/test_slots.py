@@ -109,8 +109,8 @@ def test_every_tool_works_there(
     # It hears what comes from the moment on that it listens.
     eventually(lambda: app.tasks["shop.note"].delay("heard") and events, every=0.2)
     monitor.join()
-    assert list(app.control.ping(timeout=3)[0].values()) == [{"ok": "pong"}]
-    [active] = app.control.inspect(timeout=3).active().values()
+    assert list(app.control.ping(timeout=10, limit=1)[0].values()) == [{"ok": "pong"}]
+    [active] = app.control.inspect(timeout=10, limit=1).active().values()
     assert [job["args"] for job in active] == [["running"]]
     for command in (["jobs"], ["reap"], ["dead", "list"], ["check", "--this-host"]):
         cli(*command, **place)

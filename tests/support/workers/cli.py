@@ -22,7 +22,7 @@ from celery.bin.base import CLIContext
 from celery_superfetch.cli import superfetch
 from support.process import Process
 from support.waiting import eventually
-from support.workers.worker import app_module, process_env
+from support.workers.worker import CELERY, app_module, process_env
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Result:
 def superfetch_command(*args: str, app: str | None = "shop") -> list[str]:
     """The command line of one command."""
     chosen = ["-A", app_module(app)] if app else []
-    return [sys.executable, "-m", "celery", *chosen, "superfetch", *args]
+    return [sys.executable, *CELERY, *chosen, "superfetch", *args]
 
 
 def kill_in_the_middle(

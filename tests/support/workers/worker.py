@@ -17,6 +17,8 @@ from support.process import Process
 from support.waiting import eventually
 
 TESTS = Path(__file__).resolve().parents[2]
+#: What takes the place of ``-m celery``.
+CELERY = ("-m", "support.workers.start")
 #: The installed command; Celery cannot execute ``python -m celery`` again.
 SCRIPT = str(Path(sys.executable).with_name("celery"))
 _numbers = itertools.count(1)
@@ -79,7 +81,7 @@ class Worker(Process):
         loglevel: str = "INFO",
         host: Host | None = None,
         directory: Path | None = None,
-        program: Sequence[str] = ("-m", "celery"),
+        program: Sequence[str] = CELERY,
     ) -> None:
         self.name = name or f"w{next(_numbers)}"
         self.pool = pool
@@ -158,7 +160,7 @@ class Beat(Process):
     ) -> None:
         directory = directory or Path(tempfile.mkdtemp(prefix="superfetch-beat-"))
         number = next(_numbers)
-        argv = [sys.executable, "-m", "celery", "-A", app_module(app), "beat", "-l", loglevel]
+        argv = [sys.executable, *CELERY, "-A", app_module(app), "beat", "-l", loglevel]
         argv += ["-s", str(directory / f"schedule-{number}"), "--pidfile="]
         super().__init__(
             [*argv, *args],
