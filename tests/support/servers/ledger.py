@@ -68,7 +68,8 @@ class Ledger:
     def lines(self, event: str | None = None) -> list[dict[str, Any]]:
         """Every line in the order of writing, with the pid and host that wrote it."""
         raw = cast("list[str]", self._redis.lrange(self.key, 0, -1))
-        lines = [json.loads(line) for line in raw]
+        # One that was sent again, since the connection was lost before the reply, is there twice.
+        lines = [json.loads(line) for line in dict.fromkeys(raw)]
         return [line for line in lines if event is None or line["event"] == event]
 
     def starts(self) -> dict[str, list[float]]:

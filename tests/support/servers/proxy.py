@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from support.servers.server import free_port
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -49,7 +51,7 @@ class FaultProxy:
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.upstream = (host, port)
-        self.port = 0
+        self.port = free_port()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._listener: asyncio.Server | None = None
@@ -142,7 +144,6 @@ class FaultProxy:
             self._listener = await asyncio.start_server(
                 self._accept, "127.0.0.1", self.port, reuse_address=True
             )
-            self.port = self._listener.sockets[0].getsockname()[1]
 
     async def _stop_listening(self) -> None:
         if self._listener is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -56,11 +57,18 @@ def find_binary() -> str:
     )
 
 
+#: Below those that the kernel gives to connections: whoever is away for a while, or takes a second
+#: to start, would find its port taken by one, and a client that asks for it might reach itself.
+PORTS = range(10_000, 32_768)
+
+
 def free_port() -> int:
     """A port that was free a moment ago; whoever binds it must be ready to try another."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    while True:
+        port = secrets.choice(PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Server:
