@@ -64,6 +64,11 @@ class Facts:
         """Read a row, of another version or from ``adopt`` perhaps, which must never stop a pass:
         what is missing or broken falls back to the reader's own settings."""
         text = {k.decode(errors="replace"): v.decode(errors="replace") for k, v in row.items()}
+
+        def rows(name: str, length: int) -> list[Any]:
+            found = _read(json.loads, text.get(name), [])
+            return [row for row in found if isinstance(row, list) and len(row) == length]
+
         host, _, rest = owner.partition("|")
         pid = rest.partition("|")[0]
         interval = _read(float, text.get("heartbeat_interval"), 0.0)
@@ -81,11 +86,7 @@ class Facts:
             connections=tuple(
                 _read(int, item, 0) for item in _read(json.loads, text.get("connections"), [])
             ),
-            pool=tuple(
-                (_read(int, child[0], 0), str(child[1]))
-                for child in _read(json.loads, text.get("pool"), [])
-                if isinstance(child, list) and len(child) == 2
-            ),
+            pool=tuple((_read(int, pid, 0), str(started)) for pid, started in rows("pool", 2)),
             # Half a character is JSON, but no key's name.
             lists={
                 name.encode(errors="replace").decode(): _read(int, expires, 0)
@@ -93,9 +94,7 @@ class Facts:
             },
             free=_read(int, text.get("free"), 0),
             stuck_jobs=tuple(
-                (*map(str, job[:3]), _read(int, job[3], 0))
-                for job in _read(json.loads, text.get("stuck_jobs"), [])
-                if isinstance(job, list) and len(job) == 4
+                (*map(str, job), _read(int, seconds, 0)) for *job, seconds in rows("stuck_jobs", 4)
             ),
             registered_at=_read(int, text.get("registered_at"), 0),
         )
