@@ -70,22 +70,19 @@ class DeadJob:
             "time_of_death": utc(self.died),
             "args": args,
             "kwargs": kwargs,
-            "history": [
-                {
-                    **event,
-                    "host": str(event["owner"] or "").partition("|")[0],
-                    "time": utc(event["at"]),
-                }
-                for event in self.events
-            ],
+            "history": self.events,
         }
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """Its history, with None for what nobody noted; the last one has the time of death."""
+        """Its history as it is shown, None for what nobody noted; the last has the time of death."""
         blank = {"owner": "", "status": None, "strike": None, "at": None}
         death = ({"at": self.died, **event} for event in self.history[-1:])
-        return [{**blank, **event} for event in (*self.history[:-1], *death)]
+        events = [{**blank, **event} for event in (*self.history[:-1], *death)]
+        for event in events:
+            event["host"] = str(event["owner"] or "").partition("|")[0]
+            event["time"] = utc(event["at"])
+        return events
 
     def record(self) -> dict[str, Any]:
         """What the dead set stores: all but the id and the time of death, which index it."""
