@@ -138,9 +138,6 @@ def check(options: Mapping[str, Any]) -> None:
         # A default may be 0, which turns something off.
         if value != DEFAULTS[name] and (wrong := _wrong_with(name, value)):
             raise ConfigError(f"option {name!r} must be {wrong}, it is {value!r}")
-        if name in CHOICES and value not in CHOICES[name]:
-            choices = ", ".join(map(repr, CHOICES[name]))
-            raise ConfigError(f"option {name!r} must be one of {choices}, it is {value!r}")
     interval, ttl = options.get("heartbeat_interval", 0), options.get("owner_ttl", math.inf)
     if ttl < 2 * interval:
         raise ConfigError(
@@ -152,6 +149,8 @@ def check(options: Mapping[str, Any]) -> None:
 def _wrong_with(name: str, value: Any) -> str:
     """What this option must be, where ``value`` is something else, and no default."""
     kind, unit = OPTIONS[name], UNITS[name]
+    if name in CHOICES:
+        return "" if value in CHOICES[name] else f"one of {', '.join(map(repr, CHOICES[name]))}"
     if kind == "str":
         return "" if isinstance(value, str) else "a string"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
