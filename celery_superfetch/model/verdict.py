@@ -23,8 +23,6 @@ class Reason(Enum):
     RUNNING_SILENT = "its process runs on this host but sends no heartbeat (frozen, or cut off)"
     POOL_LEFT = "its process is gone but its pool processes still run"
     WATCHED = "silent; not yet for long enough"
-    # over
-    REAPED = "already reaped"
 
     @property
     def dead(self) -> bool:
@@ -52,13 +50,10 @@ class Evidence:
     pool_left: bool = False  # pool processes it registered still run (asked on the same ground)
     #: Whether the server still has its connections; None: unusable (proxy, ACL, other run id).
     connected: bool | None = None
-    reaped: bool = False  # it was reaped before and only its tombstone is left
 
 
 def judge(evidence: Evidence) -> Reason:
     """The table of docs/inside/how_it_works.md, row by row."""
-    if evidence.reaped:
-        return Reason.REAPED
     silent = evidence.silent_for or 0.0
     missed = silent >= MISSED_HEARTBEATS * evidence.heartbeat_interval
     if evidence.superseded:

@@ -113,7 +113,7 @@ def owner_rows(
     found = []
     for facts, score, verdict in judged:
         age, holding = max(0, now - score) / 1000, held[facts.owner]
-        word = "dead" if verdict.dead else "reaped" if verdict is Reason.REAPED else "alive"
+        word = "dead" if verdict.dead else "alive"
         reason = verdict.value
         # Workers keep their watch to themselves: here the age has to speak for a silent owner.
         if verdict is Reason.HEARD and age >= MISSED_HEARTBEATS * facts.heartbeat_interval:

@@ -77,5 +77,4 @@ def local_evidence(
         and process is not Reason.RUNNING
         and any(look_at(*child) is Reason.RUNNING for child in facts.pool),
         stuck=facts.state == STUCK,
-        reaped=facts.state == "reaped",
     )

@@ -99,15 +99,6 @@ NOT_DEAD = {
         replace(ZOMBIE, pool_left=True, silent_for=MISSED - 0.01),
         Reason.POOL_LEFT,
     ),
-    "it was reaped before": (replace(GONE, reaped=True), Reason.REAPED),
-    "it was stuck, and was reaped for it": (
-        replace(RUNNING, stuck=True, reaped=True),
-        Reason.REAPED,
-    ),
-    "it was reaped before and is silent for ever": (
-        replace(ELSEWHERE, reaped=True, silent_for=1e9),
-        Reason.REAPED,
-    ),
 }
 
 
