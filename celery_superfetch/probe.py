@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 
 WORDS = "OK", "WARNING", "CRITICAL"
 
+#: What has to hold, beside ``--this-host``: the option, its type, what it is told, and its help.
+LIMITS = (
+    ("--node", str, "NAME", "this worker (celery@web-1) must be heard, and not be stuck"),
+    ("--max-age", float, "SECONDS", "each worker that is meant must be heard within this time"),
+    ("--dead-limit", int, "N", "the dead set must hold at most N jobs"),
+    ("--queue-age", float, "SECONDS", "the oldest job of each queue must have waited for less"),
+    ("--queue-length", int, "N", "each queue must hold at most N jobs"),
+)
+
 #: Findings named in the line; the document has them all.
 NAMED = 3
 
@@ -97,26 +106,8 @@ def _parser(app: Celery | None) -> argparse.ArgumentParser:
         action="store_true",
         help="a worker of this host must be heard, and not be stuck",
     )
-    add(
-        "--node",
-        default="",
-        metavar="NAME",
-        help="this worker (celery@web-1) must be heard, and not be stuck",
-    )
-    add(
-        "--max-age",
-        type=float,
-        metavar="SECONDS",
-        help="each worker that is meant must be heard within this time",
-    )
-    add("--dead-limit", type=int, metavar="N", help="the dead set must hold at most N jobs")
-    add(
-        "--queue-age",
-        type=float,
-        metavar="SECONDS",
-        help="the oldest job of each queue must have waited for less",
-    )
-    add("--queue-length", type=int, metavar="N", help="each queue must hold at most N jobs")
+    for option, kind, metavar, text in LIMITS:
+        add(option, type=kind, default="" if kind is str else None, metavar=metavar, help=text)
     add("--timeout", type=float, default=5.0, metavar="SECONDS", help="give up after this time (5)")
     add("--json", action="store_true", dest="as_json", help="print one JSON document")
     return parser

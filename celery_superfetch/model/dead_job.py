@@ -75,7 +75,7 @@ class DeadJob:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """Its history as it is shown, None for what nobody noted; the last has the time of death."""
+        """Its history as shown, with None for what nobody noted; the last has the time of death."""
         blank = {"owner": "", "status": None, "strike": None, "at": None}
         death = ({"at": self.died, **event} for event in self.history[-1:])
         events = [{**blank, **event} for event in (*self.history[:-1], *death)]
