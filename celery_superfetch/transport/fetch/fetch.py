@@ -263,11 +263,11 @@ class Fetch:
 
     def cancel(self, lists: Collection[str] | None = None) -> None:
         """Give back what came from some lists, or from any: nobody consumes it; never raises."""
-        armed = self.reads.armed
+        reads = [r for r in self.reads.armed if lists is None or r.queue_list in lists]
         try:
-            self.reads.call_off([r for r in armed if lists is None or r.queue_list in lists])
+            self.reads.call_off(reads)
         except (RedisError, OSError):
             self.in_flight.doubt = True
-        self.reads.close(lists)
+        self.reads.close(None if lists is None else reads)
         back = self.backlog.take(lambda job: lists is None or job.queue_list in lists)
         self.in_flight.requeue(back)

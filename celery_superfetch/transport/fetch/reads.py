@@ -78,7 +78,7 @@ class BlockingReads:
     answered: bool = True  # False once a claim may land that could not be called off
 
     def __post_init__(self) -> None:
-        self._reads: dict[str, BlockingRead] = {}
+        self._reads: list[BlockingRead] = []
         self._arrivals: Arrivals | None = None
         #: Queue lists, or a way to wait for any -> until when it is not tried (monotonic s).
         self._refused: dict[object, float] = {}
@@ -86,16 +86,12 @@ class BlockingReads:
         self._news: dict[str, float] = {}  # when something came to a list last (monotonic s)
 
     @property
-    def lists(self) -> set[str]:
-        return set(self._reads)
-
-    @property
     def armed(self) -> list[BlockingRead]:
-        return [read for read in self._reads.values() if read.waits_since]
+        return [read for read in self._reads if read.waits_since]
 
     @property
     def overdue(self) -> bool:
-        return any(read.overdue(BLOCK_TIMEOUT + OVERDUE) for read in self._reads.values())
+        return any(read.overdue(BLOCK_TIMEOUT + OVERDUE) for read in self._reads)
 
     @property
     def cover_all(self) -> bool:
@@ -119,46 +115,36 @@ class BlockingReads:
         now = monotonic()
         if now < self._refused.get(BlockingRead, 0.0):
             return
+        self.close([read for read in self._reads if not read.connected])
+        idle = [read for read in self._reads if not read.waits_since]
+        waited_on = {read.queue_list for read in self.armed}
         able = [name for name in lists if self._refused.get(name, 0.0) <= now]
-        chosen = self._choose(able)
-        free = [r for name, r in self._reads.items() if name not in chosen and not r.waits_since]
-        for name in chosen:
-            read = self._reads.get(name)
-            if read is not None and read.waits_since:
-                continue
-            if read is None and free:
-                read = self._reads[name] = self._reads.pop(free.pop().queue_list)
-                read.queue_list = name
-            if read is None or not read.connected:
-                read = self._open(name)
+        others = [name for name in able if name not in waited_on]
+        room = MOST_BLOCKS - len(waited_on)
+        # Those to which something came last.
+        for name in nlargest(room, others, lambda name: self._news.get(name, 0.0)):
+            read = idle.pop() if idle else self._open(name)
+            read.queue_list = name
             read.arm()
-        self.close(self.lists - set(lists))
+            others.remove(name)
         if len(lists) > MOST_BLOCKS:
-            self._look_at([name for name in able if name not in chosen])
+            self._look_at(others)
         else:
             self._forget_arrivals()
-
-    def _choose(self, lists: Sequence[str]) -> Collection[str]:
-        """Those on which one waits already, and those to which something came last."""
-        armed = {read.queue_list for read in self.armed}
-        others = [name for name in lists if name not in armed]
-        left = MOST_BLOCKS - len(armed)
-        return armed.union(nlargest(left, others, lambda name: self._news.get(name, 0.0)))
 
     def _note_news(self, lists: Collection[str]) -> None:
         self._news.update(dict.fromkeys(lists, monotonic()))
 
     def _open(self, name: str) -> BlockingRead:
-        self.close([name])
         read = BlockingRead(self.membership, name)
         read.connect()
-        self._reads[name] = read
+        self._reads.append(read)
         self.poller.watch(read.fd, partial(self._on_reply, read))
         return read
 
     def _on_reply(self, read: BlockingRead) -> None:
         if not read.waits_since:  # the server closed an idle connection
-            self.close([read.queue_list])
+            self.close([read])
             return
         asked = read.waits_since
         try:
@@ -170,7 +156,7 @@ class BlockingReads:
             self.refused(read.queue_list, str(exc))
         except (RedisError, OSError):
             self.membership.in_flight.doubt = True
-            self.close([read.queue_list])
+            self.close([read])
             raise
         else:
             if payload is not None:
@@ -184,11 +170,12 @@ class BlockingReads:
             for read in reads:
                 self._on_reply(read)
 
-    def close(self, lists: Collection[str] | None = None) -> None:
-        if lists is None:
+    def close(self, reads: Collection[BlockingRead] | None = None) -> None:
+        """Close some connections; without any named, all of them."""
+        if reads is None:
             self._forget_arrivals()
-        for name in self.lists if lists is None else self.lists & set(lists):
-            read = self._reads.pop(name)
+        for read in [read for read in self._reads if reads is None or read in reads]:
+            self._reads.remove(read)
             self.poller.unwatch(read.fd)
             if read.waits_since:
                 # What it has claimed by now, nobody reads any more.
