@@ -116,14 +116,6 @@ class Channel(redis.Channel):
             self._fetch = Fetch(self, poller, membership)
         return self._fetch
 
-    def give_back_waiting(self) -> int:
-        """Give back at once, and in order, what is claimed and not started; any thread may."""
-        if self._fetch is None:
-            return 0
-        jobs = self._fetch.backlog.take()
-        self._fetch.requeue(jobs)
-        return len(jobs) + int(self.qos.take_back_waiting())
-
     def deliver(self, claimed: Claimed) -> bool:
         callback = self._callbacks.get(self.lists.queue(claimed.job.queue_list))
         if callback is None:  # cancelled meanwhile

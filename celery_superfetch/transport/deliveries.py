@@ -10,7 +10,6 @@ from kombu.log import get_logger
 from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import object_hook
-from kombu.utils.uuid import uuid
 
 from ..model.job import CARRIED, EARLIER, Carried, Claimed, Counters, Job
 from ..owner.in_flight.jobs import State
@@ -35,9 +34,7 @@ def loads(payload: bytes | str) -> Any:
 class Delivery(dict[str, Any]):
     """A decoded message that stands for its claim; kombu keeps it as ``message._raw``."""
 
-    settled = False  # its ack is on its way, and kombu is told in a moment
     is_husk = False  # the job was taken back, and its request still has its place in line
-    tag: Any = None  # under which kombu knows it
 
     def __init__(self, claimed: Claimed, channel: Any) -> None:
         super().__init__(loads(claimed.job.payload))
@@ -56,13 +53,13 @@ class Delivery(dict[str, Any]):
 
     @property
     def is_open(self) -> bool:
-        return self.channel.qos.delivery(self.tag) is self
+        return self.channel.qos.delivery(self.job.claim_id) is not None
 
     def ack(self) -> None:
         """Settle it: with the loop's next turn where there is one, else at once; in the callback of
         the last job, too, since the next claim comes later."""
-        self.settled = True
         channel, fetch, in_flight = self.channel, self.channel.fetch, self.in_flight
+        channel.qos.forget(self.job)
         in_flight.ack(self.claimed)
         # Where nobody comes by later to read the answer, it is waited for.
         unattended = channel.closed or not channel.lists.names
@@ -89,10 +86,9 @@ class Delivery(dict[str, Any]):
         return dead
 
     def forget(self) -> None:
-        """It has left: kombu need not remember it. By now its tag may be that of a later one."""
-        qos = self.channel.qos
-        if delivery_of(qos._delivered.get(self.tag)) is self:
-            qos.forget(self.tag)
+        """It has left: kombu need not remember it."""
+        if self.is_open:
+            self.channel.qos.forget(self.job)
             self.channel.fetch.poller.wake()
 
 
@@ -103,11 +99,13 @@ def delivery_of(message: Any) -> Delivery | None:
 
 
 class QoS(virtual.QoS):
-    """What was delivered and is not settled yet. Redis knows the same from the private lists."""
+    """What was delivered and is not settled yet. Redis knows the same from the private lists. Not
+    of kombu's for Redis: nothing comes back by a timeout, since the reaper knows who is dead."""
 
     def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
         super().__init__(channel, prefetch_count)
-        self._awaited: list[Delivery] = []  # nothing is claimed before they have left
+        #: Tags of deliveries before whose end nothing is claimed; any thread may add one.
+        self.awaited: set[str] = set()
 
     def in_use(self) -> int:
         fetch = self.channel._fetch
@@ -122,10 +120,8 @@ class QoS(virtual.QoS):
 
     def credit(self) -> int:
         fetch = self.channel.fetch
-        if self._awaited:
-            with fetch.in_flight.lock:  # another thread may add to them
-                self._awaited = [delivery for delivery in self._awaited if delivery.is_open]
-        if self._awaited or fetch.membership.heart.stopping:
+        awaits = any(tag in self._delivered for tag in list(self.awaited))
+        if awaits or fetch.membership.heart.stopping:
             return 0
         if "can_consume" in self.__dict__:
             # Celery's worker_disable_prefetch counts free slots: of a second job that says nothing.
@@ -135,20 +131,16 @@ class QoS(virtual.QoS):
             return limit
         return max(0, min(limit, self.prefetch_count - self.in_use()))
 
-    def append(self, message: Any, delivery_tag: Any) -> None:
-        # kombu's tag is made at publish; a job copied by hand brings it twice.
-        if delivery_tag in self._delivered:
-            delivery_tag = message.delivery_tag = uuid()
-        self._delivered[delivery_tag] = message
-
     def receive(self, claimed: Claimed) -> Any:
         """The message in a payload; None when it is none and was put into quarantine."""
         try:
             delivery = Delivery(claimed, self.channel)
             message = self.channel.Message(delivery, channel=self.channel)
             delivery["body"] = None  # the message has it, and the payload goes back as it came
+            hash(message.delivery_tag)  # stock kombu needs one, too
+            # That one was made at publish: a redelivery, or a job copied by hand, brings it again.
+            message.delivery_tag = claimed.job.claim_id
             self.append(message, message.delivery_tag)
-            delivery.tag = message.delivery_tag
             return message
         except Exception:  # whatever a payload can do to a parser must not end the worker
             self.channel.membership.lost_runs.quarantine(claimed.job)
@@ -156,15 +148,14 @@ class QoS(virtual.QoS):
 
     def delivery(self, delivery_tag: Any) -> Delivery | None:
         """What was delivered; None when it is settled, or was no claim (fanout)."""
-        found = delivery_of(self._delivered.get(delivery_tag))
-        return found if found is not None and not found.settled else None
+        return delivery_of(self._delivered.get(delivery_tag))
 
-    def forget(self, delivery_tag: Any) -> None:
-        self._delivered.pop(delivery_tag, None)
+    def forget(self, job: Job) -> None:
+        self._delivered.pop(job.claim_id, None)
+        self.awaited.discard(job.claim_id)
 
     def ack(self, delivery_tag: Any) -> None:
-        delivery = self.delivery(delivery_tag)
-        self.forget(delivery_tag)
+        delivery = delivery_of(self._delivered.pop(delivery_tag, None))
         if delivery is not None:
             delivery.ack()
 
@@ -174,10 +165,10 @@ class QoS(virtual.QoS):
             return self.ack(delivery_tag)
         delivery.requeue("back")
 
-    def _in_hand(self) -> dict[Job, Any]:
-        """The jobs that were delivered and not settled, the newest first -> their tags."""
+    def _in_hand(self) -> list[Job]:
+        """The jobs that were delivered and not settled, the newest first."""
         found = map(delivery_of, reversed(list(self._delivered.values())))
-        return {delivery.job: delivery.tag for delivery in found if delivery is not None}
+        return [delivery.job for delivery in found if delivery is not None]
 
     def restore_unacked(self, client: Any = None) -> list[Any]:
         if not (back := self._in_hand()):
@@ -187,18 +178,21 @@ class QoS(virtual.QoS):
         fetch.requeue(back)
         if given := sum(not jobs.runs(job) for job in back):
             logger.info("Giving %d jobs back to their queues.", given)
-        for job, tag in back.items():
+        for job in back:
             if job not in jobs:
-                self.forget(tag)
+                self.forget(job)
         return []
 
-    def take_back_waiting(self, *, all_of_them: bool = True) -> int:
-        """Give back what its consumer has not started, and now cannot; any thread may."""
-        tags = self._in_hand()
-        back = self.channel.fetch.in_flight.requeue_waiting(tags, all_of_them)
+    def give_back_waiting(self, *, all_of_them: bool = True) -> int:
+        """Give back, at once and in order, what its consumer has not seen, or not started, and now
+        cannot; any thread may. Not ``all_of_them``: but for those that wait for their time."""
+        fetch = self.channel.fetch
+        unseen = fetch.backlog.take()
+        fetch.requeue(unseen)
+        back = fetch.in_flight.requeue_waiting(self._in_hand(), all_of_them)
         for job in back:
-            self.forget(tags[job])
-        return len(back)
+            self.forget(job)
+        return len(unseen) + len(back)
 
     def release(self, job: Job) -> bool:
         """Give back a job that waits here for its turn, if it does; any thread may. Its request
@@ -207,24 +201,16 @@ class QoS(virtual.QoS):
         fetch = self.channel.fetch
         with fetch.in_flight.lock:
             if not fetch.backlog.take(lambda other: other == job):
-                tag = self._in_hand().get(job)
-                if tag is None or fetch.in_flight.jobs.get(job) is not State.WAITING:
+                husk = self.delivery(job.claim_id)
+                if husk is None or fetch.in_flight.jobs.get(job) is not State.WAITING:
                     return False
-                husk = self._delivered[tag]._raw
                 husk.is_husk = True
-                self.claim_nothing_before(husk)
+                self.awaited.add(job.claim_id)
             fetch.requeue([job])
         return True
-
-    def claim_nothing_before(self, delivery: Delivery) -> None:
-        with self.channel.fetch.in_flight.lock:
-            self._awaited.append(delivery)
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
         """kombu's word at each close, and at exit; it must not raise, nor mind twice."""
         self._on_collect.cancel()
         if self.channel.do_restore:
             self.restore_unacked()
-
-    def restore_visible(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing comes back by a timeout: the reaper knows who is dead."""

@@ -150,7 +150,6 @@ kombu transport.virtual:
     refuse a replica as it connects: Transport._avail_channels
     know the claim behind a message: Message._raw
 kombu transport.redis:
-    keep kombu from restoring jobs itself: QoS.restore_visible()
     ask Sentinels: SentinelChannel._sentinel_managed_pool(asynchronous)
 redis connection:Connection.
     wait for a socket, and know that it is another: _sock can_read(timeout)

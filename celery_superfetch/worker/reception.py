@@ -181,7 +181,7 @@ class UnknownTasks:
         delivery.in_flight.wait(delivery.job)
         self._waiting.add(delivery.job)
         if len(self._waiting) > MOST_WAITING:
-            delivery.channel.qos.claim_nothing_before(delivery)
+            delivery.channel.qos.awaited.add(delivery.job.claim_id)
         qos = self.worker.consumer.qos
         qos.increment_eventually()
 

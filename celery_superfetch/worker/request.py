@@ -188,8 +188,7 @@ class CountedRequest(Request):
         else:
             if poller and not (self.acknowledged or poller.inline) and delivery.is_open:
                 # Celery leaves it to its loop's next turn, too late for the job that gets the slot
-                # now, and takes this ack along. Until then its tag stays taken: a copy of the job
-                # may have it, too.
+                # now, and takes this ack along.
                 delivery.ack()
             super().acknowledge()
         if poller:

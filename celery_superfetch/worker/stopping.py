@@ -63,7 +63,7 @@ class Stopper(threading.Thread):
 
     def give_back(self) -> None:
         try:
-            count = sum(channel.give_back_waiting() for channel in channels_of(self.worker))
+            count = sum(one.qos.give_back_waiting() for one in channels_of(self.worker))
         except Exception:  # the channel's close gives it back
             logger.exception("What waits could not be given back yet.")
         else:

@@ -97,7 +97,7 @@ class Fetch:
         self.join(self.lists.expires)
         self._mind_connections()
         if self.membership.heart.stopping:
-            self.channel.give_back_waiting()
+            self.channel.qos.give_back_waiting()
             return self.in_flight.flush()
         if self.probation.has_the_floor(lists):
             self.reads.dry = False

@@ -211,7 +211,7 @@ def husks() -> None:
     """A job that is taken back from its place in line leaves that to the next."""
 
     def release(self: QoS, job: Job) -> bool:
-        self._delivered[self._in_hand()[job]]._raw.requeue()
+        self._delivered[job.claim_id]._raw.requeue()
         return True
 
     QoS.release = release
