@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,15 @@ class Database:
 class Structure:
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.client = database.client
+        self.client: Any = database.client  # to redis-py any reply may be one to await
         self.config = database.config
         self.keys = database.keys
         self.scripts = database.scripts
+
+    def _at_once(self, commands: Iterable[Sequence[Any]], *, errors: bool = False) -> list[Any]:
+        """The replies to some commands in one round trip, as no transaction; ``errors`` among
+        them, else the first of these is raised."""
+        with self.client.pipeline(transaction=False) as pipe:
+            for command in commands:
+                pipe.execute_command(*command)
+            return list(pipe.execute(raise_on_error=not errors))

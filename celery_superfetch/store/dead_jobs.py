@@ -43,11 +43,8 @@ class DeadJobs(Structure):
 
     def died_within(self, times: Sequence[int]) -> list[int]:
         """How many died from each of these times (server ms) to the next, and since the last."""
-        ends = [*(f"({time}" for time in times[1:]), "+inf"]
-        with self.client.pipeline(transaction=False) as pipe:
-            for begin, end in zip(times, ends, strict=True):
-                pipe.zcount(self.keys.dead, begin, end)
-            return pipe.execute()
+        spans = zip(times, [*(f"({time}" for time in times[1:]), "+inf"], strict=True)
+        return self._at_once(("ZCOUNT", self.keys.dead, *span) for span in spans)
 
     def page(
         self, first: int = 0, count: int = 50, **conditions: Unpack[Conditions]
@@ -64,7 +61,7 @@ class DeadJobs(Structure):
         """
         if DeadFilter(**conditions) == DeadFilter() and count <= BATCH:
             at, end = first, first + count - 1
-            rows: Any = self.client.zrange(self.keys.dead, at, end, desc=True, withscores=True)
+            rows = self.client.zrange(self.keys.dead, at, end, desc=True, withscores=True)
             return self._load(rows)
         return list(islice(self.find(**conditions), first, first + count))
 
@@ -128,10 +125,8 @@ class DeadJobs(Structure):
     def reserve(self, jobs: Sequence[DeadJob]) -> list[bool]:
         """Which of the jobs nobody else is about to retry; until they are, or for a minute, nobody
         is: who forgets a job's result late would forget that of its next run."""
-        with self.client.pipeline(transaction=False) as pipe:
-            for job in jobs:
-                pipe.set(self.keys.lock(f"retry:{job.id}"), 1, nx=True, px=RETRY_LOCK)
-            return [bool(reply) for reply in pipe.execute()]
+        locks = [self.keys.lock(f"retry:{job.id}") for job in jobs]
+        return [*map(bool, self._at_once(("SET", key, 1, "NX", "PX", RETRY_LOCK) for key in locks))]
 
     def revive(self, job: DeadJob, queue_list: str, expires: int) -> Call:
         """The call that puts a job at the end of a queue with an x-expires of so many ms, or 0;
@@ -159,7 +154,7 @@ class DeadJobs(Structure):
     def _load(self, rows: Sequence[tuple[bytes, float]]) -> list[DeadJob]:
         if not rows:
             return []
-        records: Any = self.client.hmget(self.keys.dead_jobs, [id for id, _ in rows])
+        records = self.client.hmget(self.keys.dead_jobs, [id for id, _ in rows])
         return [
             DeadJob.load(id.decode(), json.loads(record), int(score))
             for (id, score), record in zip(rows, records, strict=True)
@@ -209,13 +204,9 @@ class Graveyard(DeadJobs):
 
     def unannounced(self) -> Iterator[DeadJob]:
         """Some of this app's jobs whose callers have not been told."""
-        ids: Any = self.client.srandmember(self.keys.unannounced, BATCH) or ()
-        own = self.keys.dead_of(self.config.app_name)
-        with self.client.pipeline(transaction=False) as pipe:
-            for id in ids:
-                pipe.zscore(self.keys.dead, id)
-                pipe.zscore(own, id)
-            scores = pipe.execute()
+        ids = self.client.srandmember(self.keys.unannounced, BATCH) or ()
+        keys = self.keys.dead, self.keys.dead_of(self.config.app_name)
+        scores = self._at_once(("ZSCORE", key, id) for id in ids for key in keys)
         if gone := [id for id, score in zip(ids, scores[::2], strict=True) if score is None]:
             self.client.srem(self.keys.unannounced, *gone)
         ours = [row for row in zip(ids, scores[1::2], strict=True) if row[1] is not None]

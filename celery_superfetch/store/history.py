@@ -63,17 +63,16 @@ class History(Structure):
             pipe.execute()
 
     def deaths(self, most: int = 10) -> list[dict[str, Any]]:
-        rows: Any = self.client.zrange(self.keys.deaths, 0, most - 1, desc=True)
-        return [json.loads(row) for row in rows]
+        return [*map(json.loads, self.client.zrange(self.keys.deaths, 0, most - 1, desc=True))]
 
     def last_pass(self) -> Mapping[str, str]:
         """The last pass; empty where nobody has made one."""
-        row: Any = self.client.hgetall(self.keys.last_pass)
+        row = self.client.hgetall(self.keys.last_pass)
         return {name.decode(): value.decode(errors="replace") for name, value in row.items()}
 
     def counts(self) -> Counts:
         """All counters; not more than some thousands (``tally.lua``)."""
-        found: Any = self.client.hgetall(self.keys.stats)
+        found = self.client.hgetall(self.keys.stats)
         rows = {tuple(k.decode(errors="replace").split(TAB, 2)): int(v) for k, v in found.items()}
         times = {name[1]: n for name, n in rows.items() if name[0] == "recovery" and name[1:]}
         total, recoveries = 0, {}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from .database import Structure
 
 SCAN_COUNT = 1000  # keys asked for, or deleted, in one command
 SCAN_STEPS = 100  # of who only has a look
-#: Kinds of keys that hold jobs in flight or on probation, and those of the dead set.
-JOBS = {"private:", "held:", "probation:"}
+#: Kinds of keys that hold jobs in flight or on probation, with what counts these, and those of the
+#: dead set.
+JOBS = {"private:": "LLEN", "held:": "HLEN", "probation:": "LLEN"}
 DEAD = {"dead", "dead:"}
 
 
@@ -26,11 +26,11 @@ class Keyspace(Structure):
     def holders(self) -> set[str]:
         """Whoever has a private list or held jobs, as far as a hundred steps of SCAN find them."""
         found: set[str] = set()
-        cursor: Any = 0
+        cursor = 0
         for _ in range(SCAN_STEPS):
-            step: Any = self.client.scan(cursor, match=self.keys.pattern(), count=SCAN_COUNT)
-            cursor, rows = step[0], map(self.keys.parse, step[1])
-            found |= {owner for kind, owner, _ in rows if kind in ("private:", "held:")}
+            cursor, rows = self.client.scan(cursor, self.keys.pattern(), SCAN_COUNT)
+            parsed = map(self.keys.parse, rows)
+            found |= {owner for kind, owner, _ in parsed if kind in ("private:", "held:")}
             if not cursor:
                 break
         return found
@@ -38,14 +38,8 @@ class Keyspace(Structure):
     def left(self) -> tuple[int, list[bytes]]:
         """Number of jobs in flight or on probation; the keys of all that holds no job."""
         kinds = {key: self.keys.parse(key)[0] for key in self._scan()}
-        with self.client.pipeline(transaction=False) as pipe:
-            for key, kind in kinds.items():
-                if kind == "held:":
-                    pipe.hlen(key)
-                elif kind in JOBS:
-                    pipe.llen(key)
-            jobs = sum(pipe.execute())
-        return jobs, [key for key, kind in kinds.items() if kind not in JOBS | DEAD]
+        sizes = self._at_once((JOBS[kind], key) for key, kind in kinds.items() if kind in JOBS)
+        return sum(sizes), [key for key, kind in kinds.items() if kind not in JOBS.keys() | DEAD]
 
     def delete(self, keys: Sequence[bytes]) -> int:
         return sum(

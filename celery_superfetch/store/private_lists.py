@@ -173,7 +173,7 @@ class PrivateLists(Structure):
 
     def in_flight(self, owner: str, queue_list: str, count: int = 0) -> list[Job]:
         """Jobs in one private list, newest claim first; all, or the first ``count``."""
-        found: Any = self.client.lrange(self.keys.private(owner, queue_list), 0, count - 1)
+        found = self.client.lrange(self.keys.private(owner, queue_list), 0, count - 1)
         return [Job(owner, queue_list, payload) for payload in found]
 
     def newest(self, owner: str, queue_list: str, most: int, room: int) -> list[bytes]:
@@ -182,8 +182,8 @@ class PrivateLists(Structure):
         return self.scripts.run("newest", [name], [most, room])
 
     def has(self, job: Job) -> bool:
-        private, payload = self.keys.private(job.owner, job.queue_list), job.payload
-        return self.client.lpos(private, payload) is not None  # type: ignore[arg-type]
+        private = self.keys.private(job.owner, job.queue_list)
+        return self.client.lpos(private, job.payload) is not None
 
     def held(self, owner: str, queue_list: str) -> int:
         return int(self.client.hlen(self.keys.held(owner, queue_list)))
@@ -191,11 +191,9 @@ class PrivateLists(Structure):
     def has_jobs(self, groups: Iterable[tuple[str, Iterable[str]]]) -> list[bool]:
         """Whether a job is in flight in any of some lists, for each group of an owner's."""
         places = self.keys.private, self.keys.held
-        with self.client.pipeline(transaction=False) as pipe:
-            for owner, names in groups:
-                # The one without a name is never there; no group is empty so.
-                pipe.exists(*(key(owner, name) for name in ["", *names] for key in places))
-            return [bool(there) for there in pipe.execute()]
+        # The one without a name is never there; no group is empty so.
+        keys = [[key(o, name) for name in ["", *names] for key in places] for o, names in groups]
+        return [*map(bool, self._at_once(("EXISTS", *some) for some in keys))]
 
     def size(self, owner: str, queue_list: str) -> int:
         """Jobs of one private list, and those held aside from it."""
@@ -219,7 +217,7 @@ class PrivateLists(Structure):
             self.client.hdel(self.keys.running(owner), *stale)
 
     def _record(self, owner: str) -> dict[str, str]:
-        record: Any = self.client.hgetall(self.keys.running(owner))
+        record = self.client.hgetall(self.keys.running(owner))
         return {id.decode(): name.decode() for id, name in record.items()}
 
 

@@ -16,11 +16,8 @@ BATCH = 50  # suspects moved in one round trip
 class Queues(Structure):
     def lengths(self, names: Sequence[str]) -> list[tuple[int | ResponseError, int]]:
         """For each its length, or why it has none, and how many from it are on probation."""
-        with self.client.pipeline(transaction=False) as pipe:
-            for name in names:
-                pipe.llen(self.keys.queue(name))
-                pipe.llen(self.keys.probation(name))
-            replies = pipe.execute(raise_on_error=False)
+        keys = [kind(name) for name in names for kind in (self.keys.queue, self.keys.probation)]
+        replies = self._at_once((("LLEN", key) for key in keys), errors=True)
         for suspects in replies[1::2]:
             if isinstance(suspects, ResponseError):
                 raise suspects
@@ -46,32 +43,26 @@ class Queues(Structure):
 
     def noted(self) -> list[str]:
         """The queue lists in which the last pass saw a job wait, whoever serves them."""
-        names: Any = self.client.hkeys(self.keys.heads)
-        return [name.decode(errors="replace") for name in names]
+        return [name.decode(errors="replace") for name in self.client.hkeys(self.keys.heads)]
 
     def ends(self, name: str, count: int) -> list[bytes]:
         """So many of the oldest and of the youngest messages of a queue list, each once."""
         key = self.keys.queue(name)
-        with self.client.pipeline(transaction=False) as pipe:
-            pipe.lrange(key, -count, -1)
-            pipe.lrange(key, 0, count - 1)
-            oldest, youngest = pipe.execute()
+        spans = (-count, -1), (0, count - 1)
+        oldest, youngest = self._at_once(("LRANGE", key, *span) for span in spans)
         return list(dict.fromkeys([*oldest, *youngest]))
 
     def can_take(self, names: Sequence[str]) -> list[bool]:
         """Whether a job can be put there: no other type of value lives under the key."""
-        with self.client.pipeline(transaction=False) as pipe:
-            for name in names:
-                pipe.type(self.keys.queue(name))
-            return [kind in (b"list", b"none") for kind in pipe.execute()]
+        kinds = self._at_once(("TYPE", self.keys.queue(name)) for name in names)
+        return [kind in (b"list", b"none") for kind in kinds]
 
 
 class Suspects(Structure):
     """Jobs on probation (``superfetch:probation:<queue list>``), and who rests for them."""
 
     def lists(self) -> frozenset[str]:
-        names: Any = self.client.smembers(self.keys.on_probation)
-        return frozenset(name.decode() for name in names)
+        return frozenset(map(bytes.decode, self.client.smembers(self.keys.on_probation)))
 
     def size(self, queue_list: str) -> int:
         return int(self.client.llen(self.keys.probation(queue_list)))
@@ -90,10 +81,8 @@ class Suspects(Structure):
         size = self.size(queue_list)
         # From the newest to the oldest, each in front of the one before.
         for at in range(0, size, BATCH):
-            with self.client.pipeline(transaction=False) as pipe:
-                for _ in range(min(BATCH, size - at)):
-                    pipe.lmove(suspects, queue, "LEFT", "RIGHT")
-                pipe.execute()
+            move = "LMOVE", suspects, queue, "LEFT", "RIGHT"
+            self._at_once([move] * min(BATCH, size - at))
         return size
 
     def purge(self, lists: Sequence[str]) -> int:

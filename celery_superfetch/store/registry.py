@@ -88,10 +88,7 @@ class Registry(Structure):
     def facts(self, owners: Iterable[str]) -> dict[str, Facts]:
         """The facts of some owners; an empty row gives the weakest facts."""
         names = list(owners)
-        with self.client.pipeline(transaction=False) as pipe:
-            for name in names:
-                pipe.hgetall(self.keys.facts(name))
-            rows = pipe.execute(raise_on_error=False)
+        rows = self._at_once((("HGETALL", self.keys.facts(name)) for name in names), errors=True)
         return {
             # A key of another type says as little as none.
             name: Facts.load(name, row if isinstance(row, dict) else {}, self.config)
@@ -130,8 +127,7 @@ class Registry(Structure):
 
     def readmit(self, owner: str) -> bool:
         """Have an owner judged that has facts and no row; False if it needs none."""
-        state: Any = self.client.hget(self.keys.facts(owner), "state")
-        if state in (None, b"reaped"):
+        if self.client.hget(self.keys.facts(owner), "state") in (None, b"reaped"):
             return False
         row = {owner: self.database.server_time()}
         return bool(self.client.zadd(self.keys.owners, row, nx=True))
@@ -144,7 +140,7 @@ class Registry(Structure):
         if not facts.connections or not facts.run_id or facts.run_id != run_id:
             return None
         try:
-            reply: Any = self.client.execute_command("CLIENT", "LIST", "ID", *facts.connections)
+            reply = self.client.execute_command("CLIENT", "LIST", "ID", *facts.connections)
         except ResponseError:  # forbidden by ACL
             return None
         return bool(bytes(reply).strip())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..model.facts import RETRY_INTERVAL
 from .database import Structure
@@ -31,8 +31,8 @@ class Silences(Structure):
         """Take in one pass; owner -> seconds of silence that all passes saw together. ``scores``
         are every owner's last heartbeats (server ms), as read ``now``; ``intervals`` the seconds
         between those of the owners looked at. Another ``run_id`` of the server begins anew."""
-        rows: Any = self.client.hgetall(self.keys.silences)
-        before = {owner.decode(errors="replace"): _Seen.load(row) for owner, row in rows.items()}
+        known = self.client.hgetall(self.keys.silences)
+        before = {owner.decode(errors="replace"): _Seen.load(row) for owner, row in known.items()}
         seen: dict[str, _Seen] = {}
         for owner, interval in intervals.items():
             last, fresh = before.get(owner), _Seen(scores[owner], run_id, now)

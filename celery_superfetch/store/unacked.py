@@ -71,7 +71,7 @@ class Unacked(Structure):
         """Connections to this database whose latest command is BRPOP, as a stock consumer's is to
         its very end, but for ours; None where we may not ask."""
         try:
-            rows: Any = self.client.client_list()
+            rows = self.client.client_list()
         except ResponseError:  # forbidden by ACL
             return None
         db = str(self.client.connection_pool.connection_kwargs.get("db") or 0)
@@ -88,8 +88,8 @@ class Unacked(Structure):
 
     def deliveries(self) -> list[Delivery]:
         """All entries, the newest first; those that the index does not know last."""
-        rows: Any = self.client.zrange(self.index, 0, -1, desc=True, withscores=True)
-        names: Any = self.client.hkeys(self.name)
+        rows = self.client.zrange(self.index, 0, -1, desc=True, withscores=True)
+        names = self.client.hkeys(self.name)
         known, there = dict(rows), set(names)
         listed = [Delivery(tag, float(since)) for tag, since in rows if tag in there]
         # kombu restores by the index alone: without a row there a job waits for ever.
@@ -97,7 +97,7 @@ class Unacked(Structure):
 
     def read(self, deliveries: Sequence[Delivery]) -> list[StockJob]:
         """Those of some jobs that were not acked meanwhile."""
-        values: Any = self.client.hmget(self.name, [delivery.tag for delivery in deliveries])
+        values = self.client.hmget(self.name, [delivery.tag for delivery in deliveries])
         pairs = zip(deliveries, values, strict=True)
         return [StockJob.parse(delivery, value) for delivery, value in pairs if value is not None]
 
