@@ -19,7 +19,6 @@ class Arrivals(Structure):
         super().__init__(database)
         params = {**params, "protocol": 2}
         self.hearer, self.looker = LoneConnection(params), LoneConnection(params)
-        self._lists: dict[bytes, str] = {}  # key -> list, of all that were looked at
         self.empty: set[str] = set()  # a message comes when they change
         self._asked: set[str] = set()  # answer to come; not changed since
         self.look_anew_at = 0.0  # at all of them (monotonic s)
@@ -42,9 +41,7 @@ class Arrivals(Structure):
             self.hearer.send("PING")  # a firewall forgets a connection that is silent
         if new := [name for name in lists if name not in self.empty]:
             self._asked = set(new)
-            keys = [self.keys.queue(name) for name in new]
-            self._lists.update(zip((key.encode() for key in keys), new, strict=True))
-            self.looker.send("EXISTS", *keys)
+            self.looker.send("EXISTS", *map(self.keys.queue, new))
 
     def overdue(self, limit: float) -> bool:
         return self.hearer.overdue(limit) or self.looker.overdue(limit)
@@ -63,9 +60,10 @@ class Arrivals(Structure):
         while True:
             kind, *rest = self.hearer.read()
             if kind == b"message":
-                # Without keys the whole database did.
-                keys = self._lists.keys() if rest[1] is None else self._lists.keys() & set(rest[1])
-                changed.update(self._lists[key] for key in keys)
+                if rest[1] is None:  # the whole database did
+                    changed |= self.empty | self._asked
+                else:
+                    changed.update(key.decode()[len(self.keys.prefix) :] for key in rest[1])
             # The socket would not show again what came with it.
             if not self.hearer.can_read():
                 self.empty -= changed

@@ -85,8 +85,6 @@ class Line:
         self._owed: list[Call] = []
         self._owed_since = 0.0  # when the first of them was sent (monotonic s)
         self._told: set[str] = set()  # scripts that the server at the other end was told whole
-        #: The last call, and its bytes: a small one that was sent alone, and waited for.
-        self._last: tuple[Sequence[Call], list[bytes]] = ((), [])
 
     @property
     def owes(self) -> bool:
@@ -134,20 +132,12 @@ class Line:
             self.forget()
 
     def packed(self, calls: Sequence[Call], wait: bool) -> list[bytes]:
-        """As they are sent; a consumer of one job at a time claims in the same words again."""
-        known, pieces = self._last
-        if not wait or calls != known:
-            pieces = packed(self._command(call, wait) for call in calls)
-            if wait and len(calls) == len(pieces) == 1 and len(pieces[0]) < LARGE:
-                self._last = calls, pieces
-        return pieces
-
-    def _command(self, call: Call, wait: bool) -> list[Any]:
-        """What nobody waits for has to be carried out although the server may not know it yet."""
-        if not wait and call.name not in self._told:
-            self._told.add(call.name)
-            call = call._replace(whole=True)
-        return self.scripts.command(call)
+        """As they are sent: what nobody waits for has to be carried out although the server may
+        not know it yet."""
+        if not wait:
+            known, self._told = self._told, self._told.union(call.name for call in calls)
+            calls = [call if call.name in known else call._replace(whole=True) for call in calls]
+        return packed(map(self.scripts.command, calls))
 
     def _connected(self) -> Any:
         """The connection of last time; the pool looks at one that lay idle."""
@@ -206,25 +196,19 @@ def reply_of(connection: Any) -> Any:
 def packed(commands: Iterable[Sequence[Any]]) -> list[bytes]:
     """Commands as they are sent, payloads uncopied, in a third of the time of redis-py's packer."""
     done: list[bytes] = []
-    text: list[str] = []  # as Latin-1, in which a byte is a character: the cheapest to put together
+    small: list[bytes] = []
     for command in commands:
-        text.append(f"*{len(command)}\r\n")
+        small.append(b"*%d\r\n" % len(command))
         for arg in command:
             if isinstance(arg, str):
-                raw = arg
-                # An enum's is formatted as its name.
-                if type(arg) is not str or not arg.isascii():
-                    raw = arg.encode().decode("latin-1")
-            elif isinstance(arg, bytes):
-                if len(arg) >= LARGE:
-                    text.append(f"${len(arg)}\r\n")
-                    done += ["".join(text).encode("latin-1"), arg]
-                    text = ["\r\n"]
-                    continue
-                raw = arg.decode("latin-1")
+                arg = arg.encode()
             elif type(arg) in (int, float):
-                raw = repr(arg)
-            else:
+                arg = repr(arg).encode()
+            elif not isinstance(arg, bytes):
                 raise TypeError(f"not to be sent to Redis: {arg!r} ({type(arg).__name__})")
-            text.append(f"${len(raw)}\r\n{raw}\r\n")
-    return [*done, "".join(text).encode("latin-1")]
+            if len(arg) < LARGE:
+                small.append(b"$%d\r\n%b\r\n" % (len(arg), arg))
+            else:
+                done += [b"".join(small), b"$%d\r\n" % len(arg), arg]
+                small = [b"\r\n"]
+    return [*done, b"".join(small)]

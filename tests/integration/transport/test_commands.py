@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import kombu
 import pytest
 from kombu.asynchronous.hub import Hub
 
-from celery_superfetch.store.wire import scripts
 from support.servers.commands import OURS, STOCK, commands
 from support.servers.server import NoServerBinary, Server
-from support.workers.bench import Bench, payload
 
 JOBS = 320
 PREFETCH = 16
@@ -77,32 +74,6 @@ def test_a_consumer_without_a_loop_sends_an_ack_for_each_job_and_claims_in_batch
 def test_a_turn_of_the_loop_settles_and_claims_for_many(own: Server) -> None:
     """Were one job delivered in each turn, it would be two."""
     assert cost(own, OURS, hubbed) <= 1.0
-
-
-def test_claims_in_the_same_words_are_packed_once(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Acks may be posted in between; and each other claim goes out in words of its own."""
-    owner, held, packed = bench.owner().owner, bench.in_flight, []
-    pack = scripts.packed
-
-    def noted(commands: Iterable[Sequence[Any]]) -> list[bytes]:
-        packed.extend(list(command) for command in commands)
-        return pack(packed[-1:])
-
-    bench.push("mail", *(payload(n) for n in range(6)))
-    bench.push("fax", payload(6))
-    held.claim(owner, ["mail"], 1, 1, [])
-    monkeypatch.setattr(scripts, "packed", noted)
-    claims = ("mail", 1, 0), ("mail", 1, 0), ("mail", 2, 1), ("mail", 1, 1), ("fax", 1, 1)
-    for name, most, times in claims:
-        packed.clear()
-        got = held.claim(owner, [name], most, 1, []).jobs
-        assert [claimed.job.queue_list for claimed in got] == [name] * most
-        assert len(packed) == times
-        for claimed in got:
-            held.ack(claimed)
-        held.post()
 
 
 @pytest.mark.parametrize("loop", [drained, hubbed])
