@@ -134,12 +134,12 @@ def _ask(options: argparse.Namespace, app: Celery | None) -> Answer:
 
     def ask(url: str) -> Answer:
         from .store.database import Database
+        from .store.wire.server import check_writable
 
         config = Config(global_keyprefix=options.prefix)
         with _client(url, options.master, options.timeout / len(urls), config) as client:
-            database = Database(client, config)
-            database.check_writable()
-            return check(database, conditions)
+            check_writable(client)
+            return check(Database(client, config), conditions)
 
     for url in urls[:-1]:  # whichever is the primary; of a cluster, whoever can be reached
         with suppress(RedisError):

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis import Redis
 
 from ..model.config import Config
 from .keys import Keys
-from .wire.server import check_writable
 
 if TYPE_CHECKING:
     from .wire.permissions import Refused
     from .wire.scripts import Scripts
+
+T = TypeVar("T")
 
 
 class Database:
@@ -43,9 +44,6 @@ class Database:
 
         return refused(self.client, self.keys.never, [*map(self.keys.queue, queue_lists)])
 
-    def check_writable(self) -> None:
-        check_writable(self.client)
-
     def take_turn(self, turns: Mapping[str, float]) -> str:
         """The first of some scopes in which it is the caller's turn, "" for none; nobody else has
         one there for so many seconds."""
@@ -54,6 +52,11 @@ class Database:
 
     def end_turn(self, scope: str) -> None:
         self.client.delete(self.keys.lock(scope))
+
+
+def chunks(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+    """The items, so many at a time: what each script or command costs the server is bounded."""
+    return (items[at : at + most] for at in range(0, len(items), most))
 
 
 class Structure:

@@ -11,7 +11,7 @@ from ..errors import JobNotFound
 from ..model.dead_job import FULL_ID, DeadFilter, DeadJob
 from ..model.job import digest, parse
 from ..model.strikes import Recovery
-from .database import Structure
+from .database import Structure, chunks
 from .wire.scripts import Call
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ class DeadJobs(Structure):
         """
         which = DeadFilter(**conditions)
         rows = self._rows(which)[:: -1 if oldest_first else 1]
-        batches = (rows[at : at + BATCH] for at in range(0, len(rows), BATCH))
-        jobs = (job for batch in batches for job in self._load(batch))
+        jobs = (job for some in chunks(rows, BATCH) for job in self._load(some))
         return (job for job in jobs if which.takes(job, self.separator))
 
     def get(self, id: str) -> DeadJob:
@@ -115,8 +114,7 @@ class DeadJobs(Structure):
 
     def delete(self, *ids: str) -> int:
         """Delete jobs for good, by their whole ids; the number that were there."""
-        batches = (ids[at : at + BATCH] for at in range(0, len(ids), BATCH))
-        return sum(int(self.scripts.run("forget", self._names, batch)) for batch in batches)
+        return sum(self.scripts.run("forget", self._names, some) for some in chunks(ids, BATCH))
 
     def purge(self) -> int:
         """Delete all jobs for good; the number that were there."""
@@ -210,5 +208,5 @@ class Graveyard(DeadJobs):
         if gone := [id for id, score in zip(ids, scores[::2], strict=True) if score is None]:
             self.client.srem(self.keys.unannounced, *gone)
         ours = [row for row in zip(ids, scores[1::2], strict=True) if row[1] is not None]
-        for at in range(0, len(ours), FEW):
-            yield from self._load(ours[at : at + FEW])
+        for few in chunks(ours, FEW):
+            yield from self._load(few)

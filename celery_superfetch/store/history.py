@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from math import inf
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ TAB = "\t"  # between the parts of a counter's name; a total has none
 #: Upper bounds of what recoveries took (s), from the last heartbeat of a dead owner until its jobs
 #: were back. A death on one host is seen within seconds, one elsewhere by its connections, or after
 #: ``owner_ttl``.
-BUCKETS = (1, 2, 5, 10, 15, 30, 60, 90, 120, 300, 900, 3600)
+BUCKETS = (*map(float, (1, 2, 5, 10, 15, 30, 60, 90, 120, 300, 900, 3600)), inf)
 
 
 class Counts(NamedTuple):
@@ -75,22 +76,18 @@ class History(Structure):
         found = self.client.hgetall(self.keys.stats)
         rows = {tuple(k.decode(errors="replace").split(TAB, 2)): int(v) for k, v in found.items()}
         times = {name[1]: n for name, n in rows.items() if name[0] == "recovery" and name[1:]}
-        total, recoveries = 0, {}
-        for bound in (*BUCKETS, float("inf")):
-            total += times.get(f"{bound:g}", 0)
-            recoveries[float(bound)] = total
+        sums = accumulate(times.get(f"{bound:g}", 0) for bound in BUCKETS)
         return Counts(
             {name[0]: n for name, n in sorted(rows.items()) if len(name) == 1},
             {(what, *more): n for (what, *more), n in sorted(rows.items()) if len(more) == 2},
             {name[1]: n for name, n in rows.items() if name[0] == "pass" and name[1:]},
-            recoveries,
+            dict(zip(BUCKETS, sums, strict=True)),
             times.get("ms", 0) / 1000,
         )
 
 
 def noted_recovery(ms: int) -> Iterator[tuple[str, int]]:
     """The counters of a recovery that took so long, and by how much they grow."""
-    at = bisect_left(BUCKETS, ms / 1000)
-    bound = f"{BUCKETS[at]:g}" if at < len(BUCKETS) else "inf"
-    yield f"recovery{TAB}{bound}", 1
+    bound = next(bound for bound in BUCKETS if ms <= bound * 1000)
+    yield f"recovery{TAB}{bound:g}", 1
     yield f"recovery{TAB}ms", ms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .database import Structure
+from .database import Structure, chunks
 
 SCAN_COUNT = 1000  # keys asked for, or deleted, in one command
 SCAN_STEPS = 100  # of who only has a look
@@ -42,10 +42,7 @@ class Keyspace(Structure):
         return sum(sizes), [key for key, kind in kinds.items() if kind not in JOBS.keys() | DEAD]
 
     def delete(self, keys: Sequence[bytes]) -> int:
-        return sum(
-            int(self.client.delete(*keys[at : at + SCAN_COUNT]))
-            for at in range(0, len(keys), SCAN_COUNT)
-        )
+        return sum(self.client.delete(*some) for some in chunks(keys, SCAN_COUNT))
 
     def _scan(self, kind: str = "") -> Iterator[bytes]:
         return self.client.scan_iter(match=self.keys.pattern(kind), count=SCAN_COUNT)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..model.job import Claimed, Counters, Job, claim_id, digest
 from ..model.strikes import Running
-from .database import Database, Structure
+from .database import Database, Structure, chunks
 from .wire.clients import LoneConnection
 from .wire.scripts import Call
 
@@ -77,16 +77,13 @@ class PrivateLists(Structure):
     ) -> Claims:
         if reply is None:
             return Claims(registered=False)
-        started, rows, *more = reply
+        started, rows, marks, errors = reply if len(reply) > 2 else (*reply, (), ())
         owner, ids = call.args[0], iter(call.args[9 + 3 * len(confirm) :])
         jobs = []
         for at in range(0, len(rows), 3):
             number, payload, mark = rows[at : at + 3]
             job = Job(owner, lists[number - 1], payload, next(ids, None) or self._claim_id())
             jobs.append(Claimed(job, earlier_of(mark)))
-        if not more:
-            return Claims(True, jobs, started=jobs[:started])
-        marks, errors = more
         confirmed = [
             None if mark == -1 else Claimed(job, earlier_of(mark))
             for job, mark in zip(confirm, marks, strict=True)
@@ -167,8 +164,8 @@ class PrivateLists(Structure):
         ids = {id.decode() for id, _ in found}
         # A hash has no order: that of the claims is in their ids, which are numbers.
         back = sorted((id for id in ids if id not in but), key=lambda id: (len(id), id))
-        for at in range(0, len(back), PAGE):
-            self.scripts.run(*self.unhold(owner, queue_list, back[at : at + PAGE]))
+        for some in chunks(back, PAGE):
+            self.scripts.run(*self.unhold(owner, queue_list, some))
         return ids
 
     def in_flight(self, owner: str, queue_list: str, count: int = 0) -> list[Job]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from .database import Structure
+from .database import Structure, chunks
 
 CHUNK = 100  # queue lists of one script
 BATCH = 50  # suspects moved in one round trip
@@ -31,8 +31,7 @@ class Queues(Structure):
         one, and so is who is next in each list."""
         fields = [part for pair in (told or {}).items() for part in pair]
         ages: dict[str, float] = {}
-        for at in range(0, max(1, len(names)), CHUNK):
-            some = names[at : at + CHUNK]
+        for some in [*chunks(names, CHUNK)] or [names]:
             keys = [self.keys.heads, self.keys.last_pass, self.keys.stats]
             keys += map(self.keys.queue, some)
             args = [self.keys.queue(""), len(fields), *fields, *some]
@@ -80,9 +79,8 @@ class Suspects(Structure):
         suspects, queue = self.keys.probation(queue_list), self.keys.queue(queue_list)
         size = self.size(queue_list)
         # From the newest to the oldest, each in front of the one before.
-        for at in range(0, size, BATCH):
-            move = "LMOVE", suspects, queue, "LEFT", "RIGHT"
-            self._at_once([move] * min(BATCH, size - at))
+        for some in chunks([("LMOVE", suspects, queue, "LEFT", "RIGHT")] * size, BATCH):
+            self._at_once(some)
         return size
 
     def purge(self, lists: Sequence[str]) -> int:

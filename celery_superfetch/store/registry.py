@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import chain
 from math import isfinite
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
@@ -19,14 +19,13 @@ HEARTBEAT_ROWS = 4096  # that a heartbeat returns at most, the oldest: a thousan
 TOMBSTONE_FACTS = 86400  # seconds: an owner thawed within a day learns its fate
 
 
-@dataclass(frozen=True)
-class Heartbeat:
+class Heartbeat(NamedTuple):
     #: ``ok``; ``missing``: the row in ``superfetch:owners``; ``unknown``: the facts as well;
     #: ``reaped``; or ``left``: none was sent.
     status: str
     now: int = 0  # server time in ms
     #: Owners that did not write since the caller's last heartbeat -> their score.
-    quiet: Mapping[str, int] = field(default_factory=dict)
+    quiet: Mapping[str, int] = MappingProxyType({})
     neighbours: tuple[str, ...] = ()  # owners registered on the caller's host
     probation: frozenset[str] = frozenset()  # queue lists with suspects that wait on probation
 
@@ -117,12 +116,10 @@ class Registry(Structure):
 
     def adopt(self, owner: str, queue_list: str, tombstone: float) -> str:
         """Register the owner of an unknown private list; see ``adopt.lua`` for the answer."""
-        keys, config = self.keys, self.config
-        host, _, rest = owner.partition("|")
+        keys = self.keys
         names = [keys.owners, keys.facts(owner), keys.reaped]
         names += [keys.private(owner, queue_list), keys.held(owner, queue_list)]
-        limits = [repr(config.heartbeat_interval), repr(config.owner_ttl), int(tombstone * 1000)]
-        args = [owner, queue_list, host, rest.partition("|")[0], *limits]
+        args = [owner, queue_list, int(tombstone * 1000)]
         return bytes(self.scripts.run("adopt", names, args)).decode()
 
     def readmit(self, owner: str) -> bool:
@@ -153,12 +150,9 @@ def _scores(rows: Any) -> dict[str, int]:
 
 
 def _heartbeat(reply: Any) -> Heartbeat:
-    status, *more = reply
-    if status != b"ok":
-        return Heartbeat(status.decode())
-    now, rows, neighbours, probation = more
+    status, now, rows, neighbours, probation = reply if len(reply) > 1 else (*reply, 0, (), (), ())
     return Heartbeat(
-        "ok",
+        status.decode(),
         int(now),
         _scores(zip(rows[::2], rows[1::2], strict=True)),
         tuple(owner.decode(errors="replace") for owner in neighbours),

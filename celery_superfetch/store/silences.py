@@ -8,7 +8,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from ..model.facts import RETRY_INTERVAL
-from .database import Structure
+from .database import Structure, chunks
 from .wire.scripts import Call
 
 BATCH = 100  # owners that one script removes and writes at most: it keeps everybody else waiting
@@ -44,8 +44,8 @@ class Silences(Structure):
             rows = dict.fromkeys(sorted(before.keys() - scores.keys()), "")
             rows |= {owner: json.dumps(row) for owner, row in seen.items()}
             words = [*chain.from_iterable(rows.items())]
-            batches = (words[at : at + 2 * BATCH] for at in range(0, len(words), 2 * BATCH))
-            self.scripts.run_all([Call("silence", [self.keys.silences], some) for some in batches])
+            key, batches = [self.keys.silences], chunks(words, 2 * BATCH)
+            self.scripts.run_all([Call("silence", key, some) for some in batches])
         return {owner: row.silent for owner, row in seen.items()}
 
 

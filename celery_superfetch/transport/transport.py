@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from ..errors import ConfigError
 from ..model.config import Config
 from ..store.wire.connections import ASKED_ONCE, Params, discreetly, sentinel_params
-from ..store.wire.server import warn_once
+from ..store.wire.server import check_writable, warn_once
 from .channel import Channel
 from .poller import Poller
 
@@ -64,7 +64,7 @@ class Transport(redis.Transport):
         """Connect; a server of no use is refused here, where kombu tries again with a pause."""
         connection = super().establish_connection()
         try:
-            self._avail_channels[-1].database.check_writable()
+            check_writable(self._avail_channels[-1].database.client)
         except RedisConnectionError:
             self.close_connection(connection)
             raise

@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from .connections import Params
-from .scripts import CHECKOUT, reply_of
+from .scripts import CHECKOUT, asked
 from .server import info
 
 #: Socket -> the id of its connection, and the run of the server there.
@@ -82,9 +82,7 @@ def known_as(connection: Any) -> tuple[int, str]:
     """The id of a connection, at which run of the server; 0 and an empty one where nobody tells.
     Asked once; a connection that was lost is opened again."""
     if connection._sock not in _known:
-        commands = connection.pack_commands([("CLIENT", "ID"), ("INFO", "server")])
-        connection.send_packed_command(commands, check_health=False)
-        number, told = reply_of(connection), reply_of(connection)
+        number, told = asked(connection, ("CLIENT", "ID"), ("INFO", "server"))
         found = isinstance(told, bytes) and re.search(rb"^run_id:(\w+)", told, re.MULTILINE)
         run = found[1].decode() if found else ""
         _known[connection._sock] = number if run and isinstance(number, int) else 0, run
@@ -126,9 +124,7 @@ def _to_connections(
     try:
         if not run_id or known_as(connection)[1] != run_id:
             return None
-        commands = [("CLIENT", *command, id) for id in ids]
-        connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-        return [reply_of(connection) for _ in ids]
+        return asked(connection, *(("CLIENT", *command, id) for id in ids))
     except BaseException:
         connection.disconnect()
         raise

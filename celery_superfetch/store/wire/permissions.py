@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from redis import Redis
 from redis.exceptions import NoPermissionError
 
-from .scripts import CHECKOUT, reply_of
+from .scripts import CHECKOUT, asked
 
 #: Beside kombu's own, those of the scripts among them; each with arguments that make it complete.
 #: ``|`` is before a sub-command, as in an ACL, and K stands for a key.
@@ -59,25 +59,20 @@ def refused(client: Redis, never: str, keys: Sequence[str]) -> Refused | None:
     looks += [("llen K", key) for key in keys]
     connection: Any = client.connection_pool.get_connection(*CHECKOUT)
     try:
-        packed = connection.pack_commands([["MULTI"], *(_words(*look) for look in looks)])
-        connection.send_packed_command(packed, check_health=False)
-        if isinstance(reply_of(connection), Exception):
-            return None
-        found = Refused([], {}, [])
-        for line, key in looks:
-            reply = reply_of(connection)
-            if not isinstance(reply, NoPermissionError):
-                continue
-            if "to run the" not in str(reply):
-                found.names.extend({key} - {*found.names})
-            elif line in OPTIONAL:
-                found.optional[name_of(line)] = OPTIONAL[line]
-            else:
-                found.required.extend({name_of(line)} - {*found.required})
-        return found
+        begun, *replies = asked(connection, ["MULTI"], *(_words(*look) for look in looks))
     finally:
         connection.disconnect()  # and with it goes the transaction
         client.connection_pool.release(connection)
+    if isinstance(begun, Exception):
+        return None
+    told = zip(looks, replies, strict=True)
+    denied = [(*look, str(why)) for look, why in told if isinstance(why, NoPermissionError)]
+    lines = [line for line, _, why in denied if "to run the" in why]
+    return Refused(
+        [name_of(line) for line in lines if line not in OPTIONAL],
+        {name_of(line): OPTIONAL[line] for line in lines if line in OPTIONAL},
+        list(dict.fromkeys(key for _, key, why in denied if "to run the" not in why)),
+    )
 
 
 def _words(line: str, key: str) -> list[str]:

@@ -185,6 +185,13 @@ def source(name: str) -> str:
     return "KEYS[#KEYS] = nil\n" + shared + text  # scripts do not see the key that never exists
 
 
+def asked(connection: Any, *commands: Sequence[Any]) -> list[Any]:
+    """The replies to some commands that are sent at once, errors among them."""
+    # A health check would read one of them.
+    connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+    return [reply_of(connection) for _ in commands]
+
+
 def reply_of(connection: Any) -> Any:
     """The next reply; an error that the server answered is one."""
     try:
@@ -194,7 +201,7 @@ def reply_of(connection: Any) -> Any:
 
 
 def packed(commands: Iterable[Sequence[Any]]) -> list[bytes]:
-    """Commands as they are sent, payloads uncopied, in a third of the time of redis-py's packer."""
+    """Commands as they are sent, payloads uncopied, in half of the time of redis-py's packer."""
     done: list[bytes] = []
     small: list[bytes] = []
     for command in commands:
