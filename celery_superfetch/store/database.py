@@ -55,7 +55,7 @@ class Database:
 
 
 def chunks(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
-    """The items, so many at a time: what each script or command costs the server is bounded."""
+    """The items, so many at a time."""
     return (items[at : at + most] for at in range(0, len(items), most))
 
 

@@ -52,12 +52,11 @@ class Holdings(Structure):
             names = [(keys.private(one, ""), keys.held(one, ""), keys.running(one)) for one in some]
             rows = self.scripts.run("holdings", [*map(keys.facts, some)], [*chain(*names)])
             for owner, (runs, *row) in zip(some, rows, strict=True):
-                filled = [name.decode(errors="replace") for name in row[::3]]
-                near, aside = row[1::3], row[2::3]
-                lists = dict(zip(filled, zip(near, aside, strict=True), strict=True))
+                lists = {name.decode(errors="replace"): (n, a) for name, n, a in chunks(row, 3)}
+                near, aside = sum(row[1::3]), sum(row[2::3])
                 # What runs is in a private list, unless its record outlived it by a moment.
-                runs = min(runs, sum(near))
-                found[owner] = Holding(runs, sum(near) - runs, sum(aside), lists)
+                runs = min(runs, near)
+                found[owner] = Holding(runs, near - runs, aside, lists)
         return found
 
     def look(

@@ -80,18 +80,14 @@ class PrivateLists(Structure):
         started, rows, marks, errors = reply if len(reply) > 2 else (*reply, (), ())
         owner, ids = call.args[0], iter(call.args[9 + 3 * len(confirm) :])
         jobs = []
-        for at in range(0, len(rows), 3):
-            number, payload, mark = rows[at : at + 3]
+        for number, payload, mark in chunks(rows, 3):
             job = Job(owner, lists[number - 1], payload, next(ids, None) or self._claim_id())
             jobs.append(Claimed(job, earlier_of(mark)))
         confirmed = [
             None if mark == -1 else Claimed(job, earlier_of(mark))
             for job, mark in zip(confirm, marks, strict=True)
         ]
-        failed = [
-            (lists[int(at) - 1], text.decode(errors="replace"))
-            for at, text in zip(errors[::2], errors[1::2], strict=True)
-        ]
+        failed = [(lists[at - 1], why.decode(errors="replace")) for at, why in chunks(errors, 2)]
         return Claims(True, jobs, confirmed, failed, [*filter(None, confirmed), *jobs][:started])
 
     def wait(self, connection: LoneConnection, owner: str, queue_list: str, timeout: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import ResponseError
 
 from ..model.facts import Facts
-from .database import Structure
+from .database import Structure, chunks
 from .wire.clients import cut
 from .wire.scripts import Call, packed
 
@@ -154,7 +154,7 @@ def _heartbeat(reply: Any) -> Heartbeat:
     return Heartbeat(
         status.decode(),
         int(now),
-        _scores(zip(rows[::2], rows[1::2], strict=True)),
+        _scores(chunks(rows, 2)),
         tuple(owner.decode(errors="replace") for owner in neighbours),
         frozenset(name.decode(errors="replace") for name in probation),
     )

@@ -35,11 +35,8 @@ class Silences(Structure):
         before = {owner.decode(errors="replace"): _Seen.load(row) for owner, row in known.items()}
         seen: dict[str, _Seen] = {}
         for owner, interval in intervals.items():
-            last, fresh = before.get(owner), _Seen(scores[owner], run_id, now)
-            if last is None or last[:2] != fresh[:2]:
-                seen[owner] = fresh
-            else:
-                seen[owner] = last.then(now, interval + RETRY_INTERVAL, self.config.reap_interval)
+            fresh, wait = _Seen(scores[owner], run_id, now), interval + RETRY_INTERVAL
+            seen[owner] = fresh.after(before.get(owner), wait, self.config.reap_interval)
         if keep:
             rows = dict.fromkeys(sorted(before.keys() - scores.keys()), "")
             rows |= {owner: json.dumps(row) for owner, row in seen.items()}
@@ -56,15 +53,17 @@ class _Seen(NamedTuple):
     silent: float = 0.0  # seconds of silence up to the pass before, and from there to that pass
     gap: float = 0.0
 
-    def then(self, now: int, wait: float, reap_interval: float) -> _Seen:
-        """After one more pass that found the same; it says nothing within ``wait`` seconds."""
-        past = (now - self.at) / 1000
-        if past < 0:  # the server's clock was set back
-            return self._replace(at=now)
-        if past < wait:
+    def after(self, before: _Seen | None, wait: float, reap_interval: float) -> _Seen:
+        """Added to what the passes before saw; the same says nothing within ``wait`` seconds."""
+        if before is None or before[:2] != self[:2]:
             return self
+        past = (self.at - before.at) / 1000
+        if past < 0:  # the server's clock was set back
+            return before._replace(at=self.at)
+        if past < wait:
+            return before
         gap = min(past, max(wait, 2 * reap_interval))
-        return self._replace(at=now, silent=self.silent + self.gap, gap=gap)
+        return self._replace(silent=before.silent + before.gap, gap=gap)
 
     @classmethod
     def load(cls, row: bytes) -> _Seen | None:

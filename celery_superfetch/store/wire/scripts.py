@@ -135,8 +135,8 @@ class Line:
         """As they are sent: what nobody waits for has to be carried out although the server may
         not know it yet."""
         if not wait:
-            known, self._told = self._told, self._told.union(call.name for call in calls)
-            calls = [call if call.name in known else call._replace(whole=True) for call in calls]
+            calls = [one if one.name in self._told else one._replace(whole=True) for one in calls]
+            self._told.update(call.name for call in calls)
         return packed(map(self.scripts.command, calls))
 
     def _connected(self) -> Any:
