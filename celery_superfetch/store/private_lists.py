@@ -171,8 +171,7 @@ class PrivateLists(Structure):
 
     def newest(self, owner: str, queue_list: str, most: int, room: int) -> list[bytes]:
         """Payloads of the newest claims, of ``room`` bytes at most, but one in any case."""
-        name = self.keys.private(owner, queue_list)
-        return self.scripts.run("newest", [name], [most, room])
+        return self.scripts.run("newest", [self.keys.private(owner, queue_list)], [most, room])
 
     def has(self, job: Job) -> bool:
         private = self.keys.private(job.owner, job.queue_list)

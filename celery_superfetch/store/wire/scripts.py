@@ -38,7 +38,7 @@ class Scripts:
     def __init__(self, client: Redis, never: str) -> None:
         self.client = client
         self._never = never
-        self._digests: dict[str, str] = {}
+        self._digest = cache(lambda name: digest(self._source(name).encode()))
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[Any], whole: bool = False) -> Any:
         """Run one script (a ``Call``) and return its reply; RedisError where there is none."""
@@ -58,9 +58,7 @@ class Scripts:
 
     def command(self, call: Call) -> list[Any]:
         name, keys, args, whole = call
-        if not whole and name not in self._digests:
-            self._digests[name] = digest(self._source(name).encode())
-        what = ["EVAL", self._source(name)] if whole else ["EVALSHA", self._digests[name]]
+        what = ["EVAL", self._source(name)] if whole else ["EVALSHA", self._digest(name)]
         return [*what, len(keys) + 1, *keys, self._never, *args]
 
     def _source(self, name: str) -> str:

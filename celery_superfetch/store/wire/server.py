@@ -16,6 +16,7 @@ from ...errors import UnsupportedBroker
 from .slots import NO_TAG, TAGGED
 
 logger = logging.getLogger(__name__)
+warn_once = cache(logger.warning)
 
 OLDEST_SERVER = (6, 2)  # LMOVE, BLMOVE and LPOS with what we need of them came with Redis 6.2
 
@@ -44,11 +45,6 @@ def server_version(told: Mapping[str, Any]) -> tuple[int, int]:
         return int(major), int(minor)
     except (KeyError, ValueError):
         return OLDEST_SERVER
-
-
-@cache
-def warn_once(text: str) -> None:
-    logger.warning(text)
 
 
 def check_platform() -> None:
