@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 from .database import Structure, chunks
@@ -70,10 +70,9 @@ class Holdings(Structure):
             args: list[Any] = [min(most, BATCH), ROOM, PAGE, cursor]
             pages = []
             for cursor, rows in self.scripts.run("look", keys[at : at + BATCH], args):
-                ids = [b""] * len(rows)
-                if places[at].state in (RUNNING, ETA):
-                    ids, rows = rows[::2], rows[1::2]
-                pages.append((places[at], [*zip(map(bytes.decode, ids), rows, strict=True)]))
+                named = places[at].state in (RUNNING, ETA)
+                pairs = chunks(rows, 2) if named else zip(repeat(b""), rows)
+                pages.append((places[at], [(id.decode(), row) for id, row in pairs]))
                 at += cursor == b"0"
             yield pages
 

@@ -82,7 +82,7 @@ class Outbox(Structure):
 
     @property
     def unread(self) -> bool:
-        return bool(self._line.owes)
+        return bool(self._line.owed)
 
     def ack(self, claimed: Claimed) -> None:
         """Settle a job with whatever is sent next; one that is not held is not ours."""
@@ -144,7 +144,7 @@ class Outbox(Structure):
         """Leave an idle connection to whoever looks after those."""
         if self.lock.acquire(blocking=False):  # else another thread may be using it
             try:
-                if not self._line.owes:
+                if not self._line.owed:
                     self._line.give_back()
             finally:
                 self.lock.release()
@@ -201,7 +201,7 @@ class Outbox(Structure):
         new, self._next = [self._next] if any(self._next) else [], _Sent([], {})
         acks = [self.lists.ack(part.acks, part.starting, self.aside) for part in new]
         calls = [*moves, *acks, *([last] if last else ())]
-        if not calls and not self._line.owes:
+        if not calls and not self._line.owed:
             return None
         sent, self._sent = self._sent + new, []
         lost: list[Job] = []
@@ -217,7 +217,7 @@ class Outbox(Structure):
                     lost += self._settled(part.acks, set(reply))
         except BaseException:  # also a greenlet that is killed, and what a signal's handler raises
             self.doubt = True
-            if self._line.owes:  # what it still owes is nobody's any more
+            if self._line.owed:  # what it still owes is nobody's any more
                 self._line.forget()
             self._unanswered_acks([*sent, *self._sent])
             raise

@@ -80,18 +80,14 @@ class Line:
         self._connection: Any = None
         self._pool: Any = None
         self._used = 0.0
-        self._owed: list[Call] = []
+        self.owed: list[Call] = []  # whose replies were not read
         self._owed_since = 0.0  # when the first of them was sent (monotonic s)
         self._told: set[str] = set()  # scripts that the server at the other end was told whole
 
     @property
-    def owes(self) -> bool:
-        return bool(self._owed)
-
-    @property
     def overdue(self) -> bool:
         """Whether they came long ago; the connection may be lost by now."""
-        return bool(self._owed) and monotonic() >= self._used + IDLE
+        return bool(self.owed) and monotonic() >= self._used + IDLE
 
     def exchange(
         self, calls: Sequence[Call], *, wait: bool = True, leave: int = 0
@@ -102,7 +98,7 @@ class Line:
         without calls reads all."""
         # Taken out meanwhile: a signal's handler may come by here.
         connection, self._connection = self._connected(), None
-        owed, self._owed = self._owed, []
+        owed, self.owed = self.owed, []
         young = not owed or (len(owed) < leave and monotonic() < self._owed_since + IDLE)
         due = [] if calls and not wait and young else owed
         try:
@@ -119,7 +115,7 @@ class Line:
         self._forget_handlers()
         left = [] if wait else [*calls] if due else [*owed, *calls]
         # All at once: a signal's handler may raise in between.
-        self._connection, self._used, self._owed = connection, monotonic(), left
+        self._connection, self._used, self.owed = connection, monotonic(), left
         if due or not owed:
             self._owed_since = self._used
         return replies[: len(due)], replies[len(due) :]
@@ -140,7 +136,7 @@ class Line:
     def _connected(self) -> Any:
         """The connection of last time; the pool looks at one that lay idle."""
         pool = self.scripts.client.connection_pool
-        if self._owed:
+        if self.owed:
             if self._pool is pool:
                 return self._connection
             self.forget()
@@ -156,7 +152,7 @@ class Line:
 
     def forget(self) -> None:
         """Give up what is owed: read later, it would be taken for the replies to somebody else."""
-        self._owed = []
+        self.owed = []
         self._connection.disconnect()
         self.give_back()
 
