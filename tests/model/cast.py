@@ -48,7 +48,7 @@ class Stage:
                 return exchange(line, calls, wait=wait, leave=leave)
             self._wait()
             # What is sent is carried out, whoever reads the answer.
-            earlier, owed, line._owed = self._owed.pop(line, []), line._owed, []
+            earlier, owed, line.owed = self._owed.pop(line, []), line.owed, []
             self._showing = True
             try:
                 _, replies = exchange(line, calls)
@@ -66,9 +66,9 @@ class Stage:
             if wait:
                 return earlier, replies
             if calls and len(earlier) < leave:
-                self._owed[line], line._owed = [*earlier, *replies], [*owed, *calls]
+                self._owed[line], line.owed = [*earlier, *replies], [*owed, *calls]
                 return [], []
-            self._owed[line], line._owed = replies, [*calls]
+            self._owed[line], line.owed = replies, [*calls]
             return earlier, []
 
         def waiting(read: Callable[..., Any]) -> Callable[..., Any]:
