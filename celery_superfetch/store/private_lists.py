@@ -77,12 +77,15 @@ class PrivateLists(Structure):
     ) -> Claims:
         if reply is None:
             return Claims(registered=False)
-        started, rows, marks, errors = reply if len(reply) > 2 else (*reply, (), ())
+        started, rows, *more = reply
         owner, ids = call.args[0], iter(call.args[9 + 3 * len(confirm) :])
         jobs = []
         for number, payload, mark in chunks(rows, 3):
             job = Job(owner, lists[number - 1], payload, next(ids, None) or self._claim_id())
             jobs.append(Claimed(job, earlier_of(mark)))
+        if not more:
+            return Claims(True, jobs, started=jobs[:started])
+        marks, errors = more
         confirmed = [
             None if mark == -1 else Claimed(job, earlier_of(mark))
             for job, mark in zip(confirm, marks, strict=True)
