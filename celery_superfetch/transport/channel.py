@@ -95,8 +95,7 @@ class Channel(redis.Channel):
 
     def _update_queue_cycle(self) -> None:
         super()._update_queue_cycle()
-        queues = [q for q in dict.fromkeys(self._active_queues) if q in self._callbacks]
-        self.lists.serve({queue: self._lists_of(queue) for queue in queues}, self.expires_of)
+        self.lists.serve({name: self._lists_of(name) for name in self._callbacks}, self.expires_of)
 
     @property
     def membership(self) -> Membership:
@@ -139,8 +138,8 @@ class Channel(redis.Channel):
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, *args: Any, **kw: Any) -> Any:
         if not no_ack and queue not in self._fanout_queues:
-            self._callbacks[queue] = callback
             self.fetch  # noqa: B018 - made here, where the connection's parameters are known
+            self._callbacks[queue] = callback
         return super().basic_consume(queue, no_ack, callback, *args, **kw)
 
     def _basic_cancel(self, consumer_tag: str) -> Any:
