@@ -73,7 +73,7 @@ celery concurrency.
 #: What one with a pool of eventlet's greenlets needs.
 EVENTLETS = names("""
 celery concurrency.eventlet:TaskPool.
-    see that a greenlet has ended its job: _quick_put
+    see that a greenlet has ended its job: _pool_map
 """)
 
 #: What it needs of such a pool that has started.

@@ -27,7 +27,7 @@ from ..transport.deliveries import Delivery
 from . import reception
 from .batches import told_of_losses
 from .prefork import mend, request_of
-from .private_names import EVENTLET, SOLO, THREADS
+from .private_names import SOLO, THREADS
 from .stopping import told_to_stop
 
 logger = get_logger(__name__)
@@ -45,17 +45,6 @@ def start(until: float, target: Callable[..., Any], *args: Any, **kwargs: Any) -
         raise NotStarted("too late")
     except NotStarted:
         return 1, ExceptionInfo(internal=True), 0.0  # Celery's failed, value and seconds
-
-
-def _note_greenlets(pool: Any) -> None:
-    """Have eventlet's ``pool`` remember the latest greenlet: it returns none, unlike gevent's."""
-    spawn = pool._quick_put
-
-    def noted(*args: Any) -> Any:
-        pool.latest_greenlet = spawn(*args)
-        return pool.latest_greenlet
-
-    pool._quick_put = noted
 
 
 class _Handover:
@@ -90,11 +79,10 @@ class Gate(Runner):
     def __init__(self, worker: Any) -> None:
         self.worker, self.pool, self.node = worker, worker.pool, worker.hostname
         self.tasks = digest(" ".join(sorted(worker.app.tasks)).encode())[:12]
-        kind = type(self.pool).__module__
-        self.inline, self.threads, self.green = kind == SOLO, kind == THREADS, self.pool.is_green
+        kind, self.green = type(self.pool).__module__, self.pool.is_green
+        self.inline, self.threads = kind == SOLO, kind == THREADS
         self.prefork = self.pool.uses_semaphore and not self.pool.options.get("threads", True)
         self._monitors, self._turns = monitors_of(worker.app), 0
-        self._start_times: dict[int, str] = {}
         self._waiting: deque[_Handover] = deque()
         self.out: set[_Handover] = set()
         self._turn = threading.Lock()  # held by whoever hands over
@@ -103,8 +91,6 @@ class Gate(Runner):
         self._process, worker._process_task = worker._process_task, self._process_task
         if worker.process_task == self._process:  # else it looks for it again at each job
             worker.process_task = worker.consumer.on_task_request = self._process_task
-        if kind == EVENTLET:
-            _note_greenlets(self.pool)
         if self.prefork:
             mend(self.pool, self.forget, worker.hub.call_later)
 
@@ -114,11 +100,9 @@ class Gate(Runner):
         return int(self.pool.num_processes if self.pool.uses_semaphore else self.pool.limit)
 
     def pids(self) -> Sequence[tuple[int, str]]:
-        processes = getattr(getattr(self.pool, "_pool", None), "_pool", None)
-        pids = [p.pid for p in list(processes or ()) if isinstance(getattr(p, "pid", None), int)]
-        known = self._start_times
-        self._start_times = {pid: known.get(pid) or start_time(pid) or "" for pid in pids}
-        return sorted(self._start_times.items())
+        processes = getattr(self.pool._pool, "_pool", None)
+        pids = [process.pid for process in list(processes or ())]
+        return sorted((pid, start_time(pid) or "") for pid in pids if pid is not None)
 
     def on_turn(self) -> None:
         self._turns += 1
@@ -220,8 +204,8 @@ class Gate(Runner):
             self._over(what)
         elif self.threads:
             result.f.add_done_callback(partial(self._over, what))
-        elif self.green and result is None:  # eventlet's
-            self.pool.latest_greenlet.link(partial(self._over, what))
+        elif self.green and result is None:  # eventlet's pool tells nobody whom it has started
+            next(reversed(self.pool._pool_map.values())).link(partial(self._over, what))
         elif self.green:  # gevent's, whose ``link`` would start one more greenlet
             result.rawlink(partial(self._over, what))
 
@@ -243,10 +227,7 @@ class Gate(Runner):
     def _drop(self, what: _Handover, why: str) -> None:
         request = what.request
         state.task_ready(request)
-        if what.is_ours and not request.acknowledged:
-            what.delivery.requeue()
-        else:
-            what.delivery.forget()
+        what.delivery.requeue()  # if that is open, and the job still ours
         request.acknowledged = True
         logger.info("Job %s[%s] does not start here: %s.", request.name, request.id, why)
         self._release()
@@ -272,16 +253,15 @@ class Gate(Runner):
         """The pool has forgotten a job that it had not begun with; it goes back to its queue."""
         for what in [what for what in self.out if what.request is request]:
             self.out.discard(what)
-            what.in_flight.end(what.job)
-            what.in_flight.requeue([what.job])
+            what.delivery.requeue()
 
     def take_back(self, request: Any) -> None:
         """The pool came too late to a job: hand it over again, if it is still ours. If its channel
         is closed it goes back: at the next lost connection Celery forgets what waits for a slot."""
         delivery = request.delivery
         job, in_flight = delivery.job, delivery.in_flight
+        state.task_ready(request)
         if delivery.channel.closed and not request.acknowledged:
-            state.task_ready(request)
             request.acknowledged = True
             return delivery.requeue()
         in_flight.end(job)
@@ -290,6 +270,5 @@ class Gate(Runner):
             in_flight.unrecord(job)
         # The process runs others by now: who ends this job must not end that.
         request.time_start = request.worker_pid = request._apply_result = None
-        state.task_ready(request)  # in Celery's books it is one that waits for a slot
-        state.task_reserved(request)
+        state.task_reserved(request)  # in Celery's books it is one that waits for a slot
         self.worker.process_task(request)
