@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from time import time
 
 from celery.utils.log import get_logger
@@ -33,55 +34,47 @@ def note_stuck(membership: Membership) -> None:
     membership.heart.stuck_jobs = tuple(found[:MOST])
 
 
-class Relief:
-    """Gives back what has waited here for ``reserved_timeout``, while another has nothing to do."""
+def relieve(membership: Membership) -> float:
+    """Give back what has waited here for ``reserved_timeout``, if somebody else would begin with
+    it; for how many seconds there is no need to look again."""
+    longest = membership.config.reserved_timeout
+    if longest is None or membership.runner.worker is None:
+        return 0.0
+    if membership.runner.free() > 0 or told_to_stop(membership):
+        return 0.0
+    since = time() - longest
+    late = [
+        job
+        for job in list(membership.in_flight.jobs)
+        if (claimed_at(job.claim_id) or since) < since and not why_not(membership, job)
+    ]
+    if not late:
+        return 0.0
+    given = 0
+    for job in reversed(_wanted(membership, late)):
+        with suppress(Refused):  # it began a moment ago
+            release(membership, job)
+            given += 1
+    if given:
+        logger.info(
+            "Jobs that had waited here for longer than %g s (reserved_timeout) are back on "
+            "their queue, in front, since another worker of it has nothing to do: %d.",
+            longest,
+            given,
+        )
+        History(membership.database).relieved(given)
+    return max(membership.config.heartbeat_interval, longest / 2)
 
-    def __init__(self, membership: Membership) -> None:
-        self.membership = membership
-        self._next_look = 0.0
 
-    def go(self, now: float) -> None:
-        """Look whether there is something to give, and somebody who would begin with it."""
-        membership, longest = self.membership, self.membership.config.reserved_timeout
-        if longest is None or now < self._next_look or membership.runner.worker is None:
-            return
-        if membership.runner.free() > 0 or told_to_stop(membership):
-            return
-        since = time() - longest
-        late = [
-            job
-            for job in list(membership.in_flight.jobs)
-            if (claimed_at(job.claim_id) or since) < since and not why_not(membership, job)
-        ]
-        if not late:
-            return
-        self._next_look = now + max(membership.config.heartbeat_interval, longest / 2)
-        given = sum(map(self._give, reversed(self._wanted(late))))
-        if given:
-            logger.info(
-                "Jobs that had waited here for longer than %g s (reserved_timeout) are back on "
-                "their queue, in front, since another worker of it has nothing to do: %d.",
-                longest,
-                given,
-            )
-            History(membership.database).relieved(given)
-
-    def _wanted(self, late: list[Job]) -> list[Job]:
-        """Those, of the oldest first, for which somebody has a free place."""
-        others = Registry(self.membership.database).well()
-        own = self.membership.owner
-        places = [one.lists for one in others if one.owner != own for _ in range(one.free)]
-        wanted = []
-        for job in late:
-            place = next((lists for lists in places if job.queue_list in lists), None)
-            if place is not None:
-                places.remove(place)
-                wanted.append(job)
-        return wanted
-
-    def _give(self, job: Job) -> bool:
-        try:
-            release(self.membership, job)
-        except Refused:  # it began a moment ago
-            return False
-        return True
+def _wanted(membership: Membership, late: list[Job]) -> list[Job]:
+    """Those, of the oldest first, for which somebody has a free place."""
+    others = Registry(membership.database).well()
+    own = membership.owner
+    places = [one.lists for one in others if one.owner != own for _ in range(one.free)]
+    wanted = []
+    for job in late:
+        place = next((lists for lists in places if job.queue_list in lists), None)
+        if place is not None:
+            places.remove(place)
+            wanted.append(job)
+    return wanted

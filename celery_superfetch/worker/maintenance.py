@@ -19,7 +19,7 @@ from ..model.verdict import MISSED_HEARTBEATS, judge
 from ..owner.membership import Membership, memberships
 from ..reaper.evidence import local_evidence
 from ..reaper.report import Report
-from .long_jobs import Relief, note_stuck
+from .long_jobs import note_stuck, relieve
 
 logger = get_logger(__name__)
 
@@ -64,7 +64,7 @@ class Rounds:
         self._facts: dict[str, Facts] = {}
         self._next_pass = 0.0
         self._next_look: dict[str, float] = {}
-        self._relief = Relief(membership)
+        self._next_relief = 0.0
 
     def go(self, now: float) -> None:
         """One round; when the broker cannot be asked, it raises RedisError and convicts nobody."""
@@ -77,7 +77,8 @@ class Rounds:
         if now >= self._next_pass:
             self._next_pass = now + self.reaper.config.reap_interval
             self.note(scheduled_pass(self.reaper, self.membership.heart.facts.node))
-        self._relief.go(now)
+        if now >= self._next_relief:
+            self._next_relief = now + relieve(self.membership)
 
     def _reap(self, owners: list[str], lock: str) -> None:
         if self.reaper.database.take_turn({lock: LOOK_INTERVAL / 2}):
