@@ -4,7 +4,7 @@ deploy the workers of yesterday get the jobs of tomorrow, which owners with othe
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import isfinite
 from time import monotonic
@@ -20,7 +20,6 @@ from ..app.announcer import announcements_of
 from ..app.poison_pill import limits_of
 from ..model.facts import Facts
 from ..model.job import Claimed, Job
-from ..owner.membership import Membership
 from ..store.registry import Registry
 from ..transport.deliveries import Delivery, delivery_of
 from .stopping import told_to_stop
@@ -110,24 +109,23 @@ def settle_failures(target: Any, options: dict[str, Any], inline: bool) -> Any:
     if succeed is None or fail is None:
         return target, options
 
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return target(*args, **kwargs)
-        except Exception as exc:
-            if inline and _is_trouble(exc):
-                raise
-            logger.exception("Celery failed around the body of job %s: it has failed.", id)
-            return ExceptionInfo()
+    def survived(act: Callable[..., Any], trouble: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return act(*args, **kwargs)
+            except Exception as exc:
+                if inline and _is_trouble(exc):
+                    raise
+                logger.exception(trouble, id)
+                return ExceptionInfo()
+
+        return call
+
+    run = survived(target, "Celery failed around the body of job %s: it has failed.")
+    tell = survived(fail, "The failure of job %s could not be told.")
 
     def ended(result: Any) -> None:
-        if not isinstance(result, ExceptionInfo):
-            return succeed(result)
-        try:
-            fail(result)
-        except Exception as exc:
-            if inline and _is_trouble(exc):
-                raise
-            logger.exception("The failure of job %s could not be told.", id)
+        (tell if isinstance(result, ExceptionInfo) else succeed)(result)
 
     return run, {**options, "callback": ended}
 
@@ -195,13 +193,9 @@ class UnknownTasks:
 
     def _who_may_know(self, delivery: Delivery) -> Facts | None:
         """A live owner with other tasks that takes jobs from the same queue."""
-        now = monotonic()
+        now, membership = monotonic(), delivery.membership
         if now - self._looked > REMEMBERED:
-            self._others, self._looked = _others(delivery.membership), now
+            well, mine = Registry(membership.database).well(), membership.heart.facts.tasks
+            self._others, self._looked = [one for one in well if one.tasks != mine], now
         queue_list = delivery.job.queue_list
         return next((one for one in self._others if queue_list in one.lists), None)
-
-
-def _others(membership: Membership) -> list[Facts]:
-    mine = membership.heart.facts.tasks
-    return [facts for facts in Registry(membership.database).well() if facts.tasks != mine]

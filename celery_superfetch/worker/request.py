@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from time import time
 from typing import Any
 
@@ -47,7 +47,7 @@ class CountedRequest(Request):
     """Goes before a task's own class: what Celery requeues for a lost child, without a signal, a
     count and an end, comes to the guard."""
 
-    _cut_short = ""  # why its run was, while Celery settles it
+    _cut_short = ""  # why its run was
     _killed = False  # it is in the dead set
     _greenlet_killed = False
     _settles = False  # its run is over, and whoever ran it is about to say so
@@ -157,7 +157,6 @@ class CountedRequest(Request):
             self.reject(requeue=bool(self._cut_short))
             raise
         finally:
-            self._cut_short = ""
             if self._already_cancelled and not self.acknowledged:
                 # Only now has its child ended, so that it cannot run beside itself.
                 self._give_back()
@@ -174,7 +173,6 @@ class CountedRequest(Request):
             if not self.acknowledged:
                 # Before 5.7 Celery leaves this to the loss of the child, which greenlets have not.
                 self.reject(requeue=True)
-            self._cut_short = ""
 
     def acknowledge(self) -> None:
         if is_only_named(self):
@@ -203,8 +201,8 @@ class CountedRequest(Request):
         if delivery is None or self.acknowledged or not (requeue and self._cut_short):
             return super().reject(requeue=requeue)
         self.acknowledged = True
-        how = {"stopping": told_to_stop(delivery.membership), "together": self.together}
-        settle = partial(self._recover_or_kill, delivery, self._cut_short, **how)
+        stopping = told_to_stop(delivery.membership)
+        settle = partial(self._recover_or_kill, delivery, self._cut_short, stopping)
         lost = f"Job {self.humaninfo()} lost its run ({self._cut_short})"
         try:
             settle()
@@ -217,8 +215,9 @@ class CountedRequest(Request):
             logger.exception("%s and could not be given back: it %s.", lost, where)
         return None
 
-    def _recover_or_kill(self, delivery: Delivery, reason: str, **how: Any) -> None:
+    def _recover_or_kill(self, delivery: Delivery, reason: str, stopping: bool) -> None:
         way, limits = delivery.membership.lost_runs.recover_or_kill, limits_of(self.app)
+        how = {"stopping": stopping, "together": self.together}
         self._bury(delivery, delivery.end_by(way, reason, self.app, limits, **how))
 
     def _bury(self, delivery: Delivery, dead: DeadJob | None) -> None:
@@ -270,18 +269,19 @@ class CountedRequest(Request):
         return True
 
 
+@cache
+def _counted(base: Any) -> Any:
+    return type(base.__name__, (CountedRequest, base), {})
+
+
 def use_our_request(worker: Any) -> None:
     consumer, update = worker.consumer, worker.consumer.update_strategies
 
     def update_strategies() -> None:
-        made: dict[Any, Any] = {}
         for task in worker.app.tasks.values():
             base = symbol_by_name(task.Request)
-            if issubclass(base, CountedRequest):
-                continue
-            if base not in made:
-                made[base] = type(base.__name__, (CountedRequest, base), {})
-            task.Request = made[base]
+            if not issubclass(base, CountedRequest):
+                task.Request = _counted(base)
         update()
 
     consumer.update_strategies = update_strategies
