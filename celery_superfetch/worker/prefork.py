@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..model import forks
-from ..transport.deliveries import delivery_of
 from ..transport.private_names import check
 from .private_names import STARTED
 
@@ -37,9 +36,9 @@ def keep_what_runs(pool: Any, forget: Callable[[Any], None]) -> None:
         if processes is None:  # a cold shutdown ends the pool before its consumers
             return
         known, unwritten = dict(processes._cache), list(processes.outbound_buffer)
-        # The pool may give a job in the pipe of a dead child to whoever has its number next.
+        # That of a dead child, too: the pool may give what is in it to whoever has its number next.
         pipes = {id: job._write_to for id, job in known.items() if job not in unwritten}
-        reading = [job for id, job in known.items() if id in pipes and _can_be_read(job)]
+        reading = [known[id] for id in pipes if pipes[id] and not known[id]._accepted]
         for job in reading:
             job._accepted = True
         kept = {id: job for id, job in known.items() if job._accepted}
@@ -57,12 +56,6 @@ def keep_what_runs(pool: Any, forget: Callable[[Any], None]) -> None:
                     forget(request_of(job._accept_callback))
 
     pool.flush = flush_the_rest
-
-
-def _can_be_read(job: Any) -> bool:
-    # One that has died counts, too: its pipe must not be given to the next before that is seen.
-    delivery = delivery_of(getattr(request_of(job._accept_callback), "message", None))
-    return not job._accepted and job._write_to is not None and delivery is not None
 
 
 def _remember(processes: Any, kept: dict[Any, Any]) -> None:
