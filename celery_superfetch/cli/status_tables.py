@@ -25,7 +25,8 @@ DEATHS = ("Died", "Node", "Owner", "Recovered", "Killed", "Reason")
 
 def say_status(session: Session, wide: bool = False) -> None:
     found = overview_of(session.app, session.reaper)
-    session.say(found, lambda: print_status(session.tables, found, wide))
+    document = {"findings": [one._asdict() for one in findings(found)], **found}
+    session.say(document, lambda: print_status(session.tables, found, wide))
 
 
 def print_status(tables: Tables, found: dict[str, Any], wide: bool) -> None:

@@ -165,8 +165,9 @@ def of_queues(overview: Mapping[str, Any]) -> Iterator[Finding]:
 
 def of_passes(overview: Mapping[str, Any]) -> Iterator[Finding]:
     """Of ``last_pass``, with ``owners`` and ``reap_interval``."""
-    last, allowed = overview["last_pass"], LATE_PASSES * overview["reap_interval"]
-    if not overview["owners"] or (last is not None and last["age"] < allowed):
+    last, oldest = overview["last_pass"], max((o["age"] for o in overview["owners"]), default=0.0)
+    # None was due before somebody was there.
+    if min(oldest, last["age"] if last else oldest) < LATE_PASSES * overview["reap_interval"]:
         return
     since = "" if last is None else f" for {span(last['age'])}"
     text = f"no pass{since or ' is known of'}: nobody looks for dead workers"

@@ -124,6 +124,8 @@ def owner_rows(
             "host": facts.process.host,
             "pid": facts.process.pid,
             "heartbeat_age": age,
+            # Since it registered.
+            "age": max(0, now - facts.registered_at) / 1000,
             "queues": sorted(facts.lists),
             # What runs for longer than its stuck_after, and for how long.
             "stuck": [

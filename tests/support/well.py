@@ -30,6 +30,7 @@ WELL: dict[str, Any] = {
             "pid": 7,
             "state": "running",
             "heartbeat_age": 3.0,
+            "age": 3600.0,
             "heartbeat_interval": 5.0,
             "owner_ttl": 60.0,
             "in_flight": 12,

@@ -70,6 +70,10 @@ def test_status_and_reap_from_life_to_death_to_recovery(cli, worker, shop, ledge
     (gone,) = found["owners"]
     assert (gone["owner"], gone["verdict"]) == (alive["owner"], "dead")
     assert gone["reason"] == "its process is gone"
+    worst, *others = found["findings"]
+    assert (worst["level"], worst["code"]) == ("critical", "no-consumer")
+    assert worst["fix"] == "start a worker with -Q aside"
+    assert "dead-owner" in {one["code"] for one in others}
     lengths = {row["list"]: row["length"] for row in found["queues"]}
     assert lengths["aside\x06\x163"] == 3  # only the worker knows this queue
     assert lengths["celery"] == 0

@@ -51,7 +51,7 @@ def test_what_is_wrong_with_the_server(cli, fresh_server):
 
 def test_what_is_wrong_with_who_works_and_what_waits(cli, make_bench, client, make_app):
     bench = make_bench()
-    bench.owner(lists=["celery"], version="0.0.9", node="celery@one")
+    one = bench.owner(lists=["celery"], version="0.0.9", node="celery@one")
     bench.age(bench.owner(elsewhere("web-2"), lists=["far"], node="celery@two"), 70_000)
     gone = bench.owner(ended_process(), lists=["celery"], register=False)
     bench.give(gone.owner, "celery", [payload("lost")])
@@ -66,6 +66,8 @@ def test_what_is_wrong_with_who_works_and_what_waits(cli, make_bench, client, ma
     report.lists.add("mail")
     note(reaper, report)
     client.hset(bench.keys.last_pass, "at", 1)
+    assert "no-pass" not in codes(cli("doctor", "--json", code=1)), "nobody was there to make it"
+    client.hset(bench.keys.facts(one.owner), "registered_at", 1)
 
     found = codes(cli("doctor", "--json", code=1))
     assert "70 s" in found["silent-owner"] or "min" in found["silent-owner"]

@@ -123,6 +123,10 @@ def test_queues(seen, code):
 def test_nobody_makes_passes(seen, last):
     seen["last_pass"] = last
     assert only(seen)[:2] == ("critical", "no-pass")
+    seen["owners"][0]["age"] = 59.0
+    assert findings(seen) == [], "none was due yet"
+    seen["owners"].append({**seen["owners"][0], "age": 61.0})
+    assert only(seen).code == "no-pass", "the oldest has seen none"
     seen["owners"] = []
     assert findings({**seen, "queues": []}) == []
 
