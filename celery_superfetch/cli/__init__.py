@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 # They add their commands to the group.
-from . import dead, jobs, metrics, slots, status, stock, web  # noqa: F401
+from . import dead, jobs, serving, status, stock  # noqa: F401
 from .session import Session, command, know_tasks, superfetch
 
 __all__ = ["superfetch"]

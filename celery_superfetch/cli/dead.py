@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .session import Session, command, know_tasks, superfetch, warn
+from .session import Session, command, know_tasks, quantity, superfetch, warn
 
 if TYPE_CHECKING:
     from ..app.dead_set import Retried
@@ -52,21 +52,8 @@ def conditions(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @command(dead, "list")
 @conditions
-@click.option(
-    "--first",
-    type=click.IntRange(0),
-    default=0,
-    metavar="N",
-    help="Skip this many of the newest jobs.",
-)
-@click.option(
-    "--count",
-    type=click.IntRange(1),
-    default=50,
-    metavar="N",
-    show_default=True,
-    help="Show this many jobs.",
-)
+@quantity("--first", click.IntRange(0), 0, "N", "Skip this many of the newest jobs.")
+@quantity("--count", click.IntRange(1), 50, "N", "Show this many jobs.")
 @click.option("--wide", is_flag=True, help="Show all columns, each job on one line.")
 def dead_list(session: Session, first: int, count: int, wide: bool, **conditions: Any) -> None:
     """List killed jobs, the newest first."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .session import Session, command, complain, in_session, superfetch
+from .session import Session, command, complain, in_session, quantity, superfetch
 
 #: Jobs to look through that take long enough to say so: at 10,000 it is half a second.
 MANY = 1000
@@ -23,14 +23,7 @@ MANY = 1000
 @click.option("--queue", help="Only jobs from this queue; * stands for anything.")
 @click.option("--task", help="Only jobs of this task; * stands for anything.")
 @click.option("--node", help="Only jobs of this worker; * stands for anything.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1),
-    default=100,
-    metavar="N",
-    show_default=True,
-    help="Show this many jobs.",
-)
+@quantity("--limit", click.IntRange(1), 100, "N", "Show this many jobs.")
 @click.option("--wide", is_flag=True, help="Show all columns, each job on one line.")
 @in_session
 def jobs(session: Session, limit: int, wide: bool, **which: Any) -> None:

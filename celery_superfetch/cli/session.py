@@ -60,14 +60,13 @@ class Session:
             raise click.exceptions.Exit(1)
 
 
-#: Of the commands that listen.
-host_option = click.option(
-    "--host",
-    metavar="ADDRESS",
-    default="127.0.0.1",
-    show_default=True,
-    help="Listen at this address.",
-)
+def quantity(
+    name: str, kind: click.FloatRange | click.IntRange, default: float, unit: str, help: str
+) -> Any:
+    """An option that is a number; 0 means that it is not asked for."""
+    return click.option(
+        name, type=kind, default=default, metavar=unit, show_default=default != 0, help=help
+    )
 
 
 def in_session(function: Callable[..., Any]) -> Callable[..., Any]:

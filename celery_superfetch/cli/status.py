@@ -1,4 +1,4 @@
-"""``celery superfetch status``, ``top``, ``doctor`` and ``check``: how things are."""
+"""``celery superfetch status``, ``top``, ``doctor``, ``check``, ``slots``: how things are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import click
 from celery.bin.base import CeleryCommand
 
-from .session import Session, command, know_tasks, superfetch, warn
+from .session import Session, command, know_tasks, quantity, superfetch, warn
 
 
 @command(superfetch, "status")
@@ -21,14 +21,7 @@ def status(session: Session, wide: bool) -> None:
 
 
 @command(superfetch, "top")
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.1),
-    default=2.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Ask the server this often.",
-)
+@quantity("--interval", click.FloatRange(0.1), 2.0, "SECONDS", "Ask the server this often.")
 @click.option("--once", is_flag=True, help="Print the status once, and end.")
 def top(session: Session, interval: float, once: bool) -> None:
     """Show the status live, with keys to look at the dead set, to retry its jobs and to reap.
@@ -87,3 +80,18 @@ def check(ctx: click.Context, words: tuple[str, ...]) -> None:
     from ..probe import main
 
     ctx.exit(main(words, ctx.obj.app))
+
+
+@command(superfetch, "slots")
+@click.argument("prefixes", nargs=-1, metavar="[PREFIX]...")
+def slots(session: Session, prefixes: tuple[str, ...]) -> None:
+    """Show in which slot and on which node of a cluster each PREFIX lies; by default the app's own.
+
+    Apps, or groups of queues, share the work of a cluster when their prefixes lie on several nodes.
+    """
+    from ..store.wire.slots import whereabouts
+
+    own = session.reaper.config.global_keyprefix
+    found = whereabouts(session.reaper.database.client, prefixes or (own,))
+    tables = session.tables
+    session.say({"prefixes": found}, lambda: tables.table(("Prefix", "Slot", "Node"), found))

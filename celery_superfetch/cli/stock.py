@@ -9,23 +9,22 @@ from typing import TYPE_CHECKING, Any
 import click
 from kombu.utils.functional import retry_over_time
 
-from .session import Session, command, superfetch, warn
+from .session import Session, command, quantity, superfetch, warn
 
 if TYPE_CHECKING:
     from .from_stock import Migrated
     from .to_stock import GivenBack
 
 
-def _seconds(name: str, help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return click.option(name, type=click.FloatRange(0), default=0.0, metavar="SECONDS", help=help)
-
-
-_wait = _seconds("--wait", "Wait up to this long for workers that still run to end.")
+SECONDS = click.FloatRange(0)
+_wait = quantity(
+    "--wait", SECONDS, 0.0, "SECONDS", "Wait up to this long for workers that still run to end."
+)
 
 
 @command(superfetch, "migrate")
 @click.option("--force", is_flag=True, help="Go on although stock consumers are connected.")
-@_seconds("--older-than", "Only jobs that were delivered longer ago.")
+@quantity("--older-than", SECONDS, 0.0, "SECONDS", "Only jobs that were delivered longer ago.")
 @click.option(
     "--queue",
     "otherwise",

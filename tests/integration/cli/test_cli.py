@@ -232,7 +232,7 @@ def test_celery_does_not_pay_for_the_plugin():
         check=True,
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
     )
-    commands = ["dead", "jobs", "metrics", "session", "slots", "status", "stock", "web"]
+    commands = ["dead", "jobs", "serving", "session", "status", "stock"]
     assert done.stdout.strip() == str(["cli", *(f"cli.{name}" for name in commands)])
 
 
