@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 from ..model.dead_job import fits, utc
-from ..model.job import CARRIED, claimed_at, digest, parse
+from ..model.job import claimed_at, digest, parse
 from ..reaper.evidence import judge_all
 from ..reaper.reaper import Reaper
 from ..store.counters import StrikeCounters
@@ -132,26 +131,9 @@ class Look:
                     self.runs |= {(place.owner, name.decode()): claim for claim, name in rows}
                 else:
                     found += [(place, *row) for row in rows]
-            jobs = [self._job(*row) for row in self._candidates(found)]
+            jobs = [self._job(*row) for row in found]
             jobs = [job for job in jobs if self.which.wants(job["state"])]
             yield len(jobs if self.which.countable else found), jobs
-
-    def _candidates(
-        self, found: Sequence[tuple[Place, str, bytes]]
-    ) -> Sequence[tuple[Place, str, bytes]]:
-        """Without those of which their bytes, or what is counted of them, already tell that they
-        are not meant: to read all messages takes longer than all else."""
-        if self.which.task and not {*"?["} & {*self.which.task}:
-            named = max(self.which.task.split("*"), key=len)
-            part = json.dumps(named)[1:-1].encode()
-            # In protocol 1 the name is in the body, which may be encoded.
-            found = [row for row in found if part in row[2] or b'"task"' not in row[2]]
-        if self.which.state == STRUCK and found:
-            known = self.strikes.counters([digest(payload) for _, _, payload in found])
-            carries = CARRIED.encode()
-            pairs = zip(found, known, strict=True)
-            found = [row for row, counted in pairs if counted.strikes or carries in row[2]]
-        return found
 
     def _job(self, place: Place, claim: str, payload: bytes) -> dict[str, Any]:
         name, envelope = digest(payload), parse(payload)
