@@ -114,7 +114,7 @@ def _migrated(report: Migrated) -> Iterator[str]:
 
 def _given_back(report: GivenBack) -> Iterator[str]:
     for one in report.alive:
-        warn(f"{one.owner} is not known to be dead ({one.reason}): it has to be stopped")
+        warn("{owner} is not known to be dead ({reason}): it has to be stopped".format(**one))
     for owner, reason in report.owners.items():
         yield f"Owner {owner}: {reason}."
     verb = "Would give back" if report.dry_run else "Gave back"

@@ -6,14 +6,15 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..errors import StillInUse
 from ..model.facts import Facts
 from ..model.verdict import Reason
+from ..operate.overview import owner_rows
 from ..reaper.evidence import judge_all
 from ..reaper.reaper import BATCH, TOMBSTONE, Reaper
 from ..reaper.report import Report as Pass
-from ..store.holdings import Holdings
 from ..store.queues import Suspects
 from ..store.wire.clients import run_id
 
@@ -23,23 +24,12 @@ TRIES = 10  # to mark an owner that goes on writing heartbeats: each must hit th
 
 
 @dataclass
-class Alive:
-    """An owner that is not dead, or not yet known to be."""
-
-    owner: str
-    host: str
-    pid: int
-    in_flight: int
-    heartbeat_age: float  # s, by the server's clock
-    reason: str
-
-
-@dataclass
 class GivenBack:
     """What one drain found and did; its fields are those of ``--json``."""
 
     owners: dict[str, str] = field(default_factory=dict)  # marked reaped -> why
-    alive: list[Alive] = field(default_factory=list)  # with ``force`` drained all the same
+    #: Rows of owners that are not known to be dead; with ``force`` they are drained all the same.
+    alive: list[dict[str, Any]] = field(default_factory=list)
     given_back: int = 0
     queues: Counter[str] = field(default_factory=Counter)  # queue list -> jobs that went there
     in_flight: int = 0  # jobs that are still in private lists
@@ -64,7 +54,9 @@ class GiveBack:
         report, errors = GivenBack(dry_run=dry_run), Pass(dry_run=dry_run)
         self.reaper.sweep(errors)
         judged = judge_all(self.registry, keep=not dry_run)
-        report.alive = self._alive(judged)
+        living = [one for one in judged if not one[2].dead]
+        rows = owner_rows(self.reaper.database, living, self.reaper.database.server_time())
+        report.alive = [row for row, _ in rows]
         if report.alive and not force and not dry_run:
             raise StillInUse(_refusal(report.alive))
         for facts, score, verdict in judged:
@@ -83,15 +75,6 @@ class GiveBack:
         report.given_back = sum(report.queues.values())
         report.errors += errors.errors
         return report
-
-    def _alive(self, judged: list[tuple[Facts, int, Reason]]) -> list[Alive]:
-        living = [(f, f.owner, score, v.value) for f, score, v in judged if not v.dead]
-        held = Holdings(self.reaper.database).of([owner for _, owner, _, _ in living])
-        now = self.reaper.database.server_time()
-        return [
-            Alive(o, f.process.host, f.process.pid, held[o].in_flight, max(0, now - at) / 1000, why)
-            for f, o, at, why in living
-        ]
 
     def _mark(self, facts: Facts, score: int, verdict: Reason, report: GivenBack) -> None:
         owner = facts.owner
@@ -149,14 +132,15 @@ class GiveBack:
         report.keys = 0
 
 
-def _refusal(alive: list[Alive]) -> str:
+def _refusal(alive: list[dict[str, Any]]) -> str:
+    here = (Reason.RUNNING.value, Reason.RUNNING_SILENT.value)
     rows = ""
     for one in alive:
-        what = f"pid {one.pid} on {one.host}; if it is gone, drain again until its silence is known"
-        if one.reason in (Reason.RUNNING.value, Reason.RUNNING_SILENT.value):
-            what = f"{one.reason}: kill -TERM {one.pid}"
-        held = f"{one.in_flight} jobs in flight, last heartbeat {one.heartbeat_age:.0f} s ago"
-        rows += f"\n  {one.owner}: {held}; {what}"
+        held = "{owner}: {in_flight} jobs in flight, last heartbeat {heartbeat_age:.0f} s ago"
+        what = "pid {pid} on {host}; if it is gone, drain again until its silence is known"
+        if one["reason"] in here:
+            what = "{reason}: kill -TERM {pid}"
+        rows += f"\n  {held}; {what}".format(**one)
     return (
         f"nothing was moved. Owners that are alive, or not yet known to be dead:{rows}\n"
         "Stop these workers by TERM, wait until they have ended (--wait SECONDS waits for it), "
