@@ -72,10 +72,6 @@ class Metrics(Collector):
         self._asking, self._found = threading.Thread(), list[tuple[dict[str, Any], Counts]]()
         self._ended = -FRESH
 
-    def describe(self) -> Iterable[Metric]:
-        """Nothing, so that the server is not asked when this is registered."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         found = self._read()
         text = "Whether the server could be asked; if not, it is all there is"

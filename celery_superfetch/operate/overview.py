@@ -82,7 +82,7 @@ def look(database: Database, lists: Iterable[str], separator: str) -> dict[str, 
 
 def _server(client: Redis) -> dict[str, Any]:
     """What decides whether jobs survive the server; None where it may not be asked."""
-    told = info(client) | info(client, "persistence")
+    told = info(client)
     replicas = told.get("connected_slaves")
     lags = [
         int(told["master_repl_offset"]) - int(replica["offset"])
