@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from ..operate.words import number, span
+from ..operate.words import ago, ahead, number, span
 from ..store.holdings import STATES
 from .tables import Tables
 
@@ -47,15 +46,9 @@ def _heading(owner: dict[str, Any]) -> str:
 
 
 def _shown(tables: Tables, found: dict[str, Any], job: dict[str, Any]) -> dict[str, object]:
-    now = datetime.fromisoformat(found["server_time"])
-
-    def seconds(at: str) -> float:
-        return (datetime.fromisoformat(at) - now).total_seconds()
-
-    claimed, due = job["claimed"], job["due"]
+    claimed, due, now = job["claimed"], job["due"], found["server_time"]
     if not tables.wide:
-        claimed = f"{span(max(0.0, -seconds(claimed)))} ago" if claimed else None
-        due = None if not due else f"in {span(seconds(due))}" if seconds(due) > 0 else "now"
+        claimed, due = claimed and ago(claimed, now), due and ahead(due, now)
     return {
         "state": (f"runs {span(job['stuck'])}", "yellow") if job["stuck"] else job["state"],
         "id": tables.short(job["id"]),

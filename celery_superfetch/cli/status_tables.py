@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from ..model.facts import STUCK
 from ..model.verdict import Reason
 from ..operate.health import by_queue, findings, verdict
 from ..operate.overview import overview_of
-from ..operate.words import number, span
+from ..operate.words import ago, number, span
 from .session import Session
 from .tables import Tables
 
@@ -90,12 +89,10 @@ def _reason(row: dict[str, Any]) -> str:
 
 def _queues(tables: Tables, lists: Sequence[dict[str, Any]], wide: bool) -> None:
     """A row for each queue, with all its priorities; with ``--wide`` a column for each of them."""
-    # The fullest first: what is cut off is empty, or nearly so.
-    queues = sorted(by_queue(lists), key=lambda q: (not q["error"], -q["waiting"], q["queue"]))
     lengths = {(row["queue"], row["priority"]): row["length"] for row in lists}
     steps = sorted({step for _, step in lengths}) if wide else []
     rows = []
-    for queue in queues:
+    for queue in by_queue(lists):
         each = {f"priority_{step}": lengths.get((queue["queue"], step)) for step in steps}
         rows.append({**_queue(queue), **each})
     tables.line()
@@ -104,13 +101,12 @@ def _queues(tables: Tables, lists: Sequence[dict[str, Any]], wide: bool) -> None
 
 def _queue(row: Mapping[str, Any]) -> dict[str, object]:
     error, waiting, probation = row["error"], row["waiting"], row["probation"]
-    unserved = (error or waiting) and not row["consumers"]
     return {
         "queue": row["queue"],
         "waiting": (error, "bold red") if error else waiting,
         "probation": (probation, "yellow") if probation else 0,
         "oldest": span(row["oldest"]) if row["oldest"] else None,
-        "consumers": (0, "bold red") if unserved else row["consumers"],
+        "consumers": (0, "bold red") if row["unserved"] else row["consumers"],
     }
 
 
@@ -118,7 +114,7 @@ def _deaths(tables: Tables, found: dict[str, Any], wide: bool) -> None:
     if found["deaths"]:
         tables.line("\nLast deaths:")
         titles = [title for title in DEATHS if wide or title != "Owner"]
-        rows = ({**row, "died": _ago(found, row["at"])} for row in found["deaths"])
+        rows = ({**row, "died": ago(row["at"], found["server_time"])} for row in found["deaths"])
         tables.table(titles, rows)
 
 
@@ -157,9 +153,3 @@ def _server(server: dict[str, Any]) -> str:
         f"{server['version']}, {server['role']}, {memory}, {server['eviction_policy']}, "
         f"AOF {'on' if server['append_only'] else 'off'}{saves}, {replicas}"
     )
-
-
-def _ago(found: dict[str, Any], at: str) -> str:
-    """How long before the overview's time a time of its is."""
-    now, then = map(datetime.fromisoformat, (found["server_time"], at))
-    return f"{span(max(0.0, (now - then).total_seconds()))} ago"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 from ..model.facts import STUCK
 from ..model.verdict import MISSED_HEARTBEATS
-from .words import number, span
+from .words import ago, number, passed, span
 
 #: Passes that may be missing before somebody is told: one may last, one is another's turn.
 LATE_PASSES = 6
@@ -80,7 +79,8 @@ def held(overview: Mapping[str, Any]) -> list[str]:
 
 
 def by_queue(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each queue, of the ``rows`` of its lists."""
+    """One row for each queue, of the ``rows`` of its lists: those first that are no queue or that
+    nobody serves, then the fullest."""
     queues: dict[str, dict[str, Any]] = {}
     for row in rows:
         fresh = {"waiting": 0, "probation": 0, "oldest": 0.0, "consumers": 0, "error": None}
@@ -90,7 +90,12 @@ def by_queue(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         queue["oldest"] = max(queue["oldest"], row["oldest"] or 0.0)
         queue["consumers"] = max(queue["consumers"], row["consumers"])
         queue["error"] = queue["error"] or row.get("error")
-    return [*queues.values()]
+    found = [*queues.values()]
+    for one in found:
+        wanted = one["error"] or one["waiting"] or one["probation"]
+        one["unserved"] = bool(wanted and not one["consumers"])
+    found.sort(key=lambda q: (not q["error"], not q["unserved"], -q["waiting"], q["queue"]))
+    return found
 
 
 def of_owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
@@ -176,15 +181,16 @@ def of_passes(overview: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _deaths(overview: Mapping[str, Any]) -> Iterator[Finding]:
-    now = datetime.fromisoformat(overview["server_time"])
+    now = overview["server_time"]
     back = {owner["node"] for owner in overview["owners"] if owner["verdict"] == "alive"}
-    rows = [(now - datetime.fromisoformat(row["at"]), row) for row in overview["deaths"]]
-    away = [(ago.total_seconds(), row) for ago, row in rows if (row["node"] or None) not in back]
-    lately = [(ago, row) for ago, row in away if ago <= LATELY]
-    for ago, row in lately[:1]:
+    away = [row for row in overview["deaths"] if (row["node"] or None) not in back]
+    lately = [row for row in away if passed(row["at"], now) <= LATELY]
+    for row in lately[:1]:
         name, jobs = row["node"] or row["owner"], number(row["recovered"], "job")
         queues = "its queue" if row["recovered"] == 1 else "their queues"
-        text = f"worker {name} died {span(ago)} ago ({row['reason']}), its {jobs} went back to"
+        text = (
+            f"worker {name} died {ago(row['at'], now)} ({row['reason']}), its {jobs} went back to"
+        )
         more = f", and {len(lately) - 1} more died within the hour" if len(lately) > 1 else ""
         fix = "see why (its host's kernel log tells of the OOM killer), and start it again"
         yield Finding("note", "worker-died", f"{text} {queues}{more}", fix)

@@ -1,6 +1,8 @@
-"""Numbers as people say them."""
+"""Numbers and times as people say them."""
 
 from __future__ import annotations
+
+from datetime import datetime
 
 #: Seconds in a unit, the largest first.
 UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
@@ -17,3 +19,19 @@ def span(seconds: float) -> str:
 def number(count: int, what: str) -> str:
     """``1 job``, ``12 jobs``."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def passed(then: str, now: str) -> float:
+    """Seconds from one time in ISO 8601 to another."""
+    return (datetime.fromisoformat(now) - datetime.fromisoformat(then)).total_seconds()
+
+
+def ago(then: str, now: str) -> str:
+    """How long a time of the server's clock is past."""
+    return f"{span(max(0.0, passed(then, now)))} ago"
+
+
+def ahead(then: str, now: str) -> str:
+    """How long it is until then."""
+    left = passed(now, then)
+    return f"in {span(left)}" if left > 0 else "now"

@@ -116,13 +116,10 @@ class Page:
         first = request.query_params.get("first", "")
         at = min(int(first), 10**9) if first.isascii() and first.isdigit() else 0
         found = self._seen.dead(at, task)
-        return self._render(
-            request, "dead.html", found=found, first=at, task=task, done=done, now=self._seen.now()
-        )
+        return self._render(request, "dead.html", found=found, first=at, task=task, done=done)
 
     def job(self, request: Request) -> Response:
-        job = self._seen.dead_job(request.path_params["id"])
-        return self._render(request, "job.html", job=job, now=self._seen.now())
+        return self._render(request, "job.html", job=self._seen.dead_job(request.path_params["id"]))
 
     def change(self, request: Request, form: Form) -> Response:
         """Retry or delete jobs. To delete some it asks once more."""

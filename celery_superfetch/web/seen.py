@@ -16,7 +16,7 @@ from ..app.broker import client_of
 from ..app.dead_set import DeadSet
 from ..app.passes import reaper_of
 from ..app.queues import separator_of
-from ..model.dead_job import DeadFilter, DeadJob
+from ..model.dead_job import DeadFilter, DeadJob, utc
 from ..operate.health import findings
 from ..operate.jobs import Look, Which
 from ..operate.overview import overview_of
@@ -79,7 +79,7 @@ class Seen:
             self._known.clear()
 
     def overview(self) -> dict[str, Any]:
-        """``overview_of``, its ``findings``, all ``deaths``, and the numbers of ``dead`` jobs."""
+        """``overview_of``, its ``findings``, who ``died``, and the numbers of ``dead`` jobs."""
 
         def look(_: Redis, reaper: Reaper) -> dict[str, Any]:
             found = overview_of(self.app, reaper)
@@ -88,7 +88,7 @@ class Seen:
                 **found,
                 "now": now,
                 "findings": findings(found),
-                "deaths": reaper.history.deaths(ALL_DEATHS),
+                "died": reaper.history.deaths(ALL_DEATHS),
                 "dead": {s: reaper.dead_jobs.died_within(begins(now, s)) for s in SPANS},
             }
 
@@ -98,14 +98,9 @@ class Seen:
         """The first jobs in flight of this state."""
 
         def look(_: Redis, reaper: Reaper) -> dict[str, Any]:
-            found = Look(reaper, Which(state), separator_of(self.app)).first(JOBS)
-            return {**found, "now": datetime.fromisoformat(found["server_time"]).timestamp()}
+            return Look(reaper, Which(state), separator_of(self.app)).first(JOBS)
 
         return self._kept(state, look)
-
-    def now(self) -> float:
-        """The server's clock, in seconds."""
-        return self._ask(lambda _, reaper: reaper.database.server_time() / 1000)
 
     def dead(self, first: int, task: str) -> dict[str, Any]:
         """A page of the dead set from the ``first`` newest on, of a ``task`` alone if one is given:
@@ -117,14 +112,19 @@ class Seen:
             while at < min(size, first + LOOKS) and len(jobs) < PAGE:
                 jobs += [job for job in dead.page(at, PAGE) if which.takes(job, dead.separator)]
                 at += PAGE
-            shown = [*map(self._hidden, jobs)]
-            return {"jobs": shown, "size": size, "next": at if at < size else None}
+            shown, now = [*map(self._hidden, jobs)], utc(dead.database.server_time() / 1000)
+            return {"jobs": shown, "size": size, "next": at if at < size else None, "now": now}
 
         return self.dead_set(look)
 
     def dead_job(self, id: str) -> dict[str, Any]:
-        """One job; raises JobNotFound."""
-        return self._hidden(self.dead_set(lambda dead: dead.get(id)))
+        """One job, and the time ``now``; raises JobNotFound."""
+
+        def look(dead: DeadSet) -> dict[str, Any]:
+            now = utc(dead.database.server_time() / 1000)
+            return {**self._hidden(dead.get(id)), "now": now}
+
+        return self.dead_set(look)
 
     def dead_set(self, use: Callable[[DeadSet], T]) -> T:
         """A dead set for each use: it counts the failures of the result backend."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -12,7 +11,7 @@ from ..model.arguments import printable
 from ..model.facts import STUCK
 from ..model.verdict import MISSED_HEARTBEATS
 from ..operate.health import Finding, by_queue
-from ..operate.words import number, span
+from ..operate.words import ago, ahead, number, span
 from .bars import bars
 
 #: The states of jobs in flight -> how they are called on the page.
@@ -31,20 +30,14 @@ def overview(found: Mapping[str, Any], chart: str) -> dict[str, Any]:
     worst = findings.pop(0) if findings and findings[0].level != "note" else None
     owners = [{**owner, **_mood(owner)} for owner in found["owners"]]
     owners.sort(key=lambda row: (row["mood"] == "ok", row["node"], row["owner"]))
-    queues = by_queue(found["queues"])
-    for row in queues:
-        row["unserved"] = bool((row["waiting"] or row["probation"]) and not row["consumers"])
-    queues.sort(
-        key=lambda row: (not row["error"], not row["unserved"], -row["waiting"], row["queue"])
-    )
     return {
         "found": found,
         "worst": worst,
         "findings": findings,
         "owners": owners,
-        "queues": queues,
+        "queues": by_queue(found["queues"]),
         "chart": chart,
-        "bars": bars(found["deaths"], found["dead"][chart], found["now"], chart),
+        "bars": bars(found["died"], found["dead"][chart], found["now"], chart),
     }
 
 
@@ -73,22 +66,6 @@ def coded(text: str) -> Markup:
 def sentence(text: str) -> str:
     """With a capital letter."""
     return text[:1].upper() + text[1:]
-
-
-def ago(when: float | str, now: float) -> str:
-    """How long a time of the server's clock is past."""
-    return f"{span(max(0.0, now - _seconds(when)))} ago"
-
-
-def ahead(when: str, now: float) -> str:
-    """How long it is until then."""
-    left = _seconds(when) - now
-    return f"in {span(left)}" if left > 0 else "now"
-
-
-def _seconds(when: float | str) -> float:
-    """Since the epoch; text is ISO 8601."""
-    return datetime.fromisoformat(when).timestamp() if isinstance(when, str) else when
 
 
 def clock(time: str | None) -> str:

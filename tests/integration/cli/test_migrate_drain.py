@@ -89,7 +89,10 @@ def test_a_living_owner_is_in_the_way_and_a_forced_one_claims_no_more(bench: Ben
     assert after == before
 
     report = drain(bench).run(force=True)
-    assert (report.given_back, {one["owner"] for one in report.alive}) == (3, {alive.owner, far.owner})
+    assert (report.given_back, {one["owner"] for one in report.alive}) == (
+        3,
+        {alive.owner, far.owner},
+    )
     assert bench.private(alive) == []
     assert bench.claim(alive).registered is False
     with pytest.raises(StillInUse, match="may still land"):
