@@ -14,18 +14,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from select import select
 from time import monotonic, sleep
 from typing import Any
 
-from rich.live import Live
-from rich.text import Text
+from rich.console import ScreenContext
 
 from ..app.passes import note
 from ..operate.overview import overview_of
 from .screen import State, render
 from .session import Session, know_tasks
 
-DRAWN = 2  # times in a second that all is drawn anew, also for another size of the terminal
+LOOK = 0.5  # seconds after which it is looked for answers and another size of the terminal
 SLOW = 3.0  # seconds of silence of a server that are said, beside the interval
 LISTED = 100  # jobs of the dead set; `dead list` goes on from there
 
@@ -39,7 +39,7 @@ BACK = {"dead": "status", "job": "dead", "help": "status"}  # where q and Esc le
 
 class Top:
     """One person at one terminal, whose keys are read here. The server is asked by a thread, so
-    that no key waits for an answer, and rich draws by one of its own."""
+    that no key waits for an answer."""
 
     def __init__(self, session: Session, interval: float) -> None:
         self.session, self.interval = session, interval
@@ -49,9 +49,7 @@ class Top:
         self._answered = monotonic()
         self._error = ""
         self._terminal = sys.stdin.fileno()
-        #: What was drawn last, and of what.
-        self._shown = Text()
-        self._seen: Any = None
+        self._seen: Any = None  #: of what it was drawn last
         self.acts: dict[tuple[str, str], Callable[[], None]] = {
             ("status", "d"): self._open,
             ("status", "R"): partial(self._ask, "Reap once, now?", self._reap),
@@ -70,25 +68,21 @@ class Top:
         before = termios.tcgetattr(self._terminal)
         try:
             tty.setcbreak(self._terminal)
-            live = Live(
-                console=self.console,
-                screen=True,
-                refresh_per_second=DRAWN,
-                get_renderable=self._drawn,
-            )
-            with live, suppress(KeyboardInterrupt):
-                live.refresh()
+            with self.console.screen() as screen, suppress(KeyboardInterrupt):
+                self._draw(screen)
                 while all(map(self.press, self._keys())):
-                    live.refresh()
+                    self._draw(screen)
         finally:
             termios.tcsetattr(self._terminal, termios.TCSADRAIN, before)
 
     def _keys(self) -> list[str]:
-        """What is pressed next; that the terminal is gone ends it as ``q`` does."""
+        """What is pressed in a moment; that the terminal is gone ends it as ``q`` does."""
+        if not select([self._terminal], [], [], LOOK)[0]:
+            return []
         sent = os.read(self._terminal, 1024).decode(errors="replace")
         return ONE_KEY.findall(sent) or ["q"]
 
-    def _drawn(self) -> Text:
+    def _draw(self, screen: ScreenContext) -> None:
         state, silent = self.state, monotonic() - self._answered
         slow = silent > self.interval + SLOW
         state.error = self._error or ("It is slow, or hangs." if slow else "")
@@ -97,8 +91,8 @@ class Top:
         self.console.size = size = columns or 80, lines or 24
         seen = self.overview, replace(state, at={**state.at}), size
         if seen != self._seen:  # a hundred dead jobs take 90 ms
-            self._seen, self._shown = seen, render(self.overview, state, size)
-        return self._shown
+            self._seen = seen
+            screen.update(render(self.overview, state, size))
 
     def _keep_asking(self) -> None:
         while True:
