@@ -155,9 +155,8 @@ def _say_retried(session: Session, done: Sequence[Retried], each: bool) -> None:
     lines = [f"Put back on {row.queue}: {row.task}[{row.task_id or row.id}]" for row in rows]
     if not each:
         lines = [f"Put back {len(rows)} of {len(done)} jobs."]
-    retried = [
-        {"id": row.id, "task": row.task, "task_id": row.task_id, "queue": row.queue} for row in rows
-    ]
+    told = ("id", "task", "task_id", "queue")
+    retried = [{name: getattr(row, name) for name in told} for row in rows]
     session.end({"retried": retried}, errors, lines)
 
 
