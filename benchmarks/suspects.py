@@ -62,7 +62,7 @@ class Fleet:
         conf = {"worker_prefetch_multiplier": 1, "task_ignore_result": True}
         self.env = app_env(server.url(), ledger_url=self.ledger.url, conf=conf)
         self.app = build_app({**self.env, "SUPERFETCH": "0"})
-        self.env["RESTS"] = f"{FIRST_REST / scale},{WORK}"
+        self.env |= {"HAPPENS": "rests", "RESTS": f"{FIRST_REST / scale},{WORK}"}
         if path:
             self.env["PYTHONPATH"] = os.pathsep.join([path, str(TESTS)])
         #: When each short job ended, and each suspect.
@@ -76,7 +76,6 @@ class Fleet:
             started = [
                 Worker(
                     self.env,
-                    app="rests",
                     pool="threads",
                     concurrency=threads,
                     queues=["celery", f"long-{number}"],

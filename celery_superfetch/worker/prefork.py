@@ -9,7 +9,8 @@ from ..model import forks
 from ..transport.private_names import check
 from .private_names import STARTED
 
-AGAIN = 0.05  # seconds between two tries of a pool to fork
+AGAIN = 0.05  # seconds between two tries of a pool to fork, and two looks at a child that ends
+LOOKS = 100  # then it is Celery's turn, which looks each 5 s
 
 
 def request_of(accept_callback: Any) -> Any:
@@ -21,7 +22,7 @@ def mend(pool: Any, forget: Callable[[Any], None], call_later: Callable[..., obj
     keep_what_runs(pool, forget)
     read_on(pool)
     hear_the_dead(pool)
-    listen_again(pool)
+    listen_again(pool, call_later)
     postpone_forks(pool, call_later)
 
 
@@ -102,16 +103,26 @@ def hear_the_dead(pool: Any) -> None:
     processes.on_job_process_down = read_first
 
 
-def listen_again(pool: Any) -> None:
+def listen_again(pool: Any, call_later: Callable[..., object]) -> None:
     """Let ``pool`` listen for the end of each child. Of two that die at once it replaces both at
     the event of the first; that of the second has a number that a new child may have by then, who
-    is heard no more: at the next lost connection Celery asks for it, and the worker ends."""
+    is heard no more: at the next lost connection Celery asks for it, and the worker ends.
+
+    And let it look again at one that has closed its end and is not dead yet: Celery looks once, a
+    moment too early as often as not, and 5 s later."""
     processes = pool._pool
     forget = processes._untrack_child_process
+
+    def look_again(child: Any, times: int) -> None:
+        processes.maintain_pool()
+        if times and child.exitcode is None:
+            call_later(AGAIN, look_again, child, times - 1)
 
     def forget_the_number(child: Any, hub: Any) -> None:
         forget(child, hub)
         vars(child).pop("_sentinel_poll", None)  # so that it gets one anew
+        if child.exitcode is None:
+            call_later(AGAIN, look_again, child, LOOKS)
 
     processes._untrack_child_process = forget_the_number
 

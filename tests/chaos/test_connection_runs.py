@@ -61,7 +61,8 @@ def ended(small: Callable[..., Fleet]) -> Callable[..., Fleet]:
 
     def end(**env: str) -> Fleet:
         conf = {"worker_cancel_long_running_tasks_on_connection_loss": True}
-        fleet = small(pools={"gevent": 2}, app="slow_acks", conf=conf, env=env)
+        env = {"HAPPENS": "slow_acks", **env}
+        fleet = small(pools={"gevent": 2}, conf=conf, env=env)
         for job in ("one", "two"):
             fleet.app.tasks["shop.hold"].apply_async((job,), queue="gevent")
         eventually(lambda: len(fleet.ledger.starts()) == 2)
@@ -204,7 +205,7 @@ def test_a_job_that_came_too_late_to_its_child_outlasts_two_lost_connections(
 
 def half_a_result(small: Callable[..., Fleet], **env: str) -> Fleet:
     """A worker that lost its connection while it read a result, and is to read the rest."""
-    fleet = small(pools={"prefork": 1}, app="slow_results", env=env)
+    fleet = small(pools={"prefork": 1}, env={"HAPPENS": "slow_results", **env})
     fleet.app.tasks["shop.fail"].apply_async(("x" * 20_000,), queue="prefork")
     eventually(lambda: fleet.ledger.starts().get("result"), message="a part of it is sent")
     kill_connections(fleet.server.client())

@@ -56,7 +56,6 @@ def outcome(shop: SimpleNamespace, task_id: str) -> str:
 def test_every_loop_ends(
     worker: Any, shop: SimpleNamespace, send: Send, ledger: Ledger, db: Database
 ) -> None:
-    # Each loss may wait for Celery's tick of 5 s: several loops at once.
     one = worker(app="features", concurrency=4, conf=SENT_ANEW)
     ids = {
         "for ever": send("dies", "for ever", "child"),

@@ -37,10 +37,13 @@ def runs(
     def count(deaf: bool) -> int:
         funeral = tmp_path / "funeral"
         one = worker(
-            app="slow_funerals",
             concurrency=2,
             options={"strike_limit": 2},
-            env={"FUNERAL": str(funeral), "WITHOUT": "last_words" if deaf else ""},
+            env={
+                "HAPPENS": "slow_funerals",
+                "FUNERAL": str(funeral),
+                "WITHOUT": "last_words" if deaf else "",
+            },
         )
         # The worker looks at its latest child first: that one has to be alive still.
         first, last = sorted(one.children(), key=lambda child: child.pid)
@@ -77,11 +80,39 @@ def test_otherwise_it_runs_once_more(runs: Runs) -> None:
     assert runs(True) == 3
 
 
+@pytest.fixture
+def slow_end(worker: Any, app: Celery, ledger: Ledger) -> Callable[..., None]:
+    """A job whose child is told of before it is dead."""
+
+    def end(without: str = "") -> None:
+        env = {"HAPPENS": "no_looks", "WITHOUT": without}
+        worker(app="ends", env=env, concurrency=1, options={"strike_limit": 2})
+        app.send_task("ends.slowly", ("job",))
+        eventually(lambda: ledger.starts().get("job"))
+
+    return end
+
+
+def test_a_child_that_is_not_dead_yet_when_that_is_told_is_replaced_at_once(
+    slow_end: Callable[..., None], ledger: Ledger, db: Database
+) -> None:
+    slow_end()
+    eventually(db.dead)
+    assert ledger.runs()["job"] == 2
+
+
+def test_otherwise_it_is_when_celery_looks_again(
+    slow_end: Callable[..., None], ledger: Ledger
+) -> None:
+    slow_end(without="second_looks")
+    always(lambda: ledger.runs()["job"] == 1, during=3.0)
+
+
 def test_a_child_that_dies_while_its_worker_reconnects_is_missed(
     worker: Any, client: redis.Redis, shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> None:
     """Its job stayed in flight until the worker ended."""
-    one = worker(app="sudden_ends")
+    one = worker(env={"HAPPENS": "sudden_ends"})
     shop.hold.delay("job")
     eventually(lambda: ledger.starts().get("job"))
     kill_connections(client)
@@ -96,7 +127,7 @@ def test_a_child_that_dies_while_its_worker_reconnects_is_missed(
 def test_otherwise_its_job_stays_with_the_worker(
     worker: Any, client: redis.Redis, shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> None:
-    one = worker(app="sudden_ends", env={"WITHOUT": "dead_children"})
+    one = worker(env={"HAPPENS": "sudden_ends", "WITHOUT": "dead_children"})
     shop.hold.delay("job")
     eventually(lambda: ledger.starts().get("job"))
     kill_connections(client)
@@ -115,8 +146,7 @@ def cancelled(
 
     def cancel(**env: str) -> Worker:
         one: Worker = worker(
-            app="deaf_results",
-            env=env,
+            env={"HAPPENS": "deaf_results", **env},
             conf={"worker_cancel_long_running_tasks_on_connection_loss": True},
         )
         shop.hold.delay("job")

@@ -80,7 +80,7 @@ def test_one_owner_of_the_database_comes_to_rest_and_the_others_go_on(
     fleet: Any, app: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, client: redis.Redis
 ) -> None:
     """C2: with all workers busy, one after the other stopped; at once one for each queue list."""
-    workers = fleet(3, app="rests", env={"RESTS": "600,10"})  # whatever this takes
+    workers = fleet(3, env={"HAPPENS": "rests", "RESTS": "600,10"})  # whatever this takes
     with Load(app, ledger, ["celery", "mail"], name="short", every=0.02) as load:
         begin_more(ledger, workers)
         put_suspects(db, client, shop)
@@ -108,7 +108,7 @@ def test_an_owner_whose_jobs_do_not_end_in_time_goes_back_to_work(
     fleet: Any, app: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, client: redis.Redis
 ) -> None:
     """C2: it rested until its jobs had ended, which may take a day."""
-    [one] = fleet(1, app="rests", env={"RESTS": "1,4"})
+    [one] = fleet(1, env={"HAPPENS": "rests", "RESTS": "1,4"})
     with Load(app, ledger, ["celery", "mail"], name="short", every=0.05) as load:
         put_suspects(db, client, shop)
         first = eventually(db.rest)

@@ -166,7 +166,7 @@ def test_a_quit_that_finds_the_loop_at_work_on_its_jobs_comes_after_that(
     worker: Callable[..., Worker], shop: Any, ledger: Ledger
 ) -> None:
     """Celery's handler joins the threads of the pool, and one of them settles its job."""
-    one = worker(app="locked", pool="threads", concurrency=1).wait_ready()
+    one = worker(env={"HAPPENS": "slow_loop"}, pool="threads", concurrency=1).wait_ready()
     shop.hold.delay("job")
     eventually(lambda: ledger.starts().get("job"))
     ledger.release("stay")

@@ -29,8 +29,8 @@ def test_a_receiver_of_a_loss_that_blocks_leaves_its_owner_heard(
     """C3: a worker that was taken for dead says so by a signal. The control is the old way."""
     block = tmp_path / "block"
     block.touch()
-    env = {"BLOCK": str(block), "WITHOUT": without}
-    one = worker(app="blocking_receiver", pool=pool, options=QUICK, concurrency=1, env=env)
+    env = {"HAPPENS": "slow_receiver", "BLOCK": str(block), "WITHOUT": without}
+    one = worker(pool=pool, options=QUICK, concurrency=1, env=env)
     shop.hold.delay("running")
     eventually(lambda: ledger.starts())
     old = db.owner_of("running")

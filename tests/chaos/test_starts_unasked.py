@@ -18,8 +18,6 @@ from support.servers.ledger import Ledger
 from support.waiting import eventually
 from support.workers.worker import Worker
 
-APP = "slow_children"
-
 
 @pytest.fixture
 def no_children(tmp_path: Path) -> Path:
@@ -31,10 +29,11 @@ def no_children(tmp_path: Path) -> Path:
 def start(worker: Any, no_children: Path) -> Callable[..., Worker]:
     def started(pool: str = "prefork") -> Worker:
         one: Worker = worker(
-            app=APP,
+            app="features",
             pool=pool,
             concurrency=1,
-            env={"NO_CHILDREN": str(no_children)},
+            conf={"worker_proc_alive_timeout": 60},
+            env={"HAPPENS": "slow_children", "NO_CHILDREN": str(no_children)},
             options={"reap_interval": 600},
         )
         return one
@@ -52,7 +51,7 @@ def behind_early(
 ) -> Worker:
     """A worker whose only thread runs a job with early ack, before one with late ack."""
     one = start("threads")
-    app.send_task("shop.early", ("early",))
+    app.send_task("features.early_hold", ("early",))
     eventually(lambda: ledger.starts().get("early"))
     shop.note.delay("late")
     eventually(lambda: [*db.held().values()] == [["late"]])

@@ -81,7 +81,8 @@ def test_it_ends_where_all_give_it_to_each_other(
     worker: Any, app: Celery, db: Database, client: Any
 ) -> None:
     """Each of two workers has a task that the other lacks, and neither has this one."""
-    worker(name="one", app="stuck"), worker(name="two")
+    soon = {"HAPPENS": "short_pauses"}
+    worker(name="one", app="stuck", env=soon), worker(name="two", env=soon)
     app.send_task(NEW, ("a",), queue="nobody's")
     [payload] = client.lrange("nobody's", 0, -1)
     # As after thirty-nine returns, which take a quarter of an hour.

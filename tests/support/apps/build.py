@@ -22,10 +22,11 @@ def build_app(env: Mapping[str, str]) -> Celery:
     """An app from BROKER_URL, RESULT_URL, LEDGER_URL, SUPERFETCH, SUPERFETCH_OPTIONS, CONF.
 
     Controls: SUPERFETCH=0 (stock transport, but with late acks, which is the best that stock can
-    do) and WITHOUT=..., the names of safeties that are taken away.
+    do) and WITHOUT=..., the names of safeties that are taken away. HAPPENS=... names what befalls.
     """
-    for safety in filter(None, env.get("WITHOUT", "").split(",")):
-        getattr(import_module("support.apps.without"), safety)()
+    for what in ("WITHOUT", "HAPPENS"):
+        for name in filter(None, env.get(what, "").split(",")):
+            getattr(import_module(f"support.apps.{what.lower()}"), name)()
     app = Celery("shop", broker=env["BROKER_URL"], set_as_current=False)
     app.conf.update(
         result_backend=env.get("RESULT_URL") or None,

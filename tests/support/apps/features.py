@@ -149,6 +149,9 @@ def early(job: str) -> str:
     return job
 
 
+app.task(name="features.early_hold", shared=False, acks_late=False)(app.tasks["shop.hold"].run)
+
+
 @task(rate_limit="10/s")
 def rated(job: str) -> str:
     started(job)

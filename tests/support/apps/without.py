@@ -146,6 +146,12 @@ def pulse() -> None:
     heartbeats.threads_are_greenlets = lambda: False
 
 
+def second_looks() -> None:
+    """Nobody looks again at a child of the pool that was not dead yet."""
+    listen_again = prefork.listen_again
+    prefork.listen_again = lambda pool, call_later: listen_again(pool, lambda *_: None)
+
+
 def half_a_result() -> None:
     """What was read of a child's result is lost with the event loop."""
     prefork.read_on = lambda results: None

@@ -57,6 +57,8 @@ def process_env(extra: Mapping[str, str]) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(part for part in path if part),
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
+        # Kept, also where nobody asks for it: some hundred starts would compile the package anew.
+        "PYTHONDONTWRITEBYTECODE": "",
         **extra,
     }
 

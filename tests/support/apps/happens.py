@@ -1,0 +1,153 @@
+"""What may happen in a worker: `HAPPENS=slow_acks,sudden_ends` builds a shop where it does.
+
+A name is a function of this module. What waits there is let on by the ledger, or by a file that
+goes whose path is in the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from billiard.connection import Connection
+from celery.backends.base import Backend
+from celery.concurrency.asynpool import AsynPool
+from celery.signals import worker_process_init, worker_ready
+
+from celery_superfetch.owner.in_flight.outbox import Outbox
+from celery_superfetch.owner.membership import memberships
+from celery_superfetch.signals import ownership_lost
+from celery_superfetch.transport.fetch import probation
+from celery_superfetch.worker import prefork, reception
+from support.apps.build import STEP
+from support.servers.ledger import Ledger
+
+#: Bytes from which on billiard sends head and body of a message one after the other.
+LARGE = 16385
+
+
+def until_released(what: str) -> None:
+    """Say that we have come to it, and wait until the test lets us on."""
+    book = Ledger(os.environ["LEDGER_URL"])
+    book.started(what)
+    while not book.released(what):
+        time.sleep(STEP)
+
+
+def while_there_is(file: str) -> None:
+    while Path(os.environ[file]).exists():
+        time.sleep(0.01)
+
+
+def slow_acks() -> None:
+    """An ack, and the note that a job was cancelled, wait to be let on."""
+    ack, mark_as_retry = Outbox.ack, Backend.mark_as_retry
+
+    def ack_when_told(self: Outbox, claimed: Any) -> None:
+        until_released("ack")
+        ack(self, claimed)
+
+    def note_when_told(self: Backend, *args: Any, **kwargs: Any) -> Any:
+        until_released("note")
+        return mark_as_retry(self, *args, **kwargs)
+
+    Outbox.ack, Backend.mark_as_retry = ack_when_told, note_when_told
+
+
+def slow_results() -> None:
+    """The pool's children send the two parts of a large result far apart."""
+    send = Connection._send
+
+    def send_when_told(self: Connection, part: Any, *args: Any) -> None:
+        if len(part) >= LARGE:
+            until_released("result")
+        send(self, part, *args)
+
+    Connection._send = send_when_told
+
+
+def slow_children() -> None:
+    """The pool's processes come up when a file is gone."""
+    worker_process_init.connect(lambda **_: while_there_is("NO_CHILDREN"), weak=False)
+
+
+def slow_funerals() -> None:
+    """The worker looks at a dead child of its pool for as long as a file exists."""
+    read_the_dead = AsynPool.process_flush_queues
+
+    def read_slowly(pool: AsynPool, child: Any) -> None:
+        read_the_dead(pool, child)
+        while_there_is("FUNERAL")
+
+    AsynPool.process_flush_queues = read_slowly
+
+
+def slow_receiver() -> None:
+    """A receiver of `ownership_lost` takes time: until a file is gone."""
+
+    def slow(**_: Any) -> None:
+        Path(os.environ["BLOCK"]).with_suffix(".called").touch()
+        while_there_is("BLOCK")
+
+    ownership_lost.connect(slow, weak=False)
+
+
+def slow_loop() -> None:
+    """The loop stays where it has the lock of what is in flight, once it is told to."""
+
+    def stay() -> None:
+        book = Ledger(os.environ["LEDGER_URL"])
+        if book.released("stay") and book.first("stay"):
+            [membership] = memberships()
+            with membership.in_flight.lock:
+                until_released("lock")
+
+    def look(sender: Any, **_: Any) -> None:
+        sender.timer.call_repeatedly(STEP, stay)
+
+    worker_ready.connect(look, weak=False)
+
+
+def rests() -> None:
+    """A first rest for a suspect lasts so long, and the work after it: RESTS="1,4"."""
+    first, work = os.environ["RESTS"].split(",")
+    probation.FIRST_REST, probation.WORK = float(first), int(work)
+
+
+def short_pauses() -> None:
+    """However often a job of an unknown task went back, it does so again after a second."""
+    reception.LONGEST_PAUSE = 1
+
+
+def deaf_results() -> None:
+    """The result backend is away when it is to be told that a job was cancelled."""
+
+    def away(*args: Any, **kwargs: Any) -> None:
+        raise ConnectionError("the result backend is away")
+
+    Backend.mark_as_retry = away
+
+
+def sudden_ends() -> None:
+    """A child dies just as its worker reconnects: between the pool's look at its children and ours
+    at their jobs."""
+    remember = prefork._remember
+
+    def remember_the_dead(processes: Any, kept: dict[Any, Any]) -> None:
+        for job in kept.values():
+            child = job._write_to
+            if job._accepted and child is not None and child._is_alive():
+                os.kill(child.pid, signal.SIGKILL)
+                while child._is_alive():
+                    time.sleep(0.01)
+        remember(processes, kept)
+
+    prefork._remember = remember_the_dead
+
+
+def no_looks() -> None:
+    """The pool looks at its children when it is told that one has ended, and not each 5 s."""
+    AsynPool.timers = {}
