@@ -103,7 +103,7 @@ def test_recovered_jobs_run_before_a_backlog_and_in_their_old_order(
     victim = worker(concurrency=1)
     shop.hold.delay("first")
     eventually(lambda: ledger.starts())
-    backlog = [f"b{n}" for n in range(3000)]
+    backlog = [f"b{n}" for n in range(500)]
     with shop.note.app.pool.acquire(block=True) as connection:
         producer = shop.note.app.amqp.Producer(connection)
         for name in backlog:
