@@ -169,9 +169,12 @@ class DeadFilter:
 
     def takes(self, job: DeadJob, separator: str) -> bool:
         """Whether a job of the right age is meant; kombu's ``separator`` ends a queue's name."""
-        queue, reason = job.queue_list.partition(separator)[0], self.reason or ""
-        named = fits(job.task, self.task) and fits(queue, self.queue)
-        return named and reason.casefold() in job.reason.casefold()
+        queue = job.queue_list.partition(separator)[0]
+        return (
+            (self.task is None or _like(job.task or "", self.task))
+            and (self.queue is None or _like(queue, self.queue))
+            and (self.reason is None or self.reason.casefold() in job.reason.casefold())
+        )
 
 
 class Conditions(TypedDict, total=False):
@@ -184,6 +187,5 @@ class Conditions(TypedDict, total=False):
     newer_than: float | None
 
 
-def fits(name: str | None, pattern: str | None) -> bool:
-    """Whether a name is meant: ``*`` stands for anything, ``?`` for one character, None for all."""
-    return pattern is None or fnmatchcase(name or "", pattern.replace("[", "[[]"))
+def _like(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern.replace("[", "[[]"))

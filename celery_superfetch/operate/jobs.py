@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ..model.dead_job import fits, utc
+from ..model.dead_job import utc
 from ..model.job import claimed_at, digest, parse
 from ..reaper.evidence import judge_all
 from ..reaper.reaper import Reaper
@@ -51,7 +52,7 @@ class Look:
         self.queues = Queues(database)
         self.now = database.server_time()
         judged = [] if which.state == PROBATION else judge_all(reaper.registry)
-        chosen = [row for row in judged if fits(row[0].node, which.node)]
+        chosen = [row for row in judged if _fits(row[0].node, which.node)]
         rows = owner_rows(database, chosen, self.now)
         rows.sort(key=lambda pair: (pair[0]["node"], pair[0]["owner"]))
         #: Those who hold something, each with what that is.
@@ -70,7 +71,7 @@ class Look:
         looked = 0
         for number, jobs in self._read(most + 1):
             looked += number
-            meant += self._counted([job for job in jobs if fits(job["task"], self.which.task)])
+            meant += self._counted([job for job in jobs if _fits(job["task"], self.which.task)])
             if looked > most:
                 break
         complete = looked <= most
@@ -169,7 +170,11 @@ class Look:
         return [job for job in jobs if job["strikes"] or self.which.state != STRUCK]
 
     def _is_meant(self, queue_list: str) -> bool:
-        return fits(self._queue(queue_list), self.which.queue)
+        return _fits(self._queue(queue_list), self.which.queue)
 
     def _queue(self, queue_list: str) -> str:
         return queue_list.partition(self.separator)[0]
+
+
+def _fits(name: str | None, pattern: str | None) -> bool:
+    return pattern is None or fnmatchcase(name or "", pattern)
