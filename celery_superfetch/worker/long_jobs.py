@@ -37,10 +37,8 @@ def note_stuck(membership: Membership) -> None:
 def relieve(membership: Membership) -> float:
     """Give back what has waited here for ``reserved_timeout``, if somebody else would begin with
     it; for how many seconds there is no need to look again."""
-    longest = membership.config.reserved_timeout
-    if longest is None or membership.runner.worker is None:
-        return 0.0
-    if membership.runner.free() > 0 or told_to_stop(membership):
+    longest, runner = membership.config.reserved_timeout, membership.runner
+    if longest is None or runner.worker is None or runner.free() > 0 or told_to_stop(membership):
         return 0.0
     since = time() - longest
     late = [

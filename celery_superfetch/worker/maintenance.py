@@ -33,11 +33,11 @@ LOOKS = 4
 class MaintenanceThread(threading.Thread):
     def __init__(self, app: Celery) -> None:
         super().__init__(name="superfetch-maintenance", daemon=True)
-        self._stopped = threading.Event()
+        self.over = threading.Event()
         self._rounds = cache(partial(Rounds, app))
 
     def run(self) -> None:
-        while not self._stopped.wait(LOOK_INTERVAL):
+        while not self.over.wait(LOOK_INTERVAL):
             for membership in memberships():
                 if not membership.owner:
                     continue
@@ -51,9 +51,6 @@ class MaintenanceThread(threading.Thread):
                     logger.warning("Maintenance could not ask the broker: %s", exc)
                 except Exception:  # a thread that ended would take nobody's jobs back
                     logger.exception("Maintenance failed; it goes on.")
-
-    def stop(self) -> None:
-        self._stopped.set()
 
 
 class Rounds:

@@ -84,10 +84,10 @@ class Maintenance(bootsteps.StartStopStep):
         wrap_handlers(self.stopper)
 
     def terminate(self, worker: Any) -> None:
-        self.stopper.stop()
+        self.stopper.over.set()
         signals.worker_shutting_down.disconnect(self.on_shutting_down, sender=worker.hostname)
         ownership_lost.disconnect(self.report_losses)
-        self.thread.stop()
+        self.thread.over.set()
         if self.metrics is not None:
             self.metrics.shutdown()
             self.metrics.server_close()

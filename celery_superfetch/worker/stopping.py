@@ -41,10 +41,10 @@ class Stopper(threading.Thread):
         super().__init__(name="superfetch-stopper", daemon=True)
         self.worker = worker
         self._told = False  # this worker, not its process
-        self._over = threading.Event()
+        self.over = threading.Event()
 
     def run(self) -> None:
-        while not self._over.wait(LOOK_INTERVAL):
+        while not self.over.wait(LOOK_INTERVAL):
             if self._mark(self._told or process_ends()):
                 with forks.kept_off():
                     self.give_back()
@@ -57,9 +57,6 @@ class Stopper(threading.Thread):
         for membership in memberships_of(self.worker):
             membership.heart.stopping = stopping
         return stopping
-
-    def stop(self) -> None:
-        self._over.set()
 
     def give_back(self) -> None:
         try:
