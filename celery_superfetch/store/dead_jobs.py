@@ -178,8 +178,7 @@ class Graveyard(DeadJobs):
         record = json.dumps(DeadJob.of(recovery).record())
         recoveries = recovery.recoveries - (not recovery.counted)
         args: list[Any] = [job.payload, int(marked), recoveries, recovery.digest, record]
-        args += [self._caps.get(cap, 0), int(not recovery.parsed), job.claim_id]
-        args.append(job.queue_list)
+        args += [self._caps.get(cap, 0), int(not recovery.parsed), job.claim_id, job.queue_list]
         return Call("kill", names, args)
 
     def trim(self) -> tuple[int, int]:

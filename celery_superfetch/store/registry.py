@@ -68,8 +68,7 @@ class Registry(Structure):
         ``tombstone`` seconds a claim of ours may still land."""
         keys, owner = self.keys, facts.owner
         names = [*self._rows(facts), keys.reaped, keys.silences, keys.running(owner)]
-        names += [keys.private(owner, name) for name in facts.lists]
-        names += [keys.held(owner, name) for name in facts.lists]
+        names += [kind(owner, name) for kind in (keys.private, keys.held) for name in facts.lists]
         return int(self.scripts.run("leave", names, [owner, int(tombstone * 1000)]))
 
     def anybody(self) -> bool:
