@@ -22,8 +22,8 @@ def test_a_task_that_runs_out_of_memory_fails_like_any_other(
     """A, B. Celery raises a task's MemoryError once more in the MainProcess. With processes that
     ended the worker, who gave the job back uncounted: to the next, through the whole fleet. With
     threads and greenlets it was in flight, and running, as long as the worker lived."""
-    one = worker(app="ends", pool=pool, concurrency=1)
-    failed = app.send_task("ends.memory_error", ("odd",))
+    one = worker(app="features", pool=pool, concurrency=1)
+    failed = app.send_task("features.memory_error", ("odd",))
     shop.note.delay("behind")
     eventually(lambda: ledger.finishes().get("behind"))
     eventually(lambda: not db.held() and not db.length())
@@ -34,8 +34,8 @@ def test_a_task_that_runs_out_of_memory_fails_like_any_other(
 
 
 def test_the_control_ends_over_it(worker: Any, app: Celery, db: Database) -> None:
-    one = worker(app="ends", concurrency=1, superfetch=False)
-    app.send_task("ends.memory_error", ("odd",))
+    one = worker(app="features", concurrency=1, superfetch=False)
+    app.send_task("features.memory_error", ("odd",))
     one.wait_exit()
     assert db.waiting() == ["odd"], "the next worker is to have it"
 
@@ -59,11 +59,13 @@ def test_a_job_whose_end_cannot_be_told_does_not_stay_in_flight(
     counted as running, and against the prefetch, as long as the worker lived."""
     results = fresh_server()
     pool = "gevent" if end == "timed out" else "prefork"
-    worker(app="ends", pool=pool, concurrency=1, result_url=results.url(), conf=IMPATIENT)
+    worker(app="features", pool=pool, concurrency=1, result_url=results.url(), conf=IMPATIENT)
     results.close()
-    task = "ends.reject" if end == "rejected" else "shop.hold"
     limits = {"time_limit": 1} if end == "timed out" else {}
-    job = app.send_task(task, ("odd",), **limits)
+    if end == "rejected":
+        job = app.send_task("features.reject", ("odd", False))
+    else:
+        job = app.send_task("shop.hold", ("odd",), **limits)
     eventually(lambda: ledger.starts().get("odd"))
     if end == "revoked":
         app.control.revoke(job.id, terminate=True)

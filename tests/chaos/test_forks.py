@@ -23,7 +23,7 @@ def a_child_is_lost(worker: Any, app: Celery, without: str = "") -> None:
         options={**BUSY, "strike_limit": 1},
         env={"HOLDS": "1", "WITHOUT": without},
     )
-    app.send_task("forking.pill", ("pill",))
+    app.send_task("shop.kill_child", ("pill",))
     app.send_task("forking.publish", ("innocent",))
 
 
@@ -62,7 +62,7 @@ def test_no_child_hangs(
         app.send_task("forking.publish", (innocent,))
         if n % 4 == 0:
             told = app.signature("forking.told")
-            pills.append(app.send_task("forking.pill", (f"pill-{n}",), link_error=told))
+            pills.append(app.send_task("shop.kill_child", (f"pill-{n}",), link_error=told))
     eventually(lambda: set(innocents) <= ledger.finishes().keys(), within=120)
     for pill in pills:
         with pytest.raises(PoisonPill):

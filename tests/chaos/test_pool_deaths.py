@@ -86,8 +86,8 @@ def slow_end(worker: Any, app: Celery, ledger: Ledger) -> Callable[..., None]:
 
     def end(without: str = "") -> None:
         env = {"HAPPENS": "no_looks", "WITHOUT": without}
-        worker(app="ends", env=env, concurrency=1, options={"strike_limit": 2})
-        app.send_task("ends.slowly", ("job",))
+        worker(app="features", env=env, concurrency=1, options={"strike_limit": 2})
+        app.send_task("features.slow_end", ("job",))
         eventually(lambda: ledger.starts().get("job"))
 
     return end
@@ -191,9 +191,9 @@ def victim(
     """A worker whose child outlived the signal for one job, and died of another."""
 
     def outlive(**env: str) -> Worker:
-        one: Worker = worker(app="ends", env=env, concurrency=1)
+        one: Worker = worker(app="features", env=env, concurrency=1)
         [child] = one.children()
-        deaf = app.send_task("ends.outlive", ("deaf",))
+        deaf = app.send_task("features.outlive", ("deaf",))
         eventually(lambda: ledger.starts().get("deaf"))
         app.control.revoke(deaf.id, terminate=True)
         one.wait_log(f"Terminating {deaf.id}")

@@ -31,6 +31,9 @@ LIMIT = 1.0
 RETRY = 1.0
 
 
+hold = app.tasks["shop.hold"].run
+
+
 class Unsent(celery.app.task.Task):
     """A task that Celery cannot send anew."""
 
@@ -81,6 +84,29 @@ def reject(self: Any, job: str, requeue: bool) -> str:
     if requeue and self.request.delivery_info["redelivered"]:
         return job
     raise Reject("on purpose", requeue=requeue)
+
+
+@task()
+def memory_error(job: str) -> None:
+    """Python's own, of one allocation too large."""
+    started(job)
+    raise MemoryError("unable to allocate")
+
+
+@task()
+def outlive(job: str) -> None:
+    """What a library does that handles TERM in its own way: its process goes on."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    hold(job)
+
+
+@task()
+def slow_end(job: str) -> None:
+    """Its process closes all that it has a moment before it is dead, as each does."""
+    started(job)
+    os.closerange(3, 1024)
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @task(bind=True)
@@ -149,7 +175,7 @@ def early(job: str) -> str:
     return job
 
 
-app.task(name="features.early_hold", shared=False, acks_late=False)(app.tasks["shop.hold"].run)
+app.task(name="features.early_hold", shared=False, acks_late=False)(hold)
 
 
 @task(rate_limit="10/s")

@@ -7,7 +7,6 @@ which whoever publishes needs.
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from typing import Any
 
@@ -60,12 +59,6 @@ class Dispatcher(EventDispatcher):
 
 
 app.events.dispatcher_cls = Dispatcher
-
-
-@app.task(name="forking.pill", shared=False)
-def pill(job: str) -> None:
-    ledger().started(job)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.task(name="forking.told", shared=False)
