@@ -69,8 +69,8 @@ class Metrics(Collector):
         config_of(app)  # what makes no sense is said now, not at a scrape
         self.app = app
         self._lock = threading.Lock()
-        self._asking, self._found = threading.Thread(), list[tuple[dict[str, Any], Counts]]()
-        self._ended = -FRESH
+        self._asking, self._ended = threading.Thread(), -FRESH
+        self._found: tuple[dict[str, Any], Counts] | None = None
 
     def collect(self) -> Iterator[Metric]:
         found = self._read()
@@ -82,23 +82,23 @@ class Metrics(Collector):
     def _read(self) -> tuple[dict[str, Any], Counts] | None:
         with self._lock:
             if not self._asking.is_alive() and monotonic() >= self._ended + FRESH:
-                self._found = []
                 # Nobody knows how long it takes: a thread can be left alone.
                 self._asking = threading.Thread(
-                    target=self._ask, args=[self._found], name="superfetch-metrics", daemon=True
+                    target=self._ask, name="superfetch-metrics", daemon=True
                 )
                 self._asking.start()
-            asking, found = self._asking, self._found
+            asking = self._asking
         asking.join(PATIENCE)
-        return found[0] if found else None
+        return None if asking.is_alive() else self._found
 
-    def _ask(self, found: list[tuple[dict[str, Any], Counts]]) -> None:
+    def _ask(self) -> None:
         try:
             # It comes by code of Celery and kombu, whose locks a pool's child must not inherit.
             with forks.kept_off(), client_of(self.app) as client:
                 reaper = reaper_of(self.app, client)
-                found.append((overview_of(self.app, reaper), reaper.history.counts()))
+                self._found = overview_of(self.app, reaper), reaper.history.counts()
         except Exception as exc:
+            self._found = None
             logger.warning("Metrics could not ask the broker: %s", exc)
         finally:
             self._ended = monotonic()

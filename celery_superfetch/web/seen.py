@@ -9,7 +9,6 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from celery import Celery
-from redis import Redis
 from redis.exceptions import RedisError
 
 from ..app.broker import client_of
@@ -26,7 +25,7 @@ from .bars import SPANS, begins
 from .hiding import Hiding, parameters_of
 
 T = TypeVar("T")
-Question = Callable[[Redis, Reaper], T]
+Question = Callable[[Reaper], T]
 
 #: Jobs on a page of the dead set.
 PAGE = 50
@@ -48,18 +47,17 @@ class Seen:
         self.app = app
         self._hiding = Hiding(hide)
         self._lock = threading.Lock()
-        self._open: tuple[Redis, Reaper] | None = None
+        self._reaper: Reaper | None = None
         self._known: dict[str, tuple[float, dict[str, Any]]] = {}
 
     def _ask(self, question: Question[T]) -> T:
-        opened = self._open
-        if opened is None:
-            client = client_of(self.app)
-            opened = self._open = client, reaper_of(self.app, client)
+        reaper = self._reaper
+        if reaper is None:
+            reaper = self._reaper = reaper_of(self.app, client_of(self.app))
         try:
-            return question(*opened)
+            return question(reaper)
         except RedisError:
-            self._open = None  # the next one may be found elsewhere
+            self._reaper = None  # the next server may be found elsewhere
             raise
 
     def _kept(self, name: str, question: Question[dict[str, Any]]) -> dict[str, Any]:
@@ -81,7 +79,7 @@ class Seen:
     def overview(self) -> dict[str, Any]:
         """``overview_of``, its ``findings``, who ``died``, and the numbers of ``dead`` jobs."""
 
-        def look(_: Redis, reaper: Reaper) -> dict[str, Any]:
+        def look(reaper: Reaper) -> dict[str, Any]:
             found = overview_of(self.app, reaper)
             now = datetime.fromisoformat(found["server_time"]).timestamp()
             return {
@@ -97,7 +95,7 @@ class Seen:
     def jobs(self, state: str) -> dict[str, Any]:
         """The first jobs in flight of this state."""
 
-        def look(_: Redis, reaper: Reaper) -> dict[str, Any]:
+        def look(reaper: Reaper) -> dict[str, Any]:
             return Look(reaper, Which(state), separator_of(self.app)).first(JOBS)
 
         return self._kept(state, look)
@@ -128,7 +126,7 @@ class Seen:
 
     def dead_set(self, use: Callable[[DeadSet], T]) -> T:
         """A dead set for each use: it counts the failures of the result backend."""
-        return self._ask(lambda client, _: use(DeadSet(self.app, client)))
+        return self._ask(lambda reaper: use(DeadSet(self.app, reaper.database.client)))
 
     def _hidden(self, job: DeadJob) -> dict[str, Any]:
         """A job without its secrets; and without its payload, which has them all."""
