@@ -210,6 +210,6 @@ def packed(commands: Iterable[Sequence[Any]]) -> list[bytes]:
             if len(arg) < LARGE:
                 small.append(b"$%d\r\n%b\r\n" % (len(arg), arg))
             else:
-                done += [b"".join(small), b"$%d\r\n" % len(arg), arg]
+                done += [b"".join([*small, b"$%d\r\n" % len(arg)]), arg]
                 small = [b"\r\n"]
     return [*done, b"".join(small)]
