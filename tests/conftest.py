@@ -76,6 +76,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.relative_to(TESTS).parts[0] in WHOLE:
             item.add_marker("slow")
+    # What may take longest begins first: at the end all others would have to wait for it.
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
