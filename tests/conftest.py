@@ -72,24 +72,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.relative_to(TESTS).parts[0] in WHOLE:
             item.add_marker("slow")
-    if count := getattr(config, "workerinput", {}).get("workercount"):
-        items[:] = _dealt(items, count)
-
-
-def _dealt(items: list[pytest.Item], count: int) -> list[pytest.Item]:
-    """Each process of xdist begins with a part of the list, in its order. What may take longest
-    stands near the begin of a part: at the end all others would have to wait for it."""
-    long = [item for item in items if item.get_closest_marker("timeout")]
-    rest = [item for item in items if not item.get_closest_marker("timeout")]
-    dealt: list[pytest.Item] = []
-    for n in range(count):
-        part = rest[n * len(rest) // count : (n + 1) * len(rest) // count]
-        dealt += [*part[:count], *long[n::count], *part[count:]]
-    return dealt
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
