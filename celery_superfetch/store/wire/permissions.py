@@ -69,7 +69,7 @@ def refused(client: Redis, never: str, keys: Sequence[str]) -> Refused | None:
     denied = [(*look, str(why)) for look, why in told if isinstance(why, NoPermissionError)]
     lines = [line for line, _, why in denied if "to run the" in why]
     return Refused(
-        [name_of(line) for line in lines if line not in OPTIONAL],
+        list(dict.fromkeys(name_of(line) for line in lines if line not in OPTIONAL)),
         {name_of(line): OPTIONAL[line] for line in lines if line in OPTIONAL},
         list(dict.fromkeys(key for _, key, why in denied if "to run the" not in why)),
     )
