@@ -114,9 +114,10 @@ def listen_again(pool: Any, call_later: Callable[..., object]) -> None:
     forget = processes._untrack_child_process
 
     def look_again(child: Any, times: int) -> None:
-        if times and child.exitcode is None:
+        if child.exitcode is not None:
+            processes.maintain_pool()
+        elif times:
             call_later(AGAIN, look_again, child, times - 1)
-        processes.maintain_pool()
 
     def forget_the_number(child: Any, hub: Any) -> None:
         forget(child, hub)
