@@ -49,7 +49,7 @@ class Top:
         self._answered = monotonic()
         self._error = ""
         self._terminal = sys.stdin.fileno()
-        self._seen: Any = None  #: of what it was drawn last
+        self._seen: Any = None  # of what it was drawn last
         self.acts: dict[tuple[str, str], Callable[[], None]] = {
             ("status", "d"): self._open,
             ("status", "R"): partial(self._ask, "Reap once, now?", self._reap),

@@ -155,7 +155,7 @@ def of_queues(overview: Mapping[str, Any]) -> Iterator[Finding]:
             fix = "nobody can send to it or take from it: rename what lives under that key"
             yield Finding("critical", "queue-type", text, fix)
     for row in by_queue(overview["queues"]):
-        if row["consumers"]:
+        if not row["unserved"]:
             continue
         queue, fix = row["queue"], f"start a worker with -Q {shlex.quote(row['queue'])}"
         unserved = "no live worker consumes it"
