@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from .model.strikes import Decision as Decision
     from .model.strikes import Recovery as Recovery
     from .model.version import __version__ as __version__
-    from .reaper.report import Report as Report
     from .signals import LostJob as LostJob
     from .signals import ReapedOwner as ReapedOwner
     from .signals import job_killed as job_killed
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from .signals import job_recovering as job_recovering
     from .signals import owner_reaped as owner_reaped
     from .signals import ownership_lost as ownership_lost
-    from .transport.plain_kombu import reap as reap
-    from .transport.plain_kombu import working_on as working_on
     from .transport.transport import SentinelTransport as SentinelTransport
     from .transport.transport import Transport as Transport
 
@@ -51,10 +48,8 @@ _HOMES = {
         "SuperfetchError UnsupportedBroker UnsupportedVersion WrongType",
         "app.installation": "install",
         "app.results": "RedisBackend",
-        "transport.plain_kombu": "reap working_on",
         "model.strikes": "Decision Recovery",
         "model.version": "__version__",
-        "reaper.report": "Report",
         "signals": "LostJob ReapedOwner job_killed job_recovered job_recovering owner_reaped "
         "ownership_lost",
         "transport.transport": "SentinelTransport Transport",

@@ -12,7 +12,7 @@ class SuperfetchError(Exception):
 
 
 class ConfigError(SuperfetchError, ValueError):
-    """An option is unknown or impossible; nothing was started."""
+    """An option is misspelt or impossible; nothing was started."""
 
 
 class UnsupportedBroker(SuperfetchError):
@@ -20,7 +20,7 @@ class UnsupportedBroker(SuperfetchError):
 
 
 class UnsupportedVersion(SuperfetchError):
-    """Celery, kombu, billiard or redis-py is not what jobs rely on; nothing was claimed."""
+    """Celery, kombu, billiard or redis-py has a version not tested here; nothing was claimed."""
 
 
 class ForkedConnection(SuperfetchError):
@@ -46,6 +46,10 @@ class StillInUse(SuperfetchError):
 class PoisonPill(SuperfetchError):
     """A job was killed, and is in the dead set. This is stored as its result, so
     ``AsyncResult.get()`` raises it."""
+
+    # Celery looks for the class of a stored error among the modules that are loaded: with this name
+    # it finds it wherever this package is imported, before anything of it was used.
+    __module__ = "celery_superfetch"
 
     # Its arguments are a sentence and a mapping of plain values, so that every result serializer
     # of Celery gives it back whole.

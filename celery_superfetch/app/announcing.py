@@ -156,7 +156,12 @@ class Telling:
             raise  # they could not be sent; a later pass can
         except Exception:  # before 5.7 Celery lets through what an errback raises
             name, id = self.task.name, self.request.id
-            logger.exception("An errback of killed job %s[%s] failed.", name, id)
+            logger.exception(
+                "An errback of killed job %s[%s] failed: others may not have run. Its "
+                "caller has been told; mend the errback.",
+                name,
+                id,
+            )
 
     def _receivers(self) -> None:
         task, request = self.task, self.request
@@ -169,7 +174,12 @@ class Telling:
                 if hook := getattr(task, "on_poisoned", None):
                     hook(exc, request.id, request.args, request.kwargs)
             except Exception:
-                logger.exception("on_poisoned of %s failed for job %s.", task.name, request.id)
+                logger.exception(
+                    "The hook on_poisoned failed for killed job %s[%s]. Its caller has been told; "
+                    "mend the hook.",
+                    task.name,
+                    request.id,
+                )
             failure = {"args": request.args, "kwargs": request.kwargs, "einfo": einfo}
             signals.task_failure.send(
                 sender=task, task_id=request.id, exception=exc, traceback=einfo.traceback, **failure

@@ -14,7 +14,8 @@ from ..errors import UnsupportedBroker
 from ..model.config import Config
 from ..store.wire.connections import REPLY_TIMEOUT
 from ..store.wire.server import warn_once
-from ..transport.transport import KNOWN_OPTIONS, SentinelTransport, Transport
+from ..transport.transport import KNOWN_OPTIONS, SentinelTransport, Transport, discreet
+from .steps import sender
 
 if TYPE_CHECKING:
     from ..store.database import Database
@@ -57,9 +58,12 @@ class _Pool(kombu.connection.ConnectionPool):
 class AMQP(celery.app.amqp.AMQP):
     Connection = Connection
 
+    def _create_task_sender(self) -> Any:
+        return sender(super()._create_task_sender())
+
 
 def config_of(app: Celery) -> Config:
-    """The app's options; ConfigError: one is unknown or impossible."""
+    """The app's options; ConfigError: one is misspelt or impossible."""
     return Config.from_options(app.conf.broker_transport_options or {}, KNOWN_OPTIONS)
 
 
@@ -80,7 +84,7 @@ def client_of(app: Celery, timeout: float = 0.0) -> Redis:
     with connection:
         if not issubclass(connection.get_transport_cls(), Transport):
             raise UnsupportedBroker(
-                f"the app's broker ({connection.as_uri()}) is not served by celery_superfetch: "
+                f"the app's broker ({discreet(connection)}) is not served by celery_superfetch: "
                 "call celery_superfetch.install(app), and use a redis:// or sentinel:// broker_url"
             )
         # kombu alone tries two of a failover list's servers, and one that says nothing twice.

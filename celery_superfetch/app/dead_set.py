@@ -63,7 +63,7 @@ class DeadSet(DeadJobs):
         client: a client for the broker's database; None: one of its own, for ``close``.
 
     Raises:
-        ConfigError: an option of the app is unknown or impossible.
+        ConfigError: an option of the app is misspelt or impossible.
         UnsupportedBroker: the app's broker is not Redis.
         redis.exceptions.RedisError: it cannot be reached.
     """

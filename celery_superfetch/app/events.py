@@ -22,7 +22,7 @@ SILENCE = 60.0  # ... and sends nothing after it waited in vain
 #: What a signal brings -> the event of it, and what that tells besides whose job it is.
 EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "recovery": ("superfetch-recovered", ("reason", "strikes", "recoveries")),
-    "job": ("task-killed", ("reason", "strikes", "recoveries")),
+    "job": ("superfetch-killed", ("reason", "strikes", "recoveries")),
     "lost": ("superfetch-ownership-lost", ()),
 }
 
@@ -50,7 +50,7 @@ class Monitors:
             self._waiting.append((type, fields))
             self.wake()
             if waiting == MOST:
-                logger.warning("%d events wait for the worker's loop; others are dropped.", MOST)
+                logger.warning("%d events for monitors wait for the loop; more are dropped.", MOST)
 
     def drain(self) -> None:
         """Send what waits, in the consumer's loop."""
@@ -80,7 +80,7 @@ class Monitors:
             self._dispatcher = self._dispatcher or self._connect()
             self._dispatcher.send(type, **fields)
         except Exception as exc:  # monitors are not worth more than a line in the log
-            text = "Event %s could not be sent (%s), nor will any for %g s."
+            text = "Monitors miss event %s (%s), and all others for %g s. Jobs go on."
             logger.warning(text, type, exc, SILENCE)
             self._silent_until = monotonic() + SILENCE
             self.close()

@@ -8,16 +8,29 @@ from celery import Celery
 from kombu.utils.imports import symbol_by_name
 
 from ..errors import ConfigError
-from ..model.config import check, own_options
+from ..model.config import REAP_ENTRY, REAP_TASK, check, own_options
 from ..signals import job_killed, job_recovered, job_recovering
 from ..transport.transport import KNOWN_OPTIONS
-from .broker import AMQP, Connection, config_of
+from .broker import AMQP, config_of
 from .events import reporter
 from .poison_pill import guard_of
-from .reaping import REAP_ENTRY, REAP_TASK, add_reap_task
+from .reaping import add_reap_task
 
 if TYPE_CHECKING:
+    from typing_extensions import TypedDict, Unpack
+
     from ..model.config import Jobs, Port, Recoveries, Seconds, Strikes, Text
+
+    class Kombu(TypedDict, total=False):  # any other can be in broker_transport_options
+        health_check_interval: float
+        master_name: str
+        max_connections: int
+        priority_steps: list[int]
+        queue_order_strategy: str
+        socket_connect_timeout: float
+        socket_timeout: float
+        visibility_timeout: float
+
 
 App = TypeVar("App", bound=Celery)
 
@@ -31,7 +44,7 @@ DEFAULTS = {
 }
 
 
-if TYPE_CHECKING:  # what editors and type checkers know: our options by their types, kombu's by any
+if TYPE_CHECKING:  # what editors and type checkers know: a mistyped name is a mistake
 
     @overload
     def install(app: App) -> App: ...
@@ -43,7 +56,6 @@ if TYPE_CHECKING:  # what editors and type checkers know: our options by their t
         heartbeat_interval: Seconds = ...,
         owner_ttl: Seconds = ...,
         reap_interval: Seconds = ...,
-        full_sweep_interval: Seconds = ...,
         strike_limit: Strikes = ...,
         strike_window: Seconds = ...,
         recovery_limit: Recoveries = ...,
@@ -54,9 +66,8 @@ if TYPE_CHECKING:  # what editors and type checkers know: our options by their t
         metrics_host: Text = ...,
         unknown_tasks: Text = ...,
         stuck_after: Seconds | None = ...,
-        reserved_timeout: Seconds | None = ...,
         global_keyprefix: Text = ...,
-        **kombu: Any,
+        **kombu: Unpack[Kombu],
     ) -> App: ...
 
 
@@ -69,7 +80,7 @@ def install(app: App, **options: Any) -> App:
         options: of this package, and kombu's. They are merged into ``broker_transport_options``.
 
     Raises:
-        ConfigError: an option is unknown or impossible; the app was left as it was.
+        ConfigError: an option is misspelt or impossible; the app was left as it was.
     """
     installed = getattr(app, "_superfetch", None)
     all_options = {**(installed or {}), **options}
@@ -87,9 +98,10 @@ def _add(app: Celery) -> None:
     # By name where that is possible: an app is pickled with it.
     app.amqp_cls = f"{AMQP.__module__}:{AMQP.__name__}"
     if not issubclass(AMQP, own):
-        app.amqp_cls = type(own.__name__, (own,), {"Connection": Connection})
+        app.amqp_cls = type(own.__name__, (AMQP, own), {})
     if "amqp" in app.__dict__:
-        app.amqp.Connection = Connection
+        app.amqp.__class__ = symbol_by_name(app.amqp_cls)
+        vars(app.amqp).pop("send_task_message", None)
     # Celery loads these by name, so that only workers load what they need.
     app.steps["worker"].add("celery_superfetch.worker.steps:Maintenance")
     app.steps["consumer"].add("celery_superfetch.worker.steps:Guarded")

@@ -32,10 +32,8 @@ def reaper_of(app: Celery, client: Redis, membership: Membership | None = None) 
 
 def scheduled_pass(reaper: Reaper, by: str) -> Report:
     """One pass unless another had its turn in this interval, whoever ran it."""
-    config = reaper.config
-    turns = {"full": config.full_sweep_interval, "all": config.reap_interval}
-    turn = reaper.database.take_turn(turns)
-    report = reaper.reap(full=turn == "full") if turn else Report(ran=False)
+    turn = reaper.database.take_turn("all", reaper.config.reap_interval)
+    report = reaper.reap() if turn else Report(ran=False)
     if report.ran:
         with report.surviving("the notes for status and metrics"):
             note(reaper, report, by)

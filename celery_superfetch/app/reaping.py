@@ -11,13 +11,12 @@ from celery import Celery, Task
 from celery.exceptions import QueueNotFound
 from celery.utils.log import get_logger
 
+from ..model.config import REAP_TASK
 from .broker import client_of, database_of
 from .events import monitors_of
 
 logger = get_logger(__name__)
 
-REAP_TASK = "celery_superfetch.reap"  # name of the task and of its entry in ``beat_schedule``
-REAP_ENTRY = "superfetch-reap"
 LOCK_SENT = "sent"  # scope of the lock on the task's message: the one that runs takes it away
 WAITS = 3600  # seconds for which one that got lost holds off the next
 #: Loggers of Celery's that say INFO of each task: whoever has one every few seconds pays for it.
@@ -27,16 +26,21 @@ ROUTINE = ("celery.beat", "celery.worker.strategy", "celery.app.trace")
 class ReapTask(Task):
     """A task that is sent where there is something to do, and that waits once at most."""
 
+    _ticks = 0, 0  # of the beat in this process: its first and its last
+
     def apply_async(self, *args: Any, **options: Any) -> Any:
         """Send it; None where nobody is registered, or one waits already. Here and not in the
         schedule, by which each of beat's schedulers comes: what no worker serves would pile up, and
         keep awake whoever scales by the length of the queue."""
         wanted = True  # whoever cannot be asked may be there again when a worker runs it
         with suppress(Exception), client_of(self.app) as client:
+            from ..store.history import History
             from ..store.registry import Registry
 
             database = database_of(self.app, client)
-            wanted = Registry(database).anybody() and bool(database.take_turn({LOCK_SENT: WAITS}))
+            if "producer" in options:  # each of beat's schedulers hands its own on, and nobody else
+                self._ticks = History(database).tick(*self._ticks)
+            wanted = Registry(database).anybody() and database.take_turn(LOCK_SENT, WAITS)
         if not wanted:
             return None
         try:

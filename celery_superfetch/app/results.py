@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from celery.backends import redis
+from redis import ConnectionPool, Redis
+from redis.exceptions import RedisError
 
 from ..errors import ConfigError
-from ..store.wire.connections import leading_home
+from ..store.wire.connections import ASKED_ONCE, leading_home
+from ..store.wire.server import info
 from ..store.wire.slots import address_of, slot_of
 
 
@@ -38,3 +42,21 @@ class RedisBackend(redis.RedisBackend):
             )
         slot.clustered = True  # whichever of the nodes is away just now
         self.connparams = leading_home(params, slot)
+
+
+def check_results(app: Any) -> None:
+    """Refuse Celery's own backend on a cluster (ConfigError). One that does not answer passes."""
+    if type(app.backend) is not redis.RedisBackend or "path" in app.backend.connparams:
+        return
+    told: dict[str, Any] = {}
+    pool = ConnectionPool(**{**app.backend.connparams, **ASKED_ONCE})
+    with suppress(RedisError, OSError), Redis(connection_pool=pool) as client:
+        told = info(client, "cluster")
+    if str(told.get("cluster_enabled", "0")) == "1":
+        raise ConfigError(
+            "the result backend is a cluster, which Celery's own backend does not follow: no "
+            'result would be stored, and no job acked. Put "celery_superfetch:RedisBackend+" '
+            "before the URL in result_backend, and set result_backend_transport_options = "
+            '{"global_keyprefix": "{shop}:"}, with a name of your own, for producers and workers '
+            "alike"
+        )

@@ -1,6 +1,6 @@
 """``celery -A app superfetch ...``: what operators do, a file for each group of commands.
 
-Nothing imports it: no worker and no producer loads a command.
+The console adds its own. No other room imports it: a worker or a producer never loads a command.
 """
 
 from __future__ import annotations
@@ -8,26 +8,37 @@ from __future__ import annotations
 import click
 
 # They add their commands to the group.
-from . import dead, jobs, serving, status, stock  # noqa: F401
-from .session import Session, command, know_tasks, superfetch
+from . import dead, status, stock  # noqa: F401
+from .session import SECONDS, Session, command, know_tasks, quantity, superfetch
 
 __all__ = ["superfetch"]
 
 
 @command(superfetch, "reap")
-@click.option("--full", is_flag=True, help="Also look for private lists that nobody registered.")
+@click.option("--full", is_flag=True, help="First register workers that nobody knows (SCAN).")
+@quantity(
+    "--wait", SECONDS, 0.0, "SECONDS", "Watch silent workers of other hosts up to this long first."
+)
 @click.option("--dry-run", is_flag=True, help="Only judge and count; change nothing.")
-def reap(session: Session, full: bool, dry_run: bool) -> None:
+def reap(session: Session, full: bool, wait: float, dry_run: bool) -> None:
     """Make one pass now: what dead workers held goes back to its queues."""
     from ..app.passes import note
+    from ..reaper.evidence import Onlooker
+    from .unregistered import register_unknown
 
     know_tasks(session.app)
-    report = session.reaper.reap(full=full, dry_run=dry_run)
+    reaper = session.reaper
+    adopted = register_unknown(reaper) if full and not dry_run else 0
+    if wait:
+        onlooker = Onlooker(reaper.registry)
+        onlooker.stay(wait)
+        reaper.watch = onlooker.watch
+    report = reaper.reap(dry_run=dry_run)
     if not dry_run:
-        note(session.reaper, report)
+        note(reaper, report)
     reasons = {owner: reason.value for owner, reason in report.dead.items()}
     sets = {"probation": sorted(report.probation), "lists": sorted(report.lists)}
-    document = {**vars(report), **sets, "dead": reasons}
+    document = {**vars(report), **sets, "adopted": adopted, "dead": reasons}
     session.say(document, lambda: session.tables.line(str(report)))
     if report.errors:
         raise click.exceptions.Exit(1)

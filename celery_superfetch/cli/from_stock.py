@@ -9,9 +9,11 @@ from typing import Any
 
 from ..errors import StillInUse
 from ..model.job import parse
-from ..store.unacked import Delivery, StockConsumer, StockJob, Unacked
+from ..store.database import chunks
+from ..store.queues import Queues
+from ..store.unacked import Delivery, StockConsumer, Unacked
 
-BATCH = 100  # jobs read and moved in one round trip
+BATCH = 25  # jobs moved in one transaction: while stock workers run, each change of theirs stops it
 
 #: Message, exchange and routing key -> its queue lists -> ms of x-expires; none: it goes nowhere.
 Routes = Callable[[Mapping[str, Any], str, str], Mapping[str, int]]
@@ -26,11 +28,6 @@ class Left:
     exchange: str = ""
     routing_key: str = ""
 
-    @classmethod
-    def of(cls, job: StockJob, why: str) -> Left:
-        tag, known = job.delivery.tag.decode(errors="replace"), parse(job.payload)
-        return cls(tag, why, known.task, known.task_id, job.exchange, job.routing_key)
-
 
 @dataclass
 class Migrated:
@@ -39,8 +36,6 @@ class Migrated:
     found: int = 0
     taken: int = 0
     queues: Counter[str] = field(default_factory=Counter)  # queue list -> jobs that went there
-    copied: int = 0  # to several queues: stock does not say which of them had delivered it
-    younger: int = 0  # delivered later than asked for
     gone: int = 0  # acked, or delivered anew, while we looked
     left: list[Left] = field(default_factory=list)
     #: Those that were connected; None: the server may not be asked.
@@ -53,56 +48,49 @@ def take_over(
     routes: Routes,
     *,
     force: bool = False,
-    older_than: float = 0.0,
     otherwise: str = "",
     dry_run: bool = False,
 ) -> Migrated:
-    """Take over what nobody can hold any more, and was delivered more than ``older_than`` seconds
-    ago; raises StillInUse if the former is not sure. ``otherwise``: the queue for jobs whose
-    exchange and routing key lead to none."""
+    """Take over what nobody can hold any more; raises StillInUse if that is not sure.
+    ``otherwise``: the queue for jobs whose exchange and routing key lead to none."""
     # The jobs first: whoever held one of these and still lives is still connected, and whoever
     # connects later holds none of them.
-    deliveries = unacked.deliveries()
-    report = Migrated(len(deliveries), consumers=unacked.consumers(), dry_run=dry_run)
-    if deliveries and report.consumers != [] and not force and not dry_run:
-        raise StillInUse(_refusal(report.consumers, len(deliveries)))
-    if older_than:
-        until = unacked.database.server_time() // 1000 - older_than
-        deliveries = [one for one in deliveries if one.since < until]
-        report.younger = report.found - len(deliveries)
-    # Newest first, each to the front: the oldest is claimed next, also if another pass goes on.
-    for at in range(0, len(deliveries), BATCH):
-        _take_batch(unacked, deliveries[at : at + BATCH], routes, otherwise, report)
-    return report
+    tags = unacked.tags()
+    report = Migrated(len(tags), consumers=unacked.consumers(), dry_run=dry_run)
+    if tags and report.consumers != [] and not force and not dry_run:
+        raise StillInUse(_refusal(report.consumers, len(tags)))
+    queues = Queues(unacked.database)
 
-
-def _take_batch(
-    unacked: Unacked, batch: list[Delivery], routes: Routes, otherwise: str, report: Migrated
-) -> None:
-    found, bound = unacked.read(batch), []
-    report.gone += len(batch) - len(found)
-    for job in found:
-        if (message := parse(job.payload).message) is None:
-            report.left.append(Left.of(job, "it is not a kombu message"))
-            continue
-        lists = routes(message, job.exchange, job.routing_key)
+    def way_of(message: Any, exchange: str, routing_key: str) -> tuple[Mapping[str, int], str]:
+        """Its queue lists -> ms of x-expires, or why it has to stay."""
+        if message is None:
+            return {}, "it is not a kombu message"
+        lists = routes(message, exchange, routing_key)
         if not lists and otherwise:
             lists = routes(message, "", otherwise)
-        if lists:
-            bound.append((job, lists))
-        else:
-            report.left.append(Left.of(job, "no queue is bound for it"))
-    outcomes = [b"ok"] * len(bound) if report.dry_run else unacked.move(bound)
-    for (job, lists), outcome in zip(bound, outcomes, strict=True):
-        if outcome == b"ok":
+        if not lists:
+            return {}, "no queue is bound for it"
+        if not all(queues.can_take([*lists])):
+            return {}, f"{' or '.join(lists)} is no queue, the key holds something else"
+        return lists, ""
+
+    # Newest first, each to the front: the oldest is claimed next, also if another pass goes on.
+    for some in chunks(tags, BATCH):
+        bound: dict[Delivery, tuple[bytes, Mapping[str, int]]] = {}
+        for job in unacked.read(some):
+            payload, exchange, routing_key = job.read()
+            message, task, task_id, *_ = parse(payload)
+            lists, why = way_of(message, exchange, routing_key)
+            if why:
+                tag = job.tag.decode(errors="replace")
+                report.left.append(Left(tag, why, task, task_id, exchange, routing_key))
+            else:
+                bound[job] = payload, lists
+        for job in bound if dry_run else unacked.move(bound):
             report.taken += 1
-            report.queues.update(list(lists))
-            report.copied += len(lists) > 1
-        elif outcome == b"gone":
-            report.gone += 1
-        else:
-            why = f"{' or '.join(lists)} is no queue, the key holds something else"
-            report.left.append(Left.of(job, why))
+            report.queues.update([*bound[job][1]])
+    report.gone = report.found - report.taken - len(report.left)
+    return report
 
 
 def _refusal(consumers: list[StockConsumer] | None, jobs: int) -> str:
@@ -118,7 +106,6 @@ def _refusal(consumers: list[StockConsumer] | None, jobs: int) -> str:
         f"workers do are open on this database. Their workers may hold these jobs:{rows}\n"
         "Stop the stock workers by TERM and wait until they have ended (--wait SECONDS waits for "
         "it). A machine that is gone for good leaves its connection for a while: CLIENT KILL ID. "
-        "Flower, and whatever else asks `inspect`, looks the same: stop it for the moment. Or, if "
-        "no job runs as long as N seconds: --force --older-than N. A job that its worker still "
-        "holds then runs twice"
+        "Flower, and whatever else asks `inspect`, looks the same: stop it for the moment. Or add "
+        "--force: a job that its worker still holds then runs twice"
     )

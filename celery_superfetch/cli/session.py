@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from ..app.dead_set import DeadSet
+    from ..inspector import Inspector
     from ..reaper.reaper import Reaper
     from .tables import Tables
 
@@ -27,8 +30,27 @@ if TYPE_CHECKING:
 #: Seconds without an answer after which it is said that one is waited for.
 PATIENCE = 3
 
+SECONDS = click.FloatRange(0)
 
-@click.group(name="superfetch")
+COMMANDS = "celery_superfetch.commands"  # group of entry points
+
+
+class Group(click.Group):
+    """Our commands, and those that an entry point names: the console's are loaded as they are
+    called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *entry_points(group=COMMANDS).names})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command: click.Command | None = super().get_command(ctx, cmd_name)
+        if command is None:  # to look for it reads the metadata of all that is installed
+            named = entry_points(group=COMMANDS, name=cmd_name)
+            command = next((entry.load() for entry in named), None)
+        return command
+
+
+@click.group(name="superfetch", cls=Group)
 @click.pass_context
 @handle_preload_options
 def superfetch(ctx: click.Context, **_: Any) -> None:
@@ -42,6 +64,12 @@ class Session:
     dead_set: DeadSet
     tables: Tables
     as_json: bool
+
+    @cached_property
+    def inspector(self) -> Inspector:
+        from ..inspector import Inspector
+
+        return Inspector.of(self.app, self.reaper.database.client)
 
     def say(self, document: Any, text: Callable[[], object]) -> None:
         if self.as_json:
@@ -69,16 +97,23 @@ def quantity(
     )
 
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+class Unreachable(click.ClickException):
+    """The server cannot be asked; it may be a moment later."""
+
+
 def in_session(function: Callable[..., Any]) -> Callable[..., Any]:
     """A command's function that gets a session, and says its errors without a traceback."""
 
-    @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+    @json_option
     @click.pass_context
     @functools.wraps(function)
     def run(ctx: click.Context, /, *args: Any, as_json: bool, **kwargs: Any) -> Any:
         if ctx.invoked_subcommand is not None:  # a group, which only leads there
             return None
-        with _session(ctx, as_json) as session:
+        with opened(ctx, as_json) as session:
             return function(session, *args, **kwargs)
 
     return run
@@ -98,7 +133,8 @@ def _printable(text: object) -> str:
 
 
 @contextmanager
-def _session(ctx: click.Context, as_json: bool) -> Iterator[Session]:
+def opened(ctx: click.Context, as_json: bool) -> Iterator[Session]:
+    """A session; what goes wrong in it is said without a traceback."""
     from redis.exceptions import RedisError, TimeoutError
 
     from ..app.broker import client_of
@@ -130,16 +166,20 @@ def _session(ctx: click.Context, as_json: bool) -> Iterator[Session]:
     except RedisError as exc:
         if isinstance(exc, TimeoutError):
             hint = f": see whether its process hangs, swaps or is stopped{hint}"
-        uri = app.connection_for_read().as_uri()
-        raise click.ClickException(f"the broker ({uri}) cannot be asked: {exc}{hint}") from exc
+        raise Unreachable(f"the broker ({_uri(app)}) cannot be asked: {exc}{hint}") from exc
     finally:
         waits.cancel()
 
 
 def _say_who_is_slow(app: Celery) -> None:
     """Else one would take us for hung."""
-    uri = app.connection_for_read().as_uri()
-    complain(f"The broker ({uri}) has not answered for {PATIENCE} s, and is waited for ...")
+    complain(f"The broker ({_uri(app)}) has not answered for {PATIENCE} s, and is waited for ...")
+
+
+def _uri(app: Celery) -> str:
+    from ..transport.transport import discreet
+
+    return discreet(app.connection_for_read())
 
 
 def know_tasks(app: Celery) -> None:

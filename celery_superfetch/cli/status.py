@@ -1,97 +1,67 @@
-"""``celery superfetch status``, ``top``, ``doctor``, ``check``, ``slots``: how things are."""
+"""``celery superfetch status``: how things are."""
 
 from __future__ import annotations
 
-import sys
 import time
+from contextlib import suppress
 
 import click
 from celery.bin.base import CeleryCommand
 
-from .session import Session, command, know_tasks, quantity, superfetch, warn
+from .session import Session, Unreachable, complain, json_option, opened, superfetch
+
+#: Lines of a terminal that a status leaves free, for what is said of a server that does not answer.
+BELOW = 5
+AGAIN = 2.0  # seconds from one status to the next, where it is watched
 
 
-@command(superfetch, "status")
-@click.option("--wide", is_flag=True, help="Show all columns and rows, with the owners' ids.")
-def status(session: Session, wide: bool) -> None:
-    """Say whether all is well, and what to do; show owners, queues, dead set. This only reads."""
-    from .status_tables import say_status
+@superfetch.command(name="status", cls=CeleryCommand)
+@click.option("--wide", is_flag=True, help="Show all columns and rows, with the workers' ids.")
+@click.option(
+    "--watch",
+    type=click.FloatRange(0.1),
+    is_flag=False,
+    flag_value=AGAIN,
+    metavar="[SECONDS]",
+    help=f"Show it again every SECONDS ({AGAIN:g} if you name none), until Ctrl-C.",
+)
+@json_option
+@click.pass_context
+def status(ctx: click.Context, wide: bool, watch: float | None, as_json: bool) -> None:
+    """Say whether all is well, and what to do; show workers, queues, dead set. This only reads."""
 
-    say_status(session, wide)
+    def look() -> None:  # by a new connection: after a failover the server is another one
+        with opened(ctx, as_json) as session:
+            _say(session, wide, in_place=watch is not None)
 
-
-@command(superfetch, "top")
-@quantity("--interval", click.FloatRange(0.1), 2.0, "SECONDS", "Ask the server this often.")
-@click.option("--once", is_flag=True, help="Print the status once, and end.")
-def top(session: Session, interval: float, once: bool) -> None:
-    """Show the status live, with keys to look at the dead set, to retry its jobs and to reap.
-
-    Without a terminal it prints the status again and again.
-    """
-    from redis.exceptions import RedisError
-
-    from .status_tables import say_status
-
-    if sys.stdin.isatty() and sys.stdout.isatty() and not (once or session.as_json):
-        from .live import Top
-
-        return Top(session, interval).run()
-    while not once:
-        try:
-            say_status(session)
-        except RedisError as exc:
-            warn(f"the server cannot be asked: {exc}")
-        time.sleep(interval)
-    return say_status(session)
+    if watch is None:
+        return look()
+    with suppress(KeyboardInterrupt):
+        while True:
+            try:
+                look()
+            except Unreachable as exc:
+                click.clear()
+                complain(f"{exc.message}\nIt is asked again every {watch:g} s.")
+            time.sleep(watch)
 
 
-@command(superfetch, "doctor")
-def doctor(session: Session) -> None:
-    """Examine the app and the server, and name a fix for each finding. This only reads."""
-    from ..operate.doctor import diagnose
-    from .status_tables import STYLES
+def _say(session: Session, wide: bool, in_place: bool) -> None:
+    """What the console says of the app's database; ``in_place``: of all that a terminal shows."""
+    from ..app.console import console
 
-    know_tasks(session.app)
-    found = diagnose(session.app, session.reaper)
+    judged = console("judge")(session.inspector)
 
     def say() -> None:
-        line = session.tables.line
-        for one in found:
-            line(f"{one.level.capitalize()} [{one.code}]: {one.text}.", STYLES[one.level])
-            line(f"  Fix: {one.fix or 'nothing is to be done'}.")
-        if not found:
-            line("Nothing is wrong with the app or the server.")
+        tables, lines = session.tables, list[str]()
+        if in_place:
+            tables.say = lines.append
+        judged.print(tables, wide)
+        if in_place:
+            click.clear()
+            # The first ones matter most, and would be off the screen first.
+            if not tables.wide and (more := len(lines) - tables.height + BELOW) > 0:
+                lines[-more:] = [f"... {more} more line{'s' * (more != 1)}"]
+            click.echo("\n".join([*lines, ""]))
 
-    session.say({"findings": [one._asdict() for one in found]}, say)
-    if any(one.level != "note" for one in found):
-        raise click.exceptions.Exit(1)
-
-
-@superfetch.command(
-    name="check",
-    cls=CeleryCommand,
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True},
-)
-@click.argument("words", nargs=-1, type=click.UNPROCESSED)
-@click.pass_context
-def check(ctx: click.Context, words: tuple[str, ...]) -> None:
-    """Say in one line, and by the exit code, whether all is well."""
-    from ..probe import main
-
-    ctx.exit(main(words, ctx.obj.app))
-
-
-@command(superfetch, "slots")
-@click.argument("prefixes", nargs=-1, metavar="[PREFIX]...")
-def slots(session: Session, prefixes: tuple[str, ...]) -> None:
-    """Show in which slot and on which node of a cluster each PREFIX lies; by default the app's own.
-
-    Apps, or groups of queues, share the work of a cluster when their prefixes lie on several nodes.
-    """
-    from ..store.wire.slots import whereabouts
-
-    own = session.reaper.config.global_keyprefix
-    found = whereabouts(session.reaper.database.client, prefixes or (own,))
-    tables = session.tables
-    session.say({"prefixes": found}, lambda: tables.table(("Prefix", "Slot", "Node"), found))
+    session.say(judged.document, say)

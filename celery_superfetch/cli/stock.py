@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from kombu.utils.functional import retry_over_time
 
-from .session import Session, command, quantity, superfetch, warn
+from .session import SECONDS, Session, command, quantity, superfetch, warn
 
 if TYPE_CHECKING:
     from .from_stock import Migrated
     from .to_stock import GivenBack
 
 
-SECONDS = click.FloatRange(0)
 _wait = quantity(
     "--wait", SECONDS, 0.0, "SECONDS", "Wait up to this long for workers that still run to end."
 )
@@ -24,7 +23,6 @@ _wait = quantity(
 
 @command(superfetch, "migrate")
 @click.option("--force", is_flag=True, help="Go on although stock consumers are connected.")
-@quantity("--older-than", SECONDS, 0.0, "SECONDS", "Only jobs that were delivered longer ago.")
 @click.option(
     "--queue",
     "otherwise",
@@ -52,7 +50,7 @@ def migrate(session: Session, wait: float, **options: Any) -> None:
 
 
 @command(superfetch, "drain")
-@click.option("--force", is_flag=True, help="Also take the jobs of living owners.")
+@click.option("--force", is_flag=True, help="Also take the jobs of living workers.")
 @click.option(
     "--forget", is_flag=True, help="Then delete all keys of this package but the dead set."
 )
@@ -94,13 +92,6 @@ def _migrated(report: Migrated) -> Iterator[str]:
         warn(f"a stock consumer is connected: {consumer}")
     verb = "Would take over" if report.dry_run else "Took over"
     yield f"{verb} {report.taken} of {report.found} unacked jobs{_where(report.queues)}."
-    if report.copied:
-        yield (
-            f"{report.copied} of them went to more than one queue, as their exchange has it: stock "
-            "does not keep which queue had delivered them, so they may run again on the others."
-        )
-    if report.younger:
-        yield f"{report.younger} were delivered later than --older-than asks for: left."
     if report.gone:
         yield f"{report.gone} were acked or delivered anew meanwhile: left."
     for job in report.left:
@@ -116,7 +107,7 @@ def _given_back(report: GivenBack) -> Iterator[str]:
     for one in report.alive:
         warn("{owner} is not known to be dead ({reason}): it has to be stopped".format(**one))
     for owner, reason in report.owners.items():
-        yield f"Owner {owner}: {reason}."
+        yield f"Worker {owner}: {reason}."
     verb = "Would give back" if report.dry_run else "Gave back"
     yield f"{verb} {report.given_back} jobs{_where(report.queues)}."
     if report.in_flight:

@@ -2,48 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
+from textwrap import wrap
 from typing import Any
 
-from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import click
 
 from ..model.arguments import cut, printable
-from ..operate.words import span
+from ..model.words import span
 
-PIPE_WIDTH = 10_000  # columns where stdout is no terminal: a pipe gets every row uncut on one line
 SHORT_ID = 12  # characters of a job's id on a terminal; a start is enough for every command
 LIST_ARGS = 80  # characters of a job's arguments in a list; `dead show` has more of them
-GAP = 2  # spaces between two columns
+GAP = "  "  # between two columns
 UNBROKEN = 16  # cells up to this long are never broken; in longer ones, words are not
+
+Style = Mapping[str, Any]  # of ``click.style``
+RED: Style = {"fg": "red", "bold": True}
+YELLOW: Style = {"fg": "yellow"}
+GREEN: Style = {"fg": "green"}
+BOLD: Style = {"bold": True}
+PLAIN: Style = {}
+STYLES = {"critical": RED, "warning": YELLOW, "note": PLAIN, "ok": GREEN}
 
 DEAD_JOB = ("Id", "Died", "Task", "Task id", "Queue", "Strikes", "Recoveries", "Reason", "Args")
 #: What a narrow terminal goes without, the first first.
 DEAD_SPARE = ("Args", "Recoveries", "Task id", "Strikes", "Queue")
 DETAILS = ("Id", "Task", "Task id", "App", "Queue", "Time of death", "Reason", "Owner", "Strikes")
-EVENT = ("Time", "Host", "Owner", "Strike", "Exit status", "Reason")
+EVENT = ("Time", "Host", "Owner", "Strike", "Reason")
 
 
 class Tables:
-    """Prints tables to stdout, with ``no_color`` in plain text; ``columns``: as on a terminal that
-    wide, whatever stdout is."""
+    """Says lines and tables to stdout, with ``no_color`` in plain text."""
 
-    def __init__(self, no_color: bool = False, columns: int | None = None) -> None:
-        self.console = Console(
-            width=columns, no_color=no_color, highlight=False, markup=False, emoji=False
-        )
-        self.wide = False  # everything, each row on one line: for a pipe, and for who asks for it
-        if columns is None and not self.console.is_terminal:
-            self.widen()
+    def __init__(self, no_color: bool = False) -> None:
+        self.no_color = no_color
+        self.say: Callable[[str], object] = click.echo
+        # Everything, each row on one line: for a pipe, and for who asks for it.
+        self.wide = not sys.stdout.isatty()
+        self.width, self.height = sys.maxsize, 0
+        if not self.wide:  # the terminal's own answer: COLUMNS may be another's, or an old one
+            columns, lines = os.get_terminal_size(sys.stdout.fileno())
+            self.width, self.height = columns or 80, lines or 24
 
     def widen(self) -> None:
-        self.wide, self.console.width = True, PIPE_WIDTH
+        self.wide, self.width = True, sys.maxsize
 
-    def line(self, text: object = "", style: str = "") -> None:
+    def line(self, text: object = "", style: Style = PLAIN) -> None:
         """One line, as long as it is; a terminal gets it broken between words."""
-        self.console.print(_text(text, style), soft_wrap=self.wide)
+        for part in str(text).split("\n"):
+            for piece in [printable(part)] if self.wide else _wrapped(printable(part), self.width):
+                self.say(self._styled(piece, style))
 
     def short(self, id: str) -> str:
         return id if self.wide else id[:SHORT_ID]
@@ -55,37 +66,31 @@ class Tables:
         spare: Sequence[str] = (),
         most: int = 0,
     ) -> None:
-        """A table of ``most`` rows on a terminal (0: all), where no word is broken that fits. A
+        """Rows below each other, on a terminal ``most`` of them; no word is broken that fits. A
         cell is a value, or a ``(value, style)``, named in its row as its title in lower case, with
         ``_``. ``spare``: titles that a narrow terminal goes without, the first first."""
-        found = [{title: _cell(row.get(_name(title))) for title in titles} for row in rows]
-        if not found:
-            return
-        left = 0 if self.wide or not most else max(0, len(found) - most)
-        found = found[: len(found) - left]
-        texts = {title: [title, *(row[title].plain for row in found)] for title in titles}
-        least = {title: max(map(_least, texts[title])) for title in titles}
-        shown, room = list(titles), self.console.width + GAP
+        rows = [*rows]
+        more = 0 if self.wide or not most else max(0, len(rows) - most)
+        rows = rows[: len(rows) - more]
+        columns = [_Column(title, [row.get(_name(title)) for row in rows]) for title in titles]
         for title in spare:
-            if sum(least[one] + GAP for one in shown) > room:
-                shown.remove(title)
-        fits = sum(least[one] + GAP for one in shown) <= room
-        table = Table(box=None, header_style="bold", padding=(0, GAP, 0, 0), pad_edge=False)
-        for title in shown:
-            numbers = all(cell.justify == "right" for row in found if (cell := row[title]).plain)
-            # What has to be shortened rich takes from columns without a width.
-            whole = fits and least[title] == max(map(cell_len, texts[title]))
-            table.add_column(
-                title,
-                width=least[title] if whole else None,
-                overflow="fold",
-                justify="right" if numbers else "left",
-            )
-        for row in found:
-            table.add_row(*(row[title] for title in shown))
-        self.console.print(table)
-        if left:
-            self.line(f"and {left} more: --wide shows all")
+            if _widths(columns) > self.width:
+                columns = [column for column in columns if column.title != title]
+        for column in columns:  # what is left over goes to those that can use it
+            column.width += max(0, min(column.wanted, self.width - _widths(columns)))
+        while _widths(columns) > self.width:
+            max(columns, key=lambda column: column.width).width -= 1
+        for row in zip(*(column.cells for column in columns), strict=True) if rows else ():
+            pieces = [_wrapped(text, c.width) for c, (text, _) in zip(columns, row, strict=True)]
+            for line in zip_longest(*pieces, fillvalue=""):
+                texts = [c.aligned(text) for c, text in zip(columns, line, strict=True)]
+                styles = [style for _, style in row]
+                self.say(GAP.join(map(self._styled, texts, styles)).rstrip())
+        if more:
+            self.line(f"and {more} more: --wide shows all")
+
+    def _styled(self, text: str, style: Style) -> str:
+        return text if self.no_color or not style else click.style(text, **style)
 
     def dead_row(self, job: dict[str, Any], now: int) -> dict[str, Any]:
         """A job in a table, at a time of the server (ms)."""
@@ -103,11 +108,11 @@ class Tables:
         self._fields((*DETAILS, "Recoveries", "Args", "Kwargs"), job)
         self.line("\nHistory, the oldest first:")
         for event in job["history"]:
-            self._fields(EVENT, {**event, "exit_status": event["status"]})
+            self._fields(EVENT, event)
             self.line()
         coded = " (base64)" if job["encoding"] == "base64" else ""
         self.line(f"Payload{coded}:")
-        self.console.print(_text(job["payload"]), soft_wrap=True)
+        self.say(printable(job["payload"]))
 
     def _fields(self, titles: Sequence[str], row: Mapping[str, object]) -> None:
         """What would not fit beside each other on a terminal, each on a line."""
@@ -116,23 +121,37 @@ class Tables:
             self.line(f"{title + ':':<15}{'-' if value is None else value}")
 
 
+class _Column:
+    """What is in it, its title first, and how wide it has to be for that to be legible."""
+
+    def __init__(self, title: str, values: Sequence[object]) -> None:
+        pairs = [value if isinstance(value, tuple) else (value, PLAIN) for value in values]
+        self.title = title
+        self.cells = [(title, BOLD), *((_text(value), style) for value, style in pairs)]
+        self.is_numbers = all(isinstance(value, (int, float)) for value, _ in pairs)
+        texts = [text for text, _ in self.cells]
+        self.width = max(map(_least, texts))
+        self.wanted = max(map(len, texts)) - self.width
+
+    def aligned(self, text: str) -> str:
+        return text.rjust(self.width) if self.is_numbers else text.ljust(self.width)
+
+
+def _widths(columns: Sequence[_Column]) -> int:
+    return sum(column.width + len(GAP) for column in columns) - len(GAP)
+
+
 def _least(text: str) -> int:
-    """Characters in which a cell stays legible."""
-    whole = cell_len(text)
-    return whole if whole <= UNBROKEN else max(map(cell_len, text.split()), default=0)
+    return len(text) if len(text) <= UNBROKEN else max(map(len, text.split()), default=0)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return wrap(text, width, break_on_hyphens=False) or [""]
 
 
 def _name(title: str) -> str:
     return title.lower().replace(" ", "_")
 
 
-def _cell(value: object) -> Text:
-    value, style = value if isinstance(value, tuple) else (value, "")
-    text = _text("-" if value is None else value, style)
-    if isinstance(value, (int, float)):
-        text.justify = "right"
-    return text
-
-
-def _text(value: object, style: str = "") -> Text:
-    return Text(printable(value), style)
+def _text(value: object) -> str:
+    return "-" if value is None else printable(value).replace("\n", " ")

@@ -11,12 +11,13 @@ from typing import Any
 from ..errors import StillInUse
 from ..model.facts import Facts
 from ..model.verdict import Reason
-from ..operate.overview import owner_rows
-from ..reaper.evidence import judge_all
+from ..reaper.evidence import Onlooker
 from ..reaper.reaper import BATCH, TOMBSTONE, Reaper
 from ..reaper.report import Report as Pass
+from ..store.holdings import Holdings
 from ..store.queues import Suspects
 from ..store.wire.clients import run_id
+from .unregistered import register_unknown
 
 logger = logging.getLogger(__name__)
 
@@ -47,16 +48,18 @@ class GiveBack:
         self.reaper = reaper
         self.registry = reaper.registry
         self.lists = reaper.lists
+        self.onlooker = Onlooker(reaper.registry)  # over all tries of a command that waits
 
     def run(self, *, force: bool = False, dry_run: bool = False) -> GivenBack:
         """Give back what dead owners hold; raises StillInUse while one lives. With ``force`` the
         living are marked reaped, too, and learn it by their next heartbeat."""
         report, errors = GivenBack(dry_run=dry_run), Pass(dry_run=dry_run)
-        self.reaper.sweep(errors)
-        judged = judge_all(self.registry, keep=not dry_run)
+        if not dry_run:
+            with errors.surviving("who is in no registry"):  # SCAN may be forbidden
+                register_unknown(self.reaper)
+        judged = self.onlooker.look()
         living = [one for one in judged if not one[2].dead]
-        rows = owner_rows(self.reaper.database, living, self.reaper.database.server_time())
-        report.alive = [row for row, _ in rows]
+        report.alive = self._rows(living)
         if report.alive and not force and not dry_run:
             raise StillInUse(_refusal(report.alive))
         for facts, score, verdict in judged:
@@ -75,6 +78,21 @@ class GiveBack:
         report.given_back = sum(report.queues.values())
         report.errors += errors.errors
         return report
+
+    def _rows(self, judged: Sequence[tuple[Facts, int, Reason]]) -> list[dict[str, Any]]:
+        """Owners as whoever has to stop them needs to know them."""
+        held = Holdings(self.reaper.database).of([facts.owner for facts, _, _ in judged])
+        now = self.reaper.database.server_time()
+        return [
+            {
+                **{name: getattr(facts, name) for name in ("owner", "node", "owner_ttl")},
+                **{name: getattr(facts.process, name) for name in ("host", "pid")},
+                "in_flight": held[facts.owner].in_flight,
+                "heartbeat_age": max(0, now - score) / 1000,
+                "reason": verdict.value,
+            }
+            for facts, score, verdict in judged
+        ]
 
     def _mark(self, facts: Facts, score: int, verdict: Reason, report: GivenBack) -> None:
         owner = facts.owner
@@ -137,12 +155,12 @@ def _refusal(alive: list[dict[str, Any]]) -> str:
     rows = ""
     for one in alive:
         held = "{owner}: {in_flight} jobs in flight, last heartbeat {heartbeat_age:.0f} s ago"
-        what = "pid {pid} on {host}; if it is gone, drain again until its silence is known"
+        what = "pid {pid} on {host}; if it is gone, drain with --wait {wait:.0f}"
         if one["reason"] in here:
             what = "{reason}: kill -TERM {pid}"
-        rows += f"\n  {held}; {what}".format(**one)
+        rows += f"\n  {held}; {what}".format(**one, wait=1.25 * one["owner_ttl"])
     return (
-        f"nothing was moved. Owners that are alive, or not yet known to be dead:{rows}\n"
+        f"nothing was moved. Workers that are alive, or not yet known to be dead:{rows}\n"
         "Stop these workers by TERM, wait until they have ended (--wait SECONDS waits for it), "
         "and drain again. --force takes their jobs all the same; what a living worker runs then "
         "runs twice, and it claims again until it is stopped"

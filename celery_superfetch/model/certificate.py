@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import math
-from time import monotonic
+import time
+from functools import partial
+
+#: Seconds by a clock that is one for all processes of a host, and that counts the sleep of a
+#: suspended machine: its jobs may be others' by then. Producers on Windows have no such clock.
+clock = time.monotonic
+if hasattr(time, "clock_gettime"):  # macOS counts it by the name of the other
+    clock = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 HEARTBEATS = 1.5  # heartbeats after the last that was heard. A verdict needs two of silence.
 
@@ -13,18 +20,22 @@ class Certificate:
 
     def __init__(self, heartbeat_interval: float) -> None:
         self._interval = heartbeat_interval
-        #: Who was heard, and until when that is good (monotonic s). Where nobody tells of
+        #: Who was heard, and until when that is good (s of ``clock``). Where nobody tells of
         #: heartbeats, nobody reaps either.
         self._heard: tuple[str | None, float] = None, math.inf
 
     def heard(self, owner: str, asked: float) -> None:
-        """The server has answered a heartbeat that ``owner`` sent at ``asked`` (monotonic s)."""
+        """The server has answered a heartbeat that ``owner`` sent at ``asked`` (``clock``)."""
         self._heard = owner, asked + HEARTBEATS * self._interval
 
+    def end(self) -> None:
+        """Nothing starts until the next heartbeat that is good for it."""
+        self._heard = self._heard[0], 0.0
+
     def until(self, owner: str) -> float:
-        """Until when jobs that ``owner`` has claimed may start (monotonic s); 0 for not now."""
+        """Until when jobs that ``owner`` has claimed may start (``clock``); 0 for not now."""
         known, until = self._heard
-        return until if known in (None, owner) and until > monotonic() else 0.0
+        return until if known in (None, owner) and until > clock() else 0.0
 
     def is_past(self, owner: str) -> bool:
         """Whether this process goes on under another name than ``owner``, who was reaped."""

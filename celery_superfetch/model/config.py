@@ -11,6 +11,11 @@ from ..errors import ConfigError
 #: Seconds that a duration may have at most: ten years. Beyond 2**63 ms from now the server refuses.
 LONGEST = 10 * 365 * 86400.0
 
+#: How like another name a misspelt one is, at least (difflib's ratio); no other broker's is.
+NEAR = 0.85
+
+REAP_TASK = "celery_superfetch.reap"  # the task of a pass, and its entry in ``beat_schedule``
+REAP_ENTRY = "superfetch-reap"
 
 #: What values are counted in: an option's annotation names one of these, and so do errors and docs.
 Seconds: TypeAlias = float
@@ -43,10 +48,6 @@ class Config:
     reap_interval: Seconds = 10.0
     """The time between two passes over all owners, whoever makes them. It is also the schedule of
     the reap task in beat."""
-
-    full_sweep_interval: Seconds = 3600.0
-    """The time between two scans for private lists that nobody registered. A scan walks through
-    all keys of the database, and what it finds is rare."""
 
     strike_limit: Strikes = 3
     """A job is killed at this many strikes, if the last one is certainly its own. One strike
@@ -82,16 +83,12 @@ class Config:
     another host."""
 
     unknown_tasks: Text = "requeue"
-    """What a worker does with a job of a task that it does not know. `"discard"` is Celery's own
-    way."""
+    """What a worker does with a job of a task that it does not know, or that Celery cannot decode
+    or calls invalid. `"discard"` is Celery's own way."""
 
     stuck_after: Seconds | None = None
     """A job that runs for longer is reported, by `status`, `jobs` and a metric. Nothing is done to
     it: a time limit ends such runs. None: no job is reported."""
-
-    reserved_timeout: Seconds | None = None
-    """A job that waits for longer in a worker without a free slot goes back to the front of its
-    queue, if another live worker of that queue has a free one. None: it waits."""
 
     app_name: Text = ""
     """The name of the Celery app (`app.main`): only its own app kills a job. Do not set it,
@@ -120,15 +117,15 @@ class Config:
 
 
 def own_options(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """Those options that are ours; ConfigError: one is neither that nor ``known``."""
+    """Those options that are ours; ConfigError: another has nearly the name of one of these, or of
+    one that is ``known``."""
     valid = {*OPTIONS, *known}
     for name in options:
         if name not in valid:
             import difflib  # whoever makes no mistake need not wait for it
 
-            nearest = difflib.get_close_matches(str(name), sorted(valid), n=1, cutoff=0.6)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-            raise ConfigError(f"unknown option {name!r}{hint}")
+            if nearest := difflib.get_close_matches(str(name), sorted(valid), n=1, cutoff=NEAR):
+                raise ConfigError(f"unknown option {name!r}; did you mean {nearest[0]!r}?")
     return {name: value for name, value in options.items() if name in OPTIONS}
 
 
@@ -157,6 +154,8 @@ def _wrong_with(name: str, value: Any) -> str:
         return f"a number ({unit})"
     if not math.isfinite(value) or value <= 0:
         return "greater than 0 and finite"
+    if unit == "port" and value > 65535:
+        return "at most 65535"
     if kind == "float" and value > LONGEST:
         return f"at most {LONGEST:.0f} s (ten years)"
     return f"a whole number ({unit})" if kind == "int" and value != int(value) else ""

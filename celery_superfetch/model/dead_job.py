@@ -45,8 +45,7 @@ class DeadJob:
     owner: str  #: its last owner, as ``host|pid|nonce``
     strikes: int  #: recoveries that may have been its own fault
     recoveries: int  #: how often its run was cut short
-    #: Oldest first, its death last; each has owner, reason, strike, at (server s), and the exit
-    #: status if that is known.
+    #: Oldest first, its death last; each has owner, reason, strike and at (server s).
     history: tuple[Mapping[str, Any], ...] = ()
     died_at: int = 0  #: time of death, by the server's clock, in ms
 
@@ -76,7 +75,7 @@ class DeadJob:
     @property
     def events(self) -> list[dict[str, Any]]:
         """Its history as shown, with None for what nobody noted; the last has the time of death."""
-        blank = {"owner": "", "status": None, "strike": None, "at": None}
+        blank = {"owner": "", "strike": None, "at": None}
         death = ({"at": self.died, **event} for event in self.history[-1:])
         events = [{**blank, **event} for event in (*self.history[:-1], *death)]
         for event in events:

@@ -13,8 +13,9 @@ from .version import __version__
 
 RETRY_INTERVAL = 1.0  # seconds between two tries while heartbeats fail
 TEXTS = "app", "node", "version", "tasks", "state", "run_id"  # fields that are text
-OTHERS = "heartbeat_interval", "owner_ttl", "connections", "pool", "lists", "free", "stuck_jobs"
+OTHERS = "heartbeat_interval", "owner_ttl", "connections", "pool", "lists", "stuck_jobs"
 STUCK = "stuck"  # state of an owner whose event loop does not turn, and that is silent until then
+SILENT = "silent"  # state of a living owner that missed two heartbeats, to whoever looks
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,6 @@ class Facts:
     pool: tuple[tuple[int, str], ...] = ()  # pool processes as ``(pid, start time)``
     #: Queue list -> ms of its x-expires (0: none), each registered before its first claim.
     lists: Mapping[str, int] = field(default_factory=dict)
-    free: int = 0  # jobs that it would begin with at once
     #: What runs for longer than ``stuck_after``: task, id, digest, and for how long (s).
     stuck_jobs: tuple[tuple[str, str, str, int], ...] = ()
     registered_at: int = 0
@@ -61,7 +61,7 @@ class Facts:
 
     @classmethod
     def load(cls, owner: str, row: Mapping[bytes, bytes], config: Config) -> Facts:
-        """Read a row, of another version or from ``adopt`` perhaps, which must never stop a pass:
+        """Read a row, of another version or half a one perhaps, which must never stop a pass:
         what is missing or broken falls back to the reader's own settings."""
         text = {k.decode(errors="replace"): v.decode(errors="replace") for k, v in row.items()}
 
@@ -92,7 +92,6 @@ class Facts:
                 name.encode(errors="replace").decode(): _read(int, expires, 0)
                 for name, expires in _read(json.loads, text.get("lists"), {}).items()
             },
-            free=_read(int, text.get("free"), 0),
             stuck_jobs=tuple(
                 (*map(str, job), _read(int, seconds, 0)) for *job, seconds in rows("stuck_jobs", 4)
             ),

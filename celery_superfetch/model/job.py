@@ -44,13 +44,13 @@ class Counters(NamedTuple):
     recoveries: int = 0
     #: Oldest first: owner, reason, strike ("exact", "suspect" or ""), at (server s).
     history: tuple[Mapping[str, Any], ...] = ()
-    probation: bool = False  # until it is settled: it runs with nothing beside it
+    probation: int = 0  # until it is settled: which solitude is its next; 0: it is none
     requeues: int = 0
 
     @classmethod
     def read(cls, **found: Any) -> Counters:
         """Some fields as the server has them; what was never counted is None."""
-        as_read: dict[str, Any] = {"history": lambda raw: tuple(json.loads(raw)), "probation": bool}
+        as_read: dict[str, Any] = {"history": lambda raw: tuple(json.loads(raw))}
         return cls(**{name: as_read.get(name, int)(raw) for name, raw in found.items() if raw})
 
     def total(self, carried: int) -> int:
@@ -87,7 +87,7 @@ class Carried(NamedTuple):
         if not isinstance(strikes, int) or not isinstance(since, (int, float)) or strikes < 1:
             return cls()
         entries = history if isinstance(history, list) else []
-        return cls(strikes, since, tuple(entry for entry in entries if isinstance(entry, dict)))
+        return cls(strikes, since, tuple(entry for entry in entries if _is_event(entry)))
 
     def within(self, window: float, now: float) -> Carried:
         return self if now - self.since <= window else Carried()
@@ -167,10 +167,15 @@ def read_body(message: dict[str, Any], most: float = inf) -> Any:
 class NotRead(ValueError): ...
 
 
+def _is_event(entry: Any) -> bool:
+    at = entry.get("at", 0) if isinstance(entry, dict) else None
+    return isinstance(at, (int, float)) and 0 <= at < 1e11  # what is no time cannot be shown
+
+
 def _eta(text: Any) -> float:
-    """Celery's header, ISO 8601; without a time zone it is UTC."""
+    """Celery's header, ISO 8601; without a time zone it is UTC, and Z is nothing to Python 3.10."""
     try:
-        eta = datetime.fromisoformat(text)
+        eta = datetime.fromisoformat(text.replace("Z", "+00:00"))
         return (eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)).timestamp()
-    except (TypeError, ValueError, OverflowError):
+    except (AttributeError, TypeError, ValueError, OverflowError):
         return 0.0

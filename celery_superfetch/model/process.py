@@ -6,6 +6,7 @@ import os
 import platform
 import secrets
 import socket
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -62,11 +63,11 @@ def host_name() -> str:
 
 
 def boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+    with suppress(OSError):
         return f"{platform.system()}-{int(psutil.boot_time())}"
+    return secrets.token_hex(6)  # Linux without /proc: a pid says nothing to anybody else
 
 
 def pid_namespace() -> str:
@@ -91,9 +92,9 @@ def look_at(pid: int, started: str) -> Reason:
     except PermissionError:  # somebody else's process, but a process; psutil may not see it
         pass
     zombie, now = _look(pid)
-    if now is not None and started and now != started:
-        return Reason.PID_REUSED
-    return Reason.PROCESS_ZOMBIE if zombie else Reason.RUNNING
+    if zombie:  # whose ever
+        return Reason.PROCESS_ZOMBIE
+    return Reason.PID_REUSED if now and started and now != started else Reason.RUNNING
 
 
 def _look(pid: int) -> tuple[bool, str | None]:
@@ -110,6 +111,7 @@ def _look(pid: int) -> tuple[bool, str | None]:
         return False, None
     try:
         process = psutil.Process(pid)
-        return process.status() == psutil.STATUS_ZOMBIE, repr(process.create_time())
-    except (psutil.Error, ValueError):
+        # Of pid and raw start time: ``create_time`` moves when the clock of macOS is set.
+        return process.status() == psutil.STATUS_ZOMBIE, str(hash(process))
+    except (psutil.Error, ValueError, OSError):  # the last on Linux without /proc
         return False, None

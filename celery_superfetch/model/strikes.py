@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from time import time
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ class Decision(Enum):
 class Blame(Enum):
     """Whether a recovery counts against its job."""
 
-    NONE = ""  #: It did not run, or its worker had been told to stop.
+    NONE = ""  #: It did not run, or its worker had been told to stop, or was stuck.
     SUSPECT = "suspect"  #: It ran when its owner died, and so did others.
     EXACT = "exact"  #: It ran with nothing beside it, or its own pool process was lost.
 
@@ -44,8 +43,7 @@ class Running(NamedTuple):
     #: Digests of the jobs that ran; one that has had its strike counts, without its name.
     digests: tuple[str, ...] = ()
     claim_ids: Mapping[str, str] = MappingProxyType({})  # digest -> claim id
-    alone: str = ""  # one on probation that had the process for itself, even if it had not begun
-    stopping: bool = False  # the process had been told to stop
+    excused: bool = False  # the process had been told to stop, or its event loop was stuck
     #: How many ran when it was taken for dead, where that was noted; some may be settled since.
     at_death: int = 0
 
@@ -63,7 +61,9 @@ class Recovery:
     node: str = ""  #: Celery's name of the owner; empty outside Celery, and if it is not known
     history: tuple[Mapping[str, Any], ...] = ()  #: earlier ones, as in `DeadJob`
     limit: int | None = None  #: strikes at which it is killed; None if never
-    probation: bool = False  #: it goes on probation, or stays there, if it is recovered
+    #: It goes on probation if it is recovered: 1, and 1 more for each death in company since then;
+    #: 0: it does not.
+    probation: int = 0
     task: str | None = None  #: name of its task; None if the payload does not say
     task_id: str | None = None  #: Celery's id of the task; None if the payload does not say
     parsed: bool = True  #: False if it is no message, or none that can be received
@@ -84,6 +84,11 @@ class Recovery:
         limit, carried = limits.strikes(envelope.task), envelope.carried
         strikes = _strikes(counters.total(carried.strikes), blame, limit)
         recoveries = counters.recoveries + 1
+        suspected = limit is not None and (
+            counters.probation
+            or (blame is not Blame.NONE and strikes >= limit - 1)
+            or recoveries >= limits.recoveries
+        )
         return cls(
             **told,  # type: ignore[arg-type]
             job=job,
@@ -92,14 +97,7 @@ class Recovery:
             recoveries=recoveries,
             history=(*carried.history, *counters.history),
             limit=limit,
-            probation=limit is not None
-            # On probation it would have a process for itself until it is due.
-            and envelope.eta <= time()
-            and (
-                counters.probation
-                or (blame is not Blame.NONE and strikes >= limit - 1)
-                or recoveries >= limits.recoveries
-            ),
+            probation=max(1, counters.probation + (blame is Blame.SUSPECT)) if suspected else 0,
             task=envelope.task,
             task_id=envelope.task_id,
             parsed=envelope.message is not None,
@@ -133,7 +131,9 @@ class Recovery:
             return f"strike {self.strikes}; its task has no limit, so nothing follows"
         ahead = f"it runs again, and is killed at strike {self.limit}"
         if self.probation:
-            ahead = "on probation, it runs alone from now on, and a strike of its own is its last"
+            ahead = (
+                "on probation, it runs alone at first; a strike that it surely caused is its last"
+            )
         return f"strike {self.strikes} of {self.limit}; {ahead}"
 
     @property
@@ -158,14 +158,10 @@ def _strikes(before: int, blame: Blame, limit: int | None) -> int:
 
 def blame(digest: str, running: Running, counters: Counters, limits: Limits) -> Blame:
     """How the death of an owner counts against a job it had in flight."""
-    if running.stopping:
-        # A deploy is not its fault. But a loop that begins with TERM must end, too: past the
-        # limit of recoveries, what had the process for itself has to answer for its end.
-        looping = digest == running.alone and counters.recoveries >= limits.recoveries
-        return Blame.EXACT if looping else Blame.NONE
-    if digest == running.alone:
-        return Blame.EXACT
-    if digest not in running.digests:
+    # Neither a deploy nor a result backend that hangs is its fault. But such a loop must end, too:
+    # past the limit of recoveries, what is on probation has to answer for that as for any other.
+    looping = counters.probation and counters.recoveries >= limits.recoveries
+    if digest not in running.digests or (running.excused and not looping):
         return Blame.NONE
     return Blame.EXACT if max(running.at_death, len(running.digests)) == 1 else Blame.SUSPECT
 

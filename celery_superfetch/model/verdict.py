@@ -62,7 +62,8 @@ def judge(evidence: Evidence) -> Reason:
         return Reason.STUCK
     if evidence.process is Reason.RUNNING:
         return Reason.RUNNING_SILENT if missed else Reason.RUNNING
-    if evidence.process is not None:
+    # A start time may only seem to be another, of a clock that was set: whoever is heard lives.
+    if evidence.process is not None and (missed or evidence.process is not Reason.PID_REUSED):
         # Pool processes that outlive their parent may still be at work on its jobs, but for no
         # longer than two heartbeats.
         if evidence.pool_left and not missed:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from time import monotonic
 
 
 class Watch:
     """How long owners have been silent while this process looked on. Pure; times are given. Looks
     count if all succeeded, ``longest_gap`` seconds after each other at most, by the watcher's own
-    monotonic clock: an outage or a step of the server's clock convicts nobody."""
+    ``clock``: an outage or a step of the server's clock convicts nobody."""
 
-    def __init__(self, longest_gap: float) -> None:
+    def __init__(self, longest_gap: float, clock: Callable[[], float] = monotonic) -> None:
         self.longest_gap = longest_gap
+        self.clock = clock
         self._last: float | None = None
         self._still: dict[str, tuple[int, float]] = {}
 

@@ -13,13 +13,14 @@ from typing import Any
 from redis import ConnectionPool, Redis
 from redis.exceptions import RedisError
 
+from ..model.certificate import clock
 from ..model.config import Config
 from ..model.facts import RETRY_INTERVAL, STUCK, Facts
 from ..model.process import ProcessImage, mint_owner
 from ..model.watch import Watch
 from ..store.database import Database
 from ..store.registry import Heartbeat, Registry
-from ..store.wire.clients import known_as
+from ..store.wire.clients import Home, known_as
 from ..store.wire.connections import Params, place_of, without_retries
 from .in_flight.in_flight import InFlight
 from .in_flight.runner import Runner
@@ -28,6 +29,17 @@ logger = logging.getLogger(__name__)
 
 LONGEST_SLEEP = 3.0  # seconds that a loop that is well may sleep at a time; Celery's sleep 2
 SHORTEST_WAIT = 1.0  # seconds for the answer to a heartbeat at least, however short the interval
+
+#: What the server answers a heartbeat -> what that means to whoever reads the log.
+LOST = {
+    "reaped": "This process was taken for dead as owner %s: it had not been heard for longer than "
+    "its limits allow (frozen, its event loop stuck, or cut off from the server). Its jobs were "
+    "given back: those that run may run twice, the others are not started here.",
+    "unknown": "The server knows nothing of owner %s any more: its keys were flushed, deleted or "
+    "evicted. What the server still has of its jobs goes back to their queues, but for those that "
+    "run, which may run twice. Find out who did that, set maxmemory-policy to noeviction, and "
+    "publish again what was lost.",
+}
 
 
 class Heart:
@@ -38,7 +50,10 @@ class Heart:
     def __init__(
         self, params: Params, elsewhere: Sequence[Params], config: Config, runner: Runner
     ) -> None:
+        self.home = Home()
         self.params = without_retries(params)  # with a failover list that may change
+        if hasattr(params.get("connection_class"), "replaceable"):
+            self.params["home"] = self.home
         self.elsewhere = elsewhere
         self.config = config
         self.client = Redis(connection_pool=self._pool())  # everybody's but the heart's
@@ -78,16 +93,16 @@ class Heart:
         """A client with one connection: a full pool, or a reply that waits, must not stop a heart.
         A half-open one does until the next heartbeat at most."""
         own = {**without_retries(params), "max_connections": 2}
+        own.pop("home", None)
         longest = max(SHORTEST_WAIT, self.config.heartbeat_interval)
         for name in own.keys() & {"socket_timeout", "socket_connect_timeout"}:
             own[name] = min(own[name], longest)
         return Redis(connection_pool=ConnectionPool(**own), single_connection_client=True)
 
     def _pool(self) -> ConnectionPool:
-        own = dict(self.params)
-        if own.get("max_connections"):  # acks keep one for themselves
-            own["max_connections"] += 1
-        return ConnectionPool(**own)
+        # Each thread has one at a time, and acks one more: kombu's limit, for each of its own
+        # pools, would have them fail for each other.
+        return ConnectionPool(**{**self.params, "max_connections": None})
 
     def _known(self) -> Facts:
         connection: Any = self.registry.client.connection
@@ -104,34 +119,36 @@ class Heart:
             # None where the server does not tell our own: they say nothing then.
             connections=tuple(sorted({id, *self.blocking}) if id else ()),
             pool=tuple(runner.pids()),
-            free=max(0, runner.free()),
             stuck_jobs=self.stuck_jobs,
         )
 
     def register(
-        self, lists: Mapping[str, int], *, forget: Collection[str] = (), anew: bool = False
+        self, lists: Mapping[str, int], *, forget: Collection[str] = (), lost: str = ""
     ) -> None:
-        """Write all facts, under a new name where there is none, it was reaped, or ``anew``."""
+        """Write all facts, under a new name where there is none, or it was ``lost``: how."""
         facts, old = self._known(), self.facts.owner
         kept = {name: ms for name, ms in facts.lists.items() if name not in forget}
         facts = facts.with_(lists={**kept, **lists})
-        if anew or not old:
+        if lost or not old:
             facts = facts.with_(owner=mint_owner(facts.process))
-        asked = monotonic()
+        asked = clock()
         while (heard := self.registry.register(facts)).status == "reaped":
-            facts, anew = facts.with_(owner=mint_owner(facts.process)), True
+            facts, lost = facts.with_(owner=mint_owner(facts.process)), heard.status
         self._heard = ()
         # The first look: it saw nobody, and from here on it sees who is not heard.
         self.watch.interrupt()
         self._note(facts, heard, asked)
-        if anew and old:
-            self.overdue.append(partial(self.was_reaped, old, facts.owner))
+        if lost and old:
+            self.overdue.append(partial(self.was_lost, lost, old, facts.owner))
 
     def heartbeat(self) -> Heartbeat:
         if not self.facts.owner:  # it left while this heartbeat waited for its turn
             return Heartbeat("left")
         try:
-            facts, asked = self._known(), monotonic()
+            if self.home.contested:
+                self.home.contested = False
+                self.registry.client.connection_pool.disconnect()
+            facts, asked = self._known(), clock()
             # The pulse may have told another state meanwhile.
             changed = dict(facts.dump().items() - self.facts.dump().items(), state=facts.state)
             heard = self.registry.heartbeat(facts, self._last_ms, changed)
@@ -146,12 +163,15 @@ class Heart:
         else:
             # Missing: somebody deleted the row. Unknown: or the whole database; the tombstone of
             # a reaped owner stays for a day, so we cannot know, and take a new name.
-            self.register({}, anew=heard.status != "missing")
+            self.register({}, lost=heard.status.replace("missing", ""))
         return heard
 
     def _note(self, facts: Facts, heard: Heartbeat, asked: float) -> None:
         if self.facts.owner and not self._last_ms:
             self.overdue.append(self._distrust_connections)
+        before, self.home.run_id = self.home.run_id, facts.run_id
+        # Where everybody else was, a doubt may have been cleared meanwhile.
+        self.in_flight.doubt |= before not in ("", facts.run_id)
         self.facts, self.pulse = facts, partial(self.registry.pulse, facts)
         self._last_ms = heard.now
         self._heard = (*self._heard[-1:], heard.now)
@@ -159,7 +179,8 @@ class Heart:
         self.neighbours = heard.neighbours
         self.in_flight.expires = facts.lists
         self.in_flight.probation = heard.probation
-        self.in_flight.certificate.heard(facts.owner, asked)
+        if facts.state != STUCK:
+            self.in_flight.certificate.heard(facts.owner, asked)
 
     def leave(self, tombstone: float) -> int:
         """The last that is said, unless it is refused; returns what ``Registry.leave`` does."""
@@ -183,18 +204,14 @@ class Heart:
         still = self._loop.silent_for("loop", turns, now) or 0.0
         if turns and still >= max(self.config.owner_ttl, LONGEST_SLEEP):
             self._stuck_at = turns
+            # Before that is said: whoever hears it gives the jobs to others.
+            self.in_flight.certificate.end()
         elif turns != self._stuck_at:
             self._stuck_at = 0
 
-    def was_reaped(self, owner: str, new: str = "") -> None:
-        """Say that an owner of ours was taken for dead, and which running jobs that concerns."""
-        logger.warning(
-            "This process was taken for dead as owner %s: it had not been heard for longer than "
-            "its limits allow (frozen, its event loop stuck, or cut off from the server). Its jobs "
-            "were given back: those that run may run twice, the others are dropped here without "
-            "being started.",
-            owner,
-        )
+    def was_lost(self, how: str, owner: str, new: str = "") -> None:
+        """Say that an owner of ours is none any more, and which running jobs that concerns."""
+        logger.warning(LOST[how], owner)
         self.in_flight.lose_all(owner)
         if new:
             logger.warning("Owner %s goes on as owner %s.", owner, new)

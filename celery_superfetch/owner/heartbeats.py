@@ -42,6 +42,7 @@ class Heartbeats(threading.Thread):
         self.pulse = Pulse(self) if threads_are_greenlets() else None
         self._asked: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._wake = threading.Event()
+        heart.home.wake = self._wake.set
         self._failing = False
 
     def ask(self, act: Callable[[], T]) -> T:
@@ -67,6 +68,7 @@ class Heartbeats(threading.Thread):
             while self._asked and not self.stopped:
                 self._act(*self._asked.popleft())
             late, news = self._failing or monotonic() >= due, heart.state != heart.facts.state
+            late |= heart.home.contested
             # One whose loop is stuck says so once, and nothing more.
             if not self.stopped and (news or (late and heart.state != STUCK)):
                 due = monotonic() + interval

@@ -211,10 +211,15 @@ class Membership:
         owner = self.owner
         left = self._by_heart(partial(self.heart.leave, tombstone))
         if left > 0:
-            logger.warning("Owner %s still has %d jobs and stays registered.", owner, left)
+            logger.warning(
+                "Owner %s still has %d jobs and stays registered: another worker recovers them "
+                "when this process has ended.",
+                owner,
+                left,
+            )
             return
         if left < 0:
-            self.heart.was_reaped(owner)
+            self.heart.was_lost("reaped", owner)
         self._heartbeats = None
         self.in_flight.rest()
 

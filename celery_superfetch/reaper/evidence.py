@@ -6,28 +6,27 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
-from time import monotonic
+from time import monotonic, sleep
 
 from ..model.facts import STUCK, Facts
 from ..model.process import ProcessImage, look_at
 from ..model.verdict import MISSED_HEARTBEATS, Evidence, Reason, judge
 from ..model.watch import Watch
 from ..store.registry import Registry
-from ..store.silences import Silences
 from ..store.wire.clients import run_id
+
+LOOK_INTERVAL = 1.0  # seconds between two looks
+LOCAL = Reason.RUNNING, Reason.RUNNING_SILENT  # said of the living of this host, silent or not
 
 
 def judge_all(
     registry: Registry,
     watch: Watch | None = None,
     only: Collection[str] | None = None,
-    *,
-    keep: bool = False,
     surviving: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> list[tuple[Facts, int, Reason]]:
     """Every registered owner (or ``only`` some) with its score and verdict. Without a ``watch``
-    what is seen is added to what passes have seen of each silence, and noted if ``keep``;
-    ``surviving`` may leave out one that cannot be judged."""
+    nobody is known to be silent; ``surviving`` may leave out one that cannot be judged."""
     scores = registry.owners()
     chosen = sorted(scores if only is None else scores.keys() & set(only))
     if not scores:
@@ -37,18 +36,12 @@ def judge_all(
     facts = registry.facts(o for o in scores if o.partition("|")[0] in hosts)
     # Asked at most once a pass, and not by a worker that has heard everybody lately.
     server_run = cache(lambda: run_id(registry.client))
-    if watch is not None:
-        now = monotonic()
-        silent = {o: watch.silent_for(o, scores[o], now) for o in chosen}
-    else:
-        intervals = {owner: known.heartbeat_interval for owner, known in facts.items()}
-        silences, at = Silences(registry.database), registry.database.server_time()
-        silent = {**silences.look(scores, intervals, at, server_run(), keep=keep)}
-    here, judged = ProcessImage.current(), []
+    here, now, judged = ProcessImage.current(), watch.clock() if watch else 0.0, []
     near = [known for known in facts.values() if here.same_ground(known.process)]
     for owner in chosen:
         with surviving(f"owner {owner}"):
-            known, quiet = facts[owner], silent[owner]
+            known = facts[owner]
+            quiet = watch.silent_for(owner, scores[owner], now) if watch else None
             evidence = local_evidence(known, here, near, quiet)
             missed = MISSED_HEARTBEATS * known.heartbeat_interval
             if evidence.process is None and (quiet or 0.0) >= missed:
@@ -57,12 +50,43 @@ def judge_all(
     return judged
 
 
+class Onlooker:
+    """The watch of a process that has no heart, and stays: it looks each second or so."""
+
+    def __init__(self, registry: Registry, clock: Callable[[], float] = monotonic) -> None:
+        self.registry = registry
+        self.watch = Watch(registry.config.heartbeat_interval, clock)
+        self._scores: dict[str, int] = {}
+
+    def look(self) -> list[tuple[Facts, int, Reason]]:
+        """Every owner with its score and verdict, by all looks up to the one before."""
+        now, judged = self.watch.clock(), judge_all(self.registry, self.watch)
+        scores = {facts.owner: score for facts, score, _ in judged}
+        # Quiet is who has the score that it had at the look before.
+        self.watch.look(dict(scores.items() & self._scores.items()), now)
+        self._scores = scores
+        return judged
+
+    def stay(self, seconds: float) -> None:
+        """Look until no verdict waits for a longer silence, for so long at most."""
+        end, judged = monotonic() + seconds, self.look()
+        first = self._scores
+        while monotonic() < end and any(
+            not (reason.dead or reason in LOCAL) and score == first.get(facts.owner)
+            for facts, score, reason in judged
+        ):
+            sleep(min(LOOK_INTERVAL, self.watch.longest_gap / 2))
+            judged = self.look()
+
+
 def local_evidence(
     facts: Facts, here: ProcessImage, others: Collection[Facts], silent_for: float | None
 ) -> Evidence:
     """What can be known of an owner without asking the server; ``others`` are of this host."""
     owner, local = facts.process, here.same_ground(facts.process)
     process = look_at(owner.pid, owner.start_time) if local else None
+    if process is Reason.PID_REUSED and owner.pid == here.pid:  # known; of others it may seem so
+        process = Reason.RUNNING if owner.start_time == here.start_time else Reason.PROCESS_GONE
     same_pid = (other for other in others if local and other.process.pid == owner.pid)
     newer = [other.process for other in same_pid if other.registered_at > facts.registered_at]
     return Evidence(

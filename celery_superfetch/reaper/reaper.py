@@ -10,7 +10,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from ..model import forks
-from ..model.facts import Facts
+from ..model.facts import STUCK, Facts
 from ..model.job import Job, digest
 from ..model.strikes import Limits, Running
 from ..model.verdict import Reason
@@ -39,9 +39,8 @@ NAMED = 10  # jobs that a pass names of each owner
 
 class Reaper(Structure):
     """Finds dead owners and empties their private lists; has no loop and no thread. Without a
-    ``watch``, which heartbeats keep, silence is added up over passes in Redis; without
-    ``announcements`` (of ``app/``: no pass waits for a result backend) no caller of a killed job is
-    told. ``sender``: the Celery app."""
+    ``watch`` nobody is taken for dead by silence; without ``announcements`` (of ``app/``: no pass
+    waits for a result backend) no caller of a killed job is told. ``sender``: the Celery app."""
 
     def __init__(
         self,
@@ -65,18 +64,11 @@ class Reaper(Structure):
         self.watch = watch
         self._next_housekeeping = 0.0
 
-    def reap(
-        self, only: Collection[str] | None = None, *, full: bool = False, dry_run: bool = False
-    ) -> Report:
+    def reap(self, only: Collection[str] | None = None, *, dry_run: bool = False) -> Report:
         """One pass; raises only where the registry cannot be read at all. ``only``: some owners,
-        else all; ``full``: look for private lists that no registry knows, too (SCAN); ``dry_run``:
-        change nothing."""
+        else all; ``dry_run``: change nothing."""
         started, report = monotonic(), Report(dry_run=dry_run)
-        if full:
-            self.sweep(report)
-        verdicts = judge_all(
-            self.registry, self.watch, only, keep=not dry_run, surviving=report.surviving
-        )
+        verdicts = judge_all(self.registry, self.watch, only, report.surviving)
         report.owners = len(verdicts)
         report.lists.update(*(facts.lists for facts, _, _ in verdicts))
         deaths: list[tuple[float, dict[str, Any]]] = []
@@ -123,8 +115,9 @@ class Reaper(Structure):
         taken = recovered + killed
         more = f" and {taken - len(titles)} more" if taken > len(titles) else ""
         said = f": {', '.join(titles)}{more}" if titles else ""
-        told = "Owner %s is dead: %s. %d of its jobs were taken back%s."
-        logger.warning(told, owner, reason.value, taken, said)
+        name = f"{facts.node} ({owner})" if facts.node else owner
+        told = "Worker %s is dead: %s. %d of its jobs were taken back%s."
+        logger.warning(told, name, reason.value, taken, said)
         pid = facts.process.pid
         reaped = ReapedOwner(owner, host, pid, facts.app, reason.value, recovered, killed)
         owner_reaped.send(sender=self.sender, reaped=reaped)
@@ -160,18 +153,21 @@ class Reaper(Structure):
         self, facts: Facts, queue_list: str, reason: str, titles: list[str], report: Report
     ) -> None:
         """Newest first, each to the front of the queue: the old order is the new one."""
-        owner, running = facts.owner, None
+        owner, running, refused = facts.owner, None, 0
         self.lists.unhold_all(owner, queue_list)
-        while payloads := self.lists.newest(owner, queue_list, BATCH, ROOM):
-            running = running or self.lists.running(owner, stopping=facts.was == "stopping")
+        # Behind those that stay, whatever keeps them; of many of these it is no single job's fault.
+        while payloads := self.lists.newest(owner, queue_list, BATCH - refused, ROOM, refused):
+            running = running or self.lists.running(owner, excused=facts.was in ("stopping", STUCK))
             # What a connection that outlived its process claimed again did not run: no strike.
             ids = running.claim_ids
             jobs = [Job(owner, queue_list, raw, ids.get(digest(raw), "")) for raw in payloads]
             with forks.kept_off():  # the app's tasks are asked for their limits
                 outcomes = self._settle(jobs, running, facts, reason, report)
                 left = [self._note(outcome, titles, report) for outcome in outcomes]
-            if not any(left):  # the next pass tries again
+            stay = len(jobs) - sum(not isinstance(o.answer, Exception) for o in outcomes)
+            if not any(left) and not stay:  # the next pass tries again
                 return
+            refused += stay
             # Who has been blamed is not blamed again for a copy that was claimed late.
             if any(job.claim_id for job in jobs):
                 running = None
@@ -186,9 +182,9 @@ class Reaper(Structure):
             decided = [(recovery, ask(recovery, self.sender)) for recovery in found]
             expires = facts.lists[jobs[0].queue_list]
             return self.judge.carry_out(decided, expires, marked=True)
-        except RedisError:
-            raise
         except Exception as exc:
+            if isinstance(exc, RedisError):
+                self.database.server_time()  # raises, too, where it is no single job's fault
             if len(jobs) == 1:
                 report.failed(f"job {jobs[0].title} of {facts.owner}", exc)
                 return []
@@ -220,7 +216,12 @@ class Reaper(Structure):
     def _trim(self) -> None:
         old, surplus = self.dead_jobs.trim()
         if old:
-            logger.warning("%d jobs older than dead_ttl were dropped from the dead set.", old)
+            logger.warning(
+                "%d jobs older than dead_ttl were dropped from the dead set, for good. Raise it "
+                "(%g days) to keep them for longer.",
+                old,
+                self.config.dead_ttl / 86400,
+            )
         if surplus:
             logger.warning(
                 "The dead set is full: its %d oldest jobs were dropped for newer ones. Look what "
@@ -230,30 +231,3 @@ class Reaper(Structure):
                 self.config.dead_limit,
                 JUNK_LIMIT,
             )
-
-    def sweep(self, report: Report) -> None:
-        """Register owners of private lists, or of facts, that nobody knows; never drains them."""
-        if report.dry_run:
-            return
-        with report.surviving("the full sweep"):  # SCAN may be forbidden; the rest of it is not
-            for owner, queue_list in self.keyspace.find("private:", "held:"):
-                with report.surviving(f"private list of {owner} for {queue_list}"):
-                    if self.registry.adopt(owner, queue_list, TOMBSTONE) != "known":
-                        report.adopted += 1
-                        logger.warning(
-                            "Private list of unknown owner %s for queue %s: registered. Its jobs "
-                            "are given back if nobody is heard under that name for a full "
-                            "owner_ttl.",
-                            owner,
-                            queue_list,
-                        )
-            known = self.registry.owners()
-            for owner, _ in self.keyspace.find("owner:"):
-                with report.surviving(f"facts of {owner}"):
-                    if owner not in known and self.registry.readmit(owner):
-                        report.adopted += 1
-                        logger.warning(
-                            "Owner %s was in no registry: registered. It is taken for dead if it "
-                            "is not heard for a full owner_ttl.",
-                            owner,
-                        )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from ..model.verdict import Reason
@@ -25,7 +26,6 @@ class Report:
     #: Queue lists whose suspects went on probation.
     probation: set[str] = field(default_factory=set)
     killed: int = 0  #: jobs that went to the dead set
-    adopted: int = 0  #: owners or lists that nobody had registered and the full sweep found
     errors: int = 0  #: each is logged; the next pass tries again
     seconds: float = 0.0  #: that it took
     dry_run: bool = False  #: nothing was changed
@@ -33,12 +33,14 @@ class Report:
 
     @property
     def did_something(self) -> bool:
-        return bool(self.dead or self.recovered or self.killed or self.adopted or self.errors)
+        return bool(self.dead or self.recovered or self.killed or self.errors)
 
     def failed(self, what: str, exc: Exception) -> None:
         self.errors += 1
         known = isinstance(exc, RedisError)
-        logger.error(
+        logger.log(
+            # In a failover, or while a slot moves, this is nobody's fault.
+            logging.WARNING if isinstance(exc, RedisConnectionError) else logging.ERROR,
             "reap: %s: %s. It was left as it is, nothing was lost; the next pass tries again.",
             what,
             exc if known else repr(exc),
@@ -58,7 +60,7 @@ class Report:
         verb = "would recover" if self.dry_run else "recovered"
         reasons = "; ".join(f"{owner}: {reason.value}" for owner, reason in self.dead.items())
         return (
-            f"reap: {len(self.dead)} of {self.owners} owners dead, {verb} {self.recovered} jobs, "
-            f"killed {self.killed}, adopted {self.adopted}, errors {self.errors}, "
-            f"{self.seconds:.3f} s" + (f" ({reasons})" if reasons else "")
+            f"reap: {len(self.dead)} of {self.owners} workers dead, {verb} {self.recovered} jobs, "
+            f"killed {self.killed}, errors {self.errors}, {self.seconds:.3f} s"
+            + (f" ({reasons})" if reasons else "")
         )

@@ -49,13 +49,20 @@ class Announcement(Structure):
         with self.client.pipeline(transaction=True) as pipe:
             pipe.srem(self.keys.unannounced, self.id)
             pipe.delete(self.keys.announcement(self.id))
+            pipe.hdel(self.keys.running(self.owner), self.id)
             pipe.execute()
 
     def _ask(self, owner: str, time_limit: float, new: int, *notes: str) -> None:
         keys = self.keys
         reply: Any = self.scripts.run(
             "announcing",
-            [keys.unannounced, keys.announcement(self.id), keys.dead, keys.owners],
+            [
+                keys.unannounced,
+                keys.announcement(self.id),
+                keys.dead,
+                keys.owners,
+                keys.running(self.owner),
+            ],
             [self.id, self.who, owner, int(time_limit * 1000), REMEMBERED, new, *notes],
         )
         if reply is None:

@@ -69,5 +69,5 @@ class StrikeCounters(Structure):
             job = recovery.job
             names.append(keys.recoveries(recovery.digest))
             args += [job.payload, recovery.recoveries - 1, recovery.strikes, recovery.blame.value]
-            args += [int(recovery.probation), job.claim_id]
+            args += [recovery.probation, job.claim_id]
         return Call("recover", names, args)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,11 +44,10 @@ class Database:
 
         return refused(self.client, self.keys.never, [*map(self.keys.queue, queue_lists)])
 
-    def take_turn(self, turns: Mapping[str, float]) -> str:
-        """The first of some scopes in which it is the caller's turn, "" for none; nobody else has
-        one there for so many seconds."""
-        ms = [max(1, int(seconds * 1000)) for seconds in turns.values()]
-        return ["", *turns][self.scripts.run("lock", [*map(self.keys.lock, turns)], ms)]
+    def take_turn(self, scope: str, seconds: float) -> bool:
+        """Whether it is the caller's turn; then nobody else has one for so many seconds."""
+        ms = max(1, int(seconds * 1000))
+        return bool(self.scripts.run("lock", [self.keys.lock(scope)], [ms]))
 
     def end_turn(self, scope: str) -> None:
         self.client.delete(self.keys.lock(scope))

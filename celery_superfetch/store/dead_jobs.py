@@ -124,7 +124,8 @@ class DeadJobs(Structure):
         """Which of the jobs nobody else is about to retry; until they are, or for a minute, nobody
         is: who forgets a job's result late would forget that of its next run."""
         locks = [self.keys.lock(f"retry:{job.id}") for job in jobs]
-        return [*map(bool, self._at_once(("SET", key, 1, "NX", "PX", RETRY_LOCK) for key in locks))]
+        calls = [Call("lock", [lock], [RETRY_LOCK]) for lock in locks]
+        return [*map(bool, self.scripts.run_all(calls))]
 
     def revive(self, job: DeadJob, queue_list: str, expires: int) -> Call:
         """The call that puts a job at the end of a queue with an x-expires of so many ms, or 0;

@@ -9,7 +9,9 @@ from math import inf
 from time import monotonic
 from typing import Any, NamedTuple
 
+from ..model.dead_job import utc
 from ..model.job import Job
+from ..model.process import ProcessImage
 from .database import Structure
 
 #: Days and number of deaths that are remembered.
@@ -36,15 +38,11 @@ class Counts(NamedTuple):
 
 
 class History(Structure):
-    """``superfetch:stats``, most of which scripts count, ``superfetch:deaths`` and
-    ``superfetch:pass``: for ``status`` and metrics."""
+    """``superfetch:stats``, most of which scripts count, ``superfetch:deaths``, ``superfetch:pass``
+    and ``superfetch:beats``: for ``status`` and metrics."""
 
     def lost(self, job: Job) -> None:
         self.scripts.run("lost", [self.keys.stats], [job.queue_list, job.payload])
-
-    def relieved(self, jobs: int) -> None:
-        """Count jobs that went from a busy worker to an idle one."""
-        self.client.hincrby(self.keys.stats, "relieved", jobs)
 
     def died(self, deaths: Sequence[tuple[float, dict[str, Any]]]) -> None:
         """Remember the owners that a pass found dead, each with the moment (``monotonic``) at which
@@ -63,13 +61,37 @@ class History(Structure):
             pipe.pexpire(key, DAYS * 86_400_000)
             pipe.execute()
 
-    def deaths(self, most: int = 10) -> list[dict[str, Any]]:
+    def deaths(self, most: int = MOST) -> list[dict[str, Any]]:
         return [*map(json.loads, self.client.zrange(self.keys.deaths, 0, most - 1, desc=True))]
 
     def last_pass(self) -> Mapping[str, str]:
         """The last pass; empty where nobody has made one."""
         row = self.client.hgetall(self.keys.last_pass)
         return {name.decode(): value.decode(errors="replace") for name, value in row.items()}
+
+    def tick(self, since: int, last: int) -> tuple[int, int]:
+        """Note a tick of this process's beat, whose first was at ``since`` and whose latest at
+        ``last`` (server ms; 0: there was none); both anew. A week after it a beat is forgotten, or
+        when another of its app begins: one that lives ticks again."""
+        key, here, now = self.keys.beats, ProcessImage.current(), self.database.server_time()
+        app = f"{self.config.app_name}{TAB}"
+        old = [] if last else [n for n in self.client.hkeys(key) if n.startswith(app.encode())]
+        commands: list[Any] = [("HDEL", key, *old)] if old else []
+        row = json.dumps([since or now, now, (now - last) / 1000 if last else 0.0])
+        commands.append(("HSET", key, f"{app}{here.host}{TAB}{here.pid}", row))
+        self._at_once([*commands, ("EXPIRE", key, DAYS * 86_400)])
+        return since or now, now
+
+    def beats(self) -> list[dict[str, Any]]:
+        """The beats of all apps, with their first and last ticks and the seconds between the last
+        two."""
+        found = []
+        for name, row in sorted(self.client.hgetall(self.keys.beats).items()):
+            app, host, pid = name.decode(errors="replace").rsplit(TAB, 2)
+            since, at, interval = json.loads(row)
+            times = {"since": utc(since / 1000), "at": utc(at / 1000), "interval": interval}
+            found.append({"app": app, "host": host, "pid": int(pid), **times})
+        return found
 
     def counts(self) -> Counts:
         """All counters; not more than some thousands (``tally.lua``)."""

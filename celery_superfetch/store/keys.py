@@ -13,7 +13,6 @@ class Keys:
         self._own = own
         self.owners = f"{own}owners"  # ZSET owner -> last heartbeat (server ms)
         self.reaped = f"{own}reaped"  # ZSET owner -> when its tombstone may go (server ms)
-        self.silences = f"{own}suspects"  # HASH owner -> what one-shot passes saw of its silence
         self.recovered = f"{own}recovered"  # STRING: some job has counters, so claims look for them
         self.on_probation = f"{own}probation"  # SET of the queue lists with suspects on probation
         self.rest = f"{own}rest"  # HASH of the latest rest for suspects, and when the next may be
@@ -25,6 +24,7 @@ class Keys:
         self.stats = f"{own}stats"  # HASH counter -> number, by list and task, too
         self.deaths = f"{own}deaths"  # ZSET JSON of an owner's death -> when (server ms)
         self.last_pass = f"{own}pass"  # HASH of the last pass: when, by whom, what it found
+        self.beats = f"{own}beats"  # HASH app, host and pid of a beat -> its first and last ticks
         self.heads = f"{own}heads"  # HASH queue list -> digest of its oldest job, since when (ms)
         # Never exists: a cluster that moves our slot then refuses a script before it begins, and
         # not at a list that it has itself emptied, between a job's departure and its arrival.
@@ -44,8 +44,8 @@ class Keys:
 
     def running(self, owner: str) -> str:
         """HASH claim id -> digest of a job its process runs, or ``struck`` for one that ran when
-        its owner died and was recovered since; ``alone`` -> the claim that has the process for
-        itself; ``ran`` (of a reaped owner, if more than one) -> how many ran."""
+        its owner died and was recovered since; id of a killed job -> ``announcing`` while it tells
+        of that; ``ran`` (of a reaped owner) -> how many there were."""
         return f"{self._own}running:{owner}"
 
     def probation(self, queue_list: str) -> str:

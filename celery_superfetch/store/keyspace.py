@@ -1,4 +1,4 @@
-"""Whatever there is of ours, by SCAN: for the full sweep, and for leaving."""
+"""Whatever there is of ours, by SCAN: for what nobody registered, and for leaving."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ SCAN_STEPS = 100  # of who only has a look
 #: dead set.
 JOBS = {"private:": "LLEN", "held:": "HLEN", "probation:": "LLEN"}
 DEAD = {"dead", "dead:"}
+#: Kinds of keys that an owner has, with their types.
+OWNED = {"private:": "LIST", "held:": "HASH", "owner:": "HASH"}
 
 
 class Keyspace(Structure):
     """Each method walks through the whole database, and raises where SCAN is forbidden."""
 
-    def find(self, *kinds: str) -> Iterator[tuple[str, str]]:
-        """Owner and queue list (facts have none) of each key of some kinds, as ``private:``."""
-        for kind in kinds:
-            for key in self._scan(kind):
-                yield self.keys.parse(key)[1:]
+    def owners(self) -> dict[str, set[str]]:
+        """Whoever has facts, or jobs in flight, registered or not -> the queue lists of these."""
+        owners: dict[str, set[str]] = {}
+        for kind, type in OWNED.items():
+            for key in self._scan(kind, type):
+                _, owner, queue_list = self.keys.parse(key)
+                owners.setdefault(owner, set()).update({queue_list} - {""})
+        return owners
 
     def holders(self) -> set[str]:
         """Whoever has a private list or held jobs, as far as a hundred steps of SCAN find them."""
@@ -44,5 +49,5 @@ class Keyspace(Structure):
     def delete(self, keys: Sequence[bytes]) -> int:
         return sum(self.client.delete(*some) for some in chunks(keys, SCAN_COUNT))
 
-    def _scan(self, kind: str = "") -> Iterator[bytes]:
-        return self.client.scan_iter(match=self.keys.pattern(kind), count=SCAN_COUNT)
+    def _scan(self, kind: str = "", type: str | None = None) -> Iterator[bytes]:
+        return self.client.scan_iter(self.keys.pattern(kind), SCAN_COUNT, type)

@@ -16,8 +16,8 @@ from .wire.scripts import Call
 #: Bytes one claim takes at most, but for the job that passes the mark: it keeps others waiting.
 CLAIM_BYTES = 4 * 1024 * 1024
 PAGE = 100  # held jobs that are looked at, or moved back, at a time
-#: Fields of what is recorded as running that are no claim ids (``Keys.running``).
-ALONE, RAN = "alone", "ran"
+#: A field, and a value, of what is recorded as running that are no claim's (``Keys.running``).
+RAN, ANNOUNCING = "ran", "announcing"
 
 
 class Claims(NamedTuple):
@@ -64,6 +64,7 @@ class PrivateLists(Structure):
         those first that it may ``confirm``: a blocking read brought them."""
         keys = self.keys
         names = [keys.owners, keys.recovered, keys.running(owner), *map(keys.queue, lists)]
+        names.append(keys.facts(owner))
         cut, prefix = len(keys.prefix.encode()), keys.private(owner, "")
         args: list[Any] = [owner, most, CLAIM_BYTES, keys.recoveries(""), cut, prefix]
         args += [turn, starts, len(confirm)]
@@ -143,7 +144,8 @@ class PrivateLists(Structure):
         for job in jobs:
             names.append(keys.recoveries(digest(job.payload)))
             args += [job.payload, job.claim_id]
-        return Call("requeue", names, args)
+        # Carried out behind its successor it would come late.
+        return Call("requeue", names, args, whole=bool(number))
 
     def give_back(self, jobs: Sequence[Job], expires: int) -> int:
         return sum(self.scripts.run(*self.requeue(jobs, "front", expires)))
@@ -172,9 +174,10 @@ class PrivateLists(Structure):
         found = self.client.lrange(self.keys.private(owner, queue_list), 0, count - 1)
         return [Job(owner, queue_list, payload) for payload in found]
 
-    def newest(self, owner: str, queue_list: str, most: int, room: int) -> list[bytes]:
-        """Payloads of the newest claims, of ``room`` bytes at most, but one in any case."""
-        return self.scripts.run("newest", [self.keys.private(owner, queue_list)], [most, room])
+    def newest(self, owner: str, queue_list: str, *limits: int) -> list[bytes]:
+        """Payloads of the newest claims: how many at most, and bytes, but one in any case, behind
+        how many others."""
+        return self.scripts.run("newest", [self.keys.private(owner, queue_list)], limits)
 
     def has(self, job: Job) -> bool:
         private = self.keys.private(job.owner, job.queue_list)
@@ -195,20 +198,20 @@ class PrivateLists(Structure):
         listed = int(self.client.llen(self.keys.private(owner, queue_list)))
         return listed + self.held(owner, queue_list)
 
-    def running(self, owner: str, *, stopping: bool = False) -> Running:
-        """What an owner had recorded; ``stopping``: it had been told to stop."""
+    def running(self, owner: str, *, excused: bool = False) -> Running:
+        """What an owner had recorded; ``excused`` as in ``Running``."""
         ran = self._record(owner)
-        alone, at_death = ran.pop(ALONE, ""), int(ran.pop(RAN, 0))
+        at_death = int(ran.pop(RAN, 0))
         claim_ids = {name: id for id, name in ran.items()}
-        return Running(tuple(ran.values()), claim_ids, ran.get(alone, ""), stopping, at_death)
+        return Running(tuple(ran.values()), claim_ids, excused, at_death)
 
     def unrecord(self, job: Job) -> None:
         self.client.hdel(self.keys.running(job.owner), job.claim_id)
 
     def forget_running(self, owner: str, held: Container[str]) -> None:
         """Remove what ``owner`` is said to run and does not hold; no claim may come meanwhile."""
-        claims = {id: name if id == ALONE else id for id, name in self._record(owner).items()}
-        if stale := [id for id, claim in claims.items() if id != RAN and claim not in held]:
+        claims = [id for id, name in self._record(owner).items() if name != ANNOUNCING]
+        if stale := [id for id in claims if id != RAN and id not in held]:
             self.client.hdel(self.keys.running(owner), *stale)
 
     def _record(self, owner: str) -> dict[str, str]:
@@ -220,4 +223,6 @@ def earlier_of(mark: Any) -> Counters | None:
     """Read the mark of a claimed job: 0, or its counts, each of which may be missing."""
     if not isinstance(mark, list):
         return None
-    return Counters.read(**dict(zip(("recoveries", "strikes", "requeues"), mark, strict=True)))
+    # Only a suspect's has the last one.
+    fields = ("recoveries", "strikes", "requeues", "probation")
+    return Counters.read(**dict(zip(fields, mark, strict=False)))

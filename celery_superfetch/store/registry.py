@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 from math import isfinite
 from types import MappingProxyType
@@ -16,7 +17,7 @@ from .wire.clients import cut
 from .wire.scripts import Call, packed
 
 HEARTBEAT_ROWS = 4096  # that a heartbeat returns at most, the oldest: a thousand are 50 kB
-TOMBSTONE_FACTS = 86400  # seconds: an owner thawed within a day learns its fate
+TOMBSTONE_FACTS = 86400  # seconds: an owner thawed a day later learns its fate
 
 
 class Heartbeat(NamedTuple):
@@ -67,7 +68,7 @@ class Registry(Structure):
         """End in order; unless 0 nothing was done: the number of jobs left, or -1 when reaped. For
         ``tombstone`` seconds a claim of ours may still land."""
         keys, owner = self.keys, facts.owner
-        names = [*self._rows(facts), keys.reaped, keys.silences, keys.running(owner)]
+        names = [*self._rows(facts), keys.reaped, keys.running(owner)]
         names += [kind(owner, name) for kind in (keys.private, keys.held) for name in facts.lists]
         return int(self.scripts.run("leave", names, [owner, int(tombstone * 1000)]))
 
@@ -106,30 +107,34 @@ class Registry(Structure):
         """Mark an owner reaped unless it was heard since ``score``; for ``tombstone`` seconds its
         lists are drained again, for claims that land late."""
         keys, owner = self.keys, facts.owner
-        names = [*self._rows(facts), keys.reaped, keys.silences, keys.stats, keys.running(owner)]
-        times = [score, int(tombstone * 1000), TOMBSTONE_FACTS * 1000]
-        marked = bool(self.scripts.run("mark", names, [owner, *times, reason]))
+        names = [*self._rows(facts), keys.reaped, keys.stats, keys.running(owner)]
+        args = [owner, score, int(tombstone * 1000), reason]
+        marked = bool(self.scripts.run("mark", names, args))
         if marked:  # a frozen owner claims nothing more; else its tombstone covers what it does
             cut(self.client, facts.run_id, facts.connections)
         return marked
 
-    def adopt(self, owner: str, queue_list: str, tombstone: float) -> str:
-        """Register the owner of an unknown private list; see ``adopt.lua`` for the answer."""
-        keys = self.keys
-        names = [keys.owners, keys.facts(owner), keys.reaped]
-        names += [keys.private(owner, queue_list), keys.held(owner, queue_list)]
-        args = [owner, queue_list, int(tombstone * 1000)]
-        return bytes(self.scripts.run("adopt", names, args)).decode()
-
-    def readmit(self, owner: str) -> bool:
-        """Have an owner judged that has facts and no row; False if it needs none."""
-        if self.client.hget(self.keys.facts(owner), "state") in (None, b"reaped"):
+    def adopt(self, owner: str, queue_lists: Collection[str]) -> bool:
+        """Have the owner of some private lists judged, or drained again, like any other; False if
+        it needs none of that. Whoever lives has registered a list before it has one."""
+        facts, key = self.facts([owner])[owner], self.keys.facts(owner)
+        is_reaped = facts.state == "reaped"
+        if is_reaped and not queue_lists:
             return False
+        lists = {**dict.fromkeys(queue_lists, 0), **facts.lists}
+        if unlisted := lists != facts.lists:
+            self.client.hset(key, "lists", json.dumps(lists))
+        if is_reaped:  # it is listed again; PERSIST would be one permission more
+            self.client.expire(key, 365 * TOMBSTONE_FACTS)
+        registry = self.keys.reaped if is_reaped else self.keys.owners
         row = {owner: self.database.server_time()}
-        return bool(self.client.zadd(self.keys.owners, row, nx=True))
+        return bool(self.client.zadd(registry, row, nx=True)) or unlisted
 
     def forget_tombstone(self, owner: str) -> None:
-        self.client.zrem(self.keys.reaped, owner)
+        """Drain it no more; until here nothing that is known of it expires."""
+        keys = self.keys
+        kept = [("EXPIRE", key(owner), TOMBSTONE_FACTS) for key in (keys.facts, keys.running)]
+        self._at_once([*kept, ("ZREM", keys.reaped, owner)])
 
     def connected(self, facts: Facts, run_id: str) -> bool | None:
         """Whether the server still has any of the owner's connections; None: cannot tell."""

@@ -4,43 +4,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from redis.exceptions import ResponseError
+from redis import Redis
+from redis.exceptions import NoPermissionError, ResponseError
 
-from ..model.job import UNREADABLE, digest
+from ..model.job import UNREADABLE
 from .database import Database, Structure
 from .wire.connections import is_ours
-from .wire.scripts import Call
 
 
 class Delivery(NamedTuple):
-    """One entry of the hash by name; ``since`` is the worker's clock (s), 0 where unknown."""
+    """One entry of the hash by name, its worker's clock (s; None: not in the index) and value."""
 
     tag: bytes
-    since: float
+    since: float | None
+    value: bytes
 
-
-class StockJob(NamedTuple):
-    """A job that was delivered by stock kombu and not acked."""
-
-    delivery: Delivery
-    value: bytes  # as kombu wrote it: a JSON list of the message, its exchange and routing key
-    payload: bytes = b""  # the message in it; empty where kombu could make nothing of it either
-    exchange: str = ""
-    routing_key: str = ""
-
-    @classmethod
-    def parse(cls, delivery: Delivery, value: bytes) -> StockJob:
+    def read(self) -> tuple[bytes, str, str]:
+        """The message, marked as redelivered, its exchange and routing key; of a value that kombu
+        could make nothing of either, nothing."""
         try:
-            text = value.decode()
-            start = text.index("[") + 1
-            _, end = json.JSONDecoder().raw_decode(text, start)
-            _, exchange, routing_key = json.loads(text)
+            message, exchange, routing_key = json.loads(self.value)
+            with suppress(KeyError):
+                for flags in message["headers"], message["properties"]["delivery_info"]:
+                    flags["redelivered"] = True
         except UNREADABLE:
-            return cls(delivery, value)
-        return cls(delivery, value, text[start:end].encode(), exchange or "", routing_key or "")
+            return b"", "", ""
+        return json.dumps(message).encode(), exchange or "", routing_key or ""
 
 
 @dataclass(frozen=True)
@@ -61,7 +54,9 @@ class StockConsumer:
 class Unacked(Structure):
     """Stock kombu's hash of unacked messages and its index by time of delivery, by their names."""
 
-    def __init__(self, database: Database, name: str, index: str) -> None:
+    def __init__(
+        self, database: Database, name: str = "unacked", index: str = "unacked_index"
+    ) -> None:
         super().__init__(database)
         # kombu's own keys: the prefix is all that is put before them.
         self.name = self.keys.queue(name)
@@ -84,37 +79,44 @@ class Unacked(Structure):
         ]
 
     def size(self) -> int:
-        return int(self.client.hlen(self.name))
+        try:
+            return int(self.client.hlen(self.name))
+        except NoPermissionError:  # no worker of this user is a stock one
+            return 0
 
-    def deliveries(self) -> list[Delivery]:
+    def tags(self) -> list[bytes]:
         """All entries, the newest first; those that the index does not know last."""
-        rows = self.client.zrange(self.index, 0, -1, desc=True, withscores=True)
-        names = self.client.hkeys(self.name)
-        known, there = dict(rows), set(names)
-        listed = [Delivery(tag, float(since)) for tag, since in rows if tag in there]
+        there = dict.fromkeys(self.client.hkeys(self.name))
+        listed = [tag for tag in self.client.zrange(self.index, 0, -1)[::-1] if tag in there]
         # kombu restores by the index alone: without a row there a job waits for ever.
-        return listed + [Delivery(tag, 0.0) for tag in names if tag not in known]
+        return list(dict.fromkeys([*listed, *there]))
 
-    def read(self, deliveries: Sequence[Delivery]) -> list[StockJob]:
+    def read(self, tags: Sequence[bytes], client: Redis | None = None) -> list[Delivery]:
         """Those of some jobs that were not acked meanwhile."""
-        values = self.client.hmget(self.name, [delivery.tag for delivery in deliveries])
-        pairs = zip(deliveries, values, strict=True)
-        return [StockJob.parse(delivery, value) for delivery, value in pairs if value is not None]
+        client = client or self.client
+        names: Any = tags
+        since: Any = client.zmscore(self.index, names)
+        rows = zip(tags, since, client.hmget(self.name, tags), strict=True)
+        return [Delivery(*row) for row in rows if row[-1] is not None]
 
-    def move(self, jobs: Sequence[tuple[StockJob, Mapping[str, int]]]) -> list[bytes]:
-        return list(self.scripts.run(*self.take(jobs)))
+    def move(self, jobs: Mapping[Delivery, tuple[bytes, Mapping[str, int]]]) -> list[Delivery]:
+        """Put messages (the newest delivery first) to the front of their queue lists -> ms of
+        x-expires, in one transaction; those that were neither acked nor delivered anew."""
 
-    def take(self, jobs: Sequence[tuple[StockJob, Mapping[str, int]]]) -> Call:
-        """The call that moves jobs (the newest delivery first) to their queue lists -> ms of
-        x-expires; a reply for each, see ``migrate.lua``."""
-        keys, lists = self.keys, {name: ms for _, targets in jobs for name, ms in targets.items()}
-        number = {name: at for at, name in enumerate(lists, 1)}
-        args: list[Any] = [int(self.config.strike_window), len(lists), *lists.values()]
-        for (delivery, value, payload, *_), targets in jobs:
-            before = value.index(payload)
-            # Lua counts from 1 and includes the last byte.
-            args += [*delivery, digest(value), before + 1, before + len(payload)]
-            args += [len(targets), *map(number.__getitem__, targets)]
-        names = [self.name, self.index, keys.recovered, keys.stats, *map(keys.queue, lists)]
-        names += [keys.recoveries(digest(job.payload)) for job, _ in jobs]
-        return Call("migrate", names, args)
+        def transaction(pipe: Any) -> list[Delivery]:
+            same = [job for job in self.read([job.tag for job in jobs], pipe) if job in jobs]
+            pipe.multi()
+            for job in same:
+                message, lists = jobs[job]
+                pipe.hdel(self.name, job.tag)
+                pipe.zrem(self.index, job.tag)
+                for queue_list, expires in lists.items():
+                    pipe.rpush(self.keys.queue(queue_list), message)
+                    if expires:
+                        pipe.pexpire(self.keys.queue(queue_list), expires)
+            return same
+
+        moved = self.client.transaction(
+            transaction, self.name, self.index, value_from_callable=True
+        )
+        return list(moved)

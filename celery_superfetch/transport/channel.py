@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from copy import copy
@@ -9,13 +10,14 @@ from queue import Empty
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from kombu.exceptions import OperationalError
 from kombu.transport import redis
 from redis import Redis
 from redis.exceptions import ConnectionError, RedisError
 
 from ..model.config import LONGEST, Config
 from ..store.database import Database
-from ..store.wire.connections import NotServed, Params, leading_home, ours
+from ..store.wire.connections import NotServed, Params, leading_home, ours, publishing
 from ..store.wire.slots import Slot, address_of, slot_of
 from .fetch.queue_lists import QueueLists
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from ..model.job import Claimed
     from ..owner.membership import Membership
     from .fetch.fetch import Fetch
+
+logger = logging.getLogger(__name__)
 
 
 def _qos(channel: Channel) -> Any:  # made on the first consume: a producer needs none of it
@@ -107,9 +111,9 @@ class Channel(redis.Channel):
         if self._fetch is None:
             from ..owner.membership import membership_for
             from .fetch.fetch import Fetch
-            from .private_names import check_transport
+            from .versions import check_versions
 
-            check_transport()
+            check_versions()
             poller, config = self.connection.cycle, self.connection.config
             membership = membership_for(self.here(), config, self.elsewhere(), poller.runner)
             self._fetch = Fetch(self, poller, membership)
@@ -124,7 +128,7 @@ class Channel(redis.Channel):
         try:
             dead = claimed.earlier and reception and reception.kills(claimed, self)
             message = None if dead else self.qos.receive(claimed)
-        except (RedisError, OSError):
+        except (RedisError, OSError, MemoryError):
             self.fetch.backlog.ready.appendleft(claimed)  # it goes back with those behind it
             raise
         if message is None:
@@ -207,15 +211,41 @@ class Channel(redis.Channel):
             message["headers"]["redelivered"] = True
         return message
 
-    def basic_publish(self, *args: Any, **kwargs: Any) -> Any:
+    def basic_publish(self, message: Any, *args: Any, **kwargs: Any) -> Any:
+        properties = message["properties"]
+        # A task's message has both, in either protocol; a reply or a result of rpc:// has not.
+        task = properties.get("correlation_id") if "reply_to" in properties else None
+        token = publishing.set(task)
         try:
-            return super().basic_publish(*args, **kwargs)
+            return super().basic_publish(message, *args, **kwargs)
         except AttributeError as exc:
             if self.connection is not None:
                 raise
             # Another thread closed it, whose connection was lost. By its true name, kombu tries
             # again on a new channel; else a task's retry, sent at that moment, would be lost.
             raise ConnectionError("the channel was closed while it published") from exc
+        finally:
+            publishing.reset(token)
+
+    def _lookup(self, exchange: str, routing_key: str, default: Any = None) -> Any:
+        queues = super()._lookup(exchange, routing_key, default)
+        if queues or not (task := publishing.get()):
+            return queues
+        for binding in self.state.exchanges.get(exchange, {}).get("table", ()):
+            self._queue_bind(exchange, *binding)  # as this process declared it once
+        if not (queues := super()._lookup(exchange, routing_key, default)):
+            raise OperationalError(
+                f"task {task} was not sent: on the server no queue is bound to exchange "
+                f"{exchange!r} by routing key {routing_key!r}, and this process knows none. Name "
+                "its queue where you send it, or start a worker that serves it"
+            )
+        logger.warning(
+            "The bindings of exchange %r were gone from the server (by FLUSHALL, or evicted), and "
+            "task %s on its way to no queue. They were declared again, and it was sent.",
+            exchange,
+            task,
+        )
+        return queues
 
     def close(self) -> None:
         if self._pid != os.getpid():

@@ -34,15 +34,14 @@ def loads(payload: bytes | str) -> Any:
 class Delivery(dict[str, Any]):
     """A decoded message that stands for its claim; kombu keeps it as ``message._raw``."""
 
-    is_husk = False  # the job was taken back, and its request still has its place in line
-
     def __init__(self, claimed: Claimed, channel: Any) -> None:
         super().__init__(loads(claimed.job.payload))
         self.claimed, self.job, self.channel = claimed, claimed.job, channel
         self.membership: Membership = channel.membership
         self.in_flight: InFlight = self.membership.in_flight
         again = claimed.earlier is not None
-        self["properties"]["delivery_info"]["redelivered"] = again
+        info = self["properties"]["delivery_info"]
+        info["redelivered"] = again or bool(info.get("redelivered"))  # by stock: it had it before
         headers = self["headers"] = self.get("headers") or {}
         headers.pop(EARLIER, None)  # what we say of a delivery, nobody else can say
         strikes = Carried.of(headers).strikes if CARRIED in headers else 0
@@ -67,7 +66,12 @@ class Delivery(dict[str, Any]):
             try:
                 in_flight.flush(wait=unattended)
             except (*channel.connection_errors, channel.ResponseError) as exc:
-                logger.warning("An ack could not be sent yet (%s); it is kept and sent again.", exc)
+                logger.warning(
+                    "The ack of job %s could not be sent yet (%s). It is kept and sent again; "
+                    "if this process dies before, the job runs again.",
+                    self.job.title,
+                    exc,
+                )
         fetch.poller.wake()
 
     def requeue(self, where: str = "front") -> None:
@@ -142,6 +146,8 @@ class QoS(virtual.QoS):
             message.delivery_tag = claimed.job.claim_id
             self.append(message, message.delivery_tag)
             return message
+        except MemoryError:  # that is not its fault
+            raise
         except Exception:  # whatever a payload can do to a parser must not end the worker
             self.channel.membership.lost_runs.quarantine(claimed.job)
             return None
@@ -177,7 +183,7 @@ class QoS(virtual.QoS):
         fetch, jobs = self.channel.fetch, self.channel.fetch.in_flight.jobs
         fetch.requeue(back)
         if given := sum(not jobs.runs(job) for job in back):
-            logger.info("Giving %d jobs back to their queues.", given)
+            logger.info("A channel closes: its %d jobs go back to their queues.", given)
         for job in back:
             if job not in jobs:
                 self.forget(job)
@@ -193,21 +199,6 @@ class QoS(virtual.QoS):
         for job in back:
             self.forget(job)
         return len(unseen) + len(back)
-
-    def release(self, job: Job) -> bool:
-        """Give back a job that waits here for its turn, if it does; any thread may. Its request
-        stays in line as an empty husk. Until its turn has come nothing is claimed, or the job would
-        be back at once, behind the same others."""
-        fetch = self.channel.fetch
-        with fetch.in_flight.lock:
-            if not fetch.backlog.take(lambda other: other == job):
-                husk = self.delivery(job.claim_id)
-                if husk is None or fetch.in_flight.jobs.get(job) is not State.WAITING:
-                    return False
-                husk.is_husk = True
-                self.awaited.add(job.claim_id)
-            fetch.requeue([job])
-        return True
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
         """kombu's word at each close, and at exit; it must not raise, nor mind twice."""

@@ -6,21 +6,24 @@ from functools import cached_property
 from typing import Any
 
 from kombu.transport import redis
-from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ..errors import ConfigError
-from ..model.config import Config
+from ..model.config import OPTIONS, Config
 from ..store.wire.connections import ASKED_ONCE, Params, discreetly, sentinel_params
-from ..store.wire.server import check_writable, warn_once
+from ..store.wire.server import warn_once
 from .channel import Channel
 from .poller import Poller
 
 #: Options that kombu and Celery read with a Redis broker, beside those a channel takes over.
 KOMBU_OPTIONS = (
-    "callback connection_pool_kwargs credential_provider errback interval_max interval_start "
-    "interval_step max_retries polling_interval reauth_check_interval retry_on_error "
-    "socket_read_size"
+    "callback connect_retries_timeout connection_pool_kwargs credential_provider errback "
+    "interval_max interval_start interval_step max_retries polling_interval reauth_check_interval "
+    "retry_on_error socket_read_size"
 )
+
+#: Seconds after which a producer's first call begins no new try to connect: a later call's four
+#: tries take no longer (docs/guide/cluster.md).
+FIRST_CALL = 25.0
 
 #: Transport options that are not ours and pass unread.
 KNOWN_OPTIONS = {*KOMBU_OPTIONS.split(), *redis.SentinelChannel.from_transport_options}
@@ -41,6 +44,12 @@ def _keep_transport(client: Any) -> None:
     client.switch = keep
 
 
+def discreet(connection: Any) -> str:
+    """The URL of a connection without its password, or a sign of one that it does not have."""
+    url: str = connection.as_uri()
+    return url if connection.password else url.replace(":**@", "@" if connection.userid else "", 1)
+
+
 class Transport(redis.Transport):
     """kombu's Redis transport with reliable fetch."""
 
@@ -52,23 +61,21 @@ class Transport(redis.Transport):
             self.config  # noqa: B018 - a word now, to whoever only publishes; who consumes is refused
         except ConfigError as exc:
             warn_once(f"celery_superfetch: {exc} (a worker refuses to start with it)")
+        else:
+            if names := {*(client.transport_options or ())} - {*OPTIONS, *KNOWN_OPTIONS}:
+                warn_once(
+                    f"celery_superfetch: of broker_transport_options, {', '.join(sorted(names))} "
+                    "means nothing with a Redis broker; is it another's, or misspelt?"
+                )
         self.cycle = Poller()
         _keep_transport(client)
+        # Celery's 4 s would end the first call of a process while others still look for a primary.
+        client.transport_options.setdefault("connect_retries_timeout", FIRST_CALL)
 
     @cached_property
     def config(self) -> Config:
         """Raises ``ConfigError`` where an option is impossible."""
         return Config.from_options(self.client.transport_options or {}, KNOWN_OPTIONS)
-
-    def establish_connection(self) -> Any:
-        """Connect; a server of no use is refused here, where kombu tries again with a pause."""
-        connection = super().establish_connection()
-        try:
-            check_writable(self._avail_channels[-1].database.client)
-        except RedisConnectionError:
-            self.close_connection(connection)
-            raise
-        return connection
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         before = set(loop.on_tick)

@@ -19,7 +19,7 @@ from ..model.verdict import MISSED_HEARTBEATS, judge
 from ..owner.membership import Membership, memberships
 from ..reaper.evidence import local_evidence
 from ..reaper.report import Report
-from .long_jobs import note_stuck, relieve
+from .long_jobs import note_stuck
 
 logger = get_logger(__name__)
 
@@ -48,9 +48,17 @@ class MaintenanceThread(threading.Thread):
                     rounds.announcements.attend()
                     rounds.go(monotonic())
                 except (RedisError, OSError) as exc:
-                    logger.warning("Maintenance could not ask the broker: %s", exc)
+                    logger.warning(
+                        "Maintenance could not ask the broker (%s). This worker finds no dead ones "
+                        "until it can; it asks again each %g s.",
+                        exc,
+                        LOOK_INTERVAL,
+                    )
                 except Exception:  # a thread that ended would take nobody's jobs back
-                    logger.exception("Maintenance failed; it goes on.")
+                    logger.exception(
+                        "Maintenance failed and goes on. If it repeats, this worker finds no dead "
+                        "ones: restart it, and report the error."
+                    )
 
 
 class Rounds:
@@ -61,7 +69,6 @@ class Rounds:
         self._facts: dict[str, Facts] = {}
         self._next_pass = 0.0
         self._next_look: dict[str, float] = {}
-        self._next_relief = 0.0
 
     def go(self, now: float) -> None:
         """One round; when the broker cannot be asked, it raises RedisError and convicts nobody."""
@@ -74,11 +81,9 @@ class Rounds:
         if now >= self._next_pass:
             self._next_pass = now + self.reaper.config.reap_interval
             self.note(scheduled_pass(self.reaper, self.membership.heart.facts.node))
-        if now >= self._next_relief:
-            self._next_relief = now + relieve(self.membership)
 
     def _reap(self, owners: list[str], lock: str) -> None:
-        if self.reaper.database.take_turn({lock: LOOK_INTERVAL / 2}):
+        if self.reaper.database.take_turn(lock, LOOK_INTERVAL / 2):
             self.note(self.reaper.reap(owners))
 
     def note(self, report: Report) -> None:

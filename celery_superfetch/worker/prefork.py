@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..model import forks
-from ..transport.private_names import check
-from .private_names import STARTED
 
 AGAIN = 0.05  # seconds between two tries of a pool to fork, and two looks at a child that ends
 LOOKS = 100  # then it is Celery's turn, which looks each 5 s
@@ -17,8 +16,18 @@ def request_of(accept_callback: Any) -> Any:
     return getattr(accept_callback, "__self__", None)
 
 
+def forget_unsendable(pool: Any, request: Any, call: Any) -> bool:
+    """Let ``pool`` forget a job that it was not given whole; whether no process could be."""
+    for job in list(pool._pool._cache.values()):
+        if request_of(job._accept_callback) is request:
+            job.discard()
+    try:
+        return not pickle.dumps(call)
+    except Exception as exc:  # what was unpickled need not be picklable
+        return not isinstance(exc, MemoryError)
+
+
 def mend(pool: Any, forget: Callable[[Any], None], call_later: Callable[..., object]) -> None:
-    check(STARTED, pool)
     keep_what_runs(pool, forget)
     read_on(pool)
     hear_the_dead(pool)

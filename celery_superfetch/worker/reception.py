@@ -18,6 +18,7 @@ from redis.exceptions import DataError, RedisError
 
 from ..app.announcer import announcements_of
 from ..app.poison_pill import limits_of
+from ..model.dead_job import DeadJob
 from ..model.facts import Facts
 from ..model.job import Claimed, Job
 from ..store.registry import Registry
@@ -51,7 +52,9 @@ def check(request: Any) -> None:
     ):
         if not isinstance(value, kinds):
             raise ValueError(f"{name!r} cannot be {value!r}")
-    for limit in limits:
+    hash((request.id, *(request.stamped_headers or ())))  # Celery looks whether they are revoked
+    hard, soft = limits
+    for limit in (hard, soft):
         if limit is not None and not (isinstance(limit, (int, float)) and isfinite(limit)):
             raise ValueError(f"'timelimit' cannot be {limits!r}")
 
@@ -68,31 +71,78 @@ def kills(claimed: Claimed, channel: Any) -> bool:
     return job not in membership.in_flight.jobs
 
 
-def refuses(message: Any, exc: Exception, ran: bool | None = None) -> bool:
-    """Put a job aside at which Celery raised; False when that was not the job's fault. In Celery's
-    loop it would end worker after worker, each of which gives the message back; in a timer it would
-    stay in flight as long as the worker lives. ``ran``: whether it has begun, if that is known."""
+def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool = False) -> bool:
+    """Put a job aside that Celery could not read; False when ``exc`` tells of something else. In
+    Celery's loop it would end worker after worker, each of which gives the message back; in a timer
+    it would stay in flight as long as the worker lives. Raises what ends a worker that is at fault.
+    ``ran``: whether it has begun, if that is known; ``short``: the worker is short of threads."""
     delivery = delivery_of(message)
     if delivery is None or _is_trouble(exc) or told_to_stop(delivery.membership):
         return False
-    job = delivery.job
+    job, lost_runs = delivery.job, delivery.membership.lost_runs
+    runner = delivery.in_flight.runner
+    if exc is runner.failure:
+        return False
     if not delivery.is_open:
-        logger.error("Celery discarded job %s, and failed over it.", job.title, exc_info=exc)
+        logger.error(
+            "Celery discarded job %s, and failed over it. The job had left this worker before: it "
+            "was settled, given back or killed.",
+            job.title,
+            exc_info=exc,
+        )
         return True
     if not delivery.in_flight.may_start(job) if ran is None else ran:
         return False  # in the consumer's own thread
-    logger.error("Celery failed over job %s before it ran.", job.title, exc_info=exc)
     for request in [*state.reserved_requests, *state.requests.values()]:
         if request.message is message:
             state.task_ready(request)
-    why = f"cannot be received: {safe_repr(exc)[:MOST]}"
-    put_aside = partial(delivery.end_by, delivery.membership.lost_runs.quarantine, why)
-    try:
-        put_aside()
-    except (RedisError, OSError) as error:
-        logger.warning("It stays in flight until the server answers again (%s).", error)
-        delivery.membership.overdue.append(put_aside)
+    app, why = runner.worker.app, safe_repr(exc)[:MOST]
+    if getattr(message, "is_read", False) or isinstance(exc, MemoryError):
+        logger.error(
+            "This worker fails over job %s before that runs, and ends. The job goes back to its "
+            "queue, without a strike.",
+            job.title,
+            exc_info=exc,
+        )
+        # Kept, since a timer or a thread of the pool swallows it; not as it is, since Celery takes
+        # a KeyError, too, for a lost connection, and would be back at once.
+        runner.failure = RuntimeError(f"this worker failed over job {job.title}: {why}")
+        if short:
+            delivery.requeue()
+        else:  # it may be this job's doing all the same: where it has a worker for itself, it is
+            way = partial(lost_runs.recover_or_kill, limits=limits_of(app), stopping=True)
+            _settle(delivery, way, f"its worker failed over it: {why}", sender=app)
+        raise runner.failure from exc
+    logger.error(
+        "Celery failed over job %s before it ran. Its message is at fault, so it goes to the dead "
+        "set, and its caller is told; mend whoever sent it.",
+        job.title,
+        exc_info=exc,
+    )
+    _settle(delivery, lost_runs.kill, f"cannot be received: {why}", sender=app)
     return True
+
+
+def _settle(
+    delivery: Delivery, way: Callable[..., DeadJob | None], why: str, *, sender: Any
+) -> None:
+    """Have a job end in a way of ``LostRuns``, if need be later, and its caller told."""
+    membership = delivery.membership
+
+    def settle() -> None:
+        dead = delivery.end_by(way, why, sender=sender)
+        if dead is not None:
+            announcements_of(sender, membership).soon(dead)
+
+    try:
+        settle()
+    except (RedisError, OSError) as error:
+        logger.warning(
+            "Job %s stays in flight here until the server answers again (%s).",
+            delivery.job.title,
+            error,
+        )
+        membership.overdue.append(settle)
 
 
 def _is_trouble(exc: Exception) -> bool:
@@ -122,7 +172,11 @@ def settle_failures(target: Any, options: dict[str, Any], inline: bool) -> Any:
         return call
 
     run = survived(target, "Celery failed around the body of job %s: it has failed.")
-    tell = survived(fail, "The failure of job %s could not be told.")
+    tell = survived(
+        fail,
+        "The failure of job %s could not be stored or told: whoever waits for its result waits "
+        "on. See whether the result backend answers.",
+    )
 
     def ended(result: Any) -> None:
         (tell if isinstance(result, ExceptionInfo) else succeed)(result)
@@ -130,21 +184,28 @@ def settle_failures(target: Any, options: dict[str, Any], inline: bool) -> Any:
     return run, {**options, "callback": ended}
 
 
-class UnknownTasks:
-    """Goes before Celery's ``on_unknown_task``."""
+class Discards:
+    """Goes before what Celery does with jobs of which it keeps nothing: it does not know their
+    task, cannot decode them, or calls them invalid."""
 
     def __init__(self, worker: Any) -> None:
-        self.worker, self.discard = worker, worker.consumer.on_unknown_task
+        self.worker = worker
         self._others: list[Facts] = []
         self._looked = -REMEMBERED
-        self._waiting: set[Job] = set()
+        self._waiting: dict[Job, Delivery] = {}
+        for name in ("on_unknown_task", "on_invalid_task", "on_decode_error"):
+            discard = getattr(worker.consumer, name)
+            setattr(worker.consumer, name, partial(self._instead_of, discard))
 
-    def __call__(self, body: Any, message: Any, exc: Exception) -> None:
+    def _instead_of(self, discard: Callable[..., None], *told: Any) -> None:
+        message, exc = told[-2:]
         delivery = delivery_of(message)
         if delivery is None or (how := delivery.membership.config.unknown_tasks) == "discard":
-            return self.discard(body, message, exc)
+            return discard(*told)
         if told_to_stop(delivery.membership):
             return None  # it goes back with the others, when the channel closes
+        is_unknown = isinstance(exc, KeyError)  # the others have errors of their own
+        here = f"task {exc} is not registered" if is_unknown else f"cannot be read: {exc!r}"[:MOST]
         earlier = delivery.claimed.earlier
         returns = earlier.requeues if earlier else 0
         why = "no other live worker of its queue has other tasks"
@@ -152,10 +213,13 @@ class UnknownTasks:
             why = "unknown_tasks is 'dead'"
         elif other := self._who_may_know(delivery):
             if returns < RETURNS:
-                return self._return(delivery, returns, other)
+                return self._return(delivery, here, returns, other)
             why = f"it went back to its queue {returns} times"
-        bury = delivery.membership.lost_runs.bury
-        dead = delivery.end_by(bury, f"task {exc} is not registered; {why}")
+        lost_runs = delivery.membership.lost_runs
+        if not is_unknown:
+            _settle(delivery, lost_runs.kill, f"{here}; {why}", sender=self.worker.app)
+            return discard(*told)  # which is left to do: log it, and send its signal
+        dead = delivery.end_by(lost_runs.bury, f"{here}; {why}")
         if dead is not None:
             logger.error(
                 "Job %s is in the dead set as %s: %s. Put it back with `celery superfetch dead "
@@ -164,27 +228,30 @@ class UnknownTasks:
                 dead.id,
                 dead.reason,
             )
-            self.discard(body, message, exc)  # which is left to do: tell its caller
+            discard(*told)  # which is left to do: tell its caller
         return None
 
-    def _return(self, delivery: Delivery, returns: int, other: Facts) -> None:
+    def _return(self, delivery: Delivery, here: str, returns: int, other: Facts) -> None:
         """Give it back in a while; until then it takes no place from others, as one with an ETA."""
         logger.log(
             logging.DEBUG if returns else logging.WARNING,
-            "Job %s is of a task that this worker does not know. It goes back to its queue: %s, "
-            "with other tasks, may know it.",
+            "Job %s is not for this worker: %s. It goes back to its queue: %s, with other tasks, "
+            "may know it.",
             delivery.job.title,
+            here,
             other.node or other.owner,
         )
         delivery.in_flight.wait(delivery.job)
-        self._waiting.add(delivery.job)
+        self._waiting[delivery.job] = delivery
+        if len(self._waiting) > MOST_WAITING:  # Celery 5.5 clears its timer at a lost connection
+            self._waiting = {job: held for job, held in self._waiting.items() if held.is_open}
         if len(self._waiting) > MOST_WAITING:
             delivery.channel.qos.awaited.add(delivery.job.claim_id)
         qos = self.worker.consumer.qos
         qos.increment_eventually()
 
         def give_back() -> None:
-            self._waiting.discard(delivery.job)
+            self._waiting.pop(delivery.job, None)
             qos.decrement_eventually()
             delivery.requeue("back")
 

@@ -1,4 +1,4 @@
-"""The request class: given back until it starts, and it sees that its pool child is lost."""
+"""The request class: given back until it starts, and it sees that its pool process is lost."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import cache, partial
 from time import time
 from typing import Any
 
+from billiard.common import human_status
 from billiard.einfo import ExceptionInfo
 from celery.app.task import Context
 from celery.exceptions import (
@@ -30,12 +31,17 @@ from ..model.job import CARRIED, EARLIER, Carried
 from ..model.strikes import Blame
 from ..transport.deliveries import Delivery, delivery_of
 from .batches import is_only_named
-from .private_names import ASKS_FIRST, SOLO
 from .reception import check
 from .start import NotStarted
-from .stopping import told_to_stop
+from .stopping import SOLO, told_to_stop
 
 logger = get_logger(__name__)
+
+#: The only strategy that is known to hand a request to the pool before it runs. Others (batches)
+#: keep messages of their own, and settle those themselves.
+ASKS_FIRST = "celery.worker.strategy:default"
+
+EXITED = "Worker exited prematurely: "  # how billiard begins
 
 #: Headers that say something of one delivery, and nothing of the job.
 OF_THE_DELIVERY = frozenset({EARLIER, CARRIED, "redelivered"})
@@ -54,8 +60,13 @@ class CountedRequest(Request):
     together = 1  # how many jobs ran as one, and were cut short
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(message, *args, **kwargs)
         self.delivery = delivery_of(message)  # None for what is not fetched reliably
+        try:
+            super().__init__(message, *args, **kwargs)
+        except Exception:
+            Request(message, *args, **kwargs)  # which fails, too, if that is the message's fault
+            message.is_read = True
+            raise
         if self.delivery is not None:
             asks = self.task.Strategy == ASKS_FIRST
             self.delivery.in_flight.wait(self.delivery.job, asks)
@@ -69,6 +80,7 @@ class CountedRequest(Request):
             # Celery takes what it does not know for the user's, and sends it on with retries.
             custom = Context(request).headers or {}
             request["headers"] = {k: v for k, v in custom.items() if k not in OF_THE_DELIVERY}
+        message.is_read = True  # what fails from now on is the worker's fault
 
     def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
         """A cold shutdown, or a lost connection, ends what runs; it goes back to its queue."""
@@ -136,11 +148,16 @@ class CountedRequest(Request):
         exc = getattr(exc_info.exception, "exc", exc_info.exception)
         if isinstance(exc, NotStarted):
             return self.message.channel.fetch.in_flight.runner.take_back(self)
-        if isinstance(exc, Terminated) and self.delivery is not None and not self._was_told:
+        own = self.delivery is not None and not self._was_told
+        if own and isinstance(exc, (Terminated, SystemExit)):
             # The child outlived the signal for an earlier job, and died of this one. Celery would
-            # take it for revoked, and its ack would lose it.
+            # take it for revoked, and its ack would lose it. Or the task ended it: Celery 5.6 would
+            # have that failed, or lost, as its billiard says.
+            status = exc.args[0] if exc.args else 0
             try:
-                raise WorkerLostError(f"Worker exited prematurely: {exc}")
+                raise WorkerLostError(
+                    EXITED + human_status(status if isinstance(status, int) else 1)
+                )
             except WorkerLostError as lost:
                 exc, exc_info = lost, ExceptionInfo()
         if isinstance(exc, MemoryError):
@@ -150,7 +167,10 @@ class CountedRequest(Request):
             self._cut_short = f"hard time limit ({exc.args[0]} s)"
         elif not isinstance(exc, (Reject, Terminated)):
             # A task's own Reject is on purpose; what else ends in a requeue is a lost child.
-            self._cut_short = f"pool child lost ({exc})"
+            why = " ".join(str(exc).removeprefix(EXITED).partition(" Job: ")[0].split())
+            processes = getattr(self.delivery and self.delivery.in_flight.runner, "prefork", True)
+            # A thread or a greenlet does not end: what it says of a loss is what its task raised.
+            self._cut_short = f"pool process lost: {why}" if processes else f"it raised {why}"
         try:
             return super().on_failure(exc_info, *args, **kwargs)
         except Exception:  # the result backend is away, say; the run is over all the same
@@ -246,7 +266,7 @@ class CountedRequest(Request):
             )
         except (RedisError, OSError) as error:
             # A job that goes back to its queue instead is counted when the server answers.
-            logger.warning("Job %s cannot be sent anew now: %s", self, error)
+            logger.warning("Job %s lost its run and cannot be sent anew: %s", self, error)
             return False
         if isinstance(judged, Carried):
             own = context.headers

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from time import monotonic
 from typing import Any
 from weakref import ref
 
@@ -19,6 +18,8 @@ from celery.worker import state
 from redis.exceptions import RedisError
 
 from ..app.events import monitors_of
+from ..app.steps import run
+from ..model.certificate import clock
 from ..model.job import digest
 from ..model.process import start_time
 from ..owner.in_flight.runner import Runner
@@ -26,11 +27,12 @@ from ..owner.membership import memberships
 from ..transport.deliveries import Delivery
 from . import reception
 from .batches import told_of_losses
-from .prefork import mend, request_of
-from .private_names import SOLO, THREADS
-from .stopping import told_to_stop
+from .prefork import forget_unsendable, mend, request_of
+from .stopping import SOLO, told_to_stop
 
 logger = get_logger(__name__)
+
+THREADS = "celery.concurrency.thread"
 
 
 class NotStarted(Ignore):
@@ -38,9 +40,9 @@ class NotStarted(Ignore):
 
 
 def start(until: float, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run ``target``, in the pool's own process, if it is not past ``until`` (monotonic s)."""
-    if monotonic() < until:
-        return target(*args, **kwargs)
+    """Run ``target``, in the pool's own process, if it is not past ``until`` (``clock``)."""
+    if clock() < until:
+        return run(target, *args, **kwargs)
     try:
         raise NotStarted("too late")
     except NotStarted:
@@ -54,6 +56,7 @@ class _Handover:
         self.delivery, self.request, self.target = delivery, request, target
         self.args, self.kwargs, self.options = apply
         self.job, self.in_flight = delivery.job, delivery.in_flight
+        self.take = partial(threading.Lock().acquire, False)  # True for whoever comes first
 
     @property
     def is_ours(self) -> bool:
@@ -69,6 +72,12 @@ class _Handover:
         # With early ack it may be settled before it runs: nothing would take its record away.
         name = digest(self.job.payload) if self.request.task.acks_late else ""
         return self.in_flight.start(self.job, name)
+
+    def accept(self, accept: Callable[..., Any], *args: Any) -> Any:
+        """In a thread of the pool; what was given up is still in its line."""
+        if not self.take():
+            raise NotStarted("given up")
+        return accept(*args)
 
 
 class Gate(Runner):
@@ -105,6 +114,8 @@ class Gate(Runner):
         return sorted((pid, start_time(pid) or "") for pid in pids if pid is not None)
 
     def on_turn(self) -> None:
+        if self.failure is not None:
+            raise self.failure
         self._turns += 1
         self._monitors.drain()
 
@@ -168,12 +179,10 @@ class Gate(Runner):
             membership = first.delivery.membership
             alone = first.in_flight.jobs.alone
             room = len(self.out) < (1 if alone is not None else self.slots)
-            if first.delivery.is_husk and not room:
-                break  # its turn has not come
             if not first.is_ours:
-                self._drop(self._waiting.popleft(), "it is not ours any more")
+                self._drop(self._waiting.popleft(), "it has left this worker")
             elif alone is not None and first.job != alone and not first.request.acknowledged:
-                self._drop(self._waiting.popleft(), "another is on probation here")
+                self._drop(self._waiting.popleft(), "another runs alone here")
             elif room and not told_to_stop(membership) and (until := first.may_begin()):
                 self.out.add(self._waiting.popleft())
                 return first, until
@@ -186,6 +195,9 @@ class Gate(Runner):
         if not (self.inline or self.threads or self.green):
             told = ("callback", "error_callback", "timeout_callback")
             options = {**options, **{n: partial(self._tell, what, options[n]) for n in told}}
+        elif self.threads:
+            accept = partial(what.accept, options["accept_callback"])
+            options = {**options, "accept_callback": accept}
         try:
             # Celery looked before the job waited here. Threads and greenlets are never told of it.
             if what.waited and request.revoked():
@@ -193,10 +205,18 @@ class Gate(Runner):
                 return self._release()
             result = self._apply(start, (until, what.target, *what.args), what.kwargs, **options)
         except BaseException as exc:
+            # A pool that cannot start a thread has it in its line, and may have begun with it.
+            if self.threads and not what.take():
+                self.failure = exc
+                return
             what.in_flight.end(what.job)
             self.out.discard(what)
+            if self.prefork:
+                call = what.args, what.kwargs
+                request.message.is_read = not forget_unsendable(self.pool, request, call)
             # This may be a part of another's turn, who must not hear of it.
-            if isinstance(exc, Exception) and self._takes_back(request, exc):
+            short = self.threads and isinstance(exc, RuntimeError)
+            if isinstance(exc, Exception) and self._takes_back(request, exc, short):
                 return
             raise
         request._apply_result = None if result is None else ref(result)
@@ -204,8 +224,6 @@ class Gate(Runner):
             self._over(what)
         elif self.threads:
             result.f.add_done_callback(partial(self._over, what))
-        elif self.green and result is None:  # eventlet's pool tells nobody whom it has started
-            next(reversed(self.pool._pool_map.values())).link(partial(self._over, what))
         elif self.green:  # gevent's, whose ``link`` would start one more greenlet
             result.rawlink(partial(self._over, what))
 
@@ -237,14 +255,11 @@ class Gate(Runner):
         with suppress(AttributeError):
             self.worker._quick_release()
 
-    def _takes_back(self, request: Any, exc: Exception) -> bool:
+    def _takes_back(self, request: Any, exc: Exception, short: bool = False) -> bool:
         """Whether a job that the pool did not get is put aside, and its slot free again."""
-        if not reception.refuses(request.message, exc, ran=request.time_start is not None):
+        if not reception.refuses(request.message, exc, request.time_start is not None, short):
             return False
         if self.prefork:
-            for job in list(self.pool._pool._cache.values()):
-                if request_of(job._accept_callback) is request:
-                    job.discard()  # it could not be given whole
             # Not here: each of many in a row would be handed over from within the one before.
             self.worker.hub.call_soon(self.worker._quick_release)
         return True

@@ -15,8 +15,10 @@ from redis.exceptions import RedisError
 
 from ..app.announcer import announcements_of
 from ..app.broker import client_of, config_of
+from ..app.console import console
 from ..app.events import monitors_of, reporter
 from ..app.poison_pill import limits_of
+from ..app.results import check_results
 from ..errors import SuperfetchError
 from ..model.version import __version__
 from ..owner.heartbeats import threads_are_greenlets
@@ -24,14 +26,16 @@ from ..owner.membership import Membership
 from ..signals import ownership_lost
 from ..store.wire.server import check_platform, check_server
 from ..transport.transport import Transport
-from . import orders, reception
+from ..transport.versions import check_versions
+from . import killed, reception  # noqa: F401 - `killed` is a control command
 from .maintenance import MaintenanceThread, Rounds
-from .private_names import check_worker
 from .request import use_our_request
 from .start import Gate
-from .stopping import Stopper, wrap_handlers
+from .stopping import Stopper, memberships_of, wrap_handlers
 
 logger = get_logger(__name__)
+
+EVENTLET = "celery.concurrency.eventlet"  # the module of its pool
 
 JOINED_FOR = 5.0  # seconds that the end of a worker waits for the pass under way
 
@@ -43,13 +47,22 @@ class Maintenance(bootsteps.StartStopStep):
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
+        if not issubclass(worker.app.connection_for_read().get_transport_cls(), Transport):
+            self.enabled = False  # and none of our options is read: they may be the other broker's
+            return
         self.thread = MaintenanceThread(worker.app)
         self.stopper = Stopper(worker)
         self.report_losses = reporter(worker.app, "lost")
         self.metrics: Any = None  # their server, where ``metrics_port`` says so
+        if worker.pool_cls.__module__ == EVENTLET:
+            raise SystemExit(
+                "celery_superfetch: the eventlet pool is not supported. A job that does not yield "
+                "would stop this worker's heartbeats, and others would take it for dead. Start the "
+                "worker with -P gevent or -P threads."
+            )
         try:
             check_platform()
-            check_worker(worker.pool_cls)
+            check_versions()
             config_of(worker.app)
         except SuperfetchError as exc:
             raise SystemExit(f"celery_superfetch: {exc}") from exc
@@ -60,12 +73,12 @@ class Maintenance(bootsteps.StartStopStep):
             # ``sleep`` between two tries to connect: jobs and heart would stop for half a minute.
             functional.sleep = time.sleep
         app = worker.app
-        if issubclass(app.connection_for_read().get_transport_cls(), Transport):
-            # Before the consumer's steps fail over it. That one cannot be reached is theirs to see.
-            with suppress(RedisError, OSError), client_of(app) as client:
-                check_server(client, config_of(app).global_keyprefix)
+        # Before the consumer's steps fail over it. That one cannot be reached is theirs to see.
+        with suppress(RedisError, OSError), client_of(app) as client:
+            check_server(client, config_of(app).global_keyprefix)
+        check_results(app)
         use_our_request(worker)
-        worker.consumer.on_unknown_task = reception.UnknownTasks(worker)
+        reception.Discards(worker)
         limits = limits_of(app)
         for task in app.tasks:
             limits.strikes(task)  # what makes no sense is said now, not at a death
@@ -103,7 +116,7 @@ class Maintenance(bootsteps.StartStopStep):
         self.stopper.give_back()
         if self.thread.is_alive():
             self.thread.join(JOINED_FOR)
-        for membership in orders.memberships_of(worker):
+        for membership in memberships_of(worker):
             announcements_of(worker.app, membership).stop()
         monitors_of(worker.app).drain()
 
@@ -114,15 +127,18 @@ def _serve_metrics(app: Any) -> Any:
         return None
     at = f"{config.metrics_host}:{config.metrics_port}"
     try:
-        from ..operate.metrics import serve
-
-        server = serve(app, config.metrics_host, config.metrics_port)
+        server = console("serve_metrics")(app, config.metrics_host, config.metrics_port)
         logger.info("Metrics are served at http://%s/metrics.", at)
         return server
     except SuperfetchError as exc:
         raise SystemExit(f"celery_superfetch: {exc}") from exc
     except (OSError, OverflowError) as exc:  # another worker of this host serves them, mostly
-        logger.warning("This worker serves no metrics at %s: %s", at, exc)
+        logger.warning(
+            "This worker serves no metrics at %s: %s. It works on. Give metrics_port to one worker "
+            "of a host, or each its own.",
+            at,
+            exc,
+        )
         return None
 
 

@@ -13,14 +13,25 @@ from celery.utils.log import get_logger
 from celery.worker import state
 
 from ..model import forks
-from ..owner.membership import Membership
-from .orders import channels_of, memberships_of
-from .private_names import SOLO
+from ..owner.membership import Membership, memberships
+from ..transport.channel import Channel
 
 logger = get_logger(__name__)
 
+SOLO = "celery.concurrency.solo"  # where a pool is that only its module tells from others
 AGAIN = 0.05  # seconds until a signal comes again that found the loop at work on its jobs
 LOOK_INTERVAL = 0.5  # seconds between two looks for an order to stop: its handler only sets flags
+
+
+def memberships_of(worker: Any) -> list[Membership]:
+    return [one for one in memberships() if one.runner.worker is worker]
+
+
+def channels_of(worker: Any) -> list[Channel]:
+    """Those from which a worker consumes at this moment."""
+    connection = worker.consumer.connection
+    channels = list(connection.transport.channels or ()) if connection else []
+    return [channel for channel in channels if getattr(channel, "_fetch", None) is not None]
 
 
 def process_ends() -> bool:
@@ -62,7 +73,10 @@ class Stopper(threading.Thread):
         try:
             count = sum(one.qos.give_back_waiting() for one in channels_of(self.worker))
         except Exception:  # the channel's close gives it back
-            logger.exception("What waits could not be given back yet.")
+            logger.exception(
+                "Told to stop, and the jobs that wait could not be given back yet. They are safe "
+                "in private lists, and go back when the connection closes, or by another worker."
+            )
         else:
             if count:
                 logger.info("Told to stop: %d jobs went back to their queues.", count)

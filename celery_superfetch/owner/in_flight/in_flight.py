@@ -47,8 +47,10 @@ class InFlight(Outbox):
             for claimed in claims.jobs:
                 self.jobs.add(claimed.job)
             self.jobs.recorded.update(job for job, _ in claims.started if job in self.jobs)
-            for job, still_ours in zip(confirm, claims.confirmed, strict=False):
-                if still_ours is None:
+            gone = [job for job, kept in zip(confirm, claims.confirmed, strict=False) if not kept]
+            self.requeue(job for job in reversed(gone) if job.owner != owner)
+            for job in gone:
+                if job.owner == owner:
                     self.lose(job)
             return claims
 
@@ -69,7 +71,6 @@ class InFlight(Outbox):
                 gathered = state is State.GATHERED and job not in self.aside
                 if gathered or self.jobs.runs(job):
                     return None
-            self.jobs.recorded.clear()  # it is alone in the record, too
             call = self.lists.claim_alone(owner, queue_list)
             [reply] = self.ask([call])
             if reply[0] == b"none":
@@ -78,6 +79,7 @@ class InFlight(Outbox):
                 return None
             alone = self.jobs.alone = Job(owner, queue_list, reply[1], call.args[-1])
             self.jobs.add(alone)
+            self.jobs.recorded.add(alone)
             return Claimed(alone, earlier_of(reply[2]))
 
     def wait(self, job: Job, asks: bool = True) -> None:
@@ -91,10 +93,12 @@ class InFlight(Outbox):
             if job in self.jobs and job not in self.aside:
                 self.jobs.recorded.discard(job)  # moving it takes its record away
                 self.moves[job] = ""
+                if job == self.jobs.alone:  # whoever decoded it lives; when it is due, others run
+                    self.jobs.alone = None
 
     def delivered(self, job: Job) -> None:
         """Its consumer has the job: one that only waits now does not count as running."""
-        if job in self.jobs.recorded or job == self.jobs.alone:
+        if job in self.jobs.recorded:
             with self.lock:
                 if self.may_start(job) and job not in self.moves:
                     self.unrecord(job)
@@ -110,12 +114,12 @@ class InFlight(Outbox):
         return self.jobs.get(job) in IDLE
 
     def start(self, job: Job, name: str = "") -> float:
-        """Hand a job over to those who run it: until when it may begin (monotonic s); 0: not now.
+        """Hand a job over to those who run it: until when it may begin (``clock``); 0: not now.
         Its record as running (under ``name``, its digest; none where it may be settled before it
         runs) is sent before, and waited for only if ETA jobs are to be moved aside."""
         with self.lock:
             until = self.certificate.until(job.owner)
-            # While a reply is lost, the record may say that a suspect runs here, alone.
+            # While a reply is lost, the record may say that a suspect runs here.
             if not until or self.doubt or not self.may_start(job):
                 return 0.0
             if job not in self.jobs.recorded:
@@ -170,14 +174,14 @@ class InFlight(Outbox):
             self.lost_claims.forget_running(job.owner)
 
     def lose_all(self, owner: str) -> None:
-        """An owner of ours was reaped: announce what runs, forget the rest. Acks still go to its
-        old private lists: one before the reaper saves a second run, a later one removes nothing."""
+        """An owner of ours is none any more: announce what runs, give back the rest, if it is still
+        there. Acks still go to its old private lists: one before the reaper saves a second run, a
+        later one removes nothing."""
         with self.lock:
             ours = [job for job in self.jobs if job.owner == owner]
             for job in ours:
                 self._forget_start(job)
-                if self.jobs[job] in (State.WAITING, State.RETURNING):
-                    self.drop(job)
+            self.requeue(job for job in reversed(ours) if self.jobs.get(job) is State.WAITING)
             lost = [job for job in ours if self.jobs.runs(job)]
             self._no_news.update(lost)
         for job in lost:

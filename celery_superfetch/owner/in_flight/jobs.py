@@ -63,7 +63,9 @@ class Jobs(dict[Job, State]):
         self.counts: Counter[State] = Counter()
         #: Those that their claim has recorded as running, and that no pool has got yet.
         self.recorded: set[Job] = set()
-        self.alone: Job | None = None  # the job on probation that has this process for itself
+        #: The job on probation that has this process for itself, and until when (monotonic s).
+        self.alone: Job | None = None
+        self.alone_until = 0.0
 
     def runs(self, job: Job) -> bool:
         return self.get(job) in (State.STARTED, State.OUTLIVED)

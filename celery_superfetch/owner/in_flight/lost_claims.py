@@ -110,7 +110,7 @@ class LostClaims:
         return others
 
     def forget_running(self, owner: str) -> None:
-        """Forget the record of claims that nobody holds: it would forbid every other start."""
+        """Forget the record of claims that nobody holds: what runs would never again be alone."""
         with self.outbox.lock:
             held = {job.claim_id for job in self.jobs if job.owner == owner}
             self.lists.forget_running(owner, held)

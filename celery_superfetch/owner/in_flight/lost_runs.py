@@ -46,8 +46,7 @@ class LostRuns(Judge):
         """``stopping``: the process has been told to stop, and so perhaps its children;
         ``together``: how many jobs the lost child ran as one, any of which may have done it."""
         name = digest(job.payload)
-        alone = name if job == self.in_flight.jobs.alone and together == 1 else ""
-        running = Running((name,), alone=alone, stopping=stopping, at_death=together)
+        running = Running((name,), excused=stopping, at_death=together)
         done = self._settle(job, reason, running, limits, partial(ask, sender=sender))
         return tell(done, sender) if done else None
 
@@ -96,7 +95,7 @@ class LostRuns(Judge):
                 return tell(done, sender)
         history = recovery.history
         if blame is not Blame.NONE:
-            warn_of(replace(recovery, probation=False))
+            warn_of(replace(recovery, probation=0))
             history = (*history, {**recovery.event, "at": now})
         since = carried.since or next((entry["at"] for entry in history if "at" in entry), now)
         return Carried(recovery.strikes, since, history)
@@ -122,15 +121,14 @@ class LostRuns(Judge):
                 return tell(done, sender)
         return None
 
-    def quarantine(self, job: Job, reason: str = "unparseable payload") -> DeadJob | None:
-        """Move a payload that is no message, or no job, to the dead set: it would end us."""
-        if dead := self.bury(job, reason, junk=True):
+    def quarantine(self, job: Job) -> DeadJob | None:
+        """Move a payload that is no message to the dead set: it would end us."""
+        if dead := self.bury(job, "unparseable payload", junk=True):
             logger.error(
-                "An item on queue %s was put into quarantine: %s (%d bytes, starts with %r). It is "
-                "in the dead set as %s: look with `celery superfetch dead show`, then mend whoever "
-                "wrote it.",
+                "An item on queue %s was put into quarantine: unparseable payload (%d bytes, "
+                "starts with %r). It is in the dead set as %s: look with `celery superfetch dead "
+                "show`, then mend whoever wrote it.",
                 job.queue_list,
-                reason,
                 len(job.payload),
                 job.payload[:40],
                 dead.id,
@@ -142,8 +140,13 @@ class LostRuns(Judge):
     ) -> Outcome | None:
         """Decide on a job until nobody has counted it meanwhile; None where no decision held."""
         self.in_flight.bring_back(job)
+        counted = {"owner": job.owner, "claim": job.claim_id}.items()
         for _ in range(DECISIONS):
             recovery = replace(self._look(job, reason, running, limits), **changes)
+            if any(counted <= entry.items() for entry in recovery.history):
+                # The answer was lost. It went back, and may be another claim of ours by now.
+                self.in_flight.drop(job)
+                return Outcome(self._look(job, reason, Running(), limits).latest(), b"ok")
             if done := self._carry_out(recovery, how(recovery)):
                 return done
         # The job was taken away, or somebody counts it without end.

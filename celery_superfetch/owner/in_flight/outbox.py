@@ -180,6 +180,8 @@ class Outbox(Structure):
         sent, self._unanswered = self._unanswered, []
         for (_, where, jobs), reply in zip(sent, replies, strict=True):
             if not isinstance(reply, Exception):
+                # Of one that was not there it may be untrue: then nobody knows of it from here on.
+                self.doubt = self.doubt or 0 in reply
                 for job in jobs:
                     self.drop(job)
                 continue
@@ -263,8 +265,8 @@ class Outbox(Structure):
     def announce(self, job: Job) -> None:
         known = parse(job.payload)
         logger.warning(
-            "Job %s from queue %s is no longer ours (owner %s was taken for dead, or the "
-            "job was moved by hand): it may run again elsewhere. Its ack removed nothing of "
+            "Job %s from queue %s is no longer ours (owner %s was taken for dead or forgotten, or "
+            "the job was moved by hand): it may run again elsewhere. Its ack removed nothing of "
             "anybody else's.",
             job.title,
             job.queue_list,

@@ -15,6 +15,7 @@ class Runner:
     tasks = ""  # tells its set of tasks from others
     inline = False  # jobs are sure to run in the thread that delivers them (Celery's solo pool)
     endless = False  # its loop turns until it ends, and hears who rings from another thread
+    failure: BaseException | None = None  # what ends that loop, at its next turn at the latest
 
     def pids(self) -> Sequence[tuple[int, str]]:
         return ()

@@ -26,8 +26,6 @@ for i = 1, settled do
   if not there then missing[#missing + 1] = i end
   if counts == '1' then
     counted[#counted + 1] = there
-    -- Only what has counters can be on probation.
-    if redis.call('HGET', running, 'alone') == id then redis.call('HDEL', running, 'alone') end
   end
 end
 for _, there in ipairs(counted) do
@@ -35,12 +33,9 @@ for _, there in ipairs(counted) do
   if there then redis.call('DEL', KEYS[key]) end
 end
 for i = key + 1, #KEYS do
-  local running = KEYS[i]
-  -- A claim whose reply was lost may have set this; nobody is alone from here on. And a removal
-  -- first: before 7.0 a server over its memory limit allows what follows one.
-  local alone = redis.call('HGET', running, 'alone') == ARGV[arg + 1]
-  redis.call('HDEL', running, alone and '' or 'alone')
-  redis.call('HSET', running, ARGV[arg + 1], ARGV[arg + 2])
+  -- A removal first: before 7.0 a server over its memory limit allows what follows one.
+  redis.call('HDEL', KEYS[i], '')
+  redis.call('HSET', KEYS[i], ARGV[arg + 1], ARGV[arg + 2])
   arg = arg + 2
 end
 return missing

@@ -1,8 +1,8 @@
 -- Claims jobs: from the public queue lists into the caller's private lists; starts the first of
 -- them, where their runners wait for nothing else.
--- KEYS: owners, the flag that some job has counters, the caller's running jobs, then the public
---       queue lists in the order of claiming. The private lists are named here: there may be a
---       hundred, and few are touched
+-- KEYS: owners, the flag that some job has counters, the caller's running jobs, the public queue
+--       lists in the order of claiming, the caller's facts. The private lists are named here:
+--       there may be a hundred, and few are touched
 -- ARGV: owner, most jobs, most bytes, prefix of counters, length of the prefix of all keys,
 --       prefix of the private lists, lists to take from in turn, number of jobs to start, number
 --       of jobs to confirm, then list number, payload and claim id of each of those, then a claim
@@ -15,25 +15,25 @@
 -- Crash: the jobs are in the private lists of a registered owner, and some recorded as running
 --       that have not begun. A lost reply is found there by the caller, or by the reaper after
 --       its death.
-local owners, flag, running = KEYS[1], KEYS[2], KEYS[3]
+local owners, flag, running, facts = KEYS[1], KEYS[2], KEYS[3], KEYS[#KEYS]
 local owner, most, room = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local counters, cut, prefix = ARGV[4], tonumber(ARGV[5]) + 1, ARGV[6]
 local turn, starts, confirm = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-if not redis.call('ZSCORE', owners, owner) then return false end
-local counted = redis.call('EXISTS', flag) == 1
+-- One question for three, each with its bit. Whose facts are there, and who runs nothing, is not
+-- marked reaped: more need not be known where nothing new is taken.
+local bits = redis.call('EXISTS', facts, flag, flag, running, running, running, running)
+local idle, counted = bits % 2 == 1 and bits < 4, bits % 4 > 1
+if not (idle and most == 0 or redis.call('ZSCORE', owners, owner)) then return false end
 local function mark(payload)
   if not counted then return 0 end
   local key = counters .. redis.sha1hex(payload)
-  if redis.call('EXISTS', key) == 0 then return 0 end
   -- A key of another type says as little as none, and the job has been claimed.
   local known = redis.pcall('HMGET', key, 'recoveries', 'strikes', 'requeues')
-  return known.err and 0 or known
+  return (known[1] or known[2] or known[3]) and known or 0
 end
 
 local function private_of(at) return prefix .. string.sub(KEYS[at + 3], cut) end
 
--- Nothing starts beside a job on probation.
-if starts > 0 and redis.call('HEXISTS', running, 'alone') == 1 then starts = 0 end
 local started = 0
 local function start(id, payload)
   if started == starts then return end
@@ -58,7 +58,7 @@ for i = 1, confirm do
 end
 
 local jobs, errors, dry = {}, {}, {}
-local count, ids = #KEYS - 3, 9 + 3 * confirm
+local count, ids = #KEYS - 4, 9 + 3 * confirm
 local function take(at)
   local queue, private = KEYS[at + 3], private_of(at)
   -- One command, and no copy of the payload on its way through this script.

@@ -13,11 +13,8 @@ end
 local found = {}
 for i = 1, #KEYS do
   local private, held, running = ARGV[3 * i - 2], ARGV[3 * i - 1], ARGV[3 * i]
-  -- Two fields are none of its jobs.
-  local row = {
-    number('HLEN', running) - number('HEXISTS', running, 'alone')
-      - number('HEXISTS', running, 'ran')
-  }
+  -- One field is none of its jobs.
+  local row = {number('HLEN', running) - number('HEXISTS', running, 'ran')}
   local lists = redis.pcall('HGET', KEYS[i], 'lists')
   local known, names = pcall(cjson.decode, type(lists) == 'string' and lists or '{}')
   for name in pairs(known and type(names) == 'table' and names or {}) do

@@ -41,7 +41,6 @@ redis.call('HSET', caps, name, cap)
 redis.call('DEL', counters)
 if marked ~= '1' then
   redis.call('HDEL', running, claim)
-  if redis.call('HGET', running, 'alone') == claim then redis.call('HDEL', running, 'alone') end
 elseif claim ~= '' then
   -- Of those that ran at its owner's death it stays one.
   redis.call('HSET', running, claim, 'struck')

@@ -1,23 +1,21 @@
 -- Takes an owner that ends in order out of the registry.
--- KEYS: owners, the owner's facts, its host's owners, tombstones, silences, its running jobs, then
---       its private lists, then as many keys of held jobs
+-- KEYS: owners, the owner's facts, its host's owners, tombstones, its running jobs, then its
+--       private lists, then as many keys of held jobs
 -- ARGV: owner, ms to keep a tombstone (0: its claims are all answered, none is needed)
 -- Returns: number of jobs still in its private lists, or -1 when it was taken for dead; unless
 --       0 nothing was changed
 -- Crash: the owner is out, or it stays registered and is reaped later.
-local owners, facts, host, reaped, silences, running =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local owners, facts, host, reaped, running = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local owner, keep = ARGV[1], tonumber(ARGV[2])
 if redis.call('HGET', facts, 'state') == 'reaped' then return -1 end
 local left = 0
-local lists = (#KEYS - 6) / 2
-for i = 7, 6 + lists do
+local lists = (#KEYS - 5) / 2
+for i = 6, 5 + lists do
   left = left + redis.call('LLEN', KEYS[i]) + redis.call('HLEN', KEYS[i + lists])
 end
 if left > 0 then return left end
 redis.call('ZREM', owners, owner)
 redis.call('SREM', host, owner)
-redis.call('HDEL', silences, owner)
 redis.call('DEL', running)
 if keep == 0 then
   redis.call('DEL', facts)
@@ -25,6 +23,5 @@ if keep == 0 then
 end
 local time = redis.call('TIME')
 redis.call('HSET', facts, 'state', 'reaped')
-redis.call('PEXPIRE', facts, keep * 2)
 redis.call('ZADD', reaped, time[1] * 1000 + math.floor(time[2] / 1000) + keep, owner)
 return 0

@@ -1,14 +1,13 @@
--- Takes the first of some locks that is free. It expires, where nobody releases it before.
--- KEYS: the locks
--- ARGV: ms that each of them holds
--- Returns: the number of the lock that this call took, 0 for none
+-- Takes a lock if it is free. It expires, where nobody releases it before.
+-- KEYS: the lock
+-- ARGV: ms that it holds
+-- Returns: 1 when this call took it, else 0
 -- Crash: the lock expires by itself.
-for i, lock in ipairs(KEYS) do
-  if redis.call('EXISTS', lock) == 0 then
-    -- The removal first: a server over its memory limit allows what follows a write.
-    redis.call('DEL', lock)
-    redis.call('SET', lock, 1, 'PX', ARGV[i])
-    return i
-  end
-end
-return 0
+local lock = KEYS[1]
+-- One that lasts for longer than it was to is from before the server's clock was set back.
+local longest = tonumber(redis.call('GET', lock) or 0) + 1000
+if redis.call('EXISTS', lock) == 1 and redis.call('TTL', lock) * 1000 <= longest then return 0 end
+-- The removal first: a server over its memory limit allows what follows a write.
+redis.call('DEL', lock)
+redis.call('SET', lock, ARGV[1], 'PX', ARGV[1])
+return 1

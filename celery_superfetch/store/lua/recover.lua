@@ -4,7 +4,8 @@
 -- ARGV: 1 when the owner must be marked reaped (0: a live owner asks for a job of its own
 --       whose pool child was lost), window in s, ms of the queue's x-expires (0: none), queue
 --       list, owner, reason, then for each job, newest first: payload, recoveries the decision
---       saw, strikes from now on, blame ("exact", "suspect" or ""), 1 for probation, claim id
+--       saw, strikes from now on, blame ("exact", "suspect" or ""), which solitude is its
+--       next (0: it is not on probation), claim id
 -- Returns: for each job "ok", or "unmarked", "moved", "recounted" when its decision no longer
 --       holds
 -- Crash: each job is in exactly one list and counted if it moved. All move at once, so that a
@@ -34,7 +35,6 @@ local function forget(id)
     return
   end
   redis.call('HDEL', running, id)
-  if redis.call('HGET', running, 'alone') == id then redis.call('HDEL', running, 'alone') end
 end
 -- Its run was blamed by another reaper meanwhile: this is a copy that was claimed late.
 local function struck(id)
@@ -47,8 +47,10 @@ local known, encoded = {}, {}
 for i = 1, jobs do
   known[i] = redis.call('HMGET', KEYS[8 + i], 'recoveries', 'history', 'probation')
 end
-local function history(before, blame)
-  local entry = {owner = owner, reason = reason, strike = blame, at = now}
+local function history(before, blame, id)
+  -- A live owner asks again if it heard no answer, and for one job at a time.
+  local claim = not marked and id or nil
+  local entry = {owner = owner, reason = reason, strike = blame, at = now, claim = claim}
   local readable, entries = pcall(cjson.decode, before or '[]')
   if before and readable and type(entries) == 'table' then
     entries[#entries + 1] = entry
@@ -73,9 +75,9 @@ local function why_not(i)
 end
 local function recover(i)
   local counters, at = KEYS[8 + i], 1 + 6 * i
-  local payload, expected, strikes, blame, suspect, id =
-    ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4] == '1', ARGV[at + 5]
-  local told = history(known[i][2], blame)
+  local payload, expected, strikes, blame, solitude, id = unpack(ARGV, at, at + 5)
+  local suspect = solitude ~= '0'
+  local told = history(known[i][2], blame, id)
   redis.call('LREM', private, 1, payload)
   -- At once: between the two it is nowhere.
   if suspect then
@@ -87,7 +89,7 @@ local function recover(i)
   end
   redis.call('HSET', counters, 'recoveries', expected + 1, 'strikes', strikes, 'history', told)
   if suspect then
-    redis.call('HSET', counters, 'probation', 1)
+    redis.call('HSET', counters, 'probation', solitude)
   elseif known[i][3] then
     -- Its own app may never let it run alone, where another's had put it there.
     redis.call('HDEL', counters, 'probation')
@@ -101,7 +103,7 @@ for i = 1, jobs do
   outcomes[i] = why_not(i) or 'ok'
   if outcomes[i] == 'ok' then
     counted[KEYS[8 + i]] = true
-    if ARGV[5 + 6 * i] == '1' then table.insert(suspects, 1, i) else recover(i) end
+    if ARGV[5 + 6 * i] ~= '0' then table.insert(suspects, 1, i) else recover(i) end
   end
 end
 -- Behind those that wait already, the oldest first.

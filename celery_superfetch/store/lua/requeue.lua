@@ -24,7 +24,6 @@ redis.call('SISMEMBER', on_probation, queue_list)
 redis.call('LLEN', private)
 redis.call('HLEN', held)
 for i = 1, jobs do suspected[i] = redis.call('HEXISTS', KEYS[9 + i], 'probation') == 1 end
-local alone = redis.call('HGET', running, 'alone')
 -- Whoever heard no answer repeats the call, and a network that stood still may bring it after its own
 -- repetition: by then another thread of the owner may have claimed the job anew, and run it.
 if number > 0 and tonumber(redis.call('HGET', facts, 'returned') or 0) >= number then
@@ -39,7 +38,6 @@ end
 local function taken(payload, id)
   if id ~= '' then
     redis.call('HDEL', running, id)
-    if alone == id then redis.call('HDEL', running, 'alone') end
     if redis.call('HDEL', held, id) == 1 then return true end
   end
   -- From the left: what is given back is mostly what was claimed last.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,7 +12,7 @@ from redis import Connection, Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from .connections import Params
+from .connections import NotServed, Params
 from .scripts import CHECKOUT, asked
 from .server import info
 
@@ -87,6 +87,35 @@ def known_as(connection: Any) -> tuple[int, str]:
         run = found[1].decode() if found else ""
         _known[connection._sock] = number if run and isinstance(number, int) else 0, run
     return _known[connection._sock]
+
+
+class Home:
+    """The server that hears of this process: what another one answers is not believed. Two may be
+    primaries, where one wakes, or is heard again, after another was elected."""
+
+    run_id = ""  # which run of it; empty: nobody knows yet, or may
+    contested = False  # others have met another: its heart is to ask again where the primary is
+
+    def __init__(self) -> None:
+        self.wake: Callable[[], object] = bool  # the heart, to do so at once
+
+    def greet(self, connection: Any) -> None:
+        connection.run_id = known_as(connection)[1]
+        self.check(connection)
+
+    def check(self, connection: Any) -> None:
+        run, here, slot = connection.run_id, self.run_id, connection.slot
+        # Behind a proxy each connection may lead to another, and none is the wrong one.
+        proxied = not connection.replaceable or (slot is not None and slot.one_node)
+        if proxied or run == here or not (run and here):
+            return
+        connection.disconnect()
+        self.contested = True
+        self.wake()
+        raise NotServed(
+            "this connection led to another primary than the heart of this process: what that has "
+            "answered is not believed, nor what it has done; looking for the primary"
+        )
 
 
 def cut(client: Redis, run_id: str, ids: Sequence[int]) -> bool:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from time import monotonic, sleep
 from typing import Any, NamedTuple
 
-from redis import Connection
+from redis import Connection, cluster
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AskError,
+    AuthenticationError,
+    AuthorizationError,
     ClusterDownError,
     MasterDownError,
     ReadOnlyError,
@@ -16,12 +22,13 @@ from redis.exceptions import (
     TryAgainError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeout
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
 from ...errors import UnsupportedBroker
 from ...model.version import __version__
-from .slots import NO_TAG, Slot, orphaned
+from .slots import NO_TAG, PAUSE, Slot, orphaned, patience_of, reply_to
 
 Params = Mapping[str, Any]  # arguments of ``redis.ConnectionPool`` that lead to one database
 #: How a Sentinel is asked: there are others, and redis-py tries one that is gone again and again.
@@ -34,40 +41,103 @@ ASKED_ONCE: Params = {
 #: Seconds to wait for the server where the user set no ``socket_timeout``. Behind a firewall that
 #: drops connections the kernel waits for a quarter of an hour; servers may stand still for 10 s.
 REPLY_TIMEOUT = 15.0
+#: Id of the task whose message is sent just now. Sent again after a timeout, it would run twice.
+publishing: ContextVar[str | None] = ContextVar("publishing", default=None)
 TRIES = 3  # times that what a node did not serve is sent again, each once its slot is served
 #: What Redis and Valkey say of SELECT.
 NO_SUCH_DATABASE = ("SELECT is not allowed in cluster mode", "DB index is out of range")
+#: By which alone redis-py before 6 tells MOVED, ASK and their like apart.
+CLUSTER_PARSER = getattr(cluster, "ClusterParser", None)
 NAME = "celery-superfetch"  # of our connections in CLIENT LIST, to be told from stock kombu's
 
 
+class Demoted(RedisConnectionError):
+    """Whoever was reached is a read-only replica, of ``primary``."""
+
+    def __init__(self, host: str, port: str) -> None:
+        self.primary = host, int(port)
+        super().__init__(
+            f"the broker is a read-only replica of {host}:{port}: no job can be claimed from it or "
+            "sent to it. Nothing was lost; it is asked again until a failover is over. If there is "
+            "none, point broker_url at the primary"
+        )
+
+
 class NotServed(RedisConnectionError):
-    """A cluster's node has our slot no more, or not now; it did nothing of what was asked."""
+    """Another is to be asked, who can be found: a cluster's node has our slot no more, or not now,
+    or a primary has handed over. It did nothing of what was asked."""
+
+
+def greet(connection: Any) -> None:
+    """Refuse, as it is reached, who does not have the primary's part: a kombu consumer connects
+    again with a pause, until a failover is over."""
+    connection.run_id = ""
+    connection.on_connect()
+    if connection.slot is not None:
+        connection.slot.greet(connection)
+    try:
+        told = reply_to(connection, "INFO", "replication")
+    except ResponseError:  # it is forbidden, and nobody knows which server this is
+        return
+    told = told.decode() if isinstance(told, bytes) else told
+    fields = dict(re.findall(r"^(\w+):(\S*)", told, re.MULTILINE))
+    if fields.get("role") == "slave" and fields.get("slave_read_only") != "0":
+        raise Demoted(fields["master_host"], fields["master_port"])
+    if connection.home is not None:
+        connection.home.greet(connection)
 
 
 def following(connection_class: Any) -> Any:
     """``connection_class``, but it finds the node that has the primary's part at each connect, and
     leaves one that has it no more: READONLY, MASTERDOWN, MOVED and their like are connection
     errors. Nothing was executed that could be twice. With a ``slot`` it goes where a cluster serves
-    that."""
+    that; with a ``home`` it stays at the server of this process's heart."""
 
     class Following(connection_class):
-        def __init__(self, *args: Any, slot: Slot | None = None, **kwargs: Any) -> None:
-            if slot is not None:
-                kwargs["redis_connect_func"] = slot.greet
-            super().__init__(*args, **kwargs)
-            self.slot = slot
+        run_id = ""  # which run of the server is at the other end, where somebody minds
+
+        def __init__(
+            self, *args: Any, slot: Slot | None = None, home: Any = None, **kwargs: Any
+        ) -> None:
+            if CLUSTER_PARSER is not None:
+                kwargs["parser_class"] = CLUSTER_PARSER
+            super().__init__(*args, redis_connect_func=greet, **kwargs)
+            self.slot, self.home = slot, home
+
+        @property
+        def replaceable(self) -> bool:
+            """Whether somebody names another in the place of a primary: Sentinels, or a cluster."""
+            return hasattr(self, "connection_pool") or bool(self.slot and self.slot.clustered)
 
         def connect(self) -> None:
-            if self.slot is None or self._sock is not None:
-                super().connect()
-            else:
-                self.slot.reach(self, super().connect)
+            """For PATIENCE seconds or its own limit, where another may come in a primary's place;
+            nothing was done yet of what is to be asked."""
+            deadline = monotonic() + patience_of(self)
+            while self._sock is None:
+                try:
+                    if self.slot is None:
+                        return super().connect()
+                    return self.slot.reach(self, super().connect)
+                except (AuthenticationError, AuthorizationError):
+                    raise
+                except (RedisConnectionError, RedisTimeout) as exc:
+                    if not self.replaceable or monotonic() >= deadline:
+                        raise
+                    # A plain FAILOVER tells no Sentinel: they name the old primary for long.
+                    if isinstance(exc, Demoted):
+                        with suppress(RedisConnectionError, RedisTimeout):
+                            return self.connect_to(exc.primary)
+                sleep(PAUSE)
 
-        def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+        def send_packed_command(self, command: Any, check_health: bool = True) -> None:
             # redis-py would connect to where it was last, and ask no Sentinel.
             if self._sock is None:
                 self.connect()
-            super().send_packed_command(*args, **kwargs)
+            super().send_packed_command(command, check_health=check_health)
+            # As stock waits, if the user set no limit. A greeting, or a ping before it, has ours.
+            ours = self.socket_timeout is REPLY_TIMEOUT and not self.replaceable
+            if check_health and ours and publishing.get():
+                self._sock.settimeout(None)
 
         def reply(self) -> Any:
             return super().read_response()
@@ -78,7 +148,7 @@ def following(connection_class: Any) -> Any:
             if kwargs.get("timeout", ...) is None:
                 del kwargs["timeout"]
             try:
-                return super().read_response(*args, **kwargs)
+                reply = super().read_response(*args, **kwargs)
             except MasterDownError as exc:  # to redis-py a ClusterDownError, where there is none
                 self.disconnect()
                 raise orphaned(exc) from exc
@@ -101,10 +171,17 @@ def following(connection_class: Any) -> Any:
                 if not (unblocked or isinstance(exc, ReadOnlyError)):
                     raise
                 self.disconnect()
-                raise RedisConnectionError(
+                error = NotServed if self.replaceable else RedisConnectionError
+                raise error(
                     "the server is a read-only replica now, after a failover: it did nothing of "
                     f"what was asked ({exc}); looking for the primary"
                 ) from exc
+            finally:
+                if self._sock is not None and self._sock.gettimeout() is None:  # it was a task's
+                    self._sock.settimeout(self.socket_timeout)
+            if self.home is not None:
+                self.home.check(self)
+            return reply
 
     return Following
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from redis import Redis
-from redis.exceptions import ConnectionError as RedisConnectionError
+from redis import VERSION, Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
 from ...errors import UnsupportedBroker
@@ -19,6 +18,14 @@ logger = logging.getLogger(__name__)
 warn_once = cache(logger.warning)
 
 OLDEST_SERVER = (6, 2)  # LMOVE, BLMOVE and LPOS with what we need of them came with Redis 6.2
+
+#: Before redis-py 6.1 a pool's own thread cannot take its lock twice.
+MAY_DEADLOCK = VERSION < (6, 1)
+DEADLOCK = (
+    f"redis-py {'.'.join(map(str, VERSION))} may stop this process for ever: a garbage collection "
+    "that comes while the lock of its connection pool is held waits for that lock"
+)
+DEADLOCK_FIX = "upgrade to redis-py 6.1 or later, which kombu allows since 5.6: upgrade both"
 
 
 def info(client: Redis, section: str = "default") -> dict[str, Any]:
@@ -48,12 +55,15 @@ def server_version(told: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def check_platform() -> None:
-    """Refuse Windows (UnsupportedBroker), where ``os.kill(pid, 0)`` ends a process."""
+    """Refuse Windows (UnsupportedBroker), where ``os.kill(pid, 0)`` ends a process; warn of a
+    redis-py that may stop it."""
     if sys.platform == "win32":
         raise UnsupportedBroker(
             "celery_superfetch cannot consume on Windows: its liveness check would end the "
             "processes it looks at. Run the worker on Linux or macOS; producers may stay."
         )
+    if MAY_DEADLOCK:
+        warn_once(f"{DEADLOCK}. Other workers then recover its jobs. To mend it, {DEADLOCK_FIX}.")
 
 
 def check_cluster(told: Mapping[str, Any], prefix: str) -> None:
@@ -91,16 +101,3 @@ def check_server(client: Redis, prefix: str = "") -> None:
             f"the broker's ACL forbids this user to run scripts ({exc}). Nothing was claimed; "
             "grant +@scripting (docs/reference/options lists every command that is needed)."
         ) from exc
-
-
-def check_writable(client: Redis) -> None:
-    """Refuse a read-only replica: ConnectionError, after which a consumer connects again, until a
-    failover is over."""
-    told = info(client, "replication")
-    if told.get("role") == "slave" and str(told.get("slave_read_only", "1")) == "1":
-        raise RedisConnectionError(
-            "the broker is a read-only replica of "
-            f"{told.get('master_host')}:{told.get('master_port')}: no job can be claimed from "
-            "it or sent to it. Nothing was lost; it is asked again until a failover is over. If "
-            "there is none, point broker_url at the primary"
-        )

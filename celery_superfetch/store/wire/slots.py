@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from time import monotonic, sleep
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,8 +29,8 @@ from ...errors import UnsupportedBroker
 #: A key, or a prefix, with the name in braces by which a cluster chooses its slot.
 TAGGED = re.compile(r"[^{]*\{[^}]+\}")
 
-#: Seconds for which a connection looks for the node that serves its slot: what a planned failover
-#: takes, and with the four tries of a Celery producer longer than the election after a crash.
+#: Seconds for which a connection looks for its primary: what a planned failover takes, and with the
+#: four tries of a Celery producer longer than the election after a crash.
 PATIENCE = 5.0
 PAUSE = 0.05  # seconds between two tries
 #: Seconds that a node has to accept a connection: there are others, and one cut off says nothing.
@@ -57,27 +58,15 @@ class Slot:
         self.key = key
         self.seeds = frozenset(seeds)
         self.clustered = False
+        self.one_node = False  # is all that it shows, which may be a proxy
         self._primary: Address | None = None
         self._silent: Address | None = None  # who did not answer last; others come first
         self._nodes: list[Address] = []
 
     def reach(self, connection: Any, connect: Callable[[], None]) -> None:
         """Connect ``connection`` to the node that serves the slot; ConnectionError: none does, or
-        the slot is being moved all the time, for PATIENCE seconds or the connection's own limit.
-        Nothing was done of what was to be asked."""
+        the slot is being moved all the time. Nothing was done of what was to be asked."""
         own: Address = connection.host, connection.port
-        deadline = time.monotonic() + _limit(connection)
-        while True:
-            try:
-                return self._try_all(connection, connect, own)
-            except (AuthenticationError, AuthorizationError):
-                raise
-            except (RedisConnectionError, RedisTimeout):
-                if not self.clustered or time.monotonic() >= deadline:
-                    raise
-            time.sleep(PAUSE)
-
-    def _try_all(self, connection: Any, connect: Callable[[], None], own: Address) -> None:
         ways = [own]
         if self.clustered:
             ways = [*filter(None, [self._primary]), own, *self.seeds, *self._nodes]
@@ -111,20 +100,19 @@ class Slot:
     def greet(self, connection: Any) -> None:
         """Ask the node that was reached who the others are, and whether it serves the slot; raises
         MovedError or ClusterDownError where it does not."""
-        connection.on_connect()
         self._learn(connection)
-        deadline = time.monotonic() + _limit(connection)
+        deadline = monotonic() + patience_of(connection)
         while True:
             try:
-                _reply(connection, "EXISTS", self.key)
+                reply_to(connection, "EXISTS", self.key)
             except MovedError:
                 raise
             except MasterDownError as exc:
                 raise orphaned(exc) from exc
             except AskError as exc:  # it leaves this node, which has it to the end of the move
-                if time.monotonic() >= deadline:
+                if monotonic() >= deadline:
                     raise RedisConnectionError(f"the slot of {self.key} is being moved") from exc
-                time.sleep(PAUSE)
+                sleep(PAUSE)
                 continue
             except NoPermissionError:  # refused by name where a worker starts
                 pass
@@ -133,13 +121,19 @@ class Slot:
 
     def _learn(self, connection: Any) -> None:
         try:
-            told = _reply(connection, "CLUSTER", "SLOTS")
-        except ResponseError:  # it is no cluster, or we may not ask: MOVED tells as well
+            told = reply_to(connection, "CLUSTER", "SLOTS")
+        except NoPermissionError:  # MOVED tells who serves it, too
+            with suppress(ResponseError):
+                told = str(reply_to(connection, "INFO", "cluster"))
+                self.clustered |= "cluster_enabled:1" in told
+            return
+        except ResponseError:  # it is no cluster
             return
         self.clustered = True
         here = connection.host
         found = (node for _, _, *nodes in told for node in nodes)
         self._nodes = list(dict.fromkeys((_host(node[0]) or here, int(node[1])) for node in found))
+        self.one_node = len(self._nodes) == 1
 
 
 def orphaned(exc: MasterDownError) -> RedisConnectionError:
@@ -149,11 +143,11 @@ def orphaned(exc: MasterDownError) -> RedisConnectionError:
     )
 
 
-def _limit(connection: Any) -> float:
+def patience_of(connection: Any) -> float:
     return float(min(PATIENCE, connection.socket_timeout or PATIENCE))
 
 
-def _reply(connection: Any, *command: Any) -> Any:
+def reply_to(connection: Any, *command: Any) -> Any:
     connection.send_command(*command, check_health=False)
     return connection.reply()
 
@@ -184,9 +178,10 @@ def whereabouts(client: Redis, prefixes: Iterable[str]) -> list[dict[str, Any]]:
     except ResponseError as exc:
         raise UnsupportedBroker(f"the broker does not say who serves which slot: {exc}") from exc
     found: list[dict[str, Any]] = []
+    asked = client.connection_pool.connection_kwargs.get("host", "")
     for prefix in prefixes:
         slot = key_slot(prefix.encode())
         places = (primary for first, last, primary, *_ in served if first <= slot <= last)
-        node = next((f"{_host(place[0])}:{place[1]}" for place in places), None)
+        node = next((f"{_host(place[0]) or asked}:{place[1]}" for place in places), None)
         found.append({"prefix": prefix, "slot": slot, "node": node})
     return found

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from threading import get_ident
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from kombu.log import get_logger
@@ -14,11 +14,17 @@ from redis.exceptions import RedisError, ResponseError
 
 from ...model.job import Claimed, Job
 from ...owner.membership import Membership
+from ...store.wire.connections import NotServed
+from ...store.wire.slots import PAUSE
 from .probation import Probation
 from .queue_lists import POLL_INTERVAL, QueueLists
-from .reads import COMPLAINT_INTERVAL, BlockingReads
+from .reads import COMPLAINT_INTERVAL, LONE_BLOCK, MOST_BLOCKS, BlockingReads
 
 logger = get_logger(__name__)
+
+#: Seconds: what a read brings sooner may be one of many, and a claim asks for the others. What
+#: comes later came alone; where it did not, the next read shows it.
+AT_ONCE = 0.05
 
 
 class Backlog:
@@ -78,6 +84,10 @@ class Fetch:
             return
         try:
             self._turn()
+        except NotServed as exc:
+            logger.info("Claims and acks go to another server: %s.", exc)
+            sleep(PAUSE)  # the slot may be on its way for a while
+            self.poller.ring()
         except ResponseError as exc:
             # A full disk, too few replicas: that passes, and a worker that ended would help nobody.
             self._refused_until = now + POLL_INTERVAL
@@ -97,9 +107,10 @@ class Fetch:
         self.join(self.lists.expires)
         self._mind_connections()
         if self.membership.heart.stopping:
+            self.put_aside()  # first: what reads bring later would overtake what waits
             self.channel.qos.give_back_waiting()
             return self.in_flight.flush()
-        if self.probation.has_the_floor(lists):
+        if self.probation.has_the_floor(lists, self.reads.dry):
             self.reads.dry = False
             alone = self.in_flight.jobs.alone
             self.in_flight.flush()
@@ -107,7 +118,7 @@ class Fetch:
                 self.poller.ring()
             return
         credit, now = self.channel.qos.credit(), monotonic()
-        if self.reads.dry and now >= self._look_at and not self.reads.cover_all:
+        if self.reads.dry and now >= self._look_at and not self.reads.cover(lists):
             self.reads.dry = False
         if self.backlog.unconfirmed or (credit and not self.reads.dry and self._runs_short(credit)):
             self._claim(credit, now)
@@ -115,8 +126,11 @@ class Fetch:
             pass  # the next takes the acks along, with the record of its start
         elif self.in_flight.unsent or (self.in_flight.unread and not self.backlog.ready):
             self.in_flight.post()
+        if self.backlog.ready and self.runner.inline:
+            return  # before it runs, a read would have to be called off
         if self.reads.dry and self.channel.qos.credit():
-            self.reads.wait_on(lists)
+            ends_all = self.runner.inline or self.channel.qos.prefetch_count == 1
+            self.reads.wait_on(lists, LONE_BLOCK if ends_all else MOST_BLOCKS)
 
     def _runs_short(self, credit: int) -> bool:
         """Whether it is time to claim: where this thread may run jobs, when it has none. Else none
@@ -150,7 +164,11 @@ class Fetch:
             self.reads.close()
             owner, lists = self.membership.owner, self.membership.heart.facts.lists
             if found := self.in_flight.lost_claims.reconcile(owner, lists):
-                logger.warning("%d claims whose reply was lost were given back.", found)
+                logger.warning(
+                    "%d jobs were claimed by calls whose reply was lost: they are back on their "
+                    "queues, without a strike.",
+                    found,
+                )
             self.reads.dry = False
             self.runner.pump()  # nothing starts while in doubt
 
@@ -159,7 +177,10 @@ class Fetch:
         confirm = [job for job, _ in backlog.unconfirmed if self._is_ours(job)]
         backlog.unconfirmed.clear()
         reach = None if confirm else self.lists.reach(credit)
-        order = self.lists.order(reach)
+        if dry := self.reads.dry:  # these jobs came alone
+            credit, order = 0, list({job.queue_list: None for job in confirm})
+        else:
+            order = self.lists.order(reach)
         starts = max(0, self.runner.free() - len(backlog.ready))
         try:
             claims = self.membership.claim(order, credit, self.lists.equals, confirm, starts)
@@ -170,6 +191,8 @@ class Fetch:
             return self.in_flight.requeue(reversed(confirm))
         backlog.ready.extend(filter(None, claims.confirmed))
         backlog.ready.extend(claims.jobs)
+        if dry:
+            return
         for name, text in claims.errors:
             self.reads.refused(name, text)
         for claimed in claims.jobs:
@@ -185,10 +208,10 @@ class Fetch:
             self.lists.filled_by(claims.reach(order))
 
     def _is_ours(self, job: Job) -> bool:
-        """False where we were taken for dead since its claim; nobody here has started it."""
+        """False where its owner is none any more, and it goes back; nobody here has started it."""
         if job.owner == self.membership.owner:
             return True
-        self.in_flight.drop(job)
+        self.in_flight.requeue([job])
         return False
 
     def claim_one(self, lists: Mapping[str, int]) -> Claimed | None:
@@ -247,8 +270,9 @@ class Fetch:
     def _accept(self, job: Job, asked: float) -> None:
         ours = self.in_flight.take(job, asked)
         if ours and self.channel.qos.credit():
+            more = bool(self.backlog) or monotonic() < asked + AT_ONCE
             self.backlog.unconfirmed.append(Claimed(job))
-            self.reads.dry = False  # more may have come with it
+            self.reads.dry = self.reads.dry and not more
         elif ours:
             self.in_flight.requeue([job])
 

@@ -17,6 +17,10 @@ logger = get_logger(__name__)
 #: next be twice as long, so that some rest is long enough for any job.
 FIRST_REST = 60.0
 
+#: Seconds for which nothing starts beside a suspect, at first. Each death in company that follows
+#: makes that ten times as long, so that some time alone is long enough for any killer.
+SOLITUDE = 60.0
+
 #: How many times as long nobody rests afterwards: suspects cost at most a tenth of one owner.
 WORK = 10
 
@@ -35,9 +39,9 @@ class Probation:
         self.in_flight: InFlight = fetch.in_flight
         self.suspects = Suspects(self.in_flight.database)
 
-    def has_the_floor(self, lists: Sequence[str]) -> bool:
-        """True when nothing else may be claimed in this turn."""
-        if self.in_flight.jobs.alone is not None:
+    def has_the_floor(self, lists: Sequence[str], dry: bool = True) -> bool:
+        """True when nothing else may be claimed in this turn. ``dry``: nothing else waits."""
+        if self._is_alone():
             if self._resting and self._is_time():
                 self._ask([])  # its run is part of what the rest costs
             return True
@@ -49,31 +53,49 @@ class Probation:
             if waiting:  # come back for the next, though no other job may come
                 self.fetch.poller.ring()
             return False
-        if not (self.in_flight.runner.busy(self.in_flight.jobs.unsettled) or self.fetch.backlog):
-            self.fetch.put_aside()
-            if any(self._take(name) for name in waiting):
-                return True
-            waiting = self._waiting(lists)
-        if not waiting:
-            return False
-        if self._is_time():
+        busy = self.in_flight.runner.busy(self.in_flight.jobs.unsettled) or self.fetch.backlog
+        # Between two jobs of many it is as busy as any other.
+        if (busy or not dry) and self._is_time():
             self._rest(waiting)
-        if self._resting:
+        if self._resting or (dry and not busy):
             self.fetch.put_aside()
+            if not busy and any(self._take(name) for name in waiting):
+                return True
         return self._resting
+
+    def _is_alone(self) -> bool:
+        """Whether a suspect has the process for itself, and has not had it for long enough."""
+        jobs = self.in_flight.jobs
+        with self.in_flight.lock:
+            alone = jobs.alone
+            if alone is None or monotonic() < jobs.alone_until:
+                return alone is not None
+            jobs.alone = None
+        logger.info(
+            "Job %s, on probation, has had this process for itself for long enough: from now on "
+            "others may start beside it.",
+            alone.title,
+        )
+        return False
 
     def _waiting(self, lists: Sequence[str]) -> list[str]:
         return [name for name in lists if name in self.in_flight.probation]
 
     def _take(self, queue_list: str) -> bool:
-        claimed = self.in_flight.claim_alone(self.fetch.membership.owner, queue_list)
+        with self.in_flight.lock:  # another channel may ask whether it is over
+            claimed = self.in_flight.claim_alone(self.fetch.membership.owner, queue_list)
+            level = claimed.earlier.probation if claimed and claimed.earlier else 0
+            alone = SOLITUDE * 10 ** max(0, level - 1)
+            self.in_flight.jobs.alone_until = monotonic() + alone
         if claimed is not None:
             self._others_first = True
             self.fetch.backlog.ready.append(claimed)
             logger.warning(
                 "Job %s is on probation: it runs alone in this process now, since it may be the "
-                "one that killed others. Other jobs wait until it has ended.",
+                "one that killed others. Other jobs wait until it has ended, but no longer than "
+                "%g s.",
                 claimed.job.title,
+                alone,
             )
         return claimed is not None
 

@@ -18,11 +18,14 @@ from ...model.job import Job
 from ...owner.membership import BLOCK_TIMEOUT, Membership
 from ...store.arrivals import Arrivals
 from ...store.wire.clients import LoneConnection, cut, unblock
+from ...store.wire.connections import NotServed
 from ...store.wire.server import warn_once
 
 logger = get_logger(__name__)
 
-MOST_BLOCKS = 16  # blocking connections of a channel at most; the server tells of the other lists
+#: Blocking connections of a channel at most; the server tells of the other lists. Where a job makes
+#: all of them end, and begin anew, it is one: the others would cost two commands each.
+MOST_BLOCKS, LONE_BLOCK = 16, 1
 
 #: Seconds until a reply that is overdue means a half-open connection; a server may stand still 10.
 OVERDUE = 12.0
@@ -93,10 +96,11 @@ class BlockingReads:
     def overdue(self) -> bool:
         return any(read.overdue(BLOCK_TIMEOUT + OVERDUE) for read in self._reads)
 
-    @property
-    def cover_all(self) -> bool:
-        """Whether all lists can be waited on; else they have to be looked at."""
-        return max(self._refused.values(), default=0.0) <= monotonic()
+    def cover(self, lists: Collection[str]) -> bool:
+        """Whether all of them can be waited on; else they have to be looked at."""
+        told = len(lists) > MOST_BLOCKS
+        untils = [until for what, until in self._refused.items() if told or what is not Arrivals]
+        return max(untils, default=0.0) <= monotonic()
 
     def refused(self, name: str, why: str) -> None:
         """Wait on a list no more for a while: the server does not serve it."""
@@ -111,29 +115,28 @@ class BlockingReads:
                 why,
             )
 
-    def wait_on(self, lists: Sequence[str]) -> None:
+    def wait_on(self, lists: Sequence[str], most: int = MOST_BLOCKS) -> None:
+        """Wait on these lists, on so many of them by a read."""
         now = monotonic()
         if now < self._refused.get(BlockingRead, 0.0):
             return
+        if now < self._refused.get(Arrivals, 0.0):
+            most = MOST_BLOCKS
         self.close([read for read in self._reads if not read.connected])
         idle = [read for read in self._reads if not read.waits_since]
         waited_on = {read.queue_list for read in self.armed}
-        able = [name for name in lists if self._refused.get(name, 0.0) <= now]
-        others = [name for name in able if name not in waited_on]
-        room = MOST_BLOCKS - len(waited_on)
+        others = [n for n in lists if n not in waited_on and self._refused.get(n, 0.0) <= now]
+        room = most - len(waited_on)
         # Those to which something came last.
         for name in nlargest(room, others, lambda name: self._news.get(name, 0.0)):
             read = idle.pop() if idle else self._open(name)
             read.queue_list = name
             read.arm()
             others.remove(name)
-        if len(lists) > MOST_BLOCKS:
+        if len(lists) > most:
             self._look_at(others)
         else:
             self._forget_arrivals()
-
-    def _note_news(self, lists: Collection[str]) -> None:
-        self._news.update(dict.fromkeys(lists, monotonic()))
 
     def _open(self, name: str) -> BlockingRead:
         read = BlockingRead(self.membership, name)
@@ -154,13 +157,14 @@ class BlockingReads:
             self._refused[BlockingRead] = monotonic() + UNBLOCKABLE
         except ResponseError as exc:  # WRONGTYPE, a lost permission
             self.refused(read.queue_list, str(exc))
-        except (RedisError, OSError):
+        except (RedisError, OSError) as exc:
             self.membership.in_flight.doubt = True
             self.close([read])
-            raise
+            if not isinstance(exc, NotServed):  # else the next turn waits elsewhere
+                raise
         else:
             if payload is not None:
-                self._note_news([read.queue_list])
+                self._news[read.queue_list] = monotonic()
                 job = self.membership.in_flight.lists.job(read.owner, read.queue_list, payload)
                 self.on_job(job, asked)
 
@@ -209,7 +213,7 @@ class BlockingReads:
     def _hear(self) -> None:
         assert self._arrivals is not None
         try:
-            self._note_news(self._arrivals.changed())
+            self._news.update(dict.fromkeys(self._arrivals.changed(), monotonic()))
         except (RedisError, OSError):
             self._forget_arrivals()  # no claim was lost with it, and the next look tries another
 

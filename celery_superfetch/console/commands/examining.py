@@ -1,0 +1,59 @@
+"""``celery superfetch doctor``, ``check``, ``slots``: whether the app and its server are well."""
+
+from __future__ import annotations
+
+import click
+from celery.bin.base import CeleryCommand
+
+from ...cli.session import Session, in_session, know_tasks
+
+
+@click.command(name="doctor", cls=CeleryCommand)
+@in_session
+def doctor(session: Session) -> None:
+    """Examine the app and the server, and name a fix for each finding. This only reads."""
+    from ...cli.tables import STYLES
+    from ..doctor import diagnose
+
+    know_tasks(session.app)
+    found = diagnose(session.app, session.inspector)
+
+    def say() -> None:
+        line = session.tables.line
+        for one in found:
+            line(f"{one.level.capitalize()} [{one.code}]: {one.text}.", STYLES[one.level])
+            line(f"  Fix: {one.fix or 'nothing is to be done'}.")
+        if not found:
+            line("Nothing is wrong with the app or the server.")
+
+    session.say({"findings": [one._asdict() for one in found]}, say)
+    if any(one.level != "note" for one in found):
+        raise click.exceptions.Exit(1)
+
+
+@click.command(
+    name="check",
+    cls=CeleryCommand,
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True},
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def check(ctx: click.Context, words: tuple[str, ...]) -> None:
+    """Say in one line, and by the exit code, whether all is well."""
+    from ..probe import main
+
+    ctx.exit(main(words, ctx.obj.app))
+
+
+@click.command(name="slots", cls=CeleryCommand)
+@click.argument("prefixes", nargs=-1, metavar="[PREFIX]...")
+@in_session
+def slots(session: Session, prefixes: tuple[str, ...]) -> None:
+    """Show in which slot and on which node of a cluster each PREFIX lies; by default the app's own.
+
+    Apps, or groups of queues, share the work of a cluster when their prefixes lie on several nodes.
+    """
+    found = session.inspector.whereabouts(prefixes)
+    tables = session.tables
+    session.say({"prefixes": found}, lambda: tables.table(("Prefix", "Slot", "Node"), found))

@@ -1,0 +1,69 @@
+"""How ``celery superfetch jobs`` looks: a table for each worker; on a pipe one of all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any
+
+from ...cli.tables import BOLD, YELLOW, Tables
+from ...inspector import STATES
+from ...model.words import ago, ahead, number, span
+from ..overview import by_need
+
+TITLES = ("State", "Task", "Id", "Queue", "Strikes", "Claimed", "Due")
+SPARE = ("Queue", "Strikes")
+
+
+def print_jobs(tables: Tables, found: dict[str, Any], picked: bool, wide: bool) -> None:
+    """Print what a look has found; ``picked``: by conditions."""
+    if wide:
+        tables.widen()
+    jobs = [{**job, **_shown(tables, found, job)} for job in found["jobs"]]
+    if tables.wide:
+        tables.table(("Node", *TITLES), jobs)
+    else:
+        owners = {owner["owner"]: owner for owner in by_need(found["owners"])}
+        for at, (owner, some) in enumerate(groupby(jobs, key=lambda job: job["owner"])):
+            if at:
+                tables.line()
+            tables.line(_heading(owners[owner]) if owner else "On probation", BOLD)
+            rows = sorted(some, key=_order)
+            due = any(row["due"] for row in rows)
+            tables.table(TITLES if due else TITLES[:-1], rows, SPARE)
+    tables.line(_end(len(jobs), found, picked))
+
+
+def _order(job: Mapping[str, Any]) -> int:
+    return 0 if job["stuck"] else STATES.index(job["state"])
+
+
+def _heading(owner: dict[str, Any]) -> str:
+    return (
+        f"{owner['node'] or owner['owner']}, {owner['word']}: {owner['running']} running, "
+        f"{owner['reserved']} reserved, {owner['eta']} ETA"
+    )
+
+
+def _shown(tables: Tables, found: dict[str, Any], job: dict[str, Any]) -> dict[str, object]:
+    claimed, due, now = job["claimed"], job["due"], found["server_time"]
+    if not tables.wide:
+        claimed, due = claimed and ago(claimed, now), due and ahead(due, now)
+    return {
+        "state": (f"runs {span(job['stuck'])}", YELLOW) if job["stuck"] else job["state"],
+        "id": tables.short(job["id"]),
+        "task": job["task"] or "(unparseable)",
+        "claimed": claimed,
+        "due": due,
+        "strikes": (job["strikes"], YELLOW) if job["strikes"] else 0,
+    }
+
+
+def _end(shown: int, found: dict[str, Any], picked: bool) -> str:
+    if not shown:
+        return "No job meets the conditions." if picked else "No job is in flight or on probation."
+    if not found["complete"]:
+        return f"{number(shown, 'job')}, and more: not all were looked at."
+    if found["more"]:
+        return f"{number(shown, 'job')}, and {found['more']} more: --limit {shown + found['more']}"
+    return f"{number(shown, 'job')}."

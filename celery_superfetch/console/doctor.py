@@ -1,0 +1,251 @@
+"""All that is wrong with an app and its server, or may become so, and what to do about each."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import NoPermissionError
+
+from ..inspector import Inspector
+from ..model.config import REAP_ENTRY, REAP_TASK
+from ..model.job import parse
+from ..model.version import __version__
+from ..model.words import command, number, span
+from .health import LEVELS, Finding, findings
+from .overview import overview_of
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+#: Names of tasks, or others, that one finding tells.
+NAMED = 8
+
+#: Seconds that two clocks may differ: what NTP leaves is a hundredth of it.
+SKEW = 2.0
+
+#: Messages looked at from each end of a queue list, lists looked at, and bytes after which no
+#: further list is.
+ENDS = 10
+LISTS = 50
+BYTES = 16 * 1024 * 1024
+
+
+def diagnose(app: Celery, inspector: Inspector) -> list[Finding]:
+    """Findings of the settings of an app whose task modules are loaded, of the server and of the
+    overview, worst first; it changes nothing."""
+    found = of_settings(app)
+    if inspector.deadlock:
+        found.append(Finding("warning", "redis-py", *inspector.deadlock))
+    before = time.time()
+    server = inspector.database.server_time() / 1000
+    found.extend(of_clocks(before, server, time.time()))
+    try:
+        overview = overview_of(inspector)
+    except NoPermissionError as exc:
+        text = f"the server does not let this user see how things are ({exc})"
+        fix = "give it the permissions of docs/reference/options, for `status` as well"
+        found.append(Finding("warning", "no-overview", text, fix))
+        found.extend(_permissions(inspector, app.amqp.queues))
+    else:
+        found.extend(findings(overview))
+        found.extend(of_owners_together(overview["owners"]))
+        found.extend(_permissions(inspector, (row["list"] for row in overview["queues"])))
+        found.extend(_tasks(app, inspector, overview))
+    found.extend(_orphans(inspector))
+    return sorted(found, key=lambda one: LEVELS.index(one.level))
+
+
+def of_clocks(before: float, server: float, after: float) -> Iterator[Finding]:
+    """Of the server's clock, which was read between two looks at this host's (s)."""
+    ahead = before - server if before > server else min(0.0, after - server)
+    if abs(ahead) > SKEW:
+        how = "ahead of" if ahead > 0 else "behind"
+        text = (
+            f"the clock of this host is {span(abs(ahead))} {how} the server's: jobs with an ETA, a "
+            "countdown or `expires` start too early or too late, or not at all"
+        )
+        fix = "set both by NTP (chronyc tracking says how far they are off)"
+        yield Finding("warning", "clock-skew", text, fix)
+
+
+def of_owners_together(owners: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Of ``owners``, as a fleet."""
+    versions = Counter(owner["version"] or "of unknown version" for owner in owners)
+    if {*versions} - {__version__}:
+        told = ", ".join(f"{name} ({count})" for name, count in sorted(versions.items()))
+        text = f"workers run celery_superfetch {told}; here it is {__version__}"
+        fix = "they work together; end the rollout when it suits"
+        yield Finding("note", "versions", text, fix)
+    alive = [owner for owner in owners if owner["verdict"] == "alive"]
+    greedy = max(alive, key=lambda owner: owner["reserved"], default=None)
+    if greedy is None or not greedy["reserved"] or not greedy["running"]:
+        return
+    free = [
+        owner
+        for owner in alive
+        if owner["state"] == "running"
+        and not owner["in_flight"]
+        and not {*owner["queues"]}.isdisjoint(greedy["queues"])
+    ]
+    if free:
+        name, jobs = greedy["node"] or greedy["owner"], number(greedy["reserved"], "job")
+        text = (
+            f"worker {name} keeps {jobs} that it has not begun, while "
+            f"{number(len(free), 'worker')} of the same queues "
+            f"{'has' if len(free) == 1 else 'have'} nothing to do"
+        )
+        fix = (
+            "if it stays so, set worker_prefetch_multiplier = 1, or worker_disable_prefetch = True"
+        )
+        yield Finding("note", "prefetch-hoards", text, fix)
+
+
+def _permissions(inspector: Inspector, lists: Iterable[str]) -> Iterator[Finding]:
+    denied = inspector.database.refused(lists)
+    if denied is None:
+        return
+    who = "the server's ACL forbids this user"
+    if denied.required:
+        grant = " ".join(f"+{name}" for name in sorted(denied.required))
+        text = f"{who} {some(denied.required)}: no worker of this user does its work"
+        yield Finding("critical", "acl-required", text, f"ACL SETUSER <name> {grant}")
+    if denied.names:
+        text = f"{who} the keys {some(denied.names)}"
+        fix = "give it all of ours, the queues and kombu's: docs/reference/options, Permissions"
+        yield Finding("critical", "acl-keys", text, fix)
+    for name, lost in denied.optional.items():
+        fix = f"ACL SETUSER <name> +{name}"
+        yield Finding("note", "acl-optional", f"{who} {name}: {lost}", fix)
+
+
+def _orphans(inspector: Inspector) -> Iterator[Finding]:
+    try:
+        orphans = inspector.orphans()
+    except NoPermissionError:
+        return
+    if orphans:
+        workers = number(len(orphans), "worker")
+        text = f"private lists of {workers} that nobody has registered: {some(orphans)}"
+        fix = f"run `{command()} reap --full --wait 75`; their jobs go back after an owner_ttl"
+        yield Finding("warning", "orphans", text, fix)
+
+
+def _tasks(app: Celery, inspector: Inspector, seen: Mapping[str, Any]) -> Iterator[Finding]:
+    """Of what waits in the queues of the app, and of its workers, at both ends."""
+    queues, known = inspector.queues, app.tasks
+    owners = [owner for owner in seen["owners"] if owner["app"] == (app.main or "")]
+    ours = {name for owner in owners for name in owner["queues"]}
+    rows = [
+        row
+        for row in seen["queues"]
+        if row["length"] and (row["queue"] in app.amqp.queues or row["list"] in ours)
+    ]
+    unknown: dict[str, Counter[str]] = {}
+    size = 0
+    for row in sorted(rows, key=lambda row: row["length"], reverse=True)[:LISTS]:
+        for payload in queues.ends(row["list"], ENDS):
+            size += len(payload)
+            task = parse(payload).task
+            if task is not None and task not in known:
+                unknown.setdefault(row["queue"], Counter())[task] += 1
+        if size > BYTES:
+            break
+    discarded = inspector.database.config.unknown_tasks == "discard"
+    what = "discard them" if discarded else "move them to the dead set in the end"
+    for queue, tasks in unknown.items():
+        text = (
+            f"queue {queue}: of the jobs looked at, {tasks.total()} are of tasks that app "
+            f"{app.main or '(no name)'} does not know, whose workers {what}: {some(tasks)}"
+        )
+        fix = (
+            "deploy workers before producers, import the module (`include`), or give the other app "
+            "a queue of its own"
+        )
+        yield Finding("warning", "unknown-task", text, fix)
+
+
+def of_settings(app: Celery) -> list[Finding]:
+    """Findings of an app whose task modules are loaded."""
+    return [*_install(app), *_task_options(app), *_options(app)]
+
+
+def some(names: Iterable[str]) -> str:
+    """The first few of some names, and how many there are beside them."""
+    known = sorted(names)
+    rest = f" and {len(known) - NAMED} more" if len(known) > NAMED else ""
+    return ", ".join(known[:NAMED]) + rest
+
+
+def _install(app: Celery) -> Iterator[Finding]:
+    entries = map(dict, (app.conf.beat_schedule or {}).values())  # a ScheduleEntry has pairs, too
+    if getattr(app, "_superfetch", None) is None:
+        text = (
+            "the app names the transport and nothing else: it acks early, nobody reaps, and no "
+            "job that kills its worker is ever stopped"
+        )
+        yield Finding("warning", "not-installed", text, "call celery_superfetch.install(app)")
+    elif not any(entry.get("task") == REAP_TASK for entry in entries):
+        text = (
+            f"beat_schedule has no {REAP_ENTRY}: something replaced it after install(), and beat "
+            "looks for no dead workers"
+        )
+        fix = f"add to beat_schedule, do not replace it; or add the task {REAP_TASK!r} yourself"
+        yield Finding("warning", "no-beat-entry", text, fix)
+
+
+def _task_options(app: Celery) -> Iterator[Finding]:
+    own = [task for task in app.tasks.values() if not task.name.startswith(("celery.", REAP_TASK))]
+    early = [task for task in own if not task.acks_late]
+    if early:
+        text = _told(early, "with acks_late=False, which a killed worker loses once they run")
+        fix = "leave acks_late at install()'s default, unless a second run would do more harm"
+        yield Finding("warning", "early-ack", text, fix)
+    dropped = [
+        task
+        for task in own
+        if task.acks_late
+        and not task.reject_on_worker_lost
+        and not getattr(task, "retry_on_worker_lost", None)  # came with Celery 5.7
+    ]
+    if dropped:
+        what = "which Celery drops when their pool process is lost"
+        text = _told(dropped, f"with task_reject_on_worker_lost off, {what}")
+        fix = "leave it at install()'s default: such a job is recovered, and counted"
+        yield Finding("warning", "reject-off", text, fix)
+    silent = [t for t in own if t.ignore_result and not t.store_errors_even_if_ignored]
+    if not app.conf.result_backend or str(app.conf.result_backend).startswith("disabled"):
+        text = "there is no result_backend: no caller is told of a killed job, and none can wait"
+        fix = "set one if anybody calls get(), or uses chords; else the dead set has what was "
+        yield Finding("note", "no-results", text, f"{fix}killed")
+    elif silent:
+        text = _told(silent, "with ignore_result, of whose killed jobs no caller is told")
+        fix = "where somebody waits for one, set store_errors_even_if_ignored on it"
+        yield Finding("note", "ignored-results", text, fix)
+
+
+def _told(tasks: Sequence[Any], what: str) -> str:
+    return f"{number(len(tasks), 'task')} {what}: {some(task.name for task in tasks)}"
+
+
+def _options(app: Celery) -> Iterator[Finding]:
+    conf = app.conf
+    if "visibility_timeout" in (conf.broker_transport_options or {}):
+        text = "visibility_timeout does nothing here: no job comes back by a timeout"
+        fix = "remove it from broker_transport_options when no stock worker is left"
+        yield Finding("note", "visibility-timeout", text, fix)
+    multiplier, alone = conf.worker_prefetch_multiplier, conf.get("worker_disable_prefetch")
+    if multiplier == 0 and not alone:
+        text = (
+            "worker_prefetch_multiplier is 0: one worker claims all that waits, and others that "
+            "are free find nothing"
+        )
+        fix = "set it to 1 for long jobs, or to 4 (Celery's default) for short ones"
+        yield Finding("warning", "prefetch-unbounded", text, fix)
+    elif multiplier > 1 and alone:
+        text = (
+            f"worker_prefetch_multiplier ({multiplier}) does nothing beside worker_disable_prefetch"
+        )
+        yield Finding("note", "prefetch-unused", text, "keep one of the two")

@@ -1,0 +1,291 @@
+"""What is wrong, by the overview alone, and what to do about it; pure functions."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from ..inspector import Inspector
+from ..model.facts import SILENT, STUCK
+from ..model.words import ago, number, passed, span
+from .overview import LATELY, by_need, by_queue, overview_of
+
+#: Passes that may be missing before somebody is told: one may last, one is another's turn.
+LATE_PASSES = 6
+
+#: Shares of a limit.
+NEAR, FULL = 0.8, 0.95
+
+#: Bytes that a replica may lag: what a busy server sends in a moment.
+LAG = 16 * 1024 * 1024
+
+Level = Literal["critical", "warning", "note"]
+LEVELS: tuple[Level, ...] = ("critical", "warning", "note")
+
+
+class Finding(NamedTuple):
+    """One thing that is to be known of."""
+
+    level: Level
+    #: For programs; it stays the same from version to version.
+    code: str
+    text: str
+    #: What to do; empty where nothing is to be done.
+    fix: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.fix}." if self.fix else f"{self.text}."
+
+
+class Judged(NamedTuple):
+    """What `status` and the page show."""
+
+    verdict: str
+    worst: Finding | None  # what the verdict tells of
+    findings: list[Finding]  # and all others
+    overview: Mapping[str, Any]
+    owners: list[dict[str, Any]]
+    queues: list[dict[str, Any]]
+
+    @property
+    def document(self) -> dict[str, Any]:
+        found = [*filter(None, [self.worst]), *self.findings]
+        return {"findings": [finding._asdict() for finding in found], **self.overview}
+
+    def print(self, tables: Any, wide: bool) -> None:
+        from .status import print_status  # a probe goes without
+
+        print_status(tables, self, wide)
+
+
+def judge(inspector: Inspector) -> Judged:
+    """All there is to see, and how it is, for the core's `status`."""
+    return judged(overview_of(inspector))
+
+
+def judged(overview: Mapping[str, Any]) -> Judged:
+    found = findings(overview)
+    line = verdict(found, overview)
+    worst = found.pop(0) if found and found[0].level != "note" else None
+    rows = by_need(overview["owners"]), by_queue(overview["queues"])
+    return Judged(line, worst, found, overview, *rows)
+
+
+def findings(overview: Mapping[str, Any]) -> list[Finding]:
+    """All that is to be known of what an inspector saw, worst first."""
+    found = [
+        *_queues(overview),
+        *_owners(overview),
+        *_long_runs(overview),
+        *_passes(overview),
+        *_beats(overview),
+        *_deaths(overview),
+        *_server(overview["server"]),
+        *_dead_set(overview),
+    ]
+    if not any(owner["verdict"] == "alive" for owner in overview["owners"]):
+        text = "no live worker is registered"
+        found.insert(0, Finding("critical", "no-worker", text, "start a worker"))
+    if jobs := overview["unacked"]:
+        text = f"{number(jobs, 'job')} unacked by stock workers, which work on them or were killed"
+        fix = f"when no stock worker runs any more, `{overview['command']} migrate`"
+        found.append(Finding("warning", "unacked", text, fix))
+    return sorted(found, key=lambda one: LEVELS.index(one.level))
+
+
+def verdict(found: Sequence[Finding], overview: Mapping[str, Any]) -> str:
+    """One line: that all is well, or what is worst and what to do about it."""
+    bad = [one for one in found if one.level != "note"]
+    if bad:
+        more = f" ({len(bad) - 1} more below)" if len(bad) > 1 else ""
+        return f"{bad[0].level.capitalize()}: {bad[0]}{more}"
+    return f"All is well: {', '.join(told(overview))}."
+
+
+def told(overview: Mapping[str, Any]) -> list[str]:
+    """How many workers there are, how many jobs are in flight, wait and are dead, in words."""
+    in_flight = sum(owner["in_flight"] for owner in overview["owners"])
+    waiting = sum((row["length"] or 0) + row["probation"] for row in overview["queues"])
+    alive = sum(owner["verdict"] == "alive" for owner in overview["owners"])
+    dead, killed = overview["dead_set"]["size"], overview["dead_set"]["killed_lately"]
+    return [
+        number(alive, "worker"),
+        f"{number(in_flight, 'job')} in flight",
+        f"{waiting} waiting",
+        f"{dead} in the dead set" + (f" ({killed} killed within the hour)" if killed else ""),
+    ]
+
+
+def _owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    last = overview["last_pass"]
+    alive = any(owner["verdict"] == "alive" for owner in overview["owners"])
+    soon = alive and last is not None and last["age"] < LATE_PASSES * overview["reap_interval"]
+    for owner in overview["owners"]:
+        name = f"{owner['node'] or owner['owner']} on {owner['host']}"
+        jobs, age = number(owner["in_flight"], "job"), owner["heartbeat_age"]
+        if owner["state"] == STUCK:
+            text = f"worker {name} is stuck: its event loop does not turn; its {jobs} go to others"
+            fix = (
+                f"see on {owner['host']} what it waits for (py-spy dump --pid {owner['pid']}), "
+                "then restart it"
+            )
+            yield Finding("critical", "stuck-owner", text, fix)
+        elif owner["verdict"] == "dead":
+            holds = "holds nothing" if not owner["in_flight"] else f"its {jobs} wait"
+            level: Level = "critical" if owner["in_flight"] and not soon else "note"
+            text = f"worker {name} is dead ({owner['reason']}), {holds}"
+            fix = "the next pass takes them" if soon else f"run `{overview['command']} reap`"
+            yield Finding(level, "dead-owner", text, fix)
+        elif owner["state"] == SILENT:
+            level = "critical" if age >= owner["owner_ttl"] else "warning"
+            text = f"worker {name} was not heard for {span(age)} and holds {jobs}"
+            fix = (
+                f"it is frozen or cut off: if pid {owner['pid']} hangs, `kill -9` it; if its host "
+                f"is gone, any worker takes its jobs, or `{overview['command']} reap --wait "
+                f"{1.25 * owner['owner_ttl']:.0f}`"
+            )
+            yield Finding(level, "silent-owner", text, fix)
+
+
+def _long_runs(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    """By task."""
+    tasks: dict[str, list[tuple[int, str, str]]] = {}
+    for owner in overview["owners"]:
+        for job in owner["stuck"]:
+            row = job["seconds"], job["id"], owner["node"] or owner["owner"]
+            tasks.setdefault(job["task"], []).append(row)
+    for task, rows in tasks.items():
+        seconds, id, node = max(rows)
+        many = f"{number(len(rows), 'job')} of {task} {'runs' if len(rows) == 1 else 'run'}"
+        text = f"{many} for longer than stuck_after, {id} on {node} for {span(seconds)}"
+        fix = (
+            f"see what it waits for (py-spy dump), or end it: `{overview['command']} jobs kill "
+            f"{id}`; a time limit ends such runs by itself"
+        )
+        yield Finding("warning", "stuck-job", text, fix)
+
+
+def _queues(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    for row in overview["queues"]:
+        if row["length"] is None:
+            text = f"queue list {row['list']!r} is no list: {row['error']}"
+            fix = "nobody can send to it or take from it: rename what lives under that key"
+            yield Finding("critical", "queue-type", text, fix)
+    for row in by_queue(overview["queues"]):
+        if not row["unserved"]:
+            continue
+        queue, fix = row["queue"], f"start a worker with -Q {shlex.quote(row['queue'])}"
+        unserved = "no live worker consumes it"
+        if row["waiting"]:
+            since = f", oldest {span(row['oldest'])}" if row["oldest"] else ""
+            text = f"queue {queue}: {number(row['waiting'], 'job')}{since}, {unserved}"
+            yield Finding("critical", "no-consumer", text, fix)
+        if row["probation"]:
+            text = f"queue {queue}: {number(row['probation'], 'job')} on probation, {unserved}"
+            yield Finding("critical", "probation-unserved", text, fix)
+
+
+def _passes(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    last, oldest = overview["last_pass"], max((o["age"] for o in overview["owners"]), default=0.0)
+    # None was due before somebody was there.
+    if min(oldest, last["age"] if last else oldest) < LATE_PASSES * overview["reap_interval"]:
+        return
+    since = "" if last is None else f" for {span(last['age'])}"
+    text = f"no pass{since or ' is known of'}: nobody looks for dead workers"
+    fix = "start a worker of an app with install(), which makes them"
+    heard = any(o["verdict"] == "alive" and o["state"] != SILENT for o in overview["owners"])
+    if heard:
+        soon = span(overview["reap_interval"])
+        fix = f"one that is heard makes one within {soon}; else see its log"
+    # The server may have been away for as long, and be back for a moment.
+    level: Level = "warning" if heard and last else "critical"
+    yield Finding(level, "no-pass", text, f"{fix}, or run `{overview['command']} reap`")
+
+
+def _beats(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    """Of each app whose beat was ever seen: that none ticks, or more than one."""
+    now, least = overview["server_time"], overview["reap_interval"]
+    for app in sorted({row["app"] for row in overview["beats"]}):
+        rows = [row for row in overview["beats"] if row["app"] == app]
+        late = [LATE_PASSES * max(least, row["interval"]) for row in rows]
+        ticking = [r for r, most in zip(rows, late, strict=True) if passed(r["at"], now) < most]
+        # Who had ended when the youngest began was replaced by it.
+        at_once = [row for row in ticking if row["at"] > max(r["since"] for r in rows)]
+        where = ", ".join(f"{row['host']} (pid {row['pid']})" for row in at_once or rows)
+        text = f"beat of app {app or '(no name)'} on {where}"
+        if not ticking:
+            since = span(min(passed(row["at"], now) for row in rows))
+            text = f"{text} has not ticked for {since}, nothing of its schedule is sent"
+            fix = "see its log and restart it; a week after its last tick it is forgotten"
+            yield Finding("warning", "beat-silent", text, fix)
+        elif len(at_once) > 1:
+            text = f"{text} ticks in each, and each sends all entries"
+            yield Finding("warning", "beat-double", text, "stop all but one")
+
+
+def _deaths(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    now = overview["server_time"]
+    back = {owner["node"] for owner in overview["owners"] if owner["verdict"] == "alive"}
+    away = [row for row in overview["deaths"] if (row["node"] or None) not in back]
+    lately = [row for row in away if passed(row["at"], now) <= LATELY]
+    for row in lately[:1]:
+        name, jobs = row["node"] or row["owner"], number(row["recovered"], "job")
+        queues = "its queue" if row["recovered"] == 1 else "their queues"
+        text = (
+            f"worker {name} died {ago(row['at'], now)} ({row['reason']}), its {jobs} went back to"
+        )
+        more = f", and {len(lately) - 1} more died within the hour" if len(lately) > 1 else ""
+        fix = "see why (its host's kernel log tells of the OOM killer), and start it again"
+        yield Finding("note", "worker-died", f"{text} {queues}{more}", fix)
+
+
+def _server(server: Mapping[str, Any]) -> Iterator[Finding]:
+    policy, used, most = (server[n] for n in ("eviction_policy", "used_memory", "maxmemory"))
+    level: Level
+    if policy not in (None, "noeviction"):
+        level = "critical" if most else "warning"
+        text = f"the server may evict jobs: its maxmemory-policy is {policy}"
+        fix = (
+            "`redis-cli CONFIG SET maxmemory-policy noeviction`, and the same in its configuration"
+        )
+        yield Finding(level, "eviction", text, fix)
+    if most and used >= NEAR * most:
+        level = "critical" if used >= FULL * most else "warning"
+        text = f"the server uses {used / most:.0%} of its maxmemory; at 100% nothing can be sent"
+        yield Finding(level, "memory", text, "raise maxmemory, or see which queue or result grows")
+    if server["append_only"] is False and server["saves"] == "":
+        text = (
+            "the server keeps jobs in memory alone (no AOF, no RDB saves): "
+            "its restart loses them all"
+        )
+        fix = "`redis-cli CONFIG SET appendonly yes`, and the same in its configuration"
+        yield Finding("warning", "no-persistence", text, fix)
+    if not server["last_save_ok"]:
+        text = "the server's last RDB save failed; it may refuse all writes"
+        fix = "see its log: its disk is full, or there is no memory for the fork"
+        yield Finding("critical", "save-failed", text, fix)
+    if (lag := server["replica_lag_bytes"]) >= LAG:
+        text = f"a replica lags {lag // 1024**2} MiB behind: a failover now loses that"
+        yield Finding("warning", "replica-lag", text, "see its network and its load")
+
+
+def _dead_set(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    dead, command = overview["dead_set"], overview["command"]
+    if job := dead["newest"]:
+        name = f"job {job['task'] or '(unparseable)'}[{job['task_id'] or job['id']}]"
+        text = f"{name} was killed {ago(job['at'], overview['server_time'])} ({job['reason']})"
+        more = dead["killed_lately"] - 1
+        text += f", and {more} more within the hour" if more else ""
+        fix = f"`{command} dead show {job['id']}` says why; then mend it, and `dead retry`"
+        yield Finding("note", "job-killed", text, fix)
+    if dead["size"] >= NEAR * dead["limit"]:
+        full = dead["size"] >= dead["limit"]
+        what = "each further one drops the oldest" if full else "beyond that the oldest are dropped"
+        text = f"the dead set holds {dead['size']} jobs of {dead['limit']}: {what}"
+        fix = f"`{command} dead list`, then `dead retry` or `dead delete`; or raise dead_limit"
+        yield Finding("warning", "dead-set-full", text, fix)
+    if jobs := dead["unannounced"]:
+        text = f"the callers of {number(jobs, 'killed job')} are not told yet"
+        fix = "each pass tries again; if it stays so, see whether the result backend answers"
+        yield Finding("warning", "unannounced", text, fix)

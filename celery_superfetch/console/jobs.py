@@ -1,0 +1,173 @@
+"""Which jobs are in flight and on probation, read a page at a time; it changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import chain
+from typing import Any, NamedTuple
+
+from ..inspector import ETA, PROBATION, RESERVED, RUNNING, Inspector, Place
+from ..model.dead_job import utc
+from ..model.job import claimed_at, digest, parse
+from .overview import owner_rows
+
+#: Jobs that are looked at for conditions to pick from.
+LOOKED_AT = 20_000
+
+#: Those with strikes, whatever their state.
+STRUCK = "struck"
+
+
+class Which(NamedTuple):
+    """Conditions; a job has to meet all that are given. ``*`` stands for anything in a name."""
+
+    #: One of ``STATES``, or ``STRUCK``.
+    state: str | None = None
+    queue: str | None = None
+    task: str | None = None
+    node: str | None = None
+
+    def wants(self, *states: str) -> bool:
+        """Whether there may be some in one of these states."""
+        return self.state in (None, STRUCK, *states)
+
+    @property
+    def countable(self) -> bool:
+        """Whether the jobs need not be read to be counted."""
+        return self.state != STRUCK and self.queue is None and self.task is None
+
+
+class Look:
+    """One look at the jobs of a database."""
+
+    def __init__(self, inspector: Inspector, which: Which) -> None:
+        self.inspector, self.which = inspector, which
+        self.now = inspector.database.server_time()
+        judged = [] if which.state == PROBATION else inspector.judged()
+        chosen = [row for row in judged if _fits(row[0].node, which.node)]
+        rows = owner_rows(inspector, chosen, self.now)
+        rows.sort(key=lambda pair: (pair[0]["node"], pair[0]["owner"]))
+        #: Those who hold something, each with what that is.
+        self.owners = {row["owner"]: (row, held) for row, held in rows if held.in_flight}
+        #: Owner and digest of a job that runs -> its claim.
+        self.runs: dict[tuple[str, str], str] = {}
+        #: The queue lists that have jobs on probation; these are nobody's.
+        self.probation: Sequence[str] = ()
+        if which.wants(PROBATION) and which.node is None:
+            self.probation = sorted(inspector.suspects.lists())
+
+    def first(self, limit: int) -> dict[str, Any]:
+        """The first ``limit`` jobs that are meant, their owners, and how many more there are."""
+        most = limit if self.which.countable else LOOKED_AT
+        meant: list[dict[str, Any]] = []
+        looked = 0
+        for number, jobs in self._read(most + 1):
+            looked += number
+            meant += self._counted([job for job in jobs if _fits(job["task"], self.which.task)])
+            if looked > most:
+                break
+        complete = looked <= most
+        more = len(meant) - limit
+        if not complete and self.which.countable:
+            more, complete = self.size() - limit, True
+        return {
+            "server_time": utc(self.now / 1000),
+            "owners": [row for row, _ in self.owners.values()],
+            "jobs": meant[:limit],
+            # That meet the conditions and are not shown; of those that were looked at.
+            "more": max(0, more),
+            "complete": complete,
+        }
+
+    def named(self, names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+        """Name -> the jobs of which it is the id, or else the start of one; an empty one has none:
+        a shell variable that is not set must not mean the only job there is."""
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        for job in chain.from_iterable(jobs for _, jobs in self._read(LOOKED_AT)):
+            for name, jobs in found.items():
+                fits = any(job[id].startswith(name) for id in ("id", "digest"))
+                if name and fits and job not in jobs:  # what is held aside may be read twice
+                    jobs.append(job)
+        return {
+            name: [job for job in jobs if name in (job["id"], job["digest"])] or jobs
+            for name, jobs in found.items()
+        }
+
+    def size(self) -> int:
+        """How many there are in states that are meant: all that can be said without a look at the
+        jobs."""
+        states = [state for state in (RUNNING, RESERVED, ETA) if self.which.wants(state)]
+        suspects = sum(waiting for _, waiting in self.inspector.queues.lengths(self.probation))
+        return suspects + sum(row[state] for row, _ in self.owners.values() for state in states)
+
+    def _places(self) -> Iterator[Place]:
+        """Of each owner what runs, and what is near before what waits aside; then the suspects."""
+        wants = self.which.wants
+        for owner, (_, held) in self.owners.items():
+            if held.running:
+                yield Place(RUNNING, owner)
+            for name in filter(self._is_meant, sorted(held.lists)):
+                near, aside = held.lists[name]
+                if near and (wants(RESERVED) or (held.running and wants(RUNNING))):
+                    yield Place(RESERVED, owner, name)
+                if aside and wants(ETA):
+                    yield Place(ETA, owner, name)
+        for name in filter(self._is_meant, self.probation):
+            yield Place(PROBATION, queue_list=name)
+
+    def _read(self, most: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+        """The jobs in states that are meant, some at a time, and how many were looked at."""
+        for pages in self.inspector.holdings.look([*self._places()], most):
+            found: list[tuple[Place, str, bytes]] = []
+            for place, rows in pages:
+                if place.state == RUNNING:
+                    self.runs |= {(place.owner, name.decode()): claim for claim, name in rows}
+                else:
+                    found += [(place, *row) for row in rows]
+            jobs = [self._job(*row) for row in found]
+            jobs = [job for job in jobs if self.which.wants(job["state"])]
+            yield len(jobs if self.which.countable else found), jobs
+
+    def _job(self, place: Place, claim: str, payload: bytes) -> dict[str, Any]:
+        name, envelope = digest(payload), parse(payload)
+        owner: Mapping[str, Any] = self.owners[place.owner][0] if place.owner else {}
+        run = self.runs.get((place.owner, name))
+        claim = claim or run or ""
+        stuck = [long["seconds"] for long in owner.get("stuck", ()) if long["digest"] == name]
+        return {
+            "id": envelope.task_id or name,
+            "task": envelope.task,
+            "state": place.state if run is None else RUNNING,
+            **{part: owner.get(part) for part in ("node", "owner", "verdict")},
+            "queue": self._queue(place.queue_list),
+            "list": place.queue_list,
+            "strikes": envelope.carried.strikes,
+            "recoveries": 0,
+            # By the clock of its owner's host; not known of what is only reserved.
+            "claimed": utc(claimed_at(claim) if claim else None),
+            "due": utc(envelope.eta or None),
+            # For how long (s) it has run, if that is longer than its worker's stuck_after.
+            "stuck": stuck[0] if stuck and run else None,
+            "claim_id": claim or None,
+            "digest": name,
+        }
+
+    def _counted(self, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """With the counters that are recorded of them; with strikes, if these are meant."""
+        known = self.inspector.strikes.counters([job["digest"] for job in jobs]) if jobs else []
+        for job, counters in zip(jobs, known, strict=True):
+            job["recoveries"] = counters.recoveries
+            if counters.strikes is not None:
+                job["strikes"] = counters.strikes
+        return [job for job in jobs if job["strikes"] or self.which.state != STRUCK]
+
+    def _is_meant(self, queue_list: str) -> bool:
+        return _fits(self._queue(queue_list), self.which.queue)
+
+    def _queue(self, queue_list: str) -> str:
+        return queue_list.partition(self.inspector.separator)[0]
+
+
+def _fits(name: str | None, pattern: str | None) -> bool:
+    return pattern is None or fnmatchcase(name or "", pattern)

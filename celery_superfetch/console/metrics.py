@@ -1,0 +1,215 @@
+"""What there is to see as Prometheus metrics, and a server for them; needs the extra."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from time import monotonic
+from typing import Any, TypeVar
+
+from celery import Celery
+from celery.utils.log import get_logger
+
+from ..errors import ConfigError
+from ..inspector import PATIENCE, Counts, Inspector
+from ..model import forks
+from ..model.arguments import printable
+from ..model.facts import SILENT, STUCK
+from ..model.words import passed
+from .health import findings
+from .overview import by_queue, overview_of
+
+try:
+    from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        Metric,
+        SummaryMetricFamily,
+    )
+    from prometheus_client.registry import Collector
+except ImportError as exc:
+    raise ConfigError(
+        f"metrics need what the extra `console` installs ({exc}): "
+        "pip install 'celery-superfetch[console]'"
+    ) from exc
+
+T = TypeVar("T", CounterMetricFamily, GaugeMetricFamily)
+
+logger = get_logger(__name__)
+
+#: Seconds for which what was read is told again: several may scrape, and the server is asked once.
+FRESH = 2.0
+
+#: Counters by queue and task -> what they count.
+JOBS = {
+    "jobs_recovered": ("recovered", "Jobs of dead workers or pool processes that were given back"),
+    "jobs_killed": ("killed", "Jobs, and unparseable items, that were moved to the dead set"),
+    "jobs_requeued": ("requeued", "Jobs that were given back on purpose, by a stop above all"),
+    "ownership_lost": ("ownership_lost", "Jobs that a process lost while it lived"),
+}
+
+#: What an owner can be; the last two are no living ones.
+STATES = ("running", "stopping", SILENT, STUCK, "dead", "reaped")
+
+
+class Metrics(Collector):
+    """The metrics of an app's database; a scrape asks the server once, or not at all."""
+
+    def __init__(self, app: Celery) -> None:
+        Inspector.check_options(app)  # what makes no sense is said now, not at a scrape
+        self.app = app
+        self._lock = threading.Lock()
+        self._asking, self._ended = threading.Thread(), -FRESH
+        self._found: tuple[dict[str, Any], Counts] | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        found = self._read()
+        text = "Whether the server could be asked; if not, it is all there is"
+        yield _gauge("up", text, found is not None)
+        if found is not None:
+            yield from families(*found)
+
+    def _read(self) -> tuple[dict[str, Any], Counts] | None:
+        with self._lock:
+            if not self._asking.is_alive() and monotonic() >= self._ended + FRESH:
+                # Nobody knows how long it takes: a thread can be left alone.
+                self._asking = threading.Thread(
+                    target=self._ask, name="superfetch-metrics", daemon=True
+                )
+                self._asking.start()
+            asking = self._asking
+        asking.join(PATIENCE)
+        return None if asking.is_alive() else self._found
+
+    def _ask(self) -> None:
+        try:
+            # It comes by code of Celery and kombu, whose locks a pool's child must not inherit.
+            with forks.kept_off(), Inspector.of(self.app) as inspector:
+                self._found = overview_of(inspector), inspector.history.counts()
+        except Exception as exc:
+            self._found = None
+            logger.warning("Metrics could not ask the broker: %s", exc)
+        finally:
+            self._ended = monotonic()
+
+
+def families(overview: Mapping[str, Any], counts: Counts) -> Iterator[Metric]:
+    """An overview and the counters, as metrics."""
+    yield from _of_jobs(counts, {row["list"]: row["queue"] for row in overview["queues"]})
+    for name, text in (
+        ("owners_reaped", "Workers that were taken for dead"),
+        ("dead_dropped", "Jobs that a cap, or their age, dropped from the dead set"),
+    ):
+        yield _metric(CounterMetricFamily, name, text, counts.totals.get(name, 0))
+    yield from _of_owners(overview)
+    yield from _of_queues(overview["queues"])
+    yield _gauge("stock_unacked", "Jobs that stock workers have unacked", overview["unacked"])
+    dead = overview["dead_set"]
+    yield _gauge("dead_set_size", "Jobs in the dead set, of all apps", dead["size"])
+    yield _gauge("dead_set_limit", "dead_limit of the app that is asked", dead["limit"])
+    yield _gauge("unannounced", "Killed jobs whose callers are not told yet", dead["unannounced"])
+    yield from _of_passes(overview["last_pass"], counts)
+    # Of an app's beats the latest tick counts.
+    beats = sorted(overview["beats"], key=lambda row: str(row["at"]))
+    ages = {printable(row["app"]): passed(row["at"], overview["server_time"]) for row in beats}
+    yield _gauge("beat_age_seconds", "Since the last tick of an app's beat", ages, ["app"])
+    found = Counter((one.level, one.code) for one in findings(overview))
+    text = "What `superfetch status` finds; the codes stay"
+    yield _gauge("findings", text, found, ["level", "code"])
+
+
+def _of_jobs(counts: Counts, queues: Mapping[str, str]) -> Iterator[Metric]:
+    for name, (what, text) in JOBS.items():
+        # What is always there lets an alert see the first one of all.
+        rows: Counter[tuple[str, str]] = Counter({("", ""): 0})
+        for (which, queue_list, task), number in counts.jobs.items():
+            if which == what:
+                queue = queues.get(queue_list, queue_list.partition(Inspector.separator)[0])
+                rows[printable(queue), printable(task)] += number
+        yield _metric(CounterMetricFamily, name, text, rows, ["queue", "task"])
+
+
+def _of_owners(overview: Mapping[str, Any]) -> Iterator[Metric]:
+    owners, left = overview["owners"], overview["tombstones"]
+    states = Counter(dict.fromkeys(STATES, 0))
+    for owner in owners:
+        is_dead = owner["verdict"] == "dead" and owner["state"] != STUCK
+        states["dead" if is_dead else owner["state"]] += 1
+    states["reaped"] += left["owners"]
+    yield _gauge("owners", "Workers by state; reaped ones for a minute", states, ["state"])
+    kinds = "running", "reserved", "eta"
+    held = Counter({state: sum(owner[state] for owner in owners) for state in kinds})
+    held["left"] = left["in_flight"]
+    text = "Jobs in flight; left: of reaped workers, and not moved yet"
+    yield _gauge("in_flight", text, held, ["state"])
+    # What is always there lets an alert see the first one of all.
+    stuck = Counter({"": 0})
+    stuck.update(printable(job["task"]) for owner in owners for job in owner["stuck"])
+    yield _gauge("stuck_jobs", "Jobs that run for longer than stuck_after", stuck, ["task"])
+
+
+def _of_queues(rows: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+    queues = by_queue({**row, "queue": printable(row["queue"])} for row in rows)
+    for name, field, text in (
+        ("queue_length", "waiting", "Jobs that wait, on all priorities"),
+        ("queue_oldest_seconds", "oldest", "How long the next job was seen to be the next"),
+        ("queue_consumers", "consumers", "Living workers that consume it"),
+        ("probation", "probation", "Jobs on probation, which are not in the queue"),
+    ):
+        yield _gauge(name, text, {row["queue"]: row[field] for row in queues}, ["queue"])
+
+
+def _of_passes(last: Mapping[str, Any] | None, counts: Counts) -> Iterator[Metric]:
+    passes = Counter(counts.passes)
+    yield HistogramMetricFamily(
+        "superfetch_recovery_seconds",
+        "From the last heartbeat of a dead worker until its jobs were back",
+        [("+Inf" if at == float("inf") else str(at), n) for at, n in counts.recoveries.items()],
+        counts.recovery_seconds,
+    )
+    yield SummaryMetricFamily(
+        "superfetch_pass_seconds", "Passes over all workers", passes["number"], passes["ms"] / 1000
+    )
+    text = "Workers that passes have looked at"
+    yield _metric(CounterMetricFamily, "pass_owners", text, passes["owners"])
+    yield _metric(CounterMetricFamily, "pass_errors", "What passes survived", passes["errors"])
+    if last is not None:
+        yield _gauge("last_pass_age_seconds", "Since the last pass over all workers", last["age"])
+
+
+def _metric(kind: type[T], name: str, text: str, value: Any, labels: Sequence[str] = ()) -> T:
+    """One value, or one for each label, or each tuple of them."""
+    family = kind(f"superfetch_{name}", text, labels=labels)
+    for key, number in value.items() if labels else [((), value)]:
+        family.add_metric([key] if isinstance(key, str) else key, number)
+    return family
+
+
+_gauge = partial(_metric, GaugeMetricFamily)
+
+
+def text_of(app: Celery) -> str:
+    """All of them, as a scrape gets them; raises ConfigError."""
+    return generate_latest(_registry(app)).decode()
+
+
+def serve(app: Celery, host: str, port: int) -> Any:
+    """A server for them, in threads of its own; ``shutdown`` ends it. Raises ConfigError, and an
+    OSError where nobody can listen: at a port in use, mostly."""
+    server, thread = start_http_server(port, host, _registry(app))
+    thread.name = "superfetch-metrics-server"
+    # A pool's child that outlives its worker would keep the port from the next one.
+    os.register_at_fork(after_in_child=server.socket.close)
+    return server
+
+
+def _registry(app: Celery) -> CollectorRegistry:
+    """An app's metrics and no others."""
+    registry = CollectorRegistry()
+    registry.register(Metrics(app))
+    return registry

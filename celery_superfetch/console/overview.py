@@ -1,0 +1,216 @@
+"""What there is to see of an app's database, as one plain document; it changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from ..inspector import STATES, Holding, Inspector
+from ..model.dead_job import utc
+from ..model.facts import SILENT, STUCK, Facts
+from ..model.verdict import MISSED_HEARTBEATS, Reason
+from ..model.words import command
+
+#: What an owner's row has as it was registered.
+FACTS = ("owner", "node", "app", "version", "state", "heartbeat_interval", "owner_ttl")
+
+MOODS = ("critical", "warning", "ok")  # of an owner, the worst first
+
+#: The latest deaths that are told of.
+DEATHS = 10
+
+#: Seconds for which it is told that a worker died and has not come back, or that a job was killed.
+LATELY = 3600
+
+
+def overview_of(inspector: Inspector) -> dict[str, Any]:
+    """All there is to see, as one document; it changes nothing."""
+    now = inspector.database.server_time()
+    owners = [row for row, _ in owner_rows(inspector, inspector.judged(), now)]
+    served = Counter(n for row in owners if row["verdict"] != "dead" for n in row["queues"])
+    tombstones = inspector.registry.facts(inspector.registry.tombstones())
+    left = inspector.holdings.of([*tombstones])
+    known = {n for row in owners for n in row["queues"]}
+    known |= {n for facts in tombstones.values() for n in facts.lists}
+    deaths, last = inspector.history.deaths(DEATHS), _last_pass(inspector, now)
+    return {
+        "command": command(),
+        "server": _server(inspector),
+        "server_time": utc(now / 1000),
+        "owners": owners,
+        # Jobs here landed late or could not be moved; the next pass drains them.
+        "tombstones": {
+            "owners": len(tombstones),
+            "in_flight": sum(holding.in_flight for holding in left.values()),
+        },
+        "queues": queue_rows(inspector, known, served),
+        "dead_set": {
+            "size": len(inspector.dead_jobs),
+            "limit": inspector.database.config.dead_limit,
+            "unannounced": inspector.dead_jobs.untold(),
+            **_killed(inspector, now),
+        },
+        # Of stock workers: what they work on, and what the killed ones left.
+        "unacked": inspector.unacked.size(),
+        "beats": inspector.history.beats(),
+        "deaths": [{**death, "at": utc(death["at"] / 1000)} for death in deaths],
+        "counters": inspector.history.counts().totals,
+        "last_pass": last,
+        # An app's own option, or what a probe has to go by.
+        "reap_interval": (last and last["interval"]) or inspector.database.config.reap_interval,
+    }
+
+
+def _killed(inspector: Inspector, now: int) -> dict[str, Any]:
+    """How many jobs were killed lately, and the latest of them."""
+    [lately] = inspector.dead_jobs.died_within([now - LATELY * 1000])
+    newest = None
+    for job in inspector.dead_jobs.page(0, 1) if lately else ():
+        newest = {name: getattr(job, name) for name in ("id", "task", "task_id", "reason")}
+        newest["at"] = utc(job.died)
+    return {"killed_lately": lately, "newest": newest}
+
+
+def _server(inspector: Inspector) -> dict[str, Any]:
+    """What decides whether jobs survive the server; None where it may not be asked."""
+    told, saves = inspector.server()
+    lags = [
+        int(told["master_repl_offset"]) - int(replica["offset"])
+        for name, replica in told.items()
+        if name.startswith("slave") and isinstance(replica, dict) and "offset" in replica
+    ]
+    return {
+        "version": told.get("valkey_version") or told.get("redis_version"),
+        "role": told.get("role"),
+        "eviction_policy": told.get("maxmemory_policy"),
+        "used_memory": told.get("used_memory"),
+        "maxmemory": told.get("maxmemory"),
+        "append_only": bool(int(told["aof_enabled"])) if "aof_enabled" in told else None,
+        # Empty: none is made by itself.
+        "saves": saves,
+        "last_save": told.get("rdb_last_save_time"),
+        "last_save_ok": told.get("rdb_last_bgsave_status", "ok") == "ok",
+        "replicas": told.get("connected_slaves"),
+        "replica_lag_bytes": max(lags, default=0),
+    }
+
+
+def owner_rows(
+    inspector: Inspector, judged: Sequence[tuple[Facts, int, Reason]], now: int
+) -> list[tuple[dict[str, Any], Holding]]:
+    """Owners with their scores and verdicts as rows, each with what it holds."""
+    held = inspector.holdings.of([facts.owner for facts, _, _ in judged])
+    return [
+        (_row(facts, score, now, verdict, held[facts.owner]), held[facts.owner])
+        for facts, score, verdict in judged
+    ]
+
+
+def _row(facts: Facts, score: int, now: int, verdict: Reason, holding: Holding) -> dict[str, Any]:
+    age, reason = max(0, now - score) / 1000, verdict.value
+    # Workers keep their watch to themselves: here the age has to speak for a silent owner.
+    if verdict is Reason.HEARD and state_of(facts, age) == SILENT:
+        reason = f"no heartbeat for {age:.0f} s; alive until a reaper has watched that itself"
+    return {
+        **{name: getattr(facts, name) for name in FACTS},
+        "state": facts.state if verdict.dead else state_of(facts, age),
+        **{name: getattr(holding, name) for name in ("in_flight", *STATES[:3])},
+        "host": facts.process.host,
+        "pid": facts.process.pid,
+        "heartbeat_age": age,
+        # Since it registered.
+        "age": max(0, now - facts.registered_at) / 1000,
+        "queues": sorted(facts.lists),
+        # What runs for longer than its stuck_after, and for how long.
+        "stuck": [
+            {"task": task, "id": id, "digest": name, "seconds": seconds + int(age)}
+            for task, id, name, seconds in facts.stuck_jobs
+        ],
+        "verdict": "dead" if verdict.dead else "alive",
+        "reason": reason,
+    }
+
+
+def by_need(owners: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Owners, each with how it is in a word or two, and how bad that is: the worst first."""
+    rows = []
+    for owner in owners:
+        word, mood = owner["state"], {SILENT: "warning"}.get(owner["state"], "ok")
+        if owner["verdict"] == "dead":
+            word, mood = f"dead, {STUCK}" if word == STUCK else "dead", "critical"
+        rows.append({**owner, "word": word, "mood": mood})
+    return sorted(rows, key=lambda row: (MOODS.index(row["mood"]), row["node"], row["owner"]))
+
+
+def state_of(facts: Facts, age: float) -> str:
+    """The state of a living owner whose last heartbeat is so old: nobody knows what a frozen one
+    does, whatever it said before."""
+    return SILENT if age >= MISSED_HEARTBEATS * facts.heartbeat_interval else facts.state
+
+
+def queue_rows(
+    inspector: Inspector, known: Iterable[str], consumers: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """Queue lists, with what is in them; ``known`` beside those of the app, and those that
+    nobody may serve any more are known by what is in them."""
+    lists = {*inspector.lists, *known, *inspector.queues.noted(), *inspector.suspects.lists()}
+    parts = sorted((*name.partition(inspector.separator), name) for name in lists)
+    names = [name for *_, name in parts]
+    ages, rows = inspector.queues.oldest(names), []
+    for (queue, _, step, name), (length, probation) in zip(
+        parts, inspector.queues.lengths(names), strict=True
+    ):
+        row = {
+            "queue": queue,
+            "priority": int(step) if step.isdecimal() else 0,
+            "list": name,
+            "length": length,
+            # Suspects that wait for their turn to run alone are not in the queue.
+            "probation": probation,
+            "oldest": ages.get(name),
+            "consumers": consumers.get(name, 0),
+        }
+        if isinstance(length, ResponseError):  # something else lives under the queue's name
+            row.update(length=None, error=str(length))
+        rows.append(row)
+    return rows
+
+
+def by_queue(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each queue, of the ``rows`` of its lists: those first that are no queue or that
+    nobody serves, then the fullest."""
+    queues: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        fresh = {"waiting": 0, "probation": 0, "oldest": 0.0, "consumers": 0, "error": None}
+        queue = queues.setdefault(row["queue"], {"queue": row["queue"], **fresh})
+        queue["waiting"] += row["length"] or 0
+        queue["probation"] += row["probation"]
+        queue["oldest"] = max(queue["oldest"], row["oldest"] or 0.0)
+        queue["consumers"] = max(queue["consumers"], row["consumers"])
+        queue["error"] = queue["error"] or row.get("error")
+    for queue in queues.values():
+        wanted = queue["error"] or queue["waiting"] or queue["probation"]
+        queue["unserved"] = bool(wanted and not queue["consumers"])
+    each = queues.values()
+    return sorted(
+        each, key=lambda q: (not q["error"], not q["unserved"], -q["waiting"], q["queue"])
+    )
+
+
+def _last_pass(inspector: Inspector, now: int) -> dict[str, Any] | None:
+    """The last pass; None where nobody has made one."""
+    row = inspector.history.last_pass()
+    if not row:
+        return None
+    at = int(row.get("at", now))
+    return {
+        "at": utc(at / 1000),
+        "age": max(0, now - at) / 1000,
+        "by": row.get("by", ""),
+        "seconds": float(row.get("seconds", 0)),
+        "interval": float(row.get("interval", 0)),
+        **{name: int(row.get(name, 0)) for name in ("owners", "recovered", "killed", "errors")},
+    }

@@ -1,0 +1,134 @@
+"""``superfetch-check``, and ``celery -A app superfetch check``: is all well? For probes and Nagios.
+
+Without an app it loads no Celery and no module of yours: a probe runs every few seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from .check import Answer
+
+WORDS = "OK", "WARNING", "CRITICAL"
+
+#: What has to hold, beside ``--this-host``: the option, its type, what it is told, and its help.
+LIMITS = (
+    ("--node", str, "NAME", "this worker (celery@web-1) must be heard, and not be stuck"),
+    ("--max-age", float, "SECONDS", "each worker that is meant must be heard within this time"),
+    ("--dead-limit", int, "N", "the dead set must hold at most N jobs"),
+    ("--queue-age", float, "SECONDS", "the oldest job of each queue must have waited for less"),
+    ("--queue-length", int, "N", "each queue must hold at most N jobs"),
+)
+
+#: Findings named in the line; the document has them all.
+NAMED = 3
+
+
+def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
+    """Print one line, or one document; returns the exit code.
+
+    Arguments:
+        argv: words of the command line; None for those of the process.
+        app: whose broker is asked; None: ``--broker`` names it.
+    """
+    from .check import Answer
+    from .health import Finding
+
+    options = _parser(app).parse_args(argv)
+    found, why = list[Answer](), f"no answer within {options.timeout:g} s"
+
+    def ask() -> None:
+        nonlocal why
+        try:
+            found.append(_ask(options, app))
+        except Exception as exc:
+            why = str(exc)
+
+    # A name that is not resolved, or a server that dribbles, outlasts every socket's timeout.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(options.timeout)
+    if not found:
+        text, fix = f"the broker cannot be asked: {why}", "see whether it runs"
+        found.append(Answer([Finding("critical", "unreachable", text, fix)], []))
+    findings, told = found[0]
+    bad = [one for one in findings if one.level != "note"]
+    code = 2 if any(one.level == "critical" for one in bad) else int(bool(bad))
+    text = "; ".join(one.text for one in bad[:NAMED]) or ", ".join(told)
+    more = f" (and {len(bad) - NAMED} more)" if len(bad) > NAMED else ""
+    line = f"{WORDS[code]}: {text}{more}"
+    if options.as_json:
+        rows = [one._asdict() for one in findings]
+        document = {"status": WORDS[code], "code": code, "text": line, "told": told}
+        print(json.dumps({**document, "findings": rows}, indent=2))
+    else:
+        from ..model.arguments import printable
+
+        print(" ".join(printable(line).split()))
+    return code
+
+
+def _parser(app: Celery | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "superfetch-check" if app is None else "celery -A app superfetch check",
+        description="Say in one line whether all is well. With conditions, only these are looked "
+        "at, and one that is not met is critical.",
+        epilog="The exit code is 0 if all is well, 1 after a warning, and 2 if something is "
+        "critical or the broker cannot be asked.",
+    )
+    add = parser.add_argument
+    if app is None:
+        url = os.environ.get("CELERY_BROKER_URL")
+        add(
+            "--broker",
+            default=url,
+            required=not url,
+            metavar="URL",
+            help="the broker, by default $CELERY_BROKER_URL",
+        )
+        add("--prefix", default="", help="the app's global_keyprefix")
+        add("--master", default="", metavar="NAME", help="the app's master_name, with sentinel://")
+    add(
+        "--this-host",
+        action="store_true",
+        help="a worker of this host must be heard, and not be stuck",
+    )
+    for option, kind, metavar, text in LIMITS:
+        add(option, type=kind, default="" if kind is str else None, metavar=metavar, help=text)
+    add("--timeout", type=float, default=5.0, metavar="SECONDS", help="give up after this time (5)")
+    add("--json", action="store_true", dest="as_json", help="print one JSON document")
+    return parser
+
+
+def _ask(options: argparse.Namespace, app: Celery | None) -> Answer:
+    from ..inspector import Inspector
+    from .check import Conditions, check
+
+    conditions = Conditions(*(getattr(options, name) for name in Conditions._fields))
+    if app is not None:
+        with Inspector.of(app, timeout=options.timeout) as inspector:
+            return check(inspector, conditions)
+    from redis.exceptions import RedisError
+
+    urls = list(filter(None, options.broker.split(";")))
+    if options.broker.startswith("sentinel:"):
+        urls = [options.broker]
+
+    def ask(url: str) -> Answer:
+        timeout = options.timeout / len(urls)
+        with Inspector.at(url, options.master, options.prefix, timeout) as inspector:
+            return check(inspector, conditions)
+
+    for url in urls[:-1]:  # whichever is the primary; of a cluster, whoever can be reached
+        with suppress(RedisError):
+            return ask(url)
+    return ask(urls[-1])

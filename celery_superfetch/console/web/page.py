@@ -1,0 +1,187 @@
+"""The page as an ASGI app: what leads where, and who may change something."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+from celery import Celery
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from redis.exceptions import RedisError
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from ...errors import JobNotFound, SuperfetchError
+from .access import Access, Headers
+from .hiding import HIDE
+from .seen import Seen
+from .shown import FILTERS, JOB_STATES, overview, shown
+
+HERE = Path(__file__).parent
+
+#: Bytes of a form: the ids of many pages of jobs.
+MOST = 1_000_000
+
+Form = dict[str, list[str]]
+
+
+def create_app(
+    celery_app: Celery,
+    read_only: bool = True,
+    token: str | None = None,
+    hide: Iterable[str] = HIDE,
+) -> Starlette:
+    """The page of a Celery app, to serve or to mount.
+
+    >>> app.mount("/superfetch", create_app(celery_app))
+
+    Arguments:
+        read_only: nobody can retry or delete a job from here.
+        token: what a browser is asked for, or a program sends as ``Authorization: Bearer``;
+            None: whoever gets here may look, so mount it behind a login of your own.
+        hide: arguments with one of these in their names are shown as ``***``.
+
+    Raises:
+        ConfigError: the token is too short.
+    """
+    page = Page(celery_app, read_only, Access(token), hide)
+    return Starlette(
+        routes=[
+            Route("/", page.guarded(page.overview)),
+            Route("/jobs", page.guarded(page.jobs)),
+            Route("/dead", page.guarded(page.dead)),
+            Route("/dead", page.guarded(page.change), methods=["POST"]),
+            Route("/dead/{id}", page.guarded(page.job)),
+            Route("/login", page.login, methods=["POST"]),
+            Mount("/static", StaticFiles(directory=HERE / "static")),
+        ],
+        middleware=[Middleware(Headers)],
+        exception_handlers=dict.fromkeys((RedisError, SuperfetchError, HTTPException), page.failed),
+    )
+
+
+class Page:
+    """The answers."""
+
+    def __init__(
+        self, celery_app: Celery, read_only: bool, access: Access, hide: Iterable[str]
+    ) -> None:
+        self._app, self._read_only, self._access = celery_app, read_only, access
+        self._seen = Seen(celery_app, hide)
+        self._templates = Environment(
+            loader=FileSystemLoader(HERE / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            finalize=shown,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters.update(FILTERS)
+
+    def guarded(self, view: Callable[..., Response]) -> Callable[[Request], Awaitable[Response]]:
+        """A view, for those who may see it; in a thread, since it waits for the server."""
+
+        async def answer(request: Request) -> Response:
+            if not self._access.may_see(request):
+                return self._render(request, "login.html", 401, wrong=False)
+            form = [await _form(request)] if request.method == "POST" else []
+            return await run_in_threadpool(view, request, *form)
+
+        return answer
+
+    def overview(self, request: Request) -> Response:
+        chart = "week" if request.query_params.get("span") == "week" else "day"
+        laid_out = overview(self._seen.overview(), chart)
+        return self._render(
+            request, "overview.html", all_rows="all" in request.query_params, **laid_out
+        )
+
+    def jobs(self, request: Request) -> Response:
+        asked = request.query_params.get("state")
+        state = asked if asked in JOB_STATES else "running"
+        return self._render(
+            request, "jobs.html", found=self._seen.jobs(state), state=state, states=JOB_STATES
+        )
+
+    def dead(self, request: Request, done: Any = None) -> Response:
+        task = request.query_params.get("task", "").strip()
+        first = request.query_params.get("first", "")
+        at = min(int(first), 10**9) if first.isascii() and first.isdigit() else 0
+        found = self._seen.dead(at, task)
+        return self._render(request, "dead.html", found=found, first=at, task=task, done=done)
+
+    def job(self, request: Request) -> Response:
+        return self._render(request, "job.html", job=self._seen.dead_job(request.path_params["id"]))
+
+    def change(self, request: Request, form: Form) -> Response:
+        """Retry or delete jobs. To delete some it asks once more."""
+        if self._read_only:
+            raise HTTPException(403, "This page changes nothing: it is read-only.")
+        if not self._access.is_own_form(request, form):
+            raise HTTPException(403, "This form is not from this page, or it is too old: reload.")
+        ids = list(dict.fromkeys(form.get("id", [])))
+        match form.get("do"):
+            case ["retry"]:
+                self._app.loader.import_default_modules()
+                tried = self._seen.dead_set(lambda dead: dead.retry_many(ids))
+                errors = [one.error for one in tried if one.error]
+                warnings = [one.warning for one in tried if one.warning]
+                done = {"verb": "Put back", "count": len(tried) - len(errors)}
+            case ["delete"]:
+                return self._render(request, "sure.html", ids=ids)
+            case ["delete for good"]:
+                deleted = self._seen.dead_set(lambda dead: dead.delete(*ids))
+                errors = [f"{len(ids) - deleted} were gone already"] * (deleted < len(ids))
+                done, warnings = {"verb": "Deleted", "count": deleted}, []
+            case _:
+                raise HTTPException(400, "This form says nothing that can be done.")
+        self._seen.forget()
+        return self.dead(request, {**done, "of": len(ids), "said": [*errors, *warnings]})
+
+    async def login(self, request: Request) -> Response:
+        form, response = await _form(request), RedirectResponse("./", 303)
+        [token] = form.get("token", [""])[:1]
+        if await run_in_threadpool(self._access.log_in, request, token, response):
+            return response
+        return self._render(request, "login.html", 401, wrong=True)
+
+    def failed(self, request: Request, exc: Exception) -> Response:
+        """What went wrong, as a page."""
+        status, text = 404 if isinstance(exc, JobNotFound) else 503, str(exc)
+        if isinstance(exc, HTTPException):
+            status, text = exc.status_code, exc.detail
+        return self._render(request, "failed.html", status, text=text, away=status == 503)
+
+    def _render(
+        self, request: Request, template: str, status: int = 200, **values: Any
+    ) -> Response:
+        key = self._access.form_key(request)
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+        html = self._templates.get_template(template).render(
+            # Relative, so that a proxy may put the page wherever it likes.
+            base="../" * (path.count("/") - 1) or "./",
+            app_name=self._app.main,
+            read_only=self._read_only,
+            key=key,
+            **values,
+        )
+        response = HTMLResponse(html, status)
+        self._access.give_form_key(request, response, key)
+        return response
+
+
+async def _form(request: Request) -> Form:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MOST:
+            raise HTTPException(413, "This is too much for one form.")
+    return parse_qs(body.decode(errors="replace"))

@@ -1,0 +1,54 @@
+"""How things are shown: values for the templates, in the order in which they matter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from ...model.arguments import printable
+from ...model.words import ago, ahead, number, span
+from ..health import told
+from .bars import bars
+
+#: The states of jobs in flight -> how they are called on the page.
+JOB_STATES = {
+    "running": "running",
+    "reserved": "reserved",
+    "eta": "for later",
+    "probation": "on probation",
+    "struck": "with strikes",
+}
+
+
+def overview(seen: Mapping[str, Any], chart: str) -> dict[str, Any]:
+    """What was seen as its page has it."""
+    drawn = bars(seen["died"], seen["dead"][chart], seen["now"], chart)
+    return {**seen, "found": seen["overview"], "chart": chart, "bars": drawn}
+
+
+def shown(value: object) -> object:
+    """What each expression of a template becomes, before it is escaped."""
+    return value if isinstance(value, Markup) else printable(value)
+
+
+def coded(text: str) -> Markup:
+    """A sentence with `commands` in it."""
+    parts = [escape(printable(part)) for part in text.split("`")]
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts)
+    )
+
+
+def sentence(text: str) -> str:
+    """With a capital letter."""
+    return text[:1].upper() + text[1:]
+
+
+def clock(time: str | None) -> str:
+    """A time in ISO 8601 as one reads it."""
+    return f"{time[:10]} {time[11:19]} UTC" if time else "not noted"
+
+
+FILTERS = {one.__name__: one for one in (ago, ahead, clock, coded, number, sentence, span, told)}

@@ -1,0 +1,129 @@
+"""The door in the wall: what there is to read of an app's database, for whoever only looks.
+
+The console reads Redis by this class and by nothing else of the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .model.config import Config
+from .model.facts import Facts
+from .model.process import ProcessImage
+from .model.verdict import Reason, judge
+from .reaper.evidence import judge_all, local_evidence
+from .store.counters import StrikeCounters
+from .store.database import Database
+from .store.dead_jobs import Graveyard
+from .store.history import Counts, History
+from .store.holdings import ETA, PROBATION, RESERVED, RUNNING, STATES, Holding, Holdings, Place
+from .store.keyspace import Keyspace
+from .store.queues import Queues, Suspects
+from .store.registry import Registry
+from .store.unacked import Unacked
+from .store.wire.server import DEADLOCK, DEADLOCK_FIX, MAY_DEADLOCK, info, setting
+from .store.wire.slots import whereabouts
+from .store.wire.urls import client_at
+
+if TYPE_CHECKING:  # a probe waits for neither
+    from celery import Celery
+    from redis import Redis
+
+__all__ = ["PATIENCE", "STATES", "Counts", "Holding", "Inspector", "Place"]
+__all__ += ["ETA", "PROBATION", "RESERVED", "RUNNING"]
+
+#: Seconds that whoever looks waits for the server; Prometheus itself gives a scrape ten by default.
+PATIENCE = 5.0
+
+
+class Inspector:
+    """Reads a database. ``lists`` are the queue lists of the app; others are known by owners, and
+    where a job was seen. ``separator``, ``unacked``: kombu's ``sep``, its ``unacked_key`` and the
+    index."""
+
+    separator = Graveyard.separator  # kombu's own, where the app has no other
+
+    def __init__(
+        self,
+        database: Database,
+        lists: Iterable[str] = (),
+        separator: str = separator,
+        unacked: Sequence[str] = (),
+    ) -> None:
+        self.database = database
+        self.lists, self.separator = frozenset(lists), separator
+        self.registry, self.holdings = Registry(database), Holdings(database)
+        self.queues, self.suspects = Queues(database), Suspects(database)
+        self.history, self.dead_jobs = History(database), Graveyard(database)
+        self.strikes = StrikeCounters(database)
+        self.unacked = Unacked(database, *unacked)
+
+    @classmethod
+    def of(cls, app: Celery, client: Redis | None = None, timeout: float = 0.0) -> Inspector:
+        """That of an app; by a ``client``, or by one of its own, which waits ``timeout`` seconds
+        for each reply (0: as the app's options say). Raises as ``client_of`` does."""
+        from .app.broker import client_of, database_of
+        from .app.queues import lists_of, separator_of, unacked_of
+
+        database = database_of(app, client or client_of(app, timeout))
+        return cls(database, lists_of(app), separator_of(app), unacked_of(app))
+
+    @staticmethod
+    def check_options(app: Celery) -> None:
+        """Raises ConfigError, before the server is asked."""
+        from .app.broker import config_of
+
+        config_of(app)
+
+    @classmethod
+    def at(cls, url: str, master: str, prefix: str, timeout: float) -> Inspector:
+        """That of a database by its URL, without its app and without Celery."""
+        config = Config(global_keyprefix=prefix)
+        return cls(Database(client_at(url, master, prefix, timeout), config))
+
+    def __enter__(self) -> Inspector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.database.client.close()
+
+    def judged(self) -> list[tuple[Facts, int, Reason]]:
+        """Every owner with its score and verdict, as one who does not watch can know it."""
+        return judge_all(self.registry)
+
+    def ages(self) -> dict[str, float]:
+        """Owner -> seconds since its last heartbeat."""
+        scores, now = self.registry.owners(), self.database.server_time()
+        return {owner: max(0, now - score) / 1000 for owner, score in scores.items()}
+
+    def near(self, host: str = "") -> Iterator[tuple[Facts, float, Reason]]:
+        """Owners, of a host alone if one is given, with the seconds since each was heard and the
+        verdict by these and by its process: a frozen one is there, and its heart is not."""
+        ages, here = self.ages(), ProcessImage.current()
+        owners = [owner for owner in ages if not host or owner.partition("|")[0] == host]
+        known = self.registry.facts(owners)
+        for owner, facts in known.items():
+            age = ages[owner]
+            yield facts, age, judge(local_evidence(facts, here, known.values(), age))
+
+    @property
+    def deadlock(self) -> tuple[str, str] | None:
+        """What may stop this process for ever, and what mends it; None: nothing is known of."""
+        return (DEADLOCK, DEADLOCK_FIX) if MAY_DEADLOCK else None
+
+    def server(self) -> tuple[dict[str, Any], str | None]:
+        """What the server says of itself (nothing where that is forbidden), and when it saves."""
+        return info(self.database.client), setting(self.database.client, "save")
+
+    def whereabouts(self, prefixes: Sequence[str]) -> list[dict[str, Any]]:
+        """Slot and node of each prefix, or of the app's own; UnsupportedBroker: it has none."""
+        own = self.database.config.global_keyprefix
+        return whereabouts(self.database.client, prefixes or (own,))
+
+    def orphans(self) -> set[str]:
+        """Owners that nobody has registered, and that have private lists or held jobs. Raises
+        NoPermissionError where SCAN is forbidden."""
+        holders = Keyspace(self.database).holders()
+        # Who has come meanwhile is known by now.
+        return holders - {*self.registry.owners(), *self.registry.tombstones()}

@@ -1,0 +1,38 @@
+"""A client by a broker's URL as kombu has them, for who loads no kombu."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+from redis import Connection, Redis, SSLConnection
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from .connections import Sentinels, leading_home
+from .slots import address_of, slot_of
+
+
+def client_at(url: str, master: str, prefix: str, timeout: float) -> Redis:
+    """It waits ``timeout`` seconds for each reply. ``master``: the primary's name, with sentinel://;
+    ``prefix``: the app's ``global_keyprefix``, by which a node of a cluster is found."""
+    limits: dict[str, Any] = {"socket_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
+    scheme, _, rest = url.partition(":")
+    if scheme == "redis+socket":
+        return Redis.from_url(f"unix:{rest.replace('virtual_host=', 'db=')}", **limits)
+    limits["socket_connect_timeout"] = timeout
+    if scheme == "rediss":
+        limits["ssl_cert_reqs"] = "none"  # kombu's default, where the URL says nothing
+    if scheme != "sentinel":  # kombu has Python's names of what to verify
+        url = re.sub("=CERT_(NONE|OPTIONAL|REQUIRED)", lambda found: f"={found[1].lower()}", url)
+        slot = slot_of(prefix, [address_of(url)])
+        kind = SSLConnection if scheme == "rediss" else Connection
+        return Redis.from_url(url, **leading_home({**limits, "connection_class": kind}, slot))
+    if not master:
+        raise ValueError("--master has to name the primary of sentinel://")
+    urls = [one for one in url.split(";") if one]
+    host, port = Sentinels(master, [address_of(one, 26379) for one in urls]).get_master_address()
+    first = urlsplit(urls[0])
+    home = f"redis://{first.netloc.rpartition('@')[0]}@{first.path}"  # credentials and database
+    return Redis.from_url(home, host=host, port=port, **limits)
