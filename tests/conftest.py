@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,29 +16,36 @@ import redis
 from celery import Celery
 from kombu import pools
 
+from celery_superfetch.app.console import PARTS
 from support.apps.build import build_app
 from support.hosts import namespaces_available
-from support.process import Process
+from support.process import Process, leftovers
 from support.servers.cluster import TAG, cluster, in_slot
 from support.servers.database import Database
 from support.servers.ledger import LEDGER_DB, Ledger
 from support.servers.server import ExternalServer, NoServerBinary, NotOurServer, Server
 from support.shown import STARTED
+from support.waiting import eventually
 from support.workers.cli import Result, run_superfetch, superfetch_here
 from support.workers.worker import TESTS, Beat, Worker, app_env
+
+pytest_plugins = ["support.fixtures", "model.play"]
 
 # Each process of xdist starts a server of its own; a server named by URL is one for all, and the
 # tests empty its databases.
 EXTERNAL = os.environ.get("SUPERFETCH_TEST_URL")
-#: Folders in which whole workers run, and die: each test takes some seconds.
-WHOLE = {"chaos", "integrations", "smoke"}
+#: Folders in which whole workers run, and die.
+WHOLE = {"workers", "evidence"}
+OLDER = "the checkout was installed before it had these entry points: pip install --no-deps -e ."
 ONE_AT_A_TIME = "SUPERFETCH_TEST_URL names one server for all tests: they run one at a time"
 
 
 @pytest.hookimpl(optionalhook=True)  # xdist's, which need not be installed
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """`-n auto`. Tests wait more than they compute: five processes for two cores, six at most."""
-    if EXTERNAL:
+    """`-n auto`, the default. Tests wait more than they compute: five processes for two cores, six
+    at most. Tests that are named, and those whose output is looked at, run in this one."""
+    named = all("::" in argument for argument in config.args)
+    if EXTERNAL or named or config.option.capture == "no":
         return 0
     if config.option.dist == "no":
         # Neighbours take alike long: xdist's default would deal one process all the slow ones.
@@ -51,6 +58,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 def pytest_configure(config: pytest.Config) -> None:
     if EXTERNAL and config.getoption("numprocesses", None):
         raise pytest.UsageError(f"{ONE_AT_A_TIME}; leave out -n, or say -n auto")
+    if not entry_points(group=PARTS):
+        raise pytest.UsageError(OLDER)
     # A shell's job in the background ignores these, and so would each worker until Celery handles
     # them: one that is told to quit while it starts would go on.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -72,10 +81,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.relative_to(TESTS).parts[0] in WHOLE:
-            item.add_marker("slow")
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "run" in metafunc.fixturenames:
+        metafunc.parametrize("run", range(metafunc.config.getoption("--runs")))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -83,6 +91,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         available, reason = namespaces_available()
         if not available:
             pytest.skip(f"needs namespaces: {reason}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Any:
+    """A worker that a test has left behind would serve another's queues."""
+    yield
+    if item.path.relative_to(TESTS).parts[0] in WHOLE:
+        try:
+            eventually(lambda: not leftovers(), message="nothing runs that the test has started")
+        except AssertionError as exc:
+            left = leftovers()
+            titles = [" ".join(process.cmdline()) for process in left]
+            for process in left:
+                process.kill()
+            raise AssertionError(f"{exc}: {titles}") from None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -100,7 +123,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 def not_for_here(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
     """Why a test cannot run here, if that is all that its failure says."""
-    if excinfo.errisinstance(NotOurServer):
+    if excinfo.errisinstance((NotOurServer, NoServerBinary)):
         return str(excinfo.value)
     # With --cluster. What the package sends follows, and says other things where it cannot.
     if isinstance(excinfo.value.__cause__ or excinfo.value, redis.exceptions.MovedError):
@@ -111,10 +134,7 @@ def not_for_here(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server | ExternalServer]:
     """The run's server. Tests that kill, restart or configure one take `fresh_server`."""
-    try:
-        chosen = ExternalServer(EXTERNAL) if EXTERNAL else Server().start()
-    except NoServerBinary as exc:
-        pytest.skip(str(exc))
+    chosen = ExternalServer(EXTERNAL) if EXTERNAL else Server().start()
     yield chosen
     if EXTERNAL:
         chosen.ready_for_test((0, LEDGER_DB))  # leave nothing behind in somebody's server
@@ -170,12 +190,8 @@ def fresh_server() -> Iterator[Callable[..., Server]]:
     started: list[Server] = []
 
     def start(**options: Any) -> Server:
-        try:
-            own = Server(**options)
-        except NoServerBinary as exc:
-            pytest.skip(str(exc))
-        started.append(own)
-        return own.start()
+        started.append(Server(**options))
+        return started[-1].start()
 
     yield start
     for own in started:
@@ -193,14 +209,6 @@ def nobodys_owner() -> Iterator[None]:
             if membership._heartbeats is not None:  # a test left it with jobs
                 membership._heartbeats.stopped = True
         memberships._memberships.clear()
-
-
-@pytest.fixture
-def no_results_left() -> Iterator[None]:
-    """Results of chords are known to each other, and talk to their backend when they go: that
-    should be before it goes."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture
@@ -291,6 +299,15 @@ def cli(
     return run
 
 
+def leave_results(app: Celery) -> None:
+    """Results that are collected later unsubscribe, which Celery tries for 20 s each where the
+    server is gone; those of a chord know each other, and are collected in any other test."""
+    consumer = getattr(app._backend, "result_consumer", None)
+    if getattr(consumer, "_pubsub", None):
+        consumer.stop()
+        consumer._pubsub = None
+
+
 @pytest.fixture
 def make_app(env: Callable[..., dict[str, str]]) -> Iterator[Callable[..., Celery]]:
     """`make_app(superfetch=True, options={...}, conf={...})`: an app in this process."""
@@ -302,6 +319,7 @@ def make_app(env: Callable[..., dict[str, str]]) -> Iterator[Callable[..., Celer
 
     yield make
     for app in made:
+        leave_results(app)
         app.close()
     # kombu keeps its pools per process: the next test's server may sit on the same URL.
     pools.reset()

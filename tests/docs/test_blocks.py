@@ -56,9 +56,7 @@ def scenarios() -> Iterator[Any]:
     for page in PAGES:
         for tab, found in readers(page).items():
             if found:
-                slow = any("background" in block.marks for block in found)
-                marks = [pytest.mark.slow] if slow else []
-                yield pytest.param(found, id=f"{name(page)}:{tab}".strip(":"), marks=marks)
+                yield pytest.param(found, id=f"{name(page)}:{tab}".strip(":"))
 
 
 @pytest.fixture
@@ -155,7 +153,6 @@ def test_control_a_page_that_needs_what_is_missing_is_skipped(
         read(say(tmp_path, f"<!-- needs: {wanted} -->\n```sh\nfalse\n```\n"))
 
 
-@pytest.mark.slow
 def test_a_worker_of_a_page_is_killed_by_its_pid_and_none_outlives_the_page(
     tmp_path: Path, fresh_server: Callable[..., Server]
 ) -> None:

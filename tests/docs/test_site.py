@@ -21,8 +21,6 @@ import pytest
 from support.browser import chromium
 from support.house import HERE
 
-pytestmark = pytest.mark.slow
-
 #: Who looks: the width of the window, and the colours that the system prefers.
 LOOKS = [(1400, "light"), (390, "dark")]
 PAGES = sorted(page.relative_to(HERE / "docs") for page in HERE.glob("docs/**/*.md"))

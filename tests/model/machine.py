@@ -143,6 +143,18 @@ class Fleet(RuleBasedStateMachine):
             self._start(worker, worker.waits[-1])
         return claimed
 
+    @precondition(lambda self: self.solitary())
+    @rule(data=st.data())
+    def end_solitude(self, data: st.DataObject) -> None:
+        """It has lasted for long enough: others may start beside the suspect."""
+        jobs = data.draw(st.sampled_from(self.solitary())).in_flight.jobs
+        self.truth.cards[jobs.alone.payload].chances += 1
+        self.truth.notable["a solitude has its end"] += 1
+        jobs.alone = None
+
+    def solitary(self) -> list[Worker]:
+        return living(self, lambda worker: worker.in_flight.jobs.alone is not None)
+
     def suspects(self) -> list[str]:
         """Queue lists with suspects."""
         probation = self.bench.keys.probation

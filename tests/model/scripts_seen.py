@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 from celery_superfetch.model.job import digest
-from celery_superfetch.store.private_lists import ALONE, RAN
+from celery_superfetch.store.private_lists import RAN
 from celery_superfetch.store.wire.scripts import Call
 from model.truth import STRUCK, Card, Known, Verdict
 
@@ -60,16 +60,13 @@ class Truth(Known):
 
     def end(self, owner: str, id: str) -> None:
         """Nothing runs under this claim any more."""
-        running = self.running[owner]
-        running.pop(id, None)
-        if running.get(ALONE) == id:
-            del running[ALONE]
+        self.running[owner].pop(id, None)
 
     def forget_running(self, owner: str, held: Container[str]) -> None:
         """What an owner does not hold, it does not run."""
         running = self.running[owner]
-        for id, value in list(running.items()):
-            if id != RAN and (value if id == ALONE else id) not in held:
+        for id in list(running):
+            if id != RAN and id not in held:
                 del running[id]
 
     def _heartbeat(self, call: Call, reply: Any) -> None:
@@ -94,15 +91,12 @@ class Truth(Known):
 
     def _leave(self, call: Call, reply: Any) -> None:
         owner = call.args[0]
-        left = sum(sum(self.lists[key].values()) for key in call.keys[6:])
+        left = sum(sum(self.lists[key].values()) for key in call.keys[5:])
         assert reply == (-1 if owner in self.reaped else left)
         if reply == 0:
             self.owners.discard(owner)
             self.running.pop(owner, None)
             self.returned.pop(owner, None)
-
-    def _adopt(self, call: Call, reply: Any) -> None:
-        assert reply == b"known", "every owner of a private list is registered"
 
     def _claim(self, call: Call, reply: Any) -> None:
         owner = call.args[0]
@@ -117,7 +111,7 @@ class Truth(Known):
             assert (mark != 0) == self.cards[payload].counted
             self.lists[private][payload] += 1
         starts, ids = call.args[7], call.args[9:]
-        assert started == (0 if ALONE in self.running[owner] else min(starts, len(rows) // 3))
+        assert started == min(starts, len(rows) // 3)
         for id, payload in zip(ids[:started], rows[1::3], strict=False):
             self.running[owner][id] = digest(payload)
             self.notable["started with its claim"] += 1
@@ -132,7 +126,7 @@ class Truth(Known):
         if expected == b"ok":
             assert self._take(probation, reply[1])
             self.lists[private][reply[1]] += 1
-            self.running[self._owner_of(running)] = {ALONE: id, id: digest(reply[1])}
+            self.running[self._owner_of(running)][id] = digest(reply[1])
             self.notable["a suspect has its turn"] += 1
 
     def begins(self, payload: bytes) -> None:
@@ -177,9 +171,6 @@ class Truth(Known):
         for running, id, name in starting:
             owner = self._owner_of(running)
             self.running[owner][id] = name
-            if self.running[owner].get(ALONE) != id:
-                self.running[owner].pop(ALONE, None)
-            assert ALONE not in self.running[owner] or len(self.what_runs(owner)) == 1
             self.notable["started beside an ack" if settled else "started"] += 1
 
     def _requeue(self, call: Call, reply: Any) -> None:
@@ -221,7 +212,7 @@ class Truth(Known):
                 continue
             self._judge(owner if marked else "", payload, blame, strikes)
             limit = self.limit(payload)
-            assert suspect == (
+            assert bool(suspect) == bool(
                 limit is not None
                 and (
                     card.probation
@@ -229,6 +220,8 @@ class Truth(Known):
                     or card.recoveries + 1 >= self.config.recovery_limit
                 )
             )
+            if suspect:
+                assert suspect == max(1, card.probation + (blame == "suspect"))
             card.strikes, card.recoveries = strikes, card.recoveries + 1
             card.probation, card.counted = suspect, True
             self._blamed(marked, owner, id, payload, blame)
@@ -307,7 +300,7 @@ class Truth(Known):
         self._clear(payload)
 
 
-def _recoveries(args: Sequence[Any]) -> Iterator[tuple[int, int, str, bool, str, bytes]]:
+def _recoveries(args: Sequence[Any]) -> Iterator[tuple[int, int, str, int, str, bytes]]:
     for at in range(0, len(args), 6):
         payload, expected, strikes, blame, suspect, id = args[at : at + 6]
-        yield expected, strikes, blame, bool(suspect), id, payload
+        yield expected, strikes, blame, suspect, id, payload

@@ -17,7 +17,7 @@ from celery_superfetch.model.config import Config
 from celery_superfetch.model.job import digest, parse
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.store.keys import Keys
-from celery_superfetch.store.private_lists import ALONE, RAN
+from celery_superfetch.store.private_lists import RAN
 
 STRUCK = "struck"
 
@@ -28,14 +28,15 @@ class Card:
 
     strikes: int = 0
     recoveries: int = 0
-    probation: bool = False
+    #: Which solitude is its next; 0: it is not on probation.
+    probation: int = 0
     #: The server has counters, be they zero.
     counted: bool = False
     #: They may outlive the last item: an owner that was taken for dead has settled one that it
     #: claimed before there were any, which a late claim had brought back to it.
     left: bool = False
-    #: What lets it run beside others although it is suspect: copies that wait elsewhere, and an
-    #: operator's drain.
+    #: What lets it run beside others although it is suspect: copies that wait elsewhere, an
+    #: operator's drain, and the end of a solitude.
     chances: int = 0
     #: Recoveries that blamed it.
     blamed: int = 0
@@ -100,17 +101,15 @@ class Known:
     def what_runs(self, owner: str) -> dict[str, str]:
         """Claim id -> digest of what an owner runs, or ran."""
         claims = self.running[owner].items()
-        return {id: name for id, name in claims if id not in (ALONE, RAN)}
+        return {id: name for id, name in claims if id != RAN}
 
     def blame(self, owner: str, payload: bytes) -> str:
         """How the end of an owner counts against a job."""
         name, ran = digest(payload), self.what_runs(owner)
-        alone = name == ran.get(self.running[owner].get(ALONE, ""))
         if self.reaped[owner].stopping:
-            looping = self.cards[payload].recoveries >= self.config.recovery_limit
-            return "exact" if alone and looping else ""
-        if alone:
-            return "exact"
+            card = self.cards[payload]
+            if not (card.probation and card.recoveries >= self.config.recovery_limit):
+                return ""
         if name not in ran.values():
             return ""
         return "exact" if self.reaped[owner].ran == 1 else "suspect"
@@ -159,7 +158,7 @@ class Known:
             assert bool(row) == card.counted
             assert int(row.get("strikes", 0)) == card.strikes
             assert int(row.get("recoveries", 0)) == card.recoveries
-            assert ("probation" in row) == card.probation
+            assert int(row.get("probation", 0)) == card.probation
             assert self.copies(payload) or not row or card.left, "they go with the last item"
         assert set(+self.dead) <= self.killers | self.unlucky, "no innocent is killed"
 

@@ -2,9 +2,8 @@
 
     python tests/support/house.py [CHECKOUT]...
 
-Each argument is a folder with another version, side by side with this one; from before there were
-rooms, too. Everything is read from the source, so that imports inside functions and under
-TYPE_CHECKING count as well.
+Each argument is a folder with another version, side by side with this one. Everything is read from
+the source, so that imports inside functions and under TYPE_CHECKING count as well.
 """
 
 from __future__ import annotations
@@ -32,35 +31,17 @@ ROOMS = {
     "transport": "redis kombu",
     "app": "redis kombu celery billiard typing_extensions",
     "__init__": "",  # looks names up when they are asked for
-    "operate": "redis kombu celery prometheus_client",
+    "inspector": "redis celery",
     "worker": "redis kombu celery billiard",
-    "probe": "redis celery",
-    "web": "redis kombu celery starlette jinja2 markupsafe",
-    "cli": "redis kombu celery click rich uvicorn",
+    "cli": "redis kombu celery click",
+    "console": "redis celery prometheus_client",
+    "console.web": "redis celery starlette jinja2 markupsafe",
+    "console.commands": "celery click uvicorn",
 }
+#: What is behind the wall, by the names that it has had.
+CONSOLE = ("console", "operate", "web", "probe", "cli.jobs", "cli.jobs_tables", "cli.serving")
 #: It stands for all rooms, and so may name them for type checkers.
 SURFACE = "__init__"
-
-#: Where the modules stood, by the rooms they are in now, when all lay side by side.
-STREET = {
-    "errors": "errors",
-    "model": "arguments certificate config dead_job facts forks job owner recovery verdict watch",
-    "signals": "signals",
-    "store.wire": "packing places preflight scripts",
-    "store": "announcement dead_set keys private_list registry stock suspects",
-    "reaper": "drain evidence reaper recoveries",
-    "owner.in_flight": "acks cut_short held in_flight losses lost_replies returns settling",
-    "owner": "failover heart heartbeats membership memberships pulse",
-    "transport.fetch": "blocking blocking_reads fetch probation tracking",
-    "transport": "channel plain poller qos sentinel transport",
-    "app": "announcements announcing app_dead_set connection events installation killed_request "
-    "poison_pill routes tasks",
-    "__init__": "__init__",
-    "operate": "redis kombu celery prometheus_client",
-    "worker": "batches maintenance pool_deaths pool_flush pool_slots reception request start "
-    "stopping worker",
-    "cli": "cli cli_dead cli_migrate cli_session cli_status cli_tables give_back migration",
-}
 
 #: Lines beyond which a file is long.
 LONG = 300
@@ -86,9 +67,23 @@ def imports(module: str, known: Mapping[str, Path], root: Path) -> Iterator[str]
             yield from ("." + (n if n in known else ".".join(base) or SURFACE) for n in names)
 
 
+def is_console(module: str) -> bool:
+    """Whether it is behind the wall."""
+    return any(f"{module}.".startswith(f"{name}.") for name in CONSOLE)
+
+
+def nouns(paths: Iterable[Path]) -> set[str]:
+    """What has to be known by name: modules and classes; one that is called as its module once."""
+    paths = [*paths]
+    trees = (ast.walk(ast.parse(path.read_text())) for path in paths)
+    classes = {node.name for tree in trees for node in tree if isinstance(node, ast.ClassDef)}
+    return {name.replace("_", "").lower() for name in classes | {path.stem for path in paths}}
+
+
 def room_of(module: str) -> str:
-    """The room that a module is in."""
-    return max((r for r in ROOMS if f"{module}.".startswith(f"{r}.")), key=len)
+    """The room that a module is in; behind the wall there were others."""
+    fitting = [room for room in ROOMS if f"{module}.".startswith(f"{room}.")]
+    return max(fitting, key=len, default="console")
 
 
 def goes_up(room: str, other: str) -> bool:
@@ -116,8 +111,7 @@ def figures(checkout: Path) -> dict[str, object]:
     """What is measured, by its name."""
     root = checkout / PACKAGE
     known = modules(root)
-    street = {module: room for room, names in STREET.items() for module in names.split()}
-    rooms = {m: room_of(m) for m in known} if (root / "model").exists() else street
+    rooms = {m: room_of(m) for m in known}
     graph = {m: {n[1:] for n in imports(m, known, root) if n[0] == "."} - {m} for m in known}
     upward = [(m, n) for m, names in graph.items() for n in names if goes_up(rooms[m], rooms[n])]
     del graph[SURFACE]
@@ -131,12 +125,15 @@ def figures(checkout: Path) -> dict[str, object]:
     return {
         "files": len(known),
         "floors of modules": height,
-        "floors of rooms": "-" if rooms is street else stand(above)[1],
+        "floors of rooms": stand(above)[1],
         "circles": len(circles),
         "upward imports": len(upward),
         f"files over {LONG} lines": sum(size > LONG for size in sizes.values()),
         "lines of the longest": max(sizes.values()),
         "lines of the package": sum(sizes.values()),
+        "lines of the core": sum(size for m, size in sizes.items() if not is_console(m)),
+        "lines of the console": sum(size for m, size in sizes.items() if is_console(m)),
+        "nouns of the core": len(nouns(path for m, path in known.items() if not is_console(m))),
         "lines of Lua": sum(map(lines, root.rglob("*.lua"))),
         "lines of tests": sum(map(lines, (checkout / "tests").rglob("*.py"))),
         **{f"circle {n}": names for n, names in enumerate(sorted(map(_listed, circles)), 1)},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 GUARD = Path(__file__).with_name("guarded.py")
+
+#: In the environment of a command, and so of all that it starts: which command that was.
+MARK = "SUPERFETCH_TESTS_COMMAND"
+_numbers = itertools.count(1)
+_open: set[str] = set()  # marks of commands that may run
 
 # The kernel's "parent died" signal means the parent *thread*. A test may start processes from a
 # thread of its own that ends early, so that one thread, which ends with pytest, starts them all.
@@ -78,8 +84,11 @@ class Process:
         self.log_path = log
         self.title = title or Path(argv[0]).name
         self.host = host
+        self._mark = f"{os.getpid()}-{next(_numbers)}"
+        _open.add(self._mark)
         log.parent.mkdir(parents=True, exist_ok=True)
-        self._popen = spawn(host.command(argv) if host else argv, log, env, cwd)
+        marked = {**env, MARK: self._mark}
+        self._popen = spawn(host.command(argv) if host else argv, log, marked, cwd)
         self._outer = psutil.Process(self._popen.pid)
         self._known: set[psutil.Process] = {self._outer}
         if host:
@@ -198,6 +207,7 @@ class Process:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self.wait_gone()
+        _open.discard(self._mark)
 
     def __enter__(self) -> Self:
         return self
@@ -209,6 +219,18 @@ class Process:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def leftovers() -> list[psutil.Process]:
+    """What runs on of commands that were closed: nobody saw it, and it has left their group."""
+    ours = f"{os.getpid()}-"
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            mark = process.environ().get(MARK, "")
+            if mark.startswith(ours) and mark not in _open and is_alive(process):
+                found.append(process)
+    return found
 
 
 def _group(pid: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 MIB = 1024 * 1024
 
 WELL: dict[str, Any] = {
+    "command": "celery -A shop superfetch",
     "server_time": "2026-01-02T03:00:00.000+00:00",
     "deaths": [],
     "server": {
@@ -58,7 +59,14 @@ WELL: dict[str, Any] = {
         },
     ],
     "unacked": 0,
-    "dead_set": {"size": 3, "limit": 10_000, "unannounced": 0},
+    "dead_set": {
+        "size": 3,
+        "limit": 10_000,
+        "unannounced": 0,
+        "killed_lately": 0,
+        "newest": None,
+    },
+    "beats": [],
     "last_pass": {"age": 12.0},
     "reap_interval": 10.0,
 }

@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parents[2]
 #: pages were in their place.
 MANUAL = re.compile(
     r"docs/((guide|reference|operate|migrate)/|(cluster|configuration|integrations|migration|"
-    r"operations|plain_kombu|recipes|shutdown|data_model|redis_data|glossary)\.md)"
+    r"operations|recipes|shutdown|data_model|redis_data|glossary)\.md)"
 )
 MARKDOWN = MarkdownIt("commonmark").enable("table").use(colon_fence_plugin)
 #: Directives without words of their own.

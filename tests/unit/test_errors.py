@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +49,24 @@ def test_a_poison_pill_survives_the_result_backend(serializer: str) -> None:
     with pytest.raises(PoisonPill, match="was killed") as raised:
         app.AsyncResult(serializer).get(timeout=5)
     check(raised.value)
+
+
+def test_a_caller_catches_the_first_one_by_its_public_name(tmp_path: Path) -> None:
+    """In a process that has only imported the package, as a producer without `install()` does."""
+    url = f"file://{tmp_path}"
+    Celery("shop", backend=url, set_as_current=False).backend.store_result(
+        "1", PoisonPill("Job a was killed.", FACTS), "FAILURE"
+    )
+    caller = (
+        "import celery, celery_superfetch\n"
+        f"result = celery.Celery('shop', backend={url!r}).AsyncResult('1')\n"
+        "try:\n"
+        "    result.get(timeout=5)\n"
+        "except celery_superfetch.PoisonPill as pill:\n"
+        "    print(pill.strikes)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", caller], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("2\n", "")
 
 
 def test_one_that_says_nothing_has_attributes_all_the_same() -> None:

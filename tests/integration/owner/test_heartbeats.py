@@ -27,10 +27,11 @@ def test_the_heart_goes_on_while_the_main_thread_is_blocked(make: Make, bench: B
 
 
 def test_the_heart_needs_no_connection_of_the_others(make: Make, bench: Bench) -> None:
-    """A pool that is used up: `max_connections` is an option of kombu's."""
-    membership = make(params={"max_connections": 1}, heartbeat_interval=0.1)
+    """A pool that is used up."""
+    membership = make(heartbeat_interval=0.1)
     membership.join(1, {"mail": 0})
     pool = membership.client.connection_pool
+    pool.max_connections = 1
     taken = redis.Redis(connection_pool=pool, single_connection_client=True)
     before = bench.score(membership)
     eventually(lambda: bench.score(membership) > before + 300, 5)

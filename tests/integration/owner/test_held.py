@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from celery_superfetch.cli.unregistered import register_unknown
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed
 from support.waiting import eventually
@@ -128,12 +129,11 @@ def test_its_dead_owners_jobs_are_recovered(bench: Bench) -> None:
     assert (bench.private(owner), aside(bench, owner)) == ([], set())
 
 
-def test_the_full_sweep_finds_them_too(bench: Bench, owner: Facts) -> None:
+def test_who_holds_them_and_is_not_registered_is_found(bench: Bench, owner: Facts) -> None:
     [claimed] = claim(bench, owner, 1)
     hold(bench, claimed)
     bench.client.delete(bench.keys.owners, bench.keys.facts(owner.owner))
-    report = bench.reaper().reap(full=True)
-    assert report.adopted == 1
+    assert register_unknown(bench.reaper()) == 1
     assert owner.owner in bench.registry.owners()
 
 

@@ -10,6 +10,7 @@ import pytest
 import redis
 from redis.connection import parse_url
 
+from celery_superfetch.cli.unregistered import register_unknown
 from celery_superfetch.owner.heartbeats import Heartbeats
 from celery_superfetch.owner.membership import (
     MANY_UNUSED,
@@ -138,7 +139,8 @@ def test_a_deleted_registry_is_written_again_and_nothing_runs_twice(
     [other] = member.claim(["mail"], 1, 1).jobs
     assert member.owner == owner, "the same owner: its lists are its own"
     assert set(bench.registry.owners()) == {owner}
-    assert not bench.reaper().reap(full=True).did_something
+    assert not register_unknown(bench.reaper())
+    assert not bench.reaper().reap().did_something
     assert bench.queue() == []
     for claimed in (held, other):
         member.in_flight.ack(claimed)
@@ -154,6 +156,22 @@ def test_an_emptied_database_makes_it_a_new_owner(member: Membership, bench: Ben
     assert claimed.job.owner == member.owner != old
     assert set(bench.registry.owners()) == {member.owner}
     assert set(bench.registry.facts([member.owner])[member.owner].lists) == {"mail"}
+
+
+def test_what_a_read_brought_goes_back_if_its_owner_is_forgotten_before_it_is_confirmed(
+    member: Membership, bench: Bench
+) -> None:
+    old, raws = member.owner, [payload(1), payload(2)]
+    bench.give(old, "mail", raws)
+    jobs = [member.in_flight.lists.job(old, "mail", raw) for raw in raws]
+    assert all(map(member.in_flight.take, jobs))
+    bench.client.delete(bench.keys.owners, bench.keys.facts(old))
+    claims = member.claim(["mail"], 0, 1, jobs)
+    assert claims.confirmed == [None, None]
+    assert member.owner != old
+    assert (bench.queue(), bench.private(old)) == (raws, []), "in the old order"
+    assert len(member.in_flight.jobs) == 0
+    assert bench.stat("ownership_lost") == 0
 
 
 def test_a_reaped_process_goes_on_as_a_new_owner(

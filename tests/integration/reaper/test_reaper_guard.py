@@ -169,36 +169,24 @@ def test_a_loop_of_deploys_that_ends_each_worker_it_has_for_itself_ends(
     bench = make_bench(recovery_limit=5)
     app = shop(bench)
     assert all(die(bench, app, state="stopping").recovered == 1 for _ in range(5))
-    outcomes = [die(bench, app, state="stopping", alone=True).killed for _ in range(3)]
+    outcomes = [die(bench, app, state="stopping").killed for _ in range(3)]
     assert outcomes == [0, 0, 1]
 
 
-def test_a_job_whose_eta_lies_ahead_is_not_put_on_probation(
-    make_bench: Callable[..., Bench],
+@pytest.mark.parametrize("eta", [{}, {"eta": "2999-01-01T00:00:00+00:00"}], ids=["due", "ahead"])
+def test_what_kills_whoever_decodes_it_ends(
+    make_bench: Callable[..., Bench], eta: dict[str, str]
 ) -> None:
-    """It would have a worker for itself until it is due."""
-    bench = make_bench(recovery_limit=2)
-    ahead = payload("ahead", eta="2999-01-01T00:00:00+00:00")
-    due = payload("due", eta="2001-01-01T00:00:00+00:00")
-    for _ in range(3):
-        bench.client.delete("mail", bench.keys.probation("mail"))
-        bench.dead_owner([ahead, due])
-        assert bench.reaper().reap().recovered == 2
-    assert bench.queue() == [ahead]
-    assert bench.on_probation() == [due]
-
-
-def test_what_kills_whoever_decodes_it_ends(make_bench: Callable[..., Bench]) -> None:
-    """It never runs, so nothing strikes it until it is alone."""
+    """It never runs, so nothing strikes it until it is alone, whatever its ETA."""
     bench = make_bench(recovery_limit=5)
-    app = shop(bench)
+    app, bomb = shop(bench), payload("bomb", **eta)
     for n in range(5):
         bystander = payload(f"bystander {n}")
-        bench.dead_owner([bystander, JOB], running=[bystander])
+        bench.dead_owner([bystander, bomb], running=[bystander])
         assert bench.reaper(sender=app).reap().recovered == 2
-    assert bench.on_probation() == [JOB]
-    assert bench.counters(JOB).strikes == 0
-    assert [die(bench, app, alone=True).killed for _ in range(3)] == [0, 0, 1]
+    assert bench.on_probation() == [bomb]
+    assert bench.counters(bomb).strikes == 0
+    assert [die(bench, app, bomb).killed for _ in range(3)] == [0, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 
 import pytest
+import redis
 from celery import Celery
 
 from celery_superfetch.app.poison_pill import limits_of
-from celery_superfetch.model.strikes import Counters, Limits
+from celery_superfetch.model.strikes import Counters, Decision, Limits, Recovery
 from celery_superfetch.reaper.reaper import Reaper
+from celery_superfetch.signals import job_recovering
 from support.workers.bench import Bench, ended_process, payload
 
 BAD_LIMITS = ["10", 0, -1, 2.5, True, float("nan"), object()]
@@ -160,6 +162,49 @@ def test_a_queue_key_of_another_type_holds_its_own_jobs_up_only(bench: Bench) ->
     bench.client.delete("broken")
     assert bench.reaper().reap().recovered == 2, "mended, and the tombstone is drained"
     assert bench.queue("broken") == [b"1", b"2"]
+
+
+def test_a_job_whose_kill_the_server_refuses_holds_up_no_other(
+    own: redis.Redis,
+) -> None:
+    """A7. Its record is more than one argument may have: the server hangs up, at each pass."""
+    bench, guard = Bench(own), object()
+    # JSON within JSON: each quote of the payload is two bytes, and four in the record.
+    bad = [payload(f"bad{n}", task="shop.bad", padding='"' * 300_000) for n in range(2)]
+    good = [payload(number) for number in range(120)]
+    owner = bench.dead_owner([*good[:60], bad[0], *good[60:], bad[1]], running=bad)
+
+    def kill(recovery: Recovery, **_: object) -> Decision:
+        return Decision.KILL if recovery.task == "shop.bad" else Decision.RECOVER
+
+    job_recovering.connect(kill, sender=guard)
+    own.config_set("proto-max-bulk-len", 1024 * 1024)
+    for _ in range(2):
+        report = bench.reaper(sender=guard).reap()
+        assert report.errors, "it is named"
+        assert bench.private(owner) == bad[::-1]
+        assert bench.queue() == good, "in their old order"
+    own.config_set("proto-max-bulk-len", 512 * 1024 * 1024)
+    assert bench.reaper(sender=guard).reap().killed == 2
+    assert bench.private(owner) == []
+
+
+def test_a_tombstone_is_not_forgotten_while_a_job_is_left(bench: Bench) -> None:
+    """A10. A day later its facts had expired: nothing said in which list the job was."""
+    owner = bench.dead_owner([payload(1)])
+    bench.client.set("mail", "a text")
+    assert bench.reaper().reap().errors
+    for key in bench.keys.facts(owner.owner), bench.keys.running(owner.owner):
+        if bench.client.ttl(key) >= 0:
+            bench.client.delete(key)  # as the server does a day later
+    bench.client.zadd(bench.keys.reaped, {owner.owner: 1})
+    assert bench.reaper().reap().errors
+    assert owner.owner in bench.registry.tombstones()
+    bench.client.delete("mail")
+    assert bench.reaper().reap().recovered == 1
+    assert bench.queue() == [payload(1)]
+    assert bench.registry.tombstones() == {}
+    assert bench.client.ttl(bench.keys.facts(owner.owner)) > 0, "for whoever thaws"
 
 
 def test_an_error_on_one_owner_does_not_end_the_pass(bench: Bench) -> None:

@@ -11,10 +11,9 @@ import redis
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Job, digest
 from celery_superfetch.reaper.reaper import BATCH, ROOM
-from celery_superfetch.store import silences
 from celery_superfetch.store.private_lists import PAGE
 from support.servers.work import WITHOUT_END, Work, noted
-from support.workers.bench import Bench, elsewhere, payload
+from support.workers.bench import Bench, payload
 
 JOBS = 4 * BATCH + 7
 
@@ -131,18 +130,3 @@ def test_what_the_owner_ran_is_not_read_again_for_each_batch(
     read = [c for c in work.commands if c.name == "hgetall" and c.arguments == [running.encode()]]
     assert len(read) <= 3
     assert bench.counters(jobs(JOBS)[0]).strikes == 1
-
-
-def test_many_owners_are_watched_in_batches(bench: Bench, own: redis.Redis) -> None:
-    owners = 2 * silences.BATCH + 7
-    facts = [bench.owner(elsewhere(f"host-{n}", n + 1)) for n in range(owners)]
-    with noted(own) as work:
-        assert bench.reaper().reap().owners == owners
-    assert own.hlen(bench.keys.silences) == owners
-    check(work, silences.BATCH)
-    for one in facts[1:]:
-        own.zrem(bench.keys.owners, one.owner)
-    with noted(own) as work:
-        assert bench.reaper().reap().owners == 1
-    assert own.hlen(bench.keys.silences) == 1, "those that are gone leave"
-    check(work, silences.BATCH)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from celery_superfetch.cli.unregistered import register_unknown
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Counters, Job, digest
 from celery_superfetch.reaper.reaper import TOMBSTONE
 from celery_superfetch.store.announcements import Announcement
 from celery_superfetch.store.history import DAYS
 from celery_superfetch.store.registry import TOMBSTONE_FACTS
-from celery_superfetch.store.unacked import Delivery, StockJob, Unacked
 from support.workers.bench import Bench, payload
 
 ONE, TWO = payload("1"), payload("2")
@@ -51,7 +51,7 @@ def is_left(bench: Bench, **expected: int) -> None:
 
 
 def seen(bench: Bench) -> None:
-    """A pass that does not stay: it writes down what it saw of the owners."""
+    """A pass."""
     bench.reaper().reap()
 
 
@@ -88,10 +88,10 @@ def test_an_owner_whose_last_claim_may_come_late_leaves_a_tombstone(bench: Bench
     owner = bench.owner()
     seen(bench)
     assert bench.registry.leave(owner, 20) == 0
-    is_left(bench, facts=40, tombstone=FOR_EVER)
+    is_left(bench, facts=FOR_EVER, tombstone=FOR_EVER)
     bench.client.zincrby(bench.keys.reaped, -60_000, owner.owner)
     seen(bench)
-    is_left(bench, facts=40)
+    is_left(bench, facts=TOMBSTONE_FACTS)
 
 
 def test_jobs_that_went_back_leave_their_counters_for_the_window(bench: Bench) -> None:
@@ -166,39 +166,40 @@ def test_a_killed_job_leaves_nothing_when_it_has_left_the_dead_set(bench: Bench,
     is_left(bench)
 
 
-def test_what_was_migrated_leaves_its_counters_for_the_window(bench: Bench) -> None:
-    value = b"[" + ONE + b', "", "mail"]'
-    delivery = Delivery(b"tag", 1.0)
-    bench.client.hset("unacked", "tag", value)
-    bench.client.zadd("unacked_index", {"tag": 1})
-    job = StockJob.parse(delivery, value)
-    assert job is not None
-    unacked = Unacked(bench.database, "unacked", "unacked_index")
-    assert bench.run(unacked.take([(job, {"mail": 0})])) == [b"ok"]
-    bench.client.delete("mail")
-    is_left(bench, counters=WINDOW, recovered=WINDOW)
-
-
 def test_locks_expire(bench: Bench) -> None:
-    assert bench.database.take_turn({"pass": 30}) == "pass"
+    assert bench.database.take_turn("pass", 30)
     is_left(bench, **{"lock:pass": 30})
 
 
-def test_owners_whose_registry_was_deleted_are_found_by_the_full_sweep(
+def test_a_lock_does_not_outlive_a_clock_that_was_set_back(bench: Bench) -> None:
+    """A11. The server's expiry is a time of day: an hour back, and no pass was made for an hour."""
+    [job] = bench.killed(ONE)
+    turn, retry = bench.keys.lock("pass"), bench.keys.lock(f"retry:{job.id}")
+    assert bench.database.take_turn("pass", 30)
+    assert bench.dead_set.reserve([job]) == [True]
+    for lock in (turn, retry):
+        bench.client.pexpire(lock, 3_600_000 + bench.client.pttl(lock))
+    assert bench.database.take_turn("pass", 10), "whoever asks, for however long"
+    assert bench.dead_set.reserve([job]) == [True]
+    assert not bench.database.take_turn("pass", 0.1), "the control: it holds as long as ever"
+    assert bench.dead_set.reserve([job]) == [False]
+    assert [bench.client.ttl(lock) for lock in (turn, retry)] == pytest.approx([10, 60], abs=5)
+
+
+def test_owners_whose_registry_was_deleted_are_registered_by_hand(
     make_bench: Callable[..., Bench],
 ) -> None:
     """Their facts, and the rows of their hosts, stayed for ever."""
     bench = make_bench(heartbeat_interval=0.1, owner_ttl=0.3, reap_interval=0.1)
     dead, alive = bench.dead_owner(), bench.owner()
     bench.client.delete(bench.keys.owners)
-    report = bench.reaper().reap(full=True)
-    assert report.adopted == 2
-    assert set(report.dead) == {dead.owner}
+    assert register_unknown(bench.reaper()) == 2
+    assert set(bench.reaper().reap().dead) == {dead.owner}
     assert bench.registry.leave(alive, 0) == 0
     bench.client.zincrby(bench.keys.reaped, -2000 * TOMBSTONE, dead.owner)
     seen(bench)
     is_left(bench, **KEPT)
-    assert bench.reaper().reap(full=True).adopted == 0, "a tombstone is none of them"
+    assert register_unknown(bench.reaper()) == 0, "a tombstone is none of them"
 
 
 def test_control_a_key_that_is_left_is_seen(bench: Bench) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from celery_superfetch.model.job import Claimed, Counters, Job, digest
 from celery_superfetch.store.private_lists import CLAIM_BYTES, Claims
 from support.workers.bench import Bench, payload
@@ -112,6 +114,35 @@ def test_what_a_blocking_read_brought_is_confirmed_or_not(bench: Bench) -> None:
     counted = Claimed(brought[2], Counters(recoveries=1))
     assert claims.confirmed == [Claimed(brought[0]), None, counted]
     assert names(claims) == [b"next"]
+
+
+def test_what_came_alone_is_confirmed_by_one_question(bench: Bench) -> None:
+    """With nothing beside it, no counters, and nothing that is claimed in the same call."""
+    owner = bench.owner()
+    calls = {}
+    for name, counted in (("alone", False), ("control", True)):
+        bench.give(owner.owner, "mail", [name.encode()])
+        if counted:
+            bench.run(bench.lists.ack([], {Job(owner.owner, "mail", b"beside", "1"): "digest"}))
+        bench.client.config_resetstat()
+        job = Job(owner.owner, "mail", name.encode(), "2")
+        assert bench.claim(owner, most=0, confirm=[job]).confirmed == [Claimed(job)]
+        stats = bench.client.info("commandstats")
+        calls[name] = {c for c in ("exists", "zscore", "lpos", "lmove") if f"cmdstat_{c}" in stats}
+    assert calls == {"alone": {"exists", "lpos"}, "control": {"exists", "lpos", "zscore"}}
+
+
+@pytest.mark.parametrize("ran", [False, True])
+def test_a_reaped_owner_has_nothing_confirmed(bench: Bench, ran: bool) -> None:
+    """Its lists may not have been drained yet, and what is there is somebody else's."""
+    owner = bench.owner()
+    bench.give(owner.owner, "mail", [b"brought", b"ran"])
+    if ran:
+        bench.run(bench.lists.ack([], {Job(owner.owner, "mail", b"ran", "1"): digest(b"ran")}))
+    bench.mark(owner)
+    job = Job(owner.owner, "mail", b"brought", "2")
+    assert not bench.claim(owner, most=0, confirm=[job], starts=1).registered
+    assert digest(b"brought") not in bench.recorded(owner)
 
 
 def test_a_job_that_was_delivered_before_is_marked(bench: Bench) -> None:

@@ -118,16 +118,17 @@ def test_a_mark_is_set_once(bench: Bench) -> None:
 @pytest.mark.parametrize("state", ["running", "stopping"])
 def test_a_mark_leaves_a_tombstone_that_knows_the_state_before(bench: Bench, state: str) -> None:
     facts = bench.owner(state=state)
-    bench.silences.look({facts.owner: 1}, {facts.owner: 5.0}, 1, "run")
     bench.mark(facts)
     read = bench.registry.facts([facts.owner])[facts.owner]
     assert (read.state, read.was) == ("reaped", state)
     assert read.lists == facts.lists
     until = bench.registry.tombstones()[facts.owner] - bench.database.server_time()
     assert 50_000 < until <= 60_000
-    assert 0 < bench.client.ttl(bench.keys.facts(facts.owner)) <= 86400
+    kept = bench.keys.facts(facts.owner), bench.keys.running(facts.owner)
+    assert [bench.client.ttl(key) for key in kept] == [-1, -1], "while it is listed"
+    bench.registry.forget_tombstone(facts.owner)
+    assert all(0 < bench.client.ttl(key) <= 86400 for key in kept)
     assert not bench.client.smembers(bench.keys.host(HERE))
-    assert not bench.client.hgetall(bench.keys.silences)
 
 
 def test_leaving_takes_every_key_along(bench: Bench) -> None:
@@ -151,6 +152,8 @@ def test_leaving_with_a_claim_on_its_way_leaves_a_tombstone(bench: Bench) -> Non
     assert bench.registry.owners() == {}
     assert set(bench.registry.tombstones()) == {facts.owner}
     assert bench.registry.facts([facts.owner])[facts.owner].state == "reaped"
+    assert bench.client.ttl(bench.keys.facts(facts.owner)) == -1
+    bench.registry.forget_tombstone(facts.owner)
     assert bench.client.ttl(bench.keys.facts(facts.owner)) > 0
 
 
@@ -166,30 +169,34 @@ UNKNOWN = "web-9|4|0123456789ab"
 
 def test_an_unknown_owner_is_adopted_with_its_list_and_no_job_moves(bench: Bench) -> None:
     bench.give(UNKNOWN, "a:b", [b"1"])
-    assert bench.registry.adopt(UNKNOWN, "a:b", 60) == "adopted"
+    assert bench.registry.adopt(UNKNOWN, {"a:b"})
     assert set(bench.registry.owners()) == {UNKNOWN}
     facts = bench.registry.facts([UNKNOWN])[UNKNOWN]
     assert (facts.process.host, facts.process.pid) == ("web-9", 4)
     assert facts.lists == {"a:b": 0}
     assert (facts.heartbeat_interval, facts.owner_ttl) == (5, 60)
     assert bench.private(UNKNOWN, "a:b") == [b"1"]
-    assert bench.registry.adopt(UNKNOWN, "a:b", 60) == "known"
+    assert not bench.registry.adopt(UNKNOWN, {"a:b"})
 
 
 def test_a_list_that_its_owner_did_not_register_is_listed(bench: Bench) -> None:
     facts = bench.owner(lists={"mail": 60000})
     bench.give(facts.owner, "slow", [b"1"])
     before = bench.registry.owners()
-    assert bench.registry.adopt(facts.owner, "slow", 60) == "listed"
+    assert bench.registry.adopt(facts.owner, {"slow"})
     read = bench.registry.facts([facts.owner])[facts.owner]
     assert read.lists == {"mail": 60000, "slow": 0}
     assert bench.registry.owners() == before
-    assert bench.registry.adopt(facts.owner, "slow", 60) == "known"
+    assert not bench.registry.adopt(facts.owner, {"slow"})
 
 
-def test_an_empty_list_is_no_reason_to_adopt(bench: Bench) -> None:
-    assert bench.registry.adopt(UNKNOWN, "mail", 60) == "known"
-    assert bench.key_names() == set()
+def test_a_tombstone_without_jobs_is_not_listed_again(bench: Bench) -> None:
+    facts = bench.owner()
+    bench.mark(facts)
+    bench.registry.forget_tombstone(facts.owner)
+    assert not bench.registry.adopt(facts.owner, set())
+    assert bench.client.ttl(bench.keys.facts(facts.owner)) > 0
+    assert not bench.registry.tombstones()
 
 
 def test_a_forgotten_tombstone_is_listed_again_not_registered(bench: Bench) -> None:
@@ -198,7 +205,8 @@ def test_a_forgotten_tombstone_is_listed_again_not_registered(bench: Bench) -> N
     bench.mark(facts)
     bench.registry.forget_tombstone(facts.owner)
     bench.give(facts.owner, "mail", [b"1"])
-    assert bench.registry.adopt(facts.owner, "mail", 60) == "listed"
+    assert bench.registry.adopt(facts.owner, {"mail"})
+    assert bench.client.ttl(bench.keys.facts(facts.owner)) > 300 * 86400, "while it is listed"
     assert set(bench.registry.tombstones()) == {facts.owner}
     assert bench.registry.owners() == {}
 
@@ -207,7 +215,7 @@ def test_an_owner_whose_row_alone_was_lost_gets_its_row_back(bench: Bench) -> No
     facts = bench.owner()
     bench.give(facts.owner, "mail", [b"1"])
     bench.client.delete(bench.keys.owners)
-    assert bench.registry.adopt(facts.owner, "mail", 60) == "adopted"
+    assert bench.registry.adopt(facts.owner, {"mail"})
     read = bench.registry.facts([facts.owner])[facts.owner]
     assert read.process == facts.process, "with the facts it had registered itself"
 

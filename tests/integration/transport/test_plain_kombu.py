@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import kombu
 import pytest
 
-from celery_superfetch import UnsupportedBroker, reap, working_on
-from support.process import Process
 from support.servers.server import Server
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 from support.workers.inbox import TRANSPORT, Inbox, publish
-from support.workers.worker import process_env
 
 
 def left_over(bench: Bench) -> set[str]:
@@ -155,85 +149,6 @@ def test_consumers_in_threads_run_each_message_once(url: str, bench: Bench) -> N
     assert left_over(bench) == set()
 
 
-def test_a_pass_gives_back_what_a_killed_consumer_held(
-    url: str, bench: Bench, tmp_path: Path
-) -> None:
-    """Plain consumers alone: nobody looks before somebody calls `reap`."""
-    bench.push("mail", payload(1), payload(2))
-    argv = [sys.executable, "-m", "support.apps.forks", "hold"]
-    env = process_env({"URL": url})
-    with (
-        Process(argv, log=tmp_path / "log", env=env, cwd=tmp_path) as holder,
-        kombu.Connection(url, transport=TRANSPORT) as connection,
-    ):
-        holder.wait_log('"holder"')
-        [owner] = bench.registry.owners()
-        assert not reap(connection).dead, "it lives"
-        holder.signal(signal.SIGKILL)
-        holder.wait_exit()
-        assert bench.queue() == [], "the control: it does not come by itself"
-        report = reap(connection, dry_run=True)
-        assert (list(report.dead), report.recovered, bench.queue()) == ([owner], 2, [])
-        assert reap(connection).recovered == 2
-        assert bench.queue() == [payload(1), payload(2)]
-        queue = kombu.Queue("mail")(connection.channel())
-        for expected in ("1", "2"):
-            message = queue.get()
-            assert message.headers["id"] == expected
-            assert message.headers["redelivered"] is True
-            message.ack()
-        with (
-            kombu.Connection(url) as stock,
-            pytest.raises(UnsupportedBroker, match="celery_superfetch:Transport"),
-        ):
-            reap(stock)
-    assert bench.registry.owners() == {}
-    assert not [name for name in left_over(bench) if ":private:" in name]
-
-
-def test_working_on_what_was_given_back_before_says_so(url: str, bench: Bench) -> None:
-    """Whoever comes too late must not start: it runs elsewhere."""
-    bench.push("mail", payload(1))
-    with Inbox(url) as inbox:
-        inbox.receive(1)
-    with working_on(inbox.messages[0]) as ours:
-        assert not ours
-    assert bench.queue() == [payload(1)]
-
-
-def test_working_on_what_was_taken_away_says_so(url: str, bench: Bench) -> None:
-    """Frozen, and taken for dead meanwhile; its heart has heard of it by now."""
-    bench.push("mail", payload(1))
-    with Inbox(url) as inbox:
-        inbox.receive(1)
-        [owner] = bench.registry.owners()
-        assert bench.mark(owner, "test")
-        assert inbox.channel.membership.heartbeat().status == "reaped"
-        with working_on(inbox.messages[0]) as ours:
-            assert not ours
-        assert len(bench.private(owner)) == 1, "the reaper's to give back"
-
-
-@pytest.mark.parametrize("closed", [True, False])
-def test_work_that_fails_gives_the_message_back(url: str, bench: Bench, closed: bool) -> None:
-    bench.push("mail", payload(1))
-    with Inbox(url) as inbox:
-        inbox.receive(1)
-
-        def fail() -> None:
-            with working_on(inbox.messages[0]) as ours:
-                assert ours
-                if closed:
-                    inbox.channel.close()
-                    assert bench.queue() == [], "not while it is worked on"
-                raise ZeroDivisionError
-
-        with pytest.raises(ZeroDivisionError):
-            fail()
-        assert bench.queue() == ([payload(1)] if closed else [])
-    assert bench.queue() == [payload(1)]
-
-
 def test_what_a_callback_raises_is_its_consumers_own_affair(url: str, bench: Bench) -> None:
     """A1: outside Celery nobody puts a message aside for it."""
     bench.push("mail", payload(1))
@@ -248,20 +163,8 @@ def test_what_a_callback_raises_is_its_consumers_own_affair(url: str, bench: Ben
     assert bench.queue() == [payload(1)]
 
 
-def test_work_that_ends_after_its_channel_is_acked(url: str, bench: Bench) -> None:
-    bench.push("mail", payload(1))
-    with Inbox(url) as inbox:
-        inbox.receive(1)
-        with working_on(inbox.messages[0]) as ours:
-            assert ours
-            inbox.close()
-            inbox.messages[0].ack()
-    assert bench.queue() == []
-    assert {name for name in left_over(bench) if ":private:" in name} == set()
-
-
 def test_no_prefetch_means_as_many_as_claim_limit_and_one_means_one(url: str, bench: Bench) -> None:
-    """What docs/guide/plain_kombu.md says of two consumers that are to share the work."""
+    """Two consumers that are to share the work."""
 
     def held(**how: Any) -> int:
         bench.client.flushdb()

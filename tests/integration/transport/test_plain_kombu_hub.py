@@ -1,6 +1,7 @@
 """What kombu's own tests look at from inside the stock channel, looked at from outside.
 
-`tests/conformance/stock_only.py` names these beside the tests of kombu's that they stand for.
+`tests/evidence/conformance/stock_only.py` names these beside the tests of kombu's that they stand
+for.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ import redis
 from celery_superfetch.model.config import Config
 from celery_superfetch.owner.membership import Membership
 from celery_superfetch.transport.fetch import reads as blocking
-from celery_superfetch.transport.fetch.fetch import POLL_INTERVAL
+from celery_superfetch.transport.fetch.fetch import AT_ONCE, POLL_INTERVAL
 from celery_superfetch.transport.fetch.reads import MOST_BLOCKS, UNBLOCKABLE, BlockingReads
 from support.servers.commands import looked
 from support.servers.server import Server
-from support.waiting import eventually
+from support.waiting import always, eventually
 from support.workers.inbox import Inbox, publish
 
 QUEUES = [f"mail-{number}" for number in range(MOST_BLOCKS + 4)]
@@ -175,6 +175,66 @@ def test_over_its_memory_limit_the_server_is_asked_to_block_on_a_few_at_a_time(
         tries = (monotonic() - began) / UNBLOCKABLE + 1
         stats = server.client().info("commandstats")["cmdstat_blmove"]
         assert 0 < stats["rejected_calls"] + stats["failed_calls"] <= MOST_BLOCKS * tries
+
+
+# -- where a job ends all waits
+
+
+def blocked(server: Server) -> int:
+    return int(server.client().info("clients")["blocked_clients"])
+
+
+def test_with_a_prefetch_of_one_a_single_read_waits_where_something_came_last(
+    server: Server,
+) -> None:
+    """A job would call off all others, and have them begin anew."""
+    with Inbox(server.url(), "mail", "post", prefetch=1) as inbox:
+        reads = inbox.channel.fetch.reads
+        for number, (queue, priority) in enumerate([("post", 9), ("mail", 3), ("post", 0)], 1):
+            eventually(lambda: inbox.turn() or blocked(server) == 1)
+            publish(server.url(), queue, number, priority=priority)
+            inbox.receive(number)
+            inbox.ack_all()
+            [came] = {message.delivery_info["routing_key"] for message in inbox.messages[-1:]}
+            assert came == queue
+            eventually(lambda: inbox.turn() or reads.armed)
+            assert [read.queue_list for read in reads.armed] == [
+                queue + (f"\x06\x16{priority}" if priority else "")
+            ]
+        assert inbox.said() == [1, 2, 3]
+
+
+def test_the_control_where_the_server_may_not_tell_all_lists_are_blocked_on(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.client().execute_command("ACL", "SETUSER", "untold", *UNTOLD)
+    url = server.url().replace("redis://", "redis://untold:x@")
+    with Inbox(url, "mail", "post", prefetch=1) as inbox:
+        eventually(lambda: inbox.turn() or blocked(server) == 8)
+        before = looked(server.client())
+        inbox.turn(3 * POLL_INTERVAL)
+        assert looked(server.client()) == before
+        publish(server.url(), "post", "last", priority=9)
+        assert inbox.receive(1) == ["last"]
+    assert not caplog.records, "nobody waits for longer"
+
+
+def test_what_came_alone_is_only_confirmed_and_what_came_at_once_is_claimed(
+    server: Server,
+) -> None:
+    with Inbox(server.url()) as inbox:
+        eventually(lambda: inbox.turn() or blocked(server) == 4)
+        always(lambda: inbox.turn() or True, during=2 * AT_ONCE)
+        before = looked(server.client())
+        publish(server.url(), "mail", "alone")
+        inbox.receive(1)
+        eventually(lambda: inbox.turn() or blocked(server) == 4)
+        assert looked(server.client()) == before
+        publish(server.url(), "mail", *range(40))
+        inbox.receive(41)
+        claims = server.client().info("commandstats")["cmdstat_evalsha"]["calls"]
+        assert looked(server.client()) > before
+        assert claims < 20, "a claim for each job would be 40"
 
 
 # -- what is told, and when

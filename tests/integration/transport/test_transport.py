@@ -99,17 +99,6 @@ def test_basic_get_is_reliable_as_well(url: str, bench: Bench) -> None:
     assert [json.loads(raw)["headers"] is not None for raw in bench.queue()] == [True]
 
 
-def test_basic_get_passes_however_much_junk(url: str, bench: Bench) -> None:
-    """E3. It called itself for each item: 1,500 of them were a RecursionError."""
-    bench.push("mail", *(b"junk %d" % number for number in range(1500)))
-    publish(url, "mail", "one")
-    with kombu.Connection(url, transport=TRANSPORT) as connection:
-        message = kombu.Queue("mail")(connection.channel()).get()
-        assert message.decode() == "one"
-        message.ack()
-    assert bench.stat("killed") == 1500
-
-
 def test_basic_get_without_ack_protects_nothing(url: str, bench: Bench) -> None:
     publish(url, "mail", "one")
     with kombu.Connection(url, transport=TRANSPORT) as connection:

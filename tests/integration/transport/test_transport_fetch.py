@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -186,21 +185,6 @@ def test_a_consumer_that_comes_back_gets_what_is_urgent_first(url: str) -> None:
             publish(url, "mail", priority, priority=priority)
         inbox.consumer.consume()
         assert inbox.receive(4) == [0, 3, 6, 9]
-
-
-def test_ten_thousand_jobs_pass_through_in_order(url: str, bench: Bench) -> None:
-    count = 10_000
-    template = json.loads(payload(0))
-    raws = []
-    for n in range(count):
-        template["headers"]["id"] = template["properties"]["delivery_tag"] = str(n)
-        raws.append(json.dumps(template).encode())
-    bench.push("mail", *raws)
-    with Inbox(url, prefetch=50) as inbox:
-        inbox.consumer.on_message = lambda message: (inbox.messages.append(message), message.ack())
-        inbox.receive(count, within=100)
-        assert [m.headers["id"] for m in inbox.messages] == [str(n) for n in range(count)]
-    assert bench.queue() == []
 
 
 def _calls(bench: Bench) -> dict[str, int]:

@@ -80,9 +80,10 @@ def add_tasks(app: Celery, ledger_url: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     @app.task(name="shop.kill_owner", shared=False)
-    def kill_owner(job: str) -> None:
+    def kill_owner(job: str, seconds: float = 0.0) -> None:
         """End the MainProcess: the parent in prefork, this very process in threads and solo."""
         ledger().started(job)
+        time.sleep(seconds)
         if OWNER_PID == 1:
             raise RuntimeError("a namespace's init cannot be killed from inside: use Host.kill()")
         os.kill(OWNER_PID, signal.SIGKILL)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import celery.app.task
-from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, WorkerShutdown
 
 from support.apps.batches import Batches
 from support.apps.build import OWNER_PID
@@ -145,6 +146,18 @@ for name, options in {
     "dies_unsent": {"base": Unsent},
 }.items():
     app.task(name=f"features.{name}", shared=False, bind=True, **{**dying, **options})(dies)
+
+
+@task()
+def exits(job: str, status: Any) -> None:
+    started(job)
+    sys.exit(status)
+
+
+@task()
+def stops(job: str) -> None:
+    started(job)
+    raise WorkerShutdown(0)
 
 
 @task()

@@ -15,6 +15,8 @@ from typing import Any
 import kombu
 from kombu import pools
 
+from celery_superfetch.reaper.reaper import Reaper
+
 URL = os.environ.get("URL", "")
 TRANSPORT = "celery_superfetch:Transport"
 
@@ -144,12 +146,11 @@ def execute_anew() -> None:
 
 
 def executed() -> None:
-    import celery_superfetch
-
     with connect() as connection:
         consumer = Consumer(connection, prefetch=1)
         consumer.receive(1)  # it is registered by now
-        report = celery_superfetch.reap(connection)
+        membership = connection.default_channel.membership
+        report = Reaper(membership.database, watch=membership.heart.watch).reap()
         consumer.ack_all()
         while len(consumer.messages) < 4:
             consumer.receive(len(consumer.messages) + 1)

@@ -7,16 +7,22 @@ goes whose path is in the environment.
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from billiard.connection import Connection
+from celery.app.task import Task
 from celery.backends.base import Backend
 from celery.concurrency.asynpool import AsynPool
 from celery.signals import worker_process_init, worker_ready
+from celery.worker.request import Request
 
+from celery_superfetch.model import process
 from celery_superfetch.owner.in_flight.outbox import Outbox
 from celery_superfetch.owner.membership import memberships
 from celery_superfetch.signals import ownership_lost
@@ -27,6 +33,8 @@ from support.servers.ledger import Ledger
 
 #: Bytes from which on billiard sends head and body of a message one after the other.
 LARGE = 16385
+
+STACK = 2**29  # bytes of a thread's stack where threads are to be few; none of them is used
 
 
 def until_released(what: str) -> None:
@@ -117,6 +125,11 @@ def rests() -> None:
     probation.FIRST_REST, probation.WORK = float(first), int(work)
 
 
+def solitudes() -> None:
+    """The first solitude of a suspect lasts so long: SOLITUDE=1."""
+    probation.SOLITUDE = float(os.environ["SOLITUDE"])
+
+
 def short_pauses() -> None:
     """However often a job of an unknown task went back, it does so again after a second."""
     reception.LONGEST_PAUSE = 1
@@ -146,6 +159,45 @@ def sudden_ends() -> None:
         remember(processes, kept)
 
     prefork._remember = remember_the_dead
+
+
+def a_step_of_the_clock() -> None:
+    """The clock was set after it had asked for its own start time: others are told another."""
+    looked_up = process._current
+    process._current = lambda pid: replace(looked_up(pid), start_time="1")
+
+
+def few_threads() -> None:
+    """Memory has room for the stacks of so many threads: THREADS=2."""
+
+    def limit(**_: Any) -> None:
+        threading.stack_size(STACK)
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        room = used + int(os.environ["THREADS"]) * STACK + STACK // 2
+        resource.setrlimit(resource.RLIMIT_AS, (room, room))
+
+    worker_ready.connect(limit, weak=False)
+
+
+def broken_requests() -> None:
+    """The app has a request class of its own, which fails for each message."""
+
+    class Broken(Request):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            raise KeyError("tenant")
+
+    Task.Request = Broken
+
+
+def broken_handover() -> None:
+    """The app has a request class of its own, which fails before it hands a job over."""
+
+    class Broken(Request):
+        def revoked(self) -> bool:
+            raise KeyError("tenant")
+
+    Task.Request = Broken
 
 
 def no_looks() -> None:

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from celery.exceptions import Reject
+from celery.exceptions import Reject, Retry
 
 from support.apps.shop import app
 from support.servers.ledger import Ledger
@@ -33,8 +33,11 @@ def again(self: Any, job: str) -> None:
     own, attempt = book(self), f"{job}#{self.request.retries}"
     own.started(attempt)
     if not self.request.retries:
-        own.gave_up(attempt, "retried")
-        raise self.retry(countdown=0.2)
+        try:
+            self.retry(countdown=0.2)
+        except BaseException as exc:  # one that could not be sent is no end
+            own.gave_up(attempt, "retried" if isinstance(exc, Retry) else "rejected")
+            raise
     own.finished(attempt)
 
 

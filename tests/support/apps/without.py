@@ -7,27 +7,28 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from time import monotonic
 from typing import Any
 
 from celery.worker.control import Panel
+from kombu.transport.virtual import Message
 
-from celery_superfetch.app import announcer
-from celery_superfetch.app.orders import COMMAND
+from celery_superfetch.app import announcer, broker
+from celery_superfetch.app.kill import COMMAND
 from celery_superfetch.model import certificate, forks
 from celery_superfetch.model.job import Job
+from celery_superfetch.model.process import look_at
 from celery_superfetch.model.strikes import Blame, Recovery
+from celery_superfetch.model.verdict import Reason
 from celery_superfetch.owner import heartbeats, membership
 from celery_superfetch.owner.heart import Heart
 from celery_superfetch.owner.in_flight.in_flight import InFlight
 from celery_superfetch.owner.in_flight.jobs import Move
 from celery_superfetch.owner.in_flight.lost_claims import LostClaims
 from celery_superfetch.owner.in_flight.outbox import Outbox
-from celery_superfetch.reaper import judge
+from celery_superfetch.reaper import evidence, judge
 from celery_superfetch.store.announcements import Announcement
-from celery_superfetch.store.wire import connections
+from celery_superfetch.store.wire import clients, connections
 from celery_superfetch.transport import channel
-from celery_superfetch.transport.deliveries import QoS
 from celery_superfetch.transport.fetch.probation import Probation
 from celery_superfetch.worker import prefork, start, steps
 from celery_superfetch.worker import reception as refusing
@@ -76,11 +77,33 @@ def rests() -> None:
     Probation._ask = lambda self, waiting: bool(waiting)
 
 
+def ends_of_solitude() -> None:
+    """Nothing starts beside a suspect until it has ended."""
+    Probation._is_alone = lambda self: self.in_flight.jobs.alone is not None
+
+
+def longer_solitudes() -> None:
+    """Each solitude of a suspect is as short as its first."""
+    recovery_of = Recovery.of
+
+    def first(*args: Any, **named: Any) -> Recovery:
+        found = recovery_of(*args, **named)
+        return replace(found, probation=min(1, found.probation))
+
+    Recovery.of = first
+
+
+def patience() -> None:
+    """Whoever runs nothing takes a suspect, although other jobs wait for it."""
+    has_the_floor = Probation.has_the_floor
+    Probation.has_the_floor = lambda self, lists, dry=True: has_the_floor(self, lists)
+
+
 def probation() -> None:
     """All that a dead worker held is blamed for its death, and nothing runs alone."""
     recovery_of = Recovery.of
     judge.blame = lambda *_: Blame.EXACT
-    Recovery.of = lambda *args, **named: replace(recovery_of(*args, **named), probation=False)
+    Recovery.of = lambda *args, **named: replace(recovery_of(*args, **named), probation=0)
 
 
 def reception() -> None:
@@ -89,15 +112,38 @@ def reception() -> None:
     refusing.kills = lambda *_: False
 
 
+def reading() -> None:
+    """Whatever fails before a job runs is its message's fault."""
+    Message.is_read = property(lambda _: False, lambda *_: None)
+
+
 def handover() -> None:
     """Jobs start whatever became of them meanwhile."""
     start._Handover.is_ours = property(lambda _: True)
-    start._Handover.may_begin = lambda _: monotonic() + 60.0
+    start._Handover.may_begin = lambda _: certificate.clock() + 60.0
 
 
 def an_end_of_trust() -> None:
     """Jobs start however long ago their owner was heard."""
     certificate.HEARTBEATS = 1e6
+
+
+def ended_certificates() -> None:
+    """Who says that it is stuck goes on as after any heartbeat."""
+    certificate.Certificate.end = lambda self: None
+
+
+def excuses() -> None:
+    """Whatever became of a worker may be the fault of what it ran."""
+    blame = judge.blame
+    judge.blame = lambda job, ran, *known: blame(job, ran._replace(excused=False), *known)
+
+
+def a_hearing() -> None:
+    """Who has another start time is dead, whether it is heard or not."""
+    evidence.look_at = lambda *process: (
+        Reason.PROCESS_GONE if look_at(*process) is Reason.PID_REUSED else look_at(*process)
+    )
 
 
 def stopper() -> None:
@@ -116,6 +162,11 @@ def following() -> None:
     """The servers of a failover list have nothing to do with each other."""
     membership.Membership.follow = lambda self, params: params["port"] == self.heart.params["port"]
     Heart._look_elsewhere = lambda self: None
+
+
+def home() -> None:
+    """Connections go where they are led, wherever the heart is."""
+    clients.Home.check = lambda *_: None
 
 
 def leaving() -> None:
@@ -208,21 +259,16 @@ def announcers() -> None:
     announcer.Announcements.__init__ = lambda self, app, client, owner=None: init(self, app, client)
 
 
-def orders() -> None:
-    """It is of a version that does not know what an operator orders."""
+def stops() -> None:
+    """It is of a version that cannot be told to stop with a job."""
     del Panel.data[COMMAND]
-
-
-def husks() -> None:
-    """A job that is taken back from its place in line leaves that to the next."""
-
-    def release(self: QoS, job: Job) -> bool:
-        self._delivered[job.claim_id]._raw.requeue()
-        return True
-
-    QoS.release = release
 
 
 def slots() -> None:
     """A connection goes where it is told, whoever serves its slot."""
     channel.Channel._slot = lambda self, params: None
+
+
+def sent_steps() -> None:
+    """A job whose next message could not be sent has ended, as in stock."""
+    broker.sender = lambda send: send

@@ -47,12 +47,16 @@ class Replicated:
         return ";".join(server.url(db) for server in self.servers)
 
     def wait_in_step(self) -> None:
-        """Until every living replica has what the primary has: WAIT without a timeout."""
+        """Until every living replica has what the primary has now. WAIT on a connection of its own
+        waits for nothing: it has written nothing."""
         living = sum(replica.alive() for replica in self.replicas)
+        client = self.primary.client()
+        goal = client.info("replication")["master_repl_offset"]
 
         def in_step() -> bool:
-            told = self.primary.client().wait(living, 1000)
-            return int(told) >= living
+            told = client.info("replication")
+            replicas = (told.get(f"slave{at}") for at in range(told["connected_slaves"]))
+            return sum(one is not None and one["offset"] >= goal for one in replicas) >= living
 
         eventually(in_step, 30, message="the replicas are in step")
 

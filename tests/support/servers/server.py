@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
-import secrets
+import random
 import shutil
 import signal
 import socket
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import redis
 
+from celery_superfetch.store.wire.connections import CLUSTER_PARSER
 from support.process import Process
 from support.waiting import eventually
 
@@ -60,12 +63,24 @@ def find_binary() -> str:
 #: Below those that the kernel gives to connections: whoever is away for a while, or takes a second
 #: to start, would find its port taken by one, and a client that asks for it might reach itself.
 PORTS = range(10_000, 32_768)
+SHARES = 16  # of them, for the processes of xdist
+
+
+def _ports() -> Iterator[int]:
+    """This process's own, in any order, each once in more than a thousand: what belonged to a
+    server that is down for a moment would lead its workers to another test's."""
+    own = list(PORTS)[int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % SHARES :: SHARES]
+    random.SystemRandom().shuffle(own)
+    return itertools.cycle(own)
+
+
+_untaken = _ports()
 
 
 def free_port() -> int:
     """A port that was free a moment ago; whoever binds it must be ready to try another."""
     while True:
-        port = secrets.choice(PORTS)
+        port = next(_untaken)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
@@ -221,6 +236,8 @@ class Server:
 
     def client(self, db: int = 0, **options: Any) -> redis.Redis:
         """A client that is closed with the server."""
+        if CLUSTER_PARSER is not None:
+            options["parser_class"] = CLUSTER_PARSER
         client: redis.Redis = redis.Redis.from_url(self.url(db), **options)
         self._clients.append(client)
         return client

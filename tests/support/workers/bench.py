@@ -24,9 +24,8 @@ from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.signals import LostJob
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.dead_jobs import Graveyard
-from celery_superfetch.store.private_lists import ALONE, Claims, PrivateLists
+from celery_superfetch.store.private_lists import Claims, PrivateLists
 from celery_superfetch.store.registry import Registry
-from celery_superfetch.store.silences import Silences
 from celery_superfetch.store.wire.scripts import Call
 
 
@@ -107,7 +106,6 @@ class Bench:
         self.lists = PrivateLists(self.database)
         self.recoveries = Judge(self.database)
         self.dead_set = Graveyard(self.database)
-        self.silences = Silences(self.database)
         self.in_flight = InFlight(self.database)
 
     def reaper(self, **options: Any) -> Reaper:
@@ -138,21 +136,17 @@ class Bench:
         jobs: Sequence[bytes] = (),
         queue: str = "mail",
         running: Sequence[bytes] = (),
-        alone: bool = False,
         **facts: Any,
     ) -> Facts:
         """An owner of this host whose process is gone, with jobs it has claimed, oldest first.
 
         Arguments:
             running: those among them that it had started.
-            alone: the first of these was on probation.
         """
         owner = self.owner(facts.pop("process", None) or ended_process(), **facts)
         self.give(owner.owner, queue, jobs)
         for number, job in enumerate(running):
             self.client.hset(self.keys.running(owner.owner), str(number), digest(job))
-        if alone:
-            self.client.hset(self.keys.running(owner.owner), ALONE, "0")
         return owner
 
     def on_probation(self, queue: str = "mail") -> list[bytes]:

@@ -128,7 +128,8 @@ class Fleet:
         assert account.clean, account
         eventually(self.at_rest, message=f"nothing is left of {account}")
         assert self.db.stat("owners_reaped") == 0
-        assert len(self.db.owners()) == len(self.workers)
+        owners = {owner: self.db.fact(owner, "node") for owner in self.db.owners()}
+        assert len(owners) == len(self.workers), f"not one owner for each worker: {owners}"
         assert all(one.alive() for one in self.workers.values())
         if answers:
             eventually(self.answers, message="remote control reaches everybody")

@@ -8,7 +8,6 @@ from unittest import mock
 
 from celery_superfetch.model.job import Claimed, Counters, Job, digest
 from celery_superfetch.store.dead_jobs import Graveyard
-from celery_superfetch.store.unacked import Delivery, StockJob, Unacked
 from celery_superfetch.store.wire.scripts import Call, Scripts
 from support.workers.bench import Bench, payload
 
@@ -141,21 +140,6 @@ def call_of(method: Callable[[], object], answer: Any) -> Call:
     return Call(*run.call_args.args)
 
 
-def migrate(bench: Bench) -> Case:
-    prefix = bench.config.global_keyprefix
-    unacked = Unacked(bench.database, f"{prefix}unacked", f"{prefix}unacked_index")
-    jobs = []
-    for at, raw in enumerate((TWO, ONE), 1):
-        value = b"[" + raw + b', "", "mail"]'
-        delivery = Delivery(f"tag-{at}".encode(), float(at))
-        bench.client.hset(unacked.name, delivery.tag, value)
-        bench.client.zadd(unacked.index, {delivery.tag: at})
-        job = StockJob.parse(delivery, value)
-        assert job is not None
-        jobs.append((job, {"mail": 60_000}))
-    return Case(unacked.take(jobs))
-
-
 CASES = [
     claim,
     ack,
@@ -170,5 +154,4 @@ CASES = [
     revive,
     forget,
     trim,
-    migrate,
 ]

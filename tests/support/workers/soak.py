@@ -29,8 +29,6 @@ MIX = {"short": 60, "long": 12, "eta": 12, "again": 8, "refused": 8}
 
 CONF = {
     "broker_transport_options": {"socket_timeout": SOCKET_TIMEOUT},
-    # Celery drops a job whose retry it cannot publish: let it try for long.
-    "task_publish_retry_policy": {"max_retries": 100, "interval_max": 0.5},
     "worker_proc_alive_timeout": 30,
 }
 

@@ -38,6 +38,9 @@ OPTIONS = {
 #: Seconds a connection may be in trouble: an owner is dead after two heartbeats without one.
 BRIEF = 2.0
 
+#: Seconds the server stands still at worst.
+LONG = 20.0
+
 #: Seconds a machine is frozen: beyond `owner_ttl`, and what it takes to see that.
 FROZEN = OPTIONS["owner_ttl"] + 3 * OPTIONS["heartbeat_interval"]
 
@@ -78,6 +81,12 @@ def server_killed(soak: Soak) -> None:
 def server_stands_still(soak: Soak) -> None:
     with standstill(soak.server):
         lasts(soak, soak.dice.uniform(0.2, 2 * BRIEF))
+
+
+def server_stands_still_for_long(soak: Soak) -> None:
+    """Beyond what Celery tries to send a retry for, and beyond `owner_ttl`."""
+    with standstill(soak.server):
+        lasts(soak, LONG)
 
 
 def a_network(soak: Soak) -> FaultProxy:
@@ -180,6 +189,7 @@ TROUBLES = (
     server_restarted,
     server_killed,
     server_stands_still,
+    server_stands_still_for_long,
     worker_killed,
     main_process_killed,
     child_killed,

@@ -11,7 +11,6 @@ import sys
 import termios
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import pyte
 
@@ -31,10 +30,8 @@ class Terminal:
         self._screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self._screen)
         self._lock = threading.Lock()
-        self._said = b""
         self._ours, self._theirs = pty.openpty()
         self._size(columns, lines)
-        self.settings_before = self.settings()
         self._popen = subprocess.Popen(
             guarded([sys.executable, "-c", LOGIN, *argv]),
             stdin=self._theirs,
@@ -58,10 +55,6 @@ class Terminal:
         self._reader.join(10)
         os.close(self._ours)
 
-    def settings(self) -> list[Any]:
-        """Of the terminal, as `stty -a` shows them."""
-        return termios.tcgetattr(self._theirs)
-
     def resize(self, columns: int, lines: int) -> None:
         with self._lock:
             self._screen.resize(lines, columns)
@@ -77,7 +70,6 @@ class Terminal:
             except OSError:  # nobody has it open any more
                 return
             with self._lock:
-                self._said += said
                 self._stream.feed(said)
 
     def lines(self) -> list[str]:
@@ -91,12 +83,6 @@ class Terminal:
             screen = self._screen
             columns = range(screen.columns)
             return [[screen.buffer[row][at] for at in columns] for row in range(screen.lines)]
-
-    def restored(self) -> bool:
-        """Whether the screen from before is back, and the cursor is to be seen."""
-        with self._lock:
-            pairs = (b"\x1b[?1049h", b"\x1b[?1049l"), (b"\x1b[?25l", b"\x1b[?25h")
-            return all(-1 < self._said.rfind(on) < self._said.rfind(off) for on, off in pairs)
 
     def press(self, keys: str) -> None:
         os.write(self._ours, keys.encode())

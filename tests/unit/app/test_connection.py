@@ -13,6 +13,7 @@ from celery import Celery
 from kombu.transport import memory, redis
 
 import celery_superfetch
+from celery_superfetch.app import broker
 from celery_superfetch.errors import ConfigError
 
 FIRST, SECOND = "redis://first:6399/0", "redis://second:6399/3"
@@ -66,8 +67,9 @@ def test_another_app_in_the_process_stays_stock(make: Make) -> None:
 
 def test_an_app_whose_amqp_was_used_before_install_is_served(make: Make) -> None:
     app = make(FIRST, install=False)
-    assert app.amqp.queues
+    stock = app.amqp.send_task_message
     celery_superfetch.install(app)
+    assert app.amqp.send_task_message is not stock
     with app.connection() as connection:
         assert ours(connection)
 
@@ -95,6 +97,7 @@ def test_an_apps_own_amqp_class_is_kept(make: Make) -> None:
     app.amqp_cls = Own
     celery_superfetch.install(app)
     assert isinstance(app.amqp, Own)
+    assert isinstance(app.amqp, broker.AMQP)
     with app.connection() as connection:
         assert ours(connection)
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
-from rich.console import Console
 
-from celery_superfetch.cli.status_tables import print_status
 from celery_superfetch.cli.tables import Tables
+from celery_superfetch.console.health import judged
 from support.well import WELL
 
 NODE = "celery@shop-worker-7d9f8b6c5d-x2x9z"
@@ -19,15 +16,14 @@ REASON = "pool child lost (Worker exited prematurely: signal 9 (SIGKILL) Job: 2.
 def tables() -> Tables:
     """On a terminal; what it prints is in `shown`."""
     found = Tables(no_color=True)
-    found.wide = False
-    found.console = Console(
-        file=io.StringIO(), width=80, force_terminal=True, color_system=None, highlight=False
-    )
+    found.wide, found.width = False, 80
+    found.printed = []
+    found.say = found.printed.append
     return found
 
 
 def shown(tables: Tables) -> list[str]:
-    return tables.console.file.getvalue().splitlines()
+    return tables.printed
 
 
 def test_a_narrow_terminal_breaks_no_word_and_goes_without_what_may_be_spared(tables):
@@ -54,7 +50,7 @@ def test_all_rows_on_one_line_each_where_that_is_asked_for(tables):
     row = {"node": NODE, "reason": REASON * 5}
     tables.table(["Node", "Reason"], [row] * 30, most=20)
     assert shown(tables)[-1] == "and 10 more: --wide shows all"
-    tables.console.file.truncate(0)
+    tables.printed.clear()
     tables.widen()
     tables.table(["Node", "Reason"], [row] * 30, spare=["Reason"], most=20)
     assert sum(REASON * 5 in line for line in shown(tables)) == 30
@@ -63,7 +59,7 @@ def test_all_rows_on_one_line_each_where_that_is_asked_for(tables):
 def test_the_status_of_many_owners_begins_with_what_is_wrong(tables):
     owner = {**WELL["owners"][0], "running": 1, "reserved": 2, "eta": 3, "app": "shop"}
     owners = [{**owner, "node": f"{NODE}{number}"} for number in range(50)]
-    owners[33] = {**owners[33], "heartbeat_age": 3 * 3600.0, "reason": "silent"}
+    owners[33] = {**owners[33], "heartbeat_age": 3 * 3600.0, "state": "silent"}
     death = {"at": "2026-11-23T03:00:00.000+00:00", "node": NODE, "owner": "vm|7|aa"}
     death |= {"recovered": 3, "killed": 0, "reason": REASON}
     found = {
@@ -84,7 +80,7 @@ def test_the_status_of_many_owners_begins_with_what_is_wrong(tables):
             "seconds": 0.01,
         },
     }
-    print_status(tables, found, wide=False)
+    judged(found).print(tables, wide=False)
     lines = shown(tables)
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith(f"Critical: worker {NODE}33 on vm was not heard for 3")

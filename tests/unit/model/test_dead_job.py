@@ -34,7 +34,7 @@ def dead(raw: bytes = b"junk", **fields: Any) -> DeadJob:
         recoveries=4,
         history=(
             {"owner": "web2|8|def", "reason": "gone", "strike": "suspect", "at": 7},
-            {"owner": "web1|7|abc", "reason": "lost", "strike": "exact", "status": -9},
+            {"owner": "web1|7|abc", "reason": "lost", "strike": "exact"},
         ),
         died_at=9_500,
     )
@@ -103,7 +103,7 @@ def test_a_long_view_is_cut() -> None:
         assert view.endswith("xxx...")
 
 
-def test_the_history_names_owner_host_time_and_exit_status() -> None:
+def test_the_history_names_owner_host_and_time() -> None:
     first, last = dead().as_dict()["history"]
     assert first == {
         "owner": "web2|8|def",
@@ -112,9 +112,8 @@ def test_the_history_names_owner_host_time_and_exit_status() -> None:
         "strike": "suspect",
         "at": 7,
         "time": "1970-01-01T00:00:07.000+00:00",
-        "status": None,
     }
-    assert (last["host"], last["status"], last["strike"]) == ("web1", -9, "exact")
+    assert (last["host"], last["strike"]) == ("web1", "exact")
     assert last["at"] == 9.5, "the one that killed it has the time of death"
     assert last["time"] == dead().as_dict()["time_of_death"] == "1970-01-01T00:00:09.500+00:00"
     assert dead(died_at=0).as_dict()["time_of_death"] is None, "its killer does not know"

@@ -6,11 +6,12 @@ import base64
 import hashlib
 import json
 import pickle
+from math import nan
 from typing import Any
 
 import pytest
 
-from celery_superfetch.model.job import Carried, Envelope, Job, digest, parse
+from celery_superfetch.model.job import CARRIED, Carried, Envelope, Job, digest, parse
 
 
 def message(**changes: Any) -> dict[str, Any]:
@@ -99,6 +100,17 @@ def test_a_body_that_cannot_be_read_safely_names_nothing(changes: dict[str, Any]
     assert (envelope.task, envelope.task_id) == (None, "id-1")
 
 
+@pytest.mark.parametrize(
+    "event",
+    [None, "gone", {"at": "yesterday"}, {"at": None}, {"at": 1e300}, {"at": -1}, {"at": nan}],
+)
+def test_a_carried_event_that_makes_no_sense_counts_for_nothing(event: object) -> None:
+    """Its time could not be shown, and the job was announced only at the second try."""
+    known = {"owner": "h|1|n", "at": 7}
+    headers = {CARRIED: {"strikes": 2, "since": 1000, "history": [event, known]}}
+    assert Carried.of(headers) == Carried(2, 1000, (known,))
+
+
 def test_strikes_that_a_message_carries_are_read() -> None:
     strikes = Carried(2, 1000, ({"owner": "h|1|n"}, {"owner": "h|2|n"}))
     headers = {"task": "shop.add", **strikes.headers()}
@@ -185,6 +197,7 @@ def test_a_digest_is_of_the_exact_bytes() -> None:
     [
         ("2026-01-02T03:04:05+00:00", 1767323045.0),
         ("2026-01-02T03:04:05.500000", 1767323045.5),
+        ("2026-01-02T03:04:05Z", 1767323045.0),
         ("2026-01-02T04:04:05+01:00", 1767323045.0),
         (None, 0.0),
         ("soon", 0.0),

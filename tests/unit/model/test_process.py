@@ -8,8 +8,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
+from celery_superfetch.model import process
 from celery_superfetch.model.process import (
     ProcessImage,
     host_name,
@@ -62,10 +64,12 @@ def test_an_owner_that_never_learned_its_start_time_is_judged_by_its_pid_alone()
     assert look_at(os.getpid(), "") is Reason.RUNNING
 
 
-def test_a_zombie_under_a_used_up_pid_is_somebody_elses(child: subprocess.Popen[bytes]) -> None:
+def test_a_zombie_is_one_whatever_its_start_time_seems_to_be(
+    child: subprocess.Popen[bytes],
+) -> None:
     child.kill()
     eventually(lambda: look_at(child.pid, "") is Reason.PROCESS_ZOMBIE, 10)
-    assert look_at(child.pid, "1") is Reason.PID_REUSED
+    assert look_at(child.pid, "1") is Reason.PROCESS_ZOMBIE
 
 
 def test_somebody_elses_process_is_a_process() -> None:
@@ -114,6 +118,35 @@ def test_the_start_time_is_the_raw_one_of_the_kernel() -> None:
     if sys.platform != "linux":
         pytest.skip("/proc is Linux")
     assert (start_time(os.getpid()) or "").isdigit()
+
+
+def test_where_there_is_no_proc_it_is_what_psutil_tells_processes_apart_by(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A4. On macOS its ``create_time`` moves when the clock is set."""
+
+    def no_proc(name: str) -> None:
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr(process, "open", no_proc, raising=False)
+    assert start_time(os.getpid()) == str(hash(psutil.Process()))
+    assert start_time(os.getpid()) != start_time(os.getppid())
+
+
+def test_linux_without_proc_knows_itself_and_judges_nobody_by_pid() -> None:
+    """A11. It ended with a FileNotFoundError."""
+    code = (
+        "from celery_superfetch.model.process import ProcessImage, _current, look_at, own_pid;"
+        "one, other = ProcessImage.current(), _current.__wrapped__(own_pid());"
+        "print(one.same_ground(one), one.same_ground(other), look_at(own_pid(), '1').name)"
+    )
+    bare = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
+    try:
+        subprocess.run([*bare, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as exc:
+        pytest.skip(f"needs a mount namespace: {exc}")
+    done = subprocess.run([*bare, sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False", "RUNNING"], done.stderr
 
 
 def test_every_owner_is_a_new_one() -> None:

@@ -63,13 +63,14 @@ def crashes(times: int, how: Blame, limits: Limits = DEFAULT) -> Recovery:
         (Running((MINE,), at_death=2), Counters(), Blame.SUSPECT),
         (Running((OTHER,)), Counters(), Blame.NONE),
         (Running(), Counters(), Blame.NONE),
-        (Running((MINE,), alone=MINE), Counters(), Blame.EXACT),
-        (Running((MINE, OTHER), alone=MINE), Counters(), Blame.EXACT),
-        (Running((OTHER,), alone=OTHER), Counters(), Blame.NONE),
-        (Running((MINE,), stopping=True), Counters(), Blame.NONE),
-        (Running((MINE,), alone=MINE, stopping=True), Counters(), Blame.NONE),
-        (Running((MINE,), alone=MINE, stopping=True), Counters(0, 20), Blame.EXACT),
-        (Running((MINE,), stopping=True), Counters(0, 20), Blame.NONE),
+        (Running((MINE,)), Counters(2, 2, probation=1), Blame.EXACT),
+        (Running((MINE, OTHER)), Counters(2, 2, probation=1), Blame.SUSPECT),
+        (Running((MINE,), excused=True), Counters(), Blame.NONE),
+        (Running((MINE,), excused=True), Counters(2, 2, probation=1), Blame.NONE),
+        (Running((MINE,), excused=True), Counters(0, 20), Blame.NONE),
+        (Running((MINE,), excused=True), Counters(0, 20, probation=1), Blame.EXACT),
+        (Running((MINE, OTHER), excused=True), Counters(0, 20, probation=1), Blame.SUSPECT),
+        (Running((OTHER,), excused=True), Counters(0, 20, probation=1), Blame.NONE),
     ],
 )
 def test_the_death_of_an_owner_is_blamed_on_what_it_ran(
@@ -98,9 +99,24 @@ def test_one_short_of_its_limit_a_job_goes_on_probation_and_stays() -> None:
     assert not crashes(1, Blame.SUSPECT).probation
     assert crashes(2, Blame.SUSPECT).probation
     assert crashes(2, Blame.EXACT).probation
-    deploy = recovery(counters=Counters(2, 2, probation=True), blame=Blame.NONE)
-    assert (deploy.strikes, deploy.probation) == (2, True)
+    deploy = recovery(counters=Counters(2, 2, probation=1), blame=Blame.NONE)
+    assert (deploy.strikes, deploy.probation) == (2, 1)
     assert decide(deploy) is Decision.RECOVER
+
+
+def test_a_death_in_company_makes_the_next_solitude_longer_and_kills_nobody() -> None:
+    assert [crashes(times, Blame.SUSPECT).probation for times in (1, 2, 3, 4)] == [0, 1, 2, 3]
+    assert decide(crashes(50, Blame.SUSPECT)) is Decision.RECOVER
+    known = Counters(2, 4, probation=3)
+    assert recovery(counters=known, blame=Blame.NONE).probation == 3, "a deploy does not"
+    assert decide(recovery(counters=known)) is Decision.KILL, "alone it is the last"
+
+
+def test_many_recoveries_lead_to_probation_whatever_the_eta() -> None:
+    """It may kill whoever decodes it, and would never have run."""
+    ahead = KNOWN._replace(eta=4e9)
+    assert not recovery(ahead, Counters(recoveries=18), Blame.NONE).probation
+    assert recovery(ahead, Counters(recoveries=19), Blame.NONE).probation
 
 
 def test_recoveries_alone_lead_to_probation_and_no_further() -> None:

@@ -19,7 +19,10 @@ RUNNING = replace(ELSEWHERE, process=Reason.RUNNING)
 DEAD = {
     "its pid is gone": (GONE, Reason.PROCESS_GONE),
     "it is a zombie": (ZOMBIE, Reason.PROCESS_ZOMBIE),
-    "its pid has another start time": (REUSED, Reason.PID_REUSED),
+    "its pid has another start time, and it missed two heartbeats": (
+        replace(REUSED, silent_for=MISSED),
+        Reason.PID_REUSED,
+    ),
     "its pid is gone though it was heard a moment ago": (
         replace(GONE, silent_for=0.0),
         Reason.PROCESS_GONE,
@@ -85,6 +88,11 @@ NOT_DEAD = {
     "its process runs here, whatever the server says of its connections": (
         replace(RUNNING, connected=False, silent_for=0.0),
         Reason.RUNNING,
+    ),
+    "its pid seems to have another start time, but it is heard": (REUSED, Reason.HEARD),
+    "its pid seems to have another start time, a little below two heartbeats": (
+        replace(REUSED, silent_for=MISSED - 0.01, connected=False),
+        Reason.WATCHED,
     ),
     "it is frozen on this host, and named so": (
         replace(RUNNING, silent_for=MISSED),

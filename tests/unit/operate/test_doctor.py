@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from celery_superfetch.console.doctor import SKEW, of_clocks, of_owners_together
 from celery_superfetch.model.version import __version__
-from celery_superfetch.operate.doctor import SKEW, of_clocks, of_owners_together
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from celery_superfetch.operate.health import Finding, findings, verdict
-from celery_superfetch.operate.words import span
+from celery_superfetch.console.health import Finding, findings, verdict
+from celery_superfetch.model.words import span
 from support.well import MIB, WELL
 
 
@@ -24,7 +24,9 @@ def only(seen: dict[str, Any]) -> Finding:
 
 def test_all_is_well(seen):
     assert findings(seen) == []
-    assert verdict([], seen) == "All is well: 1 owner, 12 jobs in flight, 40 waiting."
+    assert verdict([], seen) == (
+        "All is well: 1 worker, 12 jobs in flight, 40 waiting, 3 in the dead set."
+    )
 
 
 def test_the_worst_comes_first_and_with_what_to_do(seen):
@@ -59,7 +61,7 @@ def test_jobs_of_a_dead_owner_are_for_the_next_pass_if_there_is_one(seen):
     found = next(one for one in findings(seen) if one.code == "dead-owner")
     assert found.level == "critical"
     assert found.text == "worker a@vm on vm is dead (its process is gone), its 12 jobs wait"
-    assert found.fix == "run `celery -A app superfetch reap`"
+    assert found.fix == "run `celery -A shop superfetch reap`"
 
 
 def test_what_runs_for_too_long_is_told_of_by_task(seen):
@@ -68,7 +70,7 @@ def test_what_runs_for_too_long_is_told_of_by_task(seen):
     found = only(seen)
     assert (found.level, found.code) == ("warning", "stuck-job")
     assert found.text == "2 jobs of shop.scan run for longer than stuck_after, b on a@vm for 2 h"
-    assert "jobs kill --terminate b" in found.fix
+    assert "jobs kill b" in found.fix
 
 
 def test_who_died_lately_and_is_not_back(seen):
@@ -91,15 +93,24 @@ def test_who_died_lately_and_is_not_back(seen):
 
 OWNER = {
     "stuck-owner": ({"state": "stuck", "verdict": "dead"}, "critical", "py-spy dump --pid 7"),
-    "silent-owner": ({"heartbeat_age": 20.0}, "warning", "not heard for 20 s"),
-    "silent-owner for longer than its ttl": ({"heartbeat_age": 130.0}, "critical", "2 min"),
+    "silent-owner": ({"state": "silent", "heartbeat_age": 20.0}, "warning", "not heard for 20 s"),
+    "silent-owner of another host": (
+        {"state": "silent", "heartbeat_age": 20.0, "owner_ttl": 60.0},
+        "warning",
+        "superfetch reap --wait 75`",
+    ),
+    "silent-owner for longer than its ttl": (
+        {"state": "silent", "heartbeat_age": 130.0},
+        "critical",
+        "2 min",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", OWNER)
 def test_owners(seen, case):
     changes, level, said = OWNER[case]
-    seen["owners"][0].update(changes)
+    seen["owners"].append({**seen["owners"][0], **changes})
     found = only(seen)
     assert (found.level, found.code) == (level, case.split()[0])
     assert said in str(found)
@@ -122,13 +133,19 @@ def test_queues(seen, code):
 @pytest.mark.parametrize("last", [None, {"age": 61.0}])
 def test_nobody_makes_passes(seen, last):
     seen["last_pass"] = last
-    assert only(seen)[:2] == ("critical", "no-pass")
+    assert only(seen)[:2] == ("warning" if last else "critical", "no-pass")
+    assert only(seen).fix.startswith("one that is heard makes one within 10 s; else see its log")
+    seen["owners"][0]["state"] = "silent"
+    found = next(one for one in findings(seen) if one.code == "no-pass")
+    assert found.level == "critical"
+    assert found.fix.startswith("start a worker")
+    seen["owners"][0]["state"] = "running"
     seen["owners"][0]["age"] = 59.0
     assert findings(seen) == [], "none was due yet"
     seen["owners"].append({**seen["owners"][0], "age": 61.0})
     assert only(seen).code == "no-pass", "the oldest has seen none"
     seen["owners"] = []
-    assert findings({**seen, "queues": []}) == []
+    assert only({**seen, "queues": []}).code == "no-worker"
 
 
 SERVER = {
@@ -166,6 +183,50 @@ def test_the_dead_set_is_near_its_limit(seen):
     seen["dead_set"]["size"] = 10_000
     assert "each further one" in only(seen).text
     assert only(seen)[:2] == ("warning", "dead-set-full")
+
+
+def test_a_job_that_was_killed_lately_is_told_of(seen):
+    job = {"id": "0f22", "task": "shop.charge", "task_id": "4e1a", "reason": "gone"}
+    seen["dead_set"].update(killed_lately=1, newest={**job, "at": "2026-01-02T02:59:43.000+00:00"})
+    found = only(seen)
+    assert found[:2] == ("note", "job-killed")
+    assert found.text == "job shop.charge[4e1a] was killed 17 s ago (gone)"
+    assert found.fix.startswith("`celery -A shop superfetch dead show 0f22` says why")
+    assert verdict([found], seen).endswith(", 3 in the dead set (1 killed within the hour).")
+    seen["dead_set"]["killed_lately"] = 3
+    assert only(seen).text.endswith(", and 2 more within the hour")
+
+
+def beat(pid: int, at: str, since: str = "02:00:00", **more: Any) -> dict[str, Any]:
+    """One that ticked last then; it is 03:00 now."""
+    times = {name: f"2026-01-02T{time}.000+00:00" for name, time in (("at", at), ("since", since))}
+    return {"app": "shop", "host": "web-1", "pid": pid, "interval": 10.0, **times, **more}
+
+
+def test_a_beat_that_stands_still(seen):
+    seen["beats"] = [beat(7, "02:59:01")]
+    assert findings(seen) == []
+    seen["beats"] = [beat(7, "02:58:59")]
+    found = only(seen)
+    assert found[:2] == ("warning", "beat-silent")
+    assert found.text.startswith("beat of app shop on web-1 (pid 7) has not ticked for 61 s")
+    seen["beats"] = [beat(7, "02:58:59", interval=60.0)]
+    assert findings(seen) == [], "its entry is due more rarely"
+    seen["beats"] = [beat(7, "02:59:59"), beat(9, "02:50:00", app="other")]
+    assert "app other on web-1 (pid 9) has not ticked for 10 min" in only(seen).text
+
+
+def test_beats_that_tick_at_once(seen):
+    seen["beats"] = [beat(7, "02:59:55"), beat(8, "02:59:59", since="02:50:00")]
+    found = only(seen)
+    assert found[:2] == ("warning", "beat-double")
+    assert found.text.startswith("beat of app shop on web-1 (pid 7), web-1 (pid 8) ticks in each")
+    seen["beats"] = [beat(7, "02:59:50"), beat(8, "02:59:59", since="02:59:51")]
+    assert findings(seen) == [], "one took the place of the other"
+    seen["beats"] = [beat(7, "02:55:00"), beat(8, "02:59:59", since="02:50:00")]
+    assert findings(seen) == [], "one has ended since"
+    seen["beats"] = [beat(7, "02:59:55"), beat(8, "02:59:59", app="other")]
+    assert findings(seen) == []
 
 
 def test_stock_workers(seen):

@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 
 import celery_superfetch
-from celery_superfetch.operate.doctor import of_settings
+from celery_superfetch.console.doctor import of_settings
 
 
 def charge() -> None:

@@ -13,6 +13,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from celery_superfetch.app.console import PARTS
+from celery_superfetch.cli.session import COMMANDS
+from celery_superfetch.transport.versions import TESTED
+
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "celery_superfetch"
 SCRIPTS = sorted((PACKAGE / "store" / "lua").glob("*.lua"))
@@ -112,6 +116,22 @@ def test_metadata_lives_in_setup_cfg_alone() -> None:
     assert "[project]" not in (ROOT / "pyproject.toml").read_text()
 
 
+def test_a_workers_install_brings_nothing_of_the_console() -> None:
+    lines = setup_cfg()["options"]["install_requires"].split()
+    names = {Requirement(line).name for line in lines}
+    assert names == {"billiard", "celery", "kombu", "psutil", "redis"}
+
+
+def test_the_core_finds_each_part_of_the_console() -> None:
+    groups = setup_cfg()["options.entry_points"]
+    for group in (PARTS, COMMANDS):
+        for line in groups[group].strip().splitlines():
+            name, _, target = (part.strip() for part in line.partition("="))
+            module, _, attribute = target.partition(":")
+            found = getattr(import_module(module), attribute)
+            assert group == PARTS or found.name == name, "click shows its own name"
+
+
 def test_demo_and_test_extras_bring_the_same_server() -> None:
     extras = setup_cfg()["options.extras_require"]
     demo = extras["demo"].split()
@@ -124,7 +144,10 @@ def test_a_floor_for_redis_py_is_our_own() -> None:
     assert "4.6.0" not in required("redis")
 
 
-@pytest.mark.parametrize("project", ["billiard", "celery", "kombu", "redis"])
+@pytest.mark.parametrize("project", TESTED)
 def test_what_is_depended_on_more_than_is_documented_has_an_upper_bound(project: str) -> None:
+    """That of the versions which a worker takes."""
+    oldest, newest, end = TESTED[project]
+    assert required(project) == SpecifierSet(f">={oldest},<{end}")
     assert version(project) in required(project)
-    assert "99" not in required(project)
+    assert newest in required(project)

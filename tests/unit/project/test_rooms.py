@@ -11,11 +11,35 @@ import sys
 
 import pytest
 
-from support.house import HERE, PACKAGE, ROOMS, SURFACE, goes_up, imports, modules, room_of, stand
+from support.house import (
+    HERE,
+    PACKAGE,
+    ROOMS,
+    SURFACE,
+    goes_up,
+    imports,
+    is_console,
+    modules,
+    room_of,
+    stand,
+)
 
 ROOT = HERE / PACKAGE
 MODULES = modules(ROOT)
 NEVER = {("owner", "reaper.reaper")}
+
+#: The doors in the wall. ``model`` has values and pure rules, and nobody can reach Redis by them;
+#: ``errors`` and the surface are everybody's. What there is to see comes by the inspector alone.
+#: Its commands are commands of ``cli``, and it prints as these do. The one thing that the console
+#: does to a job in flight is done by ``app.kill``.
+DOORS = {"inspector", "model", "errors", SURFACE}
+DOORS_OF = {
+    "console.status": {"cli.tables"},
+    "console.commands.examining": {"cli.session", "cli.tables"},
+    "console.commands.jobs": {"cli.session", "app.kill"},
+    "console.commands.jobs_table": {"cli.tables"},
+    "console.commands.serving": {"cli.session"},
+}
 
 
 def complaint(module: str, name: str) -> str | None:
@@ -27,6 +51,10 @@ def complaint(module: str, name: str) -> str | None:
         return None if known else f"{module} ({room}) must not know {project}"
     if (room, name[1:]) in NEVER:
         return f"{module} must never import {name}"
+    if is_console(module) and not is_console(name[1:]):
+        doors = DOORS | DOORS_OF.get(module, set())
+        if not {name[1:], room_of(name[1:])} & doors:
+            return f"{module} must not see {name} through the wall"
     upward = goes_up(room, room_of(name[1:]))
     return f"{module} ({room}) imports upward: {name}" if upward else None
 
@@ -68,6 +96,14 @@ def test_each_room_says_what_it_is_for_and_what_it_never_does(room: str) -> None
         ("transport.transport", "celery"),
         ("app.broker", ".worker.steps"),
         ("worker.steps", ".cli"),
+        ("worker.steps", ".console.metrics"),
+        ("cli.status", ".console.health"),
+        ("inspector", ".console.health"),
+        ("console.health", ".store.registry"),
+        ("console.probe", ".cli.session"),
+        ("console.commands.jobs", ".reaper.reaper"),
+        ("console.commands.jobs", ".app.broker"),
+        ("console.health", "rich"),
         ("worker.steps", "requests"),
     ],
 )

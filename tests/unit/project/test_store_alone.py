@@ -28,7 +28,7 @@ EXCEPTIONS = {
     "transport.channel": {".rpop"},  # kombu's client, for kombu's ``_get``
     # It sends calls, which the store has made, together.
     "owner.in_flight.outbox": {"Call", "Line", ".scripts"},
-    "web.hiding": {".keys"},  # of a dictionary in a job's arguments
+    "console.web.hiding": {".keys"},  # of a dictionary in a job's arguments
 }
 
 

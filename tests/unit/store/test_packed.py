@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.connection import Connection
 
@@ -32,6 +32,7 @@ ARGUMENTS = st.one_of(
 COMMANDS = st.lists(st.lists(ARGUMENTS, max_size=8).map(lambda rest: ["EVALSHA", *rest]))
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault of it
 @given(COMMANDS)
 def test_commands_are_packed_as_by_redis_py(commands: list[list[Any]]) -> None:
     theirs = Connection().pack_commands(commands)

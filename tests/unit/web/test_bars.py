@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_superfetch.web.bars import Bar, bars, begins
+from celery_superfetch.console.web.bars import Bar, bars, begins
 
 NOW = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC, a Tuesday
 HOUR = 3_600_000

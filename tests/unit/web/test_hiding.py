@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from celery import Celery
 
-from celery_superfetch.web.hiding import HIDE, Hiding, parameters_of
+from celery_superfetch.console.web.hiding import HIDE, Hiding, parameters_of
 
 HIDING = Hiding(HIDE)
 
@@ -26,6 +26,9 @@ HIDING = Hiding(HIDE)
         "{'password': 'S3CRET', ...",
         "{'user': <User a>, 'password': 'S3CRET'}",
         "(" * 5000 + "'token', 'S3CRET'",
+        "('redis://:S3CRET@cache/0',)",
+        "{'dsn': b'amqp://shop:S3CRET@10.0.0.1//'}",
+        "(<Engine postgresql://shop:S3CRET@db/shop>,)",
     ],
 )
 def test_a_secret_is_hidden(text: str) -> None:
@@ -36,7 +39,10 @@ def test_a_secret_is_hidden(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "()", "('a',  7)", "{'to': 'a@b', 'n': 1.50}", "(<User a>,)", "(not shown: pickle)", "("],
+    [
+        *("", "()", "('a',  7)", "{'to': 'a@b', 'n': 1.50}", "(<User a>,)", "(not shown: pickle)"),
+        *("(", "('http://shop:8080/a?b=c@d', 'redis://user@cache/0')"),
+    ],
 )
 def test_what_is_no_secret_stays_as_it_is(text: str) -> None:
     assert HIDING.hide(text) == text
@@ -60,4 +66,6 @@ def test_a_positional_argument_is_hidden_by_its_parameter() -> None:
     names = parameters_of(app, "shop.pay")
     assert HIDING.hide("('A-1', 'S3CRET', 'S3CRET')", names) == "('A-1', ***, ***)"
     assert HIDING.hide("('A-1', <Card S3CRET>)", names) == "***", "not readable, so all of it"
-    assert parameters_of(app, "shop.unknown") == parameters_of(app, None) == []
+    assert parameters_of(app, "shop.unknown") is parameters_of(app, None) is None
+    assert HIDING.hide("('A-1', 'S3CRET')", None) == "***", "whatever its parameters are"
+    assert HIDING.hide("()", None) == "()"

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from time import monotonic
+import subprocess
+import sys
 
+import pytest
+
+from celery_superfetch.model.certificate import clock
 from celery_superfetch.worker import start
+
+BEGIN = """
+import sys
+from celery_superfetch.worker.start import start
+start(float(sys.argv[1]), print, "begun")
+"""
 
 
 def test_the_process_that_runs_it_looks_at_its_clock() -> None:
     """B. It asks nobody: past the time it says so, and has not begun."""
     ran: list[str] = []
-    assert start.start(monotonic() + 60, ran.append, "in time") is None
-    failed, told, _ = start.start(monotonic(), ran.append, "too late")
+    assert start.start(clock() + 60, ran.append, "in time") is None
+    failed, told, _ = start.start(clock(), ran.append, "too late")
     assert ran == ["in time"]
     assert failed == 1
     assert isinstance(getattr(told.exception, "exc", told.exception), start.NotStarted)
+
+
+@pytest.mark.parametrize(("slept", "said"), [(0, "begun"), (3600, "")], ids=["control", "slept"])
+def test_a_machine_that_slept_has_begun_too_late(slept: int, said: str) -> None:
+    """A3. The monotonic clock stands still meanwhile; Linux can show it to one process alone."""
+    machine = ["unshare", "--time", "--boottime", str(slept)]
+    try:
+        subprocess.run([*machine, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as exc:
+        pytest.skip(f"needs a time namespace: {exc}")
+    argv = [*machine, sys.executable, "-c", BEGIN, str(clock() + 60)]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == said

@@ -1,0 +1,157 @@
+"""The recipe for Kubernetes: valid, and what its parts say of each other is true."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from celery_superfetch.app.broker import config_of
+from celery_superfetch.app.queues import lists_of
+from celery_superfetch.store.keys import Keys
+from support.recipes import KUBERNETES, container, deployments, documents, environments, shop, tool
+
+CONFIG = config_of(shop())
+POD: dict[str, Any] = deployments()["shop-worker"]["template"]["spec"]
+SCALED: dict[str, Any] = documents()["ScaledObject", "shop-worker"]["spec"]
+
+
+def trigger(kind: str) -> dict[str, str]:
+    [found] = [one["metadata"] for one in SCALED["triggers"] if one["type"] == kind]
+    return dict(found)
+
+
+#: KEDA's own kind is in no schema of Kubernetes; most tests below are about it.
+BUILT_IN = [one for one in documents() if one[0] != "ScaledObject"]
+
+
+@pytest.mark.parametrize("which", BUILT_IN, ids="-".join)
+def test_it_is_valid_by_the_schema_of_kubernetes(which: tuple[str, str]) -> None:
+    lint = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate (extra `lint`) is missing"
+    )
+    document = json.loads(json.dumps(documents()[which]))
+    lint.validate(document, lint.latest_version(), strict=True)
+    document["spec" if "spec" in document else "data"] = {"selektor": {"a": "b"}, "n": 1}
+    with pytest.raises(lint.ValidationError):  # the control
+        lint.validate(document, lint.latest_version(), strict=True)
+
+
+def test_kustomize_puts_them_together() -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed")
+    done = tool(kubectl, "kustomize", str(KUBERNETES))
+    assert done.returncode == 0, done.stderr
+    built = [*yaml.safe_load_all(done.stdout)]
+    assert {(one["kind"], one["metadata"]["name"]) for one in built} == set(documents())
+    images = {
+        one["image"]
+        for document in built
+        if document["kind"] == "Deployment"
+        for one in document["spec"]["template"]["spec"]["containers"]
+    }
+    assert images == {"registry.example.com/shop:1"}
+
+
+def test_no_file_is_left_out() -> None:
+    whole = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())
+    there = {path.name for path in KUBERNETES.glob("*.yaml")} - {"kustomization.yaml"}
+    assert set(whole["resources"]) == there
+    assert {container(name)["image"] for name in deployments()} == {
+        image["name"] for image in whole["images"]
+    }
+
+
+def test_each_container_has_the_environment() -> None:
+    for name in deployments():
+        [source] = container(name)["envFrom"]
+        assert ("ConfigMap", source["configMapRef"]["name"]) in documents(), name
+
+
+def test_a_worker_has_the_time_that_it_needs_to_stop() -> None:
+    leaving = 2 * CONFIG.heartbeat_interval  # its last acks, its farewell
+    assert POD["terminationGracePeriodSeconds"] > shop().conf.task_time_limit + leaving
+    assert "lifecycle" not in container("shop-worker"), "a hook would take its time off that"
+
+
+def test_a_worker_is_not_restarted_for_what_others_would_forgive() -> None:
+    live, start = (container("shop-worker")[name] for name in ("livenessProbe", "startupProbe"))
+    # Silence counts as death after owner_ttl: a probe is no quicker.
+    assert live["periodSeconds"] * live["failureThreshold"] > CONFIG.owner_ttl
+    assert start["periodSeconds"] * start["failureThreshold"] > CONFIG.owner_ttl
+    for probe in (live, start):
+        words = probe["exec"]["command"]
+        assert float(words[words.index("--timeout") + 1]) < probe["timeoutSeconds"]
+        assert "--this-host" in words
+    assert "readinessProbe" not in container("shop-worker")
+
+
+def test_beat_is_one_and_never_two() -> None:
+    beat = deployments()["shop-beat"]
+    assert beat["replicas"] == 1
+    assert beat["strategy"] == {"type": "Recreate"}
+
+
+def test_the_exporter_is_asked_where_it_listens() -> None:
+    exporter = container("shop-exporter")
+    port = exporter["args"][exporter["args"].index("--port") + 1]
+    [opened] = exporter["ports"]
+    assert str(opened["containerPort"]) == port
+    assert exporter["livenessProbe"]["httpGet"] == {"path": "/metrics", "port": opened["name"]}
+    told = deployments()["shop-exporter"]["template"]["metadata"]["annotations"]
+    assert told["prometheus.io/port"] == port
+    assert deployments()["shop-exporter"]["replicas"] == 1
+
+
+def test_what_selects_selects() -> None:
+    for name, spec in deployments().items():
+        labels = spec["template"]["metadata"]["labels"]
+        assert spec["selector"]["matchLabels"].items() <= labels.items(), name
+    budget = documents()["PodDisruptionBudget", "shop-worker"]["spec"]
+    labels = deployments()["shop-worker"]["template"]["metadata"]["labels"]
+    assert budget["selector"]["matchLabels"].items() <= labels.items()
+    # Beside one worker that may go there need not be another: a node can be drained at night.
+    assert budget["maxUnavailable"] == 1
+
+
+def test_keda_looks_at_all_lists_of_the_app_and_at_its_server() -> None:
+    keys = Keys(CONFIG.global_keyprefix)
+    redis = trigger("redis")
+    assert {redis["listName"]} == {keys.queue(name) for name in lists_of(shop())}
+    broker = urlsplit(environments()["kubernetes"]["CELERY_BROKER_URL"])
+    assert redis["address"] == broker.netloc
+    assert redis["databaseIndex"] == broker.path.strip("/")
+
+
+def test_keda_is_told_in_words_as_its_schema_wants_it() -> None:
+    for one in SCALED["triggers"]:
+        assert all(isinstance(value, str) for value in one["metadata"].values()), one["type"]
+
+
+def test_keda_scales_the_workers_to_zero_and_nobody_else_does() -> None:
+    assert SCALED["scaleTargetRef"]["name"] in deployments()
+    assert SCALED["minReplicaCount"] == 0
+    assert "replicas" not in deployments()["shop-worker"]
+    # One that guessed while Prometheus is away would stop workers, or start as many as it says.
+    assert "fallback" not in SCALED
+
+
+def test_jobs_in_no_queue_count_as_well() -> None:
+    """tests/evidence/test_recipes.py works the query out on metrics of real deaths."""
+    prometheus = trigger("prometheus")
+    named = set(re.findall(r"superfetch_\w+", prometheus["query"]))
+    assert named == {"superfetch_in_flight", "superfetch_probation"}
+    assert prometheus["ignoreNullValues"] == "false"
+    assert "activationThreshold" not in prometheus, "a single job wakes a worker"
+    words = container("shop-worker")["args"]
+    assert prometheus["threshold"] == words[words.index("-c") + 1]
+    # A worker holds no more than it runs, so that the threshold is one full worker.
+    assert shop().conf.worker_prefetch_multiplier == 1
+    # As long as a job is in neither number: a minute between two scrapes, and KEDA's own pause.
+    assert SCALED["cooldownPeriod"] > 60 + 2 * SCALED["pollingInterval"]

@@ -1,0 +1,46 @@
+"""docs/reference/options.md names every command that the scripts use, and so does its user."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import celery_superfetch
+from celery_superfetch.store.wire.permissions import OPTIONAL, REQUIRED, name_of
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "options.md"
+
+#: Scripts that no worker runs, but people; what they need beside is named below the lists.
+BY_HAND = {"holdings", "revive"}
+
+
+def scripts() -> dict[str, set[str]]:
+    """Each script that workers run, and the commands in it."""
+    folder = Path(celery_superfetch.__file__).parent / "store" / "lua"
+    return {
+        path.stem: {
+            name.lower() for name in re.findall(r"redis\.p?call\(\s*'([A-Z]+)'", path.read_text())
+        }
+        for path in folder.glob("*.lua")
+        if path.stem not in BY_HAND
+    }
+
+
+def test_the_required_commands_have_those_of_the_scripts() -> None:
+    known = {*map(name_of, REQUIRED)}
+    missing = {name: left for name, used in scripts().items() if (left := used - known)}
+    assert not missing
+
+
+def test_the_page_has_what_the_doctor_asks_for() -> None:
+    text = DOCS.read_text()
+    [listed] = re.findall(r"This package's, required\.\*\*.*?```text(.*?)```", text, re.DOTALL)
+    assert sorted(listed.replace("+", "").split()) == sorted(map(name_of, REQUIRED))
+    [table] = re.findall(r"This package's, optional:\*\*(.*?)\*\*One user", text, re.DOTALL)
+    rows = re.findall(r"^\| `\+(\S+)`", table.replace("\\|", "|"), re.MULTILINE)
+    assert rows == [name_of(line) for line in OPTIONAL]
+
+
+def test_the_users_line_allows_what_is_required() -> None:
+    [user] = re.findall(r"ACL SETUSER shop on >password (.*?)```", DOCS.read_text(), re.DOTALL)
+    assert {*map(name_of, REQUIRED)} <= {word.removeprefix("+") for word in user.split()}

@@ -1,0 +1,248 @@
+"""`celery superfetch check` and `superfetch-check`: one line, an exit code, and in time."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from celery_superfetch.app.passes import note
+from celery_superfetch.console.probe import main
+from support.servers.server import free_port
+from support.waiting import eventually
+from support.workers.bench import Bench, elsewhere, payload
+from support.workers.worker import process_env
+
+QUICK = {"heartbeat_interval": 0.5, "owner_ttl": 2, "reap_interval": 3600}
+
+
+@pytest.fixture
+def probe(url, capsys):
+    """`probe("--this-host", code=2)`: its one line; `url` names another server."""
+
+    def run(*words: str, code: int = 0, url: str = url) -> str:
+        capsys.readouterr()
+        assert main(["--broker", url, *words]) == code, capsys.readouterr().out
+        [line] = capsys.readouterr().out.splitlines()
+        return line
+
+    return run
+
+
+@pytest.fixture
+def one(make_bench, client):
+    """A bench whose own process is a well worker, and where a pass was made; its server saves."""
+    before = client.config_get("save")
+    client.config_set("save", "3600 1000000")
+    bench = make_bench()
+    # No heart beats for it, however long a test takes.
+    well = {"heartbeat_interval": 3600.0, "owner_ttl": 7200.0}
+    bench.worker = bench.owner(node="celery@one", lists=["mail", "mail\x06\x163"], **well)
+    reaper = bench.reaper()
+    note(reaper, reaper.reap())
+    yield bench
+    client.config_set("save", before["save"])
+
+
+def test_nobody_is_there(probe, cli):
+    assert probe(code=2).startswith("CRITICAL: no live worker is registered; ")
+    assert cli("check", code=2).out.startswith("CRITICAL: no live worker is registered; ")
+    assert probe("--max-age", "9", code=2) == "CRITICAL: no worker is registered"
+    found = probe("--this-host", code=2)
+    assert found == f"CRITICAL: no worker of host {socket.gethostname()} is registered"
+
+
+def test_all_is_well(probe, cli, one):
+    line = "OK: 1 worker, 0 jobs in flight, 0 waiting, 0 in the dead set"
+    assert probe() == line
+    assert cli("check").out == f"{line}\n"
+    found = cli("check", "--json").json()
+    assert (found["status"], found["code"], found["text"]) == ("OK", 0, line)
+    assert found["findings"] == []
+
+
+def test_a_queue_that_nobody_consumes(probe, cli, one):
+    one.push("celery", *(payload(n) for n in range(3)))
+    # Only the app says that it has this queue, until a pass has seen a job wait there.
+    text = "CRITICAL: queue celery: 3 jobs, no live worker consumes it"
+    assert cli("check", code=2).out == f"{text}\n"
+    assert probe() == "OK: 1 worker, 0 jobs in flight, 0 waiting, 0 in the dead set"
+    reaper = one.reaper()
+    report = reaper.reap()
+    report.lists.add("celery")
+    note(reaper, report)
+    assert "queue celery: 3 jobs, oldest" in probe(code=2)
+
+
+def test_a_silent_worker_is_a_warning_and_then_critical(probe, one):
+    far = one.owner(elsewhere("web-2"), node="celery@two", lists=["far"])
+
+    def says(text, *words, code=0, who=far, silent=70):
+        """Until the answer is quick enough for a silence of so many seconds."""
+
+        def found():
+            score = one.database.server_time() - silent * 1000
+            one.client.zadd(one.keys.owners, {who.owner: score})
+            return text in probe(*words, code=code)
+
+        return eventually(found, message=text)
+
+    says("WARNING: worker celery@two on web-2 was not heard for 20 s", silent=20, code=1)
+    says("CRITICAL: worker celery@two on web-2 was not heard for 70 s", code=2)
+    # What is asked for is what is looked at.
+    assert probe("--this-host").startswith("OK: worker celery@one was heard")
+    assert probe("--node", "celery@one").startswith("OK: worker celery@one was heard")
+    says("celery@two was not heard for 70 s", "--node", "celery@two", code=2)
+    assert "celery@three is registered" in probe("--node", "celery@three", code=2)
+    says("1 worker not heard for more than 30 s: web-2|1|", "--max-age", "30", code=2)
+    says("OK: 2 workers, the oldest heartbeat 70 s ago", "--max-age", "100")
+    three = one.owner(elsewhere("web-3"), node="celery@three")
+    words = ("--node", "celery@three")
+    says("OK: worker celery@three was heard 20 s ago", *words, who=three, silent=20)
+    says("(more than 10 s)", *words, "--max-age", "10", who=three, silent=20, code=2)
+
+
+def test_limits(probe, one):
+    one.killed(payload("a"), payload("b"))
+    assert probe("--dead-limit", "2") == "OK: 2 in the dead set"
+    found = probe("--dead-limit", "1", code=2)
+    assert found == "CRITICAL: 2 jobs in the dead set, more than 1"
+    one.push("mail", payload("c"))
+    one.push("mail\x06\x163", payload("d"))
+    assert probe("--queue-length", "2").startswith("OK: 2 jobs waiting in 1 queue")
+    found = probe("--queue-length", "1", code=2)
+    assert found == "CRITICAL: queue mail: 2 jobs, more than 1"
+    reaper = one.reaper()
+    note(reaper, reaper.reap())
+    assert probe("--queue-age", "3600").endswith("s")
+    said = "queue mail: its oldest job waits for"
+    eventually(lambda: said in probe("--queue-age", "0.05", code=2), message=said)
+
+
+def test_the_life_of_a_worker_as_its_pod_asks(probe, cli, worker, db, url):
+    def code() -> int:
+        return main(["--broker", url, "--this-host"])
+
+    one = worker(options=QUICK, concurrency=1)
+    eventually(lambda: code() == 0, message="it is heard")
+    one.freeze()
+    eventually(lambda: code() == 2, message="silence is found")
+    assert "runs on this host but sends no heartbeat" in probe("--this-host", code=2)
+    [row] = cli("status", "--json").json()["owners"]
+    assert (row["state"], row["verdict"]) == ("silent", "alive"), "nobody knows what it does"
+    assert 'superfetch_owners{state="silent"} 1.0' in cli("metrics", "--once").out
+    one.thaw()
+    eventually(lambda: code() == 0, message="it is heard again")
+    [owner] = db.owners()
+    one.freeze()  # it reaps who is stuck, itself, too
+    db.client.hset(f"superfetch:owner:{owner}", "state", "stuck")
+    assert "its event loop has not turned" in probe("--this-host", code=2)
+
+
+@contextmanager
+def patient(url):
+    """A probe that waits for as long as one does that nobody has told how long."""
+    code = "from celery_superfetch.console.probe import main; main()"
+    command = [sys.executable, "-c", code, "--broker", url]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as asking:
+        try:
+            yield asking
+        finally:
+            asking.kill()
+
+
+@pytest.mark.parametrize("words", [[], ["--this-host"], ["--queue-length", "9"]])
+def test_a_server_that_says_nothing_or_is_not_there(probe, cli, words):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silence = f"redis://:secret@127.0.0.1:{silent.getsockname()[1]}/0"
+        for ask in (probe, lambda *w, **k: cli("check", *w, **k).out):
+            # Who has more time is still waiting when the answer is there.
+            with patient(silence) as other:
+                connection, _ = silent.accept()
+                line = ask(*words, "--timeout", "0.5", code=2, url=silence)
+                assert other.poll() is None
+                connection.close()
+            assert line.startswith("CRITICAL: the broker cannot be asked: ")
+            assert "secret" not in line
+    nobody = f"redis://:secret@127.0.0.1:{free_port()}/0"
+    assert "refused" in probe(*words, code=2, url=nobody)
+    assert "refused" in cli("check", *words, code=2, url=nobody).out
+
+
+def test_an_app_that_cannot_be_served_is_critical(cli):
+    found = cli("check", superfetch=False, code=2).out
+    assert "CRITICAL: the broker cannot be asked: the app's broker" in found
+    found = cli("check", conf={"broker_transport_options": {"strike_limt": 3}}, code=2).out
+    assert "did you mean 'strike_limit'" in found
+
+
+def test_which_server(probe, make_bench, fresh_server, url):
+    """A failover list, a replica, a prefix, a unix socket."""
+    make_bench(global_keyprefix="shop:").owner(node="celery@shop")
+    nobody = f"redis://127.0.0.1:{free_port()}/0"
+    assert "celery@shop" in probe("--prefix", "shop:", "--this-host", url=f"{nobody};{url}")
+    own = fresh_server(unixsocket=True)
+    assert "no live worker" in probe(code=2, url=own.unix_url())
+    replica = fresh_server(replicaof=["127.0.0.1", str(own.port)])
+    assert "read-only replica" in probe(code=2, url=replica.url())
+    assert "--master" in probe(code=2, url="sentinel://127.0.0.1:1")
+
+
+def installed(*words: str, code: int, **env: str) -> str:
+    """The one line of the console script, run as a probe runs it."""
+    script = Path(sys.executable).with_name("superfetch-check")
+    done = subprocess.run(
+        [script, *words], env=process_env(env), capture_output=True, text=True, timeout=30
+    )
+    assert (done.returncode, done.stderr) == (code, ""), done.stdout
+    [line] = done.stdout.splitlines()
+    return line
+
+
+def test_the_command_as_it_is_installed(one, url):
+    assert installed("--this-host", code=0, CELERY_BROKER_URL=url).startswith("OK: worker ")
+    assert installed("--broker", url, code=0).startswith("OK: 1 worker, 0 jobs in flight")
+    nobody = f"redis://127.0.0.1:{free_port()}/0"
+    assert "cannot be asked" in installed("--broker", nobody, code=2, CELERY_BROKER_URL=url)
+
+
+@pytest.mark.parametrize("query", ["", "?ssl_cert_reqs=CERT_NONE", "?ssl_cert_reqs=none"])
+def test_a_server_behind_tls_as_kombu_names_it(tls_port, query):
+    server, port = tls_port
+    bench = Bench(server.client())
+    bench.owner(node="celery@safe")
+    url = f"rediss://127.0.0.1:{port}/0{query}"
+    found = installed("--node", "celery@safe", code=0, CELERY_BROKER_URL=url)
+    assert found.startswith("OK: worker celery@safe was heard")
+
+
+def test_a_certificate_that_is_not_trusted_is_critical_where_the_url_asks_for_it(
+    tls_port, certificate
+):
+    _, port = tls_port
+    url = f"rediss://localhost:{port}/0?ssl_cert_reqs=CERT_REQUIRED"
+    found = installed("--this-host", code=2, CELERY_BROKER_URL=url)
+    assert "certificate verify failed" in found
+    found = installed(
+        "--this-host", code=2, CELERY_BROKER_URL=f"{url}&ssl_ca_certs={certificate[0]}"
+    )
+    assert "no worker of host" in found
+
+
+def test_without_an_app_no_celery_is_loaded(url):
+    code = (
+        "import sys; from celery_superfetch.console.probe import main; main();"
+        "print(sorted({m.partition('.')[0] for m in sys.modules} & {'celery', 'kombu', 'click'}))"
+    )
+    environ = {"CELERY_BROKER_URL": url, "PYTHONPATH": ":".join(sys.path)}
+    for words in ([], ["--this-host"], ["--queue-age", "1", "--dead-limit", "1"], ["--json"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], env=environ, capture_output=True, text=True
+        )
+        assert done.stdout.endswith("\n[]\n"), done.stderr
+    assert json.loads(done.stdout.removesuffix("[]\n"))["code"] == 2

@@ -1,0 +1,96 @@
+"""`celery superfetch dead ...` on jobs by filter."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from support.workers.bench import Bench, payload
+
+DAY = 86_400_000
+
+
+@pytest.fixture
+def dead(bench: Bench) -> Bench:
+    """Three of a kind, the older the higher the number, one of another task, and junk."""
+    now = bench.database.server_time()
+    notes = bench.killed(*(payload(n) for n in range(3)), reason="its process is gone")
+    for days, job in enumerate(notes):
+        bench.die_at(job, now - days * DAY - 5000)
+    bench.killed(payload("add", task="shop.add", argsrepr="(1, 2)", kwargsrepr="{}"), queue="slow")
+    bench.killed(b"\x1bjunk", reason="unparseable payload")
+    return bench
+
+
+def test_list_filters_and_pages(cli, dead):
+    def listed(*args):
+        return [row["task_id"] for row in cli("dead", "list", "--json", *args).json()["jobs"]]
+
+    assert listed() == [None, "add", "0", "1", "2"] or listed() == ["add", None, "0", "1", "2"]
+    assert listed("--task", "shop.note", "--older-than", "12h") == ["1", "2"]
+    assert listed("--queue", "slow", "--newer-than", "3600") == ["add"]
+    assert listed("--reason", "process", "--first", "1", "--count", "1") == ["1"]
+    page = cli("dead", "list", "--task", "shop.*", "--count", "2")
+    assert (
+        "1 to 2 of those that meet the conditions, the newest first. More: --first 2." in page.out
+    )
+    assert "(1, 2) {}" in page.out
+    assert "None of the 5 jobs" in cli("dead", "list", "--task", "nobody").out
+
+
+def test_show_tells_args_and_history(cli, dead):
+    shown = cli("dead", "show", "add", "--json").json()
+    assert (shown["args"], shown["kwargs"]) == ("(1, 2)", "{}")
+    [entry] = shown["history"]
+    assert (entry["owner"], entry["host"]) == ("elsewhere|1|nonce", "elsewhere")
+    assert entry["time"] == shown["time_of_death"]
+    text = cli("dead", "show", "add").out
+    assert "Exit status" not in text, "the reason tells it, where it is known"
+    assert "(1, 2)" in text
+    assert entry["time"] in text
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["list", "--older-than", "soon"], "'soon' is no age: write 90, 90s, 15m, 36h or 7d"),
+        (["list", "--older-than", "2d", "--newer-than", "1d"], "no job can have died"),
+        (["retry"], "which jobs?"),
+        (["retry", "0", "--queue", "slow"], "--to QUEUE says where they go"),
+        (["retry", "--all", "--task", "x"], "--all leaves no room"),
+        (["retry", "--task", "", "--yes"], "'task' is empty"),
+        (["retry", "0", "--to", ""], "needs the name of a queue"),
+    ],
+    ids=" ".join,
+)
+def test_bad_input_is_refused(cli, dead, args, said):
+    code = 2 if "is no age" in said or (args[0] == "retry" and "empty" not in said) else 1
+    assert said in " ".join(cli("dead", *args, code=code).err.split())
+    assert len(dead.dead_set) == 5
+
+
+def test_retry_by_filter_asks_first_and_says_how_many(cli, dead):
+    refused = cli("dead", "retry", "--task", "shop.note", answer="n\n", code=1)
+    assert "Put 3 jobs back?" in refused.err
+    cli("dead", "retry", "--all", code=1)  # nobody there to answer
+    assert len(dead.dead_set) == 5
+    done = cli("dead", "retry", "--task", "shop.note", "--older-than", "1d", "--yes")
+    assert done.out == "Put back 2 of 2 jobs.\n"
+    assert "2 of 2 jobs" in done.err
+    assert dead.queue() == [payload(2), payload(1)], "that died first comes first"
+    done = cli("dead", "retry", "--queue", "slow", "--to", "mail", "--json", answer="y\n").json()
+    assert [row["queue"] for row in done["retried"]] == ["mail"]
+    assert cli("dead", "retry", "--task", "nobody").out == "Put back 0 of 0 jobs.\n"
+
+
+def test_a_list_as_json_is_a_whole_copy(cli, bench: Bench):
+    raws = [b"\xff\0junk", b"", "sch\u00f6n".encode(), *(payload(n) for n in range(120))]
+    bench.killed(*raws)
+    copy = cli("dead", "list", "--json", "--count", "1000000").json()
+    assert (copy["size"], copy["more"]) == (len(raws), False)
+    payloads = [
+        base64.b64decode(row["payload"]) if row["encoding"] == "base64" else row["payload"].encode()
+        for row in copy["jobs"]
+    ]
+    assert sorted(payloads) == sorted(raws)

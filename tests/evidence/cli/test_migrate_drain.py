@@ -1,0 +1,177 @@
+"""`celery superfetch drain`: everything goes back as it came, and stock kombu goes on with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from celery_superfetch.cli.to_stock import GiveBack
+from celery_superfetch.errors import StillInUse
+from celery_superfetch.store.wire.clients import run_id
+from support.waiting import eventually
+from support.workers.bench import Bench, elsewhere, payload
+from support.workers.cli import Result, kill_in_the_middle
+from support.workers.inbox import Inbox, publish
+
+
+def jobs(*names: object, queue: str = "mail") -> list[bytes]:
+    return [payload(name, queue) for name in names]
+
+
+def dump(client: redis.Redis) -> dict[bytes, Any]:
+    return {key: client.dump(key) for key in client.scan_iter()}
+
+
+def drain(bench: Bench) -> GiveBack:
+    return GiveBack(bench.reaper())
+
+
+@pytest.mark.parametrize("prefix", ["", "shop-a:"])
+def test_all_comes_back_in_order_uncounted_and_stock_runs_it(
+    url: str, client: redis.Redis, make_bench: Callable[..., Bench], prefix: str
+) -> None:
+    bench = make_bench(global_keyprefix=prefix)
+    step = "mail\x06\x163"
+    many = jobs(*range(150))
+    one = bench.dead_owner(many, lists=["mail", step])
+    bench.give(one.owner, step, jobs("p1", "p2"))
+    gone = bench.dead_owner(jobs("t1", "t2", queue="aside"), "aside", lists=["aside"])
+    bench.push("mail", *jobs("waiting"))
+    # Reaped before, and its jobs landed late.
+    assert bench.mark(gone)
+    # Its bookkeeping is lost; only the private list is left.
+    bench.give("lost|1|abc", "mail", jobs("x"))
+
+    # An owner that nobody knows could live: it is only registered.
+    with pytest.raises(StillInUse, match=r"lost\|1\|abc"):
+        drain(bench).run()
+    assert len(bench.private(one)) == 150
+    report = drain(bench).run(force=True)
+    assert (report.given_back, report.errors, report.in_flight) == (155, 0, 0)
+    assert report.queues == {"mail": 151, step: 2, "aside": 2}
+    assert set(report.owners) == {one.owner, "lost|1|abc"}
+    back = bench.queue("mail")
+    assert [raw for raw in back if raw != payload("x", "mail")] == [*many, *jobs("waiting")]
+    assert bench.queue(step) == jobs("p1", "p2")
+    assert bench.queue("aside") == jobs("t1", "t2", queue="aside")
+    assert bench.counters(many[0]).recoveries == 0
+    assert bench.stat("recovered") == 0
+    assert bench.stat("requeued") == 155
+
+    with Inbox(
+        url, "mail", "aside", transport=None, accept=["json"], global_keyprefix=prefix
+    ) as stock:
+        eventually(lambda: stock.turn() or len(stock.messages) == 156, every=0.0)
+        stock.ack_all()
+    assert not client.exists(f"{prefix}unacked")
+
+
+def test_a_living_owner_is_in_the_way_and_a_forced_one_claims_no_more(bench: Bench) -> None:
+    alive = bench.owner()
+    far = bench.owner(elsewhere("web7"))
+    bench.give(alive.owner, "mail", jobs("a", "b"))
+    dead = bench.dead_owner(jobs("c"))
+    before = dump(bench.client)
+    with pytest.raises(StillInUse) as refused:
+        drain(bench).run()
+    assert f"{alive.owner}: 2 jobs in flight" in str(refused.value)
+    assert f"kill -TERM {alive.process.pid}" in str(refused.value)
+    assert "pid 1 on web7; if it is gone" in str(refused.value)
+    assert dead.owner not in str(refused.value)
+    dry = drain(bench).run(dry_run=True)
+    assert (dry.given_back, dry.in_flight, len(dry.alive)) == (1, 3, 2)
+    assert dump(bench.client) == before
+
+    report = drain(bench).run(force=True)
+    assert (report.given_back, {one["owner"] for one in report.alive}) == (
+        3,
+        {alive.owner, far.owner},
+    )
+    assert bench.private(alive) == []
+    assert bench.claim(alive).registered is False
+    with pytest.raises(StillInUse, match="may still land"):
+        drain(bench).forget(report)
+
+
+def test_a_list_that_cannot_be_given_back_keeps_its_jobs(bench: Bench) -> None:
+    bench.client.set("taken", "by something else")
+    owner = bench.dead_owner(jobs("a", "b"), "taken", lists=["taken", "mail"])
+    bench.give(owner.owner, "mail", jobs("c"))
+    report = drain(bench).run()
+    assert (report.given_back, report.errors, report.in_flight) == (1, 1, 2)
+    with pytest.raises(StillInUse, match="2 jobs are still in private lists"):
+        drain(bench).forget(report)
+    assert len(bench.private(owner, "taken")) == 2
+    bench.client.delete("taken")
+    assert drain(bench).run().given_back == 2
+
+
+def test_an_owner_elsewhere_is_drained_once_its_silence_is_known(
+    make_bench: Callable[..., Bench],
+) -> None:
+    bench = make_bench(heartbeat_interval=0.2, owner_ttl=0.4)
+    far = bench.owner(elsewhere("web7"))
+    bench.give(far.owner, "mail", jobs("a"))
+    patient = drain(bench)
+    with pytest.raises(StillInUse, match="1 jobs in flight"):
+        patient.run()
+    report = eventually(patient.run, every=0.1)
+    assert report.owners == {far.owner: "no heartbeat for its owner_ttl"}
+    assert bench.queue() == jobs("a")
+
+
+def test_a_kill_in_the_middle_loses_nothing_and_keeps_the_order(
+    bench: Bench, env: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    many = jobs(*range(10_000))
+    owner = bench.dead_owner()
+
+    def hold() -> None:
+        bench.client.delete("mail")
+        bench.give(owner.owner, "mail", many)
+
+    kill_in_the_middle(
+        "drain",
+        env=env(),
+        directory=tmp_path,
+        prepare=hold,
+        begun=lambda: bench.client.llen("mail"),
+        ended=lambda: not bench.private(owner),
+    )
+    back = bench.queue()
+    assert 0 < len(back) < len(many)
+    assert bench.private(owner)[::-1] + back == many
+
+    assert drain(bench).run().given_back == len(many) - len(back)
+    assert bench.queue() == many
+
+
+def test_the_command_refuses_and_forgets_all_but_the_dead(
+    url: str, client: redis.Redis, bench: Bench, cli: Callable[..., Result]
+) -> None:
+    publish(url, "celery", "first", "second")
+    before = client.lrange("celery", 0, -1)
+    inbox = Inbox(url, "celery")
+    inbox.receive(2)
+    # The server has none of its connections any more: nothing of it can still land.
+    killed = bench.dead_owner(jobs("poison"), run_id=run_id(client), connections=(10**9,))
+    (job,) = bench.lists.in_flight(killed.owner, "mail")
+    killed = bench.run(bench.dead_set.kill(bench.recovery(job, reason="poison"), marked=False))
+    assert killed[0] == b"ok"
+
+    refused = cli("drain", "--json", code=1)
+    assert "2 jobs in flight" in refused.err
+    inbox.close()
+    done = cli("drain", "--forget")
+    assert "Gave back 0 jobs." in done.out
+    assert "The dead set keeps its 1 jobs" in done.out
+    assert client.lrange("celery", 0, -1) == before
+    own = {key for key in bench.key_names() if key.startswith("superfetch")}
+    kept = {"", ":jobs", ":unannounced", ":caps", ":of:shop"}
+    assert own == {f"superfetch:dead{name}" for name in kept}
+    again = cli("drain", "--json").json()
+    assert (again["given_back"], again["dead_set"], again["keys"]) == (0, 1, 0)

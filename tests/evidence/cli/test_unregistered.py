@@ -1,0 +1,77 @@
+"""Owners that no registry knows: `reap --full` and `drain` register them; no job moves by that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from celery_superfetch.cli.unregistered import register_unknown
+from celery_superfetch.model.verdict import Reason
+from celery_superfetch.reaper.evidence import Onlooker
+from support.workers.bench import Bench
+
+
+def test_an_unknown_private_list_is_registered_and_never_drained_at_once(bench: Bench) -> None:
+    stranger = "web-9|4|0123456789ab"
+    bench.give(stranger, "a:b", [b"1"])
+    assert register_unknown(bench.reaper()) == 1
+    report = bench.reaper().reap()
+    assert (report.recovered, report.dead) == (0, {})
+    assert bench.private(stranger, "a:b") == [b"1"]
+    assert set(bench.registry.owners()) == {stranger}
+    assert register_unknown(bench.reaper()) == 0
+    assert not bench.reaper().reap().did_something
+
+
+def test_an_adopted_owner_is_reaped_after_the_ttl(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(heartbeat_interval=0.1, owner_ttl=0.4, reap_interval=0.1)
+    bench.give("web-9|4|x", "mail", [b"1"])
+    reaper, onlooker = bench.reaper(), Onlooker(bench.registry)
+    assert register_unknown(reaper) == 1
+    onlooker.stay(10)
+    assert bench.reaper(watch=onlooker.watch).reap().dead == {"web-9|4|x": Reason.SILENT}
+    assert bench.queue() == [b"1"]
+
+
+def test_a_pass_does_not_look_for_strangers(bench: Bench) -> None:
+    bench.give("web-9|4|x", "mail", [b"1"])
+    assert not bench.reaper().reap().did_something
+    assert bench.registry.owners() == {}
+
+
+@pytest.mark.parametrize("prefix", ["", "shop:", "a*b[c]?"])
+def test_only_lists_of_ones_own_prefix_are_found(
+    make_bench: Callable[..., Bench], prefix: str
+) -> None:
+    own, other = make_bench(global_keyprefix=prefix), make_bench(global_keyprefix="a__bc_")
+    own.give("web-9|4|own", "mail", [b"1"])
+    other.give("web-9|4|other", "mail", [b"2"])
+    assert register_unknown(own.reaper()) == 1
+    assert set(own.registry.owners()) == {"web-9|4|own"}
+    assert other.registry.owners() == {}
+
+
+def test_more_lists_than_one_step_of_the_scan_are_found(bench: Bench) -> None:
+    for n in range(50):
+        bench.give(f"web-{n}|4|x", "mail", [b"1"])
+    with bench.client.pipeline() as pipe:
+        for n in range(5000):
+            pipe.set(f"noise-{n}", 1)
+        pipe.execute()
+    assert register_unknown(bench.reaper()) == 50
+
+
+def test_a_key_of_another_type_is_not_in_the_way(bench: Bench) -> None:
+    bench.client.set(bench.keys.private("web-1|4|x", "mail"), "a text")
+    bench.give("web-2|4|x", "mail", [b"1"])
+    assert register_unknown(bench.reaper()) == 1
+    assert set(bench.registry.owners()) == {"web-2|4|x"}
+
+
+def test_a_name_that_is_no_text_is_not_in_the_way(bench: Bench) -> None:
+    bench.client.lpush(b"superfetch:private:\xff|1|x:mail", b"1")
+    bench.give("web-2|4|x", "mail", [b"1"])
+    register_unknown(bench.reaper())
+    assert "web-2|4|x" in bench.registry.owners()
+    assert bench.reaper().reap().errors == 0, "nor in that of a pass that finds what was registered"

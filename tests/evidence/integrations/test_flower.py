@@ -1,0 +1,71 @@
+"""Flower knows a broker by the scheme of its URL, and jobs by their events; ours keep both."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from support.process import Process
+from support.servers.server import free_port
+from support.waiting import eventually
+from support.workers.worker import process_env
+
+pytest.importorskip("flower", reason="flower is not installed")
+
+
+@pytest.fixture
+def page(
+    url: str, env: Any, remember: Callable[[Process], None], tmp_path: Path
+) -> Iterator[Callable[[str], str]]:
+    """`page("/broker")`: what Flower shows there; empty while it cannot be asked."""
+    port = free_port()
+    command = f"-m celery -A support.apps.shop flower --address=127.0.0.1 --port={port}"
+    flower = Process(
+        [sys.executable, *command.split()],
+        log=tmp_path / "flower.log",
+        env=process_env({**env(), "FLOWER_UNAUTHENTICATED_API": "1"}),
+        cwd=tmp_path,
+        title="flower",
+    )
+    remember(flower)
+
+    def read(path: str) -> str:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as reply:
+                return str(reply.read().decode())
+        except urllib.error.URLError:
+            return ""
+
+    yield read
+    flower.close()
+
+
+def test_flowers_broker_page_shows_the_queues(
+    page: Callable[[str], str], shop: SimpleNamespace
+) -> None:
+    shop.note.delay("a")
+    body = eventually(lambda: page("/broker"), within=40)
+    assert "celery" in body
+    assert "redis://" in body
+
+
+def test_flower_shows_a_killed_job_as_failed(
+    page: Callable[[str], str], worker: Any, shop: SimpleNamespace
+) -> None:
+    eventually(lambda: page("/broker"), within=40)  # it hears from here on
+    worker(args=["-E"], options={"strike_limit": 1})
+    note, pill = shop.note.delay("a"), shop.kill_child.delay("pill")
+
+    def states() -> dict[str, str]:
+        tasks = json.loads(page("/api/tasks"))
+        return {id: task["state"] for id, task in tasks.items()}
+
+    eventually(lambda: states() == {note.id: "SUCCESS", pill.id: "FAILURE"})

@@ -1,0 +1,58 @@
+"""F1. gevent, whose queues lack methods, and eventlet, which is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import eventually
+
+OPTIONS = {"strike_limit": 1, "heartbeat_interval": 1}
+
+
+def test_jobs_run_and_the_worker_stops_without_an_error(
+    worker: Any, shop: SimpleNamespace, db: Database, ledger: Ledger
+) -> None:
+    one = worker(pool="gevent", concurrency=4, options=OPTIONS)
+    jobs = {f"job {number}" for number in range(20)}
+    for job in jobs:
+        shop.note.delay(job)
+    eventually(lambda: {*ledger.finishes()} == jobs)
+    one.term()
+    assert one.wait_exit() == 0
+    assert "Traceback" not in one.log()
+    assert not any(db.held().values())
+
+
+def test_a_poison_pill_is_killed_and_announced(
+    worker: Any, shop: SimpleNamespace, db: Database, ledger: Ledger
+) -> None:
+    """It ends its worker; the next one finds it, and tells its caller once."""
+    first = worker(pool="gevent", concurrency=4, options=OPTIONS)
+    pill = shop.kill_owner.apply_async(["pill"], link_error=shop.note.si("told"))
+    first.wait_exit()
+    second = worker(pool="gevent", concurrency=4, options=OPTIONS)
+    eventually(lambda: pill.state == "FAILURE")
+    assert type(pill.result).__name__ == "PoisonPill"
+    assert len(db.dead()) == 1
+    eventually(lambda: "told" in ledger.finishes() and not db.keys("superfetch:*unannounced"))
+    second.term()
+    assert second.wait_exit() == 0
+    assert "Traceback" not in second.log()
+    assert ledger.runs()["told"] == 1
+
+
+def test_eventlet_is_refused_and_takes_no_job(
+    worker: Any, shop: SimpleNamespace, db: Database
+) -> None:
+    pytest.importorskip("eventlet", reason="eventlet is not installed")
+    shop.note.delay("job")
+    refused = worker(pool="eventlet", concurrency=4, ready=False)
+    assert refused.wait_exit() == 1
+    assert "the eventlet pool is not supported" in refused.log()
+    assert "-P gevent or -P threads" in refused.log()
+    assert db.waiting() == ["job"]

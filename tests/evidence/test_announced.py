@@ -1,0 +1,198 @@
+"""Whoever waits for a killed job, or watches over it, hears of its death."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord, group
+from celery.exceptions import ChordError
+
+from celery_superfetch import PoisonPill
+from support.process import Process
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import eventually
+from support.workers.monitor import monitor
+from support.workers.worker import process_env
+
+ONE_STRIKE = {"strike_limit": 1, "reap_interval": 1}
+
+
+@pytest.fixture
+def told(app: Celery) -> SimpleNamespace:
+    """Signatures of the tasks of `support.apps.told`."""
+    return SimpleNamespace(
+        **{
+            name: lambda *args, name=name, **kwargs: app.signature(f"told.{name}", args, kwargs)
+            for name in ("pill", "quiet", "note", "old", "new")
+        }
+    )
+
+
+@pytest.fixture
+def events(app: Celery) -> Iterator[list[dict[str, Any]]]:
+    """The task events that are sent meanwhile."""
+    seen: list[dict[str, Any]] = []
+    with monitor(app, seen.append):
+        yield seen
+
+
+@pytest.fixture
+def dump(env: Any, tmp_path: Path, remember: Callable[[Process], None]) -> Iterator[Process]:
+    """`celery events --dump`, which shows what it receives."""
+    shown = Process(
+        [sys.executable, "-m", "celery", "-A", "support.apps.shop", "events", "--dump"],
+        log=tmp_path / "dump.log",
+        env=process_env(env()),
+        cwd=tmp_path,
+        title="celery events --dump",
+    )
+    remember(shown)
+    yield shown
+    shown.close()
+
+
+def said(ledger: Ledger, what: str) -> list[str]:
+    """Of which jobs it was said."""
+    return [line["job"] for line in ledger.lines(what)]
+
+
+def test_everybody_hears_of_a_job_that_killed_its_pool_child(
+    worker: Any,
+    app: Celery,
+    told: SimpleNamespace,
+    ledger: Ledger,
+    db: Database,
+    events: list[dict[str, Any]],
+    dump: Process,
+) -> None:
+    dump.wait_log("starting capture")
+    conf = {"result_extended": True}
+    one = worker(app="told", concurrency=2, options=ONE_STRIKE, args=["-E"], conf=conf)
+    errbacks = [told.old(), told.new(), told.old().set(queue="elsewhere"), app.signature("no.such")]
+    pill = told.pill("pill").apply_async(link_error=errbacks)
+    quiet = told.quiet("quiet").apply_async(link_error=told.old())
+    ignored = told.pill("careless").apply_async(ignore_result=True, link_error=told.old())
+    line = chain(told.pill("in a chain"), told.note(who="never")).apply_async()
+    both = group(told.pill("in a group"), told.note("", who="beside")).apply_async()
+    body = told.note(who="never")
+    body.link_error(told.new())
+    choir = chord([told.pill("in a chord"), told.note("", who="with it")], body)()
+
+    with pytest.raises(
+        PoisonPill, match=r"killed after 1 strike and 1 recovery .*pool process lost"
+    ) as raised:
+        pill.get(timeout=60)
+    exc = raised.value
+    assert (exc.strikes, exc.recoveries, exc.dead_id) == (1, 1, exc.dead_id)
+    assert exc.reason.startswith("pool process lost")
+    (owner,), (host,), (time,) = exc.owners, exc.hosts, exc.times
+    assert owner.startswith(f"{host}|{one.pid}|")
+    assert time is not None
+    for result in (line, both, choir):
+        with pytest.raises((PoisonPill, ChordError)):
+            result.get(timeout=60)
+    eventually(lambda: choir.state == "FAILURE", message="the body's own result, too")
+    assert both.results[1].get(timeout=30) == "beside"
+
+    eventually(lambda: len(said(ledger, "old errback")) == 3)
+    assert set(said(ledger, "old errback")) == {pill.id, quiet.id, ignored.id}
+    assert db.length("elsewhere") == 1, "sent where it belongs"
+    assert said(ledger, "new errback: PoisonPill") == [pill.id]
+    assert said(ledger, "new errback: ChordError") == [choir.id]
+    jobs = ["pill", "quiet", "careless", "in a chain", "in a group", "in a chord"]
+    eventually(lambda: len(said(ledger, "task_failure")) == len(jobs))
+    for what in ("poisoned", "task_failure"):
+        assert sorted(said(ledger, what)) == sorted(jobs), what
+    assert "a hook that fails" in one.log()
+    assert said(ledger, "poisoned, out of context") == []
+    killed = {pill.id, quiet.id, ignored.id, line.parent.id, both.results[0].id}
+    assert killed < set(said(ledger, "job_killed"))
+    # And the errback of a task that nobody knows: it is in the dead set.
+    eventually(lambda: len(said(ledger, "job_killed")) == len(jobs) + 1)
+    assert [record["task"] for record in db.dead()].count("no.such") == 1
+    assert "never" not in ledger.starts(), "neither the chain nor the chord went on"
+    assert (quiet.state, ignored.state) == ("PENDING", "PENDING"), "ignored results are not stored"
+    assert said(ledger, "stored FAILURE").count(pill.id) == 1
+    assert pill.worker == f"{one.name}@{host}", "E7: where it ran, as Celery's own results say it"
+    eventually(lambda: not db.keys("superfetch:announcement:*"))
+    assert not db.client.exists("superfetch:dead:unannounced")
+
+    def kinds() -> set[str]:
+        return {event["type"] for event in list(events) if event.get("uuid") == pill.id}
+
+    eventually(lambda: {"superfetch-killed", "task-failed"} <= kinds())
+    (event,) = (e for e in events if (e["type"], e.get("uuid")) == ("superfetch-killed", pill.id))
+    assert (event["name"], event["queue"], event["strikes"]) == ("told.pill", "celery", 1)
+    assert (event["reason"], event["recoveries"], event["owner"]) == (exc.reason, 1, owner)
+    assert event["hostname"].startswith(f"{one.name}@")
+    (event,) = (e for e in events if (e["type"], e.get("uuid")) == ("task-failed", pill.id))
+    assert "PoisonPill" in event["exception"]
+    dump.wait_log("superfetch killed")
+
+
+def test_without_a_result_backend_and_events_the_rest_is_told_all_the_same(
+    worker: Any,
+    cli: Any,
+    make_app: Any,
+    ledger: Ledger,
+    db: Database,
+    events: list[dict[str, Any]],
+) -> None:
+    """A worker that dies whole: its successor tells. Two strikes: the first is a recovery."""
+    app = make_app(superfetch=False, result_url="")
+    settings = {
+        "app": "told",
+        "pool": "solo",
+        "options": {**ONE_STRIKE, "strike_limit": 2},
+    }
+    old = app.signature("told.old", app=app)
+    app.signature("told.pill", args=("pill",), app=app).apply_async(link_error=old)
+    worker(**settings, result_url="", ready=False).wait_exit()
+    cli("reap", process=True, app="told", options=settings["options"], result_url="")
+    eventually(lambda: "superfetch-recovered" in {event["type"] for event in events})
+    (event,) = (event for event in events if event["type"] == "superfetch-recovered")
+    assert (event["name"], event["recoveries"]) == ("told.pill", 1)
+    worker(**settings, result_url="", ready=False).wait_exit()
+    heir = worker(**settings, result_url="")
+    eventually(lambda: len(said(ledger, "old errback")) == 1)
+    eventually(lambda: not db.client.exists("superfetch:dead:unannounced"))
+    for what in ("poisoned", "task_failure"):
+        assert said(ledger, what) == ["pill"]
+    assert len(said(ledger, "job_killed")) == 1
+    assert "Traceback" not in heir.log()
+    assert "superfetch-killed" not in {event["type"] for event in events}, "it has no -E"
+
+
+def test_what_runs_beside_an_announcement_that_kills_is_not_killed_for_it(
+    worker: Any, told: SimpleNamespace, shop: SimpleNamespace, ledger: Ledger, db: Database
+) -> None:
+    """Alone in the record, it had an exact strike for each of those deaths."""
+
+    def start() -> Any:
+        env = {"HALF_WAY": "always"}
+        return worker(app="told", concurrency=2, options=ONE_STRIKE, env=env, ready=False)
+
+    one = start()
+    shop.hold.delay("innocent", 600.0)
+    eventually(lambda: ledger.starts().get("innocent"))
+    told.pill("pill").apply_async()
+
+    def announced() -> bool:
+        nonlocal one
+        if not one.alive():
+            one = start()
+        return bool(db.dead()) and not db.client.exists("superfetch:dead:unannounced")
+
+    eventually(announced, within=120)
+    eventually(lambda: len(ledger.starts()["innocent"]) > 1)
+    assert [record["task"] for record in db.dead()] == ["told.pill"]
+    ledger.release()
+    eventually(lambda: ledger.finishes().get("innocent") and not db.counters())
+    [owner] = db.owners()
+    eventually(lambda: not db.client.exists(f"superfetch:running:{owner}"), message="that is over")

@@ -1,0 +1,228 @@
+"""Connections break: what each pool's runs come to that Celery cancels, loses or leaves running."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_superfetch.owner.in_flight.lost_claims import LATE_CLAIM
+from support.servers.faults import kill_connections
+from support.waiting import always, eventually
+from support.workers.fleet import Fleet
+from support.workers.load import Load
+from support.workers.worker import Worker
+
+
+def cancelled(worker: Worker, load: Load) -> Counter[str]:
+    """Names of the jobs that Celery has cancelled, as its log says, each time."""
+    ids = re.findall(r"Task shop\.hold\[([^]]+)\].* cannot be acknowledged after", worker.log())
+    return Counter(load.ids[found] for found in ids)
+
+
+def test_what_celery_cancels_at_a_connection_loss_is_requeued_once(
+    small: Callable[..., Fleet],
+) -> None:
+    """Threads cannot be cancelled: what runs there goes on, and must not be requeued."""
+    pools = {"prefork": 2, "threads": 2, "gevent": 4}
+    fleet = small(pools=pools, conf={"worker_cancel_long_running_tasks_on_connection_loss": True})
+    expected = [f"cancel-{pool}-held" for pool in ("prefork", "gevent")]
+    with fleet.load("cancel") as load:
+
+        def hit() -> bool:
+            # Of a connection that is lost at a good moment a worker may not even learn.
+            load.wait_progress(1)
+            kill_connections(fleet.server.client())
+            return all(fleet.ledger.runs().get(job, 0) > 1 for job in expected)
+
+        eventually(hit, 60)
+        account = load.settle()
+    cuts = sum((cancelled(fleet.workers[p], load) for p in ("prefork", "gevent")), Counter())
+    assert not account.lost, account
+    # Fewer where it was cancelled before its first line, or again before its child had ended.
+    more = {job: (runs, cuts[job]) for job, runs in account.doubled.items() if runs > 1 + cuts[job]}
+    assert not more, f"runs and times it was cancelled: {more}"
+    finishes = fleet.ledger.finishes()
+    # The last cut may come when it has written its end and is not acked yet.
+    assert all(len(finishes[job]) <= 2 for job in expected), "cut short, then run"
+    # A claim that came behind the first look for lost replies is found by the second.
+    eventually(fleet.at_rest, LATE_CLAIM + 20)
+
+
+@pytest.fixture
+def ended(small: Callable[..., Fleet]) -> Callable[..., Fleet]:
+    """A worker that was about to cancel two greenlets; one ended while it dealt with the other."""
+
+    def end(**env: str) -> Fleet:
+        conf = {"worker_cancel_long_running_tasks_on_connection_loss": True}
+        env = {"HAPPENS": "slow_acks", **env}
+        fleet = small(pools={"gevent": 2}, conf=conf, env=env)
+        for job in ("one", "two"):
+            fleet.app.tasks["shop.hold"].apply_async((job,), queue="gevent")
+        eventually(lambda: len(fleet.ledger.starts()) == 2)
+        kill_connections(fleet.server.client())
+        eventually(lambda: fleet.ledger.starts().get("note"))
+        for job in ("one", "two"):
+            fleet.ledger.release(job)
+        eventually(lambda: fleet.ledger.starts().get("ack"))
+        fleet.ledger.release("note")
+        log = fleet.workers["gevent"].log
+        eventually(lambda: log().count("Terminating it instead") == 2)
+        eventually(lambda: log().count("] Connected to") >= 2)
+        fleet.ledger.release("ack")
+        return fleet
+
+    return end
+
+
+def test_a_greenlet_that_has_ended_is_not_killed_while_it_acks(
+    ended: Callable[..., Fleet],
+) -> None:
+    fleet = ended()
+    eventually(fleet.at_rest)
+    assert sorted(fleet.ledger.runs()[job] for job in ("one", "two")) == [1, 2]
+
+
+def test_otherwise_its_job_stays_with_its_worker(ended: Callable[..., Fleet]) -> None:
+    fleet = ended(WITHOUT="settling")
+    always(lambda: bool(fleet.left()), during=5.0)
+
+
+def test_greenlets_go_on_while_their_worker_waits_for_the_next_try(
+    small: Callable[..., Fleet],
+) -> None:
+    fleet = small(pools={"gevent": 2})
+    fleet.app.tasks["shop.hold"].apply_async(("job",), queue="gevent")
+    eventually(lambda: fleet.ledger.starts().get("job"))
+    fleet.proxy.refuse()
+    fleet.proxy.cut()
+    worker = fleet.workers["gevent"]
+    worker.wait_log("Trying again in 4.00 seconds")
+    fleet.ledger.release("job")
+    eventually(lambda: fleet.ledger.finishes().get("job"))
+    assert "Trying again in 6.00 seconds" not in worker.log(), "it stood still in between"
+    fleet.proxy.heal()
+    eventually(lambda: not fleet.left(), message="it is acked")
+    assert fleet.ledger.runs()["job"] == 1
+
+
+OF_THE_CHILD = "cannot be given back yet"
+OF_EITHER = f"{OF_THE_CHILD}|Trying again in"
+
+
+def test_a_child_that_is_lost_while_the_server_is_away_costs_its_job_no_more_than_that(
+    small: Callable[..., Fleet],
+) -> None:
+    fleet = small(pools={"prefork": 1})
+    worker = fleet.workers["prefork"]
+    for attempt in range(1, 9):
+        job = f"job{attempt}"
+        fleet.app.tasks["shop.hold"].apply_async((job,), queue="prefork")
+        eventually(lambda job=job: fleet.ledger.starts().get(job))
+        before = len(worker.log())
+        # Asleep, it learns of both at once. Which comes first is not ours to say.
+        worker.signal(signal.SIGSTOP)
+        worker.kill9_child()
+        fleet.proxy.refuse()
+        fleet.proxy.cut()
+        worker.signal(signal.SIGCONT)
+        eventually(lambda before=before: re.search(OF_EITHER, worker.log()[before:]))
+        in_time = OF_THE_CHILD in worker.log()
+        fleet.proxy.heal()
+        eventually(lambda job=job: fleet.ledger.runs()[job] == 2, message="it runs again")
+        fleet.ledger.release(job)
+        eventually(lambda: not fleet.left())
+        assert fleet.ledger.runs()[job] == 2
+        assert fleet.db.stat("recovered") == attempt
+        if in_time:
+            return
+    pytest.fail("it never learned of its child before it connected again")
+
+
+def test_a_worker_whose_children_have_died_at_once_connects_again(
+    small: Callable[..., Fleet],
+) -> None:
+    fleet = small(pools={"prefork": 4})
+    worker = fleet.workers["prefork"]
+    dead = worker.children()
+    # Asleep, it learns of all of them in one turn of its loop.
+    worker.signal(signal.SIGSTOP)
+    for child in dead:
+        child.kill()
+    worker.signal(signal.SIGCONT)
+    eventually(lambda: len(set(worker.children()) - set(dead)) == len(dead))
+    kill_connections(fleet.server.client())
+    worker.wait_log("Connection to broker lost")
+    fleet.app.tasks["shop.note"].apply_async(("job",), queue="prefork")
+    eventually(lambda: fleet.ledger.finishes().get("job"))
+    assert fleet.ledger.runs()["job"] == 1
+
+
+def test_a_job_that_came_too_late_to_its_child_outlasts_two_lost_connections(
+    small: Callable[..., Fleet],
+) -> None:
+    fleet = small(pools={"prefork": 1})
+    worker = fleet.workers["prefork"]
+    hold: Any = fleet.app.tasks["shop.hold"]
+    [child] = worker.children()
+
+    def publish(name: str) -> str:
+        return str(hold.apply_async((name,), queue="prefork").id)
+
+    def received(id: str, times: int) -> None:
+        eventually(lambda: worker.log().count(f"[{id}] received") >= times)
+
+    def lose_the_connection() -> None:
+        before = worker.log().count("Connected to")
+        kill_connections(fleet.server.client())
+        eventually(lambda: worker.log().count("Connected to") > before)
+
+    child.suspend()
+    late = publish("late")
+    received(late, 1)
+    lose_the_connection()
+    others = [publish(f"other{n}") for n in range(3)]
+    for other in others:
+        received(other, 1)
+    # Its owner is heard each second: what was handed over may not begin after one and a half.
+    always(worker.alive, during=2)
+    child.resume()
+    eventually(lambda: fleet.ledger.starts().get("other0"))
+    lose_the_connection()
+    names = ["late", *(f"other{n}" for n in range(3))]
+    for name in names:
+        fleet.ledger.release(name)
+    eventually(lambda: set(fleet.ledger.finishes()) == set(names))
+    eventually(fleet.at_rest)
+    assert fleet.ledger.runs() == dict.fromkeys(names, 1)
+
+
+def half_a_result(small: Callable[..., Fleet], **env: str) -> Fleet:
+    """A worker that lost its connection while it read a result, and is to read the rest."""
+    fleet = small(pools={"prefork": 1}, env={"HAPPENS": "slow_results", **env})
+    fleet.app.tasks["shop.fail"].apply_async(("x" * 20_000,), queue="prefork")
+    eventually(lambda: fleet.ledger.starts().get("result"), message="a part of it is sent")
+    kill_connections(fleet.server.client())
+    worker = fleet.workers["prefork"]
+    eventually(lambda: worker.log().count("Connected to") >= 2, message="it is back")
+    fleet.app.tasks["shop.note"].apply_async(("next",), queue="prefork")
+    fleet.ledger.release("result")
+    return fleet
+
+
+def test_a_result_that_was_read_in_part_is_read_on(small: Callable[..., Fleet]) -> None:
+    fleet = half_a_result(small)
+    eventually(lambda: fleet.ledger.finishes().get("next"))
+    eventually(lambda: not fleet.left())
+    assert fleet.ledger.runs()["x" * 20_000] == 1
+
+
+def test_a_result_whose_beginning_is_forgotten_is_never_acked(
+    small: Callable[..., Fleet],
+) -> None:
+    fleet = half_a_result(small, WITHOUT="half_a_result")
+    always(fleet.left, during=2)

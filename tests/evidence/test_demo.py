@@ -1,0 +1,215 @@
+"""The demo is the README's first command: it must keep its word, and leave nothing behind."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from support.process import is_alive
+from support.servers.server import find_binary
+from support.waiting import eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+PREFIX = "superfetch-demo:"
+MARK = "SUPERFETCH_DEMO_MARK"
+
+
+class Demo:
+    """One run of the demo, and whatever it started: all of it inherits a mark."""
+
+    def __init__(self, log: Path, *options: str) -> None:
+        self.mark = uuid.uuid4().hex
+        self.log_path = log
+        with log.open("wb") as out:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "examples.demo", *options],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", MARK: self.mark},
+                start_new_session=True,
+            )
+
+    def output(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def wait(self, timeout: float = 110) -> int:
+        try:
+            return self.popen.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the demo has not ended:\n{self.output()}") from None
+
+    def wait_output(self, text: str) -> None:
+        eventually(lambda: text in self.output() or self.popen.poll() is not None, 60)
+        assert text in self.output(), self.output()
+
+    def processes(self) -> list[psutil.Process]:
+        """All that lives of it, whoever its parent is by now."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self.mark and is_alive(process):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def summary(self) -> dict[str, int]:
+        """The rows of the summary table."""
+        rows = re.findall(r"^[│|]\s*([a-z ]+?)\s*[│|]\s*(\d+)\s*[│|]", self.output(), re.MULTILINE)
+        return {name: int(number) for name, number in rows}
+
+    def close(self) -> None:
+        for process in self.processes():
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        self.popen.wait(10)
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
+    """`demo("--url", url)`: started, not waited for."""
+    started: list[Demo] = []
+
+    def start(*options: str) -> Demo:
+        started.append(Demo(tmp_path / f"demo-{len(started)}.log", *options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+@pytest.fixture
+def embedded(demo: Callable[..., Demo]) -> Callable[..., Demo]:
+    """A demo with a server of its own, where there is a program for one."""
+    find_binary()
+    return demo
+
+
+@pytest.mark.parametrize(
+    ("runs", "problem"),
+    [
+        ([("a", 2, 1, 2), ("b", 1, 99, None), ("b", 2, 102, 103)], ""),
+        ([("a", 1, 98, 99.9), ("a", 2, 102, 103), ("b", 2, 1, 2)], ""),  # died before its ack
+        ([("a", 2, 1, 2)], "did not finish: b"),
+        ([("a", 2, 1, 2), ("b", 1, 99, None)], "did not finish: b"),
+        ([("a", 2, 1, 2), ("b", 2, 1, 2), ("b", 3, 3, 4)], "finished more than once: b"),
+        ([("a", 1, 90, 91), ("a", 2, 102, 103), ("b", 2, 1, 2)], "finished more than once: a"),
+        ([("a", 2, 1, None), ("a", 3, 2, 3), ("b", 2, 1, 2)], "ran again although"),
+        ([("a", 1, 1, None), ("b", 1, 1, None), ("a", 2, 2, 3), ("b", 2, 2, 3)], "more than 1"),
+    ],
+)
+def test_the_books_balance_only_when_the_promise_was_kept(
+    monkeypatch: pytest.MonkeyPatch, runs: list[tuple[str, int, float, float | None]], problem: str
+) -> None:
+    """Worker 1 is killed at 100 s; runs are job, worker, start, end."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    books = importlib.import_module("examples.demo.books")
+    kill = books.Kill(worker=1, at=100.0, concurrency=1)
+    lines = [
+        books.Run(job, worker, 9, started, 1.0, finished) for job, worker, started, finished in runs
+    ]
+    problems = books.Balance(("a", "b"), lines, kill).problems()
+    assert bool(problems) == bool(problem)
+    assert problem in "; ".join(problems)
+
+
+def check_the_story(run: Demo) -> None:
+    """What every reader of the README is to see."""
+    assert run.wait() == 0, run.output()
+    summary = run.summary()
+    assert summary["lost"] == 0
+    assert summary["killed"] == 1
+    assert summary["finished"] == summary["enqueued"] - 1
+    assert 0 < summary["run twice"] <= 4
+    assert summary["recovered"] >= summary["run twice"]
+    assert "was declared dead" in run.output()
+    assert "superfetch dead list" in run.output()
+    assert "FAILURE, PoisonPill" in run.output()
+    assert not run.processes()
+
+
+def test_the_demo_loses_nothing_and_leaves_a_server_named_by_url_as_it_was(
+    demo: Callable[..., Demo], url: str, client: redis.Redis
+) -> None:
+    """On a server of its own it is run as a block of the README, and as the control below."""
+    client.rpush("celery", "somebody's job")
+    client.set("superfetch:owners:not-ours", "1")
+    check_the_story(demo("--url", url))
+    assert {key.decode() for key in client.keys("*")} == {"celery", "superfetch:owners:not-ours"}
+
+
+def test_the_control_stock_transport_strands_jobs_and_the_demo_says_so(
+    embedded: Callable[..., Demo],
+) -> None:
+    run = embedded("--stock")
+    assert run.wait() == 1, run.output()
+    assert run.summary()["lost"] > 0, run.output()
+    assert not run.processes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_a_demo_that_is_interrupted_stops_what_it_started_and_cleans_up(
+    demo: Callable[..., Demo], url: str, client: redis.Redis, number: signal.Signals
+) -> None:
+    run = demo("--url", url)
+    run.wait_output("Enqueued")
+    assert len(run.processes()) > 8, "two workers with their pools, beat and the demo"
+    run.popen.send_signal(number)
+    assert run.wait(60) == 128 + number
+    assert "Traceback" not in run.output()
+    assert not run.processes()
+    assert not client.keys("*")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes the children along")
+def test_a_demo_that_is_killed_takes_everything_along(embedded: Callable[..., Demo]) -> None:
+    run = embedded()
+    run.wait_output("Enqueued")
+    run.popen.kill()
+    run.popen.wait(10)
+    eventually(lambda: not run.processes(), 10, message="all its processes are gone")
+
+
+def test_jobs_on_the_demos_queue_are_not_touched_unless_told_so(
+    demo: Callable[..., Demo], url: str, client: redis.Redis
+) -> None:
+    client.rpush(f"{PREFIX}superfetch-demo", "left from a demo that was killed")
+    refused = demo("--url", url)
+    assert refused.wait() == 1
+    assert "holds 1 jobs" in refused.output()
+    assert "--clean" in refused.output()
+    assert client.keys("*") == [f"{PREFIX}superfetch-demo".encode()]
+    cleaned = demo("--url", url, "--clean")
+    cleaned.wait_output("Starting 2 workers")
+    assert client.llen(f"{PREFIX}superfetch-demo") == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "cause"),
+    [
+        ("redis://127.0.0.1:1/0", "the server cannot be used"),
+        ("amqp://localhost", "is not a redis:// or rediss:// URL"),
+        ("redis://localhost:many/0", "the URL cannot be read"),
+    ],
+)
+def test_a_wrong_url_is_told_in_one_line(demo: Callable[..., Demo], url: str, cause: str) -> None:
+    run = demo("--url", url)
+    assert run.wait() == 1
+    assert cause in run.output()
+    assert "Traceback" not in run.output()

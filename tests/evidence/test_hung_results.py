@@ -1,0 +1,154 @@
+"""A result backend that hangs: telling callers is nobody else's business."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery, chord
+from celery.exceptions import ChordError
+
+from celery_superfetch import PoisonPill
+from celery_superfetch.app.broker import config_of
+from celery_superfetch.model.strikes import Decision
+from celery_superfetch.reaper.reaper import Reaper
+from celery_superfetch.signals import job_recovering
+from celery_superfetch.store import database as store
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.servers.proxy import FaultProxy
+from support.servers.server import Server
+from support.waiting import always, eventually
+from support.workers.bench import Bench, payload
+
+OFTEN = {"reap_interval": 1}
+
+
+@pytest.fixture
+def proxy(client: redis.Redis) -> Iterator[FaultProxy]:
+    """On the way to the results."""
+    with FaultProxy(client.connection_pool.connection_kwargs["port"]) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def unannounced(
+    app: Celery, make_app: Callable[..., Celery], client: redis.Redis
+) -> dict[str, Any]:
+    """Results of three jobs that were killed by somebody who has told nobody: two in a chord."""
+    alone = app.signature("told.pill", ("alone",)).apply_async(link_error=app.signature("told.old"))
+    body = app.signature("told.note", kwargs={"who": "never"})
+    choir = chord([app.signature("told.pill", (name,)) for name in ("one", "two")], body, app=app)()
+    killer, bench = make_app(), Bench(client)
+    job_recovering.connect(lambda **_: Decision.KILL, sender=killer, weak=False)
+    jobs = bench.queue("celery")
+    client.delete("celery")
+    bench.dead_owner(jobs, "celery", lists=["celery"])
+    assert Reaper(store.Database(client, config_of(killer)), sender=killer).reap().killed == 3
+    assert client.scard(bench.keys.unannounced) == 3
+    return {"alone": alone, "body": choir, "pills": [alone, *choir.parent.results]}
+
+
+def said(ledger: Ledger, what: str) -> set[str]:
+    return {line["job"] for line in ledger.lines(what)}
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_a_result_backend_that_hangs_stops_nobody(
+    pool: str,
+    worker: Any,
+    unannounced: dict[str, Any],
+    client: redis.Redis,
+    ledger: Ledger,
+    proxy: FaultProxy,
+) -> None:
+    """C1: it is ready at once, takes back a dead neighbour's jobs and replaces lost children;
+    callers hear later, errbacks and chord included."""
+    proxy.stall()
+    one = worker(app="told", options=OFTEN, result_url=proxy.url(), pool=pool)
+    for child in one.children():
+        child.kill()
+    pills = {pill.id for pill in unannounced["pills"]}
+    eventually(lambda: said(ledger, "job_killed") == pills, message="that needs no result backend")
+    bench = Bench(client)
+    job = payload("orphan", "celery", "told.note", ignore_result=True)
+    dead = bench.dead_owner([job], "celery", lists=["celery"])
+    eventually(lambda: "note" in ledger.starts(), message="a dead neighbour's job runs here")
+    assert dead.owner in one.log()
+    assert client.scard(bench.keys.unannounced) == 3
+    proxy.heal()
+    eventually(lambda: not client.exists(bench.keys.unannounced), within=60)
+    for pill in unannounced["pills"]:
+        assert isinstance(pill.result, PoisonPill)
+    with pytest.raises((PoisonPill, ChordError)):
+        unannounced["body"].get(timeout=10)
+    assert said(ledger, "old errback") == {unannounced["alone"].id}
+    assert said(ledger, "task_failure") == {"alone", "one", "two"}
+    assert [line["job"] for line in ledger.lines("job_killed")].count(unannounced["alone"].id) == 1
+
+
+def test_the_control_waits_within_its_pass(
+    worker: Any,
+    unannounced: dict[str, Any],
+    client: redis.Redis,
+    ledger: Ledger,
+    proxy: FaultProxy,
+) -> None:
+    """C1: who announces within his passes takes back nobody's jobs while the backend hangs."""
+    proxy.stall()
+    env = {"WITHOUT": "announcers"}
+    worker(app="told", options=OFTEN, result_url=proxy.url(), env=env)
+    eventually(lambda: said(ledger, "job_killed"))
+    job = payload("orphan", "celery", "told.note", ignore_result=True)
+    Bench(client).dead_owner([job], "celery", lists=["celery"])
+    always(lambda: "note" not in ledger.starts(), during=5)
+    proxy.heal()
+    eventually(lambda: "note" in ledger.starts())
+    eventually(lambda: all(isinstance(pill.result, PoisonPill) for pill in unannounced["pills"]))
+
+
+def test_one_that_hangs_does_not_stop_the_others(
+    worker: Any, app: Celery, ledger: Ledger, client: redis.Redis
+) -> None:
+    """C1: a hook that hangs, in a worker that lives: the job is given up for now, and not counted
+    as a crash."""
+    options = {**OFTEN, "strike_limit": 1}
+    worker(app="told", options=options, env={"HANGS": "hung"}, concurrency=1)
+    hung = app.send_task("told.pill", ("hung",))
+    eventually(lambda: said(ledger, "hangs") == {"hung"})
+    other = app.send_task("told.pill", ("other",))
+    with pytest.raises(PoisonPill):
+        other.get(timeout=60)
+    eventually(lambda: said(ledger, "poisoned") == {"other"})
+    begun = client.scan_iter
+    [name] = eventually(lambda: len(n := [*begun("superfetch:announcement:*")]) == 1 and n)
+    assert int(client.hget(name, "tries") or 0) <= 1
+    ledger.release("hung")
+    eventually(lambda: "hung" in said(ledger, "poisoned"), within=60)
+    eventually(lambda: not client.exists("superfetch:dead:unannounced"))
+    assert isinstance(hung.result, PoisonPill)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_a_job_that_ends_while_the_result_backend_is_away_is_settled(
+    pool: str,
+    worker: Any,
+    fresh_server: Callable[..., Server],
+    shop: SimpleNamespace,
+    ledger: Ledger,
+    db: Database,
+) -> None:
+    """It stayed in flight as long as its worker lived, but in a process; and Celery counted a slot
+    as taken for ever."""
+    results = fresh_server()
+    one = worker(pool=pool, concurrency=1, result_url=results.url())
+    results.stop()
+    for job in ("one", "two"):
+        shop.note.delay(job)
+    eventually(lambda: set(ledger.finishes()) == {"one", "two"})
+    eventually(lambda: not db.held())
+    assert one.alive()
+    assert set(ledger.runs().values()) == {1}

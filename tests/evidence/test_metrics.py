@@ -1,0 +1,194 @@
+"""Metrics as Prometheus scrapes them, of real deaths; and that alerts, dashboard and docs fit."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from support.process import Process
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.servers.server import Server, free_port
+from support.waiting import eventually
+from support.workers.cli import superfetch_command
+from support.workers.worker import process_env
+
+ROOT = Path(__file__).resolve().parents[2]
+ALERTS = ROOT / "examples" / "prometheus" / "alerts.yml"
+DASHBOARD = ROOT / "examples" / "grafana" / "superfetch.json"
+METRICS_PAGE = ROOT / "docs" / "operate" / "metrics.md"
+ALERTS_PAGE = ROOT / "docs" / "operate" / "alerts.md"
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def scrape(at: str) -> str:
+    with urllib.request.urlopen(at, timeout=20) as answer:
+        return str(answer.read().decode())
+
+
+def samples(text: str) -> Samples:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(found: Samples, name: str, **labels: str) -> float | None:
+    return found.get((f"superfetch_{name}", frozenset(labels.items())))
+
+
+@pytest.fixture
+def exporter(
+    env: Callable[..., dict[str, str]], tmp_path: Path
+) -> Iterator[Callable[..., tuple[Process, str]]]:
+    """`exporter(url=...)`: a real one, and where it is."""
+    started: list[Process] = []
+
+    def start(**settings: Any) -> tuple[Process, str]:
+        process = Process(
+            superfetch_command("metrics", "--port", "0"),
+            log=tmp_path / "metrics.log",
+            env=process_env(env(**settings)),
+            cwd=tmp_path,
+        )
+        started.append(process)
+        process.wait_log("/metrics")
+        [at] = re.findall(r"http://\S+/metrics", process.log())
+        return process, at
+
+    yield start
+    for process in started:
+        process.close()
+
+
+def promtool(*args: str, text: str = "") -> None:
+    """Run it, where it can be had (Debian's package `prometheus`)."""
+    tool = shutil.which("promtool")
+    if tool is None:
+        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+    done = subprocess.run([tool, *args], input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_kill_is_counted_and_all_that_alerts_and_dashboard_name_is_exported(
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, exporter: Any
+) -> None:
+    port = free_port()
+    options = {"metrics_port": port, "reap_interval": 1}
+    victim = worker(concurrency=2, options=options)
+    shop.hold.delay("h")
+    eventually(lambda: set(ledger.starts()) == {"h"})
+    own = f"http://127.0.0.1:{port}/metrics"
+    before = samples(scrape(own))
+    assert value(before, "in_flight", state="running") == 1
+    assert value(before, "jobs_recovered_total", queue="", task="") == 0
+    process, at = exporter()
+
+    victim.kill9_all()
+    victim.wait_gone()
+    two = worker(concurrency=2, options=options)
+    eventually(lambda: ledger.runs()["h"] == 2, message="it runs again")
+    three = worker(concurrency=1, options=options)
+    three.wait_log("serves no metrics")
+
+    def told() -> Samples | None:
+        found = samples(scrape(at))
+        return found if value(found, "pass_seconds_count") else None
+
+    found = eventually(told, message="a pass over all owners")
+    assert value(found, "up") == 1
+    assert value(found, "jobs_recovered_total", queue="celery", task="shop.hold") == 1
+    assert value(found, "recovery_seconds_count") == 1
+    assert 0 < (value(found, "recovery_seconds_sum") or 0) < 60
+    assert value(found, "owners", state="running") == 2
+    assert value(found, "queue_consumers", queue="celery") == 2
+    assert value(found, "owners_reaped_total") == 1
+    assert value(samples(scrape(own)), "owners_reaped_total") == 1, "the port is free again"
+
+    text = scrape(at)
+    exported = {name for name, _ in samples(text)}
+    for page in (ALERTS, DASHBOARD):
+        named = set(re.findall(r"\bsuperfetch_[a-z_]+", page.read_text()))
+        assert len(named) > 10
+        assert named <= exported, page.name
+    documented = re.findall(
+        r"^\| `(superfetch_[a-z_]+)` \|", METRICS_PAGE.read_text(), re.MULTILINE
+    )
+    families = {
+        family.name + ("_total" if family.type == "counter" else "")
+        for family in text_string_to_metric_families(text)
+    }
+    assert sorted(documented) == sorted(families)
+
+    ledger.release()
+    eventually(lambda: "h" in ledger.finishes())
+    two.term()
+    assert two.wait_exit() == 0
+    process.signal(15)
+    assert process.wait_exit() == 0
+    promtool("check", "metrics", text=text)
+
+
+def test_a_scrape_of_a_silent_server_ends_and_says_so(
+    fresh_server: Callable[..., Server], exporter: Any
+) -> None:
+    server = fresh_server()
+    _, at = exporter(url=server.url())
+    assert value(samples(scrape(at)), "up") == 1
+    server.pause()
+    time.sleep(2.1)  # what was read is told again for so long
+    began = time.monotonic()
+    found = samples(scrape(at))
+    assert time.monotonic() - began < 8
+    assert found == {("superfetch_up", frozenset()): 0}
+    server.resume()
+    eventually(lambda: value(samples(scrape(at)), "up") == 1, 40)
+
+
+def test_once_prints_them_and_fails_where_there_are_none(cli: Any) -> None:
+    assert value(samples(cli("metrics", "--once").out), "up") == 1
+    gone = cli("metrics", "--once", url=f"redis://127.0.0.1:{free_port()}/0", code=1)
+    assert value(samples(gone.out), "up") == 0
+
+
+def test_without_the_extra_it_says_what_to_install(cli: Any) -> None:
+    with mock.patch.dict(sys.modules, {"prometheus_client": None}):
+        sys.modules.pop("celery_superfetch.console.metrics", None)
+        error = cli("metrics", "--once", code=1).err
+    assert "pip install 'celery-superfetch[console]'" in error
+    assert "Traceback" not in error
+
+
+def test_each_alert_is_valid_and_says_what_to_do() -> None:
+    alerts = re.findall(r"- alert: (\w+)", ALERTS.read_text())
+    documented = re.findall(r"^\| `(Superfetch\w+)` \|", ALERTS_PAGE.read_text(), re.MULTILINE)
+    assert alerts == documented
+    promtool("check", "rules", str(ALERTS))
+
+
+def test_the_dashboard_is_one_that_grafana_reads() -> None:
+    board = json.loads(DASHBOARD.read_text())
+    panels = board["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels) > 10
+    for panel in panels:
+        assert {"type", "title", "gridPos", "targets", "datasource"} <= set(panel)
+        where = panel["gridPos"]
+        assert where["x"] + where["w"] <= 24
+        for target in panel["targets"]:
+            assert "superfetch_" in target["expr"]
+            assert target["expr"].count("(") == target["expr"].count(")")

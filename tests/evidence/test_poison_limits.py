@@ -1,0 +1,83 @@
+"""How often a job may be struck is its task's to say; what never runs ends as well."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import redis
+
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import eventually
+from support.workers.bench import payload
+from support.workers.worker import Worker
+
+
+def test_each_task_has_a_limit_of_its_own(
+    worker: Any, app: Any, ledger: Ledger, db: Database
+) -> None:
+    worker(app="limits", concurrency=1)
+    for name in ("once", "twice", "never"):
+        app.send_task(f"limits.{name}", (name,))
+    eventually(lambda: len(db.dead()) == 2 and ledger.finishes().get("never"), within=90)
+    runs = ledger.runs()
+    assert runs == {"once": 1, "twice": 2, "never": 6}
+    assert {record["task"]: record["strikes"] for record in db.dead()} == {
+        "limits.once": 1,
+        "limits.twice": 2,
+    }
+    eventually(lambda: not db.counters())
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("size", "eta", "strikes"),
+    [
+        (0, {}, ["exact"] * 3),
+        (20_000, {}, ["", "", "", *["exact"] * 3]),
+        (0, {"eta": "2999-01-01T00:00:00+00:00"}, ["", "", "", *["exact"] * 3]),
+    ],
+    ids=["small", "large", "with an ETA"],
+)
+def test_a_payload_that_kills_whoever_decodes_it_ends_in_the_dead_set(
+    worker: Any,
+    ledger: Ledger,
+    db: Database,
+    client: redis.Redis,
+    size: int,
+    eta: dict[str, str],
+    strikes: list[str],
+) -> None:
+    """It takes the worker down before it runs. Claimed for a free slot it counts as running, unless
+    it is large, or its time has not come: then it is only reserved, and has its strikes when
+    it is alone.
+
+    To announce its death its body has to be decoded, too: that is given up after some tries.
+    """
+    bomb = json.loads(payload("bomb", queue="celery", **eta))
+    bomb["content-type"] = "application/x-bomb"
+    bomb["body"] += "x" * size
+    client.lpush("celery", json.dumps(bomb))
+    options = {"recovery_limit": 3, "reap_interval": 1}
+
+    def started() -> Worker:
+        one: Worker = worker(app="limits", pool="solo", concurrency=1, options=options, ready=False)
+        return one
+
+    one = started()
+
+    def ended() -> bool:
+        nonlocal one
+        if not one.alive():
+            one = started()
+        return bool(db.dead()) and not db.client.exists("superfetch:dead:unannounced")
+
+    # Each try to announce it holds the right to for 30 s, and the next worker looks every 6 s.
+    eventually(ended, within=180)
+    decoded = len(strikes)
+    assert decoded < ledger.runs()["bomb"] <= decoded + 3
+    [record] = db.dead()
+    assert [entry["strike"] for entry in record["history"]] == strikes
+    assert one.alive()

@@ -1,0 +1,67 @@
+"""What a task sees of its earlier runs, and that nothing of it goes on with what it sends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from celery.app.task import Context
+
+from celery_superfetch.model.job import digest
+from celery_superfetch.store.keys import Keys
+from support.servers.database import Database
+from support.waiting import eventually
+
+COUNTS = {"recoveries": 2, "strikes": 1, "requeues": 4}
+
+
+def send(app: Celery, job: str, *args: Any) -> Callable[[], Any]:
+    """A job with a header of its producer's; its successors go to `elsewhere`.
+
+    Returns:
+        what reads its result, without a subscription that would outlive the test's server.
+    """
+    follower = app.signature("features.told", queue="elsewhere", immutable=True, args=(job,))
+    task = app.signature("features.seen", args=(job, *args), headers={"mine": job})
+    task_id = task.apply_async(link=follower).id
+    return lambda: app.backend.get_task_meta(task_id)["result"]
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+def test_a_task_sees_that_it_is_a_recovery_and_how_often(
+    pool: str, worker: Any, make_app: Callable[..., Celery], db: Database, client: redis.Redis
+) -> None:
+    results, keys = {}, Keys()
+    client.set(keys.recovered, 1)
+    for protocol in (1, 2):
+        app = make_app(superfetch=False, conf={"task_protocol": protocol})
+        results[protocol, "new"] = send(app, "new")
+        results[protocol, "again"] = send(app, "again")
+        raw: Any = client.lindex("celery", 0)
+        client.hset(keys.recoveries(digest(raw)), mapping=COUNTS)
+    if pool == "prefork":
+        results[2, "crash"] = send(app, "crash", True)
+    worker(app="features", pool=pool, concurrency=1)
+
+    for (_, job), result in results.items():
+        seen, redelivered, headers = eventually(result, 30)
+        once = {"recoveries": 1, "strikes": 1, "requeues": 0}
+        assert seen == {"new": None, "again": COUNTS, "crash": once}[job]
+        assert redelivered is (job != "new")
+        assert headers["mine"] == job
+    sent = 3 * len(results)
+    eventually(lambda: db.length("elsewhere") == sent, message="a retry, a child and a follower")
+    for raw in db.contents("elsewhere"):
+        assert b"superfetch" not in raw
+        assert "redelivered" not in json.loads(raw)["headers"]
+    eventually(lambda: not db.counters())
+
+
+def test_without_our_request_what_a_task_sees_would_go_on_with_its_retries() -> None:
+    """The control: to Celery it is a header like any other."""
+    options = Context({"id": "1", "task": "t", "superfetch": COUNTS}).as_execution_options()
+    assert options["headers"] == {"superfetch": COUNTS}

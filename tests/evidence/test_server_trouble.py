@@ -1,0 +1,274 @@
+"""A server that forgets, is full, or refuses: said clearly in the log, and no job is lost."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.servers.server import Server
+from support.waiting import always, eventually
+
+QUICK = {"heartbeat_interval": 1, "owner_ttl": 3, "reap_interval": 1}
+
+
+def test_deleting_the_registry_under_load_runs_nothing_twice(
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
+) -> None:
+    for _ in range(2):
+        worker(concurrency=2, options=QUICK)
+    before = set(db.owners())
+    names = [f"job-{n}" for n in range(200)]
+    for name in names:
+        shop.hold.delay(name, 0.05)
+    for part in (20, 70, 120, 170):
+        eventually(lambda at=part: len(ledger.starts()) >= at)
+        db.client.delete("superfetch:owners")
+    eventually(lambda: len(ledger.finishes()) == len(names))
+    assert ledger.runs() == dict.fromkeys(names, 1)
+    eventually(lambda: set(db.owners()) == before, message="both have registered again")
+    eventually(lambda: not db.private_lists())
+    assert db.stat("owners_reaped") == 0
+
+
+def test_deleting_the_registry_of_a_dead_owner_loses_nothing(
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, cli: Any
+) -> None:
+    """Nobody registers it again, until `reap --full` finds its private lists."""
+    victim = worker(concurrency=1, options=QUICK)
+    shop.hold.delay("running")
+    eventually(lambda: ledger.starts())
+    victim.kill9_all()
+    for key in ("owners", *(key.removeprefix("superfetch:") for key in db.keys("superfetch:ow*"))):
+        db.client.delete(f"superfetch:{key}")
+    worker(concurrency=1, options=QUICK)
+    assert cli("reap", "--full", "--json", options=QUICK).json()["adopted"] == 1
+    eventually(lambda: ledger.runs()["running"] == 2, message="it runs again")
+    ledger.release()
+    eventually(lambda: ledger.finishes())
+    assert ledger.runs() == {"running": 2}
+
+
+def test_a_full_server_is_drained_and_nobody_is_judged_by_silence(
+    worker: Any, make_app: Any, ledger: Ledger, url: str, fresh_server: Any
+) -> None:
+    own: Server = fresh_server()
+    there = Database(own.client())
+    place = {"url": own.url(), "result_url": url, "options": QUICK}
+    both = [worker(concurrency=1, **place) for _ in range(2)]
+    owners = set(there.owners())
+    hold = make_app(superfetch=False, url=own.url()).tasks["shop.hold"]
+    names = [f"job-{n}" for n in range(120)]
+    for name in names:
+        hold.delay(name, 0.1)
+    own.client().config_set("maxmemory", "1mb")
+    with pytest.raises(redis.exceptions.OutOfMemoryError):
+        own.client().set("full", "x")
+    eventually(lambda: len(ledger.finishes()) == len(names), 60, message="it is drained")
+    always(
+        lambda: set(there.owners()) == owners and there.stat("owners_reaped") == 0,
+        during=QUICK["owner_ttl"] + 1,
+        message="everybody is heard",
+    )
+    assert ledger.runs() == dict.fromkeys(names, 1)
+    eventually(lambda: not there.private_lists())
+    assert not any("cannot be claimed from" in one.log() for one in both), "nothing is wrong there"
+
+    own.client().config_set("maxmemory", "0")
+    hold.delay("after", 0)
+    eventually(lambda: ledger.finishes().get("after"), message="idle workers are woken again")
+
+
+def test_a_full_server_does_not_stop_the_reaper(
+    worker: Any, make_app: Any, ledger: Ledger, url: str, fresh_server: Any
+) -> None:
+    own: Server = fresh_server()
+    there = Database(own.client())
+    place = {"url": own.url(), "result_url": url, "options": QUICK, "concurrency": 1}
+    victim = worker(**place)
+    make_app(superfetch=False, url=own.url()).tasks["shop.hold"].delay("running")
+    eventually(lambda: ledger.starts())
+    worker(**place)
+    own.client().config_set("maxmemory", "1mb")
+    victim.kill9_all()
+    eventually(lambda: ledger.runs()["running"] == 2, message="it runs again")
+    ledger.release()
+    eventually(lambda: ledger.finishes())
+    eventually(lambda: not there.private_lists(), message="its ack is accepted")
+
+
+def test_a_server_that_may_evict_keys_is_warned_of(worker: Any, fresh_server: Any) -> None:
+    own: Server = fresh_server(maxmemory_policy="allkeys-lru")
+    one = worker(url=own.url(), concurrency=1)
+    log = one.log()
+    assert log.count("maxmemory-policy is allkeys-lru") == 1, "E7. Not at each look"
+    assert "noeviction" in log
+
+
+def test_a_wrong_password_is_said_and_the_queue_is_left_alone(
+    worker: Any, make_app: Any, ledger: Ledger, fresh_server: Any
+) -> None:
+    own: Server = fresh_server(requirepass="right")
+    make_app(superfetch=False, url=own.url()).tasks["shop.note"].delay("job")
+    url = own.url().replace(":right@", ":wrong@")
+    one = worker(url=url, result_url=own.url(1), concurrency=1, ready=False)
+    eventually(lambda: "invalid username-password pair" in one.log(), message="the log says it")
+    assert Database(own.client()).waiting() == ["job"]
+    worker(url=own.url(), result_url=own.url(1), concurrency=1)
+    eventually(lambda: ledger.finishes() and ledger.runs() == {"job": 1})
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_a_read_only_replica_is_refused_by_name_until_it_is_promoted(
+    worker: Any, make_app: Any, ledger: Ledger, url: str, fresh_server: Any, seed: str
+) -> None:
+    """Celery orders its steps by hash: kombu's own writes may come before our check."""
+    primary: Server = fresh_server()
+    replica: Server = fresh_server(replicaof=["127.0.0.1", str(primary.port)])
+    make_app(superfetch=False, url=primary.url()).tasks["shop.note"].delay("job")
+    there = Database(replica.client())
+    eventually(lambda: there.length() == 1, message="the replica has it")
+    place = {"url": replica.url(), "result_url": url, "env": {"PYTHONHASHSEED": seed}}
+    one = worker(concurrency=1, ready=False, **place)
+    one.wait_log(f"read-only replica of 127.0.0.1:{primary.port}")
+    assert there.waiting() == ["job"]
+    always(one.alive, during=2, message="it waits for a failover")
+    assert one.log().count("Trying to re-establish the connection") < 50, "it asks in a hot loop"
+    replica.client().execute_command("REPLICAOF", "NO", "ONE")
+    eventually(lambda: ledger.finishes(), 60, message="a failover mends it")
+    assert ledger.runs() == {"job": 1}
+
+
+@pytest.mark.parametrize("prefix", ["", "{shop}:"])
+@pytest.mark.parametrize("running", [False, True])
+def test_a_replica_without_its_primary_is_waited_for(
+    worker: Any,
+    make_app: Any,
+    ledger: Ledger,
+    url: str,
+    fresh_server: Any,
+    prefix: str,
+    running: bool,
+) -> None:
+    """It answers MASTERDOWN where it is to serve no stale data, as after a failover until it has
+    the new primary's. It is no cluster, and a worker that ended would help nobody."""
+    own: Server = fresh_server(replica_serve_stale_data="no")
+    options = {"global_keyprefix": prefix}
+    place = {"url": own.url(), "result_url": url, "options": options}
+    one = worker(concurrency=1, **place) if running else None
+    own.client().execute_command("REPLICAOF", "127.0.0.1", "1")
+    one = one or worker(concurrency=1, ready=False, **place)
+    one.wait_log("a replica that has lost its primary")
+    always(one.alive, during=2, message="it waits for a failover")
+    assert "cluster" not in one.log()
+    own.client().execute_command("REPLICAOF", "NO", "ONE")
+    make_app(url=own.url(), options=options).tasks["shop.note"].delay("job")
+    eventually(lambda: ledger.finishes(), 60, message="a failover mends it")
+    assert ledger.runs() == {"job": 1}
+
+
+def test_a_queue_key_of_another_type_is_named_and_the_other_queues_go_on(
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
+) -> None:
+    one = worker(concurrency=1, queues=["broken", "celery"])
+    db.client.set("broken", "precious")
+    for name in ("a", "b"):
+        shop.note.delay(name)
+        eventually(lambda name=name: ledger.finishes().get(name))
+    one.wait_log("Queue list broken cannot be claimed from: WRONGTYPE")
+    assert db.client.get("broken") == b"precious"
+    assert one.log().count("Queue list broken cannot be claimed from") == 1, "said, not repeated"
+    db.client.delete("broken")
+    shop.note.apply_async(("mended",), queue="broken")
+    eventually(lambda: ledger.finishes().get("mended"), message="it is served once it is mended")
+    assert ledger.runs() == {"a": 1, "b": 1, "mended": 1}
+
+
+def test_a_worker_that_finds_a_queue_key_of_another_type_at_its_start_names_it(
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
+) -> None:
+    """E3. kombu itself asks for the queue's length, and the worker ended with that. The others go
+    on, and nothing is overwritten."""
+    db.client.set("broken", "precious")
+    shop.note.delay("job")
+    one = worker(concurrency=1, queues=["broken", "celery"])
+    one.wait_log("WRONGTYPE")
+    assert "broken" in next(line for line in one.log().splitlines() if "WRONGTYPE" in line)
+    eventually(lambda: ledger.finishes())
+    assert db.client.get("broken") == b"precious"
+    assert "Traceback" not in one.log()
+    db.client.delete("broken")
+    shop.note.apply_async(("mended",), queue="broken")
+    eventually(lambda: ledger.finishes().get("mended"), message="it is served once it is mended")
+    assert ledger.runs() == {"job": 1, "mended": 1}
+
+
+def test_an_acl_user_without_scripts_is_refused_by_name(
+    worker: Any, make_app: Any, ledger: Ledger, fresh_server: Any
+) -> None:
+    own: Server = fresh_server()
+    rules = ["on", ">pw", "~*", "&*", "+@all", "-@scripting"]
+    own.client().execute_command("ACL", "SETUSER", "shop", *rules)
+    make_app(superfetch=False, url=own.url()).tasks["shop.note"].delay("job")
+    place = {
+        "url": f"redis://shop:pw@127.0.0.1:{own.port}/0",
+        "result_url": own.url(1),
+        "concurrency": 1,
+    }
+    one = worker(ready=False, **place)
+    one.wait_log("the broker's ACL forbids this user to run scripts")
+    one.wait_log("grant +@scripting")
+    there = Database(own.client())
+    assert there.waiting() == ["job"]
+    own.client().execute_command("ACL", "SETUSER", "shop", "+@scripting")
+    one.wait_exit()
+    worker(**place)
+    eventually(lambda: ledger.finishes())
+    assert ledger.runs() == {"job": 1}
+
+
+def test_a_server_that_is_killed_and_comes_back_costs_no_job(
+    worker: Any, make_app: Any, ledger: Ledger, url: str, fresh_server: Any
+) -> None:
+    own: Server = fresh_server(appendonly=True, appendfsync="always")
+    place = {"url": own.url(), "result_url": url, "options": QUICK}
+    for _ in range(2):
+        worker(concurrency=1, **place)
+    hold = make_app(superfetch=False, url=own.url()).tasks["shop.hold"]
+    names = [f"job-{n}" for n in range(60)]
+    for name in names:
+        hold.delay(name, 0.1)
+    for part in (10, 30):
+        eventually(lambda at=part: len(ledger.starts()) >= at)
+        own.kill()
+        own.restart()
+    eventually(lambda: len(ledger.finishes()) == len(names), 60)
+    assert ledger.runs() == dict.fromkeys(names, 1), "its owners lived: nothing was to be recovered"
+    there = Database(own.client())
+    eventually(lambda: not there.private_lists() and not there.length())
+    assert there.stat("owners_reaped") == 0
+
+
+def test_a_server_that_refuses_writes_for_a_while_loses_and_doubles_nothing(
+    worker: Any, make_app: Any, ledger: Ledger, url: str, fresh_server: Any
+) -> None:
+    """As workers see a planned failover, or a disk that is full: an error to each write."""
+    own: Server = fresh_server()
+    one = worker(url=own.url(), result_url=url, concurrency=1, options=QUICK)
+    hold = make_app(superfetch=False, url=own.url()).tasks["shop.hold"]
+    names = [f"job-{n}" for n in range(30)]
+    for name in names:
+        hold.delay(name, 0.1)
+    eventually(lambda: len(ledger.starts()) > 5)
+    own.client().config_set("min-replicas-to-write", "1")
+    with pytest.raises(redis.exceptions.ResponseError, match="NOREPLICAS"):
+        own.client().set("x", "y")
+    always(one.alive, during=2, message="it waits")
+    own.client().config_set("min-replicas-to-write", "0")
+    eventually(lambda: set(ledger.finishes()) == set(names))
+    assert ledger.runs() == dict.fromkeys(names, 1)
+    eventually(lambda: not Database(own.client()).private_lists())

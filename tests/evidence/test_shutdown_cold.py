@@ -1,0 +1,171 @@
+"""Cut short: what waits goes back as ever, and what ran goes back to be run once more."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from support.rows import row
+from support.servers.ledger import Ledger
+from support.waiting import eventually
+from support.workers.scene import Scene
+from support.workers.worker import Worker
+
+Stage = Callable[..., list[Scene]]
+
+#: Longer than it takes to look, shorter than anybody's patience.
+SOFT = 5.0
+
+
+def settle_and_tell(scenes: list[Scene], how: int) -> None:
+    for scene in scenes:
+        scene.settle()
+    for scene in scenes:
+        scene.tell(how)
+
+
+def is_cut(scene: Scene, code: int | None = None) -> None:
+    """The running job is in front of what waited, and the worker left nothing."""
+    scene.ends(code)
+    scene.was_cut()
+    scene.has_given_back(cut=True)
+
+
+@row("QUIT")
+def test_quit_cuts_what_runs_and_gives_back_everything_in_order(scenes: Stage) -> None:
+    cut = scenes("prefork", "solo", "gevent")
+    (threads,) = scenes("threads")
+    settle_and_tell([*cut, threads], signal.SIGQUIT)
+    for scene in cut:
+        is_cut(scene, 0)
+    # Nobody can end a thread: its job goes on, and so is not given to anybody else.
+    threads.has_given_back()
+    threads.is_stopping()
+    threads.release()
+    threads.ends(0)
+    threads.ran_once_and_alone()
+    for scene in cut:
+        scene.release()
+    runs = cut[-1].plays_out()
+    assert runs.pop("running") == 2
+    assert set(runs.values()) == {1}, runs
+
+
+def test_an_idle_worker_ends_at_once_and_without_an_error(worker: Callable[..., Worker]) -> None:
+    """F2. Its pool is gone by the time at which Celery flushes it."""
+    quick, remapped = worker(), worker(env={"REMAP_SIGTERM": "SIGQUIT"})
+    quick.wait_ready().quit()
+    remapped.wait_ready().term()
+    for process in (quick, remapped):
+        process.wait_exit()
+        assert "Traceback" not in process.log(), process.tail()
+
+
+@row("INT twice")
+def test_a_second_int_makes_a_warm_shutdown_cold(scenes: Stage) -> None:
+    cut = scenes("prefork", "solo", "gevent")
+    settle_and_tell(cut, signal.SIGINT)
+    for scene in cut:
+        scene.has_given_back()
+        scene.is_stopping()
+        scene.tell(signal.SIGINT)
+    for scene in cut:
+        is_cut(scene)
+
+
+@row("worker_soft_shutdown_timeout")
+def test_a_soft_shutdown_gives_back_at_once_and_cuts_only_what_takes_too_long(
+    scenes: Stage,
+) -> None:
+    soft = {"worker_soft_shutdown_timeout": SOFT}
+    quick = scenes("prefork", "threads", "solo", "gevent", conf=soft)
+    slow = scenes("prefork", "solo", "gevent", conf=soft)
+    for scene in [*quick, *slow]:
+        scene.settle()
+    for scene in quick:
+        scene.tell(signal.SIGQUIT)
+        scene.has_given_back()
+        scene.is_stopping()
+        scene.release()
+    for scene in slow:
+        scene.tell(signal.SIGQUIT)
+        scene.has_given_back()
+        scene.is_stopping()
+    for scene in quick:
+        scene.ends(0)
+        scene.ran_once_and_alone()
+        scene.has_given_back()
+    for scene in slow:
+        is_cut(scene, 0)
+
+
+@row("worker_enable_soft_shutdown_on_idle")
+def test_an_idle_worker_gives_back_its_eta_jobs_at_once_though_it_waits(scenes: Stage) -> None:
+    soft = {"worker_soft_shutdown_timeout": SOFT, "worker_enable_soft_shutdown_on_idle": True}
+    idle = scenes("prefork", "solo", conf=soft, jobs=False)
+    for scene in idle:
+        scene.note("eta0", "eta1", countdown=3600)
+        scene.worker.wait_ready()
+        scene.owner = scene.says(lambda s=scene: s.db.owner_of("eta1"), "they are claimed")
+    for scene in idle:
+        scene.tell(signal.SIGQUIT)
+    for scene in idle:
+        scene.says(lambda s=scene: s.db.waiting() == ["eta0", "eta1"], "they are back")
+        if scene.pool == "prefork":
+            assert scene.worker.alive(), "it waits for what will not come"
+    for scene in idle:
+        scene.ends(0)
+        assert scene.db.waiting() == ["eta0", "eta1"]
+        assert not scene.runs()
+
+
+@row("TERM, then KILL")
+def test_a_deploy_whose_patience_ended_costs_nobody_a_strike(scenes: Stage) -> None:
+    both = scenes("prefork", "threads")
+    settle_and_tell(both, signal.SIGTERM)
+    for scene in both:
+        scene.has_given_back()
+        scene.is_stopping()
+        scene.worker.kill9_all()
+        scene.release()
+    for scene in both:
+        scene.worker.wait_gone()
+        runs = scene.plays_out(tombstone=True)
+        assert runs.pop("running") == 2
+        assert set(runs.values()) == {1}, runs
+        assert not scene.strikes()
+        assert scene.db.stat("recovered") == 1
+        assert not scene.db.dead()
+
+
+@row("TERM to the group")
+def test_a_group_that_is_told_to_stop_costs_nobody_a_strike(scenes: Stage) -> None:
+    """As systemd does it: the pool's children get the SIGTERM, too, and die of it."""
+    (scene,) = scenes("prefork")
+    scene.settle()
+    scene.worker.term_all()
+    scene.worker.wait_exit()
+    scene.left_nothing()
+    scene.release()
+    runs = scene.plays_out()
+    assert runs.pop("running") == 2
+    assert set(runs.values()) == {1}, runs
+    assert not scene.db.dead()
+
+
+def test_a_quit_that_finds_the_loop_at_work_on_its_jobs_comes_after_that(
+    worker: Callable[..., Worker], shop: Any, ledger: Ledger
+) -> None:
+    """Celery's handler joins the threads of the pool, and one of them settles its job."""
+    one = worker(env={"HAPPENS": "slow_loop"}, pool="threads", concurrency=1).wait_ready()
+    shop.hold.delay("job")
+    eventually(lambda: ledger.starts().get("job"))
+    ledger.release("stay")
+    eventually(lambda: ledger.starts().get("lock"))
+    one.quit()
+    ledger.release("job")
+    eventually(lambda: ledger.finishes().get("job"))
+    ledger.release("lock")
+    assert one.wait_exit() == 0
+    assert ledger.runs()["job"] == 1

@@ -1,0 +1,109 @@
+"""Told to stop warmly: what waits goes back at once, what runs ends, and nothing is left."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from support.rows import row
+from support.workers.scene import SHUTDOWN, URGENT, Scene
+from support.workers.worker import SCRIPT
+
+Stage = Callable[..., list[Scene]]
+
+
+def play(scenes: list[Scene], how: int | str, *, code: int | None = 0, again: bool = False) -> None:
+    """Stop the workers of all scenes the same way, and look at each step of it."""
+    for scene in scenes:
+        scene.settle()
+    for scene in scenes:
+        scene.tell(how)
+    for scene in scenes:
+        scene.has_given_back()
+        scene.is_stopping()
+        if again:
+            scene.tell(how)
+    for scene in scenes:
+        scene.has_given_back()
+        scene.release()
+    for scene in scenes:
+        scene.ends(code)
+        scene.ran_once_and_alone()
+        scene.has_given_back()
+
+
+@row("TERM")
+def test_term_gives_back_what_waits_at_once_and_lets_run_what_runs(scenes: Stage) -> None:
+    all_pools = scenes("prefork", "threads", "solo", "gevent")
+    play(all_pools, signal.SIGTERM)
+    runs = all_pools[0].plays_out()
+    assert set(runs.values()) == {1}, runs
+
+
+@row("TERM")
+def test_a_busy_worker_that_is_told_to_stop_loses_and_doubles_nothing(scenes: Stage) -> None:
+    """Many short jobs: some are between the queue, the worker, its pool and their ack."""
+    jobs = {f"job{n}" for n in range(600)}
+    busy = scenes("prefork", "threads", "gevent", jobs=False, concurrency=4)
+    for scene in busy:
+        scene.worker.wait_ready()
+    for scene in busy:
+        scene.tell(signal.SIGSTOP)  # it may be faster than who publishes
+        scene.note(*sorted(jobs))
+        scene.tell(signal.SIGCONT)
+        scene.says(lambda s=scene: len(s.ledger.lines("finished")) > 30, "it is busy")
+        scene.tell(signal.SIGTERM)
+    for scene in busy:
+        assert scene.worker.wait_exit() == 0
+        assert not scene.db.keys("superfetch:private:*"), scene.pool
+        ran, left = list(scene.runs()), scene.db.waiting()
+        assert sorted([*ran, *left]) == sorted(jobs), scene.pool
+        assert set(scene.runs().values()) == {1}, scene.pool
+        assert sorted(scene.ledger.finishes()) == sorted(ran), scene.pool
+    assert any(scene.db.length() for scene in busy), "all had ended by themselves"
+
+
+@row("TERM twice")
+def test_a_second_term_changes_nothing(scenes: Stage) -> None:
+    play(scenes("prefork", "gevent"), signal.SIGTERM, again=True)
+
+
+@row("INT")
+def test_int_is_a_warm_shutdown_with_another_exit_code(scenes: Stage) -> None:
+    play(scenes("prefork", "solo"), signal.SIGINT, code=1)
+
+
+@row("control shutdown")
+def test_a_shutdown_by_remote_control_is_as_warm_as_term(scenes: Stage) -> None:
+    """It comes without a signal of Celery's. (Solo reads it when its job has ended.)"""
+    play(scenes("prefork", "gevent"), SHUTDOWN)
+    (solo,) = scenes("solo")
+    solo.settle()
+    solo.tell(SHUTDOWN)
+    solo.release()
+    solo.ends()
+    # The commands are served between two jobs, and there may be one before it is their turn.
+    assert set(solo.runs().values()) == {1}
+    assert set(solo.runs()) == set(solo.ledger.finishes())
+    left = [name for name in ("n0", "n1", "n2", "late") if name not in solo.runs()]
+    assert solo.db.waiting(URGENT) == ["eta0", "eta1", *left]
+
+
+@row("HUP")
+def test_hup_stops_warmly_and_starts_again_under_the_same_pid(scenes: Stage) -> None:
+    both = scenes("prefork", "threads", program=[SCRIPT])
+    for scene in both:
+        scene.settle()
+        scene.tell(signal.SIGHUP)
+    for scene in both:
+        scene.has_given_back()
+        scene.is_stopping()
+        scene.release()
+    rest = {"running", "n0", "n1", "n2", "late", "p0", "p1", "p2", "p3"}
+    for scene in both:
+        scene.says(lambda s=scene: set(s.ledger.finishes()) >= rest, "the new program runs it")
+        assert set(scene.runs().values()) == {1}, scene.pool
+        (new,) = scene.db.owners()
+        assert new != scene.owner
+        assert new.split("|")[1] == scene.owner.split("|")[1], "the pid is the same"
+        assert not scene.strikes()

@@ -1,0 +1,95 @@
+"""The soak: everything goes wrong, one thing after the other, and no job is lost.
+
+Ten minutes of it: `pytest tests/evidence/test_soak.py --minutes=10 --seed=7 -s`. It prints its seed
+and its report; a job that ran twice has to have a reason in the log of faults.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.servers.server import ExternalServer, Server
+from support.shown import STARTED
+from support.workers.runs import Harm, report
+from support.workers.soak import Soak
+
+
+@pytest.mark.netns
+@pytest.mark.timeout(0)
+def test_the_soak_loses_nothing_and_explains_what_ran_twice(
+    request: pytest.FixtureRequest,
+    server: Server | ExternalServer,
+    ledger: Ledger,
+    tmp_path: Path,
+) -> None:
+    seed = request.config.getoption("--seed")
+    seed = random.randrange(1_000_000) if seed is None else seed
+    minutes = request.config.getoption("--minutes")
+    print(f"soak: --seed={seed} --minutes={minutes:g}")
+    started = request.node.stash.setdefault(STARTED, [])
+    with Soak(server.url(), ledger, tmp_path, seed, started.append) as soak:
+        found = soak.run(minutes * 60)
+        print(dict(soak.history))
+        print(found)
+        assert found.good, f"seed {seed}\n{found}"
+        left: Database = soak.db
+        assert not left.dead()
+        assert not left.length()
+        assert not left.held()
+
+
+# -- the report itself
+
+
+def line(event: str, job: str, at: float, worker: str = "w1", pid: int = 1) -> dict[str, object]:
+    return {"event": event, "job": job, "message": "m", "at": at, "worker": worker, "pid": pid}
+
+
+def test_a_job_that_did_not_finish_is_lost() -> None:
+    found = report(["a", "b"], [line("started", "a", 1)], [])
+    assert found.lost == ["a", "b"]
+
+
+def test_a_second_run_needs_a_reason() -> None:
+    lines = [
+        line("started", "a", 1),
+        line("started", "a", 20, "w2"),
+        line("finished", "a", 21, "w2"),
+    ]
+    assert not report(["a"], lines, []).good
+    killed = Harm("kill -9", frozenset({"w1"}), 10, 10)
+    assert report(["a"], lines, [killed]).explained == ["a: 2 runs (kill -9 of w1)"]
+    for other in (
+        Harm("kill -9", frozenset({"w2"}), 10, 10),
+        Harm("kill -9", frozenset({"w1"}), 0, 0.5),
+        Harm("child", frozenset({"w1"}), 10, 10, pid=2),
+    ):
+        assert not report(["a"], lines, [other]).good
+
+
+def test_a_run_that_was_over_and_settled_is_no_reason() -> None:
+    lines = [
+        line("started", "a", 1),
+        line("finished", "a", 2),
+        line("started", "a", 40, "w2"),
+        line("finished", "a", 41, "w2"),
+    ]
+    late = Harm("kill -9", frozenset({"w1"}), 30, 30)
+    assert not report(["a"], lines, [late]).good
+
+
+def test_a_requeue_on_purpose_is_no_second_run() -> None:
+    lines = [
+        line("started", "a", 1),
+        line("rejected", "a", 2),
+        line("started", "a", 3),
+        line("finished", "a", 4),
+    ]
+    found = report(["a"], lines, [])
+    assert found.good
+    assert not found.explained

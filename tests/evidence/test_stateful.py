@@ -1,0 +1,61 @@
+"""Any sequence of claims, starts, settlements, deaths and passes, on a real server: each job is in
+exactly one place or settled, no strike is one too many, and no innocent is killed.
+
+Longer: `pytest tests/evidence/test_stateful.py --runs=20`; one of them once more: `--seed=7`.
+A failure prints the shortest sequence that was found, and what to decorate `made` with to see it
+again. `begin`, `go_on` and `break_off` are two reapers, whose passes are stopped between what they
+read and what they write; `freeze` makes an owner look dead that goes on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import Phase
+
+from celery_superfetch.store.wire import scripts
+
+
+# A failure takes some minutes to be told: first its sequence is made as short as can be.
+@pytest.mark.timeout(900)
+def test_whatever_happens_no_job_is_lost_and_no_innocent_is_killed(
+    request: pytest.FixtureRequest, play: Callable[..., Counter[str]], run: int
+) -> None:
+    first = request.config.getoption("--seed")
+    number = random.randrange(2**32) if first is None else first + run
+    print(f"--seed={number}")
+    print(*(f"{count:6} {what}" for what, count in play(number).most_common()), sep="\n")
+
+
+#: Script -> what is taken out of it, and what stands there instead.
+CONTROLS = {
+    "recover": ("if unmarked then", "if false then"),
+    "ack": ("if there then redis.call('DEL', KEYS[key]) end", ""),
+    "requeue": ("if number > 0 and tonumber", "if false and tonumber"),
+}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("script", CONTROLS)
+def test_the_control_finds_what_a_script_without_one_of_its_lines_does(
+    monkeypatch: pytest.MonkeyPatch, play: Callable[..., Counter[str]], script: str
+) -> None:
+    source, (line, other) = scripts.source, CONTROLS[script]
+    assert line in source(script)
+    monkeypatch.setattr(
+        scripts,
+        "source",
+        lambda name: source(name).replace(line, other) if name == script else source(name),
+    )
+    assert not all(_passes(play, number) for number in range(3, 8)), "most seeds find it"
+
+
+def _passes(play: Callable[..., Counter[str]], number: int) -> bool:
+    try:
+        play(number, phases=[Phase.generate])
+    except AssertionError:
+        return False
+    return True

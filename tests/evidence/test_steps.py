@@ -1,0 +1,166 @@
+"""A job is not done until what it sends at its end is sent: meanwhile the server is away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery, chain, chord
+from celery.exceptions import ChordError
+
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.servers.proxy import FaultProxy
+from support.waiting import eventually
+from support.workers.worker import Worker
+
+Send = Callable[[Celery], Any]
+
+
+def signature(app: Celery, name: str, *args: Any) -> Any:
+    return app.signature(name, args, immutable=True)
+
+
+def note(app: Celery, job: str) -> Any:
+    return signature(app, "shop.note", job)
+
+
+def two_links(app: Celery) -> Any:
+    links = [note(app, "callback"), note(app, "callback too")]
+    return signature(app, "shop.hold", "linked").apply_async(link=links)
+
+
+def chorus(app: Celery) -> Any:
+    parts = [signature(app, "features.part", f"part {number}") for number in range(2)]
+    return chord(parts, app.signature("features.total", ("body",)), app=app)()
+
+
+#: Kind of step -> who sends it, and the jobs that have to run.
+STEPS: dict[str, tuple[Send, set[str]]] = {
+    "retry": (
+        lambda app: signature(app, "features.again", "again").delay(),
+        {"again", "retry of again"},
+    ),
+    "replacement": (
+        lambda app: signature(app, "features.replaced", "replaced").delay(),
+        {"replaced", "instead of replaced"},
+    ),
+    "chain": (
+        lambda app: chain(signature(app, "shop.hold", "first"), note(app, "next")).apply_async(),
+        {"first", "next"},
+    ),
+    "callbacks": (two_links, {"linked", "callback", "callback too"}),
+    "errback": (
+        lambda app: signature(app, "features.fails", "fails").apply_async(
+            task_id="failed", link_error=app.signature("features.told")
+        ),
+        {"fails", "told failed"},
+    ),
+}
+
+
+@pytest.fixture
+def network(client: redis.Redis) -> Iterator[FaultProxy]:
+    """Between a worker and its broker; its results, and the ledger, are always there."""
+    with FaultProxy(client.connection_pool.connection_kwargs["port"]) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def away(
+    worker: Callable[..., Worker], app: Celery, ledger: Ledger, network: FaultProxy, db: Database
+) -> Callable[..., Any]:
+    """Let jobs end while the broker is away; what came of the first."""
+
+    def run(pool: str, *sent: Send, jobs: int, says: str, times: int = 1, without: str = "") -> Any:
+        one = worker(
+            app="steps",
+            pool=pool,
+            concurrency=jobs,
+            url=network.url(),
+            result_url=app.conf.broker_url,
+            options={"connect_retries_timeout": 1},  # 25 s, and four times that on Celery 5.7
+            env={"WITHOUT": without},
+        )
+        first, *_ = [send(app) for send in sent]
+        eventually(lambda: len(ledger.starts()) == jobs)
+        network.refuse()
+        network.cut()
+        ledger.release()
+        eventually(lambda: one.log().count(says) >= times, 60, message=f"{says} ({times})")
+        network.heal()
+        return first
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("pool", "kinds"),
+    [
+        *((pool, [*STEPS]) for pool in ("prefork", "threads", "gevent")),
+        *(("solo", [kind]) for kind in ("retry", "chain", "errback")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "+".join(value),
+)
+def test_a_job_whose_next_message_cannot_be_sent_runs_again(
+    away: Callable[..., Any], ledger: Ledger, db: Database, pool: str, kinds: list[str]
+) -> None:
+    jobs = set.union(*(STEPS[kind][1] for kind in kinds))
+    away(
+        pool,
+        *(STEPS[kind][0] for kind in kinds),
+        jobs=len(kinds),
+        says="it goes back to its queue, and runs again",
+        times=len(kinds),
+    )
+    eventually(lambda: jobs == set(ledger.starts()), message=f"{jobs} run")
+    eventually(lambda: not db.held() and not db.length())
+    assert {job for job, runs in ledger.runs().items() if runs > 1} == {
+        job for job in jobs if job in ("again", "replaced", "first", "linked", "fails")
+    }
+    assert max(ledger.runs().values()) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [("retry", "celery.exceptions.Reject"), ("chain", "raised unexpected: OperationalError")],
+)
+def test_the_control_what_it_was_to_send_never_runs(
+    away: Callable[..., Any], ledger: Ledger, db: Database, kind: str, says: str
+) -> None:
+    send, jobs = STEPS[kind]
+    away("threads", send, jobs=1, says=says, without="sent_steps")
+    eventually(lambda: not db.held() and not db.length(), 60)
+    assert set(ledger.runs().values()) == {1}
+    assert ledger.runs().keys() < jobs
+
+
+CHORUS = {"part 0": 1, "part 1": 1, "body": 1}
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_a_part_of_a_chord_waits_until_the_body_is_sent(
+    away: Callable[..., Any], ledger: Ledger, db: Database, pool: str
+) -> None:
+    """A second run would help nobody: Celery has forgotten by then how many parts had ended."""
+    says = "is not done, and waits for the server"
+    assert away(pool, chorus, jobs=2, says=says).get(timeout=60) == 2
+    eventually(lambda: not db.held() and not db.length())
+    assert ledger.runs() == CHORUS
+
+
+def test_the_control_the_body_never_runs(away: Callable[..., Any], ledger: Ledger) -> None:
+    body = away("threads", chorus, jobs=2, says="Chord callback for", without="sent_steps")
+    with pytest.raises(ChordError):
+        body.get(timeout=60)
+    assert ledger.runs().keys() == CHORUS.keys() - {"body"}
+
+
+def test_what_a_body_sends_it_hears_of_itself(away: Callable[..., Any], ledger: Ledger) -> None:
+    def delays(app: Celery) -> Any:
+        return signature(app, "features.delays", "delays").delay()
+
+    assert away("threads", delays, jobs=1, says="succeeded").get(timeout=30) == "OperationalError"
+    assert ledger.runs() == {"delays": 1}

@@ -1,0 +1,125 @@
+"""Messages that this worker cannot decode, or that Celery calls invalid: none of them vanishes."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_superfetch import PoisonPill
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import eventually
+from support.workers.cli import Result
+from support.workers.odd import message, payload
+
+#: What its pickle names is a class of a module that nobody has.
+STRANGE = base64.b64encode(b"\x80\x04\x8c\x07nowhere\x94\x8c\x05Thing\x94\x93\x94.").decode()
+PICKLED = {"content-type": "application/x-python-serialize", "content-encoding": "binary"}
+
+#: What such a message has, and what its worker accepts: why it is in the dead set.
+UNREADABLE: dict[str, tuple[dict[str, Any], list[str], str]] = {
+    "a class that is not there": (
+        {"envelope": {"body": STRANGE, **PICKLED}},
+        ["json", "pickle"],
+        "cannot be read: DecodeError(ModuleNotFoundError(",
+    ),
+    "a content type that is refused": (
+        {"envelope": {"body": STRANGE, **PICKLED}},
+        ["json"],
+        "cannot be read: ContentDisallowed(",
+    ),
+    "an ETA that is none": (
+        {"headers": {"eta": "soon"}},
+        ["json"],
+        "cannot be read: InvalidTaskError(",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def may_unpickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else Celery's worker refuses to, where tests run as root."""
+    monkeypatch.setenv("C_FORCE_ROOT", "1")
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+def test_they_are_in_the_dead_set_and_their_callers_are_told(
+    worker: Any, app: Celery, db: Database, ledger: Ledger, client: redis.Redis, pool: str
+) -> None:
+    """A5. Nothing was left of them: no job, no result."""
+    accepts = ["json", "pickle"]
+    one = worker(pool=pool, conf={"accept_content": accepts})
+    unreadable = {n: how for n, (how, accepted, _) in UNREADABLE.items() if accepted == accepts}
+    two = worker(pool=pool, queues=["other"])
+    plain = {n: how for n, (how, accepted, _) in UNREADABLE.items() if accepted == ["json"]}
+    for queue, names in (("celery", unreadable), ("other", plain)):
+        messages = [payload(message(n, task="shop.note", **how)) for n, how in names.items()]
+        client.lpush(queue, *messages, payload(message(f"behind {queue}", task="shop.note")))
+    for name, (_, _, why) in UNREADABLE.items():
+        with pytest.raises(PoisonPill) as told:
+            app.AsyncResult(f"id-{name}").get(timeout=20)
+        assert why in told.value.reason
+    reasons = {record["task_id"]: record["reason"] for record in db.dead()}
+    assert reasons.keys() == {f"id-{name}" for name in UNREADABLE}
+    assert all(
+        r.endswith("; no other live worker of its queue has other tasks") for r in reasons.values()
+    )
+    eventually(lambda: ledger.runs() == {"behind celery": 1, "behind other": 1})
+    eventually(lambda: not db.held() and not client.exists("superfetch:unannounced"))
+    assert not client.exists("superfetch:dead:junk")
+    assert one.alive()
+    assert two.alive()
+
+
+def test_they_go_to_who_can_read_them(
+    worker: Any, make_app: Callable[..., Celery], ledger: Ledger, db: Database
+) -> None:
+    """A5. In a rolling deploy, workers of tomorrow accept what those of yesterday refuse."""
+    old = worker(name="old", concurrency=1)
+    app = make_app(conf={"task_serializer": "pickle", "accept_content": ["pickle"]})
+    worker(name="new", app="builder", conf={"accept_content": ["json", "pickle"]})
+    jobs = [f"n{number}" for number in range(10)]
+    for job in jobs:
+        app.send_task("shop.note", (job,))
+    eventually(lambda: set(jobs) <= set(ledger.finishes()))
+    assert set(ledger.runs().values()) == {1}
+    assert not db.dead()
+    assert old.alive()
+
+
+def test_they_come_back_with_who_can_read_them(
+    worker: Any,
+    make_app: Callable[..., Celery],
+    ledger: Ledger,
+    db: Database,
+    cli: Callable[..., Result],
+) -> None:
+    worker(name="old", options={"unknown_tasks": "dead"})
+    app = make_app(conf={"task_serializer": "pickle", "accept_content": ["json", "pickle"]})
+    sent = app.send_task("shop.note", ("a",))
+    with pytest.raises(PoisonPill, match="unknown_tasks is 'dead'"):
+        sent.get(timeout=20)
+    worker(name="new", queues=["new"], conf={"accept_content": ["json", "pickle"]})
+    assert "Put back" in cli("dead", "retry", sent.id, "--to", "new").out
+    eventually(lambda: ledger.runs() == {"a": 1})
+    assert not db.dead()
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_the_control_celery_alone_discards_them(
+    worker: Any, app: Celery, ledger: Ledger, db: Database, client: redis.Redis, name: str
+) -> None:
+    how, accepted, _ = UNREADABLE[name]
+    worker(options={"unknown_tasks": "discard"}, conf={"accept_content": accepted})
+    unreadable = payload(message(name, task="shop.note", **how))
+    client.lpush("celery", unreadable, payload(message("behind", task="shop.note")))
+    eventually(lambda: ledger.runs() == {"behind": 1})
+    eventually(lambda: not db.held())
+    assert not db.dead()
+    assert not client.exists("celery")
+    assert app.AsyncResult(f"id-{name}").state == "PENDING"

@@ -1,0 +1,28 @@
+"""A browser at the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+from starlette.testclient import TestClient
+
+from celery_superfetch.console.web import create_app
+from support.workers.bench import Bench
+
+
+@pytest.fixture
+def app(make_app: Callable[..., Celery]) -> Celery:
+    return make_app()
+
+
+@pytest.fixture
+def browse(app: Celery, bench: Bench) -> Callable[..., TestClient]:
+    """`browse(read_only=False, token="...")`: a browser at the page."""
+
+    def make(**options: Any) -> TestClient:
+        return TestClient(create_app(app, **options), base_url="http://localhost")
+
+    return make

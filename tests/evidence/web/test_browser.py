@@ -1,0 +1,76 @@
+"""The page in a real browser: what one sees changes by itself, and a click puts a job back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from celery import Celery
+
+from celery_superfetch.console.web import create_app
+from support.browser import chromium
+from support.servers.server import free_port
+from support.waiting import eventually
+from support.workers.bench import Bench, payload
+
+
+@pytest.fixture
+def page(make_app: Callable[..., Celery], bench: Bench) -> Iterator[str]:
+    """The page's URL; it is served from a thread."""
+    port = free_port()
+    config = uvicorn.Config(
+        create_app(make_app(), read_only=False), port=port, log_level="warning", lifespan="off"
+    )
+    served = uvicorn.Server(config)
+    thread = threading.Thread(target=served.run, daemon=True)
+    thread.start()
+    eventually(lambda: served.started)
+    yield f"http://127.0.0.1:{port}/"
+    served.should_exit = True
+    thread.join(10)
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Any]:
+    with chromium(tmp_path / "profile") as started:
+        yield started
+
+
+def test_a_job_that_dies_is_seen_and_put_back_by_a_click(
+    browser: Any, page: str, bench: Bench
+) -> None:
+    def all_of(css: str) -> list[Any]:
+        return browser.find_elements("css selector", css)
+
+    def text() -> str:
+        return browser.find_element("css selector", "main").text
+
+    browser.get(f"{page}dead")
+    assert "No job is dead." in text()
+    raw = payload("a", argsrepr="('" + "x" * 500 + "',)")
+    bench.killed(raw, queue="mail" * 20)
+    eventually(lambda: all_of("tbody tr"), message="it is seen without a reload")
+    for width in (1400, 390):
+        browser.set_window_size(width, 900)
+        wide = browser.execute_script("return document.documentElement.scrollWidth")
+        assert wide <= browser.execute_script("return innerWidth"), "nothing scrolls sideways"
+
+    [box] = all_of("input[name=id]")
+    box.click()
+    bench.killed(payload("b"))
+    eventually(lambda: "Paused" in browser.find_element("id", "pulse").text)
+    assert len(all_of("tbody tr")) == 1, "the selection stays"
+    assert "1 selected" in text()
+    browser.find_element("css selector", "button[value=retry]").click()
+    eventually(lambda: "Put back 1 of 1 job." in text())
+    assert bench.queue("mail" * 20) == [raw]
+
+    browser.get(page)
+    browser.find_element("link text", "7 days").click()
+    bench.push("celery", payload("waits", queue="celery"))
+    eventually(lambda: "no live worker consumes it" in text())
+    assert [entry["message"] for entry in browser.get_log("browser")] == [], "its policy is kept"

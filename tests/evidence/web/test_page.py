@@ -1,0 +1,214 @@
+"""The page, asked as a browser asks: a real server, real dead jobs, hostile names and texts."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import quote
+
+from celery import Celery
+from starlette.testclient import TestClient
+
+from celery_superfetch.console.web import create_app
+from celery_superfetch.console.web.seen import Seen
+from support.forms import key
+from support.workers.bench import Bench, elsewhere, payload
+
+TOKEN = "correct-horse-battery"
+EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\u202e\x1b[2J"
+
+
+class Tags(HTMLParser):
+    """What a page is made of."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+        self.attributes: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.count[tag] += 1
+        self.attributes |= {name for name, _ in attrs}
+
+
+def test_the_overview_says_what_is_wrong_and_who_died(
+    app: Celery, bench: Bench, browse: Callable[..., TestClient]
+) -> None:
+    page = browse().get("/").text
+    assert "No live worker is registered" in page
+    bench.push("celery", payload("waits", queue="celery"))
+    bench.dead_owner([payload("a"), payload("b")], node="w1@host")
+    bench.reaper().reap()
+    bench.owner(node="w2@host")
+    bench.killed(payload("c"))
+    page = browse().get("/").text
+    assert re.search(r"Queue celery: 1 job.* no live worker consumes it", page)
+    assert "w1@host" in page, "the dead"
+    assert "w2@host" in page, "the living"
+    assert 'aria-label="workers died: 1 in all' in page
+    assert 'aria-label="jobs recovered: 2 in all' in page
+    assert 'aria-label="jobs dead: 1 in all' in page
+    week = browse().get("/?span=week").text
+    assert 'aria-label="jobs recovered: 2 in all, 2 at most in a day' in week
+
+
+def test_long_tables_are_cut_unless_all_is_asked_for(
+    bench: Bench, browse: Callable[..., TestClient]
+) -> None:
+    for number in range(45):
+        silent = bench.owner(elsewhere(f"web-{number}"), node=f"w{number}@host", lists=["mail"])
+        bench.age(silent, 20_000)
+    for number in range(42):
+        bench.push(f"q{number}", payload(number))
+        bench.owner(elsewhere("far"), lists=[f"q{number}"])
+    page, whole = browse().get("/").text, browse().get("/?all").text
+    assert page.count('<span class="state warning">silent') == 40
+    assert whole.count('<span class="state warning">silent') == 45
+    findings, owners, queues = map(int, re.findall(r"and (\d+) more", page))
+    assert findings >= 45 + 1 - 7, "the silent, and that nobody makes passes"
+    assert (owners, queues) == (45 + 42 - 40, 42 + len(["mail", "celery"]) - 40)
+    assert not re.findall(r"and \d+ more", whole)
+
+
+def test_jobs_in_flight_by_state(bench: Bench, browse: Callable[..., TestClient]) -> None:
+    owner = bench.owner(node="w1@host")
+    bench.give(owner.owner, "mail", [payload("a"), payload("b", task=EVIL)])
+    browser = browse()
+    assert browser.get("/jobs").text.count("<tbody") == 0
+    page = browser.get("/jobs?state=reserved").text
+    assert "w1@host" in page
+    assert Tags(page).count["tr"] == 3
+    assert Tags(page).count["script"] == 1
+    for state in ("eta", "probation", "struck", EVIL):
+        assert "No job in flight is" in browser.get("/jobs", params={"state": state}).text
+
+
+def test_nothing_of_a_payload_is_markup_or_obeyed(
+    bench: Bench, browse: Callable[..., TestClient]
+) -> None:
+    [job] = bench.killed(
+        payload(EVIL, task=EVIL, argsrepr=f"({EVIL},)", kwargsrepr=EVIL), queue=EVIL, reason=EVIL
+    )
+    bench.killed(b"\xff junk <script>alert(3)</script>")
+    bench.owner(node=EVIL, lists=[EVIL])
+    bench.push(EVIL, payload("x"))
+    browser = browse(read_only=False)
+    ask = {"key": key(browser), "id": [job.id, EVIL], "do": "delete"}
+    pages = [
+        *(browser.get(path) for path in ("/", "/dead", f"/dead/{job.id}", f"/dead/{quote(EVIL)}")),
+        browser.get("/dead", params={"task": EVIL, "first": EVIL}),
+        browser.post("/dead", data=ask),
+    ]
+    for page in pages:
+        tags = Tags(page.text)
+        assert tags.count["script"] == 1, "the page's own"
+        assert not tags.count["img"]
+        assert not [name for name in tags.attributes if name.startswith("on") or name == "style"]
+        assert "\u202e" not in page.text
+        assert "\x1b" not in page.text
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert page.headers["x-content-type-options"] == "nosniff"
+        assert page.headers["cache-control"] == "no-store"
+    assert pages[3].status_code == 404
+    assert "&lt;script&gt;" in pages[2].text
+
+
+def test_secrets_are_hidden_in_the_list_and_on_a_jobs_own_page(
+    app: Celery, bench: Bench, browse: Callable[..., TestClient]
+) -> None:
+    @app.task(name="shop.pay", shared=False)
+    def pay(order: str, card: str) -> None: ...
+
+    texts = {"argsrepr": "('A-1', 'S3CRET')", "kwargsrepr": "{'apiToken': 'S3CRET', 'n': 1}"}
+    [job] = bench.killed(payload("x", task="shop.pay", **texts))
+    for path in ("/dead", f"/dead/{job.id}"):
+        page = browse().get(path).text
+        assert "S3CRET" not in page
+        assert "A-1" in page
+        assert "***" in page
+    assert "S3CRET" in browse(hide=["n"]).get("/dead").text
+
+
+def test_pages_and_a_search_that_looks_at_so_many_jobs(
+    bench: Bench, browse: Callable[..., TestClient]
+) -> None:
+    for at, job in enumerate(bench.killed(*(payload(n) for n in range(120)))):
+        bench.die_at(job, 1e12 + at)
+    [rare] = bench.killed(payload("rare", task="shop.rare"))
+    bench.die_at(rare, 1e12 - 1)
+    browser = browse()
+    first = browser.get("/dead").text
+    assert "1 to 50 of 121" in first
+    link = re.search(r'rel="next" href="([^"]+)"', first)
+    assert link
+    assert "51 to 100 of 121" in browser.get(link[1].replace("&amp;", "&")).text
+    assert "101 to 121 of 121" in browser.get("/dead?first=100").text
+    assert "only 121 dead jobs" in browser.get("/dead?first=500").text
+    found = browser.get("/dead?task=rare").text
+    assert "1 found up to number 121 of 121" in found
+    assert "shop.note" not in found
+    assert "No dead job" in browser.get("/dead?task=nobody").text
+    assert rare.reason.capitalize() in browser.get(f"/dead/{rare.id}").text
+
+
+def asked(app: Celery, browsers: int, silent: socket.socket) -> int:
+    """How often a server that says nothing is tried while so many look at once."""
+    browser = TestClient(create_app(app), base_url="http://localhost")
+    begun, look = threading.Barrier(browsers), partial(browser.get, "/")
+
+    def together() -> int:
+        begun.wait()
+        return look().status_code
+
+    with ThreadPoolExecutor(browsers) as side_by_side:
+        looks = [side_by_side.submit(together) for _ in range(browsers)]
+        assert [one.result() for one in looks] == [503] * browsers
+    silent.setblocking(False)
+    tried = 0
+    with suppress(BlockingIOError):
+        while True:
+            silent.accept()[0].close()
+            tried += 1
+    return tried
+
+
+def test_all_who_have_waited_are_told_by_one_failure(make_app: Callable[..., Celery]) -> None:
+    tries = []
+    for browsers in (1, 4):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            app = make_app(url=f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
+            tries.append(asked(app, browsers, silent))
+    assert tries[0] == tries[1] > 0
+
+
+def test_the_page_is_as_patient_as_a_probe(app: Celery, bench: Bench) -> None:
+    seen = Seen(app, ())
+    assert seen.overview()
+    assert seen._inspector is not None
+    assert seen._inspector.database.client.get_connection_kwargs()["socket_timeout"] == 5.0
+
+
+def test_a_server_that_is_away_is_said_and_found_again(
+    make_app: Callable[..., Celery], fresh_server: Callable[..., Any]
+) -> None:
+    own = fresh_server()
+    browser = TestClient(create_app(make_app(url=own.url())), base_url="http://localhost")
+    assert browser.get("/").status_code == 200
+    own.kill()
+    answer = browser.get("/dead")
+    assert answer.status_code == 503
+    assert "The server cannot be asked" in answer.text
+    own.start()
+    assert browser.get("/dead").status_code == 200

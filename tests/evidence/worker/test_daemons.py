@@ -1,0 +1,99 @@
+"""Workers that restart themselves, and those that `celery multi` sends to the background."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.waiting import always, eventually
+from support.workers.worker import SCRIPT, Worker, process_env
+
+
+def test_hup_restarts_a_worker_and_loses_nothing(
+    worker: Callable[..., Worker], shop: Any, ledger: Ledger, client: Any
+) -> None:
+    database = Database(client)
+    process = worker(concurrency=1, args=["--prefetch-multiplier=4"], program=[SCRIPT])
+    running = shop.hold.delay("running")
+    for number in range(6):
+        shop.note.delay(f"n{number}")
+    eventually(lambda: "running" in ledger.starts())
+    [old] = database.owners()
+    process.hup()
+    process.wait_log("Restarting celery worker")
+    always(lambda: "running" not in ledger.finishes(), 0.3, message="it is not cut short")
+    ledger.release("running")
+    jobs = {"running", *(f"n{number}" for number in range(6))}
+    eventually(lambda: set(ledger.finishes()) == jobs)
+    assert ledger.runs() == dict.fromkeys(jobs, 1)
+    eventually(lambda: database.owners() and old not in database.owners())
+    [new] = database.owners()
+    assert new.split("|")[:2] == old.split("|")[:2], "the same process"
+    assert running.id
+    process.term()
+    process.wait_exit()
+    assert database.private_lists() == []
+    assert database.owners() == []
+
+
+@pytest.fixture
+def multi(env: Callable[..., dict[str, str]], tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """`multi("start", ...)`: the real command; what it started ends with the test."""
+
+    def run(*argv: str) -> str:
+        command = [sys.executable, "-m", "celery", "multi", *argv]
+        files = [f"--pidfile={tmp_path}/%n.pid", f"--logfile={tmp_path}/%n.log"]
+        done = subprocess.run(
+            [*command, *files],
+            env=process_env(env()),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    yield run
+    for pidfile in tmp_path.glob("*.pid"):
+        main = psutil.Process(int(pidfile.read_text()))
+        for process in (*main.children(recursive=True), main):
+            process.send_signal(signal.SIGKILL)
+
+
+def test_celery_multi_starts_and_stops_workers(
+    multi: Callable[..., str], shop: Any, ledger: Ledger, client: Any
+) -> None:
+    """Daemons: they fork twice before they consume."""
+    database = Database(client)
+    start = ("one", "two", "-A", "support.apps.shop", "-c", "1", "-P", "prefork", "-l", "INFO")
+    quiet = ("--without-mingle", "--without-gossip", "--prefetch-multiplier=2")
+    multi("start", *start, *quiet)
+    eventually(lambda: len(database.owners()) == 2)
+    jobs = ["a", "b", "c", "d"]
+    for name in jobs:
+        shop.hold.delay(name)
+    eventually(lambda: len(ledger.starts()) == 2 and database.length() == 0)
+    shop.note.delay("waits")
+    multi("stop", "one", "two")
+    ledger.release()
+    eventually(lambda: database.owners() == [], message="the workers are gone")
+    ran, waiting = sorted(ledger.finishes()), database.waiting()
+    assert len(ran) == 2
+    assert sorted(waiting[:2] + ran) == jobs
+    assert waiting[2:] == ["waits"]
+    assert database.private_lists() == []
+    multi("start", *start, *quiet)
+    eventually(lambda: len(ledger.finishes()) == 5 and len(database.owners()) == 2)
+    assert set(ledger.runs().values()) == {1}
+    multi("stopwait", "one", "two")  # it waits for the pid files to go, a little too short
+    eventually(lambda: database.owners() == [], message="the workers are gone")

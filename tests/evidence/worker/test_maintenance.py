@@ -1,0 +1,63 @@
+"""The rounds of a worker's maintenance, in its own process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import monotonic
+
+import pytest
+import redis
+from celery import Celery
+from redis.connection import parse_url
+
+import celery_superfetch
+from celery_superfetch.app.broker import config_of
+from celery_superfetch.owner.membership import Membership
+from celery_superfetch.worker.maintenance import Rounds
+from support.waiting import eventually
+from support.workers.bench import Bench, payload
+
+LIMITS = {"stuck_after": 0.001}
+
+
+@pytest.fixture
+def beside(client: redis.Redis, url: str) -> Iterator[tuple[Celery, Membership]]:
+    """An app, and a consumer of its options that runs beside its worker, in a task or in a step."""
+    app = celery_superfetch.install(Celery("shop", broker=url, set_as_current=False), **LIMITS)
+    membership = Membership(parse_url(url), config_of(app))
+    membership.join(1, {"mail": 0})
+    yield app, membership
+    membership.leave_for_good()
+
+
+def test_a_consumer_beside_the_worker_is_served_like_any_owner(
+    beside: tuple[Celery, Membership], client: redis.Redis
+) -> None:
+    """It has no pool, so nothing is told of its runs."""
+    app, membership = beside
+    bench = Bench(client)
+    bench.push("mail", payload("1"))
+    [claimed] = membership.claim(["mail"], 1, 1).jobs
+    membership.in_flight.wait(claimed.job)
+    dead = bench.dead_owner([payload("2", "other")], queue="other")
+    Rounds(app, membership).go(monotonic())
+    assert not bench.registry.owners().get(dead.owner), "it was reaped"
+    assert [*membership.in_flight.jobs] == [claimed.job]
+
+
+def test_of_those_who_see_a_death_in_one_second_one_makes_a_pass(
+    beside: tuple[Celery, Membership], client: redis.Redis
+) -> None:
+    """The control is a turn that nobody has taken."""
+    app, membership = beside
+    bench, rounds = Bench(client), Rounds(app, membership)
+    dead = bench.dead_owner([payload("1")])
+    assert bench.database.take_turn("host", 60)
+    assert not bench.database.take_turn("host", 60)
+    assert 0 < client.pttl(bench.keys.lock("host")) <= 60_000, "it expires by itself"
+    rounds._reap([dead.owner], "host")
+    assert dead.owner in bench.registry.owners()
+    rounds._reap([dead.owner], "remote")
+    assert dead.owner not in bench.registry.owners()
+    assert not bench.database.take_turn("remote", 60)
+    eventually(lambda: bench.database.take_turn("remote", 60), 5)

@@ -1,0 +1,69 @@
+"""What a worker says at its start, and how often it says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import redis
+from celery import Celery
+
+from celery_superfetch import __version__
+from support.servers.database import Database
+from support.servers.faults import kill_connections
+from support.servers.ledger import Ledger
+from support.waiting import eventually
+from support.workers.worker import Worker
+
+
+def test_one_line_at_the_start_says_what_a_worker_goes_by(
+    worker: Callable[..., Worker], client: redis.Redis
+) -> None:
+    """E7. Once, also when it loses its connection."""
+    options = {"owner_ttl": 45, "strike_limit": 5}
+    one = worker(options=options, conf={"task_reject_on_worker_lost": False})
+    [owner] = Database(client).owners()
+    kill_connections(client)
+    eventually(lambda: one.log().count("Connected to redis") >= 2)
+    lines = [line for line in one.log().splitlines() if f"celery_superfetch {__version__}" in line]
+    [line] = lines
+    for part in (owner, "45 s", "strike 5", "72 h", "acks_late is on", "worker_lost is off"):
+        assert part in line, part
+    assert "INFO" in line
+
+
+def test_another_broker_is_warned_of_once(worker: Callable[..., Worker]) -> None:
+    """E7. A worker asks for its transport seventeen times at its start."""
+    one = worker(url="memory://", result_url="", pool="solo")
+    assert one.log().count("is installed, but the broker is") == 1
+
+
+def test_a_worker_of_another_broker_runs_with_the_options_of_that(
+    worker: Callable[..., Worker], ledger: Ledger, tmp_path: Path
+) -> None:
+    """C5. They are none of ours, whatever they are called; it refused to start."""
+    folders = {f"data_folder_{way}": str(tmp_path) for way in ("in", "out")}
+    options = {**folders, "control_folder": str(tmp_path / "control"), "owner_ttls": 1}
+    conf = {"broker_transport_options": options, "worker_enable_remote_control": False}
+    one = worker(url="filesystem://", result_url="", pool="solo", conf=conf)
+    app = Celery("producer", broker="filesystem://", set_as_current=False)
+    app.conf.update(conf)
+    app.send_task("shop.note", ("a",))
+    eventually(lambda: ledger.runs() == {"a": 1})
+    one.term()
+    assert one.wait_exit() == 0
+
+
+def test_options_of_another_broker_stop_no_worker_and_are_named_once(
+    worker: Callable[..., Worker], shop: Any, ledger: Ledger
+) -> None:
+    """C5. Stock ignores them; a name that is nearly one of ours is a mistake, and refused."""
+    foreign = {"confirm_publish": True, "predefined_queues": {}, "retry_policy": {"timeout": 5.0}}
+    one = worker(conf={"broker_transport_options": foreign})
+    shop.note.delay("a")
+    eventually(lambda: ledger.runs() == {"a": 1})
+    assert one.log().count("confirm_publish, predefined_queues, retry_policy means nothing") == 1
+    near = worker(conf={"broker_transport_options": {"owner_tll": 60}}, ready=False)
+    assert near.wait_exit() != 0
+    assert "unknown option 'owner_tll'; did you mean 'owner_ttl'?" in near.log()

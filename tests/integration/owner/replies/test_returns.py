@@ -1,0 +1,102 @@
+"""What is given back, where the server or the network does not play along."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from celery_superfetch.model.dead_job import DeadJob
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Job
+from celery_superfetch.model.strikes import Decision, Limits, Recovery, decide
+from celery_superfetch.owner.in_flight.lost_runs import LostRuns
+from celery_superfetch.signals import job_recovered, job_recovering
+from support.servers.proxy import FaultProxy, Words
+from support.servers.server import Server
+from support.waiting import eventually
+from support.workers.bench import Bench, payload
+
+
+def test_two_returns_that_meet_a_server_without_their_script_both_go_back(server: Server) -> None:
+    """The first was refused, somebody else told the server, the second was served, and the first
+    was sent again behind it: it came late, and a hundred jobs were nobody's."""
+    direct, raws = Bench(server.client()), [payload(n) for n in range(150)]
+    sha = direct.scripts.command(direct.lists.requeue([direct.lists.job("", "", b"")], "", 0))[1]
+    returns: list[Words] = []
+
+    def tell_between(words: Words) -> bool:
+        if words[:2] == [b"EVALSHA", sha.encode()]:
+            returns.append(words)
+            if len(returns) == 2:
+                eventually(lambda: direct.client.info("errorstats").get("errorstat_NOSCRIPT"))
+                direct.client.script_load(direct.scripts._source("requeue"))
+        return False
+
+    with FaultProxy(server.port) as proxy:
+        bench = Bench(redis.Redis(port=proxy.port))
+        owner, held = bench.owner(), bench.in_flight
+        bench.push("mail", *raws)
+        jobs = [claimed.job for claimed in held.claim(owner.owner, ["mail"], 150, 1, []).jobs]
+        direct.client.script_flush()
+        direct.client.config_resetstat()
+        proxy.cut_at(tell_between, reply_lost=False)
+        held.requeue(reversed(jobs))
+        assert direct.queue() == raws
+        assert direct.private(owner) == []
+
+
+def test_a_return_that_the_server_refuses_without_a_reason_is_looked_into(
+    hasty: Bench, owner: Facts
+) -> None:
+    """As one that was overtaken by a later one of its owner."""
+    held, raws = hasty.in_flight, [payload(1), payload(2)]
+    hasty.push("mail", *raws)
+    one, two = (claimed.job for claimed in held.claim(owner.owner, ["mail"], 2, 1, []).jobs)
+    assert hasty.run(hasty.lists.requeue([two], "front", 0, 1)) == [1]
+    held.requeue([one])
+    assert hasty.private(owner) == [raws[0]]
+    assert held.doubt
+    assert held.lost_claims.reconcile(owner.owner, ["mail"]) == 1
+    assert (hasty.queue(), hasty.private(owner)) == (raws, [])
+
+
+def test_a_recovery_whose_reply_was_lost_is_counted_and_told_once(server: Server) -> None:
+    """The same process has claimed the job again by then, and runs it: it was taken from there,
+    and counted anew; here its second strike would have been its last."""
+    direct, sender, limits = Bench(server.client()), object(), Limits(lambda _: 2, 20)
+    told: list[Recovery] = []
+
+    def note(recovery: Recovery, **_: object) -> None:
+        told.append(recovery)
+
+    def decided(recovery: Recovery, **_: object) -> Decision:
+        return decide(recovery)
+
+    job_recovered.connect(note, sender=sender)
+    job_recovering.connect(decided, sender=sender)
+    sha = direct.client.script_load(direct.scripts._source("recover"))
+    with FaultProxy(server.port) as proxy:
+        bench = Bench(redis.Redis(port=proxy.port))
+        lost_runs, owner = LostRuns(bench.in_flight), bench.owner()
+
+        def recover(job: Job) -> DeadJob | None:
+            return lost_runs.recover_or_kill(job, "pool child lost", sender, limits)
+
+        [claimed] = bench.take(owner, payload(1))
+        proxy.cut_at(lambda words: words[:2] == [b"EVALSHA", sha.encode()], reply_lost=True)
+        with pytest.raises(redis.ConnectionError):
+            recover(claimed.job)
+        eventually(lambda: direct.on_probation() == [payload(1)])
+        again = bench.in_flight.claim_alone(owner.owner, "mail")
+        assert again is not None
+        assert recover(claimed.job) is None
+        assert direct.private(owner) == [payload(1)], "it runs"
+        assert (direct.counters(payload(1)).recoveries, direct.counters(payload(1)).strikes) == (
+            1,
+            1,
+        )
+        assert [*bench.in_flight.jobs] == [again.job]
+        assert [(recovery.strikes, recovery.recoveries) for recovery in told] == [(1, 1)]
+        dead = recover(again.job)
+        assert dead is not None, "the control: this run is another"
+        assert dead.strikes == 2

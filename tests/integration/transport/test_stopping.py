@@ -1,0 +1,28 @@
+"""A process that is told to stop gives back what waits in the old order."""
+
+from __future__ import annotations
+
+from support.waiting import eventually
+from support.workers.bench import Bench, payload
+from support.workers.inbox import Inbox
+
+
+def test_what_a_read_has_claimed_by_then_overtakes_nothing_that_waits(
+    url: str, bench: Bench
+) -> None:
+    """It came back to the front, when the others had gone there."""
+    raws = [payload(n) for n in range(4)]
+    bench.push("mail", *raws[:3])
+    with Inbox(url) as inbox:
+        inbox.receive(3)
+        fetch = inbox.channel.fetch
+        for job in fetch.in_flight.jobs:
+            fetch.in_flight.wait(job)
+        inbox.settle_in()
+        assert fetch.reads.armed
+        bench.push("mail", raws[3])
+        eventually(lambda: len(bench.private(fetch.membership)) == 4, message="a read has it")
+        fetch.membership.heart.stopping = True
+        inbox.settle_in()
+        assert bench.queue() == raws
+        assert bench.private(fetch.membership) == []

@@ -1,0 +1,171 @@
+"""The bench: the package's structures on the test's database; a server behind TLS; workers that are
+staged, and fleets of them."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from celery_superfetch.signals import LostJob, ownership_lost
+from support.process import Process
+from support.servers.cluster import Cluster, cluster
+from support.servers.ledger import Ledger
+from support.servers.server import ExternalServer, Server
+from support.shown import STARTED
+from support.workers.bench import Bench
+from support.workers.fleet import Fleet
+from support.workers.scene import Scene
+
+
+@pytest.fixture
+def make_bench(client: redis.Redis) -> Callable[..., Bench]:
+    """`make_bench(owner_ttl=30, ...)`: the structures under other options."""
+
+    def make(**options: Any) -> Bench:
+        return Bench(client, **options)
+
+    return make
+
+
+@pytest.fixture
+def bench(make_bench: Callable[..., Bench]) -> Bench:
+    return make_bench()
+
+
+@pytest.fixture
+def lost() -> Iterator[list[LostJob]]:
+    """Jobs whose loss was announced."""
+    jobs: list[LostJob] = []
+
+    def receiver(lost: LostJob, **_: object) -> None:
+        jobs.append(lost)
+
+    ownership_lost.connect(receiver)
+    yield jobs
+    ownership_lost.disconnect(receiver)
+
+
+@pytest.fixture
+def own(fresh_server: Callable[..., Server]) -> redis.Redis:
+    """A client of a server that nobody else uses: what it does is counted, or noted."""
+    return fresh_server().client()
+
+
+@pytest.fixture
+def nodes() -> Iterator[Cluster]:
+    """A cluster of three, each with a replica."""
+    with cluster(replicas=1) as made:
+        yield made
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl on this machine to make a certificate with")
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    request = [
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=DNS:localhost,IP:127.0.0.1",
+        "-keyout",
+    ]
+    subprocess.run([openssl, *request, key, "-out", cert], check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.fixture
+def behind_tls(certificate: tuple[Path, Path]) -> Iterator[Callable[[Server], int]]:
+    """`behind_tls(server)`: a port. The wheels' servers speak no TLS, so this end is Python's."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*map(str, certificate))
+    listeners: list[socket.socket] = []
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def accept(listener: socket.socket, own: Server) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                plain, _ = listener.accept()
+                with contextlib.suppress(OSError):
+                    client = context.wrap_socket(plain, server_side=True)
+                    server = socket.create_connection(("127.0.0.1", own.port))
+                    for ends in ((client, server), (server, client)):
+                        threading.Thread(target=pump, args=ends, daemon=True).start()
+
+    def begin(own: Server) -> int:
+        listeners.append(socket.create_server(("127.0.0.1", 0)))
+        threading.Thread(target=accept, args=(listeners[-1], own), daemon=True).start()
+        return int(listeners[-1].getsockname()[1])
+
+    yield begin
+    for listener in listeners:
+        listener.close()
+
+
+@pytest.fixture
+def tls_port(behind_tls: Callable[[Server], int], fresh_server: Any) -> tuple[Server, int]:
+    """A server behind TLS."""
+    own = fresh_server()
+    return own, behind_tls(own)
+
+
+@pytest.fixture
+def scenes(
+    fresh_server: Callable[..., Server], remember: Callable[[Process], None], tmp_path: Path
+) -> Iterator[Callable[..., list[Scene]]]:
+    """`scenes("prefork", "solo", conf={...}, ...)`: a scene for each pool, all at once."""
+    staged: list[Scene] = []
+
+    def stage(*pools: str, **settings: Any) -> list[Scene]:
+        new = [Scene(fresh_server(), pool, tmp_path, **settings) for pool in pools]
+        staged.extend(new)
+        for scene in new:
+            remember(scene.worker)
+        return new
+
+    yield stage
+    for scene in staged:
+        scene.close()
+
+
+@pytest.fixture
+def small(
+    request: pytest.FixtureRequest,
+    server: Server | ExternalServer,
+    ledger: Ledger,
+    tmp_path: Path,
+) -> Iterator[Callable[..., Fleet]]:
+    """`small(pools={...}, conf={...}, app=...)`: a fleet of the test's own."""
+    with contextlib.ExitStack() as stack:
+
+        def make(**options: Any) -> Fleet:
+            fleet = stack.enter_context(Fleet(server.url(), ledger, tmp_path, **options))
+            request.node.stash[STARTED] = list(fleet.workers.values())
+            return fleet
+
+        yield make

@@ -1,0 +1,188 @@
+"""What nobody has promised to keep: all of it is in the tables, and in the versions installed."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery.concurrency.prefork import TaskPool
+from celery.worker.request import Request
+
+import celery_superfetch
+from celery_superfetch.worker.request import CountedRequest
+from support.private_names import (
+    CONSUMERS,
+    GEVENTS,
+    MISSING,
+    PREFORK,
+    STARTED,
+    WORKERS,
+    Name,
+    attribute,
+    missing,
+)
+
+ROOT = Path(celery_superfetch.__file__).parent
+SOURCES = {path: ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+NAMES = (*CONSUMERS, *GEVENTS, *WORKERS, *PREFORK)
+PROJECTS = {name.project for name in NAMES}
+
+
+# -- the versions installed
+
+
+def test_what_jobs_rely_on_is_there() -> None:
+    assert not missing(NAMES)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Any]:
+    """A pool of processes as a worker starts it."""
+    from billiard.pool import LaxBoundedSemaphore
+
+    pool = TaskPool(1, threads=False, semaphore=LaxBoundedSemaphore(1), initargs=())
+    # It is asked for its names alone: no process is needed.
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(pool.Pool, "_create_worker_process", lambda *_: None)
+    monkeypatch.setattr(pool.Pool, "did_start_ok", lambda _: True)
+    pool.start()
+    yield pool
+    monkeypatch.undo()
+
+
+def test_what_jobs_rely_on_is_there_in_a_started_pool(pool: Any) -> None:
+    assert not missing(STARTED, pool)
+
+
+# -- that something is not there is seen
+
+
+def test_another_name_is_missed(pool: Any) -> None:
+    for name in (*NAMES, *STARTED):
+        path, *called = re.split(r"(?=[(])", name.path)
+        renamed = name._replace(path="".join([f"{path}_renamed", *called]), since=())
+        assert missing([renamed], pool)
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("worker.renamed:Request._context", ""),
+        ("worker.request:Request._context()", ""),  # it is no method
+        ("worker.request:Request.acknowledge(one)", ""),
+        ("worker.request:Request.reject(by_name=)", ""),
+        ("worker.request:Request.execute_using_pool(pool)", "on_renamed"),
+        ("app.task:Task.Strategy", "celery.worker.strategy:renamed"),
+    ],
+)
+def test_another_thing_under_a_name_is_missed(path: str, text: str) -> None:
+    known = path.replace("renamed", "request").partition("(")[0]
+    assert not missing([Name("celery", known, "show it")])
+    assert missing([Name("celery", path, "show it", (), text)])
+
+
+def test_nobody_asks_an_older_version_for_what_is_newer() -> None:
+    newer = Name("kombu", "connection:Connection._gone", "show it", (99, 0))
+    assert not missing([newer])
+    assert missing([newer._replace(since=())])
+
+
+# -- the tables
+
+LISTED = [*NAMES, *STARTED]
+PARTS = {part for name in LISTED for part in re.findall(r"\w+", name.path.partition("(")[0])}
+#: Names with an underscore that are no secret: of named tuples, of Python's own modules, of apps as
+#: ``install`` leaves them, and the one that our own modules show each other.
+NO_SECRETS = {"_asdict", "_fields", "_replace", "_handlerList", "_thread", "_superfetch"}
+NO_SECRETS |= {"_superfetch_monitors", "_fetch"}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and name.isidentifier() and name != "_" and name[1] != "_"
+
+
+def defined(tree: ast.AST) -> set[str]:
+    """What some code defines, or sets on ``self``."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found |= {node.attr} if ast.unparse(node.value) == "self" else set()
+    return found
+
+
+CLASSES = {
+    node.name: node
+    for tree in SOURCES.values()
+    for node in ast.walk(tree)
+    if isinstance(node, ast.ClassDef)
+}
+
+
+def of_class(node: ast.ClassDef) -> set[str]:
+    """What a class defines, and what it inherits from others of ours."""
+    bases = [CLASSES[name] for base in node.bases if (name := ast.unparse(base)) in CLASSES]
+    return defined(node).union(*(of_class(base) for base in bases if base is not node))
+
+
+def asked_for(tree: ast.AST, mine: set[str], of_self: set[str]) -> Iterator[str]:
+    """Private names that some code uses and that are not its own."""
+    for node in ast.iter_child_nodes(tree):
+        inner = of_class(node) if isinstance(node, ast.ClassDef) else of_self
+        yield from asked_for(node, mine, inner)
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            of = ast.unparse(node.value)
+            own = of_self if of in ("self", "cls") else set() if of == "super()" else mine
+            yield from {node.attr} - own
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
+            name = str(getattr(node.args[1], "value", ""))
+            yield from [name] if is_private(name) else []
+
+
+def test_a_private_name_that_is_not_our_own_is_listed() -> None:
+    """As far as underscores tell. What is undocumented without one, nobody finds but a reader."""
+    asked = {path: set(asked_for(tree, defined(tree), set())) for path, tree in SOURCES.items()}
+    unlisted = {path.name: names - PARTS - NO_SECRETS for path, names in asked.items()}
+    assert not {path: names for path, names in unlisted.items() if names}
+
+
+def our_classes() -> Iterator[type]:
+    for path in SOURCES:
+        module = ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
+        for one in vars(import_module(module)).values():
+            if inspect.isclass(one) and one.__module__ == module:
+                yield one
+    yield type("CountedRequest", (CountedRequest, Request), {})
+
+
+def hidden_by(ours: type) -> set[str]:
+    private = filter(is_private, of_class(CLASSES[ours.__name__]))
+    bases = [b for b in ours.__mro__ if b.__module__.partition(".")[0] in PROJECTS]
+    return {n for n in private if any(attribute(b, n) is not MISSING for b in bases)}
+
+
+def test_what_a_class_of_ours_hides_of_its_base_is_listed() -> None:
+    """Be it meant to be overridden, or met by chance."""
+    hidden = {ours.__qualname__: hidden_by(ours) for ours in our_classes()}
+    assert hidden["CountedRequest"]
+    assert not {name for names in hidden.values() for name in names} - PARTS
+
+
+def test_whatever_is_listed_is_used() -> None:
+    sources = "".join(path.read_text() for path in SOURCES)
+    # Whose method is called back is told by what all such callbacks have.
+    told = {"on_accepted": "accept_callback"}
+    for name in LISTED:
+        path = name.path.partition("(")[0].removesuffix(".values")
+        last = [word for word in re.findall(r"\w+", path) if not word.startswith("__")][-1]
+        text = told.get(name.text, name.text)
+        assert re.search(re.escape(text) or rf"\b{last}\b", sources), name

@@ -1,0 +1,141 @@
+"""One whole worker of each kind that dies, stops, or loses its connection; the rest is evidence."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import celery
+import pytest
+import redis
+
+from celery_superfetch import PoisonPill
+from support.hosts import Host
+from support.rows import row
+from support.servers.database import Database
+from support.servers.faults import kill_connections
+from support.servers.ledger import Ledger
+from support.waiting import eventually
+from support.workers.kills import recovered_by_its_neighbour
+from support.workers.scene import Scene
+from support.workers.worker import Worker
+
+#: The default, spelled out: these tests are about exactly this number of runs.
+STRIKES = 3
+
+#: The verdicts of the defaults, sooner: two missed heartbeats are 2 s, owner_ttl is 5 s.
+QUICK = {"heartbeat_interval": 1, "owner_ttl": 5, "reap_interval": 1}
+
+Stage = Callable[..., list[Scene]]
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_a_killed_workers_jobs_run_on_its_neighbour(
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, pool: str
+) -> None:
+    recovered_by_its_neighbour(worker, shop, ledger, db, pool, "kill9_all")
+
+
+def test_a_job_that_kills_its_pool_child_runs_three_times_and_no_more(
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
+) -> None:
+    worker(concurrency=1)
+    pill = shop.kill_child.delay("pill")
+    shop.note.delay("bystander")
+    with pytest.raises(PoisonPill, match=rf"killed after {STRIKES} strikes.*pool process lost"):
+        pill.get(timeout=30)
+    eventually(lambda: ledger.finishes().get("bystander"))
+    assert ledger.runs()["pill"] == STRIKES
+    assert ledger.runs()["bystander"] == 1
+    (record,) = db.dead()
+    assert record["task_id"] == pill.id
+    assert record["queue"] == "celery"
+    assert len(record["history"]) == STRIKES
+    assert not db.counters()
+
+
+def test_a_job_that_kills_its_worker_runs_three_times_and_no_more(
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
+) -> None:
+    pill = shop.kill_owner.delay("pill")
+    for _ in range(STRIKES):
+        worker(pool="solo", concurrency=1, ready=False).wait_exit()
+    assert ledger.runs()["pill"] == STRIKES
+    assert not db.dead(), "nobody was left to judge the last death"
+    worker(pool="solo", concurrency=1)
+    gone = "its process is (gone|a zombie)"  # nobody may have waited for it yet
+    with pytest.raises(PoisonPill, match=rf"killed after {STRIKES} strikes.*{gone}"):
+        pill.get(timeout=30)
+    shop.note.delay("next")
+    eventually(lambda: ledger.finishes().get("next"))
+    assert ledger.runs()["pill"] == STRIKES
+    assert [record["task_id"] for record in db.dead()] == [pill.id]
+
+
+@row("TERM")
+def test_another_worker_runs_meanwhile_what_a_stopping_one_gave_back(scenes: Stage) -> None:
+    """The point of it: the running job may go on for hours."""
+    (scene,) = scenes("solo")
+    scene.settle()
+    scene.tell(signal.SIGTERM)
+    with scene.start("solo", concurrency=1) as heir:
+        heir.wait_ready()
+        scene.says(lambda: {"n0", "late", "p3"} <= set(scene.ledger.finishes()), "others run")
+        assert "running" not in scene.ledger.finishes()
+        scene.release()
+        assert scene.worker.wait_exit() == 0
+    assert set(scene.runs().values()) == {1}, scene.runs()
+
+
+def test_a_free_slot_is_filled_while_others_run_through_a_lost_connection(
+    worker: Callable[..., Worker], shop: SimpleNamespace, ledger: Ledger, client: redis.Redis
+) -> None:
+    """C9. What runs counts against the prefetch here; Celery's own reduction counted it again."""
+    # Before 5.7 Celery forgets at a reconnect which of its processes are at work, and lets other
+    # jobs wait behind what they run.
+    pool = "prefork" if celery.VERSION >= (5, 7) else "threads"
+    one = worker(pool=pool, concurrency=4, args=["--prefetch-multiplier=1"])
+    running = [f"running{number}" for number in range(3)]
+    for name in running:
+        shop.hold.delay(name)
+    eventually(lambda: set(ledger.starts()) == {*running})
+    kill_connections(client)
+    one.wait_log("Trying to re-establish the connection")
+    shop.note.delay("at once")
+    eventually(lambda: "at once" in ledger.finishes(), 10, message="the fourth slot is free")
+    ledger.release()
+    eventually(lambda: {*running} <= set(ledger.finishes()))
+
+
+def test_a_dead_host_is_recovered_by_another(
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
+) -> None:
+    victim = worker(host=Host("here"), options=QUICK, concurrency=1)
+    shop.hold.delay("running")
+    eventually(lambda: ledger.starts())
+    owner = db.owner_of("running")
+    shop.note.delay("reserved")
+    eventually(lambda: db.held()[owner] == ["running", "reserved"])
+    worker(host=Host("there"), options=QUICK, concurrency=1)
+    victim.kill9_all()
+    eventually(lambda: ledger.runs()["running"] == 2, message="it runs again")
+    ledger.release()
+    eventually(lambda: set(ledger.finishes()) == {"running", "reserved"})
+    assert ledger.runs() == {"running": 2, "reserved": 1}
+    assert db.fact(owner, "reason") == "its connections are gone and it missed two heartbeats"
+    assert {line["host"] for line in ledger.lines("finished")} == {"there"}
+
+
+@row("REMAP_SIGTERM=SIGQUIT")
+def test_a_remapped_term_is_a_quit(scenes: Stage) -> None:
+    cut = scenes("prefork", "solo", env={"REMAP_SIGTERM": "SIGQUIT"})
+    for scene in cut:
+        scene.settle()
+    for scene in cut:
+        scene.tell(signal.SIGTERM)
+    for scene in cut:
+        scene.ends()
+        scene.was_cut()
+        scene.has_given_back(cut=True)
