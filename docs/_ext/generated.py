@@ -14,7 +14,8 @@ from sphinx.errors import ExtensionError
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
 
-from celery_superfetch import cli, probe
+from celery_superfetch import cli
+from celery_superfetch.console import probe
 from celery_superfetch.model import config
 
 #: Units as a narrow column has them; what is no quantity needs none.
@@ -64,9 +65,10 @@ class Command(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         command: Any = cli.superfetch
-        for word in self.arguments[0].split():
-            command = command.commands[word]
         context = click.Context(command)
+        for word in self.arguments[0].split():
+            command = command.get_command(context, word)
+            context = click.Context(command)
         lines = [*inspect.cleandoc(command.help).splitlines(), ""]
         options = [one for one in command.params if isinstance(one, click.Option)]
         if len(options) < len(command.params):  # else its name is all that there is to say

@@ -1,4 +1,4 @@
-"""Makes status.svg, top.svg and page.png: what real workers show after one of them was killed.
+"""Makes status.svg and page.png: what real workers show after one of them was killed.
 
     python docs/pictures/record.py
 
@@ -124,17 +124,10 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pictures-")))
         shop = Shop(stack, folder)
         shop.play()
-        prompt = "celery -A shop superfetch"
-
         with Terminal([*CELERY, "superfetch", "status"], shop.env, COLUMNS, 50) as terminal:
             terminal.shows("worker shop@web-c died", "Counters:")
             assert terminal.wait_exit() == 0
-            draw(terminal, f"{prompt} status", HERE / "status.svg")
-        with Terminal([*CELERY, "superfetch", "top"], shop.env, COLUMNS, 28) as terminal:
-            terminal.shows("worker shop@web-c died", "quit")
-            draw(terminal, f"{prompt} top", HERE / "top.svg")
-            terminal.press("q")
-            terminal.wait_exit()
+            draw(terminal, "celery -A shop superfetch status", HERE / "status.svg")
 
         port = free_port()
         shop.start("page", "superfetch", "web", "--port", str(port), ready="http://")

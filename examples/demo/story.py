@@ -187,8 +187,8 @@ class Story:
         def since() -> str:
             return f"{time.time() - kill.at:.1f} s after the kill"
 
-        why = self.until("the owner is declared dead", cause)
-        self.say(f"Owner {self.owner} was declared dead {since()}: {why.decode()}.")
+        why = self.until("the worker is declared dead", cause)
+        self.say(f"Worker {self.owner} was declared dead {since()}: {why.decode()}.")
         self.until("its jobs are back", lambda: not self.held())
         counted: Any = self.client.hget(self.keys.stats, "recovered")
         self.recovered = int(counted or 0)
