@@ -34,7 +34,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from compare import STOCK, TRANSPORTS, Row, Table, arguments, begin, finish, without_plus
+from compare import STOCK, TRANSPORTS, Row, Table, arguments, begin, finish, skipped_here
 from noop import NAME, Counts, build
 
 from support.process import Process
@@ -266,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.herd_of:
         run_herd(*args.herd_of)
-    skipped = without_plus()
+    skipped = skipped_here()
     names = [name for name in TRANSPORTS if name not in skipped]
     idle = [
         Table("commands of an idle worker", "commands/s", more=False, skipped=skipped),

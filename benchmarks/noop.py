@@ -7,6 +7,7 @@ Each process writes to a slot of its own in the file ``COUNTS``, so to look cost
 from __future__ import annotations
 
 import itertools
+import json
 import mmap
 import os
 import socket
@@ -14,6 +15,7 @@ import struct
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 # A worker imports it from the project's root, as benchmarks.noop.
 sys.path.append(str(Path(__file__).resolve().parent))
@@ -64,7 +66,7 @@ class Counts:
         SLOT.pack_into(self._file, pid % SLOTS * SLOT.size, pid, *self._seen)
 
 
-def build(contender: str, url: str, prefetch: int = 4, prefix: str = "") -> Celery:
+def build(contender: str, url: str, prefetch: int = 4, prefix: str = "", **options: Any) -> Celery:
     """The same app for each contender, up to the transport."""
     app = Celery(NAME, broker=url, set_as_current=False)
     app.conf.update(
@@ -76,7 +78,7 @@ def build(contender: str, url: str, prefetch: int = 4, prefix: str = "") -> Cele
         worker_prefetch_multiplier=prefetch,
         worker_send_task_events=False,
         broker_connection_retry_on_startup=True,
-        broker_transport_options={"global_keyprefix": prefix},
+        broker_transport_options={"global_keyprefix": prefix, **options},
     )
     fetch_as(app, contender)
     app.task(name="bench.noop", shared=False)(noop)
@@ -113,4 +115,5 @@ if "CONTENDER" in os.environ:
         os.environ["BROKER_URL"],
         int(os.environ.get("PREFETCH", "4")),
         os.environ.get("PREFIX", ""),
+        **json.loads(os.environ.get("OPTIONS", "{}")),
     )

@@ -93,12 +93,12 @@ def run(words: Sequence[str]) -> None:
         if words[0] == "page":
             from starlette.testclient import TestClient
 
-            from celery_superfetch.web import create_app
+            from celery_superfetch.console.web import create_app
             from support.apps.shop import app
 
             print(len(TestClient(create_app(app)).get(words[1]).text))
         elif words[0] == "superfetch-check":
-            from celery_superfetch.probe import main as probe
+            from celery_superfetch.console.probe import main as probe
 
             probe(words[1:])
         else:

@@ -32,7 +32,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -195,6 +195,10 @@ class Drain:
 
     #: The app's ``global_keyprefix``.
     prefix = ""
+    #: Those that the worker serves; none named: the app's own.
+    queues: Sequence[str] = ()
+    #: What else is in the worker's environment.
+    env: Mapping[str, str] = {}
 
     def __init__(self, contender: str, pool: str, prefetch: int, jobs: int) -> None:
         self.contender, self.pool, self.prefetch, self.jobs = contender, pool, prefetch, jobs
@@ -226,6 +230,7 @@ class Drain:
             "PREFETCH": str(self.prefetch),
             "PREFIX": self.prefix,
             "COUNTS": str(directory / "counts"),
+            **self.env,
         }
         if self.contender == BEFORE:
             package_before(directory)
@@ -240,6 +245,7 @@ class Drain:
             app="benchmarks.noop",
             pool=self.pool,
             concurrency=POOLS[self.pool],
+            queues=self.queues,
             args=FLAGS,
             loglevel="ERROR",
             directory=directory,

@@ -1,0 +1,139 @@
+"""What one job costs that comes to an idle worker: commands sent, and calls that the server makes.
+
+    python benchmarks/lone_job.py [--only solo] [--jobs 100] [--before ../other]
+
+Jobs that do nothing come one by one to a worker of each contender, by turns, each when the worker
+has gone to sleep again. Two things are counted:
+
+- sent: the commands that the worker sends for a job. A script is one.
+- executed: the calls that the server makes for it, those inside scripts and the producer's LPUSH
+  among them (`total_commands_processed`). A wait that is answered later counts as the server has
+  it, for stock as for us.
+
+What an idle worker sends in the same time is taken off. Heartbeats come once in a minute here,
+so that none falls into the time that is measured; the multiplier is Celery's own, 4.
+
+The aims: three sent on each pool, and no more executed than with stock.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from compare import TRANSPORTS, Row, Table, arguments, begin, finish, parsed, skipped_here
+from noop import NAME, Counts, build
+from worker import POOLS, Drain
+
+#: Seconds from the start of a job until its worker has acked it and sleeps.
+REST = 0.1
+#: Seconds in which an idle worker begins each of its waits anew once.
+IDLE = 21.0
+#: Seconds until a worker that has started sends only what it sends for ever.
+CALM = 3.0
+#: Seconds within which a job that was sent has started, or something is wrong.
+PATIENCE = 10
+
+#: Nothing is due but what a job asks for.
+OPTIONS = {"heartbeat_interval": 60, "owner_ttl": 600, "reap_interval": 600}
+
+#: Case -> pool, and number of queues.
+CASES = {
+    **{pool: (pool, 1) for pool in POOLS},
+    "solo, 4 queues": ("solo", 4),
+    "prefork, 4 queues": ("prefork", 4),
+    "solo, 20 queues": ("solo", 20),
+    "prefork, 20 queues": ("prefork", 20),
+}
+
+
+class Lone(Drain):
+    """A worker that sleeps between its jobs."""
+
+    def __init__(self, contender: str, pool: str, queues: int, stack: ExitStack) -> None:
+        super().__init__(contender, pool, 4, 1)
+        self.queues = [NAME, *(f"{NAME}-{n}" for n in range(1, queues))]
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        server, url = stack.enter_context(self.serving())
+        self.client = server.client()
+        self.counts = Counts(directory / "counts")
+        self._told = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        self._told.bind(str(directory / "told"))
+        self._told.settimeout(PATIENCE)
+        self.env = {"TOLD": str(directory / "told"), "OPTIONS": json.dumps(OPTIONS)}
+        self.worker = self.start(url, directory)
+        stack.callback(self.worker.close)
+        app = build(contender, url)
+        stack.callback(app.close)
+        self._task = app.tasks["bench.told"]
+        self._producer = stack.enter_context(app.producer_or_acquire())
+
+    def job(self) -> None:
+        """One job, until its worker sleeps again."""
+        self._task.apply_async((time.monotonic(),), queue=NAME, producer=self._producer)
+        self._told.recv(8)
+        time.sleep(REST)
+
+    def spent(self) -> tuple[int, int]:
+        sent = sum(commands for commands, _ in self.counts.read().values())
+        return sent, self.client.info("stats")["total_commands_processed"]
+
+
+def measure(
+    tables: Sequence[Table], case: str, names: Sequence[str], rounds: int, jobs: int
+) -> None:
+    pool, queues = CASES[case]
+    rows = [Row(case, {name: [] for name in names}) for _ in tables]
+    with ExitStack() as stack:
+        workers = {name: Lone(name, pool, queues, stack) for name in names}
+        for lone in workers.values():
+            lone.job()
+        time.sleep(CALM)
+        for _ in range(rounds):
+            # All at once: who sleeps is in nobody's way.
+            began, before = time.monotonic(), {n: lone.spent() for n, lone in workers.items()}
+            time.sleep(IDLE)
+            idle, took = {n: lone.spent() for n, lone in workers.items()}, time.monotonic() - began
+            began = time.monotonic()
+            for _ in range(jobs):
+                for lone in workers.values():
+                    lone.job()
+            part = (time.monotonic() - began) / took
+            for name, lone in workers.items():
+                for row, *counts in zip(rows, before[name], idle[name], lone.spent(), strict=True):
+                    first, second, third = counts
+                    # To ask is a call of its own, once in each of both times.
+                    asked = int(row is rows[-1])
+                    still = (second - first - asked) * part
+                    row.values[name].append((third - second - asked - still) / jobs)
+    for table, row in zip(tables, rows, strict=True):
+        table.rows.append(row)
+        print(f"{table.unit:10}{table.line(row)}", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__, rounds=1)
+    parser.add_argument("--jobs", type=int, default=100, help="of each worker, one by one")
+    args: Any = parsed(parser, argv)
+    skipped = skipped_here()
+    names = [name for name in TRANSPORTS if name not in skipped]
+    tables = [
+        Table("commands that a lone job sends", "sent", more=False, skipped=skipped),
+        Table("calls of the server for it", "executed", more=False),
+    ]
+    begin(tables[0])
+    for case in CASES:
+        if args.only in case:
+            measure(tables, case, names, args.rounds, args.jobs)
+    finish(args, tables)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
