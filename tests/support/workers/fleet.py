@@ -108,10 +108,12 @@ class Fleet:
         return load
 
     def left(self) -> dict[str, str]:
-        """What waits or is in flight, key by key."""
-        keys = [*self.pools, *(k for own in FLYING for k in self.db.keys(f"superfetch:{own}:*"))]
-        rows = {key: self.db.contents(key) for key in keys}
-        return {key: str(held)[:300] for key, held in rows.items() if held}
+        """What waits or is in flight, key by key: looked for in one step, as jobs move in one."""
+        with self.db.client.pipeline(transaction=True) as pipe:
+            for pattern in (*self.pools, *(f"superfetch:{own}:*" for own in FLYING)):
+                pipe.keys(pattern)
+            names = {key.decode() for keys in pipe.execute() for key in keys}
+        return {name: str(self.db.contents(name))[:300] for name in sorted(names)}
 
     def at_rest(self) -> bool:
         """Nothing waits, and nothing is in flight; else it fails and names what there is."""
