@@ -134,7 +134,7 @@ class BlockingReads:
             read.arm()
             others.remove(name)
         if len(lists) > most:
-            self._look_at(others)
+            self._look_at(others, else_blocked=len(lists) <= MOST_BLOCKS)
         else:
             self._forget_arrivals()
 
@@ -186,21 +186,24 @@ class BlockingReads:
                 self.membership.in_flight.doubt = True
             self.answered = read.close() and self.answered
 
-    def _look_at(self, lists: Sequence[str]) -> None:
-        """See that word comes of whatever is, or arrives, in lists on which nothing waits."""
+    def _look_at(self, lists: Sequence[str], *, else_blocked: bool = False) -> None:
+        """See that word comes of whatever is, or arrives, in lists on which nothing waits; where
+        it does not, they are looked at once a second, or ``else_blocked`` on."""
         if self._arrivals is not None and self._arrivals.overdue(OVERDUE):
             logger.warning("No word of changed queue lists in time; both connections are replaced.")
             self._forget_arrivals()
         if self._arrivals is None and lists and monotonic() >= self._refused.get(Arrivals, 0.0):
-            self._open_arrivals()
+            self._open_arrivals(else_blocked)
         if self._arrivals is not None:
             self._arrivals.look(lists)
 
-    def _open_arrivals(self) -> None:
+    def _open_arrivals(self, else_blocked: bool) -> None:
         try:
             self._arrivals = Arrivals(self.membership.database, self.membership.heart.params)
         except ResponseError as exc:
             self._refused[Arrivals] = monotonic() + UNTOLD
+            if else_blocked:
+                return
             warn_once(
                 f"The server does not tell of changes ({exc}): queue lists on which no connection "
                 "waits are looked at once a second. If that is forbidden to its user, see "
