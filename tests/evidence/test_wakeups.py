@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,7 +53,9 @@ def test_an_added_queue_is_served_and_a_cancelled_one_is_left_alone(
 ) -> None:
     app = shop.note.app
     one = worker(concurrency=1, neighbours=True)
-    (answer,) = app.control.add_consumer("extra", reply=True, timeout=10, limit=1)
+    # Just after its start it may not listen yet.
+    add = partial(app.control.add_consumer, "extra", reply=True, timeout=2, limit=1)
+    (answer,) = eventually(add, message="it has heard of the queue")
     assert "ok" in next(iter(answer.values()))
     sent = time.time()
     shop.note.apply_async(("added",), queue="extra")
