@@ -121,17 +121,13 @@ def reaper_of(contender: str, bench: Bench) -> Any:
 
 
 def one_owner(
-    contender: str, server: Server, jobs: Sequence[bytes], backlog: int = 0, held: bool = False
+    contender: str, server: Server, jobs: Sequence[bytes], backlog: int = 0
 ) -> tuple[float, ...]:
-    """An owner of this host died with these jobs; held: they waited for their ETA."""
+    """An owner of this host died with these jobs."""
     client = _empty(server)
     bench = Bench(client)
     owner = bench.dead_owner(running=jobs[-4:])
-    if held:
-        aside = {f"{number:x}": raw for number, raw in enumerate(jobs, 1)}
-        client.hset(bench.keys.held(owner.owner, "mail"), mapping=aside)
-    else:
-        give(bench, owner, jobs)
+    give(bench, owner, jobs)
     bench.push("mail", *[b"backlog"] * backlog)
     reaper = reaper_of(contender, bench)
     with watched(client) as taken:
@@ -208,7 +204,6 @@ def cases(args: Any, server: Server) -> Iterator[tuple[str, Contenders]]:
     yield f"{number} of 10 kB", ours(one_owner, middling)
     yield f"{args.large} jobs of 1 MB", ours(one_owner, jobs_of(args.large, 1_000_000))
     yield f"{number}, 100,000 waiting", ours(one_owner, small, 100_000)
-    yield f"{number} held for their ETA", ours(one_owner, small, 0, True)
     for dead, remote, where in ((0, False, ""), (10, False, " here"), (10, True, " elsewhere")):
         name = f"{args.owners:,} owners, {dead} died{where}"
         yield name, ours(many_owners, args.owners, dead, remote, args.each)

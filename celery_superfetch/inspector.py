@@ -17,8 +17,9 @@ from .store.counters import StrikeCounters
 from .store.database import Database
 from .store.dead_jobs import Graveyard
 from .store.history import Counts, History
-from .store.holdings import ETA, PROBATION, RESERVED, RUNNING, STATES, Holding, Holdings, Place
+from .store.holdings import PARKED, PROBATION, RESERVED, RUNNING, STATES, Holding, Holdings, Place
 from .store.keyspace import Keyspace
+from .store.parked import Parked
 from .store.queues import Queues, Suspects
 from .store.registry import Registry
 from .store.unacked import Unacked
@@ -31,7 +32,7 @@ if TYPE_CHECKING:  # a probe waits for neither
     from redis import Redis
 
 __all__ = ["PATIENCE", "STATES", "Counts", "Holding", "Inspector", "Place"]
-__all__ += ["ETA", "PROBATION", "RESERVED", "RUNNING"]
+__all__ += ["PARKED", "PROBATION", "RESERVED", "RUNNING"]
 
 #: Seconds that whoever looks waits for the server; Prometheus itself gives a scrape ten by default.
 PATIENCE = 5.0
@@ -55,6 +56,7 @@ class Inspector:
         self.lists, self.separator = frozenset(lists), separator
         self.registry, self.holdings = Registry(database), Holdings(database)
         self.queues, self.suspects = Queues(database), Suspects(database)
+        self.parked = Parked(database)
         self.history, self.dead_jobs = History(database), Graveyard(database)
         self.strikes = StrikeCounters(database)
         self.unacked = Unacked(database, *unacked)
@@ -122,7 +124,7 @@ class Inspector:
         return whereabouts(self.database.client, prefixes or (own,))
 
     def orphans(self) -> set[str]:
-        """Owners that nobody has registered, and that have private lists or held jobs. Raises
+        """Owners that nobody has registered, and that have private lists. Raises
         NoPermissionError where SCAN is forbidden."""
         holders = Keyspace(self.database).holders()
         # Who has come meanwhile is known by now.

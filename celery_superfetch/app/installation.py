@@ -13,6 +13,7 @@ from ..signals import job_killed, job_recovered, job_recovering
 from ..transport.transport import KNOWN_OPTIONS
 from .broker import AMQP, config_of
 from .events import reporter
+from .notice import add_announce_task
 from .poison_pill import guard_of
 from .reaping import add_reap_task
 
@@ -106,6 +107,7 @@ def _add(app: Celery) -> None:
     app.steps["worker"].add("celery_superfetch.worker.steps:Maintenance")
     app.steps["consumer"].add("celery_superfetch.worker.steps:Guarded")
     add_reap_task(app)
+    add_announce_task(app)
     job_recovering.connect(guard_of(app), sender=app, weak=False)
     job_recovered.connect(reporter(app, "recovery"), sender=app, weak=False)
     job_killed.connect(reporter(app, "job"), sender=app, weak=False)

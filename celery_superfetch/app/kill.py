@@ -51,8 +51,6 @@ def kill(
             results[name] = {"error": UNANSWERED.format(exc)}
         else:
             results[name] = {"dead_id": dead.id} if dead else {"error": GONE}
-            if dead:
-                reaper.announcements.soon(dead)
     if moved := [name for name, why in answers.items() if not why]:
         for name, why in _stop(app, facts, called, moved).items():
             if why not in ("", GONE) and (dead_id := results[name].get("dead_id")):
@@ -97,7 +95,9 @@ def _move(reaper: Reaper, facts: Facts, queue_list: str, name: str) -> DeadJob |
     for _ in range(DECISIONS):
         job = job._replace(claim_id=claim_id)
         [recovery] = reaper.judge.look([job], Running(), reaper.limits, **told)
-        [done] = reaper.judge.carry_out([(recovery, Decision.KILL)], 0, marked=False)
+        [done] = reaper.judge.carry_out(
+            [(recovery, Decision.KILL)], 0, marked=False, notice=reaper.notice
+        )
         if isinstance(done.answer, Exception):
             raise done.answer
         if done.answer == b"ok":

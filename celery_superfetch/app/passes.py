@@ -10,22 +10,19 @@ from ..owner.membership import Membership
 from ..reaper.reaper import Reaper
 from ..reaper.report import Report
 from ..store.queues import Queues
-from .announcer import Announcements, announcements_of
 from .broker import database_of
+from .notice import Notices
 from .poison_pill import limits_of
 from .queues import lists_of
 
 
 def reaper_of(app: Celery, client: Redis, membership: Membership | None = None) -> Reaper:
-    """A reaper that speaks for ``app``: its guard decides, and callers are told by the threads of a
-    worker, if it gives its ``membership``, or at each pass's end."""
+    """A reaper that speaks for ``app``: its guard decides, and its notices tell the callers."""
     return Reaper(
         database_of(app, client),
         watch=membership.heart.watch if membership else None,
         sender=app,
-        announcements=(
-            announcements_of(app, membership) if membership else Announcements(app, client)
-        ),
+        notice=Notices(app),
         limits=limits_of(app),
     )
 

@@ -35,9 +35,12 @@ class ReapTask(Task):
         wanted = True  # whoever cannot be asked may be there again when a worker runs it
         with suppress(Exception), client_of(self.app) as client:
             from ..store.history import History
+            from ..store.parked import Parked
             from ..store.registry import Registry
 
             database = database_of(self.app, client)
+            # What is due wakes up a fleet that was scaled to zero.
+            Parked(database).release({})
             if "producer" in options:  # each of beat's schedulers hands its own on, and nobody else
                 self._ticks = History(database).tick(*self._ticks)
             wanted = Registry(database).anybody() and database.take_turn(LOCK_SENT, WAITS)

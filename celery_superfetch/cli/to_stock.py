@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..errors import StillInUse
@@ -15,6 +16,7 @@ from ..reaper.evidence import Onlooker
 from ..reaper.reaper import BATCH, TOMBSTONE, Reaper
 from ..reaper.report import Report as Pass
 from ..store.holdings import Holdings
+from ..store.parked import Parked
 from ..store.queues import Suspects
 from ..store.wire.clients import run_id
 from .unregistered import register_unknown
@@ -73,6 +75,10 @@ class GiveBack:
                     self._empty(owner, queue_list, expires, report)
         with errors.surviving("the jobs on probation"):
             self._end_probation(report)
+        with errors.surviving("the parked jobs"):
+            parked = Parked(self.reaper.database)
+            size = partial(parked.sizes, parked.lists())
+            report.queues.update(size() if dry_run else parked.give_back())
         with errors.surviving("what is left"):  # SCAN may be forbidden; what went back went back
             self._look_around(report)
         report.given_back = sum(report.queues.values())
@@ -114,7 +120,6 @@ class GiveBack:
             size = self.lists.size(owner, queue_list)
             report.queues.update({queue_list: size} if size else {})
             return
-        self.lists.unhold_all(owner, queue_list)
         while jobs := self.lists.in_flight(owner, queue_list, BATCH):
             report.queues[queue_list] += self.lists.give_back(jobs, expires)
 

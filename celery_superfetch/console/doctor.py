@@ -197,7 +197,8 @@ def _install(app: Celery) -> Iterator[Finding]:
 
 
 def _task_options(app: Celery) -> Iterator[Finding]:
-    own = [task for task in app.tasks.values() if not task.name.startswith(("celery.", REAP_TASK))]
+    others = "celery.", "celery_superfetch."
+    own = [task for task in app.tasks.values() if not task.name.startswith(others)]
     early = [task for task in own if not task.acks_late]
     if early:
         text = _told(early, "with acks_late=False, which a killed worker loses once they run")

@@ -287,5 +287,8 @@ def _dead_set(overview: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("warning", "dead-set-full", text, fix)
     if jobs := dead["unannounced"]:
         text = f"the callers of {number(jobs, 'killed job')} are not told yet"
-        fix = "each pass tries again; if it stays so, see whether the result backend answers"
+        fix = (
+            "a job on their queue tells them: if it stays so, see that a worker of this app serves "
+            "the queue and the result backend answers. A stock worker discards that job"
+        )
         yield Finding("warning", "unannounced", text, fix)

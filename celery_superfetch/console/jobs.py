@@ -1,4 +1,4 @@
-"""Which jobs are in flight and on probation, read a page at a time; it changes nothing."""
+"""Which jobs are in flight, parked and on probation, read a page at a time; it changes nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ..inspector import ETA, PROBATION, RESERVED, RUNNING, Inspector, Place
+from ..inspector import PARKED, PROBATION, RESERVED, RUNNING, Inspector, Place
 from ..model.dead_job import utc
 from ..model.job import claimed_at, digest, parse
 from .overview import owner_rows
@@ -44,7 +44,7 @@ class Look:
     def __init__(self, inspector: Inspector, which: Which) -> None:
         self.inspector, self.which = inspector, which
         self.now = inspector.database.server_time()
-        judged = [] if which.state == PROBATION else inspector.judged()
+        judged = [] if which.state in (PARKED, PROBATION) else inspector.judged()
         chosen = [row for row in judged if _fits(row[0].node, which.node)]
         rows = owner_rows(inspector, chosen, self.now)
         rows.sort(key=lambda pair: (pair[0]["node"], pair[0]["owner"]))
@@ -52,10 +52,11 @@ class Look:
         self.owners = {row["owner"]: (row, held) for row, held in rows if held.in_flight}
         #: Owner and digest of a job that runs -> its claim.
         self.runs: dict[tuple[str, str], str] = {}
-        #: The queue lists that have jobs on probation; these are nobody's.
-        self.probation: Sequence[str] = ()
-        if which.wants(PROBATION) and which.node is None:
-            self.probation = sorted(inspector.suspects.lists())
+        #: State -> the queue lists that have such jobs, which are nobody's.
+        self.nobodys: dict[str, list[str]] = {}
+        for state, kind in ((PARKED, inspector.parked), (PROBATION, inspector.suspects)):
+            if which.wants(state) and which.node is None:
+                self.nobodys[state] = sorted(kind.lists())
 
     def first(self, limit: int) -> dict[str, Any]:
         """The first ``limit`` jobs that are meant, their owners, and how many more there are."""
@@ -87,7 +88,7 @@ class Look:
         for job in chain.from_iterable(jobs for _, jobs in self._read(LOOKED_AT)):
             for name, jobs in found.items():
                 fits = any(job[id].startswith(name) for id in ("id", "digest"))
-                if name and fits and job not in jobs:  # what is held aside may be read twice
+                if name and fits and job not in jobs:  # what moves meanwhile may be read twice
                     jobs.append(job)
         return {
             name: [job for job in jobs if name in (job["id"], job["digest"])] or jobs
@@ -97,24 +98,24 @@ class Look:
     def size(self) -> int:
         """How many there are in states that are meant: all that can be said without a look at the
         jobs."""
-        states = [state for state in (RUNNING, RESERVED, ETA) if self.which.wants(state)]
-        suspects = sum(waiting for _, waiting in self.inspector.queues.lengths(self.probation))
-        return suspects + sum(row[state] for row, _ in self.owners.values() for state in states)
+        states = [state for state in (RUNNING, RESERVED) if self.which.wants(state)]
+        suspects = self.inspector.queues.lengths(self.nobodys.get(PROBATION, ()))
+        parked = self.inspector.parked.sizes(self.nobodys.get(PARKED, ()))
+        waiting = sum(size for _, size in suspects) + sum(parked.values())
+        return waiting + sum(row[state] for row, _ in self.owners.values() for state in states)
 
     def _places(self) -> Iterator[Place]:
-        """Of each owner what runs, and what is near before what waits aside; then the suspects."""
+        """Of each owner what runs before what it has claimed; then what is nobody's."""
         wants = self.which.wants
         for owner, (_, held) in self.owners.items():
             if held.running:
                 yield Place(RUNNING, owner)
             for name in filter(self._is_meant, sorted(held.lists)):
-                near, aside = held.lists[name]
-                if near and (wants(RESERVED) or (held.running and wants(RUNNING))):
+                if wants(RESERVED) or (held.running and wants(RUNNING)):
                     yield Place(RESERVED, owner, name)
-                if aside and wants(ETA):
-                    yield Place(ETA, owner, name)
-        for name in filter(self._is_meant, self.probation):
-            yield Place(PROBATION, queue_list=name)
+        for state, lists in self.nobodys.items():
+            for name in filter(self._is_meant, lists):
+                yield Place(state, queue_list=name)
 
     def _read(self, most: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
         """The jobs in states that are meant, some at a time, and how many were looked at."""

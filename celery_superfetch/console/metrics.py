@@ -142,7 +142,7 @@ def _of_owners(overview: Mapping[str, Any]) -> Iterator[Metric]:
         states["dead" if is_dead else owner["state"]] += 1
     states["reaped"] += left["owners"]
     yield _gauge("owners", "Workers by state; reaped ones for a minute", states, ["state"])
-    kinds = "running", "reserved", "eta"
+    kinds = "running", "reserved"
     held = Counter({state: sum(owner[state] for owner in owners) for state in kinds})
     held["left"] = left["in_flight"]
     text = "Jobs in flight; left: of reaped workers, and not moved yet"
@@ -160,6 +160,7 @@ def _of_queues(rows: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
         ("queue_oldest_seconds", "oldest", "How long the next job was seen to be the next"),
         ("queue_consumers", "consumers", "Living workers that consume it"),
         ("probation", "probation", "Jobs on probation, which are not in the queue"),
+        ("parked", "parked", "Jobs that wait for their time, which are not in the queue"),
     ):
         yield _gauge(name, text, {row["queue"]: row[field] for row in queues}, ["queue"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from redis.exceptions import ResponseError
@@ -117,7 +118,7 @@ def _row(facts: Facts, score: int, now: int, verdict: Reason, holding: Holding) 
     return {
         **{name: getattr(facts, name) for name in FACTS},
         "state": facts.state if verdict.dead else state_of(facts, age),
-        **{name: getattr(holding, name) for name in ("in_flight", *STATES[:3])},
+        **{name: getattr(holding, name) for name in ("in_flight", *STATES[:2])},
         "host": facts.process.host,
         "pid": facts.process.pid,
         "heartbeat_age": age,
@@ -156,10 +157,13 @@ def queue_rows(
 ) -> list[dict[str, Any]]:
     """Queue lists, with what is in them; ``known`` beside those of the app, and those that
     nobody may serve any more are known by what is in them."""
-    lists = {*inspector.lists, *known, *inspector.queues.noted(), *inspector.suspects.lists()}
+    seen = inspector.queues.noted(), inspector.suspects.lists(), inspector.parked.lists()
+    lists = {*inspector.lists, *known, *chain.from_iterable(seen)}
     parts = sorted((*name.partition(inspector.separator), name) for name in lists)
     names = [name for *_, name in parts]
     ages, rows = inspector.queues.oldest(names), []
+    parked = inspector.parked.sizes(names)
+    due = inspector.parked.next_due([name for name in names if parked[name]])
     for (queue, _, step, name), (length, probation) in zip(
         parts, inspector.queues.lengths(names), strict=True
     ):
@@ -170,6 +174,9 @@ def queue_rows(
             "length": length,
             # Suspects that wait for their turn to run alone are not in the queue.
             "probation": probation,
+            # Nor are those that wait for their time; and when the next of them is due.
+            "parked": parked[name],
+            "next_due": utc(due[name] / 1000) if name in due else None,
             "oldest": ages.get(name),
             "consumers": consumers.get(name, 0),
         }
@@ -184,10 +191,14 @@ def by_queue(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     nobody serves, then the fullest."""
     queues: dict[str, dict[str, Any]] = {}
     for row in rows:
-        fresh = {"waiting": 0, "probation": 0, "oldest": 0.0, "consumers": 0, "error": None}
+        fresh: dict[str, Any] = {"waiting": 0, "probation": 0, "parked": 0, "next_due": None}
+        fresh |= {"oldest": 0.0, "consumers": 0, "error": None}
         queue = queues.setdefault(row["queue"], {"queue": row["queue"], **fresh})
         queue["waiting"] += row["length"] or 0
         queue["probation"] += row["probation"]
+        queue["parked"] += row["parked"]
+        dues = filter(None, (queue["next_due"], row["next_due"]))
+        queue["next_due"] = min(dues, default=None)  # ISO 8601 of one zone has their order
         queue["oldest"] = max(queue["oldest"], row["oldest"] or 0.0)
         queue["consumers"] = max(queue["consumers"], row["consumers"])
         queue["error"] = queue["error"] or row.get("error")

@@ -7,12 +7,12 @@ from typing import Any
 
 from ..cli.tables import GREEN, RED, STYLES, YELLOW, Tables
 from ..model.verdict import Reason
-from ..model.words import ago, number, span
+from ..model.words import ago, ahead, number, span
 
 MOST = 20  # rows of a table, and findings, on a terminal: more push the verdict off the screen
 
-OWNERS = ("Node", "Owner", "State", "Heard", "Running", "Reserved", "ETA", "App", "Reason")
-QUEUES = ("Queue", "Waiting", "Probation", "Oldest", "Consumers")
+OWNERS = ("Node", "Owner", "State", "Heard", "Running", "Reserved", "App", "Reason")
+QUEUES = ("Queue", "Waiting", "Probation", "Parked", "Next due", "Oldest", "Consumers")
 DEATHS = ("Died", "Node", "Owner", "Recovered", "Killed", "Reason")
 
 Rows = Sequence[Mapping[str, Any]]
@@ -32,7 +32,7 @@ def print_status(tables: Tables, judged: Any, wide: bool) -> None:
     tables.line()
     _owners(tables, judged.owners, overview["tombstones"], wide)
     tables.line()
-    _queues(tables, overview["queues"], judged.queues, wide)
+    _queues(tables, overview["queues"], judged.queues, wide, overview["server_time"])
     if overview["deaths"]:
         tables.line("\nLast deaths:")
         now = overview["server_time"]
@@ -70,7 +70,7 @@ def _owner(row: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-def _queues(tables: Tables, lists: Rows, queues: Rows, wide: bool) -> None:
+def _queues(tables: Tables, lists: Rows, queues: Rows, wide: bool, now: str) -> None:
     """A row for each queue, with all its priorities; with ``--wide`` a column for each of them."""
     lengths = {(row["queue"], row["priority"]): row["length"] for row in lists}
     steps = sorted({step for _, step in lengths}) if wide else []
@@ -80,6 +80,7 @@ def _queues(tables: Tables, lists: Rows, queues: Rows, wide: bool) -> None:
             **{f"priority_{step}": lengths.get((row["queue"], step)) for step in steps},
             "waiting": (row["error"], RED) if row["error"] else row["waiting"],
             "probation": (row["probation"], YELLOW) if row["probation"] else 0,
+            "next_due": row["next_due"] and ahead(row["next_due"], now),
             "oldest": span(row["oldest"]) if row["oldest"] else None,
             "consumers": (0, RED) if row["unserved"] else row["consumers"],
         }

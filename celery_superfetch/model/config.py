@@ -16,6 +16,7 @@ NEAR = 0.85
 
 REAP_TASK = "celery_superfetch.reap"  # the task of a pass, and its entry in ``beat_schedule``
 REAP_ENTRY = "superfetch-reap"
+ANNOUNCE_TASK = "celery_superfetch.announce"  # the task of a notice
 
 #: What values are counted in: an option's annotation names one of these, and so do errors and docs.
 Seconds: TypeAlias = float

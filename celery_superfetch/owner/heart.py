@@ -179,6 +179,7 @@ class Heart:
         self.neighbours = heard.neighbours
         self.in_flight.expires = facts.lists
         self.in_flight.probation = heard.probation
+        self.in_flight.parking.heard(heard.now, heard.due, asked)
         if facts.state != STUCK:
             self.in_flight.certificate.heard(facts.owner, asked)
 

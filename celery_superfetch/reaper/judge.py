@@ -9,7 +9,7 @@ from typing import Any
 from ..model.dead_job import DeadJob
 from ..model.job import Job, digest, parse
 from ..model.strikes import Blame, Decision, Limits, Recovery, Running, blame, toll
-from ..signals import job_recovered, job_recovering
+from ..signals import job_killed, job_recovered, job_recovering
 from ..store.counters import Outcome, StrikeCounters
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def warn_of(recovery: Recovery) -> None:
 
 
 def tell(outcome: Outcome, sender: Any) -> DeadJob | None:
-    """Say what was done; returns a job that was killed, for others to announce."""
+    """Say what was done; returns a job that was killed."""
     recovery = outcome.recovery
     if not outcome.dead_id:
         if recovery.blame is not Blame.NONE:
@@ -76,4 +76,6 @@ def tell(outcome: Outcome, sender: Any) -> DeadJob | None:
         recovery.reason,
         dead.id,
     )
+    if outcome.notice is None:  # else that has it to tell
+        job_killed.send(sender=sender, job=dead)
     return dead

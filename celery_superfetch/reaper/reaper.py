@@ -15,8 +15,8 @@ from ..model.job import Job, digest
 from ..model.strikes import Limits, Running
 from ..model.verdict import Reason
 from ..model.watch import Watch
-from ..signals import ReapedOwner, job_killed, owner_reaped
-from ..store.counters import Outcome
+from ..signals import ReapedOwner, owner_reaped
+from ..store.counters import Notice, Outcome
 from ..store.database import Database, Structure
 from ..store.dead_jobs import JUNK_LIMIT, Graveyard
 from ..store.history import History
@@ -39,8 +39,8 @@ NAMED = 10  # jobs that a pass names of each owner
 
 class Reaper(Structure):
     """Finds dead owners and empties their private lists; has no loop and no thread. Without a
-    ``watch`` nobody is taken for dead by silence; without ``announcements`` (of ``app/``: no pass
-    waits for a result backend) no caller of a killed job is told. ``sender``: the Celery app."""
+    ``watch`` nobody is taken for dead by silence; without a ``notice`` no caller of a killed job
+    is told. ``sender``: the Celery app."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Reaper(Structure):
         *,
         watch: Watch | None = None,
         sender: Any = None,
-        announcements: Any = None,
+        notice: Notice | None = None,
         limits: Limits | None = None,
     ) -> None:
         super().__init__(database)
@@ -59,7 +59,7 @@ class Reaper(Structure):
         self.judge = Judge(database)
         self.limits = limits or Limits.of(self.config)
         self.history = History(database)
-        self.announcements = announcements
+        self.notice = notice
         self.sender = sender
         self.watch = watch
         self._next_housekeeping = 0.0
@@ -84,13 +84,8 @@ class Reaper(Structure):
             self._again(report)
             if started >= self._next_housekeeping:  # an idle fleet need not do that at each pass
                 self._next_housekeeping = started + 6 * self.config.reap_interval
-                if self.announcements is not None:
-                    with report.surviving("the unannounced"):
-                        self.announcements.look()
                 with report.surviving("the dead set"):
                     self._trim()
-        if self.announcements is not None and not dry_run:
-            self.announcements.after_pass()
         report.seconds = monotonic() - started
         if report.did_something:
             logger.info("%s", report)
@@ -154,7 +149,6 @@ class Reaper(Structure):
     ) -> None:
         """Newest first, each to the front of the queue: the old order is the new one."""
         owner, running, refused = facts.owner, None, 0
-        self.lists.unhold_all(owner, queue_list)
         # Behind those that stay, whatever keeps them; of many of these it is no single job's fault.
         while payloads := self.lists.newest(owner, queue_list, BATCH - refused, ROOM, refused):
             running = running or self.lists.running(owner, excused=facts.was in ("stopping", STUCK))
@@ -181,7 +175,7 @@ class Reaper(Structure):
             found = self.judge.look(jobs, running, self.limits, **told)
             decided = [(recovery, ask(recovery, self.sender)) for recovery in found]
             expires = facts.lists[jobs[0].queue_list]
-            return self.judge.carry_out(decided, expires, marked=True)
+            return self.judge.carry_out(decided, expires, marked=True, notice=self.notice)
         except Exception as exc:
             if isinstance(exc, RedisError):
                 self.database.server_time()  # raises, too, where it is no single job's fault
@@ -207,10 +201,6 @@ class Reaper(Structure):
                 report.probation.add(recovery.job.queue_list)
             return True
         report.killed += 1
-        if self.announcements is not None:
-            self.announcements.soon(dead)  # with ``job_killed``
-        else:
-            job_killed.send(sender=self.sender, job=dead)
         return True
 
     def _trim(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from ..model.job import Counters, digest
@@ -11,12 +12,16 @@ from .database import Database, Structure
 from .dead_jobs import Graveyard
 from .wire.scripts import Call
 
+#: Makes the notice of a killed job: the message for its queue list; empty where none can be made.
+Notice = Callable[[str], bytes]
+
 
 class Outcome(NamedTuple):
     recovery: Recovery
     #: ``ok``; ``unmarked``, ``moved`` or ``recounted`` where the decision held no longer; an error.
     answer: bytes | Exception
     dead_id: bytes = b""  # its id in the dead set, if it was killed
+    notice: bytes | None = None  # what tells its caller then; None: nothing does
 
 
 class StrikeCounters(Structure):
@@ -37,12 +42,22 @@ class StrikeCounters(Structure):
         return bool(self.client.exists(self.keys.recoveries(digest(payload))))
 
     def carry_out(
-        self, decided: Sequence[tuple[Recovery, Decision]], expires: int, *, marked: bool
+        self,
+        decided: Sequence[tuple[Recovery, Decision]],
+        expires: int,
+        *,
+        marked: bool,
+        notice: Notice | None = None,
     ) -> list[Outcome]:
-        """Do what was decided, in one round trip; the arguments are those of ``recover``."""
+        """Do what was decided, in one round trip; the arguments are those of ``recover``.
+        ``notice``: makes that of a job that is killed."""
         killed = [recovery for recovery, decision in decided if decision is Decision.KILL]
         spared = [recovery for recovery, decision in decided if decision is Decision.RECOVER]
-        calls = [self.dead_jobs.kill(one, marked=marked) for one in killed]
+        notices = [notice(r.job.queue_list) if notice and r.parsed else None for r in killed]
+        calls = [
+            self.dead_jobs.kill(recovery, expires, marked=marked, notice=told)
+            for recovery, told in zip(killed, notices, strict=True)
+        ]
         if spared:
             # One script for all, so that a waiting consumer finds the oldest in front.
             calls.append(self.recover(spared, expires, marked=marked))
@@ -51,9 +66,10 @@ class StrikeCounters(Structure):
         if isinstance(answers, Exception):
             answers = [answers] * len(spared)
         replies = [reply if isinstance(reply, list) else [reply] for reply in [*replies, *answers]]
-        return [
+        outcomes = [
             Outcome(one, *reply) for one, reply in zip([*killed, *spared], replies, strict=True)
         ]
+        return [outcome._replace(notice=told) for outcome, told in zip_longest(outcomes, notices)]
 
     def recover(self, recoveries: Sequence[Recovery], expires: int, *, marked: bool) -> Call:
         """The call that counts jobs of one owner, queue list and reason, the newest claim first,

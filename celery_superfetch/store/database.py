@@ -49,6 +49,10 @@ class Database:
         ms = max(1, int(seconds * 1000))
         return bool(self.scripts.run("lock", [self.keys.lock(scope)], [ms]))
 
+    def is_taken(self, scope: str) -> bool:
+        """Whether somebody's turn lasts."""
+        return bool(self.client.exists(self.keys.lock(scope)))
+
     def end_turn(self, scope: str) -> None:
         self.client.delete(self.keys.lock(scope))
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..errors import JobNotFound
-from ..model.dead_job import FULL_ID, DeadFilter, DeadJob
+from ..model.dead_job import DEAD_ID, FULL_ID, DeadFilter, DeadJob
 from ..model.job import digest, parse
 from ..model.strikes import Recovery
 from .database import Structure, chunks
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 JUNK_LIMIT = 1000  # unparseable jobs it holds at most: junk must not push out what can be retried
 BATCH = 100  # jobs deleted or read in one script or command; bounds what each costs the server
 IDS = 500  # ids read in one command: they are short
-FEW = 10  # jobs of any size that are read at a time by somebody who may need none of them
 UUID_BEGIN = 8  # characters of a UUID before its first hyphen, which no digest has
 SHOWN = 10  # candidates that an error names
 #: ms after which a retry is given up for dead: it forgets a batch's results, which may be slow.
@@ -91,8 +90,8 @@ class DeadJobs(Structure):
         Raises:
             JobNotFound: there is none, or more than one.
         """
-        start = id.encode()
-        found = self._load([(start, self.client.zscore(self.keys.dead, start) or 0)])
+        start, job = id.encode(), self.exact(id)
+        found = [job] if job else []
         if not found and id and not FULL_ID.fullmatch(id):
             found = self._load([row for row in self._rows() if row[0].startswith(start)][:BATCH])
             # In as few characters a digest and a UUID may begin alike.
@@ -111,6 +110,15 @@ class DeadJobs(Structure):
             f"no job {id!r} in the dead set: it was retried, deleted or dropped by the cap, "
             "or never killed; `superfetch dead list` shows what is there"
         )
+
+    def exact(self, id: str) -> DeadJob | None:
+        """The job of a whole id, if it is there."""
+        rows = [(id.encode(), self.client.zscore(self.keys.dead, id) or 0)]
+        return next(iter(self._load(rows)), None)
+
+    def announced(self, job: DeadJob) -> None:
+        """Note that its caller has been told."""
+        self.client.srem(self.keys.unannounced, job.id)
 
     def delete(self, *ids: str) -> int:
         """Delete jobs for good, by their whole ids; the number that were there."""
@@ -169,17 +177,28 @@ class DeadJobs(Structure):
 class Graveyard(DeadJobs):
     """The dead set of those who kill: jobs come, are told of, and go in the end."""
 
-    def kill(self, recovery: Recovery, *, marked: bool) -> Call:
-        """The call that moves a job to the dead set; ``marked`` as for ``recover``."""
+    def kill(
+        self,
+        recovery: Recovery,
+        expires: int = 0,
+        *,
+        marked: bool,
+        notice: bytes | None = None,
+    ) -> Call:
+        """The call that moves a job to the dead set, and puts a ``notice`` on its queue (None:
+        nobody is to be told); ``expires`` and ``marked`` as for ``recover``."""
         keys, job = self.keys, recovery.job
         cap = keys.dead_of(recovery.app_name) if recovery.parsed else keys.dead_junk
         names = [*self._names, keys.dead_overflow(self.config.app_name), cap]
         names += [keys.facts(job.owner), keys.private(job.owner, job.queue_list)]
         names += [keys.recoveries(recovery.digest), keys.running(job.owner)]
+        names.append(keys.queue(job.queue_list))
         record = json.dumps(DeadJob.of(recovery).record())
         recoveries = recovery.recoveries - (not recovery.counted)
         args: list[Any] = [job.payload, int(marked), recoveries, recovery.digest, record]
-        args += [self._caps.get(cap, 0), int(not recovery.parsed), job.claim_id, job.queue_list]
+        is_told = notice is not None and recovery.parsed
+        args += [self._caps.get(cap, 0), int(is_told), job.claim_id, job.queue_list]
+        args += [notice or b"", DEAD_ID, expires]
         return Call("kill", names, args)
 
     def trim(self) -> tuple[int, int]:
@@ -199,14 +218,3 @@ class Graveyard(DeadJobs):
 
     def untold(self) -> int:
         return int(self.client.scard(self.keys.unannounced))
-
-    def unannounced(self) -> Iterator[DeadJob]:
-        """Some of this app's jobs whose callers have not been told."""
-        ids = self.client.srandmember(self.keys.unannounced, BATCH) or ()
-        keys = self.keys.dead, self.keys.dead_of(self.config.app_name)
-        scores = self._at_once(("ZSCORE", key, id) for id in ids for key in keys)
-        if gone := [id for id, score in zip(ids, scores[::2], strict=True) if score is None]:
-            self.client.srem(self.keys.unannounced, *gone)
-        ours = [row for row in zip(ids, scores[1::2], strict=True) if row[1] is not None]
-        for few in chunks(ours, FEW):
-            yield from self._load(few)

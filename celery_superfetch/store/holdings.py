@@ -16,7 +16,7 @@ PAGE = 20
 BATCH = 200
 ROOM = 4 * 1024 * 1024
 
-RUNNING, RESERVED, ETA, PROBATION = STATES = ("running", "reserved", "eta", "probation")
+RUNNING, RESERVED, PARKED, PROBATION = STATES = ("running", "reserved", "parked", "probation")
 
 
 class Place(NamedTuple):
@@ -33,44 +33,42 @@ class Holding:
 
     running: int = 0
     reserved: int = 0  # claimed, and not begun
-    eta: int = 0  # waiting in the worker's memory for their time: ETA, countdown, or a retry's
-    #: Queue list -> how many from there are in its private list, and how many are held aside.
-    lists: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
+    #: Queue list -> how many from there are in its private list.
+    lists: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def in_flight(self) -> int:
-        return self.running + self.reserved + self.eta
+        return self.running + self.reserved
 
 
 class Holdings(Structure):
-    """Counts of private lists, held and running jobs, read together."""
+    """Counts of private lists and running jobs, read together."""
 
     def of(self, owners: Sequence[str]) -> dict[str, Holding]:
         """Owner -> what it holds, by a script for each fifty of them."""
         keys, found = self.keys, {}
         for some in chunks(owners, CHUNK):
-            names = [(keys.private(one, ""), keys.held(one, ""), keys.running(one)) for one in some]
+            names = [(keys.private(one, ""), keys.running(one)) for one in some]
             rows = self.scripts.run("holdings", [*map(keys.facts, some)], [*chain(*names)])
             for owner, (runs, *row) in zip(some, rows, strict=True):
-                lists = {name.decode(errors="replace"): (n, a) for name, n, a in chunks(row, 3)}
-                near, aside = sum(row[1::3]), sum(row[2::3])
+                lists = {name.decode(errors="replace"): size for name, size in chunks(row, 2)}
+                size = sum(row[1::2])
                 # What runs is in a private list, unless its record outlived it by a moment.
-                runs = min(runs, near)
-                found[owner] = Holding(runs, near - runs, aside, lists)
+                runs = min(runs, size)
+                found[owner] = Holding(runs, size - runs, lists)
         return found
 
     def look(
         self, places: Sequence[Place], most: int
     ) -> Iterator[list[tuple[Place, list[tuple[str, bytes]]]]]:
         """What is in some places, about ``most`` jobs of it in a round trip: pages of payloads, the
-        oldest claim first, each after its claim id if it is noted there. What waits aside has no
-        order, and may come twice. RUNNING: digests."""
+        oldest claim first, or what is due first. RUNNING: digests, each after its claim id."""
         keys, at, cursor = [*map(self._key, places)], 0, b"0"
         while at < len(keys):
             args: list[Any] = [min(most, BATCH), ROOM, PAGE, cursor]
             pages = []
             for cursor, rows in self.scripts.run("look", keys[at : at + BATCH], args):
-                named = places[at].state in (RUNNING, ETA)
+                named = places[at].state == RUNNING
                 pairs = chunks(rows, 2) if named else zip(repeat(b""), rows)
                 pages.append((places[at], [(id.decode(), row) for id, row in pairs]))
                 at += cursor == b"0"
@@ -82,4 +80,6 @@ class Holdings(Structure):
             return self.keys.running(owner)
         if state == PROBATION:
             return self.keys.probation(queue_list)
-        return (self.keys.held if state == ETA else self.keys.private)(owner, queue_list)
+        if state == PARKED:
+            return self.keys.parked_of(queue_list)
+        return self.keys.private(owner, queue_list)

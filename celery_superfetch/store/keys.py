@@ -15,6 +15,9 @@ class Keys:
         self.reaped = f"{own}reaped"  # ZSET owner -> when its tombstone may go (server ms)
         self.recovered = f"{own}recovered"  # STRING: some job has counters, so claims look for them
         self.on_probation = f"{own}probation"  # SET of the queue lists with suspects on probation
+        self.parked = (
+            f"{own}parked"  # ZSET queue list -> when its next parked job is due (server ms)
+        )
         self.rest = f"{own}rest"  # HASH of the latest rest for suspects, and when the next may be
         self.dead = f"{own}dead"  # ZSET job id -> time of death (server ms)
         self.dead_jobs = f"{own}dead:jobs"  # HASH job id -> JSON record of the killed job
@@ -36,16 +39,18 @@ class Keys:
     def private(self, owner: str, queue_list: str) -> str:
         return f"{self._own}private:{owner}:{queue_list}"  # LIST of payloads, newest first
 
-    def held(self, owner: str, queue_list: str) -> str:
-        return f"{self._own}held:{owner}:{queue_list}"  # HASH claim id -> payload with an ETA
+    def parked_of(self, queue_list: str) -> str:
+        return (
+            f"{self._own}parked:{queue_list}"  # ZSET task id, claim and payload -> due (server ms)
+        )
 
     def facts(self, owner: str) -> str:
         return f"{self._own}owner:{owner}"  # HASH of what an owner registered, or a tombstone
 
     def running(self, owner: str) -> str:
         """HASH claim id -> digest of a job its process runs, or ``struck`` for one that ran when
-        its owner died and was recovered since; id of a killed job -> ``announcing`` while it tells
-        of that; ``ran`` (of a reaped owner) -> how many there were."""
+        its owner died and was recovered since; ``ran`` (of a reaped owner) -> how many there were.
+        """
         return f"{self._own}running:{owner}"
 
     def probation(self, queue_list: str) -> str:
@@ -62,9 +67,6 @@ class Keys:
 
     def dead_overflow(self, app_name: str) -> str:
         return f"{self._own}dead:overflow:{app_name}"  # STRING: dropped, and no log tells of it
-
-    def announcement(self, id: str) -> str:
-        return f"{self._own}announcement:{id}"  # HASH of how far it has come
 
     def lock(self, scope: str) -> str:
         return f"{self._own}lock:{scope}"  # STRING with a TTL: one turn per interval and scope

@@ -8,12 +8,12 @@ from .database import Structure, chunks
 
 SCAN_COUNT = 1000  # keys asked for, or deleted, in one command
 SCAN_STEPS = 100  # of who only has a look
-#: Kinds of keys that hold jobs in flight or on probation, with what counts these, and those of the
-#: dead set.
-JOBS = {"private:": "LLEN", "held:": "HLEN", "probation:": "LLEN"}
+#: Kinds of keys that hold jobs in flight, parked or on probation, with what counts these, and those
+#: of the dead set.
+JOBS = {"private:": "LLEN", "parked:": "ZCARD", "probation:": "LLEN"}
 DEAD = {"dead", "dead:"}
 #: Kinds of keys that an owner has, with their types.
-OWNED = {"private:": "LIST", "held:": "HASH", "owner:": "HASH"}
+OWNED = {"private:": "LIST", "owner:": "HASH"}
 
 
 class Keyspace(Structure):
@@ -29,19 +29,19 @@ class Keyspace(Structure):
         return owners
 
     def holders(self) -> set[str]:
-        """Whoever has a private list or held jobs, as far as a hundred steps of SCAN find them."""
+        """Whoever has a private list, as far as a hundred steps of SCAN find them."""
         found: set[str] = set()
         cursor = 0
         for _ in range(SCAN_STEPS):
             cursor, rows = self.client.scan(cursor, self.keys.pattern(), SCAN_COUNT)
             parsed = map(self.keys.parse, rows)
-            found |= {owner for kind, owner, _ in parsed if kind in ("private:", "held:")}
+            found |= {owner for kind, owner, _ in parsed if kind == "private:"}
             if not cursor:
                 break
         return found
 
     def left(self) -> tuple[int, list[bytes]]:
-        """Number of jobs in flight or on probation; the keys of all that holds no job."""
+        """Number of jobs in flight, parked or on probation; the keys of all that holds no job."""
         kinds = {key: self.keys.parse(key)[0] for key in self._scan()}
         sizes = self._at_once((JOBS[kind], key) for key, kind in kinds.items() if kind in JOBS)
         return sum(sizes), [key for key, kind in kinds.items() if kind not in JOBS.keys() | DEAD]

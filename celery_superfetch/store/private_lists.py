@@ -15,9 +15,7 @@ from .wire.scripts import Call
 
 #: Bytes one claim takes at most, but for the job that passes the mark: it keeps others waiting.
 CLAIM_BYTES = 4 * 1024 * 1024
-PAGE = 100  # held jobs that are looked at, or moved back, at a time
-#: A field, and a value, of what is recorded as running that are no claim's (``Keys.running``).
-RAN, ANNOUNCING = "ran", "announcing"
+RAN = "ran"  # a field of what is recorded as running that is no claim's (``Keys.running``)
 
 
 class Claims(NamedTuple):
@@ -111,19 +109,15 @@ class PrivateLists(Structure):
         self,
         settled: Sequence[Claimed],
         starting: Mapping[Job, str] | None = None,
-        aside: Container[Job] = (),
     ) -> Call:
-        """The call that settles jobs, some of them held ``aside``, with their counters, and records
-        those that are ``starting`` in their place (job -> its digest)."""
+        """The call that settles jobs, with their counters, and records those that are ``starting``
+        in their place (job -> its digest)."""
         keys: list[str] = []
         counters: list[str] = []
         args: list[Any] = [len(settled)]
         for job, earlier in settled:
-            held = job in aside
             keys += [self.keys.private(job.owner, job.queue_list), self.keys.running(job.owner)]
-            args += [job.payload, int(earlier is not None), int(held), job.claim_id]
-            if held:
-                keys.append(self.keys.held(job.owner, job.queue_list))
+            args += [job.payload, int(earlier is not None), job.claim_id]
             if earlier is not None:
                 counters.append(self.keys.recoveries(digest(job.payload)))
         keys += counters
@@ -139,7 +133,7 @@ class PrivateLists(Structure):
         keys, owner, queue_list = self.keys, jobs[0].owner, jobs[0].queue_list
         names = [keys.private(owner, queue_list), keys.queue(queue_list), keys.recovered]
         names += [keys.stats, keys.running(owner), keys.probation(queue_list), keys.on_probation]
-        names += [keys.held(owner, queue_list), keys.facts(owner)]
+        names.append(keys.facts(owner))
         args: list[Any] = [queue_list, where, int(self.config.strike_window), expires, number]
         for job in jobs:
             names.append(keys.recoveries(digest(job.payload)))
@@ -149,25 +143,6 @@ class PrivateLists(Structure):
 
     def give_back(self, jobs: Sequence[Job], expires: int) -> int:
         return sum(self.scripts.run(*self.requeue(jobs, "front", expires)))
-
-    def hold(self, jobs: Sequence[Job]) -> Call:
-        keys, owner, queue_list = self.keys, jobs[0].owner, jobs[0].queue_list
-        names = [keys.private(owner, queue_list), keys.held(owner, queue_list), keys.running(owner)]
-        return Call("hold", names, [arg for job in jobs for arg in (job.payload, job.claim_id)])
-
-    def unhold(self, owner: str, queue_list: str, claim_ids: Sequence[str]) -> Call:
-        names = [self.keys.held(owner, queue_list), self.keys.private(owner, queue_list)]
-        return Call("unhold", names, claim_ids, whole=True)
-
-    def unhold_all(self, owner: str, queue_list: str, but: Container[str] = ()) -> set[str]:
-        """Bring held jobs back to their private list, but for some claim ids; returns all ids."""
-        found = self.client.hscan_iter(self.keys.held(owner, queue_list), count=PAGE)
-        ids = {id.decode() for id, _ in found}
-        # A hash has no order: that of the claims is in their ids, which are numbers.
-        back = sorted((id for id in ids if id not in but), key=lambda id: (len(id), id))
-        for some in chunks(back, PAGE):
-            self.scripts.run(*self.unhold(owner, queue_list, some))
-        return ids
 
     def in_flight(self, owner: str, queue_list: str, count: int = 0) -> list[Job]:
         """Jobs in one private list, newest claim first; all, or the first ``count``."""
@@ -183,20 +158,14 @@ class PrivateLists(Structure):
         private = self.keys.private(job.owner, job.queue_list)
         return self.client.lpos(private, job.payload) is not None
 
-    def held(self, owner: str, queue_list: str) -> int:
-        return int(self.client.hlen(self.keys.held(owner, queue_list)))
-
     def has_jobs(self, groups: Iterable[tuple[str, Iterable[str]]]) -> list[bool]:
         """Whether a job is in flight in any of some lists, for each group of an owner's."""
-        places = self.keys.private, self.keys.held
         # The one without a name is never there; no group is empty so.
-        keys = [[key(o, name) for name in ["", *names] for key in places] for o, names in groups]
+        keys = [[self.keys.private(o, name) for name in ["", *names]] for o, names in groups]
         return [*map(bool, self._at_once(("EXISTS", *some) for some in keys))]
 
     def size(self, owner: str, queue_list: str) -> int:
-        """Jobs of one private list, and those held aside from it."""
-        listed = int(self.client.llen(self.keys.private(owner, queue_list)))
-        return listed + self.held(owner, queue_list)
+        return int(self.client.llen(self.keys.private(owner, queue_list)))
 
     def running(self, owner: str, *, excused: bool = False) -> Running:
         """What an owner had recorded; ``excused`` as in ``Running``."""
@@ -210,8 +179,7 @@ class PrivateLists(Structure):
 
     def forget_running(self, owner: str, held: Container[str]) -> None:
         """Remove what ``owner`` is said to run and does not hold; no claim may come meanwhile."""
-        claims = [id for id, name in self._record(owner).items() if name != ANNOUNCING]
-        if stale := [id for id in claims if id != RAN and id not in held]:
+        if stale := [id for id in self._record(owner) if id != RAN and id not in held]:
             self.client.hdel(self.keys.running(owner), *stale)
 
     def _record(self, owner: str) -> dict[str, str]:

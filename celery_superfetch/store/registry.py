@@ -29,6 +29,7 @@ class Heartbeat(NamedTuple):
     quiet: Mapping[str, int] = MappingProxyType({})
     neighbours: tuple[str, ...] = ()  # owners registered on the caller's host
     probation: frozenset[str] = frozenset()  # queue lists with suspects that wait on probation
+    due: float | None = None  # when the next parked job is (server ms); None: none is parked
 
 
 class Registry(Structure):
@@ -48,7 +49,7 @@ class Registry(Structure):
         return b"".join(packed([self.scripts.command(call._replace(whole=True))]))
 
     def _call(self, facts: Facts, since: int, fields: Mapping[str, str], *more: str) -> Call:
-        names = [*self._rows(facts), self.keys.on_probation, *more]
+        names = [*self._rows(facts), self.keys.on_probation, self.keys.parked, *more]
         args = [facts.owner, since, HEARTBEAT_ROWS, *chain.from_iterable(fields.items())]
         return Call("heartbeat", names, args)
 
@@ -69,7 +70,7 @@ class Registry(Structure):
         ``tombstone`` seconds a claim of ours may still land."""
         keys, owner = self.keys, facts.owner
         names = [*self._rows(facts), keys.reaped, keys.running(owner)]
-        names += [kind(owner, name) for kind in (keys.private, keys.held) for name in facts.lists]
+        names += [keys.private(owner, name) for name in facts.lists]
         return int(self.scripts.run("leave", names, [owner, int(tombstone * 1000)]))
 
     def anybody(self) -> bool:
@@ -154,11 +155,13 @@ def _scores(rows: Any) -> dict[str, int]:
 
 
 def _heartbeat(reply: Any) -> Heartbeat:
-    status, now, rows, neighbours, probation = reply if len(reply) > 1 else (*reply, 0, (), (), ())
+    status, *rest = reply
+    now, rows, neighbours, probation, due = rest or (0, (), (), (), None)
     return Heartbeat(
         status.decode(),
         int(now),
         _scores(chunks(rows, 2)),
         tuple(owner.decode(errors="replace") for owner in neighbours),
         frozenset(name.decode(errors="replace") for name in probation),
+        None if due is None else float(due),
     )

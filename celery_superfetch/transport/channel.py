@@ -131,7 +131,7 @@ class Channel(redis.Channel):
         except (RedisError, OSError, MemoryError):
             self.fetch.backlog.ready.appendleft(claimed)  # it goes back with those behind it
             raise
-        if message is None:
+        if message is None or (reception and reception.parks(message)):
             return False
         try:
             callback(message)
@@ -173,9 +173,11 @@ class Channel(redis.Channel):
         return sum(job.queue_list in lists for job in jobs)
 
     def _purge(self, queue: str) -> int:
+        from ..store.parked import Parked
         from ..store.queues import Suspects
 
-        return int(super()._purge(queue)) + Suspects(self.database).purge(self._lists_of(queue))
+        lists, others = self._lists_of(queue), (Suspects(self.database), Parked(self.database))
+        return int(super()._purge(queue)) + sum(jobs.purge(lists) for jobs in others)
 
     def _size(self, queue: str) -> int:
         try:

@@ -189,13 +189,13 @@ class QoS(virtual.QoS):
                 self.forget(job)
         return []
 
-    def give_back_waiting(self, *, all_of_them: bool = True) -> int:
+    def give_back_waiting(self) -> int:
         """Give back, at once and in order, what its consumer has not seen, or not started, and now
-        cannot; any thread may. Not ``all_of_them``: but for those that wait for their time."""
+        cannot; any thread may."""
         fetch = self.channel.fetch
         unseen = fetch.backlog.take()
         fetch.requeue(unseen)
-        back = fetch.in_flight.requeue_waiting(self._in_hand(), all_of_them)
+        back = fetch.in_flight.requeue_waiting(self._in_hand())
         for job in back:
             self.forget(job)
         return len(unseen) + len(back)

@@ -57,7 +57,7 @@ def _stop(worker: Any, in_flight: InFlight, copies: Sequence[Job]) -> str:
         cannot = getattr(pool.terminate_job, "__func__", None) is BasePool.terminate_job
         why = ENDLESS if runs and (cannot or request is None) else ""
         try:
-            in_flight.bring_back(job)
+            in_flight.catch_up()
             if in_flight.lists.has(job):
                 return why
             if why:  # it began a moment ago

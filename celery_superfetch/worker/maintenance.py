@@ -10,9 +10,9 @@ from celery import Celery
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
-from ..app.announcer import announcements_of
 from ..app.passes import reaper_of, scheduled_pass
 from ..model import forks
+from ..model.certificate import clock
 from ..model.facts import Facts
 from ..model.process import ProcessImage
 from ..model.verdict import MISSED_HEARTBEATS, judge
@@ -45,7 +45,6 @@ class MaintenanceThread(threading.Thread):
                     with forks.kept_off():
                         rounds = self._rounds(membership)
                         membership.catch_up()
-                    rounds.announcements.attend()
                     rounds.go(monotonic())
                 except (RedisError, OSError) as exc:
                     logger.warning(
@@ -64,7 +63,6 @@ class MaintenanceThread(threading.Thread):
 class Rounds:
     def __init__(self, app: Celery, membership: Membership) -> None:
         self.membership = membership
-        self.announcements = announcements_of(app, membership)
         self.reaper = reaper_of(app, membership.client, membership)
         self._facts: dict[str, Facts] = {}
         self._next_pass = 0.0
@@ -72,6 +70,7 @@ class Rounds:
 
     def go(self, now: float) -> None:
         """One round; when the broker cannot be asked, it raises RedisError and convicts nobody."""
+        self.release()
         note_stuck(self.membership)
         # All workers see a death, or a silence, in the same second: hence the locks.
         if self._sees_death():  # others may have died with it
@@ -81,6 +80,13 @@ class Rounds:
         if now >= self._next_pass:
             self._next_pass = now + self.reaper.config.reap_interval
             self.note(scheduled_pass(self.reaper, self.membership.heart.facts.node))
+
+    def release(self) -> None:
+        """Put what is due on its queue: any worker may have parked it."""
+        in_flight, asked = self.membership.in_flight, clock()
+        if in_flight.parking.is_due:
+            released = in_flight.parked.release(in_flight.expires)
+            in_flight.parking.heard(released.now, released.next, asked)
 
     def _reap(self, owners: list[str], lock: str) -> None:
         if self.reaper.database.take_turn(lock, LOOK_INTERVAL / 2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from math import isfinite
 from time import monotonic
@@ -12,15 +13,15 @@ from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery.utils.log import get_logger
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery.worker import state
 from kombu.utils.encoding import safe_repr
 from redis.exceptions import DataError, RedisError
 
-from ..app.announcer import announcements_of
 from ..app.poison_pill import limits_of
 from ..model.dead_job import DeadJob
 from ..model.facts import Facts
-from ..model.job import Claimed, Job
+from ..model.job import UNREADABLE, Claimed, Job
 from ..store.registry import Registry
 from ..transport.deliveries import Delivery, delivery_of
 from .stopping import told_to_stop
@@ -65,10 +66,27 @@ def kills(claimed: Claimed, channel: Any) -> bool:
         return False
     membership = channel.membership
     app, job = membership.runner.worker.app, claimed.job
-    dead = membership.lost_runs.kill_spared(job, app, limits_of(app))
-    if dead is not None:
-        announcements_of(app, membership).soon(dead)
+    membership.lost_runs.kill_spared(job, app, limits_of(app))
     return job not in membership.in_flight.jobs
+
+
+def parks(message: Any) -> bool:
+    """Whether a job is due so much later that it waits on the server until then, and not here."""
+    delivery, told = delivery_of(message), message.headers
+    if delivery is None:
+        return False
+    with suppress(*UNREADABLE, OverflowError):  # Celery says what is wrong with it
+        if "task" not in told:  # before protocol 2 the body says it
+            told = message.payload
+        if (eta := told.get("eta")) is None or told.get("id") in state.revoked:
+            return False
+        app = delivery.in_flight.runner.worker.app
+        due = maybe_make_aware(maybe_iso8601(eta), app.timezone).timestamp()
+        if not delivery.in_flight.park(delivery.job, due * 1000):
+            return False
+        delivery.forget()
+        return True
+    return False
 
 
 def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool = False) -> bool:
@@ -127,13 +145,7 @@ def _settle(
     delivery: Delivery, way: Callable[..., DeadJob | None], why: str, *, sender: Any
 ) -> None:
     """Have a job end in a way of ``LostRuns``, if need be later, and its caller told."""
-    membership = delivery.membership
-
-    def settle() -> None:
-        dead = delivery.end_by(way, why, sender=sender)
-        if dead is not None:
-            announcements_of(sender, membership).soon(dead)
-
+    settle = partial(delivery.end_by, way, why, sender=sender)
     try:
         settle()
     except (RedisError, OSError) as error:
@@ -142,7 +154,7 @@ def _settle(
             delivery.job.title,
             error,
         )
-        membership.overdue.append(settle)
+        delivery.membership.overdue.append(settle)
 
 
 def _is_trouble(exc: Exception) -> bool:

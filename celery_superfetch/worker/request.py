@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import cache, partial
-from time import time
 from typing import Any
 
 from billiard.common import human_status
@@ -24,9 +22,7 @@ from celery.worker.request import Request
 from kombu.utils.imports import symbol_by_name
 from redis.exceptions import RedisError
 
-from ..app.announcer import announcements_of
 from ..app.poison_pill import limits_of
-from ..model.dead_job import DeadJob
 from ..model.job import CARRIED, EARLIER, Carried
 from ..model.strikes import Blame
 from ..transport.deliveries import Delivery, delivery_of
@@ -45,8 +41,6 @@ EXITED = "Worker exited prematurely: "  # how billiard begins
 
 #: Headers that say something of one delivery, and nothing of the job.
 OF_THE_DELIVERY = frozenset({EARLIER, CARRIED, "redelivered"})
-
-WORTH_MOVING = 1.0  # seconds of a wait for which a job is moved aside, which costs as a claim does
 
 
 class CountedRequest(Request):
@@ -71,10 +65,6 @@ class CountedRequest(Request):
             asks = self.task.Strategy == ASKS_FIRST
             self.delivery.in_flight.wait(self.delivery.job, asks)
         check(self)
-        if self.eta is not None and self.delivery is not None:
-            with suppress(OverflowError, ValueError, OSError):  # an ETA that Celery will refuse
-                if self.eta.timestamp() - time() > WORTH_MOVING:
-                    self.delivery.in_flight.set_aside(self.delivery.job)
         request = self.request_dict
         if not OF_THE_DELIVERY.isdisjoint(request):
             # Celery takes what it does not know for the user's, and sends it on with retries.
@@ -238,12 +228,8 @@ class CountedRequest(Request):
     def _recover_or_kill(self, delivery: Delivery, reason: str, stopping: bool) -> None:
         way, limits = delivery.membership.lost_runs.recover_or_kill, limits_of(self.app)
         how = {"stopping": stopping, "together": self.together}
-        self._bury(delivery, delivery.end_by(way, reason, self.app, limits, **how))
-
-    def _bury(self, delivery: Delivery, dead: DeadJob | None) -> None:
-        if dead is not None:
-            self._killed = True
-            announcements_of(self.app, delivery.membership).soon(dead)
+        dead = delivery.end_by(way, reason, self.app, limits, **how)
+        self._killed = self._killed or dead is not None
 
     def _retry_worker_lost(self, exc: BaseException, exc_info: Any) -> bool:
         """Celery 5.7 (``task_retry_on_worker_lost``) sends a job whose child was lost anew: with
@@ -285,7 +271,7 @@ class CountedRequest(Request):
             return False
         self.acknowledged = True
         delivery.forget()
-        self._bury(delivery, judged)
+        self._killed = judged is not None
         return True
 
 

@@ -18,6 +18,7 @@ from celery.worker import state
 from redis.exceptions import RedisError
 
 from ..app.events import monitors_of
+from ..app.notice import Notices
 from ..app.steps import run
 from ..model.certificate import clock
 from ..model.job import digest
@@ -87,6 +88,7 @@ class Gate(Runner):
 
     def __init__(self, worker: Any) -> None:
         self.worker, self.pool, self.node = worker, worker.pool, worker.hostname
+        self.notice = Notices(worker.app)
         self.tasks = digest(" ".join(sorted(worker.app.tasks)).encode())[:12]
         kind, self.green = type(self.pool).__module__, self.pool.is_green
         self.inline, self.threads = kind == SOLO, kind == THREADS

@@ -13,7 +13,6 @@ from celery.worker.request import Request
 from kombu.utils import functional
 from redis.exceptions import RedisError
 
-from ..app.announcer import announcements_of
 from ..app.broker import client_of, config_of
 from ..app.console import console
 from ..app.events import monitors_of, reporter
@@ -30,8 +29,9 @@ from ..transport.versions import check_versions
 from . import killed, reception  # noqa: F401 - `killed` is a control command
 from .maintenance import MaintenanceThread, Rounds
 from .request import use_our_request
+from .revoked import call_revoked
 from .start import Gate
-from .stopping import Stopper, memberships_of, wrap_handlers
+from .stopping import Stopper, wrap_handlers
 
 logger = get_logger(__name__)
 
@@ -88,6 +88,7 @@ class Maintenance(bootsteps.StartStopStep):
         self.thread.start()
         self.stopper.start()
         wrap_handlers(self.stopper)
+        call_revoked()
         signals.worker_shutting_down.connect(self.on_shutting_down, sender=worker.hostname)
         self.metrics = _serve_metrics(app)
 
@@ -116,8 +117,6 @@ class Maintenance(bootsteps.StartStopStep):
         self.stopper.give_back()
         if self.thread.is_alive():
             self.thread.join(JOINED_FOR)
-        for membership in memberships_of(worker):
-            announcements_of(worker.app, membership).stop()
         monitors_of(worker.app).drain()
 
 

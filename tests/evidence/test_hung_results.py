@@ -12,11 +12,10 @@ from celery import Celery, chord
 from celery.exceptions import ChordError
 
 from celery_superfetch import PoisonPill
-from celery_superfetch.app.broker import config_of
+from celery_superfetch.app.notice import Notices
+from celery_superfetch.app.passes import reaper_of
 from celery_superfetch.model.strikes import Decision
-from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.signals import job_recovering
-from celery_superfetch.store import database as store
 from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.servers.proxy import FaultProxy
@@ -25,6 +24,19 @@ from support.waiting import always, eventually
 from support.workers.bench import Bench, payload
 
 OFTEN = {"reap_interval": 1}
+
+MANY = 50  # notices that wait for a worker of two slots
+
+
+def many_notices(client: redis.Redis, app: Celery) -> None:
+    bench, make = Bench(client), Notices(app)
+    for number in range(MANY):
+        owner = bench.owner(lists=["celery"])
+        [claimed] = bench.claimed(owner, payload(number, "celery", "told.pill"), queue="celery")
+        call = bench.dead_set.kill(bench.recovery(claimed.job), marked=False, notice=make("celery"))
+        assert bench.run(call)[0] == b"ok"
+        client.lmove("celery", "notices", "RIGHT", "LEFT")
+    client.rename("notices", "celery")
 
 
 @pytest.fixture
@@ -38,7 +50,7 @@ def proxy(client: redis.Redis) -> Iterator[FaultProxy]:
 def unannounced(
     app: Celery, make_app: Callable[..., Celery], client: redis.Redis
 ) -> dict[str, Any]:
-    """Results of three jobs that were killed by somebody who has told nobody: two in a chord."""
+    """Results of three jobs that were killed, two of them in a chord; nobody has told that yet."""
     alone = app.signature("told.pill", ("alone",)).apply_async(link_error=app.signature("told.old"))
     body = app.signature("told.note", kwargs={"who": "never"})
     choir = chord([app.signature("told.pill", (name,)) for name in ("one", "two")], body, app=app)()
@@ -47,8 +59,8 @@ def unannounced(
     jobs = bench.queue("celery")
     client.delete("celery")
     bench.dead_owner(jobs, "celery", lists=["celery"])
-    assert Reaper(store.Database(client, config_of(killer)), sender=killer).reap().killed == 3
-    assert client.scard(bench.keys.unannounced) == 3
+    assert reaper_of(killer, client).reap().killed == 3
+    assert client.scard(bench.keys.unannounced) == client.llen("celery") == 3
     return {"alone": alone, "body": choir, "pills": [alone, *choir.parent.results]}
 
 
@@ -65,14 +77,11 @@ def test_a_result_backend_that_hangs_stops_nobody(
     ledger: Ledger,
     proxy: FaultProxy,
 ) -> None:
-    """C1: it is ready at once, takes back a dead neighbour's jobs and replaces lost children;
-    callers hear later, errbacks and chord included."""
+    """C1: it takes back a dead neighbour's jobs and runs them; callers hear later, errbacks and
+    chord included."""
     proxy.stall()
-    one = worker(app="told", options=OFTEN, result_url=proxy.url(), pool=pool)
-    for child in one.children():
-        child.kill()
-    pills = {pill.id for pill in unannounced["pills"]}
-    eventually(lambda: said(ledger, "job_killed") == pills, message="that needs no result backend")
+    one = worker(app="told", options=OFTEN, result_url=proxy.url(), pool=pool, concurrency=2)
+    one.wait_log("its caller could not be told")
     bench = Bench(client)
     job = payload("orphan", "celery", "told.note", ignore_result=True)
     dead = bench.dead_owner([job], "celery", lists=["celery"])
@@ -90,45 +99,41 @@ def test_a_result_backend_that_hangs_stops_nobody(
     assert [line["job"] for line in ledger.lines("job_killed")].count(unannounced["alone"].id) == 1
 
 
-def test_the_control_waits_within_its_pass(
-    worker: Any,
-    unannounced: dict[str, Any],
-    client: redis.Redis,
-    ledger: Ledger,
-    proxy: FaultProxy,
+def test_many_notices_leave_slots_to_others_while_results_hang(
+    worker: Any, app: Celery, client: redis.Redis, ledger: Ledger, proxy: FaultProxy
 ) -> None:
-    """C1: who announces within his passes takes back nobody's jobs while the backend hangs."""
+    """Each would wait for as long as the backend has to answer: all slots were theirs in turn."""
+    many_notices(client, app)
     proxy.stall()
-    env = {"WITHOUT": "announcers"}
-    worker(app="told", options=OFTEN, result_url=proxy.url(), env=env)
-    eventually(lambda: said(ledger, "job_killed"))
-    job = payload("orphan", "celery", "told.note", ignore_result=True)
-    Bench(client).dead_owner([job], "celery", lists=["celery"])
-    always(lambda: "note" not in ledger.starts(), during=5)
-    proxy.heal()
+    worker(app="told", result_url=proxy.url(), concurrency=2)
+    app.signature("told.note", ignore_result=True).apply_async()
     eventually(lambda: "note" in ledger.starts())
-    eventually(lambda: all(isinstance(pill.result, PoisonPill) for pill in unannounced["pills"]))
+    assert client.scard("superfetch:dead:unannounced") == MANY
+    proxy.heal()
+    eventually(lambda: not client.exists("superfetch:dead:unannounced"), within=60)
 
 
-def test_one_that_hangs_does_not_stop_the_others(
-    worker: Any, app: Celery, ledger: Ledger, client: redis.Redis
+def test_the_control_where_each_tries_for_itself(
+    worker: Any, app: Celery, client: redis.Redis, ledger: Ledger, proxy: FaultProxy
 ) -> None:
-    """C1: a hook that hangs, in a worker that lives: the job is given up for now, and not counted
-    as a crash."""
+    many_notices(client, app)
+    proxy.stall()
+    worker(app="told", result_url=proxy.url(), concurrency=2, env={"WITHOUT": "pauses"})
+    app.signature("told.note", ignore_result=True).apply_async()
+    always(lambda: "note" not in ledger.starts(), during=10)
+
+
+def test_a_hook_that_hangs_costs_its_slot(worker: Any, app: Celery, ledger: Ledger) -> None:
     options = {**OFTEN, "strike_limit": 1}
-    worker(app="told", options=options, env={"HANGS": "hung"}, concurrency=1)
+    worker(app="told", options=options, env={"HANGS": "hung"}, concurrency=2)
     hung = app.send_task("told.pill", ("hung",))
     eventually(lambda: said(ledger, "hangs") == {"hung"})
     other = app.send_task("told.pill", ("other",))
     with pytest.raises(PoisonPill):
         other.get(timeout=60)
     eventually(lambda: said(ledger, "poisoned") == {"other"})
-    begun = client.scan_iter
-    [name] = eventually(lambda: len(n := [*begun("superfetch:announcement:*")]) == 1 and n)
-    assert int(client.hget(name, "tries") or 0) <= 1
     ledger.release("hung")
     eventually(lambda: "hung" in said(ledger, "poisoned"), within=60)
-    eventually(lambda: not client.exists("superfetch:dead:unannounced"))
     assert isinstance(hung.result, PoisonPill)
 
 

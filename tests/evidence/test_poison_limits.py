@@ -54,7 +54,7 @@ def test_a_payload_that_kills_whoever_decodes_it_ends_in_the_dead_set(
     it is large, or its time has not come: then it is only reserved, and has its strikes when
     it is alone.
 
-    To announce its death its body has to be decoded, too: that is given up after some tries.
+    To tell of its death its body has to be decoded, too: its notice gives that up after some runs.
     """
     bomb = json.loads(payload("bomb", queue="celery", **eta))
     bomb["content-type"] = "application/x-bomb"
@@ -74,7 +74,6 @@ def test_a_payload_that_kills_whoever_decodes_it_ends_in_the_dead_set(
             one = started()
         return bool(db.dead()) and not db.client.exists("superfetch:dead:unannounced")
 
-    # Each try to announce it holds the right to for 30 s, and the next worker looks every 6 s.
     eventually(ended, within=180)
     decoded = len(strikes)
     assert decoded < ledger.runs()["bomb"] <= decoded + 3

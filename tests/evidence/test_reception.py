@@ -100,7 +100,7 @@ def test_what_breaks_at_reception_is_put_aside(
     box = inbox(pool)
     box.takes(*KNOWN.values())
     told = "all who could be told are told"
-    eventually(lambda: not box.client.exists("superfetch:unannounced"), WITHIN, message=told)
+    eventually(lambda: not box.client.exists("superfetch:dead:unannounced"), WITHIN, message=told)
     assert box.client.zcard("superfetch:dead:junk") == 1, "that without a tag is no message"
     listed = cli("dead", "list").out
     assert "cannot be received: ValueError('not enough values to unpack" in listed

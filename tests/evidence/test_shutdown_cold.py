@@ -101,22 +101,22 @@ def test_a_soft_shutdown_gives_back_at_once_and_cuts_only_what_takes_too_long(
 
 
 @row("worker_enable_soft_shutdown_on_idle")
-def test_an_idle_worker_gives_back_its_eta_jobs_at_once_though_it_waits(scenes: Stage) -> None:
+def test_an_idle_worker_has_no_job_for_later_though_it_waits(scenes: Stage) -> None:
     soft = {"worker_soft_shutdown_timeout": SOFT, "worker_enable_soft_shutdown_on_idle": True}
     idle = scenes("prefork", "solo", conf=soft, jobs=False)
     for scene in idle:
         scene.note("eta0", "eta1", countdown=3600)
         scene.worker.wait_ready()
-        scene.owner = scene.says(lambda s=scene: s.db.owner_of("eta1"), "they are claimed")
+        scene.says(lambda s=scene: s.db.parked() == ["eta0", "eta1"], "they are parked")
+        [scene.owner] = scene.db.owners()
     for scene in idle:
         scene.tell(signal.SIGQUIT)
     for scene in idle:
-        scene.says(lambda s=scene: s.db.waiting() == ["eta0", "eta1"], "they are back")
         if scene.pool == "prefork":
             assert scene.worker.alive(), "it waits for what will not come"
     for scene in idle:
         scene.ends(0)
-        assert scene.db.waiting() == ["eta0", "eta1"]
+        assert (scene.db.parked(), scene.db.waiting()) == (["eta0", "eta1"], [])
         assert not scene.runs()
 
 

@@ -70,7 +70,7 @@ def test_they_are_in_the_dead_set_and_their_callers_are_told(
         r.endswith("; no other live worker of its queue has other tasks") for r in reasons.values()
     )
     eventually(lambda: ledger.runs() == {"behind celery": 1, "behind other": 1})
-    eventually(lambda: not db.held() and not client.exists("superfetch:unannounced"))
+    eventually(lambda: not db.held() and not client.exists("superfetch:dead:unannounced"))
     assert not client.exists("superfetch:dead:junk")
     assert one.alive()
     assert two.alive()

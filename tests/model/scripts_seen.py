@@ -72,7 +72,7 @@ class Truth(Known):
     def _heartbeat(self, call: Call, reply: Any) -> None:
         owner = call.args[0]
         assert (reply[0] == b"reaped") == (owner in self.reaped)
-        if reply[0] == b"ok" and len(call.keys) == 5:  # it registers
+        if reply[0] == b"ok" and len(call.keys) == 6:  # it registers
             self.owners.add(owner)
             self.running[owner]
         if reply[0] == b"ok" and "stopping" in call.args:
@@ -145,8 +145,7 @@ class Truth(Known):
         settled, counted = call.args[0], 0
         for at in range(settled):
             private, running = call.keys[2 * at : 2 * at + 2]
-            payload, counts, aside, id = call.args[4 * at + 1 : 4 * at + 5]
-            assert not aside
+            payload, counts, id = call.args[3 * at + 1 : 3 * at + 4]
             removed = self._take(private, payload)
             assert removed == (at + 1 not in reply)
             if removed:
@@ -164,8 +163,8 @@ class Truth(Known):
             counted += counts
         starting = zip(
             call.keys[2 * settled + counted :],
-            call.args[4 * settled + 1 :: 2],
-            call.args[4 * settled + 2 :: 2],
+            call.args[3 * settled + 1 :: 2],
+            call.args[3 * settled + 2 :: 2],
             strict=True,
         )
         for running, id, name in starting:

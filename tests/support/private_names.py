@@ -180,7 +180,7 @@ celery concurrency.
 celery app.
     serve tasks by a request class of ours: task:Task.Request
         task:Task.Strategy~celery.worker.strategy:default
-    announce killed jobs: task:Task._backend base:Celery._backend base:Celery._get_backend()
+    announce killed jobs: task:Task._backend base:Celery._get_backend()
         task:get_actual_ignore_result(task,request)>=5.7
     give back a job whose next message cannot be sent: amqp:AMQP._create_task_sender()
         task:Task.retry() task:Task.replace(sig) trace:trace_task(task,uuid,args,kwargs)

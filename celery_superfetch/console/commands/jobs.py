@@ -1,4 +1,4 @@
-"""``celery superfetch jobs ...``: what is in flight, and what waits on probation."""
+"""``celery superfetch jobs ...``: what is in flight, is parked, and waits on probation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MANY = 1000
 @click.group(name="jobs", invoke_without_command=True)
 @click.option(
     "--state",
-    type=click.Choice(("running", "reserved", "eta", "probation", "struck")),
+    type=click.Choice(("running", "reserved", "parked", "probation", "struck")),
     help="Only jobs in this state; struck: jobs with strikes.",
 )
 @click.option("--queue", help="Only jobs from this queue; * stands for anything.")
@@ -27,7 +27,8 @@ MANY = 1000
 @click.option("--wide", is_flag=True, help="Show all columns, each job on one line.")
 @in_session
 def jobs(session: Session, limit: int, wide: bool, **which: Any) -> None:
-    """List jobs in flight by their workers, and jobs on probation. Without a command it only reads.
+    """List jobs in flight by their workers, parked ones (they wait for their time), and jobs on
+    probation. Without a command it only reads.
 
     ID is a job's Celery task id or its digest, or the start of either.
     """
@@ -61,7 +62,7 @@ def _named(
     session: Session, ids: Sequence[str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The jobs that are meant and can be asked for; the errors of the other names."""
-    from ...inspector import PROBATION
+    from ...inspector import PARKED, PROBATION
     from ..jobs import Look, Which
 
     look = Look(session.inspector, Which())
@@ -81,6 +82,8 @@ def _named(
             error = (
                 "it is on probation, and no worker has it: it runs as soon as one can run it alone"
             )
+        elif fit[0]["state"] == PARKED:
+            error = "it waits for its time, and no worker has it: revoke it, and it does not run"
         elif fit[0]["verdict"] != "alive":
             error = "its worker is dead: `celery superfetch reap` gives it back to its queue"
         elif not fit[0]["node"]:
@@ -115,8 +118,6 @@ def _kill(
                 done.append({**told, "dead_id": result["dead_id"]})
             if "error" in result:
                 errors.append({"id": job["id"], "error": result["error"]})
-    if done:
-        reaper.announcements.after_pass()
     return done
 
 

@@ -27,7 +27,7 @@ def print_jobs(tables: Tables, found: dict[str, Any], picked: bool, wide: bool) 
         for at, (owner, some) in enumerate(groupby(jobs, key=lambda job: job["owner"])):
             if at:
                 tables.line()
-            tables.line(_heading(owners[owner]) if owner else "On probation", BOLD)
+            tables.line(_heading(owners[owner]) if owner else "Nobody's yet", BOLD)
             rows = sorted(some, key=_order)
             due = any(row["due"] for row in rows)
             tables.table(TITLES if due else TITLES[:-1], rows, SPARE)
@@ -41,7 +41,7 @@ def _order(job: Mapping[str, Any]) -> int:
 def _heading(owner: dict[str, Any]) -> str:
     return (
         f"{owner['node'] or owner['owner']}, {owner['word']}: {owner['running']} running, "
-        f"{owner['reserved']} reserved, {owner['eta']} ETA"
+        f"{owner['reserved']} reserved"
     )
 
 
@@ -61,7 +61,11 @@ def _shown(tables: Tables, found: dict[str, Any], job: dict[str, Any]) -> dict[s
 
 def _end(shown: int, found: dict[str, Any], picked: bool) -> str:
     if not shown:
-        return "No job meets the conditions." if picked else "No job is in flight or on probation."
+        return (
+            "No job meets the conditions."
+            if picked
+            else "No job is in flight, parked or on probation."
+        )
     if not found["complete"]:
         return f"{number(shown, 'job')}, and more: not all were looked at."
     if found["more"]:

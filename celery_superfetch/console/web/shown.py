@@ -16,7 +16,7 @@ from .bars import bars
 JOB_STATES = {
     "running": "running",
     "reserved": "reserved",
-    "eta": "for later",
+    "parked": "for later",
     "probation": "on probation",
     "struck": "with strikes",
 }

@@ -66,10 +66,9 @@ class InFlight(Outbox):
         """Claim the next suspect of a queue list, if there is one and nothing runs here."""
         with self.lock:
             self.flush()
-            # What is gathered begins unseen, unless its time has not come.
+            # What is gathered begins unseen.
             for job, state in self.jobs.items():
-                gathered = state is State.GATHERED and job not in self.aside
-                if gathered or self.jobs.runs(job):
+                if state is State.GATHERED or self.jobs.runs(job):
                     return None
             call = self.lists.claim_alone(owner, queue_list)
             [reply] = self.ask([call])
@@ -87,20 +86,11 @@ class InFlight(Outbox):
         with self.lock:
             self.jobs.move(job, Move.WAIT if asks else Move.GATHER)
 
-    def set_aside(self, job: Job) -> None:
-        """Note that a job waits in memory for its time; the next round trip moves it aside."""
-        with self.lock:
-            if job in self.jobs and job not in self.aside:
-                self.jobs.recorded.discard(job)  # moving it takes its record away
-                self.moves[job] = ""
-                if job == self.jobs.alone:  # whoever decoded it lives; when it is due, others run
-                    self.jobs.alone = None
-
     def delivered(self, job: Job) -> None:
         """Its consumer has the job: one that only waits now does not count as running."""
         if job in self.jobs.recorded:
             with self.lock:
-                if self.may_start(job) and job not in self.moves:
+                if self.may_start(job):
                     self.unrecord(job)
 
     def unrecord(self, job: Job) -> None:
@@ -116,7 +106,7 @@ class InFlight(Outbox):
     def start(self, job: Job, name: str = "") -> float:
         """Hand a job over to those who run it: until when it may begin (``clock``); 0: not now.
         Its record as running (under ``name``, its digest; none where it may be settled before it
-        runs) is sent before, and waited for only if ETA jobs are to be moved aside."""
+        runs) is sent before, and waited for only if jobs are to be parked."""
         with self.lock:
             until = self.certificate.until(job.owner)
             # While a reply is lost, the record may say that a suspect runs here.
@@ -139,24 +129,16 @@ class InFlight(Outbox):
         with self.lock:
             self.jobs.move(job, Move.END)
 
-    def bring_back(self, job: Job) -> None:
-        """Have a job in its private list, where whatever is done to it looks for it."""
-        with self.lock:
-            # The record of its start may be on its way: not to come in behind what removes it.
-            with suppress(RedisError):  # what was refused has not come either
-                self._exchange([])
-            self.moves.pop(job, None)
-            if job in self.aside:
-                self.ask([self.lists.unhold(job.owner, job.queue_list, [job.claim_id])])
-                self.aside.discard(job)
+    def catch_up(self) -> None:
+        """Have the records of starts arrive: not behind what removes them."""
+        with self.lock, suppress(RedisError):  # what was refused has not come either
+            self._exchange([])
 
-    def requeue_waiting(self, jobs: Iterable[Job], all_of_them: bool = True) -> list[Job]:
-        """Give back, in this order, those whose consumers have not handed them over, and now cannot
-        (not ``all_of_them``: but for those that wait for their time); returns those that went."""
+    def requeue_waiting(self, jobs: Iterable[Job]) -> list[Job]:
+        """Give back, in this order, those whose consumers have not handed them over, and now
+        cannot; returns those that went."""
         with self.lock:
             back = [job for job in jobs if self.jobs.get(job) is State.WAITING]
-            if not all_of_them:
-                back = [job for job in back if not (job in self.aside or job in self.moves)]
             self.requeue(back)
             return back
 

@@ -72,7 +72,6 @@ class LostClaims:
         """What the private lists hold and nobody here knows; a first look asks for a second."""
         unknown: list[Job] = []
         for name in lists:
-            self._look_aside(owner, name)
             unknown += [self.lists.job(owner, name, raw) for raw in self._unknown(owner, name)]
         now = monotonic()
         self._found = {trace: at for trace, at in self._found.items() if now - at < LONGEST_READ}
@@ -81,21 +80,13 @@ class LostClaims:
 
     def _unknown(self, owner: str, queue_list: str) -> list[bytes]:
         """What a private list holds beyond what is known here, the newest claim first."""
-        place, aside, unknown = (owner, queue_list), self.outbox.aside, []
-        known = Counter(job.payload for job in self.jobs if job[:2] == place and job not in aside)
+        place, unknown = (owner, queue_list), []
+        known = Counter(job.payload for job in self.jobs if job[:2] == place)
         for job in self.lists.in_flight(owner, queue_list):
             known[job.payload] -= 1
             if known[job.payload] < 0:
                 unknown.append(job.payload)
         return unknown
-
-    def _look_aside(self, owner: str, queue_list: str) -> None:
-        """See that what nobody holds aside any more, here or there, is in the private list."""
-        outbox, lists = self.outbox, self.lists
-        aside = {job.claim_id: job for job in outbox.aside if job[:2] == (owner, queue_list)}
-        if lists.held(owner, queue_list) != len(aside):
-            found = lists.unhold_all(owner, queue_list, but=aside)
-            outbox.aside.difference_update(job for id, job in aside.items() if id not in found)
 
     def _settle_again(self, jobs: Iterable[Job]) -> list[Job]:
         """Ack those that were settled lately, by their bytes, as often as they were; the others."""

@@ -13,7 +13,6 @@ from ...model.job import Carried, Job, digest, parse
 from ...model.strikes import Blame, Decision, Limits, Recovery, Running, decide
 from ...reaper.judge import Judge, ask, tell, warn_of
 from ...signals import job_killed
-from ...store.announcements import Announcement
 from ...store.counters import Outcome
 from .in_flight import InFlight
 
@@ -26,8 +25,8 @@ Decide = Callable[[Recovery], Decision]
 
 class LostRuns(Judge):
     """Recovers or kills jobs that this process holds. Each method returns the dead job if it has
-    killed one; whoever asked announces it (``job_killed`` included). Where one raises
-    ``RedisError`` the job stays held. ``sender``: the Celery app, for ``job_recovering``."""
+    killed one. Where one raises ``RedisError`` the job stays held. ``sender``: the Celery app, for
+    ``job_recovering``."""
 
     def __init__(self, in_flight: InFlight) -> None:
         super().__init__(in_flight.database)
@@ -71,7 +70,7 @@ class LostRuns(Judge):
         what that has to carry; the dead job, if this was its last strike; or None when it must not
         be sent, since it was taken away, or was ``settled`` before it ran (so that nothing is left
         to move) and is out of strikes. ``blame``: NONE when the loss is nobody's fault."""
-        self.in_flight.bring_back(job)
+        self.in_flight.catch_up()
         for _ in range(DECISIONS):
             if not settled:
                 if job not in self.in_flight.jobs:
@@ -103,18 +102,20 @@ class LostRuns(Judge):
     def bury(self, job: Job, reason: str, *, junk: bool = False) -> DeadJob | None:
         """Kill it, whoever is to blame (None: it was taken away); who asked tells its caller."""
         changes, limits = {"parsed": False} if junk else {}, Limits.of(self.config)
-        done = self._settle(job, reason, Running(), limits, lambda _: Decision.KILL, **changes)
+
+        def kill(_: Recovery) -> Decision:
+            return Decision.KILL
+
+        done = self._settle(job, reason, Running(), limits, kill, notice=False, **changes)
         if done is None:
             return None
         dead = DeadJob.of(done.recovery, done.dead_id.decode())
-        if not junk:  # else nobody was to be told
-            Announcement(self.database, dead.id).done()
         job_killed.send(sender=None, job=dead)
         return dead
 
     def kill(self, job: Job, reason: str, sender: Any) -> DeadJob | None:
         """Move a job to the dead set that somebody wants there, also while it runs."""
-        self.in_flight.bring_back(job)
+        self.in_flight.catch_up()
         limits = Limits.of(self.config)
         for _ in range(DECISIONS):
             if done := self._carry_out(self._look(job, reason, Running(), limits), Decision.KILL):
@@ -136,10 +137,18 @@ class LostRuns(Judge):
         return dead
 
     def _settle(
-        self, job: Job, reason: str, running: Running, limits: Limits, how: Decide, **changes: Any
+        self,
+        job: Job,
+        reason: str,
+        running: Running,
+        limits: Limits,
+        how: Decide,
+        *,
+        notice: bool = True,
+        **changes: Any,
     ) -> Outcome | None:
         """Decide on a job until nobody has counted it meanwhile; None where no decision held."""
-        self.in_flight.bring_back(job)
+        self.in_flight.catch_up()
         counted = {"owner": job.owner, "claim": job.claim_id}.items()
         for _ in range(DECISIONS):
             recovery = replace(self._look(job, reason, running, limits), **changes)
@@ -147,7 +156,7 @@ class LostRuns(Judge):
                 # The answer was lost. It went back, and may be another claim of ours by now.
                 self.in_flight.drop(job)
                 return Outcome(self._look(job, reason, Running(), limits).latest(), b"ok")
-            if done := self._carry_out(recovery, how(recovery)):
+            if done := self._carry_out(recovery, how(recovery), notice=notice):
                 return done
         # The job was taken away, or somebody counts it without end.
         self.in_flight.end(job)
@@ -161,13 +170,16 @@ class LostRuns(Judge):
     def _look(self, job: Job, reason: str, running: Running, limits: Limits) -> Recovery:
         return self.look([job], running, limits, **self._told(reason))[0]
 
-    def _carry_out(self, recovery: Recovery, decision: Decision) -> Outcome | None:
+    def _carry_out(
+        self, recovery: Recovery, decision: Decision, *, notice: bool = True
+    ) -> Outcome | None:
         """Do it; None when the decision no longer held, or the job was taken away."""
         job, in_flight = recovery.job, self.in_flight
         if job not in in_flight.jobs:
             return None
         expires = in_flight.expires.get(job.queue_list, 0)
-        [outcome] = self.carry_out([(recovery, decision)], expires, marked=False)
+        make = in_flight.runner.notice if notice else None
+        [outcome] = self.carry_out([(recovery, decision)], expires, marked=False, notice=make)
         if isinstance(outcome.answer, Exception):
             raise outcome.answer
         if outcome.answer == b"moved":

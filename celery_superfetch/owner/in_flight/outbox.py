@@ -18,9 +18,11 @@ from ...model.process import own_pid
 from ...signals import LostJob, ownership_lost
 from ...store.database import Database, Structure
 from ...store.history import History
+from ...store.parked import Parked
 from ...store.private_lists import PrivateLists
 from ...store.wire.scripts import Call, Line
 from .jobs import Jobs, Move, State, batches
+from .parking import Parking
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +44,7 @@ class _Return(NamedTuple):
 
 
 class Outbox(Structure):
-    """Sends what is given back, then what is moved aside, then acks and starts, then a claim: each
+    """Sends what is given back, then what is parked, then acks and starts, then a claim: each
     relies on those before it. Acks and starts are kept until answered. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
@@ -60,13 +62,14 @@ class Outbox(Structure):
         #: Those that the server refused, and when they are tried again (monotonic s).
         self._refused: dict[Job, str] = {}
         self._refused_until = 0.0
+        self._parks_from = 0.0  # when the server, which refused that, is asked to park again
         self._numbers = count(1)
         #: A reply was lost: the private lists may hold jobs that nobody here knows.
         self.doubt = False
-        #: Jobs that wait in memory for their time, held in a hash beside the private list: an ack
-        #: would walk through them. Where a reply was lost, they may be in the list.
-        self.aside: set[Job] = set()
-        self.moves: dict[Job, str] = {}  # those that the next round trip moves there
+        self.parked, self.parking = Parked(database), Parking()
+        self._to_park: dict[
+            Job, int
+        ] = {}  # with the next round trip: when they are due (server ms)
         #: When jobs were settled lately (monotonic s), and which.
         self.lately: deque[tuple[float, tuple[str, str, int]]] = deque(maxlen=10_000)
         self._line = Line(self.scripts)
@@ -78,7 +81,7 @@ class Outbox(Structure):
 
     @property
     def unsent(self) -> bool:
-        return any((*self._next, self.moves, self.jobs.counts[State.RETURNING]))
+        return any((*self._next, self._to_park, self.jobs.counts[State.RETURNING]))
 
     @property
     def unread(self) -> bool:
@@ -112,8 +115,17 @@ class Outbox(Structure):
         with self.lock:
             self.jobs.drop(job)
             self._forget_start(job)
-            self.moves.pop(job, None)
-            self.aside.discard(job)
+            self._to_park.pop(job, None)
+
+    def park(self, job: Job, due: float) -> bool:
+        """Have a job that is due then (server ms) wait on the server, if that is worth it; it is
+        not ours from here on."""
+        with self.lock:
+            if not self.parking.is_worth(due) or monotonic() < self._parks_from:
+                return False
+            if job in self.jobs:
+                self._to_park[job] = int(due)
+            return True
 
     def _forget_start(self, job: Job) -> None:
         """It does not run (any more): what has recorded it is not to come back."""
@@ -130,11 +142,19 @@ class Outbox(Structure):
                 with suppress(RedisError):
                     self._exchange([])
                 self.rest()
-            moves = [self.lists.hold(jobs) for _, jobs in batches(self.moves)]
-            self.aside.update(self.moves)
-            self.moves.clear()
-            # A server that lacks a move's script is told it late: the job may be claimed anew then.
-            return self._exchange(moves, last, wait=wait or bool(moves))
+            parks = self._parks()
+            return self._exchange(parks, last, wait=wait or bool(parks))
+
+    def _parks(self) -> list[Call]:
+        """What parks jobs. If it gets lost, they are what a private list holds and nobody knows."""
+        due, self._to_park = self._to_park, {}
+        groups = [jobs for _, jobs in batches(dict.fromkeys(due, ""))]
+        for job in due:
+            self.drop(job)
+        return [
+            self.parked.park({job: due[job] for job in jobs}, next(self._numbers))
+            for jobs in groups
+        ]
 
     def post(self) -> None:
         """Send what waits, whatever becomes of this process; the answer is read later."""
@@ -196,13 +216,13 @@ class Outbox(Structure):
                 REFUSED_INTERVAL,
             )
 
-    def _exchange(self, moves: list[Call], last: Call | None = None, *, wait: bool = True) -> Any:
+    def _exchange(self, parks: list[Call], last: Call | None = None, *, wait: bool = True) -> Any:
         """Send acks and starts between other calls; with ``wait``, the reply to ``last``."""
         if self._pid != own_pid():  # the connection, and what it owes, are the parent's
             self._pid, self._line, self._sent = own_pid(), Line(self.scripts), []
         new, self._next = [self._next] if any(self._next) else [], _Sent([], {})
-        acks = [self.lists.ack(part.acks, part.starting, self.aside) for part in new]
-        calls = [*moves, *acks, *([last] if last else ())]
+        acks = [self.lists.ack(part.acks, part.starting) for part in new]
+        calls = [*parks, *acks, *([last] if last else ())]
         if not calls and not self._line.owed:
             return None
         sent, self._sent = self._sent + new, []
@@ -211,7 +231,7 @@ class Outbox(Structure):
         error: Exception | None = None
         try:
             owed, theirs = self._line.exchange(calls, wait=wait, leave=LEFT_MOST)
-            read = owed + theirs[len(moves) :][: len(new)]
+            read = owed + theirs[len(parks) :][: len(new)]
             for part, reply in zip(sent if wait else sent[: len(read)], read, strict=True):
                 if isinstance(reply, Exception):
                     refused, error = [*refused, part], reply
@@ -223,6 +243,8 @@ class Outbox(Structure):
                 self._line.forget()
             self._unanswered_acks([*sent, *self._sent])
             raise
+        for call, reply in zip(parks, theirs, strict=False):
+            self._note_parked(call, reply)
         if self._sent:  # by a signal's handler, while this waited: its connection was given up
             self._unanswered_acks(self._sent)
         self._sent = sent[len(read) :]
@@ -236,6 +258,20 @@ class Outbox(Structure):
         if last is not None and isinstance(theirs[-1], Exception):
             raise theirs[-1]
         return theirs[-1] if last is not None else None
+
+    def _note_parked(self, call: Call, reply: Any) -> None:
+        if not isinstance(reply, Exception):
+            self.parking.parked(min(call.args[4::4]))
+            return
+        self.doubt, self._parks_from = True, monotonic() + REFUSED_INTERVAL
+        logger.error(
+            "%d jobs that are due later could not be parked: %s. They go back to queue list %s "
+            "and, until the server takes them, wait in a worker's memory. It is asked in %g s.",
+            len(call.args[2::4]),
+            reply,
+            call.args[0],
+            REFUSED_INTERVAL,
+        )
 
     def _settled(self, acks: list[Claimed], missing: set[int]) -> list[Job]:
         """Note that acks were carried out; the jobs that were missing, unless that is no news."""

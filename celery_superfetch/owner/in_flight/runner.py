@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -15,6 +15,8 @@ class Runner:
     tasks = ""  # tells its set of tasks from others
     inline = False  # jobs are sure to run in the thread that delivers them (Celery's solo pool)
     endless = False  # its loop turns until it ends, and hears who rings from another thread
+    #: Makes the notice of a killed job for its queue list; None: nobody here could tell its caller.
+    notice: Callable[[str], bytes] | None = None
     failure: BaseException | None = None  # what ends that loop, at its next turn at the latest
 
     def pids(self) -> Sequence[tuple[int, str]]:

@@ -1,10 +1,9 @@
 -- Settles jobs: they leave their private lists for good, and so do their counters. Records those
 -- that start in their place.
--- KEYS: for each settled job its private list, its owner's running jobs and, where it may be held
---       aside, the held jobs; then the counters of those that may have some; then, for each that
---       starts, its owner's running jobs
--- ARGV: number of settled jobs, then for each its payload, 1 where it may have counters, 1 where it
---       may be held aside, and its claim id; then, for each that starts, its claim id and its digest
+-- KEYS: for each settled job its private list and its owner's running jobs; then the counters of
+--       those that may have some; then, for each that starts, its owner's running jobs
+-- ARGV: number of settled jobs, then for each its payload, 1 where it may have counters, and its
+--       claim id; then, for each that starts, its claim id and its digest
 -- Returns: the numbers of those settled jobs that were not there: they had been taken away
 -- Crash: the jobs are settled, and some recorded as running that have not begun; a lost reply
 --       makes the caller look before it asks again.
@@ -12,17 +11,12 @@ local settled = tonumber(ARGV[1])
 local missing, counted, key, arg = {}, {}, 0, 1
 for i = 1, settled do
   local private, running = KEYS[key + 1], KEYS[key + 2]
-  local payload, counts, aside, id = ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 3], ARGV[arg + 4]
-  key, arg = key + 2, arg + 4
-  local there = false
-  if aside == '1' then
-    key = key + 1
-    there = redis.call('HDEL', KEYS[key], id) == 1
-  end
+  local payload, counts, id = ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 3]
+  key, arg = key + 2, arg + 3
   -- Before it leaves: what has another type is found here.
   redis.call('HDEL', running, id)
   -- From the right, where the oldest claims are.
-  there = there or redis.call('LREM', private, -1, payload) > 0
+  local there = redis.call('LREM', private, -1, payload) > 0
   if not there then missing[#missing + 1] = i end
   if counts == '1' then
     counted[#counted + 1] = there

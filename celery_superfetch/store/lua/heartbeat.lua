@@ -1,15 +1,15 @@
 -- Says that an owner lives and returns whom it should keep an eye on; or registers it, which counts
 -- as a heartbeat.
--- KEYS: owners, the owner's facts, its host's owners, lists with probation, then, to register it,
---       tombstones
+-- KEYS: owners, the owner's facts, its host's owners, lists with probation, lists with parked jobs,
+--       then, to register it, tombstones
 -- ARGV: owner, server ms of the caller's last heartbeat (0: none), most rows to return,
 --       then field and value of each fact that changed, or to register it of each
 -- Returns: {"ok", ms, {quiet owner, score, ...}, {owner of this host, ...}, {list with
---       probation, ...}}, where a quiet owner has not written since the caller's last
---       heartbeat; or {"reaped"}, and of who does not register {"missing"} (but for its facts),
+--       probation, ...}, when the next parked job is due (server ms; or nil)}, where a quiet owner
+--       has not written since the caller's last heartbeat; or {"reaped"}, and of who does not register {"missing"} (but for its facts),
 --       {"unknown"}
 -- Crash: nothing half done. Who has just registered claims nothing; it is judged like any owner.
-local owners, facts, host, reaped = KEYS[1], KEYS[2], KEYS[3], KEYS[5]
+local owners, facts, host, reaped = KEYS[1], KEYS[2], KEYS[3], KEYS[6]
 local owner, since, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local state = redis.call('HGET', facts, 'state')
 if state == 'reaped' then return {'reaped'} end
@@ -20,6 +20,8 @@ else
   if not redis.call('ZSCORE', owners, owner) then return {'missing'} end
 end
 local probation = redis.call('SMEMBERS', KEYS[4])
+-- A key of another type says as little as none, and an owner has to be heard.
+local parked = redis.pcall('ZRANGE', KEYS[5], 0, 0, 'WITHSCORES')
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 -- The removal first: a server over its memory limit allows what follows a write.
@@ -39,4 +41,4 @@ if since > 0 then
   local future = redis.call('ZRANGEBYSCORE', owners, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
   for _, value in ipairs(future) do quiet[#quiet + 1] = value end
 end
-return {'ok', now, quiet, redis.call('SMEMBERS', host), probation}
+return {'ok', now, quiet, redis.call('SMEMBERS', host), probation, parked[2] or false}

@@ -1,16 +1,19 @@
--- Moves one job from a private list to the dead set, whole.
+-- Moves one job from a private list to the dead set, whole, and puts the notice of that in front of
+-- those that wait in its queue.
 -- KEYS: dead set, dead jobs, the caps of each, unannounced, stats, overflow, the cap it is under,
---       the owner's facts, private list, the job's counters, the owner's running jobs
+--       the owner's facts, private list, the job's counters, the owner's running jobs, its queue list
 -- ARGV: payload, 1 when the owner must be marked reaped, recoveries the decision saw, job id,
---       record (JSON), most jobs under that cap (0: others see to it), 1 for junk, claim id,
---       queue list
+--       record (JSON), most jobs under that cap (0: others see to it), 1 where somebody is to be
+--       told, claim id, queue list, the notice (empty: there is none), what stands in it for the id
+--       in the dead set, ms of the queue's x-expires (0: none)
 -- Returns: {"ok", id in the dead set}; {"unmarked"}, {"moved"} or {"recounted"} when the decision
 --       no longer holds
--- Crash: the job is in the dead set, unannounced; a later pass announces it.
-local dead, jobs, caps, unannounced, stats, overflow, cap, facts, private, counters, running =
+-- Crash: the job is in the dead set, and its notice is on the queue.
+local dead, jobs, caps, unannounced, stats, overflow, cap, facts, private, counters, running, queue =
   unpack(KEYS)
 local payload, marked, expected, id, record = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local most, is_junk, claim = tonumber(ARGV[6]), ARGV[7] == '1', ARGV[8]
+local most, is_told, claim = tonumber(ARGV[6]), ARGV[7] == '1', ARGV[8]
+local notice, placeholder, expires = ARGV[10], ARGV[11], tonumber(ARGV[12])
 if marked == '1' and redis.call('HGET', facts, 'state') ~= 'reaped' then return {'unmarked'} end
 if (redis.call('HGET', counters, 'recoveries') or '0') ~= expected then return {'recounted'} end
 -- Its death was the fault of one run: a copy that waited in the same list is not killed with it.
@@ -26,6 +29,9 @@ local oldest = full and redis.call('ZRANGE', cap, 0, 0)[1]
 for _, hash in ipairs({jobs, caps, running}) do redis.call('HLEN', hash) end
 redis.call('SISMEMBER', unannounced, id)
 local dropped = tonumber(redis.call('GET', overflow)) or 0
+-- A job is no less dead where its queue is none any more.
+local kind = redis.call('TYPE', queue).ok
+if kind ~= 'list' and kind ~= 'none' then notice = '' end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if redis.call('LREM', private, 1, payload) == 0 then return {'moved'} end
@@ -47,7 +53,12 @@ elseif claim ~= '' then
 end
 redis.pcall('HINCRBY', stats, 'killed', 1)
 tally(stats, 'killed', ARGV[9], payload)
-if not is_junk then redis.call('SADD', unannounced, name) end
+if is_told then redis.call('SADD', unannounced, name) end
+if notice ~= '' then
+  local from, to = string.find(notice, placeholder, 1, true)
+  redis.call('RPUSH', queue, string.sub(notice, 1, from - 1) .. name .. string.sub(notice, to + 1))
+  if expires > 0 then redis.call('PEXPIRE', queue, expires) end
+end
 if oldest then
   redis.call('ZREM', dead, oldest)
   redis.call('ZREM', cap, oldest)

@@ -1,6 +1,6 @@
 -- Takes an owner that ends in order out of the registry.
 -- KEYS: owners, the owner's facts, its host's owners, tombstones, its running jobs, then its
---       private lists, then as many keys of held jobs
+--       private lists
 -- ARGV: owner, ms to keep a tombstone (0: its claims are all answered, none is needed)
 -- Returns: number of jobs still in its private lists, or -1 when it was taken for dead; unless
 --       0 nothing was changed
@@ -9,10 +9,7 @@ local owners, facts, host, reaped, running = KEYS[1], KEYS[2], KEYS[3], KEYS[4],
 local owner, keep = ARGV[1], tonumber(ARGV[2])
 if redis.call('HGET', facts, 'state') == 'reaped' then return -1 end
 local left = 0
-local lists = (#KEYS - 5) / 2
-for i = 6, 5 + lists do
-  left = left + redis.call('LLEN', KEYS[i]) + redis.call('HLEN', KEYS[i + lists])
-end
+for i = 6, #KEYS do left = left + redis.call('LLEN', KEYS[i]) end
 if left > 0 then return left end
 redis.call('ZREM', owners, owner)
 redis.call('SREM', host, owner)

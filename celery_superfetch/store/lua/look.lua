@@ -1,9 +1,10 @@
--- Reads what lies in some lists and hashes, one after the other, until it is enough for one reply.
--- KEYS: the lists and hashes
+-- Reads what lies in some lists, hashes and sorted sets, one after the other, until it is enough for
+-- one reply.
+-- KEYS: those
 -- ARGV: jobs, and bytes, that are enough, jobs of one read, where to begin in the first key (0: at
 --       its begin)
 -- Returns: pages, of each key in turn, a list's from the right: what comes meanwhile comes at the
---       left. Each has where the next one of its key begins (0: there is none), then payloads, a
+--       left; of parked jobs the payloads, the least score first. Each has where the next one of its key begins (0: there is none), then payloads, a
 --       hash's each after its field
 -- Crash: nothing was changed.
 local most, room, page, at = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
@@ -20,6 +21,13 @@ for _, key in ipairs(KEYS) do
       local found = redis.call('LRANGE', key, -seen - page, -seen - 1)
       at = #found < page and '0' or string.format('%d', seen + page)
       for i = #found, 1, -1 do rows[#rows + 1] = found[i] end
+    elseif kind == 'zset' then
+      local seen = tonumber(at)
+      local members = redis.call('ZRANGE', key, seen, seen + page - 1)
+      at = #members < page and '0' or string.format('%d', seen + page)
+      for i, member in ipairs(members) do
+        rows[i] = string.sub(member, (string.find(member, '\n', 1, true) or 0) + 1)
+      end
     else
       at = '0'  -- it has gone since the last look began in it
     end

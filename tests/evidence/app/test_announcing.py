@@ -1,55 +1,41 @@
-"""An announcement that its process does not survive, and one whose helpers are of no help."""
+"""A notice whose process it does not survive, and one whose helpers are of no help."""
 
 from __future__ import annotations
 
+import json
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from traceback import format_exception
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery, chord
 from celery.signals import task_failure
 
 from celery_superfetch import PoisonPill
-from celery_superfetch.app.announcer import FAILURES
-from celery_superfetch.app.announcing import TRIES
+from celery_superfetch.app.notice import Notices
 from celery_superfetch.app.passes import reaper_of
+from celery_superfetch.model.config import ANNOUNCE_TASK
+from celery_superfetch.model.dead_job import DEAD_ID, DEAD_ID_HEADER
 from celery_superfetch.model.strikes import Decision
-from celery_superfetch.signals import job_killed, job_recovering
-from celery_superfetch.store.announcements import Announcement, TakenOver
+from celery_superfetch.signals import job_recovering
 from support.servers.ledger import Ledger
-from support.servers.proxy import FaultProxy
 from support.waiting import eventually
 from support.workers.bench import Bench
-from support.workers.cli import superfetch_command
-from support.workers.worker import process_env
-
-KILLED = -9
+from support.workers.worker import Worker
 
 
 @pytest.fixture
-def reap(env: Callable[..., dict[str, str]], tmp_path: Path) -> Callable[..., None]:
-    """`reap("hook", code=KILLED)`: a pass of `told` that kills what a dead owner held."""
+def tell(worker: Callable[..., Worker]) -> Callable[..., Worker]:
+    """`tell("hook")`: a worker of `told` that kills what a dead owner held, and tells of it."""
 
-    def run(half_way: str, code: int = 0, **environ: str) -> None:
-        environ = {**env(), "KILL": "1", "HALF_WAY": half_way, **environ}
-        done = subprocess.run(
-            superfetch_command("reap", app="told"),
-            env=process_env(environ),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+    def start(half_way: str, **env: str) -> Worker:
+        env = {"KILL": "1", "HALF_WAY": half_way, **env}
+        return worker(app="told", concurrency=1, options={"reap_interval": 1}, env=env)
 
-    return run
+    return start
 
 
 def orphaned(bench: Bench, queue: str = "celery") -> None:
@@ -70,7 +56,7 @@ def choir(app: Celery, bench: Bench) -> SimpleNamespace:
 
 
 def announced(bench: Bench) -> bool:
-    return not bench.client.exists(bench.keys.unannounced)
+    return len(bench.dead_set) > 0 and not bench.client.exists(bench.keys.unannounced)
 
 
 def said(ledger: Ledger, what: str) -> list[str]:
@@ -78,18 +64,13 @@ def said(ledger: Ledger, what: str) -> list[str]:
 
 
 @pytest.mark.parametrize("step", ["result", "count", "counted", "hook"])
-def test_a_pass_goes_on_with_an_announcement_whose_process_died(
-    app: Celery, bench: Bench, reap: Any, ledger: Ledger, step: str
+def test_a_notice_whose_process_died_goes_on(
+    app: Celery, bench: Bench, tell: Any, ledger: Ledger, step: str
 ) -> None:
     waiting = choir(app, bench)
-    reap(step, code=KILLED)
-    assert not announced(bench)
-
-    def completed() -> bool:
-        reap(step)
-        return announced(bench)
-
-    eventually(completed, message="as soon as the dead one's time is over")
+    tell(step)
+    eventually(lambda: announced(bench), within=60)
+    assert len(bench.dead_set) == 2, "the notice is not among them"
     for pill in waiting.pills:
         assert isinstance(pill.result, PoisonPill)
         assert said(ledger, "stored FAILURE").count(pill.id) == 1, "one result"
@@ -100,113 +81,127 @@ def test_a_pass_goes_on_with_an_announcement_whose_process_died(
     assert 1 <= len(said(ledger, "new errback: ChordError")) <= 2
     for what in ("poisoned", "task_failure"):
         assert sorted(said(ledger, what)) == ["one", "two"], what
-    assert sorted(said(ledger, "job_killed")) == sorted(pill.id for pill in waiting.pills)
-    assert not [key for key in bench.key_names() if "announcement" in key]
+    # Each once, and the one whose process died twice.
+    assert set(said(ledger, "job_killed")) == {pill.id for pill in waiting.pills}
+    assert len(said(ledger, "job_killed")) == 3
     assert "never" not in ledger.starts()
 
 
 def test_the_control_counts_a_job_twice(
-    app: Celery, bench: Bench, reap: Any, ledger: Ledger
+    app: Celery, bench: Bench, tell: Any, ledger: Ledger
 ) -> None:
     choir(app, bench)
-    reap("counted", code=KILLED, WITHOUT="chord_notes")
-
-    def completed() -> bool:
-        reap("counted", WITHOUT="chord_notes")
-        return announced(bench)
-
-    eventually(completed)
+    tell("counted", WITHOUT="chord_notes")
+    eventually(lambda: announced(bench), within=60)
     counted = said(ledger, "counted")
     assert max(counted.count(id) for id in counted) == 2
 
 
-def test_what_kills_each_announcer_is_left_out_in_the_end(
-    app: Celery, bench: Bench, reap: Any, ledger: Ledger
+def test_what_kills_whoever_announces_is_left_out_in_the_end(
+    app: Celery, bench: Bench, tell: Any, ledger: Ledger
 ) -> None:
     pill = app.signature("told.pill", ("one",)).apply_async()
     orphaned(bench)
-    for _ in range(TRIES):  # a command takes longer to start than the dead one's time
-        reap("always", code=KILLED)
-    assert not announced(bench)
-    reap("always")
-    assert announced(bench)
+    one = tell("always")
+    eventually(lambda: announced(bench), within=60)
     with pytest.raises(PoisonPill):
         pill.get(timeout=5)
     assert said(ledger, "task_failure") == []
+    assert "is killed, too" in one.log()
+    assert len(bench.dead_set) == 1
+
+
+def test_who_does_not_know_the_task_tells_its_caller_all_the_same(
+    app: Celery, bench: Bench, worker: Callable[..., Worker], ledger: Ledger
+) -> None:
+    """Its app knew it when it killed the job; the worker that has a slot is of another release."""
+    told = app.signature("told.new")
+    pill = app.signature("told.pill", ("one",)).apply_async(link_error=told)
+    orphaned(bench)
+    killer = Celery("shop", set_as_current=False)
+    killer.conf.task_serializer = "json"
+    reaper = bench.reaper(sender=killer, notice=Notices(killer))
+    kill = job_recovering.connect(lambda **_: Decision.KILL, sender=killer, weak=False)
+    assert reaper.reap().killed == 1
+    job_recovering.disconnect(kill, sender=killer)
+    worker(concurrency=1)
+    with pytest.raises(PoisonPill):
+        pill.get(timeout=30)
+    eventually(lambda: announced(bench))
+    assert bench.client.llen("celery") == 0 or "told.new" in str(bench.queue("celery"))
+
+
+def test_what_users_say_of_all_tasks_is_not_meant_for_notices(
+    app: Celery, bench: Bench, worker: Callable[..., Worker]
+) -> None:
+    """A rate limit of one an hour, another queue, and no JSON."""
+    conf = {
+        "task_annotations": {"*": {"rate_limit": "1/h"}},
+        "task_default_rate_limit": "1/h",
+        "task_routes": {"*": {"queue": "elsewhere"}},
+    }
+    pills = [app.signature("told.pill", (f"{n}",)).apply_async(queue="celery") for n in range(3)]
+    orphaned(bench)
+    worker(app="told", conf=conf, options={"reap_interval": 1}, env={"KILL": "1"})
+    for pill in pills:
+        with pytest.raises(PoisonPill):
+            pill.get(timeout=30)
+    assert bench.client.llen("elsewhere") == 0
+
+
+def test_a_notice_of_a_job_that_is_gone_says_so_and_ends(
+    app: Celery, bench: Bench, worker: Callable[..., Worker]
+) -> None:
+    notice = Notices(app)("celery").replace(DEAD_ID.encode(), b"0" * 40)
+    bench.push("celery", notice)
+    one = worker()
+    one.wait_log(f"Nobody is told of killed job {'0' * 40}: it is not in the dead set any more")
+    eventually(lambda: not bench.queue("celery") and "succeeded" in one.log())
 
 
 # -- in this process --------------------------------------------------------------------------
 
 
-@pytest.fixture
-def shop(make_app: Callable[..., Celery]) -> Callable[..., Celery]:
-    """`shop(conf={...})`: an app in this process that kills whatever a dead owner held."""
-
-    def make(**settings: Any) -> Celery:
-        app = make_app(**settings)
-        job_recovering.connect(lambda **_: Decision.KILL, sender=app, weak=False)
-        return app
-
-    return make
+def announce(app: Celery, id: str) -> None:
+    """Run the notice of a dead job here."""
+    task = app.tasks[ANNOUNCE_TASK]
+    task.push_request(**{DEAD_ID_HEADER: id})
+    try:
+        task.run()
+    finally:
+        task.pop_request()
 
 
-def test_a_broker_that_takes_no_events_holds_nobody_up(
-    shop: Callable[..., Celery], bench: Bench, url: str
+def test_a_broker_that_takes_no_events_holds_no_pass_up(
+    make_app: Callable[..., Celery], bench: Bench, url: str
 ) -> None:
     """It accepts connections and says nothing; what is read from is another."""
     with socket.create_server(("127.0.0.1", 0)) as mute:
         port = mute.getsockname()[1]
-        app = shop(conf={"broker_read_url": url, "broker_write_url": f"redis://127.0.0.1:{port}/0"})
-        results = [f"id-{n}" for n in range(20)]
-        producer = shop(superfetch=False)
-        for id in results:
-            producer.tasks["shop.note"].apply_async(("a",), task_id=id)
+        conf = {"broker_read_url": url, "broker_write_url": f"redis://127.0.0.1:{port}/0"}
+        app = make_app(conf=conf)
+        for _ in range(20):
+            make_app(superfetch=False).tasks["shop.note"].apply_async(("a",))
         orphaned(bench)
         report = reaper_of(app, bench.client).reap()
-    assert (report.killed, report.errors) == (20, 0)
-    assert announced(bench)
+    assert (report.recovered, report.errors) == (20, 0)
     assert report.seconds < 10, "one wait of two seconds, not one for each"
-    assert all(isinstance(app.AsyncResult(id).result, PoisonPill) for id in results)
-
-
-def test_an_announcement_that_failed_goes_on_with_the_next_pass(
-    shop: Callable[..., Celery], bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The result backend is away; that people hear of the death does not wait for it."""
-    app, killed = shop(), []
-    job_killed.connect(lambda job, **_: killed.append(job.task_id), sender=app, weak=False)
-    note = app.tasks["shop.note"]
-    result = note.apply_async(("a",))
-    orphaned(bench)
-
-    def away(*args: Any, **kwargs: Any) -> None:
-        raise ConnectionError("the result backend is away")
-
-    with monkeypatch.context() as patch:  # whoever announces has a backend of his own
-        patch.setattr(type(note.backend), "store_result", away)
-        for _ in range(TRIES + 2):
-            reaper_of(app, bench.client).reap()
-            assert not announced(bench)
-    reaper_of(app, bench.client).reap()
-    assert announced(bench)
-    assert isinstance(result.result, PoisonPill)
-    assert killed == [result.id], "once"
 
 
 def test_a_receiver_of_task_failure_finds_the_error_under_way(
-    shop: Callable[..., Celery], bench: Bench
+    make_app: Callable[..., Celery], bench: Bench
 ) -> None:
     """F4. As where Celery sends it: elastic-apm and others ask `sys.exc_info()`."""
-    app, seen = shop(), []
+    app, seen = make_app(), []
 
     def receiver(exception: Exception, traceback: Any, **_: Any) -> None:
         seen.append((sys.exc_info(), exception, traceback))
 
+    app.tasks["shop.note"].apply_async(("a",))
+    [job] = bench.killed(*bench.queue("celery"), queue="celery")
     task_failure.connect(receiver)
     try:
-        app.tasks["shop.note"].apply_async(("a",))
-        orphaned(bench)
-        reaper_of(app, bench.client).reap()
+        announce(app, job.id)
     finally:
         task_failure.disconnect(receiver)
     [((kind, value, traceback), exception, told)] = seen
@@ -217,70 +212,35 @@ def test_a_receiver_of_task_failure_finds_the_error_under_way(
     assert told
 
 
-def test_a_pass_waits_for_no_more_than_a_few_that_fail(
-    shop: Callable[..., Celery], bench: Bench, client: redis.Redis
+@pytest.mark.parametrize("queue", ["celery", "celery\x06\x166"])
+def test_a_notice_comes_next_and_names_its_job(app: Celery, bench: Bench, queue: str) -> None:
+    """Also where two jobs of the same bytes are killed, each with an id of its own."""
+    make = Notices(app)
+    app.send_task("told.pill", ("one",))
+    [raw] = bench.queue("celery")
+    bench.client.delete("celery")
+    owner = bench.owner(lists=[queue])
+    both = bench.claimed(owner, raw, raw, queue=queue)
+    bench.push(queue, b"waits")
+    for claimed in both:
+        recovery = bench.recovery(claimed.job)
+        bench.run(bench.dead_set.kill(recovery, 60_000, marked=False, notice=make(queue)))
+    first, second, last = bench.queue(queue)
+    assert last == b"waits"
+    named = [json.loads(notice)["headers"][DEAD_ID_HEADER] for notice in (first, second)]
+    assert sorted(named) == sorted(job.id for job in bench.dead_set.find())
+    assert len({*named}) == 2
+    assert 0 < bench.client.pttl(bench.keys.queue(queue)) <= 60_000
+
+
+def test_where_its_queue_is_none_any_more_a_job_is_dead_all_the_same(
+    app: Celery, bench: Bench
 ) -> None:
-    """C1: beat's task and the command wait for what they announce, but not for each of many."""
-    with FaultProxy(client.connection_pool.connection_kwargs["port"]) as proxy:
-        app, tried = shop(result_url=proxy.url()), []
-        job_killed.connect(lambda job, **_: tried.append(job.task_id), sender=app, weak=False)
-        for _ in range(50):
-            shop(superfetch=False).tasks["shop.note"].apply_async(("a",))
-        orphaned(bench)
-        proxy.stall()
-        report = reaper_of(app, bench.client).reap()
-        proxy.heal()
-    assert (report.killed, report.errors) == (50, 0)
-    assert not announced(bench)
-    assert FAILURES <= len(tried) <= FAILURES + 1
-
-
-def begun(announcement: Announcement) -> bool:
-    try:
-        announcement.begin()
-    except TakenOver:
-        return False
-    return True
-
-
-def test_one_process_announces_at_a_time(bench: Bench) -> None:
-    one, two = (Announcement(bench.database, "id") for _ in "12")
-    assert not begun(one), "there is nothing to announce"
-    bench.client.sadd(bench.keys.unannounced, "id")
-    assert begun(one)
-    assert not begun(two)
-    one.note(chord="begun")
-    one.give_back()
-    assert begun(two)
-    assert (two.chord, two.tries) == ("begun", 1), "what was given back did not end its process"
-    with pytest.raises(TakenOver):
-        one.note(chord="done")
-    bench.client.zadd(bench.keys.dead, {"id": 1234})
-    assert begun(one), "put back by hand and killed again: another death"
-    assert (one.chord, one.tries, one.died_at) == ("", 1, 1234)
-    bench.client.delete(bench.keys.dead)
-    one.done()
-    assert not begun(two)
-    assert bench.key_names() == set()
-
-
-def test_what_an_owner_announces_is_its_own_while_it_lives(bench: Bench) -> None:
-    """C1: a try that hangs is no crash: it counts, and is another's, when its owner has died."""
-    bench.client.sadd(bench.keys.unannounced, "id")
-    owner = bench.owner()
-    one = Announcement(bench.database, "id", owner.owner)
-    two = Announcement(bench.database, "id")
-    assert begun(one)
-    bench.client.hset(bench.keys.announcement("id"), "ends", 1)  # as if it had been long ago
-    assert not begun(two)
-    one.give_back()
-    assert begun(two)
-    assert two.tries == 1, "what was given back did not count"
-    two.give_back()
-    assert begun(one)
-    one.note(chord="begun")
-    assert one.tries == 1
-    assert not begun(two)
-    bench.client.zrem(bench.keys.owners, owner.owner)
-    assert begun(two)
-    assert (two.chord, two.tries) == ("begun", 2)
+    owner = bench.owner(lists=["mail"])
+    [claimed] = bench.claimed(owner, b'{"headers": {"task": "a"}}')
+    bench.client.delete("mail")
+    bench.client.set("mail", "something else")
+    recovery = bench.recovery(claimed.job)
+    call = bench.dead_set.kill(recovery, marked=False, notice=Notices(app)("mail"))
+    assert bench.run(call)[0] == b"ok"
+    assert (len(bench.dead_set), bench.client.get("mail")) == (1, b"something else")

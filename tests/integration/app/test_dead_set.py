@@ -263,7 +263,7 @@ def test_the_permissions_that_the_docs_name_suffice(
     user = redis.Redis(port=own.port, username="shop", password="password")
     bench = Bench(user, dead_limit=2)
     jobs = bench.killed(*(payload(n) for n in range(3)), JOB, JOB)
-    assert [*bench.dead_set.unannounced()], "a worker's part"
+    assert bench.untold(), "a worker's part"
     assert bench.dead_set.trim()[1] == 3
     with DeadSet(make_app(result_url=""), bench.client) as dead:
         assert dead.get(jobs[-1].id)

@@ -92,20 +92,14 @@ def test_one_that_is_to_wait_or_is_large_is_not_recorded_and_so_are_those_behind
     assert bench.recorded(owner) == digests(ONE)
 
 
-@pytest.mark.parametrize("waits", [False, True])
-def test_a_job_that_only_waits_does_not_count_as_running(
-    bench: Bench, owner: Facts, waits: bool
-) -> None:
-    """For its rate limit, or for its time: then it is moved aside."""
+def test_a_job_that_only_waits_does_not_count_as_running(bench: Bench, owner: Facts) -> None:
+    """For its rate limit, say."""
     one, two = bench.take(owner, ONE, TWO, starts=2)
-    if waits:
-        bench.in_flight.set_aside(one.job)
     bench.in_flight.delivered(one.job)
     bench.hand_over(two)
     bench.in_flight.delivered(two.job)
     bench.in_flight.flush()
     assert bench.recorded(owner) == digests(TWO)
-    assert len(bench.private(owner)) == (1 if waits else 2)
     assert bench.hand_over(one)
     bench.in_flight.flush()
     assert bench.recorded(owner) == digests(ONE, TWO), "it runs now"
@@ -210,7 +204,8 @@ def test_a_suspect_that_waits_for_its_time_keeps_nothing_else_from_starting(
     bench: Bench, owner: Facts, suspect: Job
 ) -> None:
     """Whoever decoded it lives, and it may be due in a month."""
-    bench.in_flight.set_aside(suspect)
+    bench.in_flight.parking.heard(0, None, 0.0)
+    assert bench.in_flight.park(suspect, 1e15)
     bench.in_flight.flush()
     assert bench.in_flight.jobs.alone is None
     assert bench.recorded(owner) == []

@@ -211,33 +211,16 @@ def test_what_cannot_be_parsed_is_counted_and_killed_like_the_rest(bench: Bench)
     assert not job.parsed
 
 
-class Announcements:
-    """Writes down what a pass asks of it."""
-
-    def __init__(self) -> None:
-        self.asked: list[object] = []
-
-    def soon(self, job: DeadJob) -> None:
-        self.asked.append(job.payload)
-
-    def look(self) -> None:
-        self.asked.append("look")
-
-    def after_pass(self) -> None:
-        self.asked.append("after")
-
-
-def test_a_pass_tells_nobody_itself(bench: Bench) -> None:
-    """C1: it leaves that to others, for the jobs that it killed and for those that others left."""
-    sender, announcements = Sender(), Announcements()
+def test_a_pass_leaves_it_to_notices_to_tell(bench: Bench) -> None:
+    """C1: no pass waits for a result backend. Of junk it tells itself: nobody waits for that."""
+    sender, told = Sender(), list[bytes]()
     asked(sender, lambda recovery: Decision.KILL)
+    job_killed.connect(lambda job, **_: told.append(job.payload), sender=sender, weak=False)
     bench.dead_owner([JOB, b"junk"])
-    reaper = bench.reaper(sender=sender, announcements=announcements)
+    reaper = bench.reaper(sender=sender, notice=lambda queue_list: b"killed: @dead_id@")
     report = reaper.reap()
     assert (report.killed, report.errors) == (2, 0)
-    assert announcements.asked == [b"junk", JOB, "look", "after"], "newest first"
-    reaper.reap()
-    assert announcements.asked[4:] == ["after"], "what others left is not looked for each time"
-    reaper.reap(dry_run=True)
-    assert len(announcements.asked) == 5
-    assert [job.payload for job in bench.dead_set.unannounced()] == [JOB]
+    assert told == [b"junk"]
+    [untold] = bench.untold()
+    assert untold.payload == JOB
+    assert bench.queue() == [f"killed: {untold.id}".encode()]

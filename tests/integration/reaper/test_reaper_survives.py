@@ -79,21 +79,7 @@ def test_a_job_that_cannot_be_decided_on_holds_up_no_other(bench: Bench) -> None
 
 
 def test_the_rest_of_a_pass_is_reached(bench: Bench) -> None:
-    """Tombstones, announcements and the caps of the dead set, whatever the others raise."""
-
-    class Broken:
-        looked = done = 0
-
-        def soon(self, job: object) -> None:
-            raise RuntimeError("no thread")
-
-        def look(self) -> None:
-            self.looked += 1
-            raise ValueError("a record of the dead set")
-
-        def after_pass(self) -> None:
-            self.done += 1
-
+    """Tombstones and the caps of the dead set, whatever the others raise."""
     left = bench.dead_owner([payload("left")])
     bench.reaper().reap()
     bench.give(left.owner, "mail", [payload("late")])
@@ -101,10 +87,8 @@ def test_the_rest_of_a_pass_is_reached(bench: Bench) -> None:
     bench.killed(payload("old"))
     bench.die_at(next(iter(bench.dead_set.find())), 1)
     bench.dead_owner([payload("bad", task="shop.bad")])
-    broken = Broken()
-    report = bench.reaper(limits=failing("shop.bad"), announcements=broken).reap()
+    report = bench.reaper(limits=failing("shop.bad")).reap()
     assert bench.queue() == [payload("late")]
-    assert (broken.looked, broken.done) == (1, 1)
     assert len(bench.dead_set) == 0, "trimmed"
     assert report.errors
 

@@ -22,7 +22,7 @@ def test_trimming_drops_what_is_too_old_and_counts_it(
     bench.die_at(old, old.died_at - 101_000)
     assert short.trim() == (1, 0)
     assert [job.id for job in bench.dead_set.find()] == [new.id]
-    assert [job.id for job in bench.dead_set.unannounced()] == [new.id]
+    assert [job.id for job in bench.untold()] == [new.id]
     assert bench.stat("dead_dropped") == 1
 
 
@@ -34,7 +34,7 @@ def test_the_cap_drops_the_oldest_and_counts_it(make_bench: Callable[..., Bench]
     assert [job.task_id for job in bench.dead_set.find()] == ["4", "3", "2"]
     assert bench.stat("dead_dropped") == 2
     assert bench.client.hlen(bench.keys.dead_jobs) == 3
-    assert {job.task_id for job in bench.dead_set.unannounced()} == {"2", "3", "4"}
+    assert {job.task_id for job in bench.untold()} == {"2", "3", "4"}
 
 
 def test_junk_has_a_cap_of_its_own(bench: Bench) -> None:
@@ -45,7 +45,7 @@ def test_junk_has_a_cap_of_its_own(bench: Bench) -> None:
     bench.give("h|1|n", "mail", [job.payload for job in junk])
     for one in junk:
         recovery = bench.recovery(one, Counters())
-        assert bench.run(bench.dead_set.kill(recovery, marked=False))[0] == b"ok"
+        assert bench.run(bench.dead_set.kill(recovery, marked=False, notice=b""))[0] == b"ok"
     assert bench.client.zcard(bench.keys.dead_junk) == JUNK_LIMIT
     assert len(bench.dead_set) == JUNK_LIMIT + 1
     assert bench.dead_set.get(job.id).payload == payload("id-1")
@@ -91,7 +91,7 @@ def test_who_kills_a_job_of_another_app_caps_nothing(make_bench: Callable[..., B
     for n in range(4):
         blog.give("h|1|n", "mail", [payload(n)])
         recovery = blog.recovery(Job("h|1|n", "mail", payload(n)), app_name="shop")
-        assert blog.run(blog.dead_set.kill(recovery, marked=False))[0] == b"ok"
+        assert blog.run(blog.dead_set.kill(recovery, marked=False, notice=b""))[0] == b"ok"
     assert blog.dead_set.trim() == (0, 0)
     assert of_each_app(blog) == {"shop": 4}
     assert shop.dead_set.trim() == (0, 1)

@@ -12,7 +12,6 @@ from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Carried, Counters, Job, digest
 from celery_superfetch.model.strikes import Recovery
-from celery_superfetch.store.announcements import Announcement
 from celery_superfetch.store.dead_jobs import BATCH
 from support.workers.bench import Bench, payload
 
@@ -39,7 +38,7 @@ def kill(
         bench.give(owner.owner, "mail", [raw])
     recovery = bench.recovery(Job(owner.owner, "mail", raw), counters, reason="struck out")
     reply: bytes
-    reply, *_ = bench.run(bench.dead_set.kill(recovery, marked=marked))
+    reply, *_ = bench.run(bench.dead_set.kill(recovery, marked=marked, notice=b""))
     return reply, recovery
 
 
@@ -108,16 +107,10 @@ def test_a_decision_on_old_counters_does_not_hold(bench: Bench, owner: Facts) ->
 def test_a_killed_job_waits_to_be_announced_and_junk_does_not(bench: Bench, owner: Facts) -> None:
     job = killed(bench, owner, JOB)
     killed(bench, owner, b"junk")
-    assert [*bench.dead_set.unannounced()] == [job]
-    Announcement(bench.database, job.id).done()
-    assert [*bench.dead_set.unannounced()] == []
+    assert bench.untold() == [job]
+    bench.dead_set.announced(job)
+    assert bench.untold() == []
     assert len(bench.dead_set) == 2
-
-
-def test_an_announcement_of_a_job_that_is_gone_is_dropped(bench: Bench) -> None:
-    bench.client.sadd(bench.keys.unannounced, "0" * 40)
-    assert [*bench.dead_set.unannounced()] == []
-    assert not bench.client.exists(bench.keys.unannounced)
 
 
 def test_pages_begin_with_the_newest(bench: Bench, owner: Facts) -> None:
@@ -165,7 +158,7 @@ def test_a_retried_job_is_as_new(bench: Bench, owner: Facts) -> None:
     assert bench.queue() == [b"backlog", JOB]
     assert bench.counters(JOB) == Counters()
     assert len(bench.dead_set) == 0
-    assert [*bench.dead_set.unannounced()] == []
+    assert bench.untold() == []
     assert bench.stat("retried") == 1
 
 
@@ -220,7 +213,7 @@ def test_two_items_of_the_same_bytes_are_both_kept(bench: Bench) -> None:
     assert first.id == digest(JOB)
     assert second.id.startswith(f"{digest(JOB)}-")
     assert [job.id for job in bench.dead_set.find()] == [second.id, first.id]
-    assert {job.id for job in bench.dead_set.unannounced()} == {first.id, second.id}
+    assert {job.id for job in bench.untold()} == {first.id, second.id}
     assert bench.dead_set.get(first.id) == first, "a whole id is no start of another"
     with pytest.raises(JobNotFound, match="fits 2 jobs"):
         bench.dead_set.get(first.id[:12])
@@ -278,16 +271,6 @@ def test_a_filter_picks_by_what_is_asked(bench: Bench) -> None:
     assert found(older_than=3600, newer_than=36 * 3600) == "b"
     assert found(task="shop.note", older_than=3600) == "c"
     assert found(task="nobody's") == ""
-
-
-def test_the_unannounced_are_read_by_id_alone(bench: Bench) -> None:
-    """One that is gone must not cost a search through all the others."""
-    bench.killed(*(payload(n) for n in range(3)))
-    bench.client.sadd(bench.keys.unannounced, *(f"{n:040x}" for n in range(50)))
-    bench.client.config_resetstat()
-    assert len([*bench.dead_set.unannounced()]) == 3
-    assert bench.client.info("commandstats")["cmdstat_hmget"]["calls"] == 1
-    assert bench.client.scard(bench.keys.unannounced) == 3
 
 
 def test_a_queue_that_expires_is_renewed(bench: Bench) -> None:

@@ -11,8 +11,8 @@ from celery_superfetch.cli.unregistered import register_unknown
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Counters, Job, digest
 from celery_superfetch.reaper.reaper import TOMBSTONE
-from celery_superfetch.store.announcements import Announcement
 from celery_superfetch.store.history import DAYS
+from celery_superfetch.store.parked import Parked
 from celery_superfetch.store.registry import TOMBSTONE_FACTS
 from support.workers.bench import Bench, payload
 
@@ -105,10 +105,12 @@ def test_jobs_that_went_back_leave_their_counters_for_the_window(bench: Bench) -
 
 def test_jobs_that_waited_for_their_time_leave_nothing(bench: Bench) -> None:
     owner = bench.owner()
-    one, two = bench.claimed(owner, ONE, TWO)
-    bench.run(bench.lists.hold([one.job, two.job]))
-    bench.run(bench.lists.unhold(owner.owner, "mail", [one.job.claim_id]))
-    bench.run(bench.lists.ack([one, two], aside={two.job}))
+    parked = Parked(bench.database)
+    jobs = [claimed.job for claimed in bench.claimed(owner, ONE, TWO)]
+    for number, job in enumerate(jobs, 1):
+        bench.run(parked.park({job: 1}, number))
+        assert parked.release({}).jobs == 1
+        bench.run(bench.lists.ack(bench.claim(owner).jobs))
     assert bench.registry.leave(owner, 0) == 0
     is_left(bench)
 
@@ -157,7 +159,7 @@ def test_a_killed_job_leaves_nothing_when_it_has_left_the_dead_set(bench: Bench,
     [job] = bench.killed(ONE)
     kept = ("dead", "dead:jobs", "dead:unannounced", "dead:caps", "dead:of:shop")
     is_left(bench, **dict.fromkeys(kept, FOR_EVER))
-    Announcement(bench.database, job.id).done()
+    bench.dead_set.announced(job)
     if how == "retried":
         assert bench.retry(job)
         done(bench, ONE)

@@ -14,7 +14,7 @@ import redis
 from celery_superfetch.store.wire.scripts import source
 from support.servers.whereabouts import content, places
 from support.workers.bench import Bench
-from support.workers.scripts import CASES, ONE, TWO, Case, hold
+from support.workers.scripts import CASES, ONE, TWO, Case, park
 
 each_script = pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 
@@ -74,8 +74,9 @@ def test_what_holds_something_else_is_found_before_anything_moves(
 #: Counts what a script asks for, and fails at one of them; but not between the departure of a job
 #: and its arrival, which follow each other: of what can refuse that the test above knows all.
 INJECTED = """
-local real, count, leaves = redis, 0, {LREM = true, HDEL = true, RPOP = true}
-local arrives, last = {LPUSH = true, RPUSH = true, HSET = true, HSETNX = true}, ''
+local real, count, leaves = redis, 0, {LREM = true, HDEL = true, RPOP = true, ZREM = true}
+local arrives = {LPUSH = true, RPUSH = true, HSET = true, HSETNX = true, ZADD = true}
+local last = ''
 local function refused(name)
   count = count + 1
   local between = leaves[last] and arrives[name]
@@ -122,9 +123,9 @@ def test_control_a_job_that_leaves_before_the_check_is_lost(
     bench: Bench, client: redis.Redis
 ) -> None:
     """The look at the places has teeth."""
-    made = hold(bench)
+    made = park(bench)
     before = content(client)
-    text = "redis.call('LREM', KEYS[1], 1, ARGV[1]) redis.call('HSET', KEYS[2], 'x')"
+    text = "redis.call('LREM', KEYS[1], 1, ARGV[3]) redis.call('ZADD', KEYS[2], 'x')"
     with pytest.raises(redis.ResponseError):
         client.eval(text, len(made.call.keys), *made.call.keys, *made.call.args)
     with pytest.raises(AssertionError):

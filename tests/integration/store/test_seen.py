@@ -13,7 +13,7 @@ from celery_superfetch.store.history import MOST, History
 from celery_superfetch.store.holdings import (
     BATCH,
     CHUNK,
-    ETA,
+    PARKED,
     PROBATION,
     RESERVED,
     Holding,
@@ -37,11 +37,10 @@ def test_what_an_owner_holds_is_told_apart(bench: Bench) -> None:
     owner, idle = bench.owner(), bench.owner()
     bench.push("mail", ONE, TWO)
     bench.claim(owner, starts=1)
-    later = bench.claimed(owner, THREE)
-    bench.run(bench.lists.hold([claimed.job for claimed in later]))
+    bench.claimed(owner, THREE)
     found = Holdings(bench.database).of([owner.owner, idle.owner, "nobody|1|x"])
     assert found == {
-        owner.owner: Holding(running=1, reserved=1, eta=1),
+        owner.owner: Holding(running=1, reserved=2),
         idle.owner: Holding(),
         "nobody|1|x": Holding(),
     }
@@ -57,7 +56,7 @@ def test_many_owners_are_counted_by_a_few_scripts(bench: Bench) -> None:
     assert after - before == 2
 
 
-@pytest.mark.parametrize("place", [RESERVED, ETA, PROBATION])
+@pytest.mark.parametrize("place", [RESERVED, PARKED, PROBATION])
 def test_a_look_ends_although_what_it_looked_at_has_gone(bench: Bench, place: str) -> None:
     """All the rest was acked between two pages: its script turned until somebody killed it, and
     nobody else was served."""
@@ -66,12 +65,12 @@ def test_a_look_ends_although_what_it_looked_at_has_gone(bench: Bench, place: st
     bench.give(last, "mail", [ONE])
     key = {
         RESERVED: bench.keys.private(owner, "mail"),
-        ETA: bench.keys.held(owner, "mail"),
+        PARKED: bench.keys.parked_of("mail"),
         PROBATION: bench.keys.probation("mail"),
     }[place]
     jobs = {str(number): payload(number) for number in range(4 * BATCH)}
-    if place == ETA:
-        bench.client.hset(key, mapping=jobs)
+    if place == PARKED:
+        bench.client.zadd(key, {raw: number for number, raw in enumerate(jobs.values())})
     else:
         bench.client.rpush(key, *jobs.values())
     pages = Holdings(bench.database).look(places, len(jobs))

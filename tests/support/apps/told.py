@@ -15,16 +15,13 @@ from typing import Any
 from celery.backends.redis import RedisBackend
 from celery.signals import task_failure
 
-from celery_superfetch import Decision, job_killed, job_recovering
-from celery_superfetch.app import announcer
-from celery_superfetch.store import announcements
+from celery_superfetch import Decision, Recovery, job_killed, job_recovering
+from celery_superfetch.app import telling
 from support.apps.build import STEP
 from support.apps.shop import app, ledger
 
 HALF_WAY = os.environ.get("HALF_WAY")
-# Whoever takes over from the dead need not wait so long here.
-announcements.TIME_LIMIT = 0.3
-announcer.LIMIT = announcer.PAUSE = 3.0
+telling.PAUSE = 3
 
 
 def crossing(step: str) -> None:
@@ -87,8 +84,9 @@ def killed(job: Any, **_: Any) -> None:
 
 
 @job_recovering.connect(weak=False)
-def kill(**_: Any) -> Decision | None:
-    return Decision.KILL if os.environ.get("KILL") == "1" else None
+def kill(recovery: Recovery, **_: Any) -> Decision | None:
+    ours = (recovery.task or "").startswith("told.")
+    return Decision.KILL if ours and os.environ.get("KILL") == "1" else None
 
 
 _store, _count = RedisBackend.store_result, RedisBackend.on_chord_part_return

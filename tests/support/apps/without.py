@@ -12,7 +12,7 @@ from typing import Any
 from celery.worker.control import Panel
 from kombu.transport.virtual import Message
 
-from celery_superfetch.app import announcer, broker
+from celery_superfetch.app import broker, telling
 from celery_superfetch.app.kill import COMMAND
 from celery_superfetch.model import certificate, forks
 from celery_superfetch.model.job import Job
@@ -26,7 +26,6 @@ from celery_superfetch.owner.in_flight.jobs import Move
 from celery_superfetch.owner.in_flight.lost_claims import LostClaims
 from celery_superfetch.owner.in_flight.outbox import Outbox
 from celery_superfetch.reaper import evidence, judge
-from celery_superfetch.store.announcements import Announcement
 from celery_superfetch.store.wire import clients, connections
 from celery_superfetch.transport import channel
 from celery_superfetch.transport.fetch.probation import Probation
@@ -248,15 +247,12 @@ def gate() -> None:
 
 def chord_notes() -> None:
     """Nobody reads what was noted of a chord before it was counted."""
-    Announcement.chord = property(lambda self: "", lambda self, value: None)
+    telling.Telling.chord = property(lambda self: "", lambda self, value: None)
 
 
-def announcers() -> None:
-    """A worker's pass announces by itself, and waits as long as Celery's result backends do."""
-    announcer.own_backend = lambda app: app.backend
-    announcer.LIMIT = announcer.FAILURES = 1000
-    init = announcer.Announcements.__init__
-    announcer.Announcements.__init__ = lambda self, app, client, owner=None: init(self, app, client)
+def pauses() -> None:
+    """A notice that fails keeps no other from trying at once."""
+    telling.note_failure = lambda app: None
 
 
 def stops() -> None:

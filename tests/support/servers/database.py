@@ -38,6 +38,13 @@ class Database:
         """Jobs on a queue."""
         return cast("int", self.client.llen(self.prefix + queue))
 
+    def parked(self, queue: str = "celery") -> list[str]:
+        """Names of the jobs that wait for their time, next to be due first."""
+        members = cast(
+            "list[bytes]", self.client.zrange(f"{self.prefix}{OWN}parked:{queue}", 0, -1)
+        )
+        return [name_of(member.partition(b"\n")[2]) for member in members]
+
     def on_probation(self, queue: str = "celery") -> list[str]:
         """Names of the jobs that wait on probation, next to run alone first."""
         return [name_of(raw) for raw in reversed(self._list(f"{OWN}probation:{queue}"))]
@@ -79,15 +86,8 @@ class Database:
         return self._hash(f"{OWN}owner:{owner}").get(name.encode(), b"").decode()
 
     def held(self) -> dict[str, list[str]]:
-        """Owner -> names of the jobs it holds aside, and of those in its private lists.
-
-        Of each the oldest claim first.
-        """
+        """Owner -> names of the jobs in its private lists, of each the oldest claim first."""
         held: dict[str, list[str]] = {}
-        for key in self.keys(f"{OWN}held:*"):
-            owner = key.removeprefix(f"{OWN}held:").partition(":")[0]
-            rows = sorted(self._hash(key).items(), key=lambda row: int(row[0], 16))
-            held.setdefault(owner, []).extend(name_of(raw) for _, raw in rows)
         for key in self.private_lists():
             owner = key.removeprefix(f"{OWN}private:").partition(":")[0]
             held.setdefault(owner, []).extend(name_of(raw) for raw in reversed(self._list(key)))

@@ -1,4 +1,4 @@
-"""Where the jobs of a database are: in queues, in flight, held, on probation, dead, or in two."""
+"""Where the jobs of a database are: in queues, in flight, parked, on probation, dead, or in two."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import redis
 
 from celery_superfetch.model.dead_job import DeadJob
+from celery_superfetch.store.parked import payload_of
 
 
 def content(client: redis.Redis) -> dict[bytes, Any]:
@@ -28,7 +29,9 @@ def places(found: dict[bytes, Any], raw: bytes) -> list[bytes]:
     """Where a job is, by the keys; once for each copy."""
 
     def jobs(key: bytes, value: Any) -> Iterator[bytes]:
-        if isinstance(value, list):
+        if b"superfetch:parked:" in key and value and isinstance(value[0], tuple):
+            yield from (payload_of(member) for member, _ in value)
+        elif isinstance(value, list):
             yield from value
         elif isinstance(value, dict):
             if key.endswith(b"dead:jobs"):

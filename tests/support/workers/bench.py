@@ -149,6 +149,12 @@ class Bench:
             self.client.hset(self.keys.running(owner.owner), str(number), digest(job))
         return owner
 
+    def untold(self) -> list[DeadJob]:
+        """Killed jobs whose callers have not been told yet."""
+        ids = cast("set[bytes]", self.client.smembers(self.keys.unannounced))
+        jobs = [self.dead_set.exact(id.decode()) for id in ids]
+        return [job for job in jobs if job is not None]
+
     def on_probation(self, queue: str = "mail") -> list[bytes]:
         """What waits on probation, in the order of its turns."""
         return self._list(self.keys.probation(queue))[::-1]
@@ -236,7 +242,7 @@ class Bench:
         for raw in payloads:
             recovery = self.recovery(Job(owner, queue, raw), reason=reason)
             before = self.client.zrange(self.keys.dead, 0, -1)
-            reply, *_ = self.run(self.dead_set.kill(recovery, marked=False))
+            reply, *_ = self.run(self.dead_set.kill(recovery, marked=False, notice=b""))
             assert reply == b"ok"
             [id] = set(self.client.zrange(self.keys.dead, 0, -1)) - set(before)
             jobs.append(self.dead_set.get(id.decode()))

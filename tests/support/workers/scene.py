@@ -1,5 +1,5 @@
-"""A worker that is about to be stopped: one job runs, the others are reserved, wait for their time,
-or still wait on the queue. Each scene has a server of its own, so that many may play at once."""
+"""A worker that is about to be stopped: one job runs, the others are reserved, or still wait on the
+queue. Each scene has a server of its own, so that many may play at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ URGENT, LATER = "celery", f"celery\x06\x16{PRIORITY}"
 
 #: What waits on each list behind the running job, in the order of publishing.
 REST = {
-    URGENT: ["eta0", "eta1", "n0", "n1", "n2", "late"],
+    URGENT: ["n0", "n1", "n2", "late"],
     LATER: ["p0", "p1", "p2", "p3"],
 }
 
@@ -31,13 +31,13 @@ REST = {
 OPTIONS = {"heartbeat_interval": 60.0, "owner_ttl": 300.0}
 
 #: So many jobs may be claimed: one runs, most of the rest is reserved.
-PREFETCH = 8
+PREFETCH = 6
 
 SHUTDOWN = "control shutdown"
 
 #: How the keys begin that exist for owners alone.
 OF_OWNERS = tuple(
-    f"superfetch:{part}" for part in ("private:", "held:", "running:", "owner", "host:", "reaped")
+    f"superfetch:{part}" for part in ("private:", "running:", "owner", "host:", "reaped")
 )
 
 
@@ -69,7 +69,6 @@ class Scene:
         self._directory = directory
         self.app = build_app(self._stock_env)
         if jobs:
-            self.note("eta0", "eta1", countdown=3600)
             self.hold("running")
             self.note("n0", "n1", "n2")
             self.note("p0", "p1", "p2", priority=PRIORITY)
@@ -128,8 +127,7 @@ class Scene:
 
         def back() -> bool:
             urgent = self.db.waiting(URGENT)
-            # It goes back last and so to the front, or with the ETA jobs that came before it.
-            led = [name for name in urgent if not name.startswith("eta")][:1] == ["running"]
+            led = urgent[:1] == ["running"]  # it goes back last, and so to the front
             found = {URGENT: [n for n in urgent if n != "running"], LATER: self.db.waiting(LATER)}
             if found != REST or led != cut or urgent.count("running") != cut:
                 raise AssertionError(f"{urgent}, {found[LATER]}")
@@ -186,12 +184,12 @@ class Scene:
         return [row for row in self.db.counters() if int(row.get("strikes", 0))]
 
     def plays_out(self, tombstone: bool = False) -> dict[str, int]:
-        """A fresh worker runs what is left (ETA jobs excepted); how often each was started.
+        """A fresh worker runs what is left; how often each was started.
 
         Arguments:
             tombstone: whether the first worker was reaped; its tombstone stays for a while.
         """
-        rest = {"running", *REST[URGENT], *REST[LATER]} - {"eta0", "eta1"}
+        rest = {"running", *REST[URGENT], *REST[LATER]}
         with self.start("solo", concurrency=1) as heir:
             heir.wait_ready()
 
@@ -205,7 +203,7 @@ class Scene:
             self.says(all_ran, "the rest runs elsewhere")
             heir.signal(signal.SIGTERM)
             heir.wait_exit()
-        assert self.db.waiting(URGENT) == ["eta0", "eta1"], self.pool
+        assert not self.db.waiting(URGENT), self.pool
         assert not self.db.held(), self.pool
         if not tombstone:
             self.left_nothing()

@@ -8,10 +8,13 @@ from unittest import mock
 
 from celery_superfetch.model.job import Claimed, Counters, Job, digest
 from celery_superfetch.store.dead_jobs import Graveyard
+from celery_superfetch.store.parked import Parked
 from celery_superfetch.store.wire.scripts import Call, Scripts
 from support.workers.bench import Bench, payload
 
 ONE, TWO = payload("1"), payload("2")
+
+DUE = 1000  # server ms: long ago
 
 
 class Case(NamedTuple):
@@ -37,30 +40,34 @@ def claim(bench: Bench) -> Case:
 def ack(bench: Bench) -> Case:
     owner = bench.owner()
     one, two = (claimed.job for claimed in bench.claimed(owner, ONE, TWO))
-    bench.run(bench.lists.hold([two]))
     jobs = [Claimed(one, Counters(recoveries=1)), Claimed(two, Counters(recoveries=1))]
     starting = {Job(owner.owner, "mail", b"next", "77"): "digest"}
-    return Case(bench.lists.ack(jobs, starting, {two}), settles=True)
+    return Case(bench.lists.ack(jobs, starting), settles=True)
 
 
 def requeue(bench: Bench) -> Case:
     owner = bench.owner()
     jobs = [claimed.job for claimed in bench.claimed(owner, ONE, TWO)]
-    bench.run(bench.lists.hold(jobs[1:]))
     bench.client.hset(bench.keys.recoveries(digest(ONE)), "probation", 1)
     return Case(bench.lists.requeue(jobs, "front", 60_000, 1))
 
 
-def hold(bench: Bench) -> Case:
-    owner = bench.owner()
-    return Case(bench.lists.hold([claimed.job for claimed in bench.claimed(owner, ONE, TWO)]))
-
-
-def unhold(bench: Bench) -> Case:
+def park(bench: Bench) -> Case:
     owner = bench.owner()
     jobs = [claimed.job for claimed in bench.claimed(owner, ONE, TWO)]
-    bench.run(bench.lists.hold(jobs))
-    return Case(bench.lists.unhold(owner.owner, "mail", [job.claim_id for job in jobs]))
+    return Case(Parked(bench.database).park(dict.fromkeys(jobs, DUE), 1))
+
+
+def release(bench: Bench) -> Case:
+    """One of two goes to its queue, the other on probation."""
+    bench.run(park(bench).call)
+    counters = [bench.keys.recoveries(digest(raw)) for raw in (ONE, TWO)]
+    bench.client.hset(counters[0], "probation", 1)
+    bench.client.set(bench.keys.recovered, 1)
+    answer = [0, 0, 0, None]
+    call = call_of(lambda: Parked(bench.database).release({"mail": 60_000}), answer)
+    lists = bench.keys.parked_of("mail"), bench.keys.queue("mail"), bench.keys.probation("mail")
+    return Case(call, (*lists, *counters))
 
 
 def probation(bench: Bench) -> Case:
@@ -99,7 +106,8 @@ def kill(bench: Bench) -> Case:
     owner = reaped(bench)
     bench.killed(payload("older"))
     job = Job(owner, "mail", ONE, "0")
-    return Case(bench.dead_set.kill(bench.recovery(job), marked=True))
+    notice = b"dead is @dead_id@"
+    return Case(bench.dead_set.kill(bench.recovery(job), 60_000, marked=True, notice=notice))
 
 
 def kill_the_living(bench: Bench) -> Case:
@@ -144,8 +152,8 @@ CASES = [
     claim,
     ack,
     requeue,
-    hold,
-    unhold,
+    park,
+    release,
     probation,
     recover,
     recover_to_probation,

@@ -57,7 +57,7 @@ def test_all_rows_on_one_line_each_where_that_is_asked_for(tables):
 
 
 def test_the_status_of_many_owners_begins_with_what_is_wrong(tables):
-    owner = {**WELL["owners"][0], "running": 1, "reserved": 2, "eta": 3, "app": "shop"}
+    owner = {**WELL["owners"][0], "running": 1, "reserved": 2, "app": "shop"}
     owners = [{**owner, "node": f"{NODE}{number}"} for number in range(50)]
     owners[33] = {**owners[33], "heartbeat_age": 3 * 3600.0, "state": "silent"}
     death = {"at": "2026-11-23T03:00:00.000+00:00", "node": NODE, "owner": "vm|7|aa"}
@@ -88,4 +88,4 @@ def test_the_status_of_many_owners_begins_with_what_is_wrong(tables):
     assert "and 30 more: --wide shows all" in text
     assert "14 min ago" in text
     [queue] = (line.split() for line in lines if line.startswith("mail"))
-    assert queue == ["mail", "40", "0", "9", "s", "1"]
+    assert queue == ["mail", "40", "0", "0", "-", "9", "s", "1"]

@@ -57,21 +57,18 @@ def test_no_two_keys_are_the_same() -> None:
 @pytest.mark.parametrize("queue_list", ["mail", "a:b:c", ":", "mail\x06\x163", "sch|ön", ""])
 def test_a_private_list_can_be_parsed_back(prefix: str, queue_list: str) -> None:
     keys, owner = Keys(prefix), "web-1|7|0123456789ab"
-    private, held = keys.private(owner, queue_list), keys.held(owner, queue_list)
+    private = keys.private(owner, queue_list)
     assert keys.parse(private.encode()) == ("private:", owner, queue_list)
-    assert keys.parse(held.encode()) == ("held:", owner, queue_list)
     assert keys.parse(keys.facts(owner).encode()) == ("owner:", owner, "")
 
 
 @pytest.mark.parametrize("prefix", ["", "shop:", "a*b", "a?b", "[ab]", "back\\slash", "{tag}"])
 def test_the_scan_pattern_finds_private_lists(prefix: str) -> None:
     keys = Keys(prefix)
-    private, held = (_as_fnmatch(keys.pattern(kind)) for kind in ("private:", "held:"))
+    private = _as_fnmatch(keys.pattern("private:"))
     assert fnmatch.fnmatchcase(keys.private("h|1|n", "mail"), private)
-    assert fnmatch.fnmatchcase(keys.held("h|1|n", "mail"), held)
-    for key in (keys.facts("h|1|n"), keys.running("h|1|n")):
+    for key in (keys.facts("h|1|n"), keys.running("h|1|n"), keys.parked_of("mail")):
         assert not fnmatch.fnmatchcase(key, private)
-        assert not fnmatch.fnmatchcase(key, held)
 
 
 @pytest.mark.parametrize("prefix", ["", "shop:", "a*b", "[ab]", "superfetch:dead:"])
@@ -84,8 +81,7 @@ def test_all_of_our_keys_are_found_and_told_apart(prefix: str) -> None:
     for name, key in ours.items():
         assert fnmatch.fnmatchcase(key, pattern), name
         kind, *_ = keys.parse(key.encode())
-        assert (kind in JOBS) is (name in {"private", "held", "probation"}), name
-        assert (kind == "held:") is (name == "held"), name
+        assert (kind in JOBS) is (name in {"private", "parked_of", "probation"}), name
         assert (kind in DEAD) is (name.startswith("dead") or name == "unannounced"), name
 
 

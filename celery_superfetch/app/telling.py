@@ -1,9 +1,10 @@
-"""Tells of a killed job: its monitors, its caller, its callbacks, in this order. After a crash in
-between a later pass goes on; what is said twice then does no harm, but for the chord."""
+"""Tells of a killed job: its receivers, its caller, its callbacks, in this order. After a crash in
+between the next run begins anew; what is said twice then does no harm, but for the chord."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from functools import cache
 from typing import Any
 
 import celery.app.task
@@ -24,22 +25,26 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from ..errors import PoisonPill
-from ..model.dead_job import DeadJob
+from ..model.dead_job import DEAD_ID_HEADER, DeadJob
 from ..model.strikes import toll
 from ..signals import job_killed
-from ..store.announcements import Announcement
+from .dead_set import DeadSet
 from .events import monitors_of
 
 logger = get_logger(__name__)
 
-#: Announcements of a job that may end with their process: errbacks, receivers, payloads kill, too.
-TRIES = 3
-
 REPLY_TIMEOUT = 3.0  # seconds to wait for a result backend on Redis, before it is tried later
 
+PAUSE = 10  # seconds for which no notice is tried after one has failed
 
-def own_backend(app: Celery) -> Any:
-    """A result backend of this thread's own; one on Redis does not try again, nor wait for long."""
+
+class NotNow(Exception): ...
+
+
+@cache
+def impatient_backend(app: Celery, pid: int) -> Any:
+    """A result backend of this process's own; one on Redis does not try again, nor wait for long:
+    the slot in which it waits is wanted by others."""
     backend = app._get_backend()
     backend.always_retry = False
     params = getattr(backend, "connparams", None)
@@ -48,31 +53,63 @@ def own_backend(app: Celery) -> Any:
             params[name] = min(params[name] or REPLY_TIMEOUT, REPLY_TIMEOUT)
         params.update(retry=Retry(NoBackoff(), 0), retry_on_timeout=False)
         backend.retry_policy = {**backend.retry_policy, "max_retries": 0}
-    if not backend.thread_safe:  # else the app has one for all its threads
-        app._backend = backend
     return backend
 
 
-class Telling:
-    """The steps, for one killed job of this app; ``backend``: for a task that has none."""
+def named_by(task: Any) -> DeadJob | None:
+    """The dead job that a notice, in the request of ``task``, names; None if it is gone. Raises
+    NotNow where another one has just failed: many of them would take all slots of a fleet."""
+    id = str(task.request.get(DEAD_ID_HEADER))
+    with DeadSet(task.app) as dead:
+        job = dead.exact(id)
+        if job and dead.database.is_taken(_failed(dead)):
+            raise NotNow
+        if job:
+            return job
+    logger.warning(
+        "Nobody is told of killed job %s: it is not in the dead set any more (it was retried, "
+        "deleted or dropped before this notice ran).",
+        id,
+    )
+    return None
 
-    def __init__(self, app: Celery, job: DeadJob, announcement: Announcement, backend: Any) -> None:
-        self.app, self.announcement = app, announcement
-        # Whoever killed it does not know the server's time of that.
-        self.job = replace(job, died_at=announcement.died_at)
-        self.task = app.tasks[job.task]
-        self.backend = self.task._backend or backend
-        self.exc = pill_of(self.job)
-        self.careful = announcement.tries > TRIES
-        self.request = request_of(app, job, with_body=not self.careful)
-        self.stores = self._stores()
+
+def note_failure(app: Celery) -> None:
+    with DeadSet(app) as dead:
+        dead.database.take_turn(_failed(dead), PAUSE)
+
+
+def _failed(dead: DeadSet) -> str:
+    """Scope of the lock that is there for a while after a notice of the app has failed."""
+    return f"notices:{dead.config.app_name}"
+
+
+class Telling:
+    """The steps, for one killed job. ``told``: ``job_killed`` was sent; ``chord``: what is known of
+    chord and chain, "" (not begun), "begun" or "done"; ``careful``: none of what may kill."""
+
+    def __init__(self, app: Celery, job: DeadJob, *, told: bool, chord: str, careful: bool) -> None:
+        self.app, self.job = app, job
+        self.told, self.chord, self.careful = told, chord, careful
+        self.task = app.tasks.get(job.task)  # this worker may have others
+        self.backend = (self.task and self.task._backend) or impatient_backend(app, os.getpid())
+        self.exc = pill_of(job)
 
     def go(self) -> None:
-        """Take all the steps; raises TakenOver, and what the result backend or the broker does."""
+        """Take all the steps; raises what the result backend or the broker does."""
         job = self.job
-        if not self.announcement.told:
+        if not self.told:
             job_killed.send(sender=self.app, job=job)
-            self.announcement.note(told="1")
+            self.told = True
+        if None not in (job.task, job.task_id):  # else nobody waits for it
+            self.request = request_of(self.app, job, with_body=not self.careful)
+            self._tell_caller()
+        with DeadSet(self.app) as dead:
+            dead.announced(job)
+        monitors_of(self.app).close()
+
+    def _tell_caller(self) -> None:
+        job, self.stores = self.job, self._stores()
         state = self._state()
         if state == states.SUCCESS:
             return  # it had finished; only its ack never came through
@@ -82,22 +119,22 @@ class Telling:
             )
         if self.careful:
             logger.error(
-                "Announcing killed job %s[%s] has ended %d processes: its caller is told, but "
+                "Whoever announces killed job %s[%s] is killed, too: its caller is told, but "
                 "errbacks, chord, chain and receivers are left out. One of them, or reading its "
                 "body, kills whoever does it.",
                 job.task,
                 job.task_id,
-                TRIES,
             )
             return
         self._chord_and_chain()
-        self.announcement.note()
         self._errbacks()
         self._receivers()
 
     def _stores(self) -> bool:
         """Whether the failure is stored: as Celery's own request decides."""
         task, request = self.task, self.request
+        if task is None:
+            return not request.ignore_result
         actual = getattr(celery.app.task, "get_actual_ignore_result", None)  # came with 5.7
         ignored = actual(task, request) if actual else request.ignore_result or task.ignore_result
         return not ignored or bool(task.store_errors_even_if_ignored)
@@ -116,10 +153,10 @@ class Telling:
         """Counted twice, a job could call the chord's body with a result missing: it is failed by
         name where a crash came while that was under way."""
         request = self.request
-        if not (request.chord or request.chain) or self.announcement.chord == "done":
+        if not (request.chord or request.chain) or self.chord == "done":
             return
-        if not self.announcement.chord:
-            self.announcement.note(chord="begun")
+        if not self.chord:
+            self.chord = "begun"
             self._fail(request)
         else:
             chain = [dict(step, options=dict(step["options"])) for step in request.chain or ()]
@@ -128,7 +165,7 @@ class Telling:
                     self._fail_chord(chord)
             if chain:
                 self._fail(Context({"chain": chain}))
-        self.announcement.note(chord="done")
+        self.chord = "done"
 
     def _fail(self, request: Context) -> None:
         """Count the job in the chord of ``request``, and fail what follows it in its chain."""
@@ -155,7 +192,7 @@ class Telling:
         except (OperationalError, RedisError, OSError):
             raise  # they could not be sent; a later pass can
         except Exception:  # before 5.7 Celery lets through what an errback raises
-            name, id = self.task.name, self.request.id
+            name, id = self.job.task, self.job.task_id
             logger.exception(
                 "An errback of killed job %s[%s] failed: others may not have run. Its "
                 "caller has been told; mend the errback.",
@@ -165,6 +202,8 @@ class Telling:
 
     def _receivers(self) -> None:
         task, request = self.task, self.request
+        if task is None:
+            return  # its receivers and its hook are with those who have it
         task.request_stack.push(request)  # receivers find it there, as in Celery's own request
         try:
             raise self.exc from None

@@ -1,0 +1,137 @@
+"""What jobs for later cost a worker, and how punctual they are.
+
+    python benchmarks/parked.py [--jobs 100000] [--due 10000] [--rounds 3]
+
+A prefork worker on a server of its own is sent many jobs that are due in a day, and is stopped by
+TERM: its memory beyond that of one without jobs, how long it takes to end, and how many jobs that
+moves. Then many jobs are due in the same second, for two workers: how much later the first and the
+last of them start, and how many were early.
+
+The aim: the worker's memory and its end are as without these jobs, none moves, and none is early.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import psutil
+from compare import OURS, STOCK, Table, arguments, finish, measure_all
+
+from support.apps.build import build_app
+from support.servers.ledger import LEDGER_DB, Ledger
+from support.servers.server import Server
+from support.waiting import eventually
+from support.workers.worker import Worker, app_env
+
+PATIENCE = 900.0  # seconds after which something is wrong
+DAY = 86400
+SOON = 30.0  # seconds in which all jobs that are due at once are parked, or taken
+
+
+class Place:
+    """A server of its own, and the environment of a contender's workers."""
+
+    def __init__(self, server: Server, contender: str, directory: str) -> None:
+        self.client, self.directory = server.client(), Path(directory)
+        self.ledger = Ledger(server.url(LEDGER_DB))
+        env = app_env(server.url(), ledger_url=server.url(LEDGER_DB))
+        self.env = {**env, "SUPERFETCH": str(int(contender == OURS))}
+        self.app = build_app({**env, "SUPERFETCH": "0"})
+
+    def send(self, count: int, due: datetime) -> None:
+        """Many jobs at once, faster than Celery would send them."""
+        one = {"eta": due, "task_id": "id-of-it", "queue": "sample"}
+        self.app.tasks["shop.note"].apply_async(("job",), **one)
+        sample: Any = self.client.lpop("sample")
+        tag = json.loads(sample)["properties"]["delivery_tag"].encode()  # stock's name of a job
+        raw = sample.replace(b'"sample"', b'"celery"').replace(tag, b"id-of-it")
+        for first in range(0, count, 1000):
+            names = (str(uuid.uuid4()).encode() for _ in range(min(1000, count - first)))
+            self.client.lpush("celery", *(raw.replace(b"id-of-it", name) for name in names))
+
+    def taken(self, count: int) -> bool:
+        """Whether all are where they wait."""
+        stock: Any = self.client.hlen("unacked")
+        parked: Any = self.client.zcard("superfetch:parked:celery")
+        return bool(stock + parked == count)
+
+    def worker(self, concurrency: int = 2) -> Worker:
+        worker = Worker(self.env, concurrency=concurrency, directory=self.directory)
+        worker.wait_ready()
+        return worker
+
+
+def backlog(contender: str, jobs: int) -> tuple[float, ...]:
+    """MB, seconds and jobs."""
+    with Server(databases=LEDGER_DB + 1) as server, tempfile.TemporaryDirectory() as directory:
+        place = Place(server, contender, directory)
+        worker = place.worker()
+        main = psutil.Process(worker.pid)
+        before = main.memory_info().rss
+        place.send(jobs, datetime.now(timezone.utc) + timedelta(seconds=DAY))
+        eventually(lambda: place.taken(jobs), PATIENCE, message="all jobs wait")
+        memory = (main.memory_info().rss - before) / 2**20
+        begun = time.monotonic()
+        worker.term()
+        worker.wait_exit(PATIENCE)
+        took = time.monotonic() - begun
+        moved: Any = place.client.llen("celery")
+        return memory, took, float(moved)
+
+
+def at_once(contender: str, jobs: int) -> tuple[float, ...]:
+    """Seconds from their time to the first and to the last start, and how many were early."""
+    with Server(databases=LEDGER_DB + 1) as server, tempfile.TemporaryDirectory() as directory:
+        place = Place(server, contender, directory)
+        workers = [place.worker(), place.worker()]
+        due = datetime.now(timezone.utc) + timedelta(seconds=SOON)
+        place.send(jobs, due)
+        eventually(lambda: len(place.ledger.lines("started")) == jobs, PATIENCE, every=0.5)
+        starts = [line["at"] - due.timestamp() for line in place.ledger.lines("started")]
+        for worker in workers:
+            worker.term()
+            worker.wait_exit(PATIENCE)
+        return min(starts), max(starts), float(sum(at < 0 for at in starts))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__ or "", rounds=3)
+    parser.add_argument("--jobs", type=int, default=100_000, help="due in a day")
+    parser.add_argument("--due", type=int, default=10_000, help="due in the same second")
+    args = parser.parse_args(argv)
+    waiting = [
+        Table("Memory of a worker, beyond that of one without jobs", "MB", more=False),
+        Table("From TERM to its end", "s", more=False),
+        Table("Jobs that its end moves", "jobs", more=False),
+    ]
+    due = [
+        Table("From their time to the first start", "s", more=False),
+        Table("From their time to the last start", "s", more=False),
+        Table("Jobs that started too early", "jobs", more=False),
+    ]
+    print(waiting[0].heading)
+    for tables, case, count, measured in (
+        (waiting, f"{args.jobs:,} jobs, due in a day", args.jobs, backlog),
+        (due, f"{args.due:,} jobs, due at once", args.due, at_once),
+    ):
+        contenders = {
+            name: lambda name=name, count=count, measured=measured: measured(name, count)
+            for name in (OURS, STOCK)
+        }
+        measure_all(tables, case, args.rounds, contenders)
+        if tables is waiting:
+            print(due[0].heading)
+    for table in (*waiting[1:], *due[1:]):
+        table.show()
+    finish(args, [*waiting, *due])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The notice of a killed job: a job itself, which tells the caller, and whoever else wants to know.
+
+The script that kills pushes it to the front of the killed job's own queue; a pool process runs it.
+It is protected as every job is: recovered if its process dies, ended by the guard if it kills.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from celery import Celery, Task
+from celery.utils.log import get_logger
+from kombu.serialization import dumps
+from kombu.utils.json import dumps as to_json
+from kombu.utils.uuid import uuid
+
+from ..model.config import ANNOUNCE_TASK
+from ..model.dead_job import DEAD_ID, DEAD_ID_HEADER
+from .queues import separator_of
+
+logger = get_logger(__name__)
+
+#: Runs of a notice that may end with their process: errbacks, receivers, payloads kill, too. The
+#: next one tells the caller alone.
+RUNS = 3
+
+LONGEST_PAUSE = 3600  # seconds until a notice that failed is tried again, each time twice as many
+
+
+class AnnounceTask(Task):
+    @classmethod
+    def annotate(cls) -> None:
+        """What ``task_annotations`` say of all tasks (a rate limit, say) is not meant for this."""
+
+
+def add_announce_task(app: Celery) -> None:
+    @app.task(
+        base=AnnounceTask,
+        name=ANNOUNCE_TASK,
+        bind=True,
+        shared=False,  # else it would be registered with every other app of the process
+        ignore_result=True,
+        acks_late=True,
+        reject_on_worker_lost=True,
+        rate_limit=0,  # none, whatever ``task_default_rate_limit`` says
+        max_retries=None,
+        superfetch_strike_limit=RUNS + 2,  # before its last one a job waits until it may run alone
+    )
+    def announce(
+        self: Any, told: bool = False, chord: str = "", careful: bool = False, failures: int = 0
+    ) -> None:
+        """The arguments: how far earlier runs came (as ``Telling`` has it), and how many failed."""
+        from .telling import PAUSE, NotNow, Telling, named_by, note_failure
+
+        earlier = self.request.get("superfetch") or {}
+        # What was cut short says nothing of how far it came: it may have counted in the chord.
+        chord = chord or ("begun" if earlier.get("recoveries") else "")
+        careful = careful or earlier.get("strikes", 0) >= RUNS
+        known = {"told": told, "chord": chord, "careful": careful, "failures": failures}
+        try:
+            job = named_by(self)
+        except NotNow as exc:
+            raise self.retry(exc=exc, kwargs=known, countdown=PAUSE) from exc
+        if job is None:
+            return
+        telling = Telling(self.app, job, told=told, chord=chord, careful=careful)
+        try:
+            telling.go()
+        except Exception as exc:  # the result backend's errors are its own
+            pause = min(PAUSE * 2**failures, LONGEST_PAUSE)
+            note_failure(self.app)
+            logger.exception(
+                "Killed job %s[%s] is in the dead set, but its caller could not be told. That is "
+                "tried again in %d s.",
+                job.task,
+                job.task_id,
+                pause,
+            )
+            known.update(told=telling.told, chord=telling.chord, failures=failures + 1)
+            raise self.retry(exc=exc, kwargs=known, countdown=pause) from exc
+
+
+class Notices:
+    """Makes the notices of an app: each for a queue list, as kombu would store it there. The script
+    that kills puts the job's id in the dead set into it."""
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+
+    def __call__(self, queue_list: str) -> bytes:
+        """The message; empty where it cannot be made: then nobody is told."""
+        id = uuid()
+        queue, _, step = queue_list.partition(separator_of(self.app))
+        try:
+            message = self.app.amqp.as_task_v2(id, ANNOUNCE_TASK, ignore_result=True)
+            how = dumps(message.body, serializer=self.app.conf.task_serializer)
+        except Exception:  # of a serializer that is not there, or has no key
+            logger.exception(
+                "No notice could be made for a killed job of queue %s: it is in the dead set, and "
+                "its caller is not told. See whether task_serializer works here.",
+                queue,
+            )
+            return b""
+        content_type, encoding, body = how
+        raw = body if isinstance(body, bytes) else body.encode()
+        properties = {
+            "correlation_id": id,
+            "reply_to": "",
+            "delivery_mode": 2,
+            "delivery_info": {"exchange": "", "routing_key": queue},
+            "priority": int(step or 0),
+            "body_encoding": "base64",
+            "delivery_tag": uuid(),
+        }
+        return to_json(
+            {
+                "body": base64.b64encode(raw).decode(),
+                "content-encoding": encoding,
+                "content-type": content_type,
+                "headers": {**message.headers, DEAD_ID_HEADER: DEAD_ID},
+                "properties": properties,
+            }
+        ).encode()

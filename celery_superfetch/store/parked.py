@@ -1,0 +1,121 @@
+"""Parked jobs: they wait on the server for their time, in nobody's private list and no memory."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
+from math import inf
+from typing import Any, NamedTuple
+
+from ..model.job import Job, parse
+from .database import Structure
+from .wire.scripts import Call
+
+#: Jobs, and bytes, of one list that a script moves at most: it keeps everybody else waiting.
+BATCH, ROOM = 100, 1024 * 1024
+
+#: Scripts that move what is due, of one look: with more due than that, the next look goes on.
+LOOKS = 200
+
+#: ms before its time at which a job goes to its queue. Those who move it look once a second, and
+#: the worker that claims it waits for what is left.
+EARLY = 1000
+
+STEP = 1000  # parked jobs that one command looks through, for a task id
+
+
+class Released(NamedTuple):
+    jobs: int  # how many went to their queues
+    now: int  # server ms
+    next: float | None  # when the next one is due (server ms); None: none is parked
+
+
+class Parked(Structure):
+    """Jobs by their time (``superfetch:parked:<queue list>``), and when the next of each list is
+    due (``superfetch:parked``). A member is the job's task id (JSON) and the name of the claim that
+    parked it, a line's end, and the payload as it came."""
+
+    def park(self, jobs: Mapping[Job, int], number: int) -> Call:
+        """The call that parks jobs of one private list (-> server ms); ``number`` as of
+        ``PrivateLists.requeue``. Returns how many there were."""
+        keys, (owner, queue_list, *_) = self.keys, next(iter(jobs))
+        names = [keys.private(owner, queue_list), keys.parked_of(queue_list), keys.parked]
+        names += [keys.running(owner), keys.facts(owner)]
+        args: list[Any] = [queue_list, number]
+        nonce = owner.rpartition("|")[2]
+        for job, due in jobs.items():
+            head = f"{json.dumps(parse(job.payload).task_id)} {nonce}-{job.claim_id}\n"
+            args += [job.payload, job.claim_id, due, head]
+        # Carried out behind its successor it would come late.
+        return Call("park", names, args, whole=True)
+
+    def release(self, expires: Mapping[str, int], early: float = EARLY) -> Released:
+        """Move what is due within ``early`` ms to the front of its queue. ``expires``: queue list
+        -> ms of its x-expires, as far as it is known."""
+        keys = self.keys
+        names = [keys.parked, keys.recovered, keys.on_probation]
+        prefixes = [keys.parked_of(""), keys.queue(""), keys.probation(""), keys.recoveries("")]
+        known = [(name, ms) for name, ms in expires.items() if ms]
+        args = [early, BATCH, ROOM, *prefixes, *chain.from_iterable(known)]
+        total = 0
+        for _ in range(LOOKS):
+            count, more, now, due = self.scripts.run("release", names, args)
+            total += count
+            if not (more and count):
+                break
+        return Released(total, int(now), None if due is None else float(due))
+
+    def give_back(self) -> dict[str, int]:
+        """Move all to their queues, whenever they are due: queue list -> how many."""
+        sizes = self.sizes(self.lists())
+        while self.release({}, inf).jobs:
+            pass
+        left = self.sizes(sizes)
+        return {name: size - left[name] for name, size in sizes.items()}
+
+    def lists(self) -> list[str]:
+        """The queue lists with parked jobs."""
+        return [
+            name.decode(errors="replace") for name in self.client.zrange(self.keys.parked, 0, -1)
+        ]
+
+    def sizes(self, lists: Collection[str]) -> dict[str, int]:
+        counts = self._at_once(("ZCARD", self.keys.parked_of(name)) for name in lists)
+        return dict(zip(lists, counts, strict=True))
+
+    def next_due(self, lists: Sequence[str]) -> dict[str, float]:
+        """Queue list -> when the next of its parked jobs is due (server ms), if it has some."""
+        times = self._at_once(("ZSCORE", self.keys.parked, name) for name in lists)
+        return {name: at for name, at in zip(lists, times, strict=True) if at is not None}
+
+    def call(self, task_ids: Collection[str]) -> int:
+        """Have jobs go to their queues with the next ``release``, whenever they are due; how many.
+        It looks through all that are parked."""
+        count = 0
+        for name in self.lists():
+            for id in task_ids:
+                for member in self._named(name, id):
+                    with self.client.pipeline(transaction=True) as pipe:
+                        pipe.zadd(self.keys.parked_of(name), {member: 0}, xx=True, ch=True)
+                        pipe.zadd(self.keys.parked, {name: 0})
+                        count += pipe.execute()[0]
+        return count
+
+    def _named(self, queue_list: str, task_id: str) -> Iterator[bytes]:
+        start = re.sub(r"([\\*?\[\]^])", r"\\\1", json.dumps(task_id))
+        rows = self.client.zscan_iter(self.keys.parked_of(queue_list), f"{start} *", STEP)
+        return (member for member, _ in rows)
+
+    def purge(self, lists: Sequence[str]) -> int:
+        with self.client.pipeline() as pipe:
+            for name in lists:
+                pipe.zcard(self.keys.parked_of(name))
+                pipe.delete(self.keys.parked_of(name))
+                pipe.zrem(self.keys.parked, name)
+            return sum(pipe.execute()[::3])
+
+
+def payload_of(member: bytes) -> bytes:
+    return member.partition(b"\n")[2]

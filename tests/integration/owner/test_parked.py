@@ -1,0 +1,174 @@
+"""Jobs that are due later leave their claimer with its next round trip, and are lost nowhere."""
+
+from __future__ import annotations
+
+from celery_superfetch.model.certificate import clock
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Claimed, digest
+from celery_superfetch.owner.in_flight.parking import WORTH_PARKING, Parking
+from celery_superfetch.store.parked import BATCH, EARLY, Parked
+from support.workers.bench import Bench, payload
+
+HOUR = 3_600_000.0  # ms
+
+
+def claim(bench: Bench, owner: Facts, *names: object) -> list[Claimed]:
+    now = bench.database.server_time()
+    bench.in_flight.parking.heard(now, None, clock())
+    return bench.take(owner, *(payload(name) for name in names))
+
+
+def park(bench: Bench, *claimed: Claimed, later: float = HOUR) -> None:
+    now = bench.database.server_time()
+    for number, (job, _) in enumerate(claimed):
+        assert bench.in_flight.park(job, now + later + number)
+
+
+def parked(bench: Bench) -> list[bytes]:
+    members = bench.client.zrange(bench.keys.parked_of("mail"), 0, -1)
+    return [member.partition(b"\n")[2] for member in members]
+
+
+def due(bench: Bench) -> int:
+    return bench.in_flight.parked.release({}, HOUR + 60_000).jobs
+
+
+def test_a_job_for_later_leaves_with_the_next_round_trip(bench: Bench, owner: Facts) -> None:
+    first, second = claim(bench, owner, 1, 2)
+    park(bench, first)
+    assert len(bench.private(owner)) == 2
+    bench.in_flight.claim(owner.owner, ["mail"], 1, 1, [])
+    assert bench.private(owner) == [second.job.payload]
+    assert parked(bench) == [first.job.payload]
+    assert [*bench.in_flight.jobs] == [second.job]
+    assert due(bench) == 1
+    assert bench.queue() == [first.job.payload]
+    assert not bench.client.exists(bench.keys.parked, bench.keys.parked_of("mail"))
+
+
+def test_what_is_due_soon_stays(bench: Bench, owner: Facts) -> None:
+    [soon] = claim(bench, owner, 1)
+    now = bench.database.server_time()
+    assert not bench.in_flight.park(soon.job, now + WORTH_PARKING * 1000 - 500)
+    bench.in_flight.flush()
+    assert (len(bench.private(owner)), parked(bench)) == (1, [])
+
+
+def test_one_that_was_settled_or_given_back_before_is_not_parked(
+    bench: Bench, owner: Facts
+) -> None:
+    settled, back = claim(bench, owner, 1, 2)
+    park(bench, settled, back)
+    bench.in_flight.ack(settled)
+    bench.in_flight.requeue([back.job])
+    bench.in_flight.flush()
+    assert (bench.queue(), bench.private(owner)) == ([payload(2)], [])
+    assert parked(bench) == [payload(1)], "its ack comes behind; nobody had begun with it"
+
+
+def test_they_go_to_the_front_in_the_order_of_their_time(bench: Bench, owner: Facts) -> None:
+    jobs = claim(bench, owner, *range(BATCH + 50))
+    jobs += bench.in_flight.claim(owner.owner, ["mail"], 100, 1, []).jobs
+    park(bench, *jobs)
+    bench.in_flight.flush()
+    bench.push("mail", payload("waits"))
+    assert due(bench) == BATCH + 50
+    assert bench.queue() == [*(payload(n) for n in range(BATCH + 50)), payload("waits")]
+
+
+def test_what_is_due_in_one_list_does_not_wait_for_thousands_in_another(bench: Bench) -> None:
+    parked = Parked(bench.database)
+    for name, count in (("full", 30 * BATCH), ("mail", 1)):
+        rows = {f'"{n}" x-{n}\n'.encode() + payload(n, name): 1.0 for n in range(count)}
+        bench.client.zadd(bench.keys.parked_of(name), rows)
+        bench.client.zadd(bench.keys.parked, {name: 1})
+    names = [bench.keys.parked, bench.keys.recovered, bench.keys.on_probation]
+    kinds = bench.keys.parked_of, bench.keys.queue, bench.keys.probation, bench.keys.recoveries
+    args = [EARLY, BATCH, 2**20, *(kind("") for kind in kinds)]
+    bench.scripts.run("release", names, args)
+    assert len(bench.queue()) == 1, "with the first script of all"
+    assert parked.release({}).jobs == 29 * BATCH
+    assert len(bench.queue("full")) == 30 * BATCH
+
+
+def test_a_suspect_goes_back_on_probation(bench: Bench, owner: Facts) -> None:
+    suspect, other = claim(bench, owner, 1, 2)
+    bench.client.hset(bench.keys.recoveries(digest(payload(1))), "probation", 1)
+    bench.client.set(bench.keys.recovered, 1)
+    park(bench, suspect, other)
+    bench.in_flight.flush()
+    assert due(bench) == 2
+    assert (bench.queue(), bench.on_probation()) == ([payload(2)], [payload(1)])
+    assert bench.client.smembers(bench.keys.on_probation) == {b"mail"}
+
+
+def test_a_queue_that_expires_goes_on_expiring(bench: Bench, owner: Facts) -> None:
+    park(bench, *claim(bench, owner, 1))
+    bench.in_flight.flush()
+    bench.in_flight.parked.release({"mail": 60_000}, HOUR + 60_000)
+    assert 0 < bench.client.pttl("mail") <= 60_000
+
+
+def test_a_call_that_comes_behind_its_successor_parks_nothing(bench: Bench, owner: Facts) -> None:
+    """A network that stood still brings it when the job went back, and is another claim by now."""
+    [claimed] = claim(bench, owner, 1)
+    late = bench.in_flight.parked.park({claimed.job: 1}, 1)
+    assert bench.run(bench.lists.requeue([claimed.job], "front", 0, 2)) == [1]
+    [again] = bench.claim(owner).jobs
+    assert bench.run(late) == 0
+    assert (bench.private(owner), parked(bench)) == ([again.job.payload], [])
+
+
+def test_the_control_without_a_number_it_takes_the_next_claim_away(
+    bench: Bench, owner: Facts
+) -> None:
+    [claimed] = claim(bench, owner, 1)
+    late = bench.in_flight.parked.park({claimed.job: 1}, 10**6)
+    bench.run(bench.lists.requeue([claimed.job], "front", 0, 2))
+    bench.claim(owner)
+    assert bench.run(late) == 1
+
+
+def test_where_it_cannot_be_parked_it_goes_back_and_is_not_tried_again_at_once(
+    bench: Bench, owner: Facts
+) -> None:
+    bench.client.set(bench.keys.parked_of("mail"), "something else")
+    [claimed] = claim(bench, owner, 1)
+    park(bench, claimed)
+    bench.in_flight.flush()
+    assert bench.in_flight.doubt
+    assert bench.in_flight.lost_claims.reconcile(owner.owner, ["mail"]) == 1
+    assert bench.queue() == [payload(1)]
+    [again] = claim(bench, owner)
+    assert not bench.in_flight.park(again.job, 1e15), "it waits in memory, as in stock"
+
+
+def test_the_revoked_come_at_once(bench: Bench, owner: Facts) -> None:
+    names = ["one", 'a"b\n*[x]', "one more"]
+    park(bench, *claim(bench, owner, *names))
+    bench.in_flight.flush()
+    assert bench.in_flight.parked.call(names[:2]) == 2
+    assert bench.in_flight.parked.release({}).jobs == 2
+    assert sorted(bench.queue()) == sorted(payload(name) for name in names[:2])
+    assert parked(bench) == [payload("one more")]
+
+
+def test_what_is_no_message_is_nobodys_loss(bench: Bench) -> None:
+    bench.client.zadd(bench.keys.parked_of("mail"), {b"junk": 1, b"\n": 2, b"a\nb\nc": 3})
+    bench.client.zadd(bench.keys.parked, {"mail": 1, "gone": 1})
+    assert Parked(bench.database).release({}).jobs == 3
+    assert bench.queue() == [b"junk", b"", b"b\nc"]
+
+
+def test_whoever_parks_knows_when_it_is_due_whatever_an_older_answer_says() -> None:
+    parking = Parking()
+    assert not parking.is_worth(1e15), "nobody has heard the server's clock"
+    asked = clock()
+    parking.heard(1_000, None, asked)
+    assert not parking.is_due
+    parking.parked(1_500)
+    assert parking.is_due, "a second early"
+    parking.heard(1_000, 9_000, asked)
+    assert parking.is_due, "that was asked before"
+    parking.heard(1_000, 9_000, clock())
+    assert not parking.is_due
