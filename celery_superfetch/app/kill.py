@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from celery import Celery
 from redis.exceptions import RedisError
 
 from ..model.dead_job import DeadJob
 from ..model.facts import Facts
-from ..model.job import digest
 from ..model.strikes import Decision, Running
 from ..owner.in_flight.lost_runs import DECISIONS
 from ..reaper.reaper import Reaper
@@ -34,19 +33,19 @@ RUNS_ON = "it is in the dead set as {}, but may run all the same, to no effect o
 
 
 def kill(
-    app: Celery, reaper: Reaper, facts: Facts, called: int, jobs: Mapping[str, str]
+    app: Celery, reaper: Reaper, facts: Facts, called: int, claims: Sequence[str]
 ) -> dict[str, dict[str, str]]:
-    """Move jobs of one worker to the dead set, by digest -> queue list; what runs is ended.
-    ``called``: how many workers have its name. Returns digest -> ``dead_id``, if it is there, and
-    ``error``, if something was left undone."""
+    """Move jobs of one worker to the dead set, by their claim ids; what runs is ended. ``called``:
+    how many workers have its name. Returns claim id -> ``dead_id``, if it is there, and ``error``,
+    if something was left undone."""
     # A worker that would not hear of it would begin with them all the same.
-    answers = _stop(app, facts, called, [*jobs])
+    answers = _stop(app, facts, called, claims)
     results = {name: {"error": why} for name, why in answers.items() if why}
-    for name, queue_list in jobs.items():
+    for name in claims:
         if name in results:
             continue
         try:
-            dead = _move(reaper, facts, queue_list, name)
+            dead = _move(reaper, facts, name)
         except RedisError as exc:
             results[name] = {"error": UNANSWERED.format(exc)}
         else:
@@ -59,8 +58,8 @@ def kill(
 
 
 def _stop(app: Celery, facts: Facts, called: int, names: Sequence[str]) -> dict[str, str]:
-    """Have a worker stop with those that are in the dead set by now: digest -> why it cannot stop
-    with that one; empty where it can, or has."""
+    """Have a worker stop with those that are in the dead set by now: claim id -> why it cannot
+    stop with that one; empty where it can, or has."""
     node = facts.node
     replies = app.control.broadcast(
         COMMAND,
@@ -83,18 +82,12 @@ def _stop(app: Celery, facts: Facts, called: int, names: Sequence[str]) -> dict[
     return dict.fromkeys(names, why)
 
 
-def _move(reaper: Reaper, facts: Facts, queue_list: str, name: str) -> DeadJob | None:
-    """Move one job, if its worker still has it; it looks for it in the private list alone, whither
-    a worker brings what waits aside before it answers."""
-    jobs = reaper.lists.in_flight(facts.owner, queue_list)
-    job = next((job for job in jobs if digest(job.payload) == name), None)
-    if job is None:
-        return None
-    claim_id = reaper.lists.running(facts.owner).claim_ids.get(name, "")
+def _move(reaper: Reaper, facts: Facts, claim: str) -> DeadJob | None:
+    """Move one job, if its worker still has it."""
+    jobs, _ = reaper.lists.jobs(facts.owner, [claim], 0)
     told = {"reason": BY_AN_OPERATOR, "app_name": facts.app, "node": facts.node}
-    for _ in range(DECISIONS):
-        job = job._replace(claim_id=claim_id)
-        [recovery] = reaper.judge.look([job], Running(), reaper.limits, **told)
+    for _ in range(DECISIONS if jobs else 0):
+        [recovery] = reaper.judge.look(jobs, Running(), reaper.limits, **told)
         [done] = reaper.judge.carry_out(
             [(recovery, Decision.KILL)], 0, marked=False, notice=reaper.notice
         )

@@ -13,7 +13,8 @@ from ..errors import StillInUse
 from ..model.facts import Facts
 from ..model.verdict import Reason
 from ..reaper.evidence import Onlooker
-from ..reaper.reaper import BATCH, TOMBSTONE, Reaper
+from ..owner.in_flight.jobs import batches
+from ..reaper.reaper import BATCH, ROOM, TOMBSTONE, Reaper
 from ..reaper.report import Report as Pass
 from ..store.holdings import Holdings
 from ..store.parked import Parked
@@ -69,10 +70,9 @@ class GiveBack:
                 self._mark(facts, score, verdict, report)
         # Every owner that is marked reaped: now, or before.
         names = dict.fromkeys([*report.owners, *self.registry.tombstones()])
-        for owner, facts in self.registry.facts(names).items():
-            for queue_list, expires in facts.lists.items():
-                with errors.surviving(f"private list of {owner} for {queue_list}"):
-                    self._empty(owner, queue_list, expires, report)
+        for facts in self.registry.facts(names).values():
+            with errors.surviving(f"private list of {facts.owner}"):
+                self._empty(facts, report)
         with errors.surviving("the jobs on probation"):
             self._end_probation(report)
         with errors.surviving("the parked jobs"):
@@ -106,22 +106,29 @@ class GiveBack:
         # Heard since: what was dead is not, and what is forced is asked again.
         again = (self.registry.last_heard(owner) or 0 for _ in range(TRIES))
         scores = [score] if verdict.dead else again
-        if report.dry_run or any(
-            self.registry.mark(facts, heard, TOMBSTONE, reason) for heard in scores
-        ):
+        marks = (self.registry.mark(facts, heard, TOMBSTONE, reason) for heard in scores)
+        if report.dry_run or any(marked is not None for marked in marks):
             report.owners[owner] = reason
         elif not verdict.dead and self.registry.last_heard(owner) is not None:
             report.errors += 1
             logger.error("drain: %s is heard too often to be marked reaped: stop it.", owner)
 
-    def _empty(self, owner: str, queue_list: str, expires: int, report: GivenBack) -> None:
+    def _empty(self, facts: Facts, report: GivenBack) -> None:
         """Newest first, each to the front of the queue: the old order is the new one."""
+        owner = facts.owner
         if report.dry_run:
-            size = self.lists.size(owner, queue_list)
-            report.queues.update({queue_list: size} if size else {})
+            report.queues.update(Holdings(self.reaper.database).of([owner])[owner].lists)
             return
-        while jobs := self.lists.in_flight(owner, queue_list, BATCH):
-            report.queues[queue_list] += self.lists.give_back(jobs, expires)
+        for queue_list, expires in facts.lists.items():
+            if landed := self.lists.unland(owner, {queue_list: expires}):
+                report.queues[queue_list] += landed
+        claims = self.lists.held(owner).claims
+        while claims:
+            jobs, seen = self.lists.jobs(owner, claims[:BATCH], ROOM)
+            claims = claims[seen:]
+            for _, some in batches(dict.fromkeys(jobs, "")):
+                name = some[0].queue_list
+                report.queues[name] += self.lists.give_back(some, facts.lists.get(name, 0))
 
     def _end_probation(self, report: GivenBack) -> None:
         suspects = Suspects(self.reaper.database)

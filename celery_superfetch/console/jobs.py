@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..inspector import PARKED, PROBATION, RESERVED, RUNNING, Inspector, Place
 from ..model.dead_job import utc
-from ..model.job import claimed_at, digest, parse
+from ..model.job import claimed_at, digest, parse, queue_list_of
 from .overview import owner_rows
 
 #: Jobs that are looked at for conditions to pick from.
@@ -50,8 +50,6 @@ class Look:
         rows.sort(key=lambda pair: (pair[0]["node"], pair[0]["owner"]))
         #: Those who hold something, each with what that is.
         self.owners = {row["owner"]: (row, held) for row, held in rows if held.in_flight}
-        #: Owner and digest of a job that runs -> its claim.
-        self.runs: dict[tuple[str, str], str] = {}
         #: State -> the queue lists that have such jobs, which are nobody's.
         self.nobodys: dict[str, list[str]] = {}
         for state, kind in ((PARKED, inspector.parked), (PROBATION, inspector.suspects)):
@@ -105,13 +103,11 @@ class Look:
         return waiting + sum(row[state] for row, _ in self.owners.values() for state in states)
 
     def _places(self) -> Iterator[Place]:
-        """Of each owner what runs before what it has claimed; then what is nobody's."""
-        wants = self.which.wants
+        """Of each owner what it has claimed, then what landed; then what is nobody's."""
         for owner, (_, held) in self.owners.items():
-            if held.running:
-                yield Place(RUNNING, owner)
-            for name in filter(self._is_meant, sorted(held.lists)):
-                if wants(RESERVED) or (held.running and wants(RUNNING)):
+            yield Place(RESERVED, owner)
+            if self.which.wants(RESERVED):
+                for name in filter(self._is_meant, sorted(held.lists)):
                     yield Place(RESERVED, owner, name)
         for state, lists in self.nobodys.items():
             for name in filter(self._is_meant, lists):
@@ -119,37 +115,31 @@ class Look:
 
     def _read(self, most: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
         """The jobs in states that are meant, some at a time, and how many were looked at."""
-        for pages in self.inspector.holdings.look([*self._places()], most):
-            found: list[tuple[Place, str, bytes]] = []
-            for place, rows in pages:
-                if place.state == RUNNING:
-                    self.runs |= {(place.owner, name.decode()): claim for claim, name in rows}
-                else:
-                    found += [(place, *row) for row in rows]
-            jobs = [self._job(*row) for row in found]
+        for found in self.inspector.holdings.look([*self._places()], most):
+            jobs = [self._job(*one) for one in found]
             jobs = [job for job in jobs if self.which.wants(job["state"])]
+            jobs = [job for job in jobs if _fits(job["queue"], self.which.queue)]
             yield len(jobs if self.which.countable else found), jobs
 
-    def _job(self, place: Place, claim: str, payload: bytes) -> dict[str, Any]:
+    def _job(self, place: Place, payload: bytes, claim: str, runs: bool) -> dict[str, Any]:
         name, envelope = digest(payload), parse(payload)
+        queue_list = place.queue_list or queue_list_of(claim)
         owner: Mapping[str, Any] = self.owners[place.owner][0] if place.owner else {}
-        run = self.runs.get((place.owner, name))
-        claim = claim or run or ""
         stuck = [long["seconds"] for long in owner.get("stuck", ()) if long["digest"] == name]
         return {
             "id": envelope.task_id or name,
             "task": envelope.task,
-            "state": place.state if run is None else RUNNING,
+            "state": RUNNING if runs else place.state,
             **{part: owner.get(part) for part in ("node", "owner", "verdict")},
-            "queue": self._queue(place.queue_list),
-            "list": place.queue_list,
+            "queue": self._queue(queue_list),
+            "list": queue_list,
             "strikes": envelope.carried.strikes,
             "recoveries": 0,
-            # By the clock of its owner's host; not known of what is only reserved.
+            # By the clock of its owner's host; not known of what has landed a moment ago.
             "claimed": utc(claimed_at(claim) if claim else None),
             "due": utc(envelope.eta or None),
             # For how long (s) it has run, if that is longer than its worker's stuck_after.
-            "stuck": stuck[0] if stuck and run else None,
+            "stuck": stuck[0] if stuck and runs else None,
             "claim_id": claim or None,
             "digest": name,
         }

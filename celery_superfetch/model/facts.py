@@ -14,6 +14,7 @@ from .version import __version__
 RETRY_INTERVAL = 1.0  # seconds between two tries while heartbeats fail
 TEXTS = "app", "node", "version", "tasks", "state", "run_id"  # fields that are text
 OTHERS = "heartbeat_interval", "owner_ttl", "connections", "pool", "lists", "stuck_jobs"
+SCHEMA = "2"  # of our data; 1 had a private list for each queue list, and no names of claims
 STUCK = "stuck"  # state of an owner whose event loop does not turn, and that is silent until then
 SILENT = "silent"  # state of a living owner that missed two heartbeats, to whoever looks
 
@@ -40,6 +41,8 @@ class Facts:
     stuck_jobs: tuple[tuple[str, str, str, int], ...] = ()
     registered_at: int = 0
     was: str = ""  # the state before it was marked reaped
+    ran: int = 0  # how many of its jobs ran then
+    schema: str = SCHEMA
 
     @classmethod
     def mine(cls, owner: str, process: ProcessImage, config: Config) -> Facts:
@@ -51,9 +54,9 @@ class Facts:
         return replace(self, **changes)
 
     def dump(self) -> dict[str, str]:
-        """Fields of the hash; ``registered_at`` and ``was`` are the server's to write."""
+        """Fields of the hash; ``registered_at``, ``was`` and ``ran`` are the server's to write."""
         return {
-            "schema": "1",  # a reader skips what it does not know
+            "schema": SCHEMA,  # a reader skips what it does not know
             **{name: str(value) for name, value in vars(self.process).items()},
             **{name: getattr(self, name) for name in TEXTS},
             **{name: json.dumps(getattr(self, name)) for name in OTHERS},
@@ -96,6 +99,8 @@ class Facts:
                 (*map(str, job), _read(int, seconds, 0)) for *job, seconds in rows("stuck_jobs", 4)
             ),
             registered_at=_read(int, text.get("registered_at"), 0),
+            ran=_read(int, text.get("ran"), 0),
+            schema=text.get("schema", SCHEMA),
         )
 
 

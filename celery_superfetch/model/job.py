@@ -23,12 +23,7 @@ class Job(NamedTuple):
     owner: str  #: ``host|pid|nonce``
     queue_list: str  #: the list of the queue, with kombu's suffix for a priority other than 0
     payload: bytes  #: the message, as its producer sent it
-    claim_id: str = ""  #: tells one owner's claims apart; empty if read from another's private list
-
-    @property
-    def trace(self) -> tuple[str, str, int]:
-        """What is remembered of a job that is gone: its payload may be large."""
-        return self.owner, self.queue_list, hash(self.payload)
+    claim_id: str = ""  #: the name of this claim, unique within its owner
 
     @property
     def title(self) -> str:
@@ -112,14 +107,30 @@ def digest(payload: bytes) -> str:
     return sha1(payload, usedforsecurity=False).hexdigest()
 
 
-def claim_id(now: float, number: int) -> str:
-    """The name of a claim: hexadecimal, of its owner's seconds since the epoch and a number."""
-    return f"{int(now) << 24 | number & 0xFFFFFF:x}"
+#: Numbers of claims that one second has: Lua counts exactly to 2 ** 53, which is the year 2242.
+CLAIMS_A_SECOND = 2**20
+
+
+def claim_id(number: int, queue_list: str) -> str:
+    """The name of a claim: its number, in which the owner's time is (hexadecimal), and whence it
+    came."""
+    return f"{number:x}:{queue_list}"
+
+
+def claim_number(claim_id: str) -> int:
+    """Later claims of an owner have greater ones; 0 where a name is none of ours."""
+    with suppress(ValueError):
+        return int(claim_id.partition(":")[0], 16)
+    return 0
 
 
 def claimed_at(claim_id: str) -> int | None:
     """Since when a claim is its owner's, by the clock of that one; None where it does not say."""
-    return int(claim_id, 16) >> 24 or None
+    return claim_number(claim_id) // CLAIMS_A_SECOND or None
+
+
+def queue_list_of(claim_id: str) -> str:
+    return claim_id.partition(":")[2]
 
 
 def parse(payload: bytes) -> Envelope:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from .config import Config
@@ -40,9 +39,7 @@ class Limits(NamedTuple):
 class Running(NamedTuple):
     """What a process was running, as it had recorded by its end."""
 
-    #: Digests of the jobs that ran; one that has had its strike counts, without its name.
-    digests: tuple[str, ...] = ()
-    claim_ids: Mapping[str, str] = MappingProxyType({})  # digest -> claim id
+    claim_ids: Collection[str] = ()
     excused: bool = False  # the process had been told to stop, or its event loop was stuck
     #: How many ran when it was taken for dead, where that was noted; some may be settled since.
     at_death: int = 0
@@ -156,14 +153,14 @@ def _strikes(before: int, blame: Blame, limit: int | None) -> int:
     return before + 1
 
 
-def blame(digest: str, running: Running, counters: Counters, limits: Limits) -> Blame:
+def blame(claim_id: str, running: Running, counters: Counters, limits: Limits) -> Blame:
     """How the death of an owner counts against a job it had in flight."""
     # Neither a deploy nor a result backend that hangs is its fault. But such a loop must end, too:
     # past the limit of recoveries, what is on probation has to answer for that as for any other.
     looping = counters.probation and counters.recoveries >= limits.recoveries
-    if digest not in running.digests or (running.excused and not looping):
+    if claim_id not in running.claim_ids or (running.excused and not looping):
         return Blame.NONE
-    return Blame.EXACT if max(running.at_death, len(running.digests)) == 1 else Blame.SUSPECT
+    return Blame.EXACT if max(running.at_death, len(running.claim_ids)) == 1 else Blame.SUSPECT
 
 
 def decide(recovery: Recovery) -> Decision:

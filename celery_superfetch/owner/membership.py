@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from ..errors import ForkedConnection
 from ..model.config import Config
 from ..model.process import own_pid
+from ..store.holdings import Holdings
 from ..store.private_lists import Claims
 from ..store.registry import Heartbeat
 from ..store.wire.clients import run_id
@@ -98,10 +99,9 @@ class Membership:
     def _unused(self) -> Collection[str]:
         """Queue lists from which nobody claims any more, once they are many; sure to be empty."""
         unused = self.heart.facts.lists.keys() - set(chain(*self._users.values()))
-        unused -= {job.queue_list for job in list(self.in_flight.jobs)}
         if len(unused) < MANY_UNUSED or not self.in_flight.lost_claims.none_left:
             return ()
-        return () if any(self.in_flight.lists.has_jobs([(self.owner, unused)])) else unused
+        return unused - Holdings(self.database).of([self.owner])[self.owner].lists.keys()
 
     def _by_heart(self, act: Callable[[], T]) -> T:
         return self._heartbeats.ask(act) if self._heartbeats is not None else act()
@@ -131,6 +131,14 @@ class Membership:
                 break
             self.heartbeat()
         return claims
+
+    def unland(self, owner: str, lists: Iterable[str]) -> None:
+        """Give back what landed for an owner that is, or was, this process's; if need be later."""
+        expires = {name: self.in_flight.expires.get(name, 0) for name in lists}
+        try:
+            self.in_flight.lists.unland(owner, expires)
+        except RedisError:
+            self.overdue.append(partial(self.in_flight.lists.unland, owner, expires))
 
     def catch_up(self) -> None:
         """Do what is overdue, and send what waits; what cannot be done now waits on."""

@@ -23,9 +23,9 @@ class Judge(StrikeCounters):
     ) -> list[Recovery]:
         """What is to be decided on: jobs of one owner that ran ``running``, with what is
         remembered of each; ``told`` as for ``Recovery.of``."""
-        found, names = [], [digest(job.payload) for job in jobs]
-        for job, name, known in zip(jobs, names, self.counters(names), strict=True):
-            blamed = blame(name, running, known, limits)
+        found, counters = [], self.counters([digest(job.payload) for job in jobs])
+        for job, known in zip(jobs, counters, strict=True):
+            blamed = blame(job.claim_id, running, known, limits)
             found.append(
                 Recovery.of(job, parse(job.payload), known, blame=blamed, limits=limits, **told)
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from itertools import groupby
 from time import monotonic
 from typing import Any
 
@@ -11,7 +12,7 @@ from redis.exceptions import RedisError
 
 from ..model import forks
 from ..model.facts import STUCK, Facts
-from ..model.job import Job, digest
+from ..model.job import Job, queue_list_of
 from ..model.strikes import Limits, Running
 from ..model.verdict import Reason
 from ..model.watch import Watch
@@ -101,11 +102,12 @@ class Reaper(Structure):
             report.recovered += Holdings(self.database).of([owner])[owner].in_flight
             return None
         # The mark holds only if the owner was not heard since the verdict's evidence.
-        if not self.registry.mark(facts, score, TOMBSTONE, reason.value):
+        marked = self.registry.mark(facts, score, TOMBSTONE, reason.value)
+        if marked is None:
             return None
         report.dead[owner] = reason
         before = report.recovered, report.killed
-        titles = self.drain(facts.with_(was=facts.state), reason.value, report)
+        titles = self.drain(marked, reason.value, report)
         recovered, killed = report.recovered - before[0], report.killed - before[1]
         taken = recovered + killed
         more = f" and {taken - len(titles)} more" if taken > len(titles) else ""
@@ -123,48 +125,53 @@ class Reaper(Structure):
         tombstones = self.registry.tombstones()
         if not tombstones:
             return
-        now = self.database.server_time()
-        known = self.registry.facts(tombstones)
-        filled = self.lists.has_jobs((owner, facts.lists) for owner, facts in known.items())
-        for (owner, facts), has_jobs in zip(known.items(), filled, strict=True):
+        now, holdings = self.database.server_time(), Holdings(self.database)
+        held = holdings.of([*tombstones])
+        for owner, facts in self.registry.facts(tombstones).items():
             with report.surviving(f"tombstone of {owner}"):
-                if has_jobs:
+                if full := held[owner].in_flight:
                     self.drain(facts, "its owner was reaped", report)
-                    [has_jobs] = self.lists.has_jobs([(owner, facts.lists)])
-                if now > tombstones[owner] and not has_jobs:
+                    full = holdings.of([owner])[owner].in_flight
+                if now > tombstones[owner] and not full:
                     self.registry.forget_tombstone(owner)
 
     def drain(self, facts: Facts, reason: str, report: Report) -> list[str]:
         """Empty the lists of an owner that is marked reaped; titles of the first few jobs."""
-        titles: list[str] = []
-        there = self.lists.has_jobs((facts.owner, [name]) for name in facts.lists)
-        for queue_list, is_filled in zip(facts.lists, there, strict=True):
-            if is_filled:
-                with report.surviving(f"private list of {facts.owner} for {queue_list}"):
-                    self._drain_list(facts, queue_list, reason, titles, report)
+        owner, titles = facts.owner, list[str]()
+        with report.surviving(f"what landed for {owner}"):
+            report.recovered += self.lists.unland(owner, facts.lists)
+        held = self.lists.held(owner)
+        excused = facts.was in ("stopping", STUCK)
+        running = Running(held.running, excused=excused, at_death=facts.ran)
+        for queue_list, claims in groupby(sorted(held.claims, key=queue_list_of), queue_list_of):
+            with report.surviving(f"private list of {owner} for {queue_list}"):
+                self._drain_list(facts, [*claims], running, reason, titles, report)
         return titles
 
     def _drain_list(
-        self, facts: Facts, queue_list: str, reason: str, titles: list[str], report: Report
+        self,
+        facts: Facts,
+        claims: list[str],
+        running: Running,
+        reason: str,
+        titles: list[str],
+        report: Report,
     ) -> None:
         """Newest first, each to the front of the queue: the old order is the new one."""
-        owner, running, refused = facts.owner, None, 0
-        # Behind those that stay, whatever keeps them; of many of these it is no single job's fault.
-        while payloads := self.lists.newest(owner, queue_list, BATCH - refused, ROOM, refused):
-            running = running or self.lists.running(owner, excused=facts.was in ("stopping", STUCK))
-            # What a connection that outlived its process claimed again did not run: no strike.
-            ids = running.claim_ids
-            jobs = [Job(owner, queue_list, raw, ids.get(digest(raw), "")) for raw in payloads]
+        while claims:
+            jobs, seen = self.lists.jobs(facts.owner, claims[:BATCH], ROOM)
+            claims = claims[seen:]
+            if not jobs:
+                continue
             with forks.kept_off():  # the app's tasks are asked for their limits
                 outcomes = self._settle(jobs, running, facts, reason, report)
-                left = [self._note(outcome, titles, report) for outcome in outcomes]
-            stay = len(jobs) - sum(not isinstance(o.answer, Exception) for o in outcomes)
-            if not any(left) and not stay:  # the next pass tries again
-                return
-            refused += stay
-            # Who has been blamed is not blamed again for a copy that was claimed late.
-            if any(job.claim_id for job in jobs):
-                running = None
+                for outcome in outcomes:
+                    self._note(outcome, titles, report)
+            # Of two with the same bytes the other one was counted a moment ago. Where nothing went,
+            # somebody else counts them: the next pass tries again.
+            again = [one.recovery.job for one in outcomes if one.answer == b"recounted"]
+            if len(again) < len(jobs):
+                claims = [*(job.claim_id for job in again), *claims]
 
     def _settle(
         self, jobs: list[Job], running: Running, facts: Facts, reason: str, report: Report
@@ -174,7 +181,7 @@ class Reaper(Structure):
         try:
             found = self.judge.look(jobs, running, self.limits, **told)
             decided = [(recovery, ask(recovery, self.sender)) for recovery in found]
-            expires = facts.lists[jobs[0].queue_list]
+            expires = facts.lists.get(jobs[0].queue_list, 0)
             return self.judge.carry_out(decided, expires, marked=True, notice=self.notice)
         except Exception as exc:
             if isinstance(exc, RedisError):
@@ -185,23 +192,21 @@ class Reaper(Structure):
             alone = (self._settle([job], running, facts, reason, report) for job in jobs)
             return [outcome for outcomes in alone for outcome in outcomes]
 
-    def _note(self, outcome: Outcome, titles: list[str], report: Report) -> bool:
-        """Note what became of one job; True when it left the private list."""
+    def _note(self, outcome: Outcome, titles: list[str], report: Report) -> None:
         recovery, answer = outcome.recovery, outcome.answer
         if isinstance(answer, Exception):
             report.failed(f"job {recovery.title} of {recovery.job.owner}", answer)
         if answer != b"ok":
-            return answer == b"moved"
+            return
         dead = tell(outcome, self.sender)
         if len(titles) < NAMED:
             titles.append(recovery.title)
-        if dead is None:
-            report.recovered += 1
-            if recovery.probation:
-                report.probation.add(recovery.job.queue_list)
-            return True
-        report.killed += 1
-        return True
+        if dead is not None:
+            report.killed += 1
+            return
+        report.recovered += 1
+        if recovery.probation:
+            report.probation.add(recovery.job.queue_list)
 
     def _trim(self) -> None:
         old, surplus = self.dead_jobs.trim()

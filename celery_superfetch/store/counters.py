@@ -77,13 +77,12 @@ class StrikeCounters(Structure):
         (0: none); ``marked``: the owner must be marked reaped (False: it asks for itself)."""
         keys, first, window = self.keys, recoveries[0], int(self.config.strike_window)
         owner, queue_list = first.job.owner, first.job.queue_list
-        names = [keys.facts(owner), keys.private(owner, queue_list), keys.queue(queue_list)]
-        names += [keys.recovered, keys.stats, keys.running(owner)]
-        names += [keys.probation(queue_list), keys.on_probation]
+        names = [keys.facts(owner), keys.private(owner), keys.queue(queue_list), keys.recovered]
+        names += [keys.stats, keys.probation(queue_list), keys.on_probation]
         args: list[Any] = [int(marked), window, expires, queue_list, owner, first.reason]
         for recovery in recoveries:
             job = recovery.job
             names.append(keys.recoveries(recovery.digest))
-            args += [job.payload, recovery.recoveries - 1, recovery.strikes, recovery.blame.value]
-            args += [recovery.probation, job.claim_id]
+            args += [job.claim_id, recovery.recoveries - 1, recovery.strikes, recovery.blame.value]
+            args.append(recovery.probation)
         return Call("recover", names, args)

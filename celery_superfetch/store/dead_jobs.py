@@ -190,14 +190,13 @@ class Graveyard(DeadJobs):
         keys, job = self.keys, recovery.job
         cap = keys.dead_of(recovery.app_name) if recovery.parsed else keys.dead_junk
         names = [*self._names, keys.dead_overflow(self.config.app_name), cap]
-        names += [keys.facts(job.owner), keys.private(job.owner, job.queue_list)]
-        names += [keys.recoveries(recovery.digest), keys.running(job.owner)]
-        names.append(keys.queue(job.queue_list))
+        names += [keys.facts(job.owner), keys.private(job.owner)]
+        names += [keys.recoveries(recovery.digest), keys.queue(job.queue_list)]
         record = json.dumps(DeadJob.of(recovery).record())
         recoveries = recovery.recoveries - (not recovery.counted)
-        args: list[Any] = [job.payload, int(marked), recoveries, recovery.digest, record]
+        args: list[Any] = [job.claim_id, int(marked), recoveries, recovery.digest, record]
         is_told = notice is not None and recovery.parsed
-        args += [self._caps.get(cap, 0), int(is_told), job.claim_id, job.queue_list]
+        args += [self._caps.get(cap, 0), int(is_told), job.queue_list]
         args += [notice or b"", DEAD_ID, expires]
         return Call("kill", names, args)
 

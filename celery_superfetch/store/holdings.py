@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any, NamedTuple
 
 from .database import Structure, chunks
+from .private_lists import RUNS
 
 CHUNK = 50  # owners of one script: with 80 lists each they are 8,000 looks, 5 ms of the server
 
@@ -20,11 +21,21 @@ RUNNING, RESERVED, PARKED, PROBATION = STATES = ("running", "reserved", "parked"
 
 
 class Place(NamedTuple):
-    """Where jobs of one state are, those that run among them; of RUNNING ones the notes."""
+    """Where jobs of one state are; an owner's without a queue list: its private list, with those
+    that run, else where they land."""
 
     state: str
     owner: str = ""
     queue_list: str = ""
+
+
+class Found(NamedTuple):
+    """A job as it lies there."""
+
+    place: Place
+    payload: bytes
+    claim_id: str = ""
+    runs: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,7 @@ class Holdings(Structure):
         """Owner -> what it holds, by a script for each fifty of them."""
         keys, found = self.keys, {}
         for some in chunks(owners, CHUNK):
-            names = [(keys.private(one, ""), keys.running(one)) for one in some]
+            names = [(keys.private(one), keys.landing(one, "")) for one in some]
             rows = self.scripts.run("holdings", [*map(keys.facts, some)], [*chain(*names)])
             for owner, (runs, *row) in zip(some, rows, strict=True):
                 lists = {name.decode(errors="replace"): size for name, size in chunks(row, 2)}
@@ -58,28 +69,25 @@ class Holdings(Structure):
                 found[owner] = Holding(runs, size - runs, lists)
         return found
 
-    def look(
-        self, places: Sequence[Place], most: int
-    ) -> Iterator[list[tuple[Place, list[tuple[str, bytes]]]]]:
-        """What is in some places, about ``most`` jobs of it in a round trip: pages of payloads, the
-        oldest claim first, or what is due first. RUNNING: digests, each after its claim id."""
+    def look(self, places: Sequence[Place], most: int) -> Iterator[list[Found]]:
+        """What is in some places, about ``most`` jobs of it in a round trip: what runs first, the
+        oldest claim before others, and what is due first."""
         keys, at, cursor = [*map(self._key, places)], 0, b"0"
         while at < len(keys):
             args: list[Any] = [min(most, BATCH), ROOM, PAGE, cursor]
-            pages = []
+            page: list[Found] = []
             for cursor, rows in self.scripts.run("look", keys[at : at + BATCH], args):
-                named = places[at].state == RUNNING
-                pairs = chunks(rows, 2) if named else zip(repeat(b""), rows)
-                pages.append((places[at], [(id.decode(), row) for id, row in pairs]))
+                for name, payload in chunks(rows, 2):
+                    field = name.decode(errors="replace")
+                    id = field.removeprefix(RUNS)
+                    page.append(Found(places[at], payload, id, id != field))
                 at += cursor == b"0"
-            yield pages
+            yield page
 
     def _key(self, place: Place) -> str:
         state, owner, queue_list = place
-        if state == RUNNING:
-            return self.keys.running(owner)
         if state == PROBATION:
             return self.keys.probation(queue_list)
         if state == PARKED:
             return self.keys.parked_of(queue_list)
-        return self.keys.private(owner, queue_list)
+        return self.keys.landing(owner, queue_list) if queue_list else self.keys.private(owner)

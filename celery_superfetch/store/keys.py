@@ -15,9 +15,7 @@ class Keys:
         self.reaped = f"{own}reaped"  # ZSET owner -> when its tombstone may go (server ms)
         self.recovered = f"{own}recovered"  # STRING: some job has counters, so claims look for them
         self.on_probation = f"{own}probation"  # SET of the queue lists with suspects on probation
-        self.parked = (
-            f"{own}parked"  # ZSET queue list -> when its next parked job is due (server ms)
-        )
+        self.parked = f"{own}parked"  # ZSET queue list -> when its next job is due (server ms)
         self.rest = f"{own}rest"  # HASH of the latest rest for suspects, and when the next may be
         self.dead = f"{own}dead"  # ZSET job id -> time of death (server ms)
         self.dead_jobs = f"{own}dead:jobs"  # HASH job id -> JSON record of the killed job
@@ -36,22 +34,19 @@ class Keys:
     def queue(self, queue_list: str) -> str:
         return f"{self.prefix}{queue_list}"  # kombu's LIST, one for each priority step
 
-    def private(self, owner: str, queue_list: str) -> str:
-        return f"{self._own}private:{owner}:{queue_list}"  # LIST of payloads, newest first
+    def private(self, owner: str) -> str:
+        """HASH claim id -> payload, and ``r`` and the claim id of each job that is said to run."""
+        return f"{self._own}private:{owner}"
+
+    def landing(self, owner: str, queue_list: str) -> str:
+        return f"{self._own}landing:{owner}:{queue_list}"  # LIST of payloads no claim has named yet
 
     def parked_of(self, queue_list: str) -> str:
-        return (
-            f"{self._own}parked:{queue_list}"  # ZSET task id, claim and payload -> due (server ms)
-        )
+        """ZSET of task id, claim and payload -> when it is due (server ms)."""
+        return f"{self._own}parked:{queue_list}"
 
     def facts(self, owner: str) -> str:
         return f"{self._own}owner:{owner}"  # HASH of what an owner registered, or a tombstone
-
-    def running(self, owner: str) -> str:
-        """HASH claim id -> digest of a job its process runs, or ``struck`` for one that ran when
-        its owner died and was recovered since; ``ran`` (of a reaped owner) -> how many there were.
-        """
-        return f"{self._own}running:{owner}"
 
     def probation(self, queue_list: str) -> str:
         return f"{self._own}probation:{queue_list}"  # LIST of payloads: suspects

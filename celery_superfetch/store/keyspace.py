@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from .database import Structure, chunks
+from .private_lists import claims_of
 
 SCAN_COUNT = 1000  # keys asked for, or deleted, in one command
 SCAN_STEPS = 100  # of who only has a look
 #: Kinds of keys that hold jobs in flight, parked or on probation, with what counts these, and those
 #: of the dead set.
-JOBS = {"private:": "LLEN", "parked:": "ZCARD", "probation:": "LLEN"}
+JOBS = {"private:": "HKEYS", "landing:": "LLEN", "parked:": "ZCARD", "probation:": "LLEN"}
 DEAD = {"dead", "dead:"}
 #: Kinds of keys that an owner has, with their types.
-OWNED = {"private:": "LIST", "owner:": "HASH"}
+OWNED = {"private:": "HASH", "landing:": "LIST", "owner:": "HASH"}
 
 
 class Keyspace(Structure):
@@ -35,7 +36,7 @@ class Keyspace(Structure):
         for _ in range(SCAN_STEPS):
             cursor, rows = self.client.scan(cursor, self.keys.pattern(), SCAN_COUNT)
             parsed = map(self.keys.parse, rows)
-            found |= {owner for kind, owner, _ in parsed if kind == "private:"}
+            found |= {owner for kind, owner, _ in parsed if kind in ("private:", "landing:")}
             if not cursor:
                 break
         return found
@@ -44,7 +45,8 @@ class Keyspace(Structure):
         """Number of jobs in flight, parked or on probation; the keys of all that holds no job."""
         kinds = {key: self.keys.parse(key)[0] for key in self._scan()}
         sizes = self._at_once((JOBS[kind], key) for key, kind in kinds.items() if kind in JOBS)
-        return sum(sizes), [key for key, kind in kinds.items() if kind not in JOBS.keys() | DEAD]
+        total = sum(size if isinstance(size, int) else len(claims_of(size)) for size in sizes)
+        return total, [key for key, kind in kinds.items() if kind not in JOBS.keys() | DEAD]
 
     def delete(self, keys: Sequence[bytes]) -> int:
         return sum(self.client.delete(*some) for some in chunks(keys, SCAN_COUNT))

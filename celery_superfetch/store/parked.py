@@ -9,7 +9,7 @@ from itertools import chain
 from math import inf
 from typing import Any, NamedTuple
 
-from ..model.job import Job, parse
+from ..model.job import Job, claim_number, parse
 from .database import Structure
 from .wire.scripts import Call
 
@@ -37,19 +37,17 @@ class Parked(Structure):
     due (``superfetch:parked``). A member is the job's task id (JSON) and the name of the claim that
     parked it, a line's end, and the payload as it came."""
 
-    def park(self, jobs: Mapping[Job, int], number: int) -> Call:
-        """The call that parks jobs of one private list (-> server ms); ``number`` as of
-        ``PrivateLists.requeue``. Returns how many there were."""
+    def park(self, jobs: Mapping[Job, int]) -> Call:
+        """The call that parks jobs of one owner and queue list (-> server ms). Returns how many
+        there were."""
         keys, (owner, queue_list, *_) = self.keys, next(iter(jobs))
-        names = [keys.private(owner, queue_list), keys.parked_of(queue_list), keys.parked]
-        names += [keys.running(owner), keys.facts(owner)]
-        args: list[Any] = [queue_list, number]
+        names = [keys.private(owner), keys.parked_of(queue_list), keys.parked]
+        args: list[Any] = [queue_list]
         nonce = owner.rpartition("|")[2]
         for job, due in jobs.items():
-            head = f"{json.dumps(parse(job.payload).task_id)} {nonce}-{job.claim_id}\n"
-            args += [job.payload, job.claim_id, due, head]
-        # Carried out behind its successor it would come late.
-        return Call("park", names, args, whole=True)
+            name = f"{nonce}-{claim_number(job.claim_id):x}"
+            args += [job.claim_id, due, f"{json.dumps(parse(job.payload).task_id)} {name}\n"]
+        return Call("park", names, args)
 
     def release(self, expires: Mapping[str, int], early: float = EARLY) -> Released:
         """Move what is due within ``early`` ms to the front of its queue. ``expires``: queue list

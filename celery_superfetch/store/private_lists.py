@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from itertools import count
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from time import time
 from typing import Any, NamedTuple
 
-from ..model.job import Claimed, Counters, Job, claim_id, digest
-from ..model.strikes import Running
+from ..model.job import (
+    CLAIMS_A_SECOND,
+    Claimed,
+    Counters,
+    Job,
+    claim_id,
+    claim_number,
+    digest,
+    queue_list_of,
+)
 from .database import Database, Structure, chunks
 from .wire.clients import LoneConnection
 from .wire.scripts import Call
 
 #: Bytes one claim takes at most, but for the job that passes the mark: it keeps others waiting.
 CLAIM_BYTES = 4 * 1024 * 1024
-RAN = "ran"  # a field of what is recorded as running that is no claim's (``Keys.running``)
+RUNS = "r"  # what stands before a claim id in the name of the field that says that its job runs
 
 
 class Claims(NamedTuple):
     registered: bool  # False: the owner is not registered (any more); nothing was claimed
     jobs: Sequence[Claimed] = ()
-    confirmed: Sequence[Claimed | None] = ()  # for each job to confirm; None: ours no longer
     errors: Sequence[tuple[str, str]] = ()  # queue list -> why it could not be read
-    started: Sequence[Claimed] = ()  # those that are recorded as running
+    started: int = 0  # how many of the jobs, the first ones, are recorded as running
 
     def fell_short(self, most: int) -> bool:
         size = sum(len(claimed.job.payload) for claimed in self.jobs)
@@ -34,19 +40,26 @@ class Claims(NamedTuple):
         return 1 + max(map(order.index, {claimed.job.queue_list for claimed in self.jobs}))
 
 
+class Held(NamedTuple):
+    """What an owner holds, by claim ids."""
+
+    claims: Sequence[str]  # the newest first
+    running: frozenset[str]  # those that are said to run; some may be settled
+
+
 class PrivateLists(Structure):
-    """Jobs in flight (``superfetch:private:<owner>:<queue list>``)."""
+    """Jobs in flight (``superfetch:private:<owner>``), and those that a blocking read has let land
+    and no claim has named yet (``superfetch:landing:<owner>:<queue list>``)."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
-        self._claim_ids = count(1)
+        self._next_number = 0
 
-    def job(self, owner: str, queue_list: str, payload: bytes) -> Job:
-        return Job(owner, queue_list, payload, self._claim_id())
-
-    def _claim_id(self) -> str:
-        """One of its own, later ones greater; when it was made is for those who look."""
-        return claim_id(time(), next(self._claim_ids))
+    def _numbers(self, count: int) -> int:
+        """The first of so many numbers of claims."""
+        first = max(self._next_number, int(time()) * CLAIMS_A_SECOND)
+        self._next_number = first + count
+        return first
 
     def claim(
         self,
@@ -54,137 +67,108 @@ class PrivateLists(Structure):
         lists: Sequence[str],
         most: int,
         turn: int,
-        confirm: Sequence[Job] = (),
+        landed: Iterable[str] = (),
         starts: int = 0,
     ) -> Call:
-        """The call, for ``claims``, that claims up to ``most`` jobs from ``lists``, of ``turn``
-        neighbours (equal queues) one each in turn. So many ``starts`` are recorded as running,
-        those first that it may ``confirm``: a blocking read brought them."""
+        """The call, for ``claims``, that claims up to ``most`` jobs: first what has ``landed`` from
+        some of these ``lists``, then from all, of ``turn`` neighbours (equal queues) one each in
+        turn; with a turn of 0 only what landed. So many ``starts`` are recorded as running."""
         keys = self.keys
-        names = [keys.owners, keys.recovered, keys.running(owner), *map(keys.queue, lists)]
-        names.append(keys.facts(owner))
-        cut, prefix = len(keys.prefix.encode()), keys.private(owner, "")
-        args: list[Any] = [owner, most, CLAIM_BYTES, keys.recoveries(""), cut, prefix]
-        args += [turn, starts, len(confirm)]
-        for job in confirm:
-            args += [lists.index(job.queue_list) + 1, job.payload, job.claim_id]
-        args += [self._claim_id() for _ in range(min(starts, most))]
-        return Call("claim", names, args)
+        names = [keys.owners, keys.recovered, keys.private(owner), *map(keys.queue, lists)]
+        prefixes = keys.recoveries(""), len(keys.prefix.encode()), keys.landing(owner, "")
+        args = [owner, most, CLAIM_BYTES, *prefixes, turn, starts, self._numbers(most)]
+        return Call("claim", names, [*args, *(lists.index(name) + 1 for name in landed)])
 
-    def claims(
-        self, call: Call, lists: Sequence[str], confirm: Sequence[Job], reply: Any
-    ) -> Claims:
+    def claims(self, call: Call, lists: Sequence[str], reply: Any) -> Claims:
         if reply is None:
             return Claims(registered=False)
         started, rows, *more = reply
-        owner, ids = call.args[0], iter(call.args[9 + 3 * len(confirm) :])
-        jobs = []
-        for number, payload, mark in chunks(rows, 3):
-            job = Job(owner, lists[number - 1], payload, next(ids, None) or self._claim_id())
-            jobs.append(Claimed(job, earlier_of(mark)))
-        if not more:
-            return Claims(True, jobs, started=jobs[:started])
-        marks, errors = more
-        confirmed = [
-            None if mark == -1 else Claimed(job, earlier_of(mark))
-            for job, mark in zip(confirm, marks, strict=True)
+        owner, first, jobs = call.args[0], call.args[8], []
+        for number, (at, payload, mark) in enumerate(chunks(rows, 3), first):
+            name = lists[at - 1]
+            jobs.append(
+                Claimed(Job(owner, name, payload, claim_id(number, name)), earlier_of(mark))
+            )
+        errors = [
+            (lists[at - 1], why.decode(errors="replace"))
+            for reasons in more
+            for at, why in chunks(reasons, 2)
         ]
-        failed = [(lists[at - 1], why.decode(errors="replace")) for at, why in chunks(errors, 2)]
-        return Claims(True, jobs, confirmed, failed, [*filter(None, confirmed), *jobs][:started])
+        return Claims(True, jobs, errors, started)
 
     def wait(self, connection: LoneConnection, owner: str, queue_list: str, timeout: int) -> None:
-        """Send the claim that waits for a job; the reply is its payload, or None after a time."""
-        queue, private = self.keys.queue(queue_list), self.keys.private(owner, queue_list)
-        connection.send("BLMOVE", queue, private, "RIGHT", "LEFT", timeout)
+        """Send what waits for a job and lets it land, for the next claim to name; the reply is its
+        payload, or None after a time."""
+        queue, landing = self.keys.queue(queue_list), self.keys.landing(owner, queue_list)
+        connection.send("BLMOVE", queue, landing, "RIGHT", "LEFT", timeout)
 
     def claim_alone(self, owner: str, queue_list: str) -> Call:
         """The call that claims the next job on probation; its last argument is the claim id."""
         keys = self.keys
-        names = [keys.owners, keys.on_probation, keys.running(owner)]
-        names += [keys.probation(queue_list), keys.private(owner, queue_list)]
-        args = [owner, queue_list, keys.recoveries(""), self._claim_id()]
-        return Call("probation", names, args)
+        names = [keys.owners, keys.on_probation, keys.probation(queue_list), keys.private(owner)]
+        id = claim_id(self._numbers(1), queue_list)
+        return Call("probation", names, [owner, queue_list, keys.recoveries(""), id])
 
-    def ack(
-        self,
-        settled: Sequence[Claimed],
-        starting: Mapping[Job, str] | None = None,
-    ) -> Call:
-        """The call that settles jobs, with their counters, and records those that are ``starting``
-        in their place (job -> its digest)."""
-        keys: list[str] = []
-        counters: list[str] = []
+    def ack(self, owner: str, settled: Sequence[Claimed], starting: Iterable[Job] = ()) -> Call:
+        """The call that settles jobs of one owner, with their counters, and records those that are
+        ``starting`` in their place."""
+        keys = [self.keys.private(owner)]
         args: list[Any] = [len(settled)]
         for job, earlier in settled:
-            keys += [self.keys.private(job.owner, job.queue_list), self.keys.running(job.owner)]
-            args += [job.payload, int(earlier is not None), job.claim_id]
             if earlier is not None:
-                counters.append(self.keys.recoveries(digest(job.payload)))
-        keys += counters
-        for job, name in (starting or {}).items():
-            keys.append(self.keys.running(job.owner))
-            args += [job.claim_id, name]
-        return Call("ack", keys, args)
+                keys.append(self.keys.recoveries(digest(job.payload)))
+            args += [job.claim_id, 0 if earlier is None else len(keys)]
+        return Call("ack", keys, [*args, *(job.claim_id for job in starting)])
 
-    def requeue(self, jobs: Sequence[Job], where: str, expires: int, number: int = 0) -> Call:
-        """The call that gives jobs of one private list back, to the ``front`` (the newest claim
-        comes first) or the ``back``; for each 1, or 0 if it was gone. ``expires``: ms of x-expires
-        (0: none); ``number``: greater than in its owner's earlier calls, 0 for somebody else's."""
+    def requeue(self, jobs: Sequence[Job], where: str, expires: int) -> Call:
+        """The call that gives jobs of one owner and queue list back, to the ``front`` (the newest
+        claim comes first) or the ``back``; how many were there. ``expires``: ms of x-expires (0:
+        none)."""
         keys, owner, queue_list = self.keys, jobs[0].owner, jobs[0].queue_list
-        names = [keys.private(owner, queue_list), keys.queue(queue_list), keys.recovered]
-        names += [keys.stats, keys.running(owner), keys.probation(queue_list), keys.on_probation]
-        names.append(keys.facts(owner))
-        args: list[Any] = [queue_list, where, int(self.config.strike_window), expires, number]
-        for job in jobs:
-            names.append(keys.recoveries(digest(job.payload)))
-            args += [job.payload, job.claim_id]
-        # Carried out behind its successor it would come late.
-        return Call("requeue", names, args, whole=bool(number))
+        names = [keys.private(owner), keys.queue(queue_list), keys.recovered, keys.stats]
+        names += [keys.probation(queue_list), keys.on_probation]
+        names += [keys.recoveries(digest(job.payload)) for job in jobs]
+        args = [queue_list, where, int(self.config.strike_window), expires]
+        return Call("requeue", names, [*args, *(job.claim_id for job in jobs)])
 
     def give_back(self, jobs: Sequence[Job], expires: int) -> int:
-        return sum(self.scripts.run(*self.requeue(jobs, "front", expires)))
+        return int(self.scripts.run(*self.requeue(jobs, "front", expires)))
 
-    def in_flight(self, owner: str, queue_list: str, count: int = 0) -> list[Job]:
-        """Jobs in one private list, newest claim first; all, or the first ``count``."""
-        found = self.client.lrange(self.keys.private(owner, queue_list), 0, count - 1)
-        return [Job(owner, queue_list, payload) for payload in found]
+    def unland(self, owner: str, lists: Mapping[str, int]) -> int:
+        """Put what landed from some queue lists (-> ms of x-expires), and has no name, back in
+        front of them; how many jobs."""
+        pairs = [(self.keys.landing(owner, name), self.keys.queue(name)) for name in lists]
+        names = [key for pair in pairs for key in pair]
+        return int(self.scripts.run("unland", names, [*lists.values()])) if names else 0
 
-    def newest(self, owner: str, queue_list: str, *limits: int) -> list[bytes]:
-        """Payloads of the newest claims: how many at most, and bytes, but one in any case, behind
-        how many others."""
-        return self.scripts.run("newest", [self.keys.private(owner, queue_list)], limits)
+    def held(self, owner: str) -> Held:
+        fields = self.client.hkeys(self.keys.private(owner))
+        claims, running = claims_of(fields), claims_of(fields, running=True)
+        return Held(sorted(claims, key=claim_number, reverse=True), frozenset(running))
+
+    def jobs(self, owner: str, claim_ids: Sequence[str], room: int) -> tuple[list[Job], int]:
+        """The first of some claims, until they have so many bytes; of how many that speaks, since
+        some may be there no longer."""
+        payloads = self.scripts.run("payloads", [self.keys.private(owner)], [room, *claim_ids])
+        rows = zip(claim_ids, payloads, strict=False)
+        found = [Job(owner, queue_list_of(id), raw, id) for id, raw in rows if raw is not None]
+        return found, len(payloads)
 
     def has(self, job: Job) -> bool:
-        private = self.keys.private(job.owner, job.queue_list)
-        return self.client.lpos(private, job.payload) is not None
+        return bool(self.client.hexists(self.keys.private(job.owner), job.claim_id))
 
-    def has_jobs(self, groups: Iterable[tuple[str, Iterable[str]]]) -> list[bool]:
-        """Whether a job is in flight in any of some lists, for each group of an owner's."""
-        # The one without a name is never there; no group is empty so.
-        keys = [[self.keys.private(o, name) for name in ["", *names]] for o, names in groups]
-        return [*map(bool, self._at_once(("EXISTS", *some) for some in keys))]
+    def unrecord(self, owner: str, claim_ids: Collection[str]) -> None:
+        """Have some jobs run no longer, to whoever asks."""
+        if claim_ids:
+            self.client.hdel(self.keys.private(owner), *(RUNS + id for id in claim_ids))
 
-    def size(self, owner: str, queue_list: str) -> int:
-        return int(self.client.llen(self.keys.private(owner, queue_list)))
 
-    def running(self, owner: str, *, excused: bool = False) -> Running:
-        """What an owner had recorded; ``excused`` as in ``Running``."""
-        ran = self._record(owner)
-        at_death = int(ran.pop(RAN, 0))
-        claim_ids = {name: id for id, name in ran.items()}
-        return Running(tuple(ran.values()), claim_ids, excused, at_death)
-
-    def unrecord(self, job: Job) -> None:
-        self.client.hdel(self.keys.running(job.owner), job.claim_id)
-
-    def forget_running(self, owner: str, held: Container[str]) -> None:
-        """Remove what ``owner`` is said to run and does not hold; no claim may come meanwhile."""
-        if stale := [id for id in self._record(owner) if id != RAN and id not in held]:
-            self.client.hdel(self.keys.running(owner), *stale)
-
-    def _record(self, owner: str) -> dict[str, str]:
-        record = self.client.hgetall(self.keys.running(owner))
-        return {id.decode(): name.decode() for id, name in record.items()}
+def claims_of(fields: Iterable[bytes], *, running: bool = False) -> list[str]:
+    """The claim ids among the fields of a private list; or those of what is said to run."""
+    names = [field.decode(errors="replace") for field in fields]
+    if running:
+        return [name[len(RUNS) :] for name in names if name.startswith(RUNS)]
+    return [name for name in names if not name.startswith(RUNS)]
 
 
 def earlier_of(mark: Any) -> Counters | None:

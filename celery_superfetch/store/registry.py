@@ -69,8 +69,8 @@ class Registry(Structure):
         """End in order; unless 0 nothing was done: the number of jobs left, or -1 when reaped. For
         ``tombstone`` seconds a claim of ours may still land."""
         keys, owner = self.keys, facts.owner
-        names = [*self._rows(facts), keys.reaped, keys.running(owner)]
-        names += [keys.private(owner, name) for name in facts.lists]
+        names = [*self._rows(facts), keys.reaped, keys.private(owner)]
+        names += [keys.landing(owner, name) for name in facts.lists]
         return int(self.scripts.run("leave", names, [owner, int(tombstone * 1000)]))
 
     def anybody(self) -> bool:
@@ -104,16 +104,17 @@ class Registry(Structure):
             if facts.state == "running" and now - scores[owner] < facts.owner_ttl * 1000
         ]
 
-    def mark(self, facts: Facts, score: int, tombstone: float, reason: str) -> bool:
-        """Mark an owner reaped unless it was heard since ``score``; for ``tombstone`` seconds its
-        lists are drained again, for claims that land late."""
+    def mark(self, facts: Facts, score: int, tombstone: float, reason: str) -> Facts | None:
+        """Mark an owner reaped; for ``tombstone`` seconds its lists are drained again, for claims
+        that land late. Returns its facts then; None: it was heard since ``score``."""
         keys, owner = self.keys, facts.owner
-        names = [*self._rows(facts), keys.reaped, keys.stats, keys.running(owner)]
-        args = [owner, score, int(tombstone * 1000), reason]
-        marked = bool(self.scripts.run("mark", names, args))
-        if marked:  # a frozen owner claims nothing more; else its tombstone covers what it does
-            cut(self.client, facts.run_id, facts.connections)
-        return marked
+        names = [*self._rows(facts), keys.reaped, keys.stats, keys.private(owner)]
+        ran = self.scripts.run("mark", names, [owner, score, int(tombstone * 1000), reason])
+        if ran is None:
+            return None
+        # A frozen owner claims nothing more; where that fails, its tombstone covers what it does.
+        cut(self.client, facts.run_id, facts.connections)
+        return facts.with_(state="reaped", was=facts.state, ran=ran)
 
     def adopt(self, owner: str, queue_lists: Collection[str]) -> bool:
         """Have the owner of some private lists judged, or drained again, like any other; False if
@@ -134,8 +135,8 @@ class Registry(Structure):
     def forget_tombstone(self, owner: str) -> None:
         """Drain it no more; until here nothing that is known of it expires."""
         keys = self.keys
-        kept = [("EXPIRE", key(owner), TOMBSTONE_FACTS) for key in (keys.facts, keys.running)]
-        self._at_once([*kept, ("ZREM", keys.reaped, owner)])
+        kept = "EXPIRE", keys.facts(owner), TOMBSTONE_FACTS
+        self._at_once([kept, ("ZREM", keys.reaped, owner)])
 
     def connected(self, facts: Facts, run_id: str) -> bool | None:
         """Whether the server still has any of the owner's connections; None: cannot tell."""

@@ -169,8 +169,8 @@ class Channel(redis.Channel):
 
     def _ahead(self, queue: str) -> int:
         # To kombu a queue holds what no consumer has seen, and this is among it.
-        jobs, lists = self._fetch.backlog.jobs if self._fetch else (), self._lists_of(queue)
-        return sum(job.queue_list in lists for job in jobs)
+        ahead, lists = self._fetch.backlog.lists if self._fetch else (), self._lists_of(queue)
+        return sum(name in lists for name in ahead)
 
     def _purge(self, queue: str) -> int:
         from ..store.parked import Parked

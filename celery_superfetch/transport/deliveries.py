@@ -193,6 +193,7 @@ class QoS(virtual.QoS):
         """Give back, at once and in order, what its consumer has not seen, or not started, and now
         cannot; any thread may."""
         fetch = self.channel.fetch
+        fetch.unland()
         unseen = fetch.backlog.take()
         fetch.requeue(unseen)
         back = fetch.in_flight.requeue_waiting(self._in_hand())

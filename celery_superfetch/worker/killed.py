@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from celery.worker.control import control_command
 from redis.exceptions import RedisError
 
 from ..app.kill import COMMAND, GONE
-from ..model.job import Job, digest
+from ..model.job import Job
 from ..owner.in_flight.in_flight import InFlight
 from ..owner.in_flight.jobs import State
 from .stopping import memberships_of
@@ -20,31 +19,27 @@ from .stopping import memberships_of
 logger = get_logger(__name__)
 
 BEGUN = "it is on its way into the worker, or its task may begin with it unseen: try again"
-TWICE = "its worker has it more than once: try again when one of them has ended"
 ENDLESS = "it runs in a pool that cannot end it: only the worker's end does"
 
 
 @control_command(name=COMMAND, visible=False)
 def stop_with(state: Any, *, owner: str, jobs: Sequence[str]) -> dict[str, Any]:
-    """Stop with those of some jobs, named by their digests, that are in the dead set by now.
-    Returns ``error``, or ``jobs``: digest -> why this worker cannot stop with it, or has it not;
-    else empty. Celery's ``revoke`` would have each worker discard what is put back from there."""
+    """Stop with those of some jobs, by their claim ids, that are in the dead set by now. Returns
+    ``error``, or ``jobs``: claim id -> why this worker cannot stop with it, or has it not; else
+    empty. Celery's ``revoke`` would have each worker discard what is put back from there."""
     worker = state.consumer.controller
     ours = (one.in_flight for one in memberships_of(worker) if one.owner == owner)
     in_flight = next(ours, None)
     if in_flight is None:
         return {"error": f"this worker is not owner {owner} any more"}
-    held: defaultdict[str, list[Job]] = defaultdict(list)
     with in_flight.lock:
-        for job in in_flight.jobs:
-            held[digest(job.payload)].append(job)
-    return {"jobs": {name: _stop(worker, in_flight, held[name]) for name in jobs}}
+        held = {job.claim_id: job for job in in_flight.jobs if job.owner == owner}
+    return {"jobs": {name: _stop(worker, in_flight, held.get(name)) for name in jobs}}
 
 
-def _stop(worker: Any, in_flight: InFlight, copies: Sequence[Job]) -> str:
-    if len(copies) != 1:
-        return TWICE if copies else GONE
-    [job] = copies
+def _stop(worker: Any, in_flight: InFlight, job: Job | None) -> str:
+    if job is None:
+        return GONE
     pool, jobs = worker.pool, in_flight.jobs
     with in_flight.lock:  # nothing starts meanwhile
         state, runs = jobs.get(job), jobs.runs(job)
@@ -63,7 +58,6 @@ def _stop(worker: Any, in_flight: InFlight, copies: Sequence[Job]) -> str:
             if why:  # it began a moment ago
                 in_flight.lose(job)
                 return why
-            in_flight.unrecord(job)
         except (RedisError, OSError):
             # It may be in the dead set, and so must not begin here. Else it is its queue's again.
             if not runs:

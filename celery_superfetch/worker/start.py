@@ -71,8 +71,7 @@ class _Handover:
         if self.request.acknowledged:
             return self.in_flight.certificate.until(self.job.owner)
         # With early ack it may be settled before it runs: nothing would take its record away.
-        name = digest(self.job.payload) if self.request.task.acks_late else ""
-        return self.in_flight.start(self.job, name)
+        return self.in_flight.start(self.job, record=self.request.task.acks_late)
 
     def accept(self, accept: Callable[..., Any], *args: Any) -> Any:
         """In a thread of the pool; what was given up is still in its line."""

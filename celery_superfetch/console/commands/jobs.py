@@ -104,14 +104,14 @@ def _kill(
     know_tasks(session.app)
     workers: dict[str, dict[str, dict[str, Any]]] = {}
     for job in jobs:
-        workers.setdefault(job["owner"], {})[job["digest"]] = job
+        workers.setdefault(job["owner"], {})[job["claim_id"]] = job
     done = []
     reaper = session.reaper
     known = reaper.registry.facts({*reaper.registry.owners(), *workers})
     called = Counter(facts.node for facts in known.values())
     for owner, its in workers.items():
-        facts, lists = known[owner], {name: job["list"] for name, job in its.items()}
-        for name, result in kill(session.app, reaper, facts, called[facts.node], lists).items():
+        facts = known[owner]
+        for name, result in kill(session.app, reaper, facts, called[facts.node], [*its]).items():
             job = its[name]
             if "dead_id" in result:
                 told = {part: job[part] for part in ("id", "task", "queue", "node")}

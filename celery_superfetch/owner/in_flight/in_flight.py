@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
@@ -37,30 +36,17 @@ class InFlight(Outbox):
         lists: Sequence[str],
         most: int,
         turn: int,
-        confirm: Sequence[Job] = (),
+        landed: Iterable[str] = (),
         starts: int = 0,
     ) -> Claims:
-        """Send what waits to be settled and claim, in one round trip."""
+        """Send what waits to be settled and claim, in one round trip; as ``PrivateLists.claim``."""
         with self.lock:
-            call = self.lists.claim(owner, lists, most, turn, confirm, starts)
-            claims = self.lists.claims(call, lists, confirm, self.flush(call))
+            call = self.lists.claim(owner, lists, most, turn, landed, starts)
+            claims = self.lists.claims(call, lists, self.flush(call))
             for claimed in claims.jobs:
                 self.jobs.add(claimed.job)
-            self.jobs.recorded.update(job for job, _ in claims.started if job in self.jobs)
-            gone = [job for job, kept in zip(confirm, claims.confirmed, strict=False) if not kept]
-            self.requeue(job for job in reversed(gone) if job.owner != owner)
-            for job in gone:
-                if job.owner == owner:
-                    self.lose(job)
+            self.jobs.recorded.update(job for job, _ in claims.jobs[: claims.started])
             return claims
-
-    def take(self, job: Job, asked: float = math.inf) -> bool:
-        """Note a job of a read that began when it ``asked``; False if it is another's by now."""
-        with self.lock:
-            ours = self.lost_claims.is_ours(job, asked)
-            if ours:
-                self.jobs.add(job)
-            return ours
 
     def claim_alone(self, owner: str, queue_list: str) -> Claimed | None:
         """Claim the next suspect of a queue list, if there is one and nothing runs here."""
@@ -97,26 +83,26 @@ class InFlight(Outbox):
         with self.lock:
             self.jobs.recorded.discard(job)
             self._forget_start(job)
-            self.lists.unrecord(job)
+            self.lists.unrecord(job.owner, [job.claim_id])
 
     def may_start(self, job: Job) -> bool:
         """Whether the job is ours and waits to be started; False for ever once it is not."""
         return self.jobs.get(job) in IDLE
 
-    def start(self, job: Job, name: str = "") -> float:
+    def start(self, job: Job, *, record: bool = True) -> float:
         """Hand a job over to those who run it: until when it may begin (``clock``); 0: not now.
-        Its record as running (under ``name``, its digest; none where it may be settled before it
-        runs) is sent before, and waited for only if jobs are to be parked."""
+        Its ``record`` as running (there is none where it may be settled before it runs) is sent
+        before, and waited for only if jobs are to be parked."""
         with self.lock:
             until = self.certificate.until(job.owner)
             # While a reply is lost, the record may say that a suspect runs here.
             if not until or self.doubt or not self.may_start(job):
                 return 0.0
             if job not in self.jobs.recorded:
-                if name:
-                    self._next.starting[job] = name
+                if record:
+                    self._part(job.owner).starting[job] = None
                 try:
-                    if any(self._next):
+                    if self.unsent:
                         self.post()
                 except (RedisError, OSError):  # its channel meets the same, and gives it back
                     self._forget_start(job)
@@ -152,8 +138,6 @@ class InFlight(Outbox):
     def lose(self, job: Job) -> None:
         self.drop(job)
         self.announce(job)
-        with suppress(RedisError):  # the next doubt mends it
-            self.lost_claims.forget_running(job.owner)
 
     def lose_all(self, owner: str) -> None:
         """An owner of ours is none any more: announce what runs, give back the rest, if it is still

@@ -1,19 +1,18 @@
-"""Claims whose reply was lost: what the private lists hold beyond what anybody here knows of."""
+"""Claims whose reply was lost: what the server has for this owner, and nobody here knows."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from time import monotonic
 
 from redis.exceptions import RedisError
 
 from ...model.job import Claimed, Counters, Job
+from ...store.private_lists import CLAIM_BYTES
 from ...store.wire.clients import run_id
+from .jobs import BATCH
 from .outbox import Outbox
-
-LONGEST_READ = 60.0  # seconds after which no blocking read waits any more
 
 #: Seconds from one look to the second: a network that stood still may bring a claim in between.
 LATE_CLAIM = 60.0
@@ -29,8 +28,6 @@ class LostClaims:
         self.run_id: str | None = None
         #: When a doubt that was cleared is looked into once more (monotonic s).
         self._second_look = math.inf
-        #: What went back, and when that was last known (monotonic s): replies may yet speak of it.
-        self._found: dict[tuple[str, str, int], float] = {}
 
     @property
     def due(self) -> bool:
@@ -38,13 +35,13 @@ class LostClaims:
 
     @property
     def none_left(self) -> bool:
-        """Whether the private lists hold nothing that nobody here knows, nor will."""
+        """Whether the server has nothing of ours that nobody here knows, nor will."""
         return not self.outbox.doubt and self._second_look == math.inf
 
-    def reconcile(self, owner: str, lists: Iterable[str]) -> int:
-        """Give back what the private lists hold and nobody here does, since its reply was lost, or
-        is on its way to another thread; the number of jobs. Where the server runs anew, what was
-        settled lately is settled again: a promoted replica may not have seen it."""
+    def reconcile(self, owner: str, lists: Mapping[str, int]) -> int:
+        """Give back what landed from some queue lists (-> ms of x-expires), and what is claimed and
+        nobody here knows, since its reply was lost; the number of jobs. Where the server runs
+        anew, what was settled lately is settled again: a promoted replica may not have seen it."""
         outbox = self.outbox
         with outbox.lock:
             outbox.flush()
@@ -52,70 +49,38 @@ class LostClaims:
             outbox.doubt = False
             try:
                 run = run_id(outbox.client)
-                back = self._look(owner, lists)
-                for job in back:
-                    self.jobs.add(job)
-                if run != self.run_id:
-                    back = self._settle_again(back)
-                now = monotonic()
-                self._found.update((job.trace, now) for job in back)
-                outbox.requeue(back)
+                back = self.lists.unland(owner, lists) + self._look(owner, run)
                 outbox.flush()
-                self.forget_running(owner)
                 self.run_id = run
             except RedisError:
                 outbox.doubt = True
                 raise
-            return len(back)
+            # A first look asks for a second.
+            now = monotonic()
+            self._second_look = math.inf if now >= self._second_look else now + LATE_CLAIM
+            return back
 
-    def _look(self, owner: str, lists: Iterable[str]) -> list[Job]:
-        """What the private lists hold and nobody here knows; a first look asks for a second."""
-        unknown: list[Job] = []
-        for name in lists:
-            unknown += [self.lists.job(owner, name, raw) for raw in self._unknown(owner, name)]
-        now = monotonic()
-        self._found = {trace: at for trace, at in self._found.items() if now - at < LONGEST_READ}
-        self._second_look = math.inf if now >= self._second_look else now + LATE_CLAIM
-        return unknown
+    def _look(self, owner: str, run: str | None) -> int:
+        """Give back what has no holder here, and let nothing be said to run that none starts."""
+        held = self.lists.held(owner)
+        ours = {job.claim_id: state for job, state in self.jobs.items() if job.owner == owner}
+        unknown = [id for id in held.claims if id not in ours]
+        back = 0
+        while unknown:
+            jobs, seen = self.lists.jobs(owner, unknown[:BATCH], CLAIM_BYTES)
+            unknown = unknown[seen:]
+            for job in jobs:
+                self.jobs.add(job)
+            jobs = self._settle_again(jobs) if run != self.run_id else jobs
+            self.outbox.requeue(jobs)
+            back += len(jobs)
+        return back
 
-    def _unknown(self, owner: str, queue_list: str) -> list[bytes]:
-        """What a private list holds beyond what is known here, the newest claim first."""
-        place, unknown = (owner, queue_list), []
-        known = Counter(job.payload for job in self.jobs if job[:2] == place)
-        for job in self.lists.in_flight(owner, queue_list):
-            known[job.payload] -= 1
-            if known[job.payload] < 0:
-                unknown.append(job.payload)
-        return unknown
-
-    def _settle_again(self, jobs: Iterable[Job]) -> list[Job]:
-        """Ack those that were settled lately, by their bytes, as often as they were; the others."""
-        since, others = monotonic() - SETTLED, []
-        lately = Counter(trace for at, trace in self.outbox.lately if at > since)
+    def _settle_again(self, jobs: Sequence[Job]) -> list[Job]:
+        """Ack those that were settled lately; the others."""
+        since = monotonic() - SETTLED
+        lately = {id for at, id in self.outbox.lately if at > since}
         for job in jobs:
-            if lately[job.trace] > 0:
-                lately[job.trace] -= 1
+            if job.claim_id in lately:
                 self.outbox.ack(Claimed(job, Counters()))
-            else:
-                others.append(job)
-        return others
-
-    def forget_running(self, owner: str) -> None:
-        """Forget the record of claims that nobody holds: what runs would never again be alone."""
-        with self.outbox.lock:
-            held = {job.claim_id for job in self.jobs if job.owner == owner}
-            self.lists.forget_running(owner, held)
-
-    def is_ours(self, job: Job, asked: float) -> bool:
-        """Whether the claim that a reply speaks of is still ours. Another thread's channel may have
-        found the job and given it back since this one ``asked`` (monotonic s), and a third have
-        claimed it again: its reply waits to be read, and it has to look as well."""
-        if self._found.get(job.trace, -math.inf) < asked:
-            return True
-        self._found[job.trace], outbox = monotonic(), self.outbox
-        try:
-            outbox.flush()  # one that was acked is held until the answer is read
-            return job.payload in self._unknown(job.owner, job.queue_list)
-        except RedisError:
-            outbox.doubt = True
-            raise
+        return [job for job in jobs if job.claim_id not in lately]

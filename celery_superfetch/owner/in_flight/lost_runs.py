@@ -44,8 +44,7 @@ class LostRuns(Judge):
     ) -> DeadJob | None:
         """``stopping``: the process has been told to stop, and so perhaps its children;
         ``together``: how many jobs the lost child ran as one, any of which may have done it."""
-        name = digest(job.payload)
-        running = Running((name,), excused=stopping, at_death=together)
+        running = Running((job.claim_id,), excused=stopping, at_death=together)
         done = self._settle(job, reason, running, limits, partial(ask, sender=sender))
         return tell(done, sender) if done else None
 

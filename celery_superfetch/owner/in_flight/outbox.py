@@ -6,7 +6,6 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import count
 from threading import RLock
 from time import monotonic
 from typing import Any, NamedTuple
@@ -32,15 +31,11 @@ LEFT_MOST = 16
 REFUSED_INTERVAL = 5.0  # seconds until the server is asked again where it refused
 
 
-class _Sent(NamedTuple):
+class _Part(NamedTuple):
+    """Acks and starts of one owner, that go in one script."""
+
     acks: list[Claimed]
-    starting: dict[Job, str]  # and their digests
-
-
-class _Return(NamedTuple):
-    number: int  # however often it is sent, it is carried out once at most
-    where: str  # to which end of the queue
-    jobs: list[Job]  # of one owner and one queue list
+    starting: dict[Job, None]
 
 
 class Outbox(Structure):
@@ -56,32 +51,28 @@ class Outbox(Structure):
         self.expires: Mapping[str, int] = {}  # queue list -> ms of its x-expires
         #: Job -> to which end of its queue it goes back. Who is not RETURNING any more does not.
         self._back: dict[Job, str] = {}
-        #: Those that were sent, and may have gone. They are sent again as they were: a job that
-        #: went may be claimed by now, by another thread of this very process, and run.
-        self._unanswered: list[_Return] = []
         #: Those that the server refused, and when they are tried again (monotonic s).
         self._refused: dict[Job, str] = {}
         self._refused_until = 0.0
         self._parks_from = 0.0  # when the server, which refused that, is asked to park again
-        self._numbers = count(1)
-        #: A reply was lost: the private lists may hold jobs that nobody here knows.
+        #: A reply was lost: the private list may hold jobs that nobody here knows.
         self.doubt = False
         self.parked, self.parking = Parked(database), Parking()
-        self._to_park: dict[
-            Job, int
-        ] = {}  # with the next round trip: when they are due (server ms)
-        #: When jobs were settled lately (monotonic s), and which.
-        self.lately: deque[tuple[float, tuple[str, str, int]]] = deque(maxlen=10_000)
+        #: Job -> when it is due (server ms), of those that the next round trip parks.
+        self._to_park: dict[Job, int] = {}
+        #: Claims that were settled lately, and when (monotonic s).
+        self.lately: deque[tuple[float, str]] = deque(maxlen=10_000)
         self._line = Line(self.scripts)
         self._pid = own_pid()
-        self._next = _Sent([], {})
-        self._sent: list[_Sent] = []  # without an answer yet
+        self._next: dict[str, _Part] = {}  # owner -> what waits to be sent
+        self._sent: list[tuple[str, _Part]] = []  # without an answer yet
         #: Jobs whose absence is no news: their ack's reply was lost, or they were taken away.
         self._no_news: set[Job] = set()
 
     @property
     def unsent(self) -> bool:
-        return any((*self._next, self._to_park, self.jobs.counts[State.RETURNING]))
+        waits = any(map(any, self._next.values()))
+        return bool(waits or self._to_park or self.jobs.counts[State.RETURNING])
 
     @property
     def unread(self) -> bool:
@@ -91,8 +82,12 @@ class Outbox(Structure):
         """Settle a job with whatever is sent next; one that is not held is not ours."""
         with self.lock:
             if self.jobs.move(claimed.job, Move.ACK):
-                self._next.acks.append(claimed)
-                self._next.starting.pop(claimed.job, None)
+                part = self._part(claimed.job.owner)
+                part.acks.append(claimed)
+                part.starting.pop(claimed.job, None)
+
+    def _part(self, owner: str) -> _Part:
+        return self._next.setdefault(owner, _Part([], {}))
 
     def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
         """Give jobs back in the order given (newest first for the front), but for what runs. What
@@ -129,7 +124,7 @@ class Outbox(Structure):
 
     def _forget_start(self, job: Job) -> None:
         """It does not run (any more): what has recorded it is not to come back."""
-        for part in (*self._sent, self._next):
+        for part in (*(part for _, part in self._sent), *self._next.values()):
             part.starting.pop(job, None)
 
     def flush(self, last: Call | None = None, *, wait: bool = True) -> Any:
@@ -151,10 +146,7 @@ class Outbox(Structure):
         groups = [jobs for _, jobs in batches(dict.fromkeys(due, ""))]
         for job in due:
             self.drop(job)
-        return [
-            self.parked.park({job: due[job] for job in jobs}, next(self._numbers))
-            for jobs in groups
-        ]
+        return [self.parked.park({job: due[job] for job in jobs}) for jobs in groups]
 
     def post(self) -> None:
         """Send what waits, whatever becomes of this process; the answer is read later."""
@@ -183,25 +175,20 @@ class Outbox(Structure):
             return
         if self._refused and monotonic() >= self._refused_until:
             self._back, self._refused = {**self._refused, **self._back}, {}
-        new = [_Return(next(self._numbers), *batch) for batch in batches(self._back)]
-        self._back = {}
-        self._unanswered = [
-            batch._replace(jobs=left)
-            for batch in self._unanswered + new
-            if (left := [job for job in batch.jobs if self.jobs.get(job) is State.RETURNING])
-        ]
-        if not self._unanswered:
+        self._back = {j: w for j, w in self._back.items() if self.jobs.get(j) is State.RETURNING}
+        groups = [*batches(self._back)]
+        if not groups:
             return
-        calls = [
-            self.lists.requeue(jobs, where, self.expires.get(jobs[0].queue_list, 0), number)
-            for number, where, jobs in self._unanswered
-        ]
-        replies = self.ask(calls, errors=True)
-        sent, self._unanswered = self._unanswered, []
-        for (_, where, jobs), reply in zip(sent, replies, strict=True):
+        replies = self.ask(
+            [
+                self.lists.requeue(jobs, where, self.expires.get(jobs[0].queue_list, 0))
+                for where, jobs in groups
+            ],
+            errors=True,
+        )
+        self._back = {}
+        for (where, jobs), reply in zip(groups, replies, strict=True):
             if not isinstance(reply, Exception):
-                # Of one that was not there it may be untrue: then nobody knows of it from here on.
-                self.doubt = self.doubt or 0 in reply
                 for job in jobs:
                     self.drop(job)
                 continue
@@ -220,14 +207,14 @@ class Outbox(Structure):
         """Send acks and starts between other calls; with ``wait``, the reply to ``last``."""
         if self._pid != own_pid():  # the connection, and what it owes, are the parent's
             self._pid, self._line, self._sent = own_pid(), Line(self.scripts), []
-        new, self._next = [self._next] if any(self._next) else [], _Sent([], {})
-        acks = [self.lists.ack(part.acks, part.starting) for part in new]
+        new, self._next = [item for item in self._next.items() if any(item[1])], {}
+        acks = [self.lists.ack(owner, *part) for owner, part in new]
         calls = [*parks, *acks, *([last] if last else ())]
         if not calls and not self._line.owed:
             return None
         sent, self._sent = self._sent + new, []
         lost: list[Job] = []
-        refused: list[_Sent] = []
+        refused: list[tuple[str, _Part]] = []
         error: Exception | None = None
         try:
             owed, theirs = self._line.exchange(calls, wait=wait, leave=LEFT_MOST)
@@ -236,7 +223,7 @@ class Outbox(Structure):
                 if isinstance(reply, Exception):
                     refused, error = [*refused, part], reply
                 else:
-                    lost += self._settled(part.acks, set(reply))
+                    lost += self._settled(part[1].acks, set(reply))
         except BaseException:  # also a greenlet that is killed, and what a signal's handler raises
             self.doubt = True
             if self._line.owed:  # what it still owes is nobody's any more
@@ -261,13 +248,13 @@ class Outbox(Structure):
 
     def _note_parked(self, call: Call, reply: Any) -> None:
         if not isinstance(reply, Exception):
-            self.parking.parked(min(call.args[4::4]))
+            self.parking.parked(min(call.args[2::3]))
             return
         self.doubt, self._parks_from = True, monotonic() + REFUSED_INTERVAL
         logger.error(
             "%d jobs that are due later could not be parked: %s. They go back to queue list %s "
             "and, until the server takes them, wait in a worker's memory. It is asked in %g s.",
-            len(call.args[2::4]),
+            len(call.args[1::3]),
             reply,
             call.args[0],
             REFUSED_INTERVAL,
@@ -277,26 +264,25 @@ class Outbox(Structure):
         """Note that acks were carried out; the jobs that were missing, unless that is no news."""
         now, lost = monotonic(), []
         for at, (job, _) in enumerate(acks, 1):
-            self.lately.append((now, job.trace))
+            self.lately.append((now, job.claim_id))
             if at in missing and job not in self._no_news:
                 lost.append(job)
             self._no_news.discard(job)
             self.drop(job)
         return lost
 
-    def _unanswered_acks(self, parts: list[_Sent]) -> None:
+    def _unanswered_acks(self, parts: list[tuple[str, _Part]]) -> None:
         self._sent = []
-        self._no_news.update(job for part in parts for job, _ in part.acks)
+        self._no_news.update(job for _, part in parts for job, _ in part.acks)
         self._send_again(parts)
 
-    def _send_again(self, parts: list[_Sent]) -> None:
-        parts = [*parts, self._next]
-        starting = {job: name for part in parts for job, name in part.starting.items()}
+    def _send_again(self, parts: list[tuple[str, _Part]]) -> None:
+        parts, self._next = [*parts, *self._next.items()], {}
         over = (None, State.SETTLED)  # of one that has ended, only its ack
-        self._next = _Sent(
-            [claimed for part in parts for claimed in part.acks],
-            {job: name for job, name in starting.items() if self.jobs.get(job) not in over},
-        )
+        for owner, (acks, starting) in parts:
+            part = self._part(owner)
+            part.acks.extend(acks)
+            part.starting.update((job, None) for job in starting if self.jobs.get(job) not in over)
 
     def announce(self, job: Job) -> None:
         known = parse(job.payload)

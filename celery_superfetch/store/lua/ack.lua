@@ -1,35 +1,28 @@
--- Settles jobs: they leave their private lists for good, and so do their counters. Records those
--- that start in their place.
--- KEYS: for each settled job its private list and its owner's running jobs; then the counters of
---       those that may have some; then, for each that starts, its owner's running jobs
--- ARGV: number of settled jobs, then for each its payload, 1 where it may have counters, and its
---       claim id; then, for each that starts, its claim id and its digest
+-- Settles jobs: their claims end, and so do their counters. Records those that start in their place.
+-- KEYS: the owner's private list, then the counters of the settled jobs that may have some
+-- ARGV: number of settled jobs, then for each its claim id and which of the keys its counters are
+--       (0: it has none), then the claim ids of those that start
 -- Returns: the numbers of those settled jobs that were not there: they had been taken away
--- Crash: the jobs are settled, and some recorded as running that have not begun; a lost reply
---       makes the caller look before it asks again.
-local settled = tonumber(ARGV[1])
-local missing, counted, key, arg = {}, {}, 0, 1
+-- Crash: the jobs are settled, and some recorded as running that have not begun. A repetition finds
+--       nothing more to do.
+local private, settled = KEYS[1], tonumber(ARGV[1])
+local missing, starts = {}, {}
+-- A removal first: before 7.0 a server over its memory limit allows what follows one.
+if settled == 0 then redis.call('HDEL', private, '') end
 for i = 1, settled do
-  local private, running = KEYS[key + 1], KEYS[key + 2]
-  local payload, counts, id = ARGV[arg + 1], ARGV[arg + 2], ARGV[arg + 3]
-  key, arg = key + 2, arg + 3
-  -- Before it leaves: what has another type is found here.
-  redis.call('HDEL', running, id)
-  -- From the right, where the oldest claims are.
-  local there = redis.call('LREM', private, -1, payload) > 0
-  if not there then missing[#missing + 1] = i end
-  if counts == '1' then
-    counted[#counted + 1] = there
+  local id, counters = ARGV[2 * i], tonumber(ARGV[2 * i + 1])
+  if redis.call('HDEL', private, id, 'r' .. id) == 0 then
+    missing[#missing + 1] = i
+  elseif counters > 0 then
+    redis.call('DEL', KEYS[counters])
   end
 end
-for _, there in ipairs(counted) do
-  key = key + 1
-  if there then redis.call('DEL', KEYS[key]) end
+for i = 2 * settled + 2, #ARGV do
+  -- No record outlives its claim: the ack would take the one for the other.
+  if redis.call('HEXISTS', private, ARGV[i]) == 1 then
+    starts[#starts + 1] = 'r' .. ARGV[i]
+    starts[#starts + 1] = 1
+  end
 end
-for i = key + 1, #KEYS do
-  -- A removal first: before 7.0 a server over its memory limit allows what follows one.
-  redis.call('HDEL', KEYS[i], '')
-  redis.call('HSET', KEYS[i], ARGV[arg + 1], ARGV[arg + 2])
-  arg = arg + 2
-end
+if #starts > 0 then redis.call('HSET', private, unpack(starts)) end
 return missing

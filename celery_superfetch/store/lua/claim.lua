@@ -1,99 +1,91 @@
--- Claims jobs: from the public queue lists into the caller's private lists; starts the first of
--- them, where their runners wait for nothing else.
--- KEYS: owners, the flag that some job has counters, the caller's running jobs, the public queue
---       lists in the order of claiming, the caller's facts. The private lists are named here:
---       there may be a hundred, and few are touched
--- ARGV: owner, most jobs, most bytes, prefix of counters, length of the prefix of all keys,
---       prefix of the private lists, lists to take from in turn, number of jobs to start, number
---       of jobs to confirm, then list number, payload and claim id of each of those, then a claim
---       id for each new job to start
--- Returns: nil when the owner is not registered; or {started, jobs} or, where there is more to say,
---       {started, jobs, marks, errors}: the number of jobs that were recorded as running (the first
---       of those confirmed, then of the new ones), {list number, payload, mark, ...}, the mark of
---       each confirmed job, {list number, text, ...}. A mark is -1 (no longer the caller's), 0 (has
---       no counters) or {recoveries, strikes, requeues}
--- Crash: the jobs are in the private lists of a registered owner, and some recorded as running
---       that have not begun. A lost reply is found there by the caller, or by the reaper after
---       its death.
-local owners, flag, running, facts = KEYS[1], KEYS[2], KEYS[3], KEYS[#KEYS]
+-- Claims jobs: names those that blocking reads let land, then takes others from the public queue lists,
+-- all into the caller's private list; starts the first of them, where their runners wait for nothing else.
+-- KEYS: owners, the flag that some job has counters, the caller's private list, then the public queue
+--       lists in the order of claiming. Where jobs land is named here: there may be a hundred lists
+-- ARGV: owner, most jobs, most bytes, prefix of counters, length of the prefix of all keys, prefix of
+--       the landing lists, lists to take from in turn (0: only what landed is taken), number of jobs
+--       to start, number of the first claim, then the numbers of the lists where jobs landed
+-- Returns: nil when the owner is not registered; or {started, jobs} or, where a list could not be
+--       read, {started, jobs, errors}: how many of the jobs, the first ones, were recorded as running,
+--       {list number, payload, mark, ...} in the order of their claims' numbers, {list number, text,
+--       ...}. A mark is 0 (has no counters) or {recoveries, strikes, requeues}
+-- Crash: the jobs are in the private list of a registered owner, and some recorded as running that
+--       have not begun. A lost reply is found there by the caller, or by the reaper after its death.
+local owners, flag, private = KEYS[1], KEYS[2], KEYS[3]
 local owner, most, room = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local counters, cut, prefix = ARGV[4], tonumber(ARGV[5]) + 1, ARGV[6]
-local turn, starts, confirm = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
--- One question for three, each with its bit. Whose facts are there, and who runs nothing, is not
--- marked reaped: more need not be known where nothing new is taken.
-local bits = redis.call('EXISTS', facts, flag, flag, running, running, running, running)
-local idle, counted = bits % 2 == 1 and bits < 4, bits % 4 > 1
-if not (idle and most == 0 or redis.call('ZSCORE', owners, owner)) then return false end
+local counters, cut, landing = ARGV[4], tonumber(ARGV[5]) + 1, ARGV[6]
+local turn, starts, number = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+if not redis.call('ZSCORE', owners, owner) then return false end
+local counted = redis.call('EXISTS', flag) == 1
 local function mark(payload)
   if not counted then return 0 end
   local key = counters .. redis.sha1hex(payload)
-  -- A key of another type says as little as none, and the job has been claimed.
+  -- A key of another type says as little as none, and the job is on its way.
   local known = redis.pcall('HMGET', key, 'recoveries', 'strikes', 'requeues')
   return (known[1] or known[2] or known[3]) and known or 0
 end
+local function name_of(at) return string.sub(KEYS[at + 3], cut) end
 
-local function private_of(at) return prefix .. string.sub(KEYS[at + 3], cut) end
-
-local started = 0
-local function start(id, payload)
-  if started == starts then return end
-  -- One with a time of its own is going to wait (Celery's JSON; another is struck off later). The
-  -- digest of a large one keeps everybody waiting for longer than its question does.
-  if #payload > 16384 or string.find(payload, '"eta": "', 1, true) then
-    starts = started
-    return
+local jobs, errors, fields, started = {}, {}, {}, 0
+local sources = {}  -- of each job
+local function take(at, source, payload)
+  local id = string.format('%x:', number + #jobs / 3) .. name_of(at)
+  fields[#fields + 1] = id
+  fields[#fields + 1] = payload
+  -- One with a time of its own is going to wait (Celery's JSON; another is struck off later).
+  if started < starts and string.find(payload, '"eta": "', 1, true) then starts = started end
+  if started < starts then
+    fields[#fields + 1] = 'r' .. id
+    fields[#fields + 1] = 1
+    started = started + 1
   end
-  -- Refused over the memory limit by a server before 7.0: then it asks when it starts.
-  local answer = redis.pcall('HSET', running, id, redis.sha1hex(payload))
-  if type(answer) == 'table' then starts = started else started = started + 1 end
-end
-
-local marks = {}
-for i = 1, confirm do
-  local at = 7 + 3 * i
-  local payload = ARGV[at + 1]
-  local held = redis.call('LPOS', private_of(ARGV[at]), payload)
-  marks[i] = held and mark(payload) or -1
-  if held then start(ARGV[at + 2], payload) end
-end
-
-local jobs, errors, dry = {}, {}, {}
-local count, ids = #KEYS - 4, 9 + 3 * confirm
-local function take(at)
-  local queue, private = KEYS[at + 3], private_of(at)
-  -- One command, and no copy of the payload on its way through this script.
-  local payload = redis.pcall('LMOVE', queue, private, 'RIGHT', 'LEFT')
-  if type(payload) == 'table' and string.find(payload.err, 'OOM') then
-    -- Over its memory limit a server before 7.0 refuses what adds, unless a removal came first.
-    payload = redis.pcall('LLEN', private)
-    if type(payload) == 'number' then payload = redis.pcall('RPOP', queue) end
-    if type(payload) == 'string' then redis.call('LPUSH', private, payload) end
-  end
-  if type(payload) == 'table' then
-    errors[#errors + 1] = at
-    errors[#errors + 1] = payload.err
-    payload = false
-  end
-  if not payload then
-    dry[at] = true
-    return false
-  end
+  sources[#sources + 1] = source
   jobs[#jobs + 1] = at
   jobs[#jobs + 1] = payload
   jobs[#jobs + 1] = mark(payload)
-  start(ARGV[ids + #jobs / 3], payload)
   most, room = most - 1, room - #payload
-  return true
+end
+-- What is not there is false; what cannot be read is noted, and stays where it is.
+local function popped(at, source, ...)
+  local answer = redis.pcall('RPOP', source, ...)
+  if type(answer) ~= 'table' or not answer.err then return answer end
+  errors[#errors + 1] = at
+  errors[#errors + 1] = answer.err
+  return false
+end
+
+for i = 10, #ARGV do
+  local at = tonumber(ARGV[i])
+  local source = landing .. name_of(at)
+  -- All that lies there, the oldest first: what an earlier read left without a name comes with it.
+  for _, payload in ipairs(most > 0 and popped(at, source, most) or {}) do
+    take(at, source, payload)
+  end
 end
 -- `turn` lists at a time, one job of each in turn, until they are dry; then the next lot.
-for first = 1, count, turn do
+local dry = {}
+for first = 1, turn > 0 and #KEYS - 3 or 0, turn do
   local more = true
   while more and most > 0 and room > 0 do
     more = false
-    for at = first, math.min(first + turn - 1, count) do
-      if most > 0 and room > 0 and not dry[at] and take(at) then more = true end
+    for at = first, math.min(first + turn - 1, #KEYS - 3) do
+      local payload = most > 0 and room > 0 and not dry[at] and popped(at, KEYS[at + 3])
+      if payload then
+        take(at, KEYS[at + 3], payload)
+        more = true
+      else
+        dry[at] = true
+      end
     end
   end
 end
-if confirm + #errors == 0 then return {started, jobs} end
-return {started, jobs, marks, errors}
+if #fields > 0 then
+  -- After a removal a server over its memory limit allows this, before 7.0, too.
+  local answer = redis.pcall('HSET', private, unpack(fields))
+  if type(answer) == 'table' then
+    for i = #sources, 1, -1 do redis.call('RPUSH', sources[i], jobs[3 * i - 1]) end
+    return answer
+  end
+end
+if #errors == 0 then return {started, jobs} end
+return {started, jobs, errors}

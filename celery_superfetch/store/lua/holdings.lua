@@ -1,26 +1,32 @@
 -- Counts what some owners have in flight.
 -- KEYS: the facts of each owner
--- ARGV: for each owner what stands before its queue lists in the names of its private lists, then
---       the name of its running jobs. Its lists are named by its facts: there may be a hundred for
---       each of a thousand owners
+-- ARGV: for each owner the name of its private list, then what stands before its queue lists in the
+--       names of the lists where jobs land. Its lists are named by its facts: there may be a hundred
+--       for each of a thousand owners
 -- Returns: for each owner how many run, then for each queue list that it has a job of its name, and
 --       how many
 -- Crash: nothing was changed.
-local function number(...)
-  local answer = redis.pcall(...)
-  return type(answer) == 'number' and answer or 0
-end
 local found = {}
 for i = 1, #KEYS do
-  local private, running = ARGV[2 * i - 1], ARGV[2 * i]
-  -- One field is none of its jobs.
-  local row = {number('HLEN', running) - number('HEXISTS', running, 'ran')}
+  local private, landing = ARGV[2 * i - 1], ARGV[2 * i]
+  local runs, sizes, row = 0, {}, {}
+  local fields = redis.pcall('HKEYS', private)
+  for _, field in ipairs(fields.err and {} or fields) do
+    if string.byte(field) == 114 then  -- r
+      runs = runs + 1
+    else
+      local name = string.sub(field, (string.find(field, ':', 1, true) or 0) + 1)
+      sizes[name] = (sizes[name] or 0) + 1
+    end
+  end
   local lists = redis.pcall('HGET', KEYS[i], 'lists')
   local known, names = pcall(cjson.decode, type(lists) == 'string' and lists or '{}')
   for name in pairs(known and type(names) == 'table' and names or {}) do
-    local size = number('LLEN', private .. name)
-    if size > 0 then row[#row + 1], row[#row + 2] = name, size end
+    local size = redis.pcall('LLEN', landing .. name)
+    if type(size) == 'number' and size > 0 then sizes[name] = (sizes[name] or 0) + size end
   end
+  row[1] = runs
+  for name, size in pairs(sizes) do row[#row + 1], row[#row + 2] = name, size end
   found[i] = row
 end
 return found

@@ -1,32 +1,27 @@
 -- Moves one job from a private list to the dead set, whole, and puts the notice of that in front of
 -- those that wait in its queue.
 -- KEYS: dead set, dead jobs, the caps of each, unannounced, stats, overflow, the cap it is under,
---       the owner's facts, private list, the job's counters, the owner's running jobs, its queue list
--- ARGV: payload, 1 when the owner must be marked reaped, recoveries the decision saw, job id,
+--       the owner's facts, private list, the job's counters, its queue list
+-- ARGV: claim id, 1 when the owner must be marked reaped, recoveries the decision saw, job id,
 --       record (JSON), most jobs under that cap (0: others see to it), 1 where somebody is to be
---       told, claim id, queue list, the notice (empty: there is none), what stands in it for the id
---       in the dead set, ms of the queue's x-expires (0: none)
+--       told, queue list, the notice (empty: there is none), what stands in it for the id in the
+--       dead set, ms of the queue's x-expires (0: none)
 -- Returns: {"ok", id in the dead set}; {"unmarked"}, {"moved"} or {"recounted"} when the decision
 --       no longer holds
 -- Crash: the job is in the dead set, and its notice is on the queue.
-local dead, jobs, caps, unannounced, stats, overflow, cap, facts, private, counters, running, queue =
+local dead, jobs, caps, unannounced, stats, overflow, cap, facts, private, counters, queue =
   unpack(KEYS)
-local payload, marked, expected, id, record = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local most, is_told, claim = tonumber(ARGV[6]), ARGV[7] == '1', ARGV[8]
-local notice, placeholder, expires = ARGV[10], ARGV[11], tonumber(ARGV[12])
+local claim, marked, expected, id, record = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local most, is_told, queue_list = tonumber(ARGV[6]), ARGV[7] == '1', ARGV[8]
+local notice, placeholder, expires = ARGV[9], ARGV[10], tonumber(ARGV[11])
 if marked == '1' and redis.call('HGET', facts, 'state') ~= 'reaped' then return {'unmarked'} end
 if (redis.call('HGET', counters, 'recoveries') or '0') ~= expected then return {'recounted'} end
--- Its death was the fault of one run: a copy that waited in the same list is not killed with it.
--- The counters do not tell where the first strike is the last.
-if marked == '1' and claim ~= '' then
-  if redis.call('HGET', running, claim) ~= id then return {'recounted'} end
-end
 -- What has another type is found here, and not when the job has left its list.
 redis.call('ZCARD', dead)
 local full = redis.call('ZCARD', cap) >= most and most > 0
 -- One comes, so one has to go; a lowered limit is reached by `trim`.
 local oldest = full and redis.call('ZRANGE', cap, 0, 0)[1]
-for _, hash in ipairs({jobs, caps, running}) do redis.call('HLEN', hash) end
+for _, hash in ipairs({jobs, caps}) do redis.call('HLEN', hash) end
 redis.call('SISMEMBER', unannounced, id)
 local dropped = tonumber(redis.call('GET', overflow)) or 0
 -- A job is no less dead where its queue is none any more.
@@ -34,7 +29,9 @@ local kind = redis.call('TYPE', queue).ok
 if kind ~= 'list' and kind ~= 'none' then notice = '' end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-if redis.call('LREM', private, 1, payload) == 0 then return {'moved'} end
+local payload = redis.call('HGET', private, claim)
+if not payload then return {'moved'} end
+redis.call('HDEL', private, claim, 'r' .. claim)
 -- Another item of the same bytes is there: both are kept, or killing one would lose the other.
 -- By microseconds, a free name is found at once however many there are.
 local name, number = id, time[1] * 1000000 + time[2]
@@ -45,14 +42,8 @@ redis.call('ZADD', dead, now, name)
 redis.call('ZADD', cap, now, name)
 redis.call('HSET', caps, name, cap)
 redis.call('DEL', counters)
-if marked ~= '1' then
-  redis.call('HDEL', running, claim)
-elseif claim ~= '' then
-  -- Of those that ran at its owner's death it stays one.
-  redis.call('HSET', running, claim, 'struck')
-end
 redis.pcall('HINCRBY', stats, 'killed', 1)
-tally(stats, 'killed', ARGV[9], payload)
+tally(stats, 'killed', queue_list, payload)
 if is_told then redis.call('SADD', unannounced, name) end
 if notice ~= '' then
   local from, to = string.find(notice, placeholder, 1, true)

@@ -1,19 +1,22 @@
 -- Takes an owner that ends in order out of the registry.
--- KEYS: owners, the owner's facts, its host's owners, tombstones, its running jobs, then its
---       private lists
+-- KEYS: owners, the owner's facts, its host's owners, tombstones, its private list, then the lists
+--       where its jobs land
 -- ARGV: owner, ms to keep a tombstone (0: its claims are all answered, none is needed)
--- Returns: number of jobs still in its private lists, or -1 when it was taken for dead; unless
---       0 nothing was changed
+-- Returns: number of jobs that it still has, or -1 when it was taken for dead; unless 0 nothing was
+--       changed
 -- Crash: the owner is out, or it stays registered and is reaped later.
-local owners, facts, host, reaped, running = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local owners, facts, host, reaped, private = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local owner, keep = ARGV[1], tonumber(ARGV[2])
 if redis.call('HGET', facts, 'state') == 'reaped' then return -1 end
 local left = 0
+for _, field in ipairs(redis.call('HKEYS', private)) do
+  if string.byte(field) ~= 114 then left = left + 1 end  -- r: a record of one that runs
+end
 for i = 6, #KEYS do left = left + redis.call('LLEN', KEYS[i]) end
 if left > 0 then return left end
 redis.call('ZREM', owners, owner)
 redis.call('SREM', host, owner)
-redis.call('DEL', running)
+redis.call('DEL', private)
 if keep == 0 then
   redis.call('DEL', facts)
   return 0

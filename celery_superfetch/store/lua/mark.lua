@@ -1,29 +1,30 @@
 -- Marks an owner reaped, if it has not been heard since the verdict was built.
--- KEYS: owners, the owner's facts, its host's owners, tombstones, stats, its running jobs
+-- KEYS: owners, the owner's facts, its host's owners, tombstones, stats, its private list
 -- ARGV: owner, the score the verdict saw, ms the tombstone stays listed, reason
--- Returns: 1 when this call marked it, else 0
+-- Returns: how many of its jobs ran, when this call marked it, else nil
 -- Crash: the owner is marked and listed as a tombstone; the next pass drains its lists.
-local owners, facts, host, reaped, stats, running =
+local owners, facts, host, reaped, stats, private =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local owner, seen = ARGV[1], tonumber(ARGV[2])
 local listed, reason = tonumber(ARGV[3]), ARGV[4]
 local score = redis.call('ZSCORE', owners, owner)
-if not score or tonumber(score) ~= seen then return 0 end
+if not score or tonumber(score) ~= seen then return false end
 -- What has another type is found before the owner is in neither registry.
 redis.call('ZCARD', reaped)
 redis.call('SISMEMBER', host, owner)
-local ran = redis.call('HLEN', running)
+local ran = 0
+for _, field in ipairs(redis.call('HKEYS', private)) do
+  if string.byte(field) == 114 then ran = ran + 1 end  -- r
+end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 -- The state as it was (running, stopping) decides whether its jobs get strikes.
 local state = redis.call('HGET', facts, 'state') or 'running'
 redis.call('ZREM', owners, owner)
-redis.call('HSET', facts, 'state', 'reaped', 'was', state, 'reaped_at', now, 'reason', reason)
 -- Who is blamed depends on how many ran now: a frozen process that settles one of two later must
 -- not leave the other alone with it.
--- In any case: what a late reply's job leaves in here goes with it.
-redis.call('HSET', running, 'ran', ran)
+redis.call('HSET', facts, 'state', 'reaped', 'was', state, 'ran', ran, 'reaped_at', now, 'reason', reason)
 redis.call('ZADD', reaped, now + listed, owner)
 redis.call('SREM', host, owner)
 redis.pcall('HINCRBY', stats, 'owners_reaped', 1)
-return 1
+return ran

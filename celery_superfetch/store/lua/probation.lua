@@ -1,12 +1,11 @@
 -- Claims the job that has waited longest on probation, for an owner that runs nothing.
--- KEYS: owners, lists with probation, the owner's running jobs, probation list, private list
+-- KEYS: owners, lists with probation, probation list, the owner's private list
 -- ARGV: owner, queue list, prefix of counters, claim id
 -- Returns: {"ok", payload, {recoveries, strikes, requeues, probation}}; {"none"} when none waits,
 --       {"unregistered"}
 -- Crash: the job is in the private list of a registered owner, and counts there as if it ran: it
 --       may kill whoever decodes it.
-local owners, on_probation, running, probation, private =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local owners, on_probation, probation, private = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner, queue_list, counters, id = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 if not redis.call('ZSCORE', owners, owner) then return {'unregistered'} end
 redis.call('SISMEMBER', on_probation, queue_list)
@@ -17,9 +16,9 @@ if not payload then
 end
 local digest = redis.sha1hex(payload)
 local mark = redis.call('HMGET', counters .. digest, 'recoveries', 'strikes', 'requeues', 'probation')
--- A removal first: before 7.0 a server over its memory limit allows what follows one.
-redis.call('HDEL', running, '')
-redis.call('LMOVE', probation, private, 'RIGHT', 'LEFT')
-redis.call('HSET', running, id, digest)
+redis.call('HLEN', private)
+-- The removal first: before 7.0 a server over its memory limit allows what follows one.
+redis.call('RPOP', probation)
+redis.call('HSET', private, id, payload, 'r' .. id, 1)
 if redis.call('EXISTS', probation) == 0 then redis.call('SREM', on_probation, queue_list) end
 return {'ok', payload, mark}

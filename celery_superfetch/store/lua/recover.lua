@@ -1,21 +1,19 @@
 -- Gives orphans back, each to the front of the queue it came from or on probation, and counts it.
--- KEYS: the owner's facts, private list, public queue list, flag, stats, the owner's running
---       jobs, probation list, lists with probation, then each job's counters
+-- KEYS: the owner's facts, private list, public queue list, flag, stats, probation list, lists with
+--       probation, then each job's counters
 -- ARGV: 1 when the owner must be marked reaped (0: a live owner asks for a job of its own
 --       whose pool child was lost), window in s, ms of the queue's x-expires (0: none), queue
---       list, owner, reason, then for each job, newest first: payload, recoveries the decision
+--       list, owner, reason, then for each job, newest first: claim id, recoveries the decision
 --       saw, strikes from now on, blame ("exact", "suspect" or ""), which solitude is its
---       next (0: it is not on probation), claim id
+--       next (0: it is not on probation)
 -- Returns: for each job "ok", or "unmarked", "moved", "recounted" when its decision no longer
 --       holds
 -- Crash: each job is in exactly one list and counted if it moved. All move at once, so that a
 --       consumer that waits gets the oldest and not the first that was moved.
-local facts, private, queue, flag, stats, running, probation, on_probation =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local facts, private, queue, flag, stats, probation, on_probation =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local marked, window, expires = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3])
 local queue_list, owner, reason = ARGV[4], ARGV[5], ARGV[6]
--- Jobs from the left among which one of a dead owner is looked for: some times a batch of them.
-local near = 200
 for _, name in ipairs({queue, probation}) do
   local kind = redis.call('TYPE', name).ok
   if kind ~= 'list' and kind ~= 'none' then
@@ -24,28 +22,14 @@ for _, name in ipairs({queue, probation}) do
 end
 local unmarked = marked and redis.call('HGET', facts, 'state') ~= 'reaped'
 redis.call('SISMEMBER', on_probation, queue_list)
-redis.call('HLEN', running)
 local now = tonumber(redis.call('TIME')[1])
-
-local function forget(id)
-  if id == '' then return end
-  if marked then
-    -- Of those that ran at its owner's death it stays one.
-    redis.call('HSET', running, id, 'struck')
-    return
-  end
-  redis.call('HDEL', running, id)
-end
--- Its run was blamed by another reaper meanwhile: this is a copy that was claimed late.
-local function struck(id)
-  return marked and id ~= '' and redis.call('HGET', running, id) == 'struck'
-end
-local jobs = #KEYS - 8
+local jobs = #KEYS - 7
 -- All is read before anything moves, whatever for: what has another type is found here, and not
 -- when a job has left its list and cannot arrive.
-local known, encoded = {}, {}
+local known, payloads, encoded = {}, {}, {}
 for i = 1, jobs do
-  known[i] = redis.call('HMGET', KEYS[8 + i], 'recoveries', 'history', 'probation')
+  known[i] = redis.call('HMGET', KEYS[7 + i], 'recoveries', 'history', 'probation')
+  payloads[i] = redis.call('HGET', private, ARGV[2 + 5 * i])
 end
 local function history(before, blame, id)
   -- A live owner asks again if it heard no answer, and for one job at a time.
@@ -63,28 +47,18 @@ local function history(before, blame, id)
 end
 
 local outcomes, counted, suspects, recovered = {}, {}, {}, 0
-local function why_not(i)
-  local counters, payload = KEYS[8 + i], ARGV[1 + 6 * i]
-  if unmarked then return 'unmarked' end
-  local recounted = counted[counters] or (known[i][1] or '0') ~= ARGV[2 + 6 * i]
-  if recounted or struck(ARGV[6 + 6 * i]) then return 'recounted' end
-  -- Of a dead owner's it was among the newest a moment ago. What another reaper has moved since
-  -- must not be looked for through the whole list.
-  local there = redis.call('LPOS', private, payload, 'MAXLEN', marked and near or 0)
-  return not there and 'moved' or nil
-end
 local function recover(i)
-  local counters, at = KEYS[8 + i], 1 + 6 * i
-  local payload, expected, strikes, blame, solitude, id = unpack(ARGV, at, at + 5)
+  local counters, at = KEYS[7 + i], 2 + 5 * i
+  local id, expected, strikes, blame, solitude = unpack(ARGV, at, at + 4)
   local suspect = solitude ~= '0'
   local told = history(known[i][2], blame, id)
-  redis.call('LREM', private, 1, payload)
+  redis.call('HDEL', private, id, 'r' .. id)
   -- At once: between the two it is nowhere.
   if suspect then
-    redis.call('LPUSH', probation, payload)
+    redis.call('LPUSH', probation, payloads[i])
     redis.call('SADD', on_probation, queue_list)
   else
-    redis.call('RPUSH', queue, payload)
+    redis.call('RPUSH', queue, payloads[i])
     if expires > 0 then redis.call('PEXPIRE', queue, expires) end
   end
   redis.call('HSET', counters, 'recoveries', expected + 1, 'strikes', strikes, 'history', told)
@@ -96,14 +70,19 @@ local function recover(i)
   end
   if redis.call('TTL', counters) < 0 then redis.call('EXPIRE', counters, window) end
   recovered = recovered + 1
-  tally(stats, 'recovered', queue_list, payload)
-  forget(id)
+  tally(stats, 'recovered', queue_list, payloads[i])
 end
 for i = 1, jobs do
-  outcomes[i] = why_not(i) or 'ok'
-  if outcomes[i] == 'ok' then
-    counted[KEYS[8 + i]] = true
-    if ARGV[5 + 6 * i] ~= '0' then table.insert(suspects, 1, i) else recover(i) end
+  local counters, at = KEYS[7 + i], 2 + 5 * i
+  if unmarked then
+    outcomes[i] = 'unmarked'
+  elseif not payloads[i] then
+    outcomes[i] = 'moved'
+  elseif counted[counters] or (known[i][1] or '0') ~= ARGV[at + 1] then
+    outcomes[i] = 'recounted'
+  else
+    outcomes[i], counted[counters] = 'ok', true
+    if ARGV[at + 4] ~= '0' then table.insert(suspects, 1, i) else recover(i) end
   end
 end
 -- Behind those that wait already, the oldest first.

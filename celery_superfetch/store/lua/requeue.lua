@@ -1,17 +1,16 @@
 -- Gives jobs back to their queue, or on probation, on purpose; never counted against them.
--- KEYS: private list, public queue list, flag, stats, running jobs, probation list, lists with
---       probation, the owner's facts, then each job's counters
--- ARGV: queue list, "front" (next to be claimed) or "back", seconds to remember that they were delivered,
---       ms of the queue's x-expires (0: none), number of this call among its owner's (0: not the
---       owner itself), then for each job its payload and its claim id; for the front newest first
--- Returns: for each job 1, or 0 when it was not in flight, or this call came late
+-- KEYS: private list, public queue list, flag, stats, probation list, lists with probation, then each
+--       job's counters
+-- ARGV: queue list, "front" (next to be claimed) or "back", seconds to remember that they were
+--       delivered, ms of the queue's x-expires (0: none), then each job's claim id; for the front
+--       the newest first
+-- Returns: number of jobs that went; the others were not in flight
 -- Crash: each job is in exactly one of the lists. All move at once, so that a consumer that waits
---       gets the oldest and not the first that was moved.
-local private, queue, flag, stats, running, probation, on_probation, facts =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+--       gets the oldest and not the first that was moved. A repetition finds nothing more to do.
+local private, queue, flag, stats, probation, on_probation =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local queue_list, push = ARGV[1], ARGV[2] == 'front' and 'RPUSH' or 'LPUSH'
-local window, expires, number = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local jobs, moved, suspected = #KEYS - 8, {}, {}
+local window, expires = tonumber(ARGV[3]), tonumber(ARGV[4])
 -- All is read before anything moves: what has another type is found here, and not when a job has
 -- left its list and cannot arrive.
 for _, name in ipairs({queue, probation}) do
@@ -21,30 +20,18 @@ for _, name in ipairs({queue, probation}) do
   end
 end
 redis.call('SISMEMBER', on_probation, queue_list)
-redis.call('LLEN', private)
-for i = 1, jobs do suspected[i] = redis.call('HEXISTS', KEYS[8 + i], 'probation') == 1 end
--- Whoever heard no answer repeats the call, and a network that stood still may bring it after its own
--- repetition: by then another thread of the owner may have claimed the job anew, and run it.
-if number > 0 and tonumber(redis.call('HGET', facts, 'returned') or 0) >= number then
-  for i = 1, jobs do moved[i] = 0 end
-  return moved
-end
--- A removal first: before 7.0 a server over its memory limit allows what follows one.
-redis.call('HDEL', running, '')
-if number > 0 and redis.call('HEXISTS', facts, 'state') == 1 then
-  redis.call('HSET', facts, 'returned', number)
-end
-local function taken(payload, id)
-  if id ~= '' then redis.call('HDEL', running, id) end
-  -- From the left: what is given back is mostly what was claimed last.
-  return redis.call('LREM', private, 1, payload) > 0
+local jobs, payloads, suspected = #KEYS - 6, {}, {}
+for i = 1, jobs do
+  payloads[i] = redis.call('HGET', private, ARGV[i + 4])
+  suspected[i] = redis.call('HEXISTS', KEYS[i + 6], 'probation') == 1
 end
 local total, to_queue = 0, 0
 for i = 1, jobs do
-  local payload, id, counters = ARGV[4 + 2 * i], ARGV[5 + 2 * i], KEYS[8 + i]
-  moved[i] = 0
-  if taken(payload, id) then
-    moved[i], total = 1, total + 1
+  local id, payload, counters = ARGV[i + 4], payloads[i], KEYS[i + 6]
+  -- A removal first: before 7.0 a server over its memory limit allows what follows one.
+  redis.call('HDEL', private, id, 'r' .. id)
+  if payload then
+    total = total + 1
     if suspected[i] then
       redis.call(push, probation, payload)
       redis.call('SADD', on_probation, queue_list)
@@ -62,4 +49,4 @@ if total > 0 then
   redis.call('SET', flag, 1, 'EX', window)
   redis.pcall('HINCRBY', stats, 'requeued', total)
 end
-return moved
+return total

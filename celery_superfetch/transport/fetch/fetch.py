@@ -28,28 +28,40 @@ AT_ONCE = 0.05
 
 
 class Backlog:
-    """Jobs that were claimed and that no consumer has seen yet; they count against the prefetch."""
+    """Jobs that no consumer has seen yet; they count against the prefetch."""
 
     def __init__(self) -> None:
         self.ready: deque[Claimed] = deque()
-        self.unconfirmed: deque[Claimed] = deque()  # by reads; the next claim confirms
+        #: By reads: whose, and from which queue list; the next claim names them.
+        self.landed: deque[tuple[str, str]] = deque()
 
     def __len__(self) -> int:
-        return len(self.ready) + len(self.unconfirmed)
+        return len(self.ready) + len(self.landed)
 
     @property
-    def jobs(self) -> list[Job]:
-        return [claimed.job for claimed in (*self.ready, *self.unconfirmed)]
+    def lists(self) -> list[str]:
+        """The queue list of each."""
+        return [*(job.queue_list for job, _ in self.ready), *(name for _, name in self.landed)]
 
     def take(self, meant: Callable[[Job], bool] = lambda _: True) -> list[Job]:
-        """Let go of all, or of those that are meant, the newest first; any thread may."""
+        """Let go of all that are claimed, or of those that are meant, the newest first; any thread
+        may."""
         taken: list[Job] = []
-        for part in (self.unconfirmed, self.ready):
-            for claimed in reversed(list(part)):
-                if meant(claimed.job):
-                    with suppress(ValueError):  # somebody else was faster
-                        part.remove(claimed)
-                        taken.append(claimed.job)
+        for claimed in reversed(list(self.ready)):
+            if meant(claimed.job):
+                with suppress(ValueError):  # somebody else was faster
+                    self.ready.remove(claimed)
+                    taken.append(claimed.job)
+        return taken
+
+    def lift(self, lists: Collection[str] | None = None) -> dict[str, list[str]]:
+        """Let go of all that landed, or from some queue lists: owner -> the names of these."""
+        taken: dict[str, list[str]] = {}
+        for owner, name in list(self.landed):
+            if lists is None or name in lists:
+                with suppress(ValueError):
+                    self.landed.remove((owner, name))
+                    taken.setdefault(owner, []).append(name)
         return taken
 
 
@@ -69,7 +81,7 @@ class Fetch:
         self.runner = membership.runner
         self.lists: QueueLists = channel.lists
         self.backlog = Backlog()
-        self.reads = BlockingReads(membership, poller, self._accept)
+        self.reads = BlockingReads(membership, poller, self._landed)
         self.probation = Probation(self)
         self._joined: Mapping[str, int] = {}
         self._outages = membership.heart.outages
@@ -120,7 +132,7 @@ class Fetch:
         credit, now = self.channel.qos.credit(), monotonic()
         if self.reads.dry and now >= self._look_at and not self.reads.cover(lists):
             self.reads.dry = False
-        if self.backlog.unconfirmed or (credit and not self.reads.dry and self._runs_short(credit)):
+        if self.backlog.landed or (credit and not self.reads.dry and self._runs_short(credit)):
             self._claim(credit, now)
         elif self.backlog.ready and self.runner.inline:
             pass  # the next takes the acks along, with the record of its start
@@ -173,37 +185,41 @@ class Fetch:
             self.runner.pump()  # nothing starts while in doubt
 
     def _claim(self, credit: int, now: float) -> None:
-        backlog = self.backlog
-        confirm = [job for job, _ in backlog.unconfirmed if self._is_ours(job)]
-        backlog.unconfirmed.clear()
-        reach = None if confirm else self.lists.reach(credit)
+        backlog, owner = self.backlog, self.membership.owner
+        others = backlog.lift()
+        landed = others.pop(owner, [])
+        most = credit + len(landed)
+        reach = None if landed else self.lists.reach(credit)
         if dry := self.reads.dry:  # these jobs came alone
-            credit, order = 0, list({job.queue_list: None for job in confirm})
+            order, turn = landed, 0
         else:
-            order = self.lists.order(reach)
+            order, turn = self.lists.order(reach), self.lists.equals
         starts = max(0, self.runner.free() - len(backlog.ready))
         try:
-            claims = self.membership.claim(order, credit, self.lists.equals, confirm, starts)
+            claims = self.membership.claim(order, most, turn, landed, starts)
         except RedisError:
-            self.in_flight.requeue(reversed(confirm))
+            self.in_flight.doubt = True  # of what landed
             raise
+        if owner != self.membership.owner or not claims.registered:
+            others[owner] = landed
+        for name, lists in others.items():  # of nobody any more
+            self.membership.unland(name, lists)
         if not claims.registered:  # somebody removes our row faster than we write it
-            return self.in_flight.requeue(reversed(confirm))
-        backlog.ready.extend(filter(None, claims.confirmed))
-        backlog.ready.extend(claims.jobs)
-        if dry:
             return
+        backlog.ready.extend(claims.jobs)
         for name, text in claims.errors:
             self.reads.refused(name, text)
+        if dry:
+            return
         for claimed in claims.jobs:
             self.lists.served(claimed.job.queue_list)
         self._look_at = now + POLL_INTERVAL
-        short = claims.fell_short(credit)
+        short = claims.fell_short(most)
         self.reads.dry = short and reach is None
         if short:
             self.lists.filled_by(None)
             if reach is not None:
-                self._claim(min(credit - len(claims.jobs), self.channel.qos.credit()), now)
+                self._claim(min(most - len(claims.jobs), self.channel.qos.credit()), now)
         elif claims.jobs:
             self.lists.filled_by(claims.reach(order))
 
@@ -221,7 +237,7 @@ class Fetch:
         self._mind_connections()
         alone = self.probation.has_the_floor([*lists])
         self.reads.call_off([read for read in self.reads.armed if read.queue_list in lists])
-        if any(job.queue_list in lists for job, _ in self.backlog.unconfirmed):
+        if any(name in lists for _, name in self.backlog.landed):
             self._claim(0, monotonic())
         for claimed in [c for c in self.backlog.ready if c.job.queue_list in lists]:
             self.backlog.ready.remove(claimed)
@@ -267,14 +283,12 @@ class Fetch:
         """Whether this is called back from the delivery of the last job."""
         return self._delivering == get_ident() and not self.backlog.ready
 
-    def _accept(self, job: Job, asked: float) -> None:
-        ours = self.in_flight.take(job, asked)
-        if ours and self.channel.qos.credit():
-            more = bool(self.backlog) or monotonic() < asked + AT_ONCE
-            self.backlog.unconfirmed.append(Claimed(job))
-            self.reads.dry = self.reads.dry and not more
-        elif ours:
-            self.in_flight.requeue([job])
+    def _landed(self, owner: str, queue_list: str, waited: float) -> None:
+        if owner != self.membership.owner or not self.channel.qos.credit():
+            return self.membership.unland(owner, [queue_list])
+        more = bool(self.backlog) or waited < AT_ONCE
+        self.backlog.landed.append((owner, queue_list))
+        self.reads.dry = self.reads.dry and not more
 
     def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
         self.in_flight.requeue(jobs, where)
@@ -283,7 +297,13 @@ class Fetch:
     def put_aside(self) -> None:
         """Give back what is on its way to a consumer."""
         self.reads.call_off(self.reads.armed)
+        self.unland()
         self.in_flight.requeue(self.backlog.take())
+
+    def unland(self, lists: Collection[str] | None = None) -> None:
+        """Give back what landed, before what was claimed earlier; any thread may."""
+        for owner, names in self.backlog.lift(lists).items():
+            self.membership.unland(owner, names)
 
     def cancel(self, lists: Collection[str] | None = None) -> None:
         """Give back what came from some lists, or from any: nobody consumes it; never raises."""
@@ -293,5 +313,6 @@ class Fetch:
         except (RedisError, OSError):
             self.in_flight.doubt = True
         self.reads.close(None if lists is None else reads)
+        self.unland(lists)
         back = self.backlog.take(lambda job: lists is None or job.queue_list in lists)
         self.in_flight.requeue(back)

@@ -14,7 +14,6 @@ from typing import Any
 from kombu.log import get_logger
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
-from ...model.job import Job
 from ...owner.membership import BLOCK_TIMEOUT, Membership
 from ...store.arrivals import Arrivals
 from ...store.wire.clients import LoneConnection, cut, unblock
@@ -38,9 +37,10 @@ COMPLAINT_INTERVAL = 60.0  # seconds between two complaints about one queue list
 
 
 class BlockingRead(LoneConnection):
-    """Waits on one queue list by BLMOVE; a job that arrives there wakes exactly one worker."""
+    """Waits on one queue list by BLMOVE; a job that arrives there wakes exactly one worker, and
+    lands where its next claim names it."""
 
-    owner = ""  # for whom it claims
+    owner = ""  # for whom a job lands
 
     def __init__(self, membership: Membership, queue_list: str) -> None:
         super().__init__(membership.heart.params)
@@ -75,8 +75,8 @@ class BlockingReads:
 
     membership: Membership
     poller: Any
-    #: Called with each job that a read brought, and when that began to wait (monotonic s).
-    on_job: Callable[[Job, float], object]
+    #: Called for each job that landed: whose, from which queue list, and after how long (s).
+    on_landed: Callable[[str, str, float], object]
     dry: bool = False  # the lists were found empty: what comes there is waited for
     answered: bool = True  # False once a claim may land that could not be called off
 
@@ -149,9 +149,9 @@ class BlockingReads:
         if not read.waits_since:  # the server closed an idle connection
             self.close([read])
             return
-        asked = read.waits_since
+        waited = monotonic() - read.waits_since
         try:
-            payload = read.read()  # None when none came in time, or it was unblocked
+            landed = read.read() is not None  # else none came in time, or it was unblocked
         # What is refused here the claim script looks at instead, once a second.
         except OutOfMemoryError:
             self._refused[BlockingRead] = monotonic() + UNBLOCKABLE
@@ -163,13 +163,12 @@ class BlockingReads:
             if not isinstance(exc, NotServed):  # else the next turn waits elsewhere
                 raise
         else:
-            if payload is not None:
+            if landed:
                 self._news[read.queue_list] = monotonic()
-                job = self.membership.in_flight.lists.job(read.owner, read.queue_list, payload)
-                self.on_job(job, asked)
+                self.on_landed(read.owner, read.queue_list, waited)
 
     def call_off(self, reads: Sequence[BlockingRead]) -> None:
-        """End some waits; what they had claimed already comes by ``on_job``."""
+        """End some waits; what had landed already comes by ``on_landed``."""
         if unblock(self.membership.client, reads):
             for read in reads:
                 self._on_reply(read)
@@ -182,7 +181,7 @@ class BlockingReads:
             self._reads.remove(read)
             self.poller.unwatch(read.fd)
             if read.waits_since:
-                # What it has claimed by now, nobody reads any more.
+                # What has landed by now, nobody reads any more.
                 self.membership.in_flight.doubt = True
             self.answered = read.close() and self.answered
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any, Protocol, cast
 
 import redis
@@ -14,7 +15,7 @@ import redis
 from celery_superfetch.model.config import Config
 from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import Claimed, Job, digest, parse
+from celery_superfetch.model.job import Claimed, Job, claim_id, digest, parse
 from celery_superfetch.model.process import ProcessImage, mint_owner, start_time
 from celery_superfetch.model.strikes import Blame, Counters, Limits, Recovery
 from celery_superfetch.owner.in_flight.in_flight import InFlight
@@ -24,7 +25,7 @@ from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.signals import LostJob
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.dead_jobs import Graveyard
-from celery_superfetch.store.private_lists import Claims, PrivateLists
+from celery_superfetch.store.private_lists import RUNS, Claims, PrivateLists
 from celery_superfetch.store.registry import Registry
 from celery_superfetch.store.wire.scripts import Call
 
@@ -107,6 +108,7 @@ class Bench:
         self.recoveries = Judge(self.database)
         self.dead_set = Graveyard(self.database)
         self.in_flight = InFlight(self.database)
+        self._numbers = count(1)
 
     def reaper(self, **options: Any) -> Reaper:
         return Reaper(self.database, **options)
@@ -144,9 +146,9 @@ class Bench:
             running: those among them that it had started.
         """
         owner = self.owner(facts.pop("process", None) or ended_process(), **facts)
-        self.give(owner.owner, queue, jobs)
-        for number, job in enumerate(running):
-            self.client.hset(self.keys.running(owner.owner), str(number), digest(job))
+        given = {job.payload: job for job in self.give(owner.owner, queue, jobs)}
+        for job in running:
+            self.run_one(given[job])
         return owner
 
     def untold(self) -> list[DeadJob]:
@@ -159,10 +161,21 @@ class Bench:
         """What waits on probation, in the order of its turns."""
         return self._list(self.keys.probation(queue))[::-1]
 
-    def give(self, owner: str, queue: str, jobs: Sequence[bytes]) -> None:
+    def give(self, owner: str | Named, queue: str, jobs: Sequence[bytes]) -> list[Job]:
         """Jobs that `owner` has claimed from `queue`, oldest first."""
-        if jobs:
-            self.client.lpush(self.keys.private(owner, queue), *jobs)
+        name = name_of(owner)
+        given = [Job(name, queue, raw, claim_id(next(self._numbers), queue)) for raw in jobs]
+        for job in given:
+            self.client.hset(self.keys.private(name), job.claim_id, job.payload)
+        return given
+
+    def run_one(self, job: Job) -> None:
+        """Have one of them run."""
+        self.client.hset(self.keys.private(job.owner), RUNS + job.claim_id, 1)
+
+    def land(self, owner: str | Named, queue: str, *payloads: bytes) -> None:
+        """Jobs that blocking reads of `owner` have let land, oldest first."""
+        self.client.lpush(self.keys.landing(name_of(owner), queue), *payloads)
 
     def score(self, owner: str | Named) -> int:
         """When an owner was last heard."""
@@ -174,7 +187,7 @@ class Bench:
         self.client.zadd(self.keys.owners, {facts.owner: score})
         return score
 
-    def mark(self, owner: str | Named, reason: str = "gone") -> bool:
+    def mark(self, owner: str | Named, reason: str = "gone") -> Facts | None:
         """Take an owner for dead, as a reaper does that has judged it by its last heartbeat."""
         name = name_of(owner)
         known = self.registry.facts([name])[name].with_(connections=())  # it is not cut off
@@ -193,7 +206,17 @@ class Bench:
 
     def private(self, owner: str | Named, queue: str = "mail") -> list[bytes]:
         """What an owner holds from `queue`, newest claim first."""
-        return self._list(self.keys.private(name_of(owner), queue))
+        return [job.payload for job in self.held(owner) if job.queue_list == queue]
+
+    def held(self, owner: str | Named) -> list[Job]:
+        """What an owner has claimed, the newest first."""
+        name = name_of(owner)
+        claims = self.lists.held(name).claims
+        return self.lists.jobs(name, claims, 2**30)[0] if claims else []
+
+    def landed(self, owner: str | Named, queue: str = "mail") -> list[bytes]:
+        """What landed for an owner and has no name, the newest first."""
+        return self._list(self.keys.landing(name_of(owner), queue))
 
     def _list(self, key: str) -> list[bytes]:
         return cast("list[bytes]", self.client.lrange(key, 0, -1))
@@ -204,11 +227,11 @@ class Bench:
         lists: Sequence[str] = ("mail",),
         most: int = 10,
         turn: int = 1,
-        confirm: Sequence[Job] = (),
+        landed: Sequence[str] = (),
         starts: int = 0,
     ) -> Claims:
-        call = self.lists.claim(name_of(owner), lists, most, turn, confirm, starts)
-        return self.lists.claims(call, lists, confirm, self.run(call))
+        call = self.lists.claim(name_of(owner), lists, most, turn, landed, starts)
+        return self.lists.claims(call, lists, self.run(call))
 
     def claimed(self, owner: Facts, *payloads: bytes, queue: str = "mail") -> list[Claimed]:
         """Publish and claim jobs."""
@@ -226,21 +249,20 @@ class Bench:
 
     def hand_over(self, claimed: Claimed) -> float:
         """Give a job to a pool; until when it may begin."""
-        return self.in_flight.start(claimed.job, digest(claimed.job.payload))
+        return self.in_flight.start(claimed.job)
 
     def recorded(self, owner: Facts) -> list[str]:
         """Digests of what the server has as running."""
-        return sorted(self.lists.running(owner.owner).digests)
+        running = self.lists.held(owner.owner).running
+        return sorted(digest(j.payload) for j in self.held(owner) if j.claim_id in running)
 
     # -- jobs
 
     def killed(self, *payloads: bytes, queue: str = "mail", reason: str = "gone") -> list[DeadJob]:
         """Jobs that died, one after the other, as their living owner would have it."""
-        owner = "elsewhere|1|nonce"
-        self.give(owner, queue, payloads)
         jobs = []
-        for raw in payloads:
-            recovery = self.recovery(Job(owner, queue, raw), reason=reason)
+        for job in self.give("elsewhere|1|nonce", queue, payloads):
+            recovery = self.recovery(job, reason=reason)
             before = self.client.zrange(self.keys.dead, 0, -1)
             reply, *_ = self.run(self.dead_set.kill(recovery, marked=False, notice=b""))
             assert reply == b"ok"

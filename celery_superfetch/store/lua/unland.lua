@@ -1,0 +1,21 @@
+-- Puts what blocking reads let land, and no claim has named, back in front of its queues: nobody has
+-- seen these jobs, so nothing is counted.
+-- KEYS: for each queue list where its jobs land, and the queue
+-- ARGV: for each of them ms of the queue's x-expires (0: none)
+-- Returns: number of jobs that went
+-- Crash: each job is in exactly one of the two.
+local total = 0
+for i = 1, #ARGV do
+  local landing, queue = KEYS[2 * i - 1], KEYS[2 * i]
+  local kind = redis.call('TYPE', queue).ok
+  -- A removal first: before 7.0 a server over its memory limit allows what follows one.
+  local payload = (kind == 'list' or kind == 'none') and redis.pcall('LPOP', landing)
+  local expires = type(payload) == 'string' and tonumber(ARGV[i]) or 0
+  while type(payload) == 'string' do  -- the newest first
+    redis.call('RPUSH', queue, payload)
+    total = total + 1
+    payload = redis.call('LPOP', landing)
+  end
+  if expires > 0 then redis.call('PEXPIRE', queue, expires) end
+end
+return total
