@@ -12,8 +12,8 @@ from typing import Any
 from ..errors import StillInUse
 from ..model.facts import Facts
 from ..model.verdict import Reason
-from ..reaper.evidence import Onlooker
 from ..owner.in_flight.jobs import batches
+from ..reaper.evidence import Onlooker
 from ..reaper.reaper import BATCH, ROOM, TOMBSTONE, Reaper
 from ..reaper.report import Report as Pass
 from ..store.holdings import Holdings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from celery_superfetch.cli.to_stock import GiveBack
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import Claimed, Job, digest
+from celery_superfetch.model.job import Claimed, Job
 from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.owner.in_flight.in_flight import InFlight
@@ -58,7 +58,7 @@ class Stage:
             if self.truth is not None:
                 for call, reply in zip(calls, replies, strict=True):
                     self.truth.saw(call, reply)
-                    if call.name == "requeue" and call.args[4] and reply == [1]:
+                    if call.name == "requeue" and reply == 1 == len(call.args[4:]):
                         self.requeues.append(call)
             if self.lose:
                 self.lose = False
@@ -80,7 +80,7 @@ class Stage:
 
         monkeypatch.setattr(Line, "exchange", shown)
         # What a decision is built on may change between these, and before it is carried out.
-        for owner, name in ((PrivateLists, "running"), (Judge, "counters")):
+        for owner, name in ((PrivateLists, "held"), (Judge, "counters")):
             monkeypatch.setattr(owner, name, waiting(getattr(owner, name)))
         end_probation = GiveBack._end_probation
 
@@ -91,20 +91,12 @@ class Stage:
                 self.truth.drain_probation()
 
         monkeypatch.setattr(GiveBack, "_end_probation", ended)
-        forget = PrivateLists.forget_running
-
-        def forgotten(lists: PrivateLists, owner: str, held: Container[str]) -> None:
-            forget(lists, owner, held)
-            if self.truth is not None:
-                self.truth.forget_running(owner, held)
-
-        monkeypatch.setattr(PrivateLists, "forget_running", forgotten)
         unrecord = PrivateLists.unrecord
 
-        def unrecorded(lists: PrivateLists, job: Job) -> None:
-            unrecord(lists, job)
+        def unrecorded(lists: PrivateLists, owner: str, claim_ids: Sequence[str]) -> None:
+            unrecord(lists, owner, claim_ids)
             if self.truth is not None:
-                self.truth.running[job.owner].pop(job.claim_id, None)
+                self.truth.running[owner].difference_update(claim_ids)
 
         monkeypatch.setattr(PrivateLists, "unrecord", unrecorded)
         # Of two that were marked, the clock decides whether it was in the same ms.
@@ -169,6 +161,8 @@ class Worker:
         self.cut_short = LostRuns(self.in_flight)
         #: Delivered, or in the pool's queue; among these are some that were given back.
         self.waits: list[Claimed] = []
+        #: Queue lists from which something landed.
+        self.landed: list[str] = []
         self.runs: list[Claimed] = []
         #: False: the process has ended.
         self.alive = True
@@ -203,7 +197,22 @@ class Worker:
 
     def claim(self, most: int) -> None:
         free = max(0, self.slots - len(self.waits) - len(self.runs))
-        self.waits += self.in_flight.claim(self.owner, self._lists, most, 1, [], free).jobs
+        landed, self.landed = self.landed, []
+        self.waits += self.in_flight.claim(self.owner, self._lists, most, 1, landed, free).jobs
+
+    def land(self, queue_list: str) -> bytes | None:
+        """A blocking read brings a job from a list, which the next claim is going to name."""
+        keys = self.bench.keys
+        landing = keys.landing(self.owner, queue_list)
+        raw = self.bench.client.lmove(keys.queue(queue_list), landing, "RIGHT", "LEFT")
+        if raw is not None and queue_list not in self.landed:
+            self.landed.append(queue_list)
+        return raw
+
+    def unland(self) -> None:
+        """Give back what landed."""
+        self.landed.clear()
+        self.in_flight.lists.unland(self.owner, dict.fromkeys(self._lists, 0))
 
     def deliver(self) -> None:
         """What was claimed is there, and does not start yet."""
@@ -236,7 +245,8 @@ class Worker:
 
     def reconcile(self) -> None:
         """Look for what lost replies spoke of; a suspect among it is alone no longer."""
-        self.in_flight.lost_claims.reconcile(self.owner, self._lists)
+        self.landed.clear()
+        self.in_flight.lost_claims.reconcile(self.owner, dict.fromkeys(self._lists, 0))
 
     def start(self, claimed: Claimed) -> bool:
         """Hand a job to the pool, as ``Gate`` does; whether it runs."""
@@ -247,7 +257,7 @@ class Worker:
             self.waits.remove(claimed)
             self.in_flight.requeue([job])
         elif not (alone and self.runs) and not self._was_reaped(job):
-            started = bool(self.in_flight.start(job, digest(job.payload)))
+            started = bool(self.in_flight.start(job))
             assert started != self.in_flight.doubt
             if not started:
                 return False
@@ -299,11 +309,13 @@ class Worker:
     def learn(self) -> None:
         """Hear that it was taken for dead, and go on as a new owner."""
         self.in_flight.lose_all(self.owner)
+        self.unland()
         self.register()
 
     def leave(self) -> None:
         """End in order; with a late claim in its lists it is left to the reaper."""
         self.in_flight.flush()
+        self.unland()
         self.in_flight.requeue_all()
         self.waits.clear()
         self.alive = False

@@ -216,7 +216,7 @@ class Fleet(RuleBasedStateMachine):
     def requeue_again(self, data: st.DataObject) -> None:
         """A network that stood still brings a requeue once more."""
         number = data.draw(st.integers(0, len(self.stage.requeues) - 1))
-        assert self.bench.run(self.stage.requeues[number]) == [0]
+        assert self.bench.run(self.stage.requeues[number]) == 0
 
     @some(harmful)
     @rule(data=st.data())
@@ -233,6 +233,14 @@ class Fleet(RuleBasedStateMachine):
             worker.claim_alone_and_lose_the_reply(queue_list, self.stage)
         else:
             worker.claim_and_lose_the_reply(self.stage)
+
+    @some(anybody)
+    @rule(data=st.data(), queue_list=st.sampled_from(QUEUES))
+    def land(self, data: st.DataObject, queue_list: str) -> None:
+        """A blocking read of a process that lives brings a job."""
+        worker = self.who(data, anybody)
+        if (raw := worker.land(queue_list)) is not None:
+            self.truth.move(queue_list, self.bench.keys.landing(worker.owner, queue_list), raw)
 
     @some(in_doubt)
     @rule(data=st.data())
@@ -281,7 +289,7 @@ class Fleet(RuleBasedStateMachine):
             self.reap(0)
 
     def without_a_suspect(self) -> list[Worker]:
-        return living(self, lambda worker: len(self.truth.what_runs(worker.owner)) != 1)
+        return living(self, lambda worker: len(self.truth.running[worker.owner]) != 1)
 
     @some(looking_alive)
     @rule(data=st.data(), reaped=st.booleans())
@@ -297,10 +305,10 @@ class Fleet(RuleBasedStateMachine):
         """A blocking read of a process that was taken for dead brings a job."""
         owners = sorted(self.truth.reaped)
         owner = owners[data.draw(st.integers(0, len(owners) - 1))]
-        private = self.bench.keys.private(owner, queue_list)
-        raw = self.bench.client.lmove(queue_list, private, "RIGHT", "LEFT")
+        landing = self.bench.keys.landing(owner, queue_list)
+        raw = self.bench.client.lmove(queue_list, landing, "RIGHT", "LEFT")
         if raw is not None:
-            self.truth.move(queue_list, private, raw)
+            self.truth.move(queue_list, landing, raw)
 
     # -- reapers
 

@@ -17,9 +17,7 @@ from celery_superfetch.model.config import Config
 from celery_superfetch.model.job import digest, parse
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.store.keys import Keys
-from celery_superfetch.store.private_lists import RAN
-
-STRUCK = "struck"
+from celery_superfetch.store.private_lists import RUNS
 
 
 @dataclass
@@ -55,7 +53,8 @@ class Verdict:
 
 
 class Known:
-    """The model. Jobs are counted by their bytes: two items of the same bytes are copies.
+    """The model. Jobs are counted by their bytes: two items of the same bytes are copies. Claims
+    are known by their ids.
 
     Arguments:
         killers: payloads of jobs that may end the process that runs them.
@@ -66,16 +65,15 @@ class Known:
         self.published: Counter[bytes] = Counter()
         self.settled: Counter[bytes] = Counter()
         self.dead: Counter[bytes] = Counter()
-        #: Key of a queue, private or probation list -> what it holds.
+        #: Key of a queue or probation list, or of one where jobs land -> what it holds.
         self.lists: dict[str, Counter[bytes]] = defaultdict(Counter)
         self.cards: dict[bytes, Card] = defaultdict(Card)
-        #: Owner -> its running jobs, as the server has them.
-        self.running: dict[str, dict[str, str]] = defaultdict(dict)
+        #: Owner -> its claims, and those of them that run, as the server has them.
+        self.held: dict[str, dict[str, bytes]] = defaultdict(dict)
+        self.running: dict[str, set[str]] = defaultdict(set)
         #: Queue lists that are known to have suspects.
         self.on_probation: set[str] = set()
         self.drained = False
-        #: Owner -> number of its last call that gave jobs back.
-        self.returned: dict[str, int] = {}
         self.owners: set[str] = set()
         self.stopping: set[str] = set()
         self.reaped: dict[str, Verdict] = {}
@@ -95,22 +93,13 @@ class Known:
         """Items of these bytes that are neither settled nor dead."""
         return self.published[payload] - self.settled[payload] - self.dead[payload]
 
-    def private(self, owner: str, queue_list: str) -> Counter[bytes]:
-        return self.lists[self.keys.private(owner, queue_list)]
-
-    def what_runs(self, owner: str) -> dict[str, str]:
-        """Claim id -> digest of what an owner runs, or ran."""
-        claims = self.running[owner].items()
-        return {id: name for id, name in claims if id != RAN}
-
-    def blame(self, owner: str, payload: bytes) -> str:
-        """How the end of an owner counts against a job."""
-        name, ran = digest(payload), self.what_runs(owner)
+    def blame(self, owner: str, id: str, payload: bytes) -> str:
+        """How the end of an owner counts against one of its claims."""
         if self.reaped[owner].stopping:
             card = self.cards[payload]
             if not (card.probation and card.recoveries >= self.config.recovery_limit):
                 return ""
-        if name not in ran.values():
+        if id not in self.running[owner]:
             return ""
         return "exact" if self.reaped[owner].ran == 1 else "suspect"
 
@@ -121,12 +110,12 @@ class Known:
         keys = self.keys
         lists = [keys.queue(name) for name in queue_lists]
         lists += [keys.probation(name) for name in queue_lists]
-        lists += [keys.private(owner, name) for owner in self.running for name in queue_lists]
+        lists += [keys.landing(owner, name) for owner in self.held for name in queue_lists]
         with client.pipeline(transaction=False) as pipe:
             for key in lists:
                 pipe.lrange(key, 0, -1)
-            for owner in self.running:
-                pipe.hgetall(keys.running(owner))
+            for owner in self.held:
+                pipe.hgetall(keys.private(owner))
             for payload in self.published:
                 pipe.hgetall(keys.recoveries(digest(payload)))
             pipe.smembers(keys.on_probation)
@@ -136,19 +125,23 @@ class Known:
                 pipe.zrange(index, 0, -1)
             replies = iter(pipe.execute())
         found = {key: Counter(next(replies)) for key in lists}
-        running = {owner: _text(next(replies)) for owner in self.running}
+        private = {owner: next(replies) for owner in self.held}
         counters = {payload: _text(next(replies)) for payload in self.published}
         on_probation = {name.decode() for name in next(replies)}
         records, caps, *indexes = replies
         dead = Counter(json.loads(record)["payload"].encode() for record in records.values())
 
-        everywhere = sum((*found.values(), dead), Counter()) + self.settled
+        held = Counter(p for claims in self.held.values() for p in claims.values())
+        everywhere = sum((*found.values(), dead, held), Counter()) + self.settled
         assert everywhere == self.published, "each is in one place, or settled"
         assert found == {key: +self.lists[key] for key in lists}
         assert dead == +self.dead
         assert all(set(index) == set(records) for index in indexes), "each is under its app's cap"
         assert caps == dict.fromkeys(records, keys.dead_of(self.config.app_name).encode())
-        assert running == self.running
+        for owner, fields in private.items():
+            rows = {id.encode(): payload for id, payload in self.held[owner].items()}
+            assert self.running[owner] <= self.held[owner].keys(), "no record outlives its claim"
+            assert fields == rows | {f"{RUNS}{id}".encode(): b"1" for id in self.running[owner]}
         suspects = {name for name in queue_lists if found[keys.probation(name)]}
         assert on_probation == self.on_probation >= suspects
         # An operator's drain leaves the name of a list behind, until the next claim from it.

@@ -64,7 +64,7 @@ for i = 10, #ARGV do
 end
 -- `turn` lists at a time, one job of each in turn, until they are dry; then the next lot.
 local dry = {}
-for first = 1, turn > 0 and #KEYS - 3 or 0, turn do
+for first = 1, turn > 0 and #KEYS - 3 or 0, math.max(turn, 1) do
   local more = true
   while more and most > 0 and room > 0 do
     more = false
