@@ -30,20 +30,26 @@ def test_whatever_happens_no_job_is_lost_and_no_innocent_is_killed(
     print(*(f"{count:6} {what}" for what, count in play(number).most_common()), sep="\n")
 
 
-#: Script -> what is taken out of it, and what stands there instead.
-CONTROLS = {
-    "recover": ("if unmarked then", "if false then"),
-    "ack": ("if there then redis.call('DEL', KEYS[key]) end", ""),
-    "requeue": ("if number > 0 and tonumber", "if false and tonumber"),
-}
+#: Script, what is taken out of it, and what stands there instead.
+CONTROLS = [
+    ("recover", "if unmarked then", "if false then"),
+    ("ack", "redis.call('DEL', KEYS[counters])", ""),
+    ("ack", "if redis.call('HEXISTS', private, ARGV[i]) == 1 then", "if true then"),
+    ("claim", "if not redis.call('ZSCORE', owners, owner) then", "if false then"),
+    ("mark", "or tonumber(score) ~= seen", ""),
+]
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("script", CONTROLS)
+@pytest.mark.parametrize(("script", "line", "other"), CONTROLS)
 def test_the_control_finds_what_a_script_without_one_of_its_lines_does(
-    monkeypatch: pytest.MonkeyPatch, play: Callable[..., Counter[str]], script: str
+    monkeypatch: pytest.MonkeyPatch,
+    play: Callable[..., Counter[str]],
+    script: str,
+    line: str,
+    other: str,
 ) -> None:
-    source, (line, other) = scripts.source, CONTROLS[script]
+    source = scripts.source
     assert line in source(script)
     monkeypatch.setattr(
         scripts,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
@@ -86,32 +85,51 @@ class Database:
         return self._hash(f"{OWN}owner:{owner}").get(name.encode(), b"").decode()
 
     def held(self) -> dict[str, list[str]]:
-        """Owner -> names of the jobs in its private lists, of each the oldest claim first."""
+        """Owner -> names of its jobs in flight, of each queue list the oldest claim first; then
+        what landed."""
         held: dict[str, list[str]] = {}
-        for key in self.private_lists():
-            owner = key.removeprefix(f"{OWN}private:").partition(":")[0]
-            held.setdefault(owner, []).extend(name_of(raw) for raw in reversed(self._list(key)))
+        for owner, claims in self._claims().items():
+            order = sorted(claims, key=lambda id: (id.partition(b":")[2], id))
+            held[owner] = [name_of(claims[id]) for id in order if not id.startswith(b"r")]
         return held
 
     def running(self) -> list[str]:
         """Names of the jobs in private lists that are recorded as running."""
-        digests = {raw for key in self.keys(f"{OWN}running:*") for raw in self._hash(key).values()}
-        payloads = [raw for key in self.private_lists() for raw in self._list(key)]
-        return [
-            name_of(raw) for raw in payloads if hashlib.sha1(raw).hexdigest().encode() in digests
-        ]
+        held = self._claims().values()
+        return [name_of(claims[id[1:]]) for claims in held for id in claims if id.startswith(b"r")]
 
-    def records(self) -> list[tuple[bytes, bytes]]:
-        """What forbids other starts: claims that are recorded as running, whatever became of them.
-
-        A claim that was given back leaves a mark for a while.
-        """
-        rows = [row for key in self.keys(f"{OWN}running:*") for row in self._hash(key).items()]
-        return [row for row in rows if row[1] != b"-"]
+    def records(self) -> list[bytes]:
+        """Claims that are recorded as running, whatever became of them."""
+        return [id for claims in self._claims().values() for id in claims if id.startswith(b"r")]
 
     def private_lists(self) -> list[str]:
-        """The keys of all private lists that are not empty."""
-        return self.keys(f"{OWN}private:*")
+        """The keys of all private lists that are not empty, and of those where jobs landed."""
+        return sorted(self.keys(f"{OWN}private:*") + self.keys(f"{OWN}landing:*"))
+
+    def _claims(self) -> dict[str, dict[bytes, bytes]]:
+        """Owner -> its private list, and what landed, as of one moment: jobs move in one."""
+        while True:
+            names = self.private_lists()
+            with self.client.pipeline(transaction=True) as pipe:
+                for name in names:
+                    landing = name.startswith(f"{OWN}landing:")
+                    (pipe.lrange if landing else pipe.hgetall)(
+                        self.prefix + name, *([0, -1] if landing else [])
+                    )
+                for kind in ("private", "landing"):
+                    pipe.keys(f"{self.prefix}{OWN}{kind}:*")
+                *contents, private, landings = pipe.execute()
+            now = sorted(key.decode().removeprefix(self.prefix) for key in (*private, *landings))
+            if now == names:
+                break
+        found: dict[str, dict[bytes, bytes]] = {}
+        for name, content in zip(names, contents, strict=True):
+            owner, _, queue_list = name.removeprefix(OWN).partition(":")[2].partition(":")
+            if isinstance(content, list):  # behind those that have a name
+                ids = (f"~{number:04}:{queue_list}".encode() for number in range(len(content)))
+                content = dict(zip(ids, reversed(content), strict=True))
+            found.setdefault(owner, {}).update(content)
+        return found
 
     def keys(self, pattern: str) -> list[str]:
         """Names of keys."""

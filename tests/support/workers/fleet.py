@@ -26,7 +26,7 @@ OPTIONS = {"heartbeat_interval": 1, "owner_ttl": 10, "reap_interval": 1}
 SOCKET_TIMEOUT = 3.0
 
 #: Kinds of keys that hold jobs in flight.
-FLYING = ("private", "parked", "running")
+FLYING = ("private", "landing", "parked")
 
 
 class Fleet:

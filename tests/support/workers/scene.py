@@ -37,7 +37,7 @@ SHUTDOWN = "control shutdown"
 
 #: How the keys begin that exist for owners alone.
 OF_OWNERS = tuple(
-    f"superfetch:{part}" for part in ("private:", "running:", "owner", "host:", "reaped")
+    f"superfetch:{part}" for part in ("private:", "landing:", "owner", "host:", "reaped")
 )
 
 
