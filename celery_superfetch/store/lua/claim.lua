@@ -79,9 +79,11 @@ for first = 1, turn > 0 and #KEYS - 3 or 0, math.max(turn, 1) do
     end
   end
 end
-if #fields > 0 then
+-- Lua hands over no more than 8,000 values at once. What refuses some of these refuses the first.
+for first = 1, #fields, 4000 do
+  local last = math.min(first + 3999, #fields)
   -- After a removal a server over its memory limit allows this, before 7.0, too.
-  local answer = redis.pcall('HSET', private, unpack(fields))
+  local answer = redis.pcall('HSET', private, unpack(fields, first, last))
   if type(answer) == 'table' then
     for i = #sources, 1, -1 do redis.call('RPUSH', sources[i], jobs[3 * i - 1]) end
     return answer

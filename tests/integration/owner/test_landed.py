@@ -1,0 +1,210 @@
+"""What a blocking read let land, until the next claim of its owner names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Counters
+from celery_superfetch.owner.membership import Membership
+from celery_superfetch.signals import LostJob
+from support.servers.server import Server
+from support.workers.bench import Bench, payload
+
+ONE, TWO, THREE, FOUR = (payload(n) for n in range(1, 5))
+MAIL = {"mail": 0}
+
+
+@pytest.fixture
+def member(make: Callable[..., Membership]) -> Membership:
+    """Registered for the queue mail, for one channel (1)."""
+    membership = make()
+    membership.join(1, MAIL)
+    return membership
+
+
+def test_the_next_claim_names_it_before_it_takes_others(bench: Bench, owner: Facts) -> None:
+    bench.land(owner, "mail", ONE)
+    bench.push("mail", TWO)
+    claims = bench.in_flight.claim(owner.owner, ["mail"], 10, 1, ["mail"])
+    assert [claimed.job.payload for claimed in claims.jobs] == [ONE, TWO]
+    assert (bench.landed(owner), bench.queue()) == ([], [])
+    assert bench.held(owner) == [claimed.job for claimed in reversed(claims.jobs)]
+    assert [*bench.in_flight.jobs] == [claimed.job for claimed in claims.jobs]
+
+
+def test_a_claim_that_is_for_no_others_leaves_them(bench: Bench, owner: Facts) -> None:
+    """It came alone: its list was found dry."""
+    bench.land(owner, "mail", ONE)
+    bench.push("mail", TWO)
+    [claimed] = bench.in_flight.claim(owner.owner, ["mail"], 10, 0, ["mail"]).jobs
+    assert claimed.job.payload == ONE
+    assert bench.queue() == [TWO]
+
+
+def test_what_an_earlier_read_left_without_a_name_comes_along(bench: Bench, owner: Facts) -> None:
+    bench.land(owner, "mail", ONE, TWO)
+    claims = bench.in_flight.claim(owner.owner, ["mail"], 10, 0, ["mail"])
+    assert [claimed.job.payload for claimed in claims.jobs] == [ONE, TWO], "the oldest first"
+
+
+def test_of_more_than_is_asked_for_the_rest_stays(bench: Bench, owner: Facts) -> None:
+    bench.land(owner, "mail", ONE, TWO)
+    [claimed] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, ["mail"]).jobs
+    assert claimed.job.payload == ONE
+    assert bench.landed(owner) == [TWO]
+
+
+def test_where_nothing_landed_a_claim_takes_what_waits(bench: Bench, owner: Facts) -> None:
+    """Another thread has put it back meanwhile."""
+    bench.push("mail", ONE)
+    [claimed] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, ["mail"]).jobs
+    assert claimed.job.payload == ONE
+
+
+def test_a_claim_that_cannot_be_written_leaves_each_job_whence_it_came(
+    bench: Bench, owner: Facts
+) -> None:
+    bench.client.set(bench.keys.private(owner.owner), "no hash")
+    bench.land(owner, "mail", ONE, TWO)
+    bench.push("mail", THREE, FOUR)
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        bench.in_flight.claim(owner.owner, ["mail"], 3, 1, ["mail"], 3)
+    assert (bench.landed(owner), bench.queue()) == ([TWO, ONE], [THREE, FOUR])
+    assert len(bench.in_flight.jobs) == 0
+    bench.client.delete(bench.keys.private(owner.owner))
+    claims = bench.in_flight.claim(owner.owner, ["mail"], 10, 1, ["mail"])
+    assert [claimed.job.payload for claimed in claims.jobs] == [ONE, TWO, THREE, FOUR]
+
+
+def test_a_claim_may_take_more_than_lua_hands_over_at_once(bench: Bench, owner: Facts) -> None:
+    """A high `claim_limit`: all were lost between the queue and the private list."""
+    raws = [payload(n) for n in range(5000)]
+    bench.push("mail", *raws)
+    claims = bench.claim(owner, most=len(raws), starts=len(raws))
+    assert [claimed.job.payload for claimed in claims.jobs] == raws
+    assert claims.started == len(raws)
+    held = bench.lists.held(owner.owner)
+    assert [claimed.job.claim_id for claimed in reversed(claims.jobs)] == [*held.claims]
+    assert held.running == {*held.claims}
+
+
+def test_where_a_key_is_something_else_the_other_lists_are_served(
+    bench: Bench, owner: Facts
+) -> None:
+    bench.client.set(bench.keys.landing(owner.owner, "mail"), "no list")
+    bench.land(owner, "slow", ONE)
+    claims = bench.in_flight.claim(owner.owner, ["mail", "slow"], 10, 0, ["mail", "slow"])
+    assert [claimed.job.payload for claimed in claims.jobs] == [ONE]
+    [(name, why)] = claims.errors
+    assert name == "mail"
+    assert "WRONGTYPE" in why
+
+
+# -- put back
+
+
+def test_it_is_put_back_in_front_and_uncounted(bench: Bench, owner: Facts) -> None:
+    bench.push("mail", THREE)
+    bench.land(owner, "mail", ONE, TWO)
+    assert bench.in_flight.lists.unland(owner.owner, MAIL) == 2
+    assert bench.queue() == [ONE, TWO, THREE]
+    assert bench.counters(ONE) == Counters()
+    assert bench.stat("requeued") == 0
+    assert bench.in_flight.lists.unland(owner.owner, MAIL) == 0, "a repetition finds nothing"
+
+
+def test_a_queue_that_expires_goes_on_expiring(bench: Bench, owner: Facts) -> None:
+    bench.land(owner, "mail", ONE)
+    bench.in_flight.lists.unland(owner.owner, {"mail": 60_000})
+    assert 0 < bench.client.pttl("mail") <= 60_000
+
+
+@pytest.mark.parametrize("is_queue", [True, False], ids=["queue", "landing list"])
+def test_what_cannot_be_put_back_stays_and_holds_up_no_other(
+    bench: Bench, owner: Facts, is_queue: bool
+) -> None:
+    landing = bench.keys.landing(owner.owner, "mail")
+    if is_queue:
+        bench.land(owner, "mail", ONE)
+    bench.client.set("mail" if is_queue else landing, "something else")
+    bench.land(owner, "slow", TWO)
+    assert bench.in_flight.lists.unland(owner.owner, {"mail": 0, "slow": 0}) == 1
+    assert bench.queue("slow") == [TWO]
+    if is_queue:
+        assert bench.landed(owner) == [ONE]
+        bench.client.delete("mail")
+        assert bench.in_flight.lost_claims.reconcile(owner.owner, MAIL) == 1
+        assert bench.queue() == [ONE]
+
+
+def test_a_doubt_puts_it_back_behind_what_was_claimed_before(
+    bench: Bench, owner: Facts, lost: list[LostJob]
+) -> None:
+    """Whoever looks for lost replies has closed the reads whose replies spoke of it."""
+    [kept] = bench.take(owner, payload("kept"))
+    bench.push("mail", ONE, TWO)
+    bench.run(bench.lists.claim(owner.owner, ["mail"], 2, 1))
+    bench.land(owner, "mail", THREE)
+    bench.push("mail", FOUR)
+    assert bench.in_flight.lost_claims.reconcile(owner.owner, MAIL) == 3
+    assert bench.queue() == [ONE, TWO, THREE, FOUR]
+    assert bench.held(owner) == [kept.job]
+    assert lost == []
+
+
+def test_what_landed_for_a_forgotten_owner_goes_back(member: Membership, bench: Bench) -> None:
+    old, raws = member.owner, [ONE, TWO]
+    bench.land(old, "mail", *raws)
+    bench.client.delete(bench.keys.owners, bench.keys.facts(old))
+    assert not member.claim(["mail"], 2, 1, ["mail"]).jobs, "it is another's by then"
+    assert member.owner != old
+    member.unland(old, ["mail"])
+    assert (bench.queue(), bench.landed(old)) == (raws, []), "in the old order"
+    assert bench.stat("ownership_lost") == 0
+
+
+def test_what_landed_for_a_reaped_owner_is_recovered_and_not_put_back_twice(
+    member: Membership, bench: Bench
+) -> None:
+    old = member.owner
+    bench.land(old, "mail", ONE)
+    assert bench.mark(member, "silent")
+    bench.reaper().reap()
+    assert (bench.queue(), bench.landed(old)) == ([ONE], [])
+    member.unland(old, ["mail"])
+    assert bench.queue() == [ONE]
+    assert bench.counters(ONE) == Counters(), "nobody has seen it"
+
+
+def test_while_the_server_is_away_putting_back_waits(fresh_server: Callable[..., Server]) -> None:
+    server = fresh_server(appendonly=True, appendfsync="always")
+    bench = Bench(server.client())
+    member = Membership({"host": "127.0.0.1", "port": server.port}, bench.config)
+    member.join(1, MAIL)
+    bench.land(member.owner, "mail", ONE)
+    server.kill()
+    member.unland(member.owner, ["mail"])
+    assert member.overdue
+    with pytest.raises(redis.ConnectionError):
+        member.catch_up()
+    server.restart()
+    member.catch_up()
+    assert (bench.queue(), bench.landed(member.owner)) == ([ONE], [])
+    member.leave_for_good()
+
+
+def test_nobody_leaves_while_something_has_landed_for_it(member: Membership, bench: Bench) -> None:
+    """Else it would lie there for ever."""
+    bench.land(member, "mail", ONE)
+    member.leave(1)
+    assert member.owner
+    assert bench.landed(member) == [ONE]
+    member.in_flight.doubt = True
+    member.leave(1)
+    assert not member.owner
+    assert bench.key_names() == {"mail"}
+    assert bench.queue() == [ONE]
