@@ -61,10 +61,9 @@ class LostClaims:
             return back
 
     def _look(self, owner: str, run: str | None) -> int:
-        """Give back what has no holder here, and let nothing be said to run that none starts."""
-        held = self.lists.held(owner)
-        ours = {job.claim_id: state for job, state in self.jobs.items() if job.owner == owner}
-        unknown = [id for id in held.claims if id not in ours]
+        """Give back what has no holder here."""
+        ours = {job.claim_id for job in self.jobs if job.owner == owner}
+        unknown = [id for id in self.lists.held(owner).claims if id not in ours]
         back = 0
         while unknown:
             jobs, seen = self.lists.jobs(owner, unknown[:BATCH], CLAIM_BYTES)

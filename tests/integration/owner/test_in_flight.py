@@ -50,14 +50,14 @@ def test_two_equal_payloads_are_two_jobs(bench: Bench, owner: Facts) -> None:
     bench.in_flight.flush()
     assert same.job not in bench.in_flight.jobs
     assert other.job in bench.in_flight.jobs
-    assert bench.private(owner) == [payload(1)]
+    assert bench.held(owner) == [other.job]
 
 
 def test_an_ack_that_finds_nothing_is_announced(
     bench: Bench, owner: Facts, lost: list[LostJob]
 ) -> None:
     taken, kept = bench.take(owner, payload("taken"), payload("kept"))
-    bench.client.lrem(bench.keys.private(owner.owner, "mail"), 1, payload("taken"))
+    bench.client.hdel(bench.keys.private(owner.owner), taken.job.claim_id)
     for claimed in (taken, kept):
         bench.in_flight.ack(claimed)
     bench.in_flight.flush()
@@ -65,15 +65,18 @@ def test_an_ack_that_finds_nothing_is_announced(
     assert len(bench.in_flight.jobs) == 0
 
 
-def test_a_confirmed_job_that_is_gone_is_announced(
-    bench: Bench, owner: Facts, lost: list[LostJob]
-) -> None:
-    job = bench.lists.job(owner.owner, "mail", payload(1))
-    bench.in_flight.take(job)
-    claims = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, [job])
-    assert claims.confirmed == [None]
-    assert lost == [lost_job(job)]
-    assert job not in bench.in_flight.jobs
+def test_calls_for_a_claim_that_nobody_knows_move_nothing(bench: Bench, owner: Facts) -> None:
+    """Though it has the bytes of one that is there."""
+    [one] = bench.take(owner, payload(1))
+    unknown = one.job._replace(claim_id="ff:mail")
+    assert bench.run(bench.lists.requeue([unknown], "front", 0)) == 0
+    assert bench.run(bench.in_flight.parked.park({unknown: 1})) == 0
+    assert bench.run(bench.lists.ack(owner.owner, [Claimed(unknown)], [unknown])) == [1]
+    assert bench.client.hgetall(bench.keys.private(owner.owner)) == {
+        one.job.claim_id.encode(): payload(1)
+    }
+    assert bench.queue() == []
+    assert not bench.client.exists(bench.keys.parked, bench.keys.parked_of("mail"))
 
 
 def test_a_requeue_is_not_held_any_more_and_keeps_the_order(bench: Bench, owner: Facts) -> None:
@@ -204,8 +207,8 @@ def test_jobs_that_went_back_leave_no_payload_behind(bench: Bench) -> None:
             bench.push("mail", payload(number, padding="x" * 1_000_000))
             [claimed] = held.claim(owner, ["mail"], 1, 1, []).jobs
             held.requeue([claimed.job])
-            bench.client.lmove("mail", bench.keys.private(owner, "mail"))
-            assert held.lost_claims.reconcile(owner, ["mail"]) == 1, (
+            bench.run(held.lists.claim(owner, ["mail"], 1, 1))
+            assert held.lost_claims.reconcile(owner, {"mail": 0}) == 1, (
                 "nobody has heard of this claim"
             )
             bench.client.delete("mail")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import Job, digest
+from celery_superfetch.model.job import Job
 from celery_superfetch.model.strikes import Blame, Counters, Decision, Limits, Recovery
 from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.signals import LostJob, job_recovering
@@ -90,7 +90,7 @@ def test_a_job_that_lost_its_child_and_was_taken_away_is_announced(
     bench: Bench, owner: Facts, cut_short: LostRuns, lost: list[LostJob]
 ) -> None:
     [claimed] = bench.take(owner, payload(1))
-    bench.client.delete(bench.keys.private(owner.owner, "mail"))
+    bench.client.delete(bench.keys.private(owner.owner))
     assert (
         cut_short.recover_or_kill(claimed.job, "pool child lost", object(), Limits.of(bench.config))
         is None
@@ -145,7 +145,7 @@ def test_the_record_of_its_start_is_in_before_it_is_removed(
     sender, on_their_way = object(), []
     in_flight = bench.in_flight
     [claimed] = bench.take(owner, payload(1))
-    assert in_flight.start(claimed.job, digest(payload(1)))
+    assert in_flight.start(claimed.job)
     assert in_flight.unread
 
     def look(recovery: Recovery, **_: object) -> None:
@@ -154,7 +154,7 @@ def test_the_record_of_its_start_is_in_before_it_is_removed(
     job_recovering.connect(look, sender=sender)
     cut_short.recover_or_kill(claimed.job, "pool child lost", sender, Limits.of(bench.config))
     assert on_their_way == [False]
-    assert not bench.client.exists(bench.keys.running(owner.owner))
+    assert not bench.client.exists(bench.keys.private(owner.owner))
 
 
 def spared(bench: Bench, owner: Facts, cut_short: LostRuns, stopping: bool = False) -> Job:

@@ -110,7 +110,7 @@ def test_while_it_is_not_known_what_is_in_a_list_it_stays_registered(
         return set(bench.registry.facts([member.owner])[member.owner].lists)
 
     assert "reply-7" in join(0), "it is not empty"
-    bench.client.delete(bench.keys.private(member.owner, "reply-7"))
+    bench.client.delete(bench.keys.private(member.owner))
     member.in_flight.doubt = True
     assert "reply-7" in join(200)
     member.in_flight.lost_claims.reconcile(member.owner, member.heart.facts.lists)
@@ -156,22 +156,6 @@ def test_an_emptied_database_makes_it_a_new_owner(member: Membership, bench: Ben
     assert claimed.job.owner == member.owner != old
     assert set(bench.registry.owners()) == {member.owner}
     assert set(bench.registry.facts([member.owner])[member.owner].lists) == {"mail"}
-
-
-def test_what_a_read_brought_goes_back_if_its_owner_is_forgotten_before_it_is_confirmed(
-    member: Membership, bench: Bench
-) -> None:
-    old, raws = member.owner, [payload(1), payload(2)]
-    bench.give(old, "mail", raws)
-    jobs = [member.in_flight.lists.job(old, "mail", raw) for raw in raws]
-    assert all(map(member.in_flight.take, jobs))
-    bench.client.delete(bench.keys.owners, bench.keys.facts(old))
-    claims = member.claim(["mail"], 0, 1, jobs)
-    assert claims.confirmed == [None, None]
-    assert member.owner != old
-    assert (bench.queue(), bench.private(old)) == (raws, []), "in the old order"
-    assert len(member.in_flight.jobs) == 0
-    assert bench.stat("ownership_lost") == 0
 
 
 def test_a_reaped_process_goes_on_as_a_new_owner(

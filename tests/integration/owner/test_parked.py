@@ -46,6 +46,14 @@ def test_a_job_for_later_leaves_with_the_next_round_trip(bench: Bench, owner: Fa
     assert not bench.client.exists(bench.keys.parked, bench.keys.parked_of("mail"))
 
 
+def test_two_jobs_of_the_same_bytes_are_parked_as_two(bench: Bench, owner: Facts) -> None:
+    park(bench, *claim(bench, owner, 1, 1))
+    bench.in_flight.flush()
+    assert parked(bench) == [payload(1), payload(1)]
+    assert due(bench) == 2
+    assert bench.queue() == [payload(1), payload(1)]
+
+
 def test_what_is_due_soon_stays(bench: Bench, owner: Facts) -> None:
     [soon] = claim(bench, owner, 1)
     now = bench.database.server_time()
@@ -112,21 +120,11 @@ def test_a_queue_that_expires_goes_on_expiring(bench: Bench, owner: Facts) -> No
 def test_a_call_that_comes_behind_its_successor_parks_nothing(bench: Bench, owner: Facts) -> None:
     """A network that stood still brings it when the job went back, and is another claim by now."""
     [claimed] = claim(bench, owner, 1)
-    late = bench.in_flight.parked.park({claimed.job: 1}, 1)
-    assert bench.run(bench.lists.requeue([claimed.job], "front", 0, 2)) == [1]
+    late = bench.in_flight.parked.park({claimed.job: 1})
+    assert bench.run(bench.lists.requeue([claimed.job], "front", 0)) == 1
     [again] = bench.claim(owner).jobs
     assert bench.run(late) == 0
     assert (bench.private(owner), parked(bench)) == ([again.job.payload], [])
-
-
-def test_the_control_without_a_number_it_takes_the_next_claim_away(
-    bench: Bench, owner: Facts
-) -> None:
-    [claimed] = claim(bench, owner, 1)
-    late = bench.in_flight.parked.park({claimed.job: 1}, 10**6)
-    bench.run(bench.lists.requeue([claimed.job], "front", 0, 2))
-    bench.claim(owner)
-    assert bench.run(late) == 1
 
 
 def test_where_it_cannot_be_parked_it_goes_back_and_is_not_tried_again_at_once(
@@ -137,7 +135,7 @@ def test_where_it_cannot_be_parked_it_goes_back_and_is_not_tried_again_at_once(
     park(bench, claimed)
     bench.in_flight.flush()
     assert bench.in_flight.doubt
-    assert bench.in_flight.lost_claims.reconcile(owner.owner, ["mail"]) == 1
+    assert bench.in_flight.lost_claims.reconcile(owner.owner, {"mail": 0}) == 1
     assert bench.queue() == [payload(1)]
     [again] = claim(bench, owner)
     assert not bench.in_flight.park(again.job, 1e15), "it waits in memory, as in stock"

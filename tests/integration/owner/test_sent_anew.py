@@ -98,7 +98,7 @@ def test_a_job_that_was_taken_away_is_not_sent_anew(
     bench: Bench, owner: Facts, cut_short: LostRuns, lost: list[LostJob]
 ) -> None:
     [claimed] = bench.take(owner, payload(1))
-    bench.client.delete(bench.keys.private(owner.owner, "mail"))
+    bench.client.delete(bench.keys.private(owner.owner))
     for _ in range(2):
         how: dict[str, Any] = {"blame": Blame.EXACT, "settled": False}
         assert (

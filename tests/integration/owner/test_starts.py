@@ -21,6 +21,11 @@ def digests(*payloads: bytes) -> list[str]:
     return sorted(map(digest, payloads))
 
 
+def running(bench: Bench, owner: Facts) -> frozenset[str]:
+    """Claims that the server has as running."""
+    return bench.lists.held(owner.owner).running
+
+
 def commands(bench: Bench) -> int:
     stats = bench.client.info("commandstats")
     return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("eval", "evalsha"))
@@ -55,8 +60,7 @@ def test_nothing_of_a_former_self_starts(bench: Bench, owner: Facts) -> None:
 def test_a_claim_records_the_first_of_its_jobs_as_running(bench: Bench, owner: Facts) -> None:
     one, two, three = bench.take(owner, ONE, TWO, THREE, starts=2)
     assert bench.recorded(owner) == digests(ONE, TWO)
-    ids = bench.client.hgetall(bench.keys.running(owner.owner))
-    assert set(ids) == {one.job.claim_id.encode(), two.job.claim_id.encode()}
+    assert running(bench, owner) == {one.job.claim_id, two.job.claim_id}
     before = commands(bench)
     assert bench.hand_over(one)
     assert bench.hand_over(two)
@@ -66,15 +70,12 @@ def test_a_claim_records_the_first_of_its_jobs_as_running(bench: Bench, owner: F
 
 
 def test_what_a_blocking_read_brought_starts_first(bench: Bench, owner: Facts) -> None:
-    """Of two that it brought one was taken away meanwhile."""
     bench.push("mail", TWO)
-    waited = bench.lists.job(owner.owner, "mail", ONE)
-    gone = bench.lists.job(owner.owner, "mail", THREE)
-    bench.client.lpush(bench.keys.private(owner.owner, "mail"), ONE)
-    claims = bench.claim(owner, most=10, confirm=[gone, waited], starts=1)
-    assert [job for job, _ in claims.started] == [waited]
+    bench.land(owner, "mail", ONE)
+    claims = bench.claim(owner, landed=["mail"], starts=1)
+    assert [claimed.job.payload for claimed in claims.jobs] == [ONE, TWO]
+    assert claims.started == 1
     assert bench.recorded(owner) == digests(ONE)
-    assert [claimed.job.payload for claimed in claims.jobs] == [TWO]
 
 
 def test_fewer_jobs_than_might_start_are_all_recorded(bench: Bench, owner: Facts) -> None:
@@ -84,12 +85,20 @@ def test_fewer_jobs_than_might_start_are_all_recorded(bench: Bench, owner: Facts
     assert one.job.claim_id != two.job.claim_id
 
 
-@pytest.mark.parametrize("other", [payload(2, eta="2030-01-01T00:00:00"), payload("x" * 20_000)])
-def test_one_that_is_to_wait_or_is_large_is_not_recorded_and_so_are_those_behind_it(
-    bench: Bench, owner: Facts, other: bytes
+def test_one_that_is_to_wait_is_not_recorded_and_so_are_those_behind_it(
+    bench: Bench, owner: Facts
 ) -> None:
-    bench.take(owner, ONE, other, THREE, starts=3)
+    bench.take(owner, ONE, payload(2, eta="2030-01-01T00:00:00"), THREE, starts=3)
     assert bench.recorded(owner) == digests(ONE)
+
+
+def test_of_two_of_the_same_bytes_one_is_recorded(bench: Bench, owner: Facts) -> None:
+    one, two = bench.take(owner, ONE, ONE, starts=1)
+    assert running(bench, owner) == {one.job.claim_id}
+    bench.in_flight.ack(one)
+    assert bench.hand_over(two)
+    bench.in_flight.flush()
+    assert running(bench, owner) == {two.job.claim_id}
 
 
 def test_a_job_that_only_waits_does_not_count_as_running(bench: Bench, owner: Facts) -> None:
@@ -124,11 +133,11 @@ def test_a_job_is_recorded_with_the_ack_that_made_room(bench: Bench, owner: Fact
     one, two, three = bench.take(owner, ONE, TWO, THREE)
     assert bench.hand_over(one)
     assert bench.hand_over(two)
-    eventually(lambda: bench.recorded(owner) == digests(ONE, TWO))
+    eventually(lambda: running(bench, owner) == {one.job.claim_id, two.job.claim_id})
     bench.in_flight.ack(one)
     before = commands(bench)
     assert bench.hand_over(three)
-    eventually(lambda: bench.recorded(owner) == digests(TWO, THREE))
+    eventually(lambda: running(bench, owner) == {two.job.claim_id, three.job.claim_id})
     assert commands(bench) == before + 1
     assert bench.private(owner) == [THREE, TWO]
     assert bench.in_flight.jobs.counts[State.SETTLED] == 1, "nobody has waited for the answer"
@@ -137,7 +146,7 @@ def test_a_job_is_recorded_with_the_ack_that_made_room(bench: Bench, owner: Fact
 def test_a_task_with_early_ack_is_not_recorded(bench: Bench, owner: Facts) -> None:
     """Its ack may come first, and nothing would remove the record."""
     [one] = bench.take(owner, ONE)
-    assert bench.in_flight.start(one.job)
+    assert bench.in_flight.start(one.job, record=False)
     bench.in_flight.flush()
     assert bench.recorded(owner) == []
 
@@ -151,7 +160,7 @@ def test_a_job_whose_record_cannot_be_sent_does_not_start(bench: Bench, owner: F
             bench.in_flight.flush()
     assert bench.in_flight.doubt
     assert not bench.hand_over(two), "first comes a look at what the lost reply spoke of"
-    assert not bench.in_flight.lost_claims.reconcile(owner.owner, ["mail"])
+    assert not bench.in_flight.lost_claims.reconcile(owner.owner, {"mail": 0})
     assert bench.hand_over(two), "a new connection takes it"
     bench.in_flight.flush()
     assert digest(TWO) in bench.recorded(owner)
@@ -212,7 +221,7 @@ def test_a_suspect_that_waits_for_its_time_keeps_nothing_else_from_starting(
 
 
 def test_a_suspect_that_was_started_stays(bench: Bench, owner: Facts, suspect: Job) -> None:
-    assert bench.in_flight.start(suspect, digest(suspect.payload))
+    assert bench.in_flight.start(suspect)
     bench.in_flight.requeue([suspect])
     assert bench.in_flight.jobs.alone == suspect, "it runs"
     assert bench.on_probation() == []
@@ -230,9 +239,25 @@ def test_no_suspect_is_claimed_beside_what_has_just_started(bench: Bench, owner:
     assert bench.in_flight.claim_alone(owner.owner, "mail")
 
 
-def test_what_a_lost_ack_or_claim_left_is_forgotten(bench: Bench, owner: Facts) -> None:
-    [one] = bench.take(owner, ONE, starts=1)
-    key = bench.keys.running(owner.owner)
-    bench.client.hset(key, mapping={"ff": "gone"})
-    bench.in_flight.lost_claims.reconcile(owner.owner, ["mail"])
-    assert bench.client.hgetall(key) == {one.job.claim_id.encode(): digest(ONE).encode()}
+# -- no longer than its claim
+
+
+def test_no_record_outlives_its_claim(bench: Bench, owner: Facts) -> None:
+    """What a lost or a late call left would forbid other starts, and share the blame of a crash."""
+    one, two = bench.take(owner, ONE, TWO, starts=2)
+    late = bench.lists.ack(owner.owner, [], [one.job])
+    bench.in_flight.ack(one)
+    bench.in_flight.requeue([two.job])
+    bench.in_flight.flush()
+    assert bench.run(late) == []
+    assert not bench.client.exists(bench.keys.private(owner.owner))
+
+
+def test_a_start_that_comes_late_says_nothing_of_the_next_claim(bench: Bench, owner: Facts) -> None:
+    [one] = bench.take(owner, ONE)
+    late = bench.lists.ack(owner.owner, [], [one.job])
+    bench.in_flight.requeue([one.job])
+    [again] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    bench.run(late)
+    assert bench.held(owner) == [again.job]
+    assert running(bench, owner) == frozenset()

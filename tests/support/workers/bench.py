@@ -25,7 +25,7 @@ from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.signals import LostJob
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.dead_jobs import Graveyard
-from celery_superfetch.store.private_lists import RUNS, Claims, PrivateLists
+from celery_superfetch.store.private_lists import RUNS, Claims
 from celery_superfetch.store.registry import Registry
 from celery_superfetch.store.wire.scripts import Call
 
@@ -104,10 +104,10 @@ class Bench:
         self.database = Database(client, self.config)
         self.keys, self.scripts = self.database.keys, self.database.scripts
         self.registry = Registry(self.database)
-        self.lists = PrivateLists(self.database)
         self.recoveries = Judge(self.database)
         self.dead_set = Graveyard(self.database)
         self.in_flight = InFlight(self.database)
+        self.lists = self.in_flight.lists  # an owner's claims are numbered in one place
         self._numbers = count(1)
 
     def reaper(self, **options: Any) -> Reaper:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from threading import Thread
 from time import monotonic
 
@@ -69,34 +71,51 @@ def test_answers_are_read_some_at_a_time(hasty: Bench, owner: Facts, lost: list[
     assert (len(hasty.in_flight.jobs), hasty.private(owner), lost) == (0, [], [])
 
 
-def test_a_refusal_is_heard_with_the_next_thing_that_waits(hasty: Bench, owner: Facts) -> None:
+@contextlib.contextmanager
+def another_type(bench: Bench, key: str) -> Iterator[None]:
+    """Somebody's mistake, that is mended afterwards."""
+    bench.client.rename(key, "aside")
+    bench.client.set(key, "not a hash")
+    try:
+        yield
+    finally:
+        bench.client.rename("aside", key)
+
+
+def test_a_refusal_is_heard_with_the_next_thing_that_waits(
+    hasty: Bench, owner: Facts, lost: list[LostJob]
+) -> None:
     """All that it concerns is sent again."""
-    held, running = hasty.in_flight, hasty.keys.running(owner.owner)
-    hasty.client.set(running, "not a hash")
-    post_one_by_one(hasty, owner, 3)
+    held = hasty.in_flight
+    hasty.push("mail", *(payload(n) for n in range(3)))
+    jobs = held.claim(owner.owner, ["mail"], 3, 1, []).jobs
     hasty.push("mail", payload("more"))
-    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        held.claim(owner.owner, ["mail"], 1, 1, [])
+    with another_type(hasty, hasty.keys.private(owner.owner)):
+        for claimed in jobs:
+            held.ack(claimed)
+            held.post()
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            held.claim(owner.owner, ["mail"], 1, 1, [])
     assert held.jobs.counts[State.SETTLED] == 3
-    hasty.client.delete(running)
     held.flush()
     assert held.jobs.counts[State.SETTLED] == 0
+    assert (hasty.private(owner), lost) == ([], [])
+    assert hasty.queue() == [payload("more")], "it could not be claimed, and stayed"
 
 
 def test_the_refusal_of_a_record_is_heard_with_the_next_thing_that_waits(
     hasty: Bench, owner: Facts
 ) -> None:
     """The job runs on, and is recorded as soon as that is possible."""
-    held, running = hasty.in_flight, hasty.keys.running(owner.owner)
+    held = hasty.in_flight
     hasty.push("mail", payload(0))
     [one] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
-    hasty.client.set(running, "not a hash")
-    assert held.start(one.job, digest(payload(0)))
-    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        held.flush()
-    hasty.client.delete(running)
+    with another_type(hasty, hasty.keys.private(owner.owner)):
+        assert held.start(one.job)
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            held.flush()
     held.flush()
-    assert hasty.lists.running(owner.owner).digests == (digest(payload(0)),)
+    assert hasty.recorded(owner) == [digest(payload(0))]
 
 
 def test_a_signals_handler_may_settle_while_a_claim_waits(

@@ -42,7 +42,7 @@ def test_a_claim_whose_reply_was_lost_is_given_back(
     assert held.doubt
     assert len(held.jobs) == 0
     eventually(lambda: len(hasty.private(owner)) == 3, message="the control: claimed all the same")
-    assert held.lost_claims.reconcile(owner.owner, ["mail"]) == 3
+    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 3
     assert not held.doubt
     assert hasty.queue() == raws, "in the old order"
     assert hasty.private(owner) == []
@@ -57,7 +57,7 @@ def test_what_is_held_is_not_given_back_with_it(server: Server, hasty: Bench, ow
     hasty.push("mail", payload("same"), payload("other"))
     unheard(server, lambda: held.claim(owner.owner, ["mail"], 2, 1, []))
     eventually(lambda: len(hasty.private(owner)) == 3)
-    assert held.lost_claims.reconcile(owner.owner, ["mail"]) == 2
+    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 2
     assert hasty.private(owner) == [payload("same")]
     assert sorted(hasty.queue()) == sorted([payload("same"), payload("other")])
     assert known.job in held.jobs
@@ -71,11 +71,11 @@ def test_a_claim_that_arrives_after_the_look_is_found_by_the_second_one(
     hasty.push("mail", payload(1))
     on_its_way = held.lists.claim(owner.owner, ["mail"], 1, 1, [])
     held.doubt = True
-    assert held.lost_claims.reconcile(owner.owner, ["mail"]) == 0
+    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 0
     hasty.run(on_its_way)
     assert hasty.private(owner) == [payload(1)]
     eventually(lambda: held.lost_claims.due)
-    assert held.lost_claims.reconcile(owner.owner, ["mail"]) == 1
+    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 1
     assert hasty.queue() == [payload(1)]
     always(lambda: not held.lost_claims.due, during=0.5)
 
@@ -104,7 +104,7 @@ def test_only_the_resent_ack_is_silent(
     one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
     held.ack(one)
     unheard(server, held.flush)
-    hasty.client.delete(hasty.keys.private(owner.owner, "mail"))
+    hasty.client.delete(hasty.keys.private(owner.owner))
     held.ack(two)
     held.flush()
     assert lost == [lost_job(two.job)]
@@ -158,14 +158,12 @@ def test_a_return_that_is_repeated_takes_back_nothing_that_was_claimed_since(
     held.requeue([claimed.job])
     server.resume()
     eventually(hasty.queue, message="the control: it went all the same")
-    hasty.client.lmove("mail", hasty.keys.private(owner.owner, "mail"))
-    again = hasty.lists.job(owner.owner, "mail", payload(1))
-    assert held.take(again)
+    hasty.client.lmove("mail", hasty.keys.landing(owner.owner, "mail"))
     held.flush()
-    assert hasty.private(owner) == [payload(1)]
-    assert hasty.queue() == []
-    assert again in held.jobs
-    assert claimed.job not in held.jobs
+    assert (hasty.queue(), hasty.landed(owner)) == ([], [payload(1)])
+    [again] = held.claim(owner.owner, ["mail"], 1, 0, ["mail"]).jobs
+    assert hasty.held(owner) == [again.job]
+    assert [*held.jobs] == [again.job]
     assert held.doubt, "or one that no reply spoke of would stay here"
 
 
@@ -196,7 +194,7 @@ def test_redis_pys_own_retries_do_not_hide_a_lost_reply(server: Server) -> None:
     eventually(lambda: bench.private(membership.owner))
     unknown = len(bench.private(membership.owner)) - len(membership.in_flight.jobs)
     assert unknown == 0 or membership.in_flight.doubt, f"{outcome} hides {unknown} jobs"
-    membership.in_flight.lost_claims.reconcile(membership.owner, ["mail"])
+    membership.in_flight.lost_claims.reconcile(membership.owner, {"mail": 0})
     membership.leave_for_good()
 
 
@@ -210,10 +208,12 @@ def test_what_a_promoted_replica_had_not_seen_acked_is_acked_again(
     [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
     held.ack(claimed)
     held.flush()
-    hasty.give(owner.owner, "mail", [payload(1), payload(2)])
+    hasty.push("mail", payload(2))
+    hasty.run(held.lists.claim(owner.owner, ["mail"], 1, 1))
+    hasty.client.hset(hasty.keys.private(owner.owner), claimed.job.claim_id, payload(1))
     if not remembered:
         held.lately.clear()
-    assert held.lost_claims.reconcile(owner.owner, ["mail"]) == (1 if remembered else 2)
+    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == (1 if remembered else 2)
     assert hasty.private(owner) == []
     assert hasty.queue() == ([payload(2)] if remembered else [payload(1), payload(2)])
     assert (len(held.jobs), lost) == (0, [])
@@ -235,7 +235,7 @@ def test_a_second_job_of_the_same_bytes_is_not_acked_unseen(
         hasty.push("mail", again)
         unheard(server, lambda: membership.claim(["mail"], 1, 1))
         eventually(lambda: hasty.private(membership.owner) == [again])
-        assert held.lost_claims.reconcile(membership.owner, ["mail"]) == 1
+        assert held.lost_claims.reconcile(membership.owner, {"mail": 0}) == 1
         assert hasty.queue() == [again]
         hasty.client.delete("mail")
     membership.leave_for_good()
@@ -250,9 +250,9 @@ def test_a_claim_for_a_suspect_that_was_lost_and_brought_none_leaves_the_next_on
     hasty.client.lpush(hasty.keys.probation("mail"), suspect)
     claimed = held.claim_alone(owner.owner, "mail")
     assert claimed is not None
-    assert held.lost_claims.reconcile(owner.owner, ["mail"]) == 0
+    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 0
     assert held.jobs.alone == claimed.job
-    assert hasty.lists.running(owner.owner).digests == (digest(suspect),)
+    assert hasty.recorded(owner) == [digest(suspect)]
 
 
 def test_two_lost_claims_for_a_suspect_leave_nothing_that_seems_to_run(
@@ -264,8 +264,8 @@ def test_two_lost_claims_for_a_suspect_leave_nothing_that_seems_to_run(
     for _ in range(2):
         unheard(server, lambda: held.claim_alone(owner.owner, "mail"))
     eventually(lambda: hasty.private(owner) == [suspect])
-    assert held.lost_claims.reconcile(owner.owner, ["mail"]) == 1
-    assert hasty.lists.running(owner.owner).digests == ()
+    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 1
+    assert hasty.recorded(owner) == []
 
 
 def test_nothing_starts_while_a_lost_reply_may_speak_of_a_suspect(
@@ -279,11 +279,11 @@ def test_nothing_starts_while_a_lost_reply_may_speak_of_a_suspect(
     hasty.client.lpush(hasty.keys.probation("mail"), suspect)
     unheard(server, lambda: held.claim_alone(owner.owner, "mail"))
     eventually(lambda: hasty.private(owner) == [suspect, one])
-    assert not held.start(job, digest(one))
-    assert held.lost_claims.reconcile(owner.owner, ["mail"]) == 1
-    assert held.start(job, digest(one))
+    assert not held.start(job)
+    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 1
+    assert held.start(job)
     held.flush()
-    assert hasty.lists.running(owner.owner).digests == (digest(one),)
+    assert hasty.recorded(owner) == [digest(one)]
 
 
 def test_a_claim_for_a_suspect_that_comes_late_is_not_alone_with_what_starts(
@@ -295,6 +295,6 @@ def test_a_claim_for_a_suspect_that_comes_late_is_not_alone_with_what_starts(
     [(job, _)] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
     hasty.client.lpush(hasty.keys.probation("mail"), suspect)
     assert hasty.run(hasty.lists.claim_alone(owner.owner, "mail"))[0] == b"ok"
-    assert held.start(job, digest(one))
+    assert held.start(job)
     held.flush()
-    assert sorted(hasty.lists.running(owner.owner).digests) == sorted(map(digest, (one, suspect)))
+    assert hasty.recorded(owner) == sorted(map(digest, (one, suspect)))
