@@ -138,15 +138,20 @@ class Reaper(Structure):
     def drain(self, facts: Facts, reason: str, report: Report) -> list[str]:
         """Empty the lists of an owner that is marked reaped; titles of the first few jobs."""
         owner, titles = facts.owner, list[str]()
-        with report.surviving(f"what landed for {owner}"):
-            report.recovered += self.lists.unland(owner, facts.lists)
+        self._unland(facts, report)
         held = self.lists.held(owner)
         excused = facts.was in ("stopping", STUCK)
         running = Running(held.running, excused=excused, at_death=facts.ran)
         for queue_list, claims in groupby(sorted(held.claims, key=queue_list_of), queue_list_of):
             with report.surviving(f"private list of {owner} for {queue_list}"):
                 self._drain_list(facts, [*claims], running, reason, titles, report)
+        if held.claims:  # a frozen process that still waits may have got one of them at once
+            self._unland(facts, report)
         return titles
+
+    def _unland(self, facts: Facts, report: Report) -> None:
+        with report.surviving(f"what landed for {facts.owner}"):
+            report.recovered += self.lists.unland(facts.owner, facts.lists)
 
     def _drain_list(
         self,

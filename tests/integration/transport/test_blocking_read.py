@@ -10,7 +10,6 @@ import pytest
 import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from celery_superfetch.model.job import Claimed, Job
 from celery_superfetch.owner.membership import BLOCK_TIMEOUT
 from celery_superfetch.store.wire.clients import cut, run_id, unblock
 from celery_superfetch.transport.fetch.reads import BlockingRead
@@ -100,35 +99,24 @@ def test_the_ids_of_one_server_are_strangers_at_another(
         inbox.close()
 
 
-def test_a_reply_that_another_thread_overtook_is_not_believed(bench: Bench) -> None:
-    """One owner, three channels: what a reply brings may have been given back and claimed again
-    before it is read. However it goes, one of them has the job, and one alone."""
-    mine, raw = bench.owner(), payload(1)
-    held = bench.in_flight
+def test_what_one_channel_names_no_other_has(bench: Bench) -> None:
+    """One owner, two channels that wait on one list: whoever claims first has what landed for both,
+    and a reply that is read later speaks of nothing."""
+    mine, raws = bench.owner(), [payload(1), payload(1), payload(2)]
+    bench.land(mine, "mail", *raws)
+    first = bench.in_flight.claim(mine.owner, ["mail"], 5, 0, ["mail"])
+    second = bench.in_flight.claim(mine.owner, ["mail"], 5, 0, ["mail"])
+    assert [job.payload for job, _ in first.jobs] == raws
+    assert len({job.claim_id for job, _ in first.jobs}) == 3, "of the same bytes, too"
+    assert second.jobs == []
 
-    def blmove() -> tuple[Job, float]:
-        asked = monotonic()
-        assert bench.client.lmove("mail", bench.keys.private(mine.owner, "mail"), "RIGHT", "LEFT")
-        return held.lists.job(mine.owner, "mail", raw), asked
 
-    bench.push("mail", raw)
-    first, first_asked = blmove()
-    assert held.lost_claims.reconcile(mine.owner, ["mail"]) == 1, (
-        "another channel's look, by a lost reply"
-    )
-    assert bench.queue() == [raw]
-    assert not held.take(first, first_asked), "it is in the queue again"
-
-    second, second_asked = blmove()
-    assert held.take(first, first_asked), "there, and nobody's: whose claim it was is all the same"
-    assert not held.take(second, second_asked), "there once, and had by now"
-    assert bench.private(mine) == [raw]
-
-    held.ack(Claimed(first))
-    held.flush()
-    bench.push("mail", raw)
-    third, asked = blmove()
-    assert held.take(third, asked), "a reply to what was asked later is believed as it is"
+def test_what_another_channel_gave_back_is_in_its_queue_alone(bench: Bench) -> None:
+    mine = bench.owner()
+    bench.land(mine, "mail", payload(1), payload(2))
+    assert bench.in_flight.lost_claims.reconcile(mine.owner, {"mail": 0}) == 2
+    assert bench.queue() == [payload(1), payload(2)]
+    assert bench.in_flight.claim(mine.owner, ["mail"], 5, 0, ["mail"]).jobs == []
 
 
 def test_a_read_that_broke_with_a_job_leaves_none_behind(
@@ -149,7 +137,7 @@ def test_a_read_that_broke_with_a_job_leaves_none_behind(
     assert bench.registry.owners() == {}
 
 
-def test_what_no_claim_has_confirmed_goes_back_when_its_connection_is_gone(
+def test_what_no_claim_has_named_goes_back_when_its_connection_is_gone(
     url: str, bench: Bench
 ) -> None:
     with Inbox(url, prefetch=1) as inbox:
@@ -159,7 +147,7 @@ def test_what_no_claim_has_confirmed_goes_back_when_its_connection_is_gone(
         bench.push("mail", payload(1))
         eventually(lambda: bench.queue() == [])
         fetch.reads.call_off([read])
-        assert len(fetch.backlog.unconfirmed) == 1
+        assert [*fetch.backlog.landed] == [(fetch.membership.owner, "mail")]
         fetch.reads.close()
     assert bench.queue() == [payload(1)]
     assert bench.registry.owners() == {}

@@ -191,7 +191,7 @@ def test_an_ack_that_comes_early_leaves_a_copy_with_the_same_tag_alone(
         channel.qos.delivery(first.delivery_tag).ack()
         second = queue.get()
         first.ack()
-        [key] = bench.client.keys("superfetch:private*")
-        assert bench.client.llen(key) == 1
+        [owner] = bench.registry.owners()
+        assert len(bench.held(owner)) == 1
         second.ack()
-        assert not bench.client.exists(key)
+        assert not bench.held(owner)

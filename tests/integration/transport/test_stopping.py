@@ -21,8 +21,8 @@ def test_what_a_read_has_claimed_by_then_overtakes_nothing_that_waits(
         inbox.settle_in()
         assert fetch.reads.armed
         bench.push("mail", raws[3])
-        eventually(lambda: len(bench.private(fetch.membership)) == 4, message="a read has it")
+        eventually(lambda: bench.landed(fetch.membership), message="a read has it")
         fetch.membership.heart.stopping = True
         inbox.settle_in()
         assert bench.queue() == raws
-        assert bench.private(fetch.membership) == []
+        assert bench.private(fetch.membership) == bench.landed(fetch.membership) == []

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import cast
 
 import pytest
 
@@ -41,8 +40,7 @@ def blocked(bench: Bench) -> int:
 
 def held(bench: Bench) -> int:
     """Jobs in all private lists."""
-    names = [name for name in bench.key_names() if ":private:" in name]
-    return sum(cast("int", bench.client.llen(name)) for name in names)
+    return sum(len(bench.held(owner)) for owner in bench.registry.owners())
 
 
 @pytest.mark.parametrize("prefetch", [1, 4])

@@ -24,4 +24,4 @@ def commands(server: Server, transport: str) -> int:
 
 def looked(client: redis.Redis) -> int:
     """How often claims have looked into a list since the server's statistics were reset."""
-    return int(client.info("commandstats").get("cmdstat_lmove", {}).get("calls", 0))
+    return int(client.info("commandstats").get("cmdstat_rpop", {}).get("calls", 0))
