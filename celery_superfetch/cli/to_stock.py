@@ -119,6 +119,7 @@ class GiveBack:
         if report.dry_run:
             report.queues.update(Holdings(self.reaper.database).of([owner])[owner].lists)
             return
+        report.queues += self.reaper.first_schema.give_back(facts)
         for queue_list, expires in facts.lists.items():
             if landed := self.lists.unland(owner, {queue_list: expires}):
                 report.queues[queue_list] += landed

@@ -11,7 +11,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from ..model import forks
-from ..model.facts import STUCK, Facts
+from ..model.facts import SCHEMA, STUCK, Facts
 from ..model.job import Job, queue_list_of
 from ..model.strikes import Limits, Running
 from ..model.verdict import Reason
@@ -20,6 +20,7 @@ from ..signals import ReapedOwner, owner_reaped
 from ..store.counters import Notice, Outcome
 from ..store.database import Database, Structure
 from ..store.dead_jobs import JUNK_LIMIT, Graveyard
+from ..store.first_schema import FirstSchema
 from ..store.history import History
 from ..store.holdings import Holdings
 from ..store.keyspace import Keyspace
@@ -60,6 +61,7 @@ class Reaper(Structure):
         self.judge = Judge(database)
         self.limits = limits or Limits.of(self.config)
         self.history = History(database)
+        self.first_schema = FirstSchema(database)
         self.notice = notice
         self.sender = sender
         self.watch = watch
@@ -74,7 +76,9 @@ class Reaper(Structure):
         report.lists.update(*(facts.lists for facts, _, _ in verdicts))
         deaths: list[tuple[float, dict[str, Any]]] = []
         for facts, score, verdict in verdicts:
-            if verdict.dead:
+            if not verdict.dead:
+                self.first_schema.meet(facts)
+            else:
                 with report.surviving(f"owner {facts.owner}"):
                     if death := self._reap_owner(facts, score, verdict, report):
                         deaths.append((monotonic(), death))
@@ -129,7 +133,8 @@ class Reaper(Structure):
         held = holdings.of([*tombstones])
         for owner, facts in self.registry.facts(tombstones).items():
             with report.surviving(f"tombstone of {owner}"):
-                if full := held[owner].in_flight:
+                full = held[owner].in_flight
+                if full or facts.schema != SCHEMA:
                     self.drain(facts, "its owner was reaped", report)
                     full = holdings.of([owner])[owner].in_flight
                 if now > tombstones[owner] and not full:
@@ -138,6 +143,7 @@ class Reaper(Structure):
     def drain(self, facts: Facts, reason: str, report: Report) -> list[str]:
         """Empty the lists of an owner that is marked reaped; titles of the first few jobs."""
         owner, titles = facts.owner, list[str]()
+        report.recovered += self.first_schema.give_back(facts).total()
         self._unland(facts, report)
         held = self.lists.held(owner)
         excused = facts.was in ("stopping", STUCK)
