@@ -53,7 +53,8 @@ def lost_acks() -> None:
         try:
             return exchange(self, *args, **options)
         except BaseException:
-            self._next.acks.clear()
+            for part in self._next.values():
+                part.acks.clear()
             raise
 
     Outbox._exchange = once
@@ -63,8 +64,8 @@ def running() -> None:
     """A channel that closes gives back whatever it has delivered."""
     begin = InFlight.start
 
-    def forgetful(self: InFlight, job: Job, record: str = "") -> float:
-        until = begin(self, job, record)
+    def forgetful(self: InFlight, job: Job, *, record: bool = True) -> float:
+        until = begin(self, job, record=record)
         self.jobs.move(job, Move.END)
         return until
 
