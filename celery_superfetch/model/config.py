@@ -77,7 +77,7 @@ class Config:
 
     metrics_port: Port = 0
     """Each worker serves its metrics at this port; 0 means that it does not. It needs the extra
-    `prometheus`."""
+    `console`."""
 
     metrics_host: Text = "127.0.0.1"
     """The address at which a worker serves its metrics. Use `0.0.0.0` if Prometheus runs on

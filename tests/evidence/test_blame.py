@@ -25,7 +25,7 @@ Busy = Callable[..., Worker]
 
 @pytest.fixture
 def busy(worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database) -> Busy:
-    """`busy("prefork", "a", "b")`: a worker that runs these, and holds two that only wait."""
+    """`busy("prefork", "a", "b")`: a worker that runs these; if it is full, another waits there."""
 
     def start(pool: str, *running: str) -> Worker:
         one: Worker = worker(
@@ -37,11 +37,9 @@ def busy(worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database) -> Bu
         for name in running:
             shop.hold.delay(name)
         eventually(lambda: set(ledger.starts()) == set(running))
-        shop.hold.apply_async(("eta",), countdown=3600)
-        waits = ["eta"]
-        if len(running) == SLOTS[pool]:
-            shop.hold.delay("reserved")
-            waits.append("reserved")
+        waits = ["reserved"] * (len(running) == SLOTS[pool])
+        for name in waits:
+            shop.hold.delay(name)
         if pool != "solo":  # whose consumer claims nothing while it works
             everything = {*running, *waits}
             eventually(lambda: {job for jobs in db.held().values() for job in jobs} == everything)
@@ -60,8 +58,7 @@ def reap(app: Celery, db: Database) -> None:
 
 
 def waiting(pool: str, running: int) -> dict[str, tuple[int, str]]:
-    names = ["eta"] + ["reserved"] * (running == SLOTS[pool])
-    return dict.fromkeys(names, (0, ""))
+    return dict.fromkeys(["reserved"] * (running == SLOTS[pool]), (0, ""))
 
 
 @pytest.mark.parametrize("pool", SLOTS)

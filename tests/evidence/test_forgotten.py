@@ -9,10 +9,11 @@ import pytest
 
 from support.servers.database import Database
 from support.servers.ledger import Ledger
-from support.waiting import eventually
+from support.waiting import always, eventually
 
 #: Nobody else gives anything back while these tests last.
 ALONE = {"heartbeat_interval": 1, "reap_interval": 3600}
+NAMES = "forgotten_names"
 
 
 def forget(db: Database, *patterns: str) -> None:
@@ -21,18 +22,20 @@ def forget(db: Database, *patterns: str) -> None:
 
 
 @pytest.mark.parametrize("keys", [["*"], ["owner:*"], ["owners", "owner:*"]])
-@pytest.mark.parametrize("pool", ["threads", "solo"])
+@pytest.mark.parametrize(("pool", "without"), [("threads", ""), ("solo", ""), ("threads", NAMES)])
 def test_an_idle_worker_strands_no_job_once_it_is_forgotten(
     worker: Any,
     shop: SimpleNamespace,
     ledger: Ledger,
     db: Database,
     pool: str,
+    without: str,
     keys: list[str],
 ) -> None:
     """Its reads went on to claim for the old name, and nobody looked at what they brought."""
     queues = ["celery", "mail", "slow"]
-    idle = worker(pool=pool, concurrency=2, options=ALONE, queues=queues)
+    env = {"WITHOUT": without}
+    idle = worker(pool=pool, concurrency=2, options=ALONE, queues=queues, env=env)
     shop.note.delay("warm")
     eventually(lambda: ledger.finishes() and not db.private_lists())
     [old] = db.owners()
@@ -40,6 +43,10 @@ def test_an_idle_worker_strands_no_job_once_it_is_forgotten(
     eventually(lambda: {*db.owners()} - {old}, message="it has a new name")
     for queue in queues:
         shop.note.apply_async((queue,), queue=queue)
+    if without:
+        eventually(lambda: len(db.private_lists()) == 3)
+        always(lambda: len(db.private_lists()) == 3, during=3, message="they are stranded")
+        return
     eventually(lambda: {*queues} <= ledger.finishes().keys(), 10, message="all ran")
     assert set(ledger.runs().values()) == {1}
     eventually(lambda: not db.private_lists(), message="none is left behind")
@@ -55,7 +62,7 @@ def test_what_waits_in_a_forgotten_worker_runs_all_the_same(
     worker(pool=pool, concurrency=1, options=ALONE)
     shop.hold.delay("running")
     eventually(lambda: ledger.starts())
-    shop.note.apply_async(("late",), countdown=5)
+    shop.note.apply_async(("late",), countdown=4)  # from 5 s on it is parked
     for number in range(3):
         shop.note.delay(f"job-{number}")
     eventually(lambda: sum(map(len, db.held().values())) == 5)

@@ -60,6 +60,20 @@ def lost_acks() -> None:
     Outbox._exchange = once
 
 
+def forgotten_names() -> None:
+    """What came under a name that the server has forgotten since is dropped."""
+    requeue = InFlight.requeue
+
+    def of_this_name(self: InFlight, jobs: Any, where: str = "front") -> None:
+        jobs = list(jobs)
+        for job in jobs:
+            if self.certificate.is_past(job.owner):
+                self.drop(job)
+        requeue(self, jobs, where)
+
+    InFlight.requeue = of_this_name
+
+
 def running() -> None:
     """A channel that closes gives back whatever it has delivered."""
     begin = InFlight.start

@@ -91,6 +91,12 @@ def test_each_extra_for_users_is_in_the_readme() -> None:
     assert {*named} == {*setup_cfg()["options.extras_require"]} - ours
 
 
+def test_each_extra_that_the_package_tells_of_exists() -> None:
+    text = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    named = re.findall(r"extra\s+`([\w-]+)`|celery-superfetch\[(\w+)\]", text)
+    assert {*filter(None, sum(named, ()))} <= {*setup_cfg()["options.extras_require"]}
+
+
 def test_the_version_is_a_literal_and_in_the_changelog() -> None:
     tree = ast.parse((PACKAGE / "model" / "version.py").read_text())
     versions = [
