@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from heapq import heapify
 from typing import Any
 
 from celery import bootsteps, signals
@@ -158,7 +157,7 @@ class Guarded(bootsteps.StartStopStep):
         channel = consumer.connection.default_channel
         channel.reception = reception
         membership = channel.membership
-        _forget_scheduled(consumer.timer)
+        _cancel_scheduled(consumer.timer)
         is_new = not membership.owner
         # Before "ready", so that the first job waits for none of it.
         channel.fetch.join({})
@@ -181,18 +180,13 @@ class Guarded(bootsteps.StartStopStep):
             )
 
 
-def _forget_scheduled(timer: Any) -> None:
-    """Let go of jobs that waited for their time when the connection was lost: they went back. At
-    best Celery cancels them, but kombu's timer keeps each: `inspect scheduled` shows them twice."""
+def _cancel_scheduled(timer: Any) -> None:
+    """Cancel jobs that waited for their time when the connection was lost: they went back. Celery
+    5.6 does not, and each that comes all the same takes one off the new connection's prefetch."""
     queue = getattr(timer, "_queue", None)
-    if not isinstance(queue, list):  # gevent's has a greenlet for each
-        return
-    for _, _, entry in queue:
-        if any(isinstance(arg, Request) for arg in entry.args):
-            entry.cancel()
-            entry.args = ()  # the request knows its entry: that would take a collector to end
-    queue[:] = [one for one in queue if not one.entry.cancelled]
-    heapify(queue)
+    for row in list(queue) if isinstance(queue, list) else ():  # gevent's has greenlets
+        if any(isinstance(arg, Request) for arg in row.entry.args):
+            row.entry.cancel()
 
 
 def _first_pass(app: Any, membership: Membership) -> None:
