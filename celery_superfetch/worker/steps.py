@@ -14,14 +14,12 @@ from redis.exceptions import RedisError
 
 from ..app.broker import client_of, config_of
 from ..app.console import console
-from ..app.events import monitors_of, reporter
 from ..app.poison_pill import limits_of
 from ..app.results import check_results
 from ..errors import SuperfetchError
 from ..model.version import __version__
 from ..owner.heartbeats import threads_are_greenlets
 from ..owner.membership import Membership
-from ..signals import ownership_lost
 from ..store.wire.server import check_platform, check_server
 from ..transport.transport import Transport
 from ..transport.versions import check_versions
@@ -51,7 +49,6 @@ class Maintenance(bootsteps.StartStopStep):
             return
         self.thread = MaintenanceThread(worker.app)
         self.stopper = Stopper(worker)
-        self.report_losses = reporter(worker.app, "lost")
         self.metrics: Any = None  # their server, where ``metrics_port`` says so
         if worker.pool_cls.__module__ == EVENTLET:
             raise SystemExit(
@@ -82,8 +79,6 @@ class Maintenance(bootsteps.StartStopStep):
         for task in app.tasks:
             limits.strikes(task)  # what makes no sense is said now, not at a death
         worker.superfetch_gate = Gate(worker)
-        monitors_of(app).worker = worker
-        ownership_lost.connect(self.report_losses)
         self.thread.start()
         self.stopper.start()
         wrap_handlers(self.stopper)
@@ -99,7 +94,6 @@ class Maintenance(bootsteps.StartStopStep):
     def terminate(self, worker: Any) -> None:
         self.stopper.over.set()
         signals.worker_shutting_down.disconnect(self.on_shutting_down, sender=worker.hostname)
-        ownership_lost.disconnect(self.report_losses)
         self.thread.over.set()
         if self.metrics is not None:
             self.metrics.shutdown()
@@ -116,7 +110,6 @@ class Maintenance(bootsteps.StartStopStep):
         self.stopper.give_back()
         if self.thread.is_alive():
             self.thread.join(JOINED_FOR)
-        monitors_of(worker.app).drain()
 
 
 def _serve_metrics(app: Any) -> Any:
@@ -153,7 +146,6 @@ class Guarded(bootsteps.StartStopStep):
             return
         # Before the first fetch, whose membership has it from there.
         transport.cycle.runner = consumer.controller.superfetch_gate
-        monitors_of(consumer.app).wake = transport.cycle.wake
         channel = consumer.connection.default_channel
         channel.reception = reception
         membership = channel.membership
