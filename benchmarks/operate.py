@@ -37,7 +37,6 @@ COMMANDS = {
     "jobs --state running": ("jobs", "--state", "running"),
     "jobs --state struck": ("jobs", "--state", "struck"),
     "check": ("check", "--timeout", "60"),
-    "check --queue-age": ("check", "--queue-age", "1e9", "--timeout", "60"),
     "doctor": ("doctor",),
     "metrics --once": ("metrics", "--once"),
     "dead list": ("dead", "list"),

@@ -9,10 +9,9 @@ from kombu.utils.imports import symbol_by_name
 
 from ..errors import ConfigError
 from ..model.config import REAP_ENTRY, REAP_TASK, check, own_options
-from ..signals import job_killed, job_recovered, job_recovering
+from ..signals import job_recovering
 from ..transport.transport import KNOWN_OPTIONS
 from .broker import AMQP, config_of
-from .events import reporter
 from .notice import add_announce_task
 from .poison_pill import guard_of
 from .reaping import add_reap_task
@@ -109,8 +108,6 @@ def _add(app: Celery) -> None:
     add_reap_task(app)
     add_announce_task(app)
     job_recovering.connect(guard_of(app), sender=app, weak=False)
-    job_recovered.connect(reporter(app, "recovery"), sender=app, weak=False)
-    job_killed.connect(reporter(app, "job"), sender=app, weak=False)
     # Configuration may come later, and again; a module may set more after it was read.
     app.on_after_configure.connect(_configure)
     app.on_after_finalize.connect(_configure)

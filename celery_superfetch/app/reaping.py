@@ -13,7 +13,6 @@ from celery.utils.log import get_logger
 
 from ..model.config import REAP_TASK
 from .broker import client_of, database_of
-from .events import monitors_of
 
 logger = get_logger(__name__)
 
@@ -89,10 +88,7 @@ def add_reap_task(app: Celery) -> None:
     def reap(self: Any) -> str:
         from .passes import reaper_of, scheduled_pass
 
-        try:
-            with client_of(app) as client:
-                database_of(app, client).end_turn(LOCK_SENT)
-                by = f"beat's task on {self.request.hostname}"
-                return str(scheduled_pass(reaper_of(app, client), by))
-        finally:
-            monitors_of(app).close()
+        with client_of(app) as client:
+            database_of(app, client).end_turn(LOCK_SENT)
+            by = f"beat's task on {self.request.hostname}"
+            return str(scheduled_pass(reaper_of(app, client), by))

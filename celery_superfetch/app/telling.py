@@ -29,7 +29,7 @@ from ..model.dead_job import DEAD_ID_HEADER, DeadJob
 from ..model.strikes import toll
 from ..signals import job_killed
 from .dead_set import DeadSet
-from .events import monitors_of
+from .events import tell_monitors
 
 logger = get_logger(__name__)
 
@@ -106,7 +106,6 @@ class Telling:
             self._tell_caller()
         with DeadSet(self.app) as dead:
             dead.announced(job)
-        monitors_of(self.app).close()
 
     def _tell_caller(self) -> None:
         job, self.stores = self.job, self._stores()
@@ -227,7 +226,7 @@ class Telling:
             task.request_stack.pop()
         if task.send_events:
             shown = {"exception": safe_repr(self.exc), "traceback": einfo.traceback}
-            monitors_of(self.app).send("task-failed", uuid=request.id, name=task.name, **shown)
+            tell_monitors(self.app, "task-failed", uuid=request.id, name=task.name, **shown)
 
 
 def pill_of(job: DeadJob) -> PoisonPill:

@@ -20,15 +20,6 @@ if TYPE_CHECKING:
 
 WORDS = "OK", "WARNING", "CRITICAL"
 
-#: What has to hold, beside ``--this-host``: the option, its type, what it is told, and its help.
-LIMITS = (
-    ("--node", str, "NAME", "this worker (celery@web-1) must be heard, and not be stuck"),
-    ("--max-age", float, "SECONDS", "each worker that is meant must be heard within this time"),
-    ("--dead-limit", int, "N", "the dead set must hold at most N jobs"),
-    ("--queue-age", float, "SECONDS", "the oldest job of each queue must have waited for less"),
-    ("--queue-length", int, "N", "each queue must hold at most N jobs"),
-)
-
 #: Findings named in the line; the document has them all.
 NAMED = 3
 
@@ -80,8 +71,8 @@ def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
 def _parser(app: Celery | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "superfetch-check" if app is None else "celery -A app superfetch check",
-        description="Say in one line whether all is well. With conditions, only these are looked "
-        "at, and one that is not met is critical.",
+        description="Say in one line whether all is well, as `status` has it, or whether one "
+        "worker is.",
         epilog="The exit code is 0 if all is well, 1 after a warning, and 2 if something is "
         "critical or the broker cannot be asked.",
     )
@@ -102,8 +93,12 @@ def _parser(app: Celery | None) -> argparse.ArgumentParser:
         action="store_true",
         help="a worker of this host must be heard, and not be stuck",
     )
-    for option, kind, metavar, text in LIMITS:
-        add(option, type=kind, default="" if kind is str else None, metavar=metavar, help=text)
+    add(
+        "--node",
+        default="",
+        metavar="NAME",
+        help="this worker (celery@web-1) must be heard, and not be stuck",
+    )
     add("--timeout", type=float, default=5.0, metavar="SECONDS", help="give up after this time (5)")
     add("--json", action="store_true", dest="as_json", help="print one JSON document")
     return parser
@@ -111,12 +106,11 @@ def _parser(app: Celery | None) -> argparse.ArgumentParser:
 
 def _ask(options: argparse.Namespace, app: Celery | None) -> Answer:
     from ..inspector import Inspector
-    from .check import Conditions, check
+    from .check import check
 
-    conditions = Conditions(*(getattr(options, name) for name in Conditions._fields))
     if app is not None:
         with Inspector.of(app, timeout=options.timeout) as inspector:
-            return check(inspector, conditions)
+            return check(inspector, options.this_host, options.node)
     from redis.exceptions import RedisError
 
     urls = list(filter(None, options.broker.split(";")))
@@ -126,7 +120,7 @@ def _ask(options: argparse.Namespace, app: Celery | None) -> Answer:
     def ask(url: str) -> Answer:
         timeout = options.timeout / len(urls)
         with Inspector.at(url, options.master, options.prefix, timeout) as inspector:
-            return check(inspector, conditions)
+            return check(inspector, options.this_host, options.node)
 
     for url in urls[:-1]:  # whichever is the primary; of a cluster, whoever can be reached
         with suppress(RedisError):

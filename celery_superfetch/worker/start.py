@@ -17,7 +17,6 @@ from celery.utils.log import get_logger
 from celery.worker import state
 from redis.exceptions import RedisError
 
-from ..app.events import monitors_of
 from ..app.notice import Notices
 from ..app.steps import run
 from ..model.certificate import clock
@@ -92,7 +91,7 @@ class Gate(Runner):
         kind, self.green = type(self.pool).__module__, self.pool.is_green
         self.inline, self.threads = kind == SOLO, kind == THREADS
         self.prefork = self.pool.uses_semaphore and not self.pool.options.get("threads", True)
-        self._monitors, self._turns = monitors_of(worker.app), 0
+        self._turns = 0
         self._waiting: deque[_Handover] = deque()
         self.out: set[_Handover] = set()
         self._turn = threading.Lock()  # held by whoever hands over
@@ -118,7 +117,6 @@ class Gate(Runner):
         if self.failure is not None:
             raise self.failure
         self._turns += 1
-        self._monitors.drain()
 
     def on_close(self) -> None:
         self._turns = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from heapq import heapify
 from typing import Any
 
 from celery import bootsteps, signals
@@ -15,14 +14,12 @@ from redis.exceptions import RedisError
 
 from ..app.broker import client_of, config_of
 from ..app.console import console
-from ..app.events import monitors_of, reporter
 from ..app.poison_pill import limits_of
 from ..app.results import check_results
 from ..errors import SuperfetchError
 from ..model.version import __version__
 from ..owner.heartbeats import threads_are_greenlets
 from ..owner.membership import Membership
-from ..signals import ownership_lost
 from ..store.wire.server import check_platform, check_server
 from ..transport.transport import Transport
 from ..transport.versions import check_versions
@@ -52,7 +49,6 @@ class Maintenance(bootsteps.StartStopStep):
             return
         self.thread = MaintenanceThread(worker.app)
         self.stopper = Stopper(worker)
-        self.report_losses = reporter(worker.app, "lost")
         self.metrics: Any = None  # their server, where ``metrics_port`` says so
         if worker.pool_cls.__module__ == EVENTLET:
             raise SystemExit(
@@ -83,8 +79,6 @@ class Maintenance(bootsteps.StartStopStep):
         for task in app.tasks:
             limits.strikes(task)  # what makes no sense is said now, not at a death
         worker.superfetch_gate = Gate(worker)
-        monitors_of(app).worker = worker
-        ownership_lost.connect(self.report_losses)
         self.thread.start()
         self.stopper.start()
         wrap_handlers(self.stopper)
@@ -100,7 +94,6 @@ class Maintenance(bootsteps.StartStopStep):
     def terminate(self, worker: Any) -> None:
         self.stopper.over.set()
         signals.worker_shutting_down.disconnect(self.on_shutting_down, sender=worker.hostname)
-        ownership_lost.disconnect(self.report_losses)
         self.thread.over.set()
         if self.metrics is not None:
             self.metrics.shutdown()
@@ -117,7 +110,6 @@ class Maintenance(bootsteps.StartStopStep):
         self.stopper.give_back()
         if self.thread.is_alive():
             self.thread.join(JOINED_FOR)
-        monitors_of(worker.app).drain()
 
 
 def _serve_metrics(app: Any) -> Any:
@@ -154,11 +146,10 @@ class Guarded(bootsteps.StartStopStep):
             return
         # Before the first fetch, whose membership has it from there.
         transport.cycle.runner = consumer.controller.superfetch_gate
-        monitors_of(consumer.app).wake = transport.cycle.wake
         channel = consumer.connection.default_channel
         channel.reception = reception
         membership = channel.membership
-        _forget_scheduled(consumer.timer)
+        _cancel_scheduled(consumer.timer)
         is_new = not membership.owner
         # Before "ready", so that the first job waits for none of it.
         channel.fetch.join({})
@@ -181,18 +172,13 @@ class Guarded(bootsteps.StartStopStep):
             )
 
 
-def _forget_scheduled(timer: Any) -> None:
-    """Let go of jobs that waited for their time when the connection was lost: they went back. At
-    best Celery cancels them, but kombu's timer keeps each: `inspect scheduled` shows them twice."""
+def _cancel_scheduled(timer: Any) -> None:
+    """Cancel jobs that waited for their time when the connection was lost: they went back. Celery
+    5.6 does not, and each that comes all the same takes one off the new connection's prefetch."""
     queue = getattr(timer, "_queue", None)
-    if not isinstance(queue, list):  # gevent's has a greenlet for each
-        return
-    for _, _, entry in queue:
-        if any(isinstance(arg, Request) for arg in entry.args):
-            entry.cancel()
-            entry.args = ()  # the request knows its entry: that would take a collector to end
-    queue[:] = [one for one in queue if not one.entry.cancelled]
-    heapify(queue)
+    for row in list(queue) if isinstance(queue, list) else ():  # gevent's has greenlets
+        if any(isinstance(arg, Request) for arg in row.entry.args):
+            row.entry.cancel()
 
 
 def _first_pass(app: Any, membership: Membership) -> None:

@@ -9,12 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import redis
 
 from celery_superfetch import PoisonPill
-from celery_superfetch.app import kill
-from celery_superfetch.app.passes import reaper_of
-from celery_superfetch.model.job import digest
 from celery_superfetch.store.wire.scripts import source
 from support.servers.database import Database
 from support.servers.faults import script
@@ -26,6 +22,7 @@ from support.workers.worker import process_env
 
 #: No pass and no heartbeat helps.
 ALONE = {"reap_interval": 3600}
+LIMITED = {"task_annotations": {"shop.note": {"rate_limit": "1/h"}}}
 POOLS = ["prefork", "threads", "gevent"]
 
 
@@ -58,11 +55,12 @@ def test_what_is_not_meant_is_refused_with_what_to_do(
     here = busy("prefork")
     begin = here.runs.id[:8]
     later = shop.note.apply_async(("later",), countdown=3600, task_id=f"{begin}-later")
-    eventually(lambda: states(cli).get(later.id) == "eta", every=0.1)
+    eventually(lambda: states(cli).get(later.id) == "parked", every=0.1)
     assert "no such job" in cli("jobs", "kill", "--yes", "nonsense", code=1).err
     assert "fits 2 jobs" in cli("jobs", "kill", "--yes", begin, code=1).err
     assert "and end what runs" in cli("jobs", "kill", here.runs.id, code=1).err
-    assert sorted(states(cli).values()) == ["eta", "reserved", "reserved", "running"]
+    assert "revoke it" in cli("jobs", "kill", "--yes", later.id, code=1).err
+    assert sorted(states(cli).values()) == ["parked", "reserved", "reserved", "running"]
     assert not db.dead()
 
 
@@ -71,16 +69,10 @@ def test_a_killed_job_is_in_the_dead_set_and_does_not_run(
     busy: Any, cli: Any, shop: Any, make_app: Any, ledger: Ledger, db: Database, pool: str
 ) -> None:
     here = busy(pool)
-    later = shop.note.apply_async(("later",), countdown=3600)
-    eventually(lambda: states(cli).get(later.id) == "eta", every=0.1)
     assert "Aborted" in cli("jobs", "kill", here.first.id, code=1).err
-    told = cli("jobs", "kill", "--yes", "--json", here.first.id, later.id).json()
-    assert {job["id"] for job in told["killed"]} == {here.first.id, later.id}
-    for killed in (here.first, later):
-        with pytest.raises(PoisonPill, match="killed by an operator"):
-            killed.get(timeout=20)
-    assert {dead["reason"] for dead in db.dead()} == {"killed by an operator"}
-    assert sorted(states(cli).values()) == ["reserved", "running"]
+    told = cli("jobs", "kill", "--yes", "--json", here.first.id).json()
+    assert [job["id"] for job in told["killed"]] == [here.first.id]
+    assert [dead["reason"] for dead in db.dead()] == ["killed by an operator"]
     # The same bytes come back to the worker in whose line the empty request still is.
     cli("dead", "retry", here.first.id)
     ledger.release()
@@ -150,71 +142,19 @@ def test_a_job_that_ends_before_it_is_killed_has_ended(
 def test_a_job_whose_kill_was_not_answered_does_not_run_beside_its_death(
     busy: Any, cli: Any, server: Any, ledger: Ledger, db: Database, killed: bool
 ) -> None:
-    """The command cannot know whether it is in the dead set. Where it is not, it is not lost."""
-    with FaultProxy(server.port) as proxy:
-        here = busy("threads")
-        done = proxy.cut_at(script(source("kill")), reply_lost=killed)
-        said = cli("jobs", "kill", "--yes", here.first.id, code=1, url=proxy.url()).err
-        assert "may have done it" in said
-        assert done.is_set()
-    assert (here.first.id in [dead["task_id"] for dead in db.dead()]) == killed
-    ledger.release()
-    expected = {"runs": 1, "second": 1, **({} if killed else {"first": 1})}
-    eventually(lambda: set(expected) <= set(ledger.finishes()))
-    eventually(lambda: not db.held())
-    assert ledger.runs() == expected
-
-
-def test_a_worker_that_cannot_ask_the_server_begins_with_nothing_that_may_be_dead(
-    busy: Any, cli: Any, server: Any, ledger: Ledger, db: Database
-) -> None:
+    """Its worker cannot know whether it is in the dead set. Where it is not, it is not lost."""
     with FaultProxy(server.port) as proxy:
         here = busy("threads", url=proxy.url())
-        done = proxy.cut_at(lambda words: words[0] == b"LPOS", reply_lost=False)
-        cli("jobs", "kill", "--yes", here.first.id, code=1)
+        done = proxy.cut_at(script(source("kill")), reply_lost=killed)
+        said = cli("jobs", "kill", "--yes", here.first.id, code=1).err
+        assert "may have done it" in said
         assert done.is_set()
-        assert not db.dead()
+        assert (here.first.id in [dead["task_id"] for dead in db.dead()]) == killed
         ledger.release()
-        eventually(lambda: {"runs", "first", "second"} <= set(ledger.finishes()))
+        expected = {"runs": 1, "second": 1, **({} if killed else {"first": 1})}
+        eventually(lambda: set(expected) <= set(ledger.finishes()))
         eventually(lambda: not db.held())
-        assert ledger.runs() == {"runs": 1, "first": 1, "second": 1}
-
-
-def test_the_control_a_job_whose_worker_is_not_told_runs_all_the_same(
-    busy: Any, make_app: Any, client: redis.Redis, ledger: Ledger, db: Database
-) -> None:
-    here = busy("threads")
-    reaper = reaper_of(make_app(), client)
-    [facts] = reaper.registry.facts(reaper.registry.owners()).values()
-    held = reaper.lists.in_flight(facts.owner, "celery")
-    [job] = [job for job in held if here.first.id in str(job.payload)]
-    assert kill._move(reaper, facts, "celery", digest(job.payload))
-    ledger.release()
-    eventually(lambda: ledger.finishes().get("first"))
-    eventually(lambda: not db.held())
-
-
-def test_what_begins_in_a_thread_at_that_moment_is_told_of(
-    busy: Any, make_app: Any, client: redis.Redis, ledger: Ledger, db: Database
-) -> None:
-    """Its worker had said that it waits. It runs on, and its end changes nothing of its death."""
-    here = busy("threads")
-    app = make_app()
-    reaper = reaper_of(app, client)
-    [facts] = reaper.registry.facts(reaper.registry.owners()).values()
-    held = reaper.lists.in_flight(facts.owner, "celery")
-    [job] = [job for job in held if here.runs.id in str(job.payload)]
-    name = digest(job.payload)
-    assert kill._move(reaper, facts, "celery", name)
-    assert "cannot end it" in kill._stop(app, facts, 1, [name])[name]
-    assert kill._move(reaper, facts, "celery", name) is None, "it is gone from there"
-    assert db.stat("ownership_lost") == 1
-    ledger.release()
-    eventually(lambda: {"runs", "first", "second"} <= set(ledger.finishes()))
-    eventually(lambda: not db.held())
-    assert ledger.runs() == {"runs": 1, "first": 1, "second": 1}
-    assert [dead["task_id"] for dead in db.dead()] == [here.runs.id]
-    assert db.stat("ownership_lost") == 1, "told once"
+        assert ledger.runs() == expected
 
 
 def test_threads_cannot_be_ended(busy: Any, cli: Any, db: Database) -> None:
@@ -240,8 +180,7 @@ def test_a_solo_worker_does_not_answer_while_it_runs_and_leaves_it_undone(
 def test_what_waits_for_its_rate_limit_is_in_no_line_and_may_be_killed(
     worker: Any, cli: Any, shop: Any, ledger: Ledger, db: Database
 ) -> None:
-    limited = {"task_annotations": {"shop.note": {"rate_limit": "1/h"}}}
-    worker(options=ALONE, conf=limited)
+    worker(options=ALONE, conf=LIMITED)
     shop.note.delay("first")
     eventually(lambda: ledger.finishes().get("first"))
     second = shop.note.delay("second")
@@ -253,15 +192,18 @@ def test_what_waits_for_its_rate_limit_is_in_no_line_and_may_be_killed(
 
 
 def test_a_worker_of_another_app_may_have_the_same_name(
-    worker: Any, cli: Any, shop: Any, db: Database
+    worker: Any, cli: Any, shop: Any, ledger: Ledger, db: Database
 ) -> None:
     """It answers, too, that the job is none of its: as often as not first."""
-    worker(name="same", options=ALONE), worker(name="same", app="builder", queues=["new"])
-    later = [shop.note.apply_async((str(n),), countdown=3600) for n in range(6)]
-    eventually(lambda: len(states(cli)) == len(later), every=0.1)
-    for job in later:
+    worker(name="same", options=ALONE, conf={**LIMITED, "worker_prefetch_multiplier": 8})
+    worker(name="same", app="builder", queues=["new"])
+    shop.note.delay("first")
+    eventually(lambda: ledger.finishes().get("first"))
+    others = [shop.note.delay(str(n)) for n in range(6)]
+    eventually(lambda: [*states(cli).values()] == ["reserved"] * len(others), every=0.1)
+    for job in others:
         assert "Killed" in cli("jobs", "kill", "--yes", job.id).out
-    assert len(db.dead()) == len(later)
+    assert len(db.dead()) == len(others)
 
 
 def test_an_empty_id_is_not_that_of_the_only_job(
@@ -270,7 +212,7 @@ def test_an_empty_id_is_not_that_of_the_only_job(
     """A shell variable that is not set."""
     worker(options=ALONE)
     only = shop.note.apply_async(("only",), countdown=3600)
-    eventually(lambda: states(cli) == {only.id: "eta"}, every=0.1)
+    eventually(lambda: states(cli) == {only.id: "parked"}, every=0.1)
     assert "no such job" in cli("jobs", "kill", "--yes", "", code=1).err
     assert not db.dead()
 
@@ -283,10 +225,8 @@ def test_what_is_on_probation_is_nobodys(cli: Any, shop: Any, client: Any) -> No
     assert "no worker has it" in cli("jobs", "kill", "--yes", suspect.id, code=1).err
 
 
-def test_a_dead_worker_and_one_that_cannot_be_told(busy: Any, cli: Any, db: Database) -> None:
-    here = busy("prefork", env={"WITHOUT": "stops"})
-    said = cli("jobs", "kill", "--yes", here.first.id, code=1).err
-    assert "does not know how to stop" in said
+def test_what_a_dead_worker_has_is_for_a_pass(busy: Any, cli: Any, db: Database) -> None:
+    here = busy("prefork")
     here.worker.kill9_all()
     here.worker.wait_gone()
     said = cli("jobs", "kill", "--yes", here.first.id, code=1).err

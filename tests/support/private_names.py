@@ -186,7 +186,6 @@ celery app.
         task:Task.retry() task:Task.replace(sig) trace:trace_task(task,uuid,args,kwargs)
 celery
     announce killed jobs: backends.base:Backend._call_task_errbacks(r,e,t)
-        events.dispatcher:EventDispatcher.buffer_group events.dispatcher:EventDispatcher.groups
     give jobs back at once: apps.worker:_shutdown_handler~worker_
     set an app's defaults: utils.collections:ConfigurationView._to_keys(key)
 kombu

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ...cli.session import Session, command, complain, in_session, know_tasks, quantity
+from ...cli.session import Session, command, complain, in_session, quantity
 
 #: Jobs to look through that take long enough to say so: at 10,000 it is half a second.
 MANY = 1000
@@ -27,10 +27,10 @@ MANY = 1000
 @click.option("--wide", is_flag=True, help="Show all columns, each job on one line.")
 @in_session
 def jobs(session: Session, limit: int, wide: bool, **which: Any) -> None:
-    """List jobs in flight by their workers, parked ones (they wait for their time), and jobs on
-    probation. Without a command it only reads.
+    """List jobs in flight by their workers, parked ones, and those on probation.
 
-    ID is a job's Celery task id or its digest, or the start of either.
+    Parked jobs wait for their time. Without a command it only reads. ID is a job's Celery task id
+    or its digest, or the start of either.
     """
     from ..jobs import Look, Which
     from .jobs_table import print_jobs
@@ -101,23 +101,22 @@ def _kill(
     """Those that are in the dead set by now; what was left undone goes to ``errors``."""
     from ...app.kill import kill
 
-    know_tasks(session.app)
     workers: dict[str, dict[str, dict[str, Any]]] = {}
     for job in jobs:
         workers.setdefault(job["owner"], {})[job["claim_id"]] = job
     done = []
-    reaper = session.reaper
-    known = reaper.registry.facts({*reaper.registry.owners(), *workers})
+    registry = session.reaper.registry
+    known = registry.facts({*registry.owners(), *workers})
     called = Counter(facts.node for facts in known.values())
     for owner, its in workers.items():
-        facts = known[owner]
-        for name, result in kill(session.app, reaper, facts, called[facts.node], [*its]).items():
+        facts, now = known[owner], session.reaper.database.server_time()
+        for name, result in kill(session.app, facts, called[facts.node], now, [*its]).items():
             job = its[name]
-            if "dead_id" in result:
-                told = {part: job[part] for part in ("id", "task", "queue", "node")}
-                done.append({**told, "dead_id": result["dead_id"]})
             if "error" in result:
                 errors.append({"id": job["id"], "error": result["error"]})
+            else:
+                told = {part: job[part] for part in ("id", "task", "queue", "node")}
+                done.append({**told, **result})
     return done
 
 

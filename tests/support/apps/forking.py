@@ -11,10 +11,9 @@ import threading
 from typing import Any
 
 from celery import Celery
-from celery.events import EventDispatcher
 from celery.signals import worker_before_create_process, worker_ready
 
-from celery_superfetch import job_killed
+from celery_superfetch import job_recovered
 from support.apps.shop import app, ledger
 
 held, forked, ready = threading.Event(), threading.Event(), threading.Event()
@@ -45,20 +44,9 @@ def before_a_fork(**_: Any) -> None:
         held.wait(PATIENCE)
 
 
-@job_killed.connect(weak=False)
-def killed(**_: Any) -> None:
+@job_recovered.connect(weak=False)
+def recovered(**_: Any) -> None:
     busy_with_celery()
-
-
-class Dispatcher(EventDispatcher):
-    """A connection for events takes its time to open."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        busy_with_celery()
-        super().__init__(*args, **kwargs)
-
-
-app.events.dispatcher_cls = Dispatcher
 
 
 @app.task(name="forking.told", shared=False)

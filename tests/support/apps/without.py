@@ -9,11 +9,9 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
-from celery.worker.control import Panel
 from kombu.transport.virtual import Message
 
 from celery_superfetch.app import broker, telling
-from celery_superfetch.app.kill import COMMAND
 from celery_superfetch.model import certificate, forks
 from celery_superfetch.model.job import Job
 from celery_superfetch.model.process import look_at
@@ -268,11 +266,6 @@ def chord_notes() -> None:
 def pauses() -> None:
     """A notice that fails keeps no other from trying at once."""
     telling.note_failure = lambda app: None
-
-
-def stops() -> None:
-    """It is of a version that cannot be told to stop with a job."""
-    del Panel.data[COMMAND]
 
 
 def slots() -> None:

@@ -9,7 +9,6 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Coroutine
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from support.servers.server import free_port
@@ -70,12 +69,7 @@ class FaultProxy:
         self._loop.call_soon_threadsafe(self._flowing.set)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)

@@ -68,24 +68,16 @@ def test_one_line_is_all(make: Make) -> None:
     assert config_of(app) == Config(app_name="shop")
 
 
-def test_before_config_from_object(make: Make) -> None:
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_beside_config_from_object(make: Make, before: bool) -> None:
     app = make()
-    celery_superfetch.install(app, strike_limit=5)
+    if before:
+        celery_superfetch.install(app, strike_limit=5)
     app.config_from_object(
         settings(task_default_queue="mail", beat_schedule={"mine": {"task": "t"}})
     )
-    assert installed(app)
-    assert app.conf.task_default_queue == "mail"
-    assert set(app.conf.beat_schedule) == {"mine", ENTRY}
-    assert config_of(app).strike_limit == 5
-
-
-def test_after_config_from_object(make: Make) -> None:
-    app = make()
-    app.config_from_object(
-        settings(task_default_queue="mail", beat_schedule={"mine": {"task": "t"}})
-    )
-    celery_superfetch.install(app, strike_limit=5)
+    if not before:
+        celery_superfetch.install(app, strike_limit=5)
     assert installed(app)
     assert app.conf.task_default_queue == "mail"
     assert set(app.conf.beat_schedule) == {"mine", ENTRY}

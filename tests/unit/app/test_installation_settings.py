@@ -28,122 +28,36 @@ def new() -> Celery:
     return Celery("shop", broker="redis://localhost:6399/0", set_as_current=False)
 
 
-def attribute_before(name: str) -> Celery:
-    app = new()
-    setattr(app.conf, name, False)
-    return celery_superfetch.install(app)
-
-
-def attribute_after(name: str) -> Celery:
-    app = celery_superfetch.install(new())
-    setattr(app.conf, name, False)
-    return app
-
-
-def attribute_after_reading(name: str) -> Celery:
-    app = celery_superfetch.install(new())
-    assert app.conf[name] is True
-    setattr(app.conf, name, False)
-    app.finalize()
-    return app
-
-
-def update_before(name: str) -> Celery:
-    app = new()
-    app.conf.update({name: False})
-    return celery_superfetch.install(app)
-
-
-def update_after(name: str) -> Celery:
-    app = celery_superfetch.install(new())
-    app.conf.update({name: False})
-    return app
-
-
-def module_before(name: str) -> Celery:
-    app = new()
-    app.config_from_object(module(**{name: False}))
-    return celery_superfetch.install(app)
-
-
-def module_before_and_read(name: str) -> Celery:
-    app = new()
-    app.config_from_object(module(**{name: False}), force=True)
-    return celery_superfetch.install(app)
-
-
-def module_after(name: str) -> Celery:
-    app = celery_superfetch.install(new())
-    app.config_from_object(module(**{name: False}))
-    return app
-
-
-def module_after_reading(name: str) -> Celery:
-    app = celery_superfetch.install(new())
-    assert app.conf[name] is True
-    app.config_from_object(module(**{name: False}))
-    return app
-
-
-def with_namespace(name: str) -> Celery:
-    app = celery_superfetch.install(new())
-    app.config_from_object(module(**{f"CELERY_{name.upper()}": False}), namespace="CELERY")
-    return app
-
-
-def with_namespace_before(name: str) -> Celery:
-    app = new()
-    app.config_from_object(module(**{f"CELERY_{name.upper()}": False}), namespace="CELERY")
-    return celery_superfetch.install(app)
-
-
-def old_style_before(name: str) -> Celery:
-    app = new()
-    app.config_from_object(module(**{OLD_NAMES[name]: False}))
-    return celery_superfetch.install(app)
-
-
-def old_style_after(name: str) -> Celery:
-    app = celery_superfetch.install(new())
-    app.config_from_object(module(**{OLD_NAMES[name]: False}))
-    return app
-
-
-def class_of_settings(name: str) -> Celery:
-    app = new()
-    app.config_from_object(type("Settings", (), {name: False}))
-    return celery_superfetch.install(app)
-
-
-def defaults_of_the_app(name: str) -> Celery:
-    app = celery_superfetch.install(new())
-    app.add_defaults({name: False})
-    return app
-
-
-WAYS = [
-    attribute_before,
-    attribute_after,
-    attribute_after_reading,
-    update_before,
-    update_after,
-    module_before,
-    module_before_and_read,
-    module_after,
-    module_after_reading,
-    with_namespace,
-    with_namespace_before,
-    old_style_before,
-    old_style_after,
-    class_of_settings,
-    defaults_of_the_app,
-]
+#: How a user may set a setting.
+WAYS: dict[str, Callable[[Celery, str], object]] = {
+    "attribute": lambda app, name: setattr(app.conf, name, False),
+    "update": lambda app, name: app.conf.update({name: False}),
+    "module": lambda app, name: app.config_from_object(module(**{name: False})),
+    "module, read at once": lambda app, name: app.config_from_object(
+        module(**{name: False}), force=True
+    ),
+    "class": lambda app, name: app.config_from_object(type("Settings", (), {name: False})),
+    "namespace": lambda app, name: app.config_from_object(
+        module(**{f"CELERY_{name.upper()}": False}), namespace="CELERY"
+    ),
+    "old name": lambda app, name: app.config_from_object(module(**{OLD_NAMES[name]: False})),
+    "defaults of the app": lambda app, name: app.add_defaults({name: False}),
+}
 
 
 @pytest.mark.parametrize("name", OURS)
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_a_setting_of_the_user_is_kept_if_set_by(way: Callable[[str], Celery], name: str) -> None:
-    app = way(name)
+@pytest.mark.parametrize("when", ["before", "after", "after it was read"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_setting_of_the_user_is_kept_if_set_by(way: str, when: str, name: str) -> None:
+    app = new()
+    if when == "before":
+        WAYS[way](app, name)
+    celery_superfetch.install(app)
+    if when == "after it was read":
+        assert app.conf[name] is True
+    if when != "before":
+        WAYS[way](app, name)
+    app.finalize()
     other = next(iter(set(OURS) - {name}))
     assert app.conf[name] is False
     assert app.conf[other] is True, "and the other one is ours"
