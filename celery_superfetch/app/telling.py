@@ -264,10 +264,10 @@ def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
         "properties": properties,
         "hostname": job.node or job.owner,
     }
-    called: Any = [], {}, {}
+    args, kwargs, embed = [], {}, {}  # type: tuple[Any, Any, Any]
     try:
         if with_body:
-            called = _body(app, raw)
+            args, kwargs, embed = _body(app, raw)
     except Exception:  # the caller is told all the same; only callbacks cannot be run
         logger.warning(
             "The body of killed job %s[%s] cannot be decoded: its caller is told, but its "
@@ -276,8 +276,7 @@ def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
             job.task_id,
             exc_info=True,
         )
-    args, kwargs, embed = called
-    return Context({**(embed or {}), **fields, "args": args, "kwargs": kwargs})
+    return Context({**embed, **fields, "args": args, "kwargs": kwargs})
 
 
 class _Codecs:
@@ -292,4 +291,5 @@ def _body(app: Celery, raw: Any) -> Any:
     if isinstance(decoded, dict):  # protocol 1 has all in the body
         decoded.setdefault("group", decoded.get("taskset"))
         return decoded.pop("args", []), decoded.pop("kwargs", {}), decoded
-    return decoded
+    args, kwargs, embed = decoded
+    return args, kwargs, dict(embed or {})
