@@ -7,6 +7,8 @@ It is protected as every job is: recovered if its process dies, ended by the gua
 from __future__ import annotations
 
 import base64
+from random import uniform
+from time import time
 from typing import Any
 
 from celery import Celery, Task
@@ -17,6 +19,7 @@ from kombu.utils.uuid import uuid
 
 from ..model.config import ANNOUNCE_TASK
 from ..model.dead_job import DEAD_ID, DEAD_ID_HEADER
+from ..model.job import Carried
 from .queues import separator_of
 
 logger = get_logger(__name__)
@@ -25,13 +28,19 @@ logger = get_logger(__name__)
 #: next one tells the caller alone.
 RUNS = 3
 
-LONGEST_PAUSE = 3600  # seconds until a notice that failed is tried again, each time twice as many
+#: Seconds until a notice that failed is tried again, up to twice as many by chance, so that not all
+#: are tried at once; and twice as many after each further time, so often at most.
+PAUSE, DOUBLED = 10, 8
 
 
 class AnnounceTask(Task):
     @classmethod
     def annotate(cls) -> None:
         """What ``task_annotations`` say of all tasks (a rate limit, say) is not meant for this."""
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        """Send it, also where tasks run in their caller (``task_always_eager``)."""
+        return self.app.send_task(self.name, args, kwargs, **options)
 
 
 def add_announce_task(app: Celery) -> None:
@@ -42,6 +51,7 @@ def add_announce_task(app: Celery) -> None:
         shared=False,  # else it would be registered with every other app of the process
         ignore_result=True,
         acks_late=True,
+        acks_on_failure_or_timeout=False,  # one that is cut short has not told
         reject_on_worker_lost=True,
         rate_limit=0,  # none, whatever ``task_default_rate_limit`` says
         max_retries=None,
@@ -51,34 +61,39 @@ def add_announce_task(app: Celery) -> None:
         self: Any, told: bool = False, chord: str = "", careful: bool = False, failures: int = 0
     ) -> None:
         """The arguments: how far earlier runs came (as ``Telling`` has it), and how many failed."""
-        from .telling import PAUSE, NotNow, Telling, named_by, note_failure
+        from .telling import NotNow, Telling, named_by
 
         earlier = self.request.get("superfetch") or {}
         # What was cut short says nothing of how far it came: it may have counted in the chord.
         chord = chord or ("begun" if earlier.get("recoveries") else "")
-        careful = careful or earlier.get("strikes", 0) >= RUNS
-        known = {"told": told, "chord": chord, "careful": careful, "failures": failures}
+        strikes = earlier.get("strikes", 0)
+        careful = careful or strikes >= RUNS
+        known: dict[str, Any] = {"told": told, "chord": chord, "careful": careful}
+        telling = None
         try:
-            job = named_by(self)
-        except NotNow as exc:
-            raise self.retry(exc=exc, kwargs=known, countdown=PAUSE) from exc
-        if job is None:
-            return
-        telling = Telling(self.app, job, told=told, chord=chord, careful=careful)
-        try:
-            telling.go()
+            if job := named_by(self):
+                telling = Telling(self.app, job, **known)
+                telling.go()
         except Exception as exc:  # the result backend's errors are its own
-            pause = min(PAUSE * 2**failures, LONGEST_PAUSE)
-            note_failure(self.app)
-            logger.exception(
-                "Killed job %s[%s] is in the dead set, but its caller could not be told. That is "
-                "tried again in %d s.",
-                job.task,
-                job.task_id,
-                pause,
-            )
-            known.update(told=telling.told, chord=telling.chord, failures=failures + 1)
-            raise self.retry(exc=exc, kwargs=known, countdown=pause) from exc
+            pause = int(PAUSE * 2 ** min(failures, DOUBLED) * uniform(1, 2))
+            if not isinstance(exc, NotNow):
+                logger.exception(
+                    "Killed job %s is in the dead set, but its caller could not be told. That is "
+                    "tried again in %d s.",
+                    telling.title if telling else dead_id_of(self),
+                    pause,
+                )
+            if telling:
+                known.update(told=telling.told, chord=telling.chord)
+            known["failures"] = failures + 1
+            # In other bytes, so its strikes go with it: else its deaths had no end.
+            headers = {DEAD_ID_HEADER: dead_id_of(self), **Carried(strikes, time()).headers()}
+            raise self.retry(exc=exc, kwargs=known, countdown=pause, headers=headers) from exc
+
+
+def dead_id_of(task: Any) -> str:
+    """Which dead job a notice, in the request of ``task``, names."""
+    return str(task.request.get(DEAD_ID_HEADER))
 
 
 class Notices:

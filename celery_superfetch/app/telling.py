@@ -4,6 +4,9 @@ between the next run begins anew; what is said twice then does no harm, but for 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -25,17 +28,23 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from ..errors import PoisonPill
-from ..model.dead_job import DEAD_ID_HEADER, DeadJob
+from ..model.dead_job import DeadJob
 from ..model.strikes import toll
 from ..signals import job_killed
 from .dead_set import DeadSet
 from .events import tell_monitors
+from .notice import dead_id_of
 
 logger = get_logger(__name__)
 
 REPLY_TIMEOUT = 3.0  # seconds to wait for a result backend on Redis, before it is tried later
 
-PAUSE = 10  # seconds for which no notice is tried after one has failed
+#: Seconds for which no notice asks the result backend after one that got no answer, or has none
+#: yet: not all clients give up as soon.
+HELD_OFF = 60.0
+
+#: Seconds for which a notice waits for another that has just asked, and between two looks.
+PATIENCE, STEP = 0.2, 0.01
 
 
 class NotNow(Exception): ...
@@ -57,31 +66,30 @@ def impatient_backend(app: Celery, pid: int) -> Any:
 
 
 def named_by(task: Any) -> DeadJob | None:
-    """The dead job that a notice, in the request of ``task``, names; None if it is gone. Raises
-    NotNow where another one has just failed: many of them would take all slots of a fleet."""
-    id = str(task.request.get(DEAD_ID_HEADER))
+    """The dead job that a notice, in the request of ``task``, names; None if it is gone."""
     with DeadSet(task.app) as dead:
-        job = dead.exact(id)
-        if job and dead.database.is_taken(_failed(dead)):
-            raise NotNow
-        if job:
-            return job
-    logger.warning(
-        "Nobody is told of killed job %s: it is not in the dead set any more (it was retried, "
-        "deleted or dropped before this notice ran).",
-        id,
-    )
-    return None
+        job = dead.exact(dead_id_of(task))
+    if job is None:
+        logger.warning(
+            "Nobody is told of killed job %s: it is not in the dead set any more (it was retried, "
+            "deleted or dropped before this notice ran).",
+            dead_id_of(task),
+        )
+    return job
 
 
-def note_failure(app: Celery) -> None:
+@contextmanager
+def asking(app: Celery) -> Iterator[None]:
+    """Around a question to the result backend. Of an app's notices one at a time asks: where that
+    hangs, it is one slot of the fleet that hangs. Raises NotNow where another gets no answer."""
     with DeadSet(app) as dead:
-        dead.database.take_turn(_failed(dead), PAUSE)
-
-
-def _failed(dead: DeadSet) -> str:
-    """Scope of the lock that is there for a while after a notice of the app has failed."""
-    return f"notices:{dead.config.app_name}"
+        database, scope = dead.database, f"notices:{dead.config.app_name}"
+        while not database.take_turn(scope, HELD_OFF):
+            if database.lasts(scope) > PATIENCE:
+                raise NotNow
+            time.sleep(STEP)
+        yield
+        database.end_turn(scope)
 
 
 class Telling:
@@ -94,11 +102,12 @@ class Telling:
         self.task = app.tasks.get(job.task)  # this worker may have others
         self.backend = (self.task and self.task._backend) or impatient_backend(app, os.getpid())
         self.exc = pill_of(job)
+        self.title = f"{job.task}[{job.task_id}]"
 
     def go(self) -> None:
         """Take all the steps; raises what the result backend or the broker does."""
         job = self.job
-        if not self.told:
+        if not (self.told or self.careful):
             job_killed.send(sender=self.app, job=job)
             self.told = True
         if None not in (job.task, job.task_id):  # else nobody waits for it
@@ -109,7 +118,9 @@ class Telling:
 
     def _tell_caller(self) -> None:
         job, self.stores = self.job, self._stores()
-        state = self._state()
+        # Whoever died while it asked has left its turn behind.
+        with nullcontext() if self.careful else asking(self.app):
+            state = self._state()
         if state == states.SUCCESS:
             return  # it had finished; only its ack never came through
         if self.stores and state is None:
@@ -118,11 +129,10 @@ class Telling:
             )
         if self.careful:
             logger.error(
-                "Whoever announces killed job %s[%s] is killed, too: its caller is told, but "
+                "Whoever announces killed job %s is killed, too: its caller is told, but "
                 "errbacks, chord, chain and receivers are left out. One of them, or reading its "
                 "body, kills whoever does it.",
-                job.task,
-                job.task_id,
+                self.title,
             )
             return
         self._chord_and_chain()
@@ -191,12 +201,10 @@ class Telling:
         except (OperationalError, RedisError, OSError):
             raise  # they could not be sent; a later pass can
         except Exception:  # before 5.7 Celery lets through what an errback raises
-            name, id = self.job.task, self.job.task_id
             logger.exception(
-                "An errback of killed job %s[%s] failed: others may not have run. Its "
+                "An errback of killed job %s failed: others may not have run. Its "
                 "caller has been told; mend the errback.",
-                name,
-                id,
+                self.title,
             )
 
     def _receivers(self) -> None:
@@ -255,10 +263,10 @@ def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
         "properties": properties,
         "hostname": job.node or job.owner,
     }
-    called: Any = [], {}, {}
+    args, kwargs, embed = [], {}, {}  # type: tuple[Any, Any, Any]
     try:
         if with_body:
-            called = _body(app, raw)
+            args, kwargs, embed = _body(app, raw)
     except Exception:  # the caller is told all the same; only callbacks cannot be run
         logger.warning(
             "The body of killed job %s[%s] cannot be decoded: its caller is told, but its "
@@ -267,8 +275,7 @@ def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
             job.task_id,
             exc_info=True,
         )
-    args, kwargs, embed = called
-    return Context({**(embed or {}), **fields, "args": args, "kwargs": kwargs})
+    return Context({**embed, **fields, "args": args, "kwargs": kwargs})
 
 
 class _Codecs:
@@ -283,4 +290,5 @@ def _body(app: Celery, raw: Any) -> Any:
     if isinstance(decoded, dict):  # protocol 1 has all in the body
         decoded.setdefault("group", decoded.get("taskset"))
         return decoded.pop("args", []), decoded.pop("kwargs", {}), decoded
-    return decoded
+    args, kwargs, embed = decoded
+    return args, kwargs, dict(embed or {})

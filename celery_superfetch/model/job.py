@@ -156,7 +156,7 @@ def parse(payload: bytes) -> Envelope:
         task if isinstance(task, str) else None,
         next((id for id in ids if id and isinstance(id, str)), None),
         carried,
-        _eta(told.get("eta")),
+        eta_of(told.get("eta")),
     )
 
 
@@ -183,8 +183,9 @@ def _is_event(entry: Any) -> bool:
     return isinstance(at, (int, float)) and 0 <= at < 1e11  # what is no time cannot be shown
 
 
-def _eta(text: Any) -> float:
-    """Celery's header, ISO 8601; without a time zone it is UTC, and Z is nothing to Python 3.10."""
+def eta_of(text: Any) -> float:
+    """When that is (s since the epoch; 0: it cannot be read): Celery's header, ISO 8601; without a
+    time zone it is UTC, and Z is nothing to Python 3.10."""
     try:
         eta = datetime.fromisoformat(text.replace("Z", "+00:00"))
         return (eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)).timestamp()

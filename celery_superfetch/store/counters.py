@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from ..model.config import ANNOUNCE_TASK
 from ..model.job import Counters, digest
 from ..model.strikes import Decision, Recovery
 from .database import Database, Structure
@@ -22,6 +23,13 @@ class Outcome(NamedTuple):
     answer: bytes | Exception
     dead_id: bytes = b""  # its id in the dead set, if it was killed
     notice: bytes | None = None  # what tells its caller then; None: nothing does
+
+
+def _made(notice: Notice | None, recovery: Recovery) -> bytes | None:
+    if notice is None or not recovery.parsed:
+        return None
+    # What killed one notice may kill that of its death, and so on without end.
+    return b"" if recovery.task == ANNOUNCE_TASK else notice(recovery.job.queue_list)
 
 
 class StrikeCounters(Structure):
@@ -53,7 +61,7 @@ class StrikeCounters(Structure):
         ``notice``: makes that of a job that is killed."""
         killed = [recovery for recovery, decision in decided if decision is Decision.KILL]
         spared = [recovery for recovery, decision in decided if decision is Decision.RECOVER]
-        notices = [notice(r.job.queue_list) if notice and r.parsed else None for r in killed]
+        notices = [_made(notice, recovery) for recovery in killed]
         calls = [
             self.dead_jobs.kill(recovery, expires, marked=marked, notice=told)
             for recovery, told in zip(killed, notices, strict=True)

@@ -49,9 +49,11 @@ class Database:
         ms = max(1, int(seconds * 1000))
         return bool(self.scripts.run("lock", [self.keys.lock(scope)], [ms]))
 
-    def is_taken(self, scope: str) -> bool:
-        """Whether somebody's turn lasts."""
-        return bool(self.client.exists(self.keys.lock(scope)))
+    def lasts(self, scope: str) -> float:
+        """Seconds since somebody took the turn that lasts; 0 where none does."""
+        lock = self.keys.lock(scope)
+        whole, left = self.client.get(lock), self.client.pttl(lock)
+        return (int(whole) - left) / 1000 if whole and left > 0 else 0.0
 
     def end_turn(self, scope: str) -> None:
         self.client.delete(self.keys.lock(scope))

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..errors import JobNotFound
+from ..model.config import ANNOUNCE_TASK
 from ..model.dead_job import DEAD_ID, FULL_ID, DeadFilter, DeadJob
 from ..model.job import digest, parse
 from ..model.strikes import Recovery
@@ -195,7 +196,7 @@ class Graveyard(DeadJobs):
         record = json.dumps(DeadJob.of(recovery).record())
         recoveries = recovery.recoveries - (not recovery.counted)
         args: list[Any] = [job.claim_id, int(marked), recoveries, recovery.digest, record]
-        is_told = notice is not None and recovery.parsed
+        is_told = notice is not None and recovery.parsed and recovery.task != ANNOUNCE_TASK
         args += [self._caps.get(cap, 0), int(is_told), job.queue_list]
         args += [notice or b"", DEAD_ID, expires]
         return Call("kill", names, args)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from math import isfinite
 from time import monotonic
@@ -13,7 +12,6 @@ from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery.utils.log import get_logger
-from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery.worker import state
 from kombu.utils.encoding import safe_repr
 from redis.exceptions import DataError, RedisError
@@ -21,7 +19,7 @@ from redis.exceptions import DataError, RedisError
 from ..app.poison_pill import limits_of
 from ..model.dead_job import DeadJob
 from ..model.facts import Facts
-from ..model.job import UNREADABLE, Claimed, Job
+from ..model.job import Claimed, Job, eta_of
 from ..store.registry import Registry
 from ..transport.deliveries import Delivery, delivery_of
 from .stopping import told_to_stop
@@ -72,21 +70,24 @@ def kills(claimed: Claimed, channel: Any) -> bool:
 
 def parks(message: Any) -> bool:
     """Whether a job is due so much later that it waits on the server until then, and not here."""
-    delivery, told = delivery_of(message), message.headers
-    if delivery is None:
+    delivery = delivery_of(message)
+    if delivery is None or not (due := _due(message)):
         return False
-    with suppress(*UNREADABLE, OverflowError):  # Celery says what is wrong with it
-        if "task" not in told:  # before protocol 2 the body says it
-            told = message.payload
-        if (eta := told.get("eta")) is None or told.get("id") in state.revoked:
-            return False
-        app = delivery.in_flight.runner.worker.app
-        due = maybe_make_aware(maybe_iso8601(eta), app.timezone).timestamp()
-        if not delivery.in_flight.park(delivery.job, due * 1000):
-            return False
-        delivery.forget()
-        return True
-    return False
+    if not delivery.in_flight.park(delivery.job, due * 1000):
+        return False
+    delivery.forget()
+    return True
+
+
+def _due(message: Any) -> float:
+    """When a job is due (s since the epoch); 0: at once, since it is revoked, or Celery has
+    something to say of it."""
+    try:
+        # Before protocol 2 the body says it.
+        told = message.headers if "task" in message.headers else message.payload
+        return 0.0 if told.get("id") in state.revoked else eta_of(told.get("eta"))
+    except Exception:  # whatever a body can do to a decoder
+        return 0.0
 
 
 def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool = False) -> bool:

@@ -113,12 +113,12 @@ def test_many_notices_leave_slots_to_others_while_results_hang(
     eventually(lambda: not client.exists("superfetch:dead:unannounced"), within=60)
 
 
-def test_the_control_where_each_tries_for_itself(
+def test_the_control_where_all_wait_at_once(
     worker: Any, app: Celery, client: redis.Redis, ledger: Ledger, proxy: FaultProxy
 ) -> None:
     many_notices(client, app)
     proxy.stall()
-    worker(app="told", result_url=proxy.url(), concurrency=2, env={"WITHOUT": "pauses"})
+    worker(app="told", result_url=proxy.url(), concurrency=2, env={"WITHOUT": "turns"})
     app.signature("told.note", ignore_result=True).apply_async()
     always(lambda: "note" not in ledger.starts(), during=10)
 

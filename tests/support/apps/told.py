@@ -1,7 +1,7 @@
 """The shop, with poison pills of every kind and everybody who can be told of their death.
 
 KILL=1 kills each job that is to be recovered. HALF_WAY names a step at which the first process to
-announce a pill is ended ("result", "count", "counted", "hook"), or every one ("always").
+announce a pill is ended ("result", "count", "counted", "hook"), or each one (``ALWAYS``).
 HANGS names a pill whose hook hangs until it is released.
 """
 
@@ -16,17 +16,22 @@ from celery.backends.redis import RedisBackend
 from celery.signals import task_failure
 
 from celery_superfetch import Decision, Recovery, job_killed, job_recovering
-from celery_superfetch.app import telling
+from celery_superfetch.app import notice, telling
 from support.apps.build import STEP
 from support.apps.shop import app, ledger
 
 HALF_WAY = os.environ.get("HALF_WAY")
-telling.PAUSE = 3
+notice.PAUSE = 3
+telling.HELD_OFF = 3.0
+
+
+#: Where each process ends, and not the first alone.
+ALWAYS = {"always": "hook", "job_killed": "job_killed", "each question": "question"}
 
 
 def crossing(step: str) -> None:
     """End the process that is first to come here, if it is here that it has to end."""
-    if (step, HALF_WAY) == ("hook", "always") or (step == HALF_WAY and ledger().first(step)):
+    if step == ALWAYS.get(HALF_WAY or "") or (step == HALF_WAY and ledger().first(step)):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -80,6 +85,7 @@ def failed(sender: Any, task_id: str, args: Any, exception: Exception, **_: Any)
 
 @job_killed.connect(weak=False)
 def killed(job: Any, **_: Any) -> None:
+    crossing("job_killed")
     ledger().gave_up(job.task_id, "job_killed")
 
 
@@ -89,7 +95,16 @@ def kill(recovery: Recovery, **_: Any) -> Decision | None:
     return Decision.KILL if ours and os.environ.get("KILL") == "1" else None
 
 
-_store, _count = RedisBackend.store_result, RedisBackend.on_chord_part_return
+_ask, _store, _count = (
+    RedisBackend.get_task_meta,
+    RedisBackend.store_result,
+    RedisBackend.on_chord_part_return,
+)
+
+
+def get_task_meta(self: Any, *args: Any, **kwargs: Any) -> Any:
+    crossing("question")
+    return _ask(self, *args, **kwargs)
 
 
 def store_result(self: Any, task_id: str, result: Any, state: str, **kwargs: Any) -> Any:
@@ -107,6 +122,7 @@ def on_chord_part_return(self: Any, request: Any, *args: Any, **kwargs: Any) -> 
     return counted
 
 
+RedisBackend.get_task_meta = get_task_meta
 RedisBackend.store_result = store_result
 RedisBackend.on_chord_part_return = on_chord_part_return
 app.finalize()

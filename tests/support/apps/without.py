@@ -263,9 +263,9 @@ def chord_notes() -> None:
     telling.Telling.chord = property(lambda self: "", lambda self, value: None)
 
 
-def pauses() -> None:
-    """A notice that fails keeps no other from trying at once."""
-    telling.note_failure = lambda app: None
+def turns() -> None:
+    """All notices may wait for the result backend at once."""
+    telling.asking = lambda app: contextlib.nullcontext()
 
 
 def slots() -> None:

@@ -1,0 +1,194 @@
+"""The notice of a killed job reaches who waits, whatever an app says of its tasks, and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_superfetch import PoisonPill
+from celery_superfetch.app.notice import Notices
+from celery_superfetch.model.strikes import Decision
+from celery_superfetch.signals import job_recovering
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.servers.proxy import FaultProxy
+from support.waiting import always, eventually
+from support.workers.bench import Bench
+from support.workers.worker import Worker
+
+UNANNOUNCED = "superfetch:dead:unannounced"
+LATER = "celery\x06\x166"
+ONE_STRIKE = {"strike_limit": 1, "reap_interval": 1}
+
+#: What users say of all their tasks, each in a worker of its own.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "yaml, gzip, routes, a rate limit": {
+        "task_serializer": "yaml",
+        "accept_content": ["yaml"],
+        "result_accept_content": ["json"],
+        "task_compression": "gzip",
+        "task_routes": {"*": {"queue": "elsewhere"}},
+        "task_default_rate_limit": "1/h",
+    },
+    "pickle, eager": {
+        "task_serializer": "pickle",
+        "accept_content": ["pickle"],
+        "result_accept_content": ["json"],
+        "task_always_eager": True,
+    },
+    "protocol 1, no prefetch, early ack, priorities": {
+        "task_protocol": 1,
+        "worker_disable_prefetch": True,
+        "task_acks_late": False,
+        "task_queue_max_priority": 9,
+        "task_default_priority": 6,
+        "task_create_missing_queues": False,
+    },
+}
+
+
+@pytest.fixture
+def proxy(client: redis.Redis) -> Iterator[FaultProxy]:
+    """On the way to the results."""
+    with FaultProxy(client.connection_pool.connection_kwargs["port"]) as proxy:
+        yield proxy
+
+
+def said(ledger: Ledger, what: str) -> list[str]:
+    return [line["job"] for line in ledger.lines(what)]
+
+
+def orphaned(bench: Bench, *queues: str) -> None:
+    """What waits was claimed by somebody who is dead."""
+    for queue in queues:
+        jobs = bench.queue(queue)
+        bench.client.delete(queue)
+        bench.dead_owner(jobs, queue, lists=[queue])
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+@pytest.mark.parametrize("how", SETTINGS)
+def test_it_comes_through_whatever_an_app_says_of_its_tasks(
+    how: str,
+    pool: str,
+    worker: Callable[..., Worker],
+    make_app: Callable[..., Celery],
+    bench: Bench,
+    ledger: Ledger,
+    proxy: FaultProxy,
+) -> None:
+    """Also that of its second try: the first gets no answer of the result backend."""
+    conf, names = SETTINGS[how], ("celery", LATER)
+    sent = {name: conf[name] for name in conf if name not in ("task_routes", "task_always_eager")}
+    app = make_app(superfetch=False, conf=sent)
+    old = app.signature("told.old").set(queue="celery")
+    result = app.signature("told.pill", ("one",)).apply_async(queue="celery", link_error=dict(old))
+    orphaned(bench, *names)
+    proxy.stall()
+    one = worker(
+        app="told",
+        pool=pool,
+        concurrency=2,
+        conf=conf,
+        options=ONE_STRIKE,
+        result_url=proxy.url(),
+        env={"KILL": "1", "C_FORCE_ROOT": "1"},
+    )
+    one.wait_log("its caller could not be told")
+    assert said(ledger, "job_killed") == [result.id], "receivers hear at once"
+    proxy.heal()
+    with pytest.raises(PoisonPill):
+        result.get(timeout=30)
+    eventually(lambda: not bench.client.exists(bench.keys.unannounced))
+    eventually(lambda: said(ledger, "old errback") == [result.id])
+    for what in ("job_killed", "poisoned", "task_failure"):
+        assert len(said(ledger, what)) == 1, what
+    assert not bench.client.exists("elsewhere")
+
+
+def test_what_kills_each_notice_ends_and_no_notice_follows_a_notice(
+    worker: Callable[..., Worker], app: Celery, db: Database, ledger: Ledger
+) -> None:
+    """A receiver of `job_killed` that ends its process: the caller is told without it."""
+    one = worker(app="told", concurrency=1, options=ONE_STRIKE, env={"HALF_WAY": "job_killed"})
+    pill = app.signature("told.pill", ("one",)).apply_async()
+    with pytest.raises(PoisonPill):
+        pill.get(timeout=60)
+    eventually(lambda: not db.client.exists(UNANNOUNCED))
+    assert "is killed, too" in one.log()
+    assert [record["task"] for record in db.dead()] == ["told.pill"]
+
+
+def test_where_even_the_last_run_kills_the_notice_is_dead_and_nothing_follows(
+    worker: Callable[..., Worker], app: Celery, db: Database, ledger: Ledger
+) -> None:
+    worker(app="told", concurrency=1, options=ONE_STRIKE, env={"HALF_WAY": "each question"})
+    app.signature("told.pill", ("one",)).apply_async()
+    dead = ["celery_superfetch.announce", "told.pill"]
+    eventually(lambda: sorted(record["task"] for record in db.dead()) == dead, within=60)
+    assert db.client.scard(UNANNOUNCED) == 1, "the pill's caller, and nobody for the notice"
+    always(lambda: not db.length() and len(db.dead()) == 2, during=3)
+
+
+def test_one_that_is_cut_short_by_a_time_limit_tells_in_the_end(
+    worker: Callable[..., Worker], app: Celery, db: Database, ledger: Ledger
+) -> None:
+    """A hook that hangs, and a hard limit that is meant for all tasks."""
+    conf = {"task_time_limit": 1}
+    one = worker(app="told", concurrency=1, options=ONE_STRIKE, conf=conf, env={"HANGS": "hung"})
+    pill = app.signature("told.pill", ("hung",)).apply_async()
+    eventually(lambda: db.dead() and not db.client.exists(UNANNOUNCED), within=60)
+    assert isinstance(pill.result, PoisonPill)
+    assert "is killed, too" in one.log()
+    assert len(db.dead()) == 1
+
+
+def test_a_broker_that_goes_away_while_it_tells_loses_no_notice(
+    worker: Callable[..., Worker],
+    app: Celery,
+    db: Database,
+    ledger: Ledger,
+    proxy: FaultProxy,
+    url: str,
+) -> None:
+    """Nor can its next try be sent: it goes back when the broker is there, and tells again."""
+    env = {"HANGS": "hung"}
+    worker(app="told", url=proxy.url(), result_url=url, options=ONE_STRIKE, env=env)
+    pill = app.signature("told.pill", ("hung",)).apply_async()
+    eventually(lambda: said(ledger, "hangs"))
+    proxy.cut()
+    proxy.refuse()
+    ledger.release("hung")
+    eventually(lambda: said(ledger, "task_failure"))
+    assert db.client.exists(UNANNOUNCED)
+    proxy.heal()
+    eventually(lambda: not db.client.exists(UNANNOUNCED), within=60)
+    assert isinstance(pill.result, PoisonPill)
+    assert 1 <= len(said(ledger, "poisoned")) <= 2
+
+
+def test_a_stock_worker_that_discards_it_leaves_the_dead_set_whole_and_doctor_says_so(
+    worker: Callable[..., Worker], app: Celery, bench: Bench, cli: Any
+) -> None:
+    app.signature("told.pill", ("one",)).apply_async()
+    orphaned(bench, "celery")
+    killer = Celery("shop", set_as_current=False)
+    kill = job_recovering.connect(lambda **_: Decision.KILL, sender=killer, weak=False)
+    assert bench.reaper(sender=killer, notice=Notices(killer)).reap().killed == 1
+    job_recovering.disconnect(kill, sender=killer)
+    assert len(bench.queue("celery")) == 1
+    stock = worker(superfetch=False)
+    stock.wait_log("Received unregistered task of type 'celery_superfetch.announce'")
+    eventually(lambda: not bench.queue("celery"))
+    stock.close()
+    [job] = bench.dead_set
+    assert (job.task, [dead.id for dead in bench.untold()]) == ("told.pill", [job.id])
+    told = cli("doctor", code=1).out
+    assert "the callers of 1 killed job are not told yet" in told
+    assert "A stock worker discards that job" in " ".join(told.split())
+    cli("dead", "retry", job.id)
+    assert len(bench.queue("celery")) == 1
