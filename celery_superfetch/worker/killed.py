@@ -27,8 +27,8 @@ UNANSWERED = (
 @control_command(name=COMMAND, visible=False)
 def kill(state: Any, *, owner: str, jobs: Sequence[str], until: float) -> dict[str, Any]:
     """Kill some jobs, by their claim ids, unless the server's clock (ms) is past ``until``. Returns
-    ``error``, or ``jobs``: claim id -> ``dead_id``, or ``error``. By Celery's ``revoke`` each worker
-    would discard what is put back from the dead set."""
+    ``error``, or ``jobs``: claim id -> ``dead_id``, or ``error``. By Celery's ``revoke`` each
+    worker would discard what is put back from the dead set."""
     worker = state.consumer.controller
     membership = next((one for one in memberships_of(worker) if one.owner == owner), None)
     if membership is None:
