@@ -112,15 +112,14 @@ CLAIMS_A_SECOND = 2**20
 
 
 def claim_id(number: int, queue_list: str) -> str:
-    """The name of a claim: its number, in which the owner's time is (hexadecimal), and whence it
-    came."""
-    return f"{number:x}:{queue_list}"
+    """The name of a claim: its number, in which the owner's time is, and whence it came."""
+    return f"{number}:{queue_list}"
 
 
 def claim_number(claim_id: str) -> int:
     """Later claims of an owner have greater ones; 0 where a name is none of ours."""
     with suppress(ValueError):
-        return int(claim_id.partition(":")[0], 16)
+        return int(claim_id.partition(":")[0])
     return 0
 
 

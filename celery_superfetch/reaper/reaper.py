@@ -143,7 +143,8 @@ class Reaper(Structure):
     def drain(self, facts: Facts, reason: str, report: Report) -> list[str]:
         """Empty the lists of an owner that is marked reaped; titles of the first few jobs."""
         owner, titles = facts.owner, list[str]()
-        report.recovered += self.first_schema.give_back(facts).total()
+        with report.surviving(f"what {owner} kept in the form of schema 1"):
+            report.recovered += self.first_schema.give_back(facts).total()
         self._unland(facts, report)
         held = self.lists.held(owner)
         excused = facts.was in ("stopping", STUCK)

@@ -12,6 +12,7 @@ SCAN_STEPS = 100  # of who only has a look
 #: Kinds of keys that hold jobs in flight, parked or on probation, with what counts these, and those
 #: of the dead set.
 JOBS = {"private:": "HKEYS", "landing:": "LLEN", "parked:": "ZCARD", "probation:": "LLEN"}
+JOBS["held:"] = "HLEN"  # of schema 1, whose private lists are lists, each of one queue list
 DEAD = {"dead", "dead:"}
 #: Kinds of keys that an owner has, with their types.
 OWNED = {"private:": "HASH", "landing:": "LIST", "owner:": "HASH"}
@@ -43,10 +44,14 @@ class Keyspace(Structure):
 
     def left(self) -> tuple[int, list[bytes]]:
         """Number of jobs in flight, parked or on probation; the keys of all that holds no job."""
-        kinds = {key: self.keys.parse(key)[0] for key in self._scan()}
-        sizes = self._at_once((JOBS[kind], key) for key, kind in kinds.items() if kind in JOBS)
+        parsed = [(key, *self.keys.parse(key)) for key in self._scan()]
+        sizes = self._at_once(
+            ("LLEN" if kind == "private:" and queue_list else JOBS[kind], key)
+            for key, kind, _, queue_list in parsed
+            if kind in JOBS
+        )
         total = sum(size if isinstance(size, int) else len(claims_of(size)) for size in sizes)
-        return total, [key for key, kind in kinds.items() if kind not in JOBS.keys() | DEAD]
+        return total, [key for key, kind, *_ in parsed if kind not in JOBS.keys() | DEAD]
 
     def delete(self, keys: Sequence[bytes]) -> int:
         return sum(self.client.delete(*some) for some in chunks(keys, SCAN_COUNT))

@@ -45,7 +45,7 @@ class Parked(Structure):
         args: list[Any] = [queue_list]
         nonce = owner.rpartition("|")[2]
         for job, due in jobs.items():
-            name = f"{nonce}-{claim_number(job.claim_id):x}"
+            name = f"{nonce}-{claim_number(job.claim_id)}"
             args += [job.claim_id, due, f"{json.dumps(parse(job.payload).task_id)} {name}\n"]
         return Call("park", names, args)
 

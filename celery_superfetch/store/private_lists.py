@@ -19,6 +19,7 @@ from ..model.job import (
 from .database import Database, Structure, chunks
 from .wire.clients import LoneConnection
 from .wire.scripts import Call
+from .wire.server import warn_once
 
 #: Bytes one claim takes at most, but for the job that passes the mark: it keeps others waiting.
 CLAIM_BYTES = 4 * 1024 * 1024
@@ -129,7 +130,8 @@ class PrivateLists(Structure):
         names += [keys.probation(queue_list), keys.on_probation]
         names += [keys.recoveries(digest(job.payload)) for job in jobs]
         args = [queue_list, where, int(self.config.strike_window), expires]
-        return Call("requeue", names, [*args, *(job.claim_id for job in jobs)])
+        # Whole: one that the server does not know yet would come behind its successor.
+        return Call("requeue", names, [*args, *(job.claim_id for job in jobs)], whole=True)
 
     def give_back(self, jobs: Sequence[Job], expires: int) -> int:
         return int(self.scripts.run(*self.requeue(jobs, "front", expires)))
@@ -143,8 +145,17 @@ class PrivateLists(Structure):
 
     def held(self, owner: str) -> Held:
         fields = self.client.hkeys(self.keys.private(owner))
-        claims, running = claims_of(fields), claims_of(fields, running=True)
-        return Held(sorted(claims, key=claim_number, reverse=True), frozenset(running))
+        running, claims = frozenset(claims_of(fields, running=True)), claims_of(fields)
+        # By somebody's hand: it names no queue list, or cannot be asked for.
+        odd = [name for name in claims if not queue_list_of(name) or name.encode() not in fields]
+        if odd:
+            claims = [name for name in claims if name not in odd]
+            warn_once(
+                f"The private list of owner {owner} has {len(odd)} fields that are no claims "
+                f"({', '.join(map(repr, odd[:3]))}). They stay there, and are nobody's: look at "
+                f"{self.keys.private(owner)} by HGETALL, and put on its queue what is a job."
+            )
+        return Held(sorted(claims, key=claim_number, reverse=True), running)
 
     def jobs(self, owner: str, claim_ids: Sequence[str], room: int) -> tuple[list[Job], int]:
         """The first of some claims, until they have so many bytes; of how many that speaks, since

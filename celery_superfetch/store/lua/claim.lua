@@ -29,7 +29,7 @@ local function name_of(at) return string.sub(KEYS[at + 3], cut) end
 local jobs, errors, fields, started = {}, {}, {}, 0
 local sources = {}  -- of each job
 local function take(at, source, payload)
-  local id = string.format('%x:', number + #jobs / 3) .. name_of(at)
+  local id = string.format('%.0f:', number + #jobs / 3) .. name_of(at)
   fields[#fields + 1] = id
   fields[#fields + 1] = payload
   -- One with a time of its own is going to wait (Celery's JSON; another is struck off later).

@@ -20,9 +20,15 @@ for i = 1, #KEYS do
     end
   end
   local lists = redis.pcall('HGET', KEYS[i], 'lists')
-  local known, names = pcall(cjson.decode, type(lists) == 'string' and lists or '{}')
-  for name in pairs(known and type(names) == 'table' and names or {}) do
-    local size = redis.pcall('LLEN', landing .. name)
+  local known, decoded = pcall(cjson.decode, type(lists) == 'string' and lists or '{}')
+  local names, keys = {}, {}
+  for name in pairs(known and type(decoded) == 'table' and decoded or {}) do
+    names[#names + 1], keys[#keys + 1] = name, landing .. name
+  end
+  -- Mostly none of a hundred is there, and one question tells.
+  local there = #keys > 0 and redis.call('EXISTS', unpack(keys)) > 0
+  for at, name in ipairs(there and names or {}) do
+    local size = redis.pcall('LLEN', keys[at])
     if type(size) == 'number' and size > 0 then sizes[name] = (sizes[name] or 0) + size end
   end
   row[1] = runs

@@ -16,7 +16,7 @@ local function sorted(fields)
     if string.byte(field) == 114 then  -- r
       runs[string.sub(field, 2)] = true
     else
-      claims[#claims + 1] = {field, tonumber(string.match(field, '^%x+') or '0', 16)}
+      claims[#claims + 1] = {field, tonumber(string.match(field, '^%d+') or '0')}
     end
   end
   table.sort(claims, function(one, other)

@@ -29,8 +29,7 @@ local total, to_queue = 0, 0
 for i = 1, jobs do
   local id, payload, counters = ARGV[i + 4], payloads[i], KEYS[i + 6]
   -- A removal first: before 7.0 a server over its memory limit allows what follows one.
-  redis.call('HDEL', private, id, 'r' .. id)
-  if payload then
+  if redis.call('HDEL', private, id, 'r' .. id) > 0 and payload then
     total = total + 1
     if suspected[i] then
       redis.call(push, probation, payload)

@@ -39,6 +39,7 @@ def test_all_comes_back_in_order_uncounted_and_stock_runs_it(
     many = jobs(*range(150))
     one = bench.dead_owner(many, lists=["mail", step])
     bench.give(one.owner, step, jobs("p1", "p2"))
+    bench.land(one, "mail", *jobs("landed"))
     gone = bench.dead_owner(jobs("t1", "t2", queue="aside"), "aside", lists=["aside"])
     bench.push("mail", *jobs("waiting"))
     # Reaped before, and its jobs landed late.
@@ -51,11 +52,14 @@ def test_all_comes_back_in_order_uncounted_and_stock_runs_it(
         drain(bench).run()
     assert len(bench.private(one)) == 150
     report = drain(bench).run(force=True)
-    assert (report.given_back, report.errors, report.in_flight) == (155, 0, 0)
-    assert report.queues == {"mail": 151, step: 2, "aside": 2}
+    assert (report.given_back, report.errors, report.in_flight) == (156, 0, 0)
+    assert report.queues == {"mail": 152, step: 2, "aside": 2}
     assert set(report.owners) == {one.owner, "lost|1|abc"}
     back = bench.queue("mail")
-    assert [raw for raw in back if raw != payload("x", "mail")] == [*many, *jobs("waiting")]
+    assert [raw for raw in back if raw != payload("x", "mail")] == [
+        *many,
+        *jobs("landed", "waiting"),
+    ]
     assert bench.queue(step) == jobs("p1", "p2")
     assert bench.queue("aside") == jobs("t1", "t2", queue="aside")
     assert bench.counters(many[0]).recoveries == 0
@@ -65,7 +69,7 @@ def test_all_comes_back_in_order_uncounted_and_stock_runs_it(
     with Inbox(
         url, "mail", "aside", transport=None, accept=["json"], global_keyprefix=prefix
     ) as stock:
-        eventually(lambda: stock.turn() or len(stock.messages) == 156, every=0.0)
+        eventually(lambda: stock.turn() or len(stock.messages) == 157, every=0.0)
         stock.ack_all()
     assert not client.exists(f"{prefix}unacked")
 
@@ -73,7 +77,8 @@ def test_all_comes_back_in_order_uncounted_and_stock_runs_it(
 def test_a_living_owner_is_in_the_way_and_a_forced_one_claims_no_more(bench: Bench) -> None:
     alive = bench.owner()
     far = bench.owner(elsewhere("web7"))
-    bench.give(alive.owner, "mail", jobs("a", "b"))
+    bench.give(alive.owner, "mail", jobs("a"))
+    bench.land(alive, "mail", *jobs("b"))
     dead = bench.dead_owner(jobs("c"))
     before = dump(bench.client)
     with pytest.raises(StillInUse) as refused:
@@ -91,7 +96,7 @@ def test_a_living_owner_is_in_the_way_and_a_forced_one_claims_no_more(bench: Ben
         3,
         {alive.owner, far.owner},
     )
-    assert bench.private(alive) == []
+    assert bench.private(alive) == bench.landed(alive) == []
     assert bench.claim(alive).registered is False
     with pytest.raises(StillInUse, match="may still land"):
         drain(bench).forget(report)
@@ -159,9 +164,9 @@ def test_the_command_refuses_and_forgets_all_but_the_dead(
     inbox.receive(2)
     # The server has none of its connections any more: nothing of it can still land.
     killed = bench.dead_owner(jobs("poison"), run_id=run_id(client), connections=(10**9,))
-    (job,) = bench.lists.in_flight(killed.owner, "mail")
-    killed = bench.run(bench.dead_set.kill(bench.recovery(job, reason="poison"), marked=False))
-    assert killed[0] == b"ok"
+    [job] = bench.held(killed)
+    recovery = bench.recovery(job, reason="poison")
+    assert bench.run(bench.dead_set.kill(recovery, marked=False, notice=b""))[0] == b"ok"
 
     refused = cli("drain", "--json", code=1)
     assert "2 jobs in flight" in refused.err

@@ -34,6 +34,17 @@ def test_an_adopted_owner_is_reaped_after_the_ttl(make_bench: Callable[..., Benc
     assert bench.queue() == [b"1"]
 
 
+def test_one_for_whom_something_landed_is_registered_too(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(heartbeat_interval=0.1, owner_ttl=0.4, reap_interval=0.1)
+    bench.land("web-9|4|x", "a:b", b"1", b"2")
+    reaper, onlooker = bench.reaper(), Onlooker(bench.registry)
+    assert register_unknown(reaper) == 1
+    assert bench.registry.facts(["web-9|4|x"])["web-9|4|x"].lists == {"a:b": 0}
+    onlooker.stay(10)
+    bench.reaper(watch=onlooker.watch).reap()
+    assert bench.queue("a:b") == [b"1", b"2"]
+
+
 def test_a_pass_does_not_look_for_strangers(bench: Bench) -> None:
     bench.give("web-9|4|x", "mail", [b"1"])
     assert not bench.reaper().reap().did_something
@@ -63,14 +74,16 @@ def test_more_lists_than_one_step_of_the_scan_are_found(bench: Bench) -> None:
 
 
 def test_a_key_of_another_type_is_not_in_the_way(bench: Bench) -> None:
-    bench.client.set(bench.keys.private("web-1|4|x", "mail"), "a text")
+    bench.client.set(bench.keys.private("web-1|4|x"), "a text")
+    bench.client.set(bench.keys.landing("web-3|4|x", "mail"), "a text")
     bench.give("web-2|4|x", "mail", [b"1"])
     assert register_unknown(bench.reaper()) == 1
     assert set(bench.registry.owners()) == {"web-2|4|x"}
 
 
 def test_a_name_that_is_no_text_is_not_in_the_way(bench: Bench) -> None:
-    bench.client.lpush(b"superfetch:private:\xff|1|x:mail", b"1")
+    bench.client.hset(b"superfetch:private:\xff|1|x", "1:mail", b"1")
+    bench.client.lpush(b"superfetch:landing:\xfe|1|x:mail", b"1")
     bench.give("web-2|4|x", "mail", [b"1"])
     register_unknown(bench.reaper())
     assert "web-2|4|x" in bench.registry.owners()

@@ -75,7 +75,7 @@ def program(url: str, tmp_path: Path) -> Iterator[Callable[..., Program]]:
 
 
 def nothing_left(bench: Bench) -> bool:
-    kinds = ("superfetch:owner", "superfetch:private", "superfetch:host", "superfetch:running")
+    kinds = ("superfetch:owner", "superfetch:private", "superfetch:host", "superfetch:landing")
     left = {name for name in bench.key_names() if name.startswith(kinds)}
     assert left == set()
     return True

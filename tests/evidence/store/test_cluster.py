@@ -13,7 +13,7 @@ import pytest
 from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
 from celery_superfetch.errors import UnsupportedBroker
-from celery_superfetch.store.parked import Parked
+from celery_superfetch.model.job import Claimed, Job
 from celery_superfetch.store.wire import scripts
 from celery_superfetch.store.wire.scripts import source
 from celery_superfetch.store.wire.server import check_server
@@ -21,7 +21,7 @@ from support.servers.cluster import Cluster, cluster
 from support.servers.server import Server
 from support.servers.whereabouts import content, places
 from support.workers.bench import Bench
-from support.workers.scripts import CASES, DUE, ONE, TWO, Case
+from support.workers.scripts import CASES, ONE, TWO, Case
 from support.workers.worker import Worker
 
 PREFIX = "{shop}:"
@@ -175,13 +175,11 @@ def test_control_without_the_key_that_never_exists_a_script_ends_half_way(
     nodes: Cluster, bench: Bench, move: tuple[Server, Server]
 ) -> None:
     home, other = move
-    owner, parked = bench.owner(), Parked(bench.database)
-    one, two = (claimed.job for claimed in bench.claimed(owner, ONE, TWO))
-    bench.run(parked.park({two: DUE}, 1))
-    bench.client.hset(bench.keys.running(owner.owner), "1", "x")
-    call = parked.park({one: DUE, two: DUE}, 2)
+    owner = bench.owner().owner
+    [job] = bench.give(owner, "mail", [ONE])
+    call = bench.lists.ack(owner, [Claimed(job)], [Job(owner, "mail", TWO, "2:mail")])
     nodes.begin_move(nodes.slot(PREFIX), home, other)
-    text = source("park").partition("\n")[2]
+    text = source("ack").partition("\n")[2]
     with pytest.raises(ResponseError, match="non local key"):
         bench.client.eval(text, len(call.keys), *call.keys, *call.args)
     assert call.keys[0].encode() not in dumped(home), "a job has left the private list"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_superfetch.model.job import Claimed, Job
+from celery_superfetch.model.job import Claimed
 from celery_superfetch.model.strikes import Counters
 from support.workers.bench import Bench, payload
 
@@ -28,16 +28,28 @@ def test_who_ran_when_the_owner_died_is_blamed_and_who_only_waited_is_not(bench:
     assert strikes == ["exact", "suspect", "suspect", "", ""]
 
 
-def test_what_a_dying_connection_claims_again_is_not_struck_again(bench: Bench) -> None:
+def test_what_lands_for_a_dead_owner_has_not_run_and_is_counted_no_more(bench: Bench) -> None:
     """Its process is gone; its blocking read is served all the same, a moment later."""
     one, two = payload(1), payload(2)
     owner = bench.dead_owner([one, two], running=[one, two])
     bench.reaper().reap()
-    bench.client.lmove("mail", bench.keys.private(owner.owner, "mail"), "RIGHT", "LEFT")
+    before = [bench.counters(raw) for raw in (one, two)]
+    assert [counters.strikes for counters in before] == [1, 1]
+    bench.client.lmove("mail", bench.keys.landing(owner.owner, "mail"), "RIGHT", "LEFT")
     bench.reaper().reap()
     assert bench.queue() == [one, two]
-    assert [bench.counters(raw).strikes for raw in (one, two)] == [1, 1]
-    assert bench.counters(one).recoveries == 2
+    assert [bench.counters(raw) for raw in (one, two)] == before
+
+
+def test_the_one_that_ran_is_alone_with_it_whatever_landed_or_waited(bench: Bench) -> None:
+    ran, waited, landed = payload("ran"), payload("waited"), payload("landed")
+    owner = bench.dead_owner([ran, waited], running=[ran])
+    bench.land(owner, "mail", landed)
+    assert bench.reaper().reap().recovered == 3
+    assert bench.queue() == [ran, waited, landed]
+    assert bench.counters(ran).history[0]["strike"] == "exact"
+    assert bench.counters(waited).strikes == 0
+    assert bench.counters(landed) == Counters()
 
 
 def test_of_two_copies_one_ran_and_each_is_counted(bench: Bench) -> None:
@@ -56,10 +68,11 @@ def test_what_a_frozen_owner_settles_late_does_not_leave_the_other_alone_with_th
 ) -> None:
     one, two = payload(1), payload(2)
     owner = bench.dead_owner([one, two], running=[one, two])
+    late = Claimed(bench.held(owner)[-1])
+    assert late.job.payload == one
     assert bench.mark(owner, "silent")
-    # Thawed before anybody has emptied its lists: the claim ids are those of `dead_owner`.
-    late = Claimed(Job(owner.owner, "mail", one, "0"))
-    assert bench.run(bench.lists.ack([late])) == []
+    # Thawed before anybody has emptied its lists.
+    assert bench.ack(owner, late) == []
     bench.reaper().reap()
     assert bench.counters(two).history[0]["strike"] == "suspect"
 

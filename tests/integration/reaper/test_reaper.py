@@ -11,13 +11,14 @@ import pytest
 import redis
 from celery.utils.dispatch import Signal
 
-from celery_superfetch.model.job import Job, digest
+from celery_superfetch.model.job import digest
 from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.model.strikes import Blame
 from celery_superfetch.model.verdict import Reason
 from celery_superfetch.model.watch import Watch
 from celery_superfetch.reaper.reaper import NAMED
 from celery_superfetch.signals import ReapedOwner, job_recovered, owner_reaped
+from support.waiting import eventually
 from support.workers.bench import Bench, image_of, payload
 
 
@@ -154,12 +155,42 @@ def test_a_claim_that_lands_late_is_drained_by_the_next_pass(bench: Bench) -> No
     owner = bench.dead_owner([payload(1)])
     bench.reaper().reap()
     assert bench.queue() == [payload(1)]
-    bench.client.blmove("mail", bench.keys.private(owner.owner, "mail"), 1, "RIGHT", "LEFT")
+    bench.client.blmove("mail", bench.keys.landing(owner.owner, "mail"), 1, "RIGHT", "LEFT")
     assert bench.queue() == []
     report = bench.reaper().reap()
     assert report.recovered == 1
     assert bench.queue() == [payload(1)]
     assert bench.registry.tombstones(), "and it is drained again until its time is over"
+
+
+def test_a_job_that_lands_while_its_owner_is_drained_is_not_left(bench: Bench) -> None:
+    """A frozen process waits on a list: the first job that comes back there is served to it."""
+    orphans = jobs(3)
+    owner = bench.dead_owner(orphans)
+    landing = bench.keys.landing(owner.owner, "mail")
+    frozen = threading.Thread(
+        target=lambda: bench.client.blmove("mail", landing, 10, "RIGHT", "LEFT")
+    )
+    frozen.start()
+    eventually(lambda: bench.client.info("clients")["blocked_clients"])
+    report = bench.reaper().reap()
+    frozen.join()
+    assert report.recovered >= len(orphans)
+    assert bench.queue() == orphans
+    assert bench.landed(owner) == []
+
+
+def test_a_tombstone_is_kept_while_something_has_landed(bench: Bench) -> None:
+    owner = bench.dead_owner()
+    bench.reaper().reap()
+    bench.client.zadd(bench.keys.reaped, {owner.owner: 1})
+    bench.land(owner, "mail", payload(1))
+    bench.client.set("mail", "a text")
+    bench.reaper().reap()
+    assert set(bench.registry.tombstones()) == {owner.owner}
+    bench.client.delete("mail")
+    assert bench.reaper().reap().recovered == 1
+    assert (bench.queue(), bench.registry.tombstones()) == ([payload(1)], {})
 
 
 def test_a_tombstone_goes_when_its_time_is_over_and_its_lists_are_empty(bench: Bench) -> None:
@@ -177,7 +208,7 @@ def test_what_a_crashed_reaper_left_is_finished_by_the_next(bench: Bench) -> Non
     orphans = jobs(4)
     owner = bench.dead_owner(orphans, state="stopping")
     bench.mark(owner)
-    newest = bench.recovery(Job(owner.owner, "mail", orphans[-1]), blame=Blame.NONE)
+    newest = bench.recovery(bench.held(owner)[0], blame=Blame.NONE)
     bench.run(bench.recoveries.recover([newest], 0, marked=True))
     report = bench.reaper().reap()
     assert report.recovered == 3
@@ -230,13 +261,13 @@ def test_a_mark_on_an_old_verdict_robs_nobody(bench: Bench) -> None:
     bench.registry.heartbeat(mine, 0, {})
     assert not bench.registry.mark(mine, seen, 60, "silent")
     bench.reaper().reap()
-    assert bench.run(bench.lists.ack([claimed])) == []
+    assert bench.ack(mine, claimed) == []
 
     [claimed] = bench.claimed(mine, payload(2))
     assert bench.mark(mine, "silent"), "the control: whatever the score is now"
     bench.reaper().reap()
     assert bench.queue() == [payload(2)], "it runs again,"
-    assert bench.run(bench.lists.ack([claimed])) == [1], "though its owner was at it"
+    assert bench.ack(mine, claimed) == [1], "though its owner was at it"
 
 
 def test_the_digest_of_a_job_is_its_name_for_ever(bench: Bench) -> None:
@@ -244,9 +275,7 @@ def test_the_digest_of_a_job_is_its_name_for_ever(bench: Bench) -> None:
     raw = payload(1)
     bench.push("mail", raw)
     for _ in range(2):
-        owner = bench.dead_owner()
-        bench.client.lmove("mail", bench.keys.private(owner.owner, "mail"), "RIGHT", "LEFT")
-        bench.client.hset(bench.keys.running(owner.owner), "1", digest(raw))
+        assert bench.claim(bench.dead_owner(), starts=1).started == 1
         assert bench.reaper().reap().recovered == 1
     counters = bench.counters(raw)
     assert (counters.strikes, counters.recoveries, len(counters.history)) == (2, 2, 2)

@@ -83,7 +83,7 @@ def test_a_first_strike_that_is_the_last_kills_the_copy_that_ran_alone(
     report = die(bench, sender, JOB, JOB)
     assert (report.killed, report.recovered, report.errors) == (1, 1, 0)
     assert (len(bench.dead_set), len(bench.queue())) == (1, 1)
-    assert bench.counters(JOB).strikes == 0
+    assert not bench.counters(JOB).strikes
 
 
 def test_a_receivers_kill_kills(bench: Bench) -> None:

@@ -173,12 +173,26 @@ def test_a_job_whose_kill_the_server_refuses_holds_up_no_other(
     assert bench.private(owner) == []
 
 
+def test_a_claim_by_a_name_that_is_none_of_ours_holds_up_no_other(bench: Bench) -> None:
+    """As another version may give it, or somebody's hand: it is a job, and older than all."""
+    owner = bench.dead_owner([payload(1), payload(2)], running=[payload(1)])
+    odd = {"zz:mail": payload("odd"), b"\xff:mail": payload("no text")}
+    bench.client.hset(bench.keys.private(owner.owner), mapping=odd)
+    for _ in range(2):
+        bench.reaper().reap()
+        assert bench.queue() == [payload("odd"), payload(1), payload(2)]
+    assert bench.counters(payload(1)).history[0]["strike"] == "exact"
+    kept = bench.client.hgetall(bench.keys.private(owner.owner))
+    assert kept == {b"\xff:mail": payload("no text")}, "what cannot be asked for stays"
+    assert owner.owner in bench.registry.tombstones()
+
+
 def test_a_tombstone_is_not_forgotten_while_a_job_is_left(bench: Bench) -> None:
     """A10. A day later its facts had expired: nothing said in which list the job was."""
     owner = bench.dead_owner([payload(1)])
     bench.client.set("mail", "a text")
     assert bench.reaper().reap().errors
-    for key in bench.keys.facts(owner.owner), bench.keys.running(owner.owner):
+    for key in bench.keys.facts(owner.owner), bench.keys.private(owner.owner):
         if bench.client.ttl(key) >= 0:
             bench.client.delete(key)  # as the server does a day later
     bench.client.zadd(bench.keys.reaped, {owner.owner: 1})
@@ -195,8 +209,8 @@ def test_an_error_on_one_owner_does_not_end_the_pass(bench: Bench) -> None:
     owners = [bench.dead_owner(process=ended_process()) for _ in range(3)]
     for n, owner in enumerate(owners):
         bench.give(owner.owner, "mail", [payload(n)])
-    bench.client.delete(bench.keys.private(owners[1].owner, "mail"))
-    bench.client.set(bench.keys.private(owners[1].owner, "mail"), "a text")
+    bench.client.delete(bench.keys.private(owners[1].owner))
+    bench.client.set(bench.keys.private(owners[1].owner), "a text")
     report = bench.reaper().reap()
     assert report.errors
     assert report.recovered == 2

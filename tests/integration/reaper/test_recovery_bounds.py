@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from celery_superfetch.model.job import Job, digest
+from celery_superfetch.model.job import Job
 from celery_superfetch.reaper.reaper import BATCH, ROOM
 from support.servers.work import WITHOUT_END, Work, noted
 from support.workers.bench import Bench, payload
@@ -28,22 +28,15 @@ def jobs(count: int, name: str = "job", size: int = 10) -> list[bytes]:
 
 def check(work: Work, batch: int = BATCH) -> None:
     """Fails where one command or script could do more than a batch."""
-    since_script, lists_read = 0, 0
+    since_script, jobs_read = 0, 0
     for command in work.commands:
         assert command.number <= 7 * batch + 20, f"{command.name}: {command.number} arguments"
-        if command.name == "lrange":
-            first, last = map(int, command.arguments[1:])
-            lists_read += last - first + 1 if last >= 0 else batch + 1
-        if command.name == "lrem":
-            lists_read += 1
-        if command.name == "lpos":
-            assert command.arguments[2].lower() == b"maxlen"
-            assert int(command.arguments[3]) <= 4 * BATCH
+        # A payload is read by its claim's name: by `reap`, or to be moved.
+        jobs_read += command.name == "hget" and b":private:" in command.arguments[0]
         if command.name == "evalsha":
             assert since_script <= FOR_ONE * batch + FOR_ALL, f"{since_script} in one script"
-            # Jobs that are read, or looked for and removed: newest in front.
-            assert lists_read <= batch + 1, f"{lists_read} jobs looked at in one script"
-            since_script = lists_read = 0
+            assert jobs_read <= batch + 1, f"{jobs_read} jobs read in one script"
+            since_script = jobs_read = 0
         else:
             since_script += 1
 
@@ -90,30 +83,30 @@ def test_large_jobs_are_recovered_a_few_at_a_time(bench: Bench, own: redis.Redis
     check(work, batch=4)
 
 
-def test_what_another_reaper_moved_is_not_looked_for_through_the_list(
-    bench: Bench, own: redis.Redis
-) -> None:
+def test_what_another_reaper_moved_is_asked_for_by_name(bench: Bench, own: redis.Redis) -> None:
     owner = bench.dead_owner(jobs(JOBS))
     assert bench.mark(owner)
-    gone = [bench.recovery(Job(owner.owner, "mail", raw)) for raw in jobs(BATCH, "gone")]
+    unknown = [
+        bench.recovery(Job(owner.owner, "mail", raw, f"f{number:x}:mail"))
+        for number, raw in enumerate(jobs(BATCH, "gone"))
+    ]
     with noted(own) as work:
-        replies = bench.run(bench.recoveries.recover(gone, 0, marked=True))
+        replies = bench.run(bench.recoveries.recover(unknown, 0, marked=True))
     assert set(replies) == {b"moved"}
-    assert {command.name for command in work.commands} & {"lrem", "lpos"} == {"lpos"}
+    assert not {command.name for command in work.commands} & {"hgetall", "hvals", "hscan"}
     check(work)
 
 
-def test_what_the_owner_ran_is_not_read_again_for_each_batch(
-    bench: Bench, own: redis.Redis
-) -> None:
+def test_what_the_owner_holds_and_ran_is_read_once(bench: Bench, own: redis.Redis) -> None:
     """A worker of greenlets may run thousands."""
-    owner = bench.dead_owner(jobs(JOBS))
-    running = bench.keys.running(owner.owner)
-    own.hset(running, mapping={f"{n:x}": f"job {n}" for n in range(JOBS)})
-    own.hset(running, "ran-1", digest(jobs(JOBS)[0]))
+    raws = jobs(JOBS)
+    owner = bench.dead_owner(raws, running=raws)
     reaper = bench.reaper()
     with noted(own) as work:
-        reaper.reap()
-    read = [c for c in work.commands if c.name == "hgetall" and c.arguments == [running.encode()]]
-    assert len(read) <= 3
-    assert bench.counters(jobs(JOBS)[0]).strikes == 1
+        assert reaper.reap().recovered == JOBS
+    private = bench.keys.private(owner.owner).encode()
+    whole = [c.name for c in work.commands if c.name in WITHOUT_END and private in c.arguments]
+    # As it is marked, as it is drained, and by who looks whether the tombstone is empty.
+    assert whole == ["hkeys"] * len(whole)
+    assert len(whole) <= 3
+    assert bench.counters(raws[0]).history[0]["strike"] == "suspect"

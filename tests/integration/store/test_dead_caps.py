@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_superfetch.model.job import Job
 from celery_superfetch.model.strikes import Counters
 from celery_superfetch.store.dead_jobs import BATCH, JUNK_LIMIT
 from support.workers.bench import Bench, payload
@@ -41,9 +40,7 @@ def test_junk_has_a_cap_of_its_own(bench: Bench) -> None:
     """It must not push out what can be retried."""
     [job] = bench.killed(payload("id-1"))
     bench.die_at(job, 1)  # the oldest of all
-    junk = [Job("h|1|n", "mail", b"junk %d" % n) for n in range(JUNK_LIMIT + 5)]
-    bench.give("h|1|n", "mail", [job.payload for job in junk])
-    for one in junk:
+    for one in bench.give("h|1|n", "mail", [b"junk %d" % n for n in range(JUNK_LIMIT + 5)]):
         recovery = bench.recovery(one, Counters())
         assert bench.run(bench.dead_set.kill(recovery, marked=False, notice=b""))[0] == b"ok"
     assert bench.client.zcard(bench.keys.dead_junk) == JUNK_LIMIT
@@ -89,8 +86,8 @@ def test_who_kills_a_job_of_another_app_caps_nothing(make_bench: Callable[..., B
     """E5. A receiver of the user's may answer KILL for any app's."""
     shop, blog = make_bench(dead_limit=3), make_bench(app_name="blog", dead_limit=1)
     for n in range(4):
-        blog.give("h|1|n", "mail", [payload(n)])
-        recovery = blog.recovery(Job("h|1|n", "mail", payload(n)), app_name="shop")
+        [job] = blog.give("h|1|n", "mail", [payload(n)])
+        recovery = blog.recovery(job, app_name="shop")
         assert blog.run(blog.dead_set.kill(recovery, marked=False, notice=b""))[0] == b"ok"
     assert blog.dead_set.trim() == (0, 0)
     assert of_each_app(blog) == {"shop": 4}

@@ -35,8 +35,10 @@ def kill(
     held: bool = True,
 ) -> tuple[bytes, Recovery]:
     if held:
-        bench.give(owner.owner, "mail", [raw])
-    recovery = bench.recovery(Job(owner.owner, "mail", raw), counters, reason="struck out")
+        bench.give(owner, "mail", [raw])
+    gone = Job(owner.owner, "mail", raw, "ff:mail")
+    job = next((job for job in bench.held(owner) if job.payload == raw), gone)
+    recovery = bench.recovery(job, counters, reason="struck out")
     reply: bytes
     reply, *_ = bench.run(bench.dead_set.kill(recovery, marked=marked, notice=b""))
     return reply, recovery
@@ -172,7 +174,7 @@ def test_strikes_that_a_retried_job_carries_are_forgiven(bench: Bench, owner: Fa
     assert again.job.payload == raw, "byte for byte"
     assert again.earlier == Counters(strikes=0)
     assert bench.recovery(again.job).strikes == 1, "not 3 again at once"
-    bench.run(bench.lists.ack([again]))
+    bench.ack(again.job.owner, again)
     assert bench.counters(raw) == Counters()
 
 

@@ -54,3 +54,10 @@ def test_an_operator_drains_it_too(bench: Bench) -> None:
     done = GiveBack(bench.reaper()).run()
     assert (done.given_back, done.errors) == (len(RAWS) + 1, 0)
     assert bench.queue() == [payload("later"), *RAWS]
+
+
+def test_what_is_left_of_it_is_counted_and_not_deleted(bench: Bench) -> None:
+    first(bench, bench.owner())
+    jobs, others = bench.reaper().keyspace.left()
+    assert jobs == len(RAWS) + 1
+    assert not [name for name in others if b"private:" in name or b"held:" in name]

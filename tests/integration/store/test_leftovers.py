@@ -24,7 +24,7 @@ FOR_EVER = -1
 
 
 #: Of an owner that was reaped: what it may ask for when it thaws, and what status tells of it.
-KEPT = {"facts": TOMBSTONE_FACTS, "ran": TOMBSTONE_FACTS, "deaths": DAYS * 86400}
+KEPT = {"facts": TOMBSTONE_FACTS, "deaths": DAYS * 86400}
 
 
 def left(bench: Bench) -> dict[str, int]:
@@ -38,7 +38,6 @@ def is_left(bench: Bench, **expected: int) -> None:
     """Fails unless what is left are these keys of ours, with about these TTLs."""
     names = {
         "facts": "owner:",
-        "ran": "running:",
         "counters": "recoveries:",
         "tombstone": "reaped",
     }
@@ -70,7 +69,7 @@ def done(bench: Bench, *raws: bytes) -> None:
     owner = bench.owner()
     claims = bench.claim(owner)
     assert sorted(claimed.job.payload for claimed in claims.jobs) == sorted(raws)
-    bench.run(bench.lists.ack(claims.jobs))
+    bench.ack(owner, *claims.jobs)
     assert bench.registry.leave(owner, 0) == 0
 
 
@@ -79,7 +78,7 @@ def test_an_owner_that_ran_its_jobs_and_left_leaves_nothing(bench: Bench) -> Non
     bench.push("mail", ONE, TWO)
     claims = bench.claim(owner, starts=2)
     seen(bench)
-    bench.run(bench.lists.ack(claims.jobs))
+    bench.ack(owner, *claims.jobs)
     assert bench.registry.leave(owner, 0) == 0
     is_left(bench)
 
@@ -97,7 +96,7 @@ def test_an_owner_whose_last_claim_may_come_late_leaves_a_tombstone(bench: Bench
 def test_jobs_that_went_back_leave_their_counters_for_the_window(bench: Bench) -> None:
     owner = bench.owner()
     jobs = [claimed.job for claimed in bench.claimed(owner, ONE)]
-    bench.run(bench.lists.requeue(jobs, "front", 0, 1))
+    bench.requeue(*jobs)
     bench.client.delete("mail")
     assert bench.registry.leave(owner, 0) == 0
     is_left(bench, counters=WINDOW, recovered=WINDOW)
@@ -107,10 +106,10 @@ def test_jobs_that_waited_for_their_time_leave_nothing(bench: Bench) -> None:
     owner = bench.owner()
     parked = Parked(bench.database)
     jobs = [claimed.job for claimed in bench.claimed(owner, ONE, TWO)]
-    for number, job in enumerate(jobs, 1):
-        bench.run(parked.park({job: 1}, number))
+    for job in jobs:
+        bench.run(parked.park({job: 1}))
         assert parked.release({}).jobs == 1
-        bench.run(bench.lists.ack(bench.claim(owner).jobs))
+        bench.ack(owner, *bench.claim(owner).jobs)
     assert bench.registry.leave(owner, 0) == 0
     is_left(bench)
 
@@ -125,20 +124,44 @@ def test_a_reaped_owner_leaves_what_it_may_ask_for_when_it_thaws(bench: Bench) -
 def test_what_a_reaped_owner_sends_late_leaves_no_more(bench: Bench, running: list[bytes]) -> None:
     """A frozen network brings its record of a start, and a requeue, after it was reaped."""
     owner = reaped(bench, ONE, running=running)
-    late = Job(owner.owner, "mail", TWO, "77")
-    bench.run(bench.lists.ack([], {late: digest(TWO)}))
-    bench.run(bench.lists.requeue([late], "front", 0, 5))
-    bench.run(bench.lists.ack([Claimed(late)], {late: digest(TWO)}))
+    late = Job(owner.owner, "mail", TWO, "77:mail")
+    bench.ack(owner, starting=[late])
+    assert bench.requeue(late) == 0
+    assert bench.ack(owner, Claimed(late), starting=[late]) == [1]
     done(bench, ONE)
     is_left(bench, **KEPT, recovered=WINDOW)
 
 
-def test_how_many_ran_is_not_forgotten_with_what_a_frozen_owner_held(bench: Bench) -> None:
-    """The control of the above: the thawed process clears up what it does not hold."""
-    owner = bench.dead_owner([ONE, TWO], running=[ONE, TWO])
-    assert bench.mark(owner)
-    bench.lists.forget_running(owner.owner, set())
-    assert bench.lists.running(owner.owner).at_death == 2
+def test_what_landed_leaves_nothing(bench: Bench) -> None:
+    owner = bench.owner()
+    bench.land(owner, "mail", ONE)
+    claims = bench.claim(owner, landed=["mail"], starts=1)
+    bench.ack(owner, *claims.jobs)
+    bench.land(owner, "mail", ONE)
+    assert bench.lists.unland(owner.owner, {"mail": 0}) == 1
+    bench.client.delete("mail")
+    assert bench.registry.leave(owner, 0) == 0
+    is_left(bench)
+
+
+def test_what_landed_for_a_reaped_owner_is_drained(bench: Bench) -> None:
+    owner = bench.dead_owner()
+    seen(bench)
+    bench.land(owner, "mail", ONE)
+    bench.client.zincrby(bench.keys.reaped, -2000 * TOMBSTONE, owner.owner)
+    seen(bench)
+    done(bench, ONE)
+    is_left(bench, **KEPT)
+
+
+def test_a_record_that_outlived_its_claim_goes_with_its_owner(bench: Bench) -> None:
+    """Nothing of ours leaves one; whatever did, it is no job that would keep its owner."""
+    owner = bench.owner()
+    [job] = bench.give(owner, "mail", [ONE])
+    bench.run_one(job)
+    bench.client.hdel(bench.keys.private(owner.owner), job.claim_id)
+    assert bench.registry.leave(owner, 0) == 0
+    is_left(bench)
 
 
 def test_a_job_on_probation_leaves_nothing(bench: Bench) -> None:
@@ -149,7 +172,7 @@ def test_a_job_on_probation_leaves_nothing(bench: Bench) -> None:
     call = bench.lists.claim_alone(owner.owner, "mail")
     bench.run(call)
     job = Job(owner.owner, "mail", ONE, call.args[-1])
-    bench.run(bench.lists.ack([Claimed(job, Counters(recoveries=1))]))
+    bench.ack(owner, Claimed(job, Counters(recoveries=1)))
     assert bench.registry.leave(owner, 0) == 0
     is_left(bench)
 
@@ -205,6 +228,6 @@ def test_owners_whose_registry_was_deleted_are_registered_by_hand(
 
 
 def test_control_a_key_that_is_left_is_seen(bench: Bench) -> None:
-    bench.client.hset(bench.keys.running("web-9|4|x"), "1", "a job")
+    bench.client.hset(bench.keys.private("web-9|4|x"), "r1:mail", 1)
     with pytest.raises(AssertionError):
         is_left(bench)

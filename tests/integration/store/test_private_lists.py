@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from celery_superfetch.model.job import Claimed, Counters, Job, digest
 from celery_superfetch.store.private_lists import CLAIM_BYTES, Claims
 from support.workers.bench import Bench, payload
@@ -28,7 +26,7 @@ def test_a_claim_takes_the_oldest_jobs_first_and_no_more_than_asked(bench: Bench
 
 def test_a_claim_of_nothing_is_empty(bench: Bench) -> None:
     owner = bench.owner()
-    assert bench.claim(owner) == Claims(registered=True, jobs=[], started=[])
+    assert bench.claim(owner) == Claims(registered=True, jobs=[], errors=[])
     bench.push("mail", b"1")
     assert names(bench.claim(owner, most=0)) == []
     assert bench.queue() == [b"1"]
@@ -98,58 +96,32 @@ def test_an_owner_that_nobody_knows_claims_nothing(bench: Bench) -> None:
 def test_a_reaped_owner_claims_nothing(bench: Bench) -> None:
     owner = bench.owner()
     bench.mark(owner)
+    bench.land(owner, "mail", b"landed")
     bench.push("mail", b"1")
-    assert not bench.claim(owner).registered
-    assert bench.queue() == [b"1"]
+    assert not bench.claim(owner, landed=["mail"], starts=1).registered
+    assert (bench.queue(), bench.landed(owner), bench.held(owner)) == ([b"1"], [b"landed"], [])
 
 
-def test_what_a_blocking_read_brought_is_confirmed_or_not(bench: Bench) -> None:
-    owner = bench.owner()
-    bench.give(owner.owner, "mail", [b"mine", b"counted"])
-    bench.client.set(bench.keys.recovered, 1)
-    bench.client.hset(bench.keys.recoveries(digest(b"counted")), "recoveries", 1)
-    brought = [Job(owner.owner, "mail", raw) for raw in (b"mine", b"taken away", b"counted")]
-    bench.push("mail", b"next")
-    claims = bench.claim(owner, most=1, confirm=brought)
-    counted = Claimed(brought[2], Counters(recoveries=1))
-    assert claims.confirmed == [Claimed(brought[0]), None, counted]
-    assert names(claims) == [b"next"]
-
-
-def test_what_came_alone_is_confirmed_by_one_question(bench: Bench) -> None:
-    """With nothing beside it, no counters, and nothing that is claimed in the same call."""
+def test_what_came_alone_is_named_by_one_look(bench: Bench) -> None:
+    """It is in a list of its own, and the queues were found dry."""
     owner = bench.owner()
     calls = {}
-    for name, counted in (("alone", False), ("control", True)):
-        bench.give(owner.owner, "mail", [name.encode()])
-        if counted:
-            bench.run(bench.lists.ack([], {Job(owner.owner, "mail", b"beside", "1"): "digest"}))
+    for name, turn in (("alone", 0), ("control", 1)):
+        bench.land(owner, "mail", name.encode())
         bench.client.config_resetstat()
-        job = Job(owner.owner, "mail", name.encode(), "2")
-        assert bench.claim(owner, most=0, confirm=[job]).confirmed == [Claimed(job)]
+        assert names(bench.claim(owner, turn=turn, landed=["mail"])) == [name.encode()]
         stats = bench.client.info("commandstats")
-        calls[name] = {c for c in ("exists", "zscore", "lpos", "lmove") if f"cmdstat_{c}" in stats}
-    assert calls == {"alone": {"exists", "lpos"}, "control": {"exists", "lpos", "zscore"}}
-
-
-@pytest.mark.parametrize("ran", [False, True])
-def test_a_reaped_owner_has_nothing_confirmed(bench: Bench, ran: bool) -> None:
-    """Its lists may not have been drained yet, and what is there is somebody else's."""
-    owner = bench.owner()
-    bench.give(owner.owner, "mail", [b"brought", b"ran"])
-    if ran:
-        bench.run(bench.lists.ack([], {Job(owner.owner, "mail", b"ran", "1"): digest(b"ran")}))
-    bench.mark(owner)
-    job = Job(owner.owner, "mail", b"brought", "2")
-    assert not bench.claim(owner, most=0, confirm=[job], starts=1).registered
-    assert digest(b"brought") not in bench.recorded(owner)
+        used = ("exists", "zscore", "rpop", "hset", "hget", "hmget", "lrange", "lpop")
+        calls[name] = {c: stats[f"cmdstat_{c}"]["calls"] for c in used if f"cmdstat_{c}" in stats}
+    assert calls["alone"] == {"exists": 1, "zscore": 1, "rpop": 1, "hset": 1}
+    assert calls["control"] == {**calls["alone"], "rpop": 2}
 
 
 def test_a_job_that_was_delivered_before_is_marked(bench: Bench) -> None:
     owner = bench.owner()
     [first] = bench.claimed(owner, b"1")
     assert not first.earlier
-    bench.run(bench.lists.requeue([first.job], "front", 0))
+    bench.requeue(first.job)
     bench.push("mail", b"2")
     again, other = bench.claim(owner).jobs
     assert (again.job.payload, again.earlier) == (b"1", Counters(requeues=1))
@@ -166,7 +138,7 @@ def test_a_key_of_another_type_is_reported_and_the_others_are_served(bench: Benc
         claims = bench.claim(owner, ["broken", "mail", "empty"], turn=turn, starts=1)
         assert claims.jobs
         assert [name for name, _ in claims.errors] == ["broken"]
-        assert list(claims.started) == list(claims.jobs[:1])
+        assert claims.started == 1
         assert "WRONGTYPE" in claims.errors[0][1]
     assert bench.client.hgetall("broken") == {b"a": b"1"}, "and left as it was"
 
@@ -177,50 +149,40 @@ def test_payloads_are_bytes(bench: Bench) -> None:
     bench.push("mail", *odd)
     claims = bench.claim(owner)
     assert names(claims) == odd
-    assert bench.run(bench.lists.ack(claims.jobs)) == []
+    assert bench.ack(owner, *claims.jobs) == []
     assert bench.private(owner) == []
 
 
 def test_an_ack_settles_each_job_once_and_says_which_were_not_there(bench: Bench) -> None:
     owner = bench.owner()
     one, two = bench.claimed(owner, b"1", b"2")
-    gone = Claimed(Job(owner.owner, "mail", b"never claimed"))
-    assert bench.run(bench.lists.ack([two, gone, one])) == [2]
-    assert bench.run(bench.lists.ack([one])) == [1]
+    unknown = [Claimed(one.job._replace(claim_id=id)) for id in ("", "r", "?", "ff:mail")]
+    assert bench.ack(owner, two, *unknown, one) == [2, 3, 4, 5]
+    assert bench.ack(owner, one) == [1]
 
 
 def test_acks_of_all_kinds_and_a_start_go_together(bench: Bench) -> None:
     owner = bench.owner()
-    first, plain, next = bench.claimed(owner, b"1", b"2", b"3")
+    first, plain, following = bench.claimed(owner, b"1", b"2", b"3")
     counters = [bench.keys.recoveries(digest(raw)) for raw in (b"1", b"9")]
     for key in counters:
         bench.client.hset(key, "strikes", 1)
     known = Claimed(first.job, Counters(strikes=1))
-    gone = Claimed(Job(owner.owner, "mail", b"9", "ff"), Counters(strikes=1))
-    call = bench.lists.ack([gone, plain, known], {next.job: digest(b"3")})
-    assert bench.run(call) == [1]
-    assert bench.private(owner) == [b"3"]
+    gone = Claimed(Job(owner.owner, "mail", b"9", "ff:mail"), Counters(strikes=1))
+    assert bench.ack(owner, gone, plain, known, starting=(following.job,)) == [1]
+    assert bench.held(owner) == [following.job]
     assert [bench.client.exists(key) for key in counters] == [0, 1]
-    assert bench.client.hgetall(bench.keys.running(owner.owner)) == {
-        next.job.claim_id.encode(): digest(b"3").encode()
-    }
-
-
-def test_of_two_equal_payloads_an_ack_settles_one(bench: Bench) -> None:
-    owner = bench.owner()
-    same, _ = bench.claimed(owner, b"same", b"same")
-    assert bench.run(bench.lists.ack([same])) == []
-    assert bench.private(owner) == [b"same"]
+    assert bench.recorded(owner) == [digest(b"3")]
 
 
 def test_an_ack_clears_the_counters_of_a_job_that_was_delivered_before(bench: Bench) -> None:
     owner = bench.owner()
     [first] = bench.claimed(owner, b"1")
-    bench.run(bench.lists.requeue([first.job], "front", 0))
+    bench.requeue(first.job)
     counters = bench.keys.recoveries(digest(b"1"))
     assert bench.client.exists(counters)
     [again] = bench.claim(owner).jobs
-    bench.run(bench.lists.ack([again]))
+    bench.ack(owner, again)
     assert not bench.client.exists(counters)
 
 
@@ -228,18 +190,16 @@ def test_an_ack_that_finds_nothing_clears_no_counters(bench: Bench) -> None:
     """The job is somebody else's by now, and so is its history."""
     counters = bench.keys.recoveries(digest(b"1"))
     bench.client.hset(counters, "strikes", 2)
-    gone = Claimed(Job("h|1|n", "mail", b"1"), Counters(strikes=2))
-    assert bench.run(bench.lists.ack([gone])) == [1]
+    gone = Claimed(Job("h|1|n", "mail", b"1", "1:mail"), Counters(strikes=2))
+    assert bench.ack(bench.owner(), gone) == [1]
     assert bench.client.hgetall(counters) == {b"strikes": b"2"}
 
 
 def test_an_ack_acts_on_its_own_owners_list_alone(bench: Bench) -> None:
     """kombu's delivery tag survives a redelivery; in stock a late ack settles the second copy."""
     late, owner = bench.owner(), bench.owner()
-    bench.give(late.owner, "mail", [])
     [claimed] = bench.claimed(owner, payload(1))
-    copy = Claimed(claimed.job._replace(owner=late.owner))
-    assert bench.run(bench.lists.ack([copy])) == [1]
+    assert bench.ack(late, claimed) == [1]
     assert bench.private(owner) == [payload(1)]
 
 
@@ -249,7 +209,7 @@ def test_requeued_to_the_front_jobs_keep_their_old_order(bench: Bench) -> None:
     bench.push("mail", b"backlog")
     for at in range(0, 250, 100):
         newest_first = jobs[::-1][at : at + 100]
-        assert bench.run(bench.lists.requeue(newest_first, "front", 0)) == [1] * len(newest_first)
+        assert bench.requeue(*newest_first) == len(newest_first)
     assert bench.queue() == [*(b"%d" % n for n in range(250)), b"backlog"]
     assert bench.private(owner) == []
 
@@ -258,14 +218,14 @@ def test_requeued_to_the_back_a_job_waits_its_turn(bench: Bench) -> None:
     owner = bench.owner()
     [claimed] = bench.claimed(owner, b"1")
     bench.push("mail", b"2", b"3")
-    bench.run(bench.lists.requeue([claimed.job], "back", 0))
+    bench.requeue(claimed.job, where="back")
     assert bench.queue() == [b"2", b"3", b"1"]
 
 
 def test_a_requeue_is_never_counted_against_the_job(bench: Bench) -> None:
     owner = bench.owner()
     [claimed] = bench.claimed(owner, b"1")
-    bench.run(bench.lists.requeue([claimed.job], "front", 0))
+    bench.requeue(claimed.job)
     counters = bench.counters(b"1")
     assert (counters.strikes, counters.recoveries) == (None, 0), "nobody has noted a strike"
     assert 0 < bench.client.ttl(bench.keys.recoveries(digest(b"1"))) <= 72 * 3600
@@ -275,19 +235,19 @@ def test_a_requeue_is_never_counted_against_the_job(bench: Bench) -> None:
 def test_what_is_no_longer_there_is_not_requeued(bench: Bench) -> None:
     owner = bench.owner()
     [claimed] = bench.claimed(owner, b"1")
-    gone = claimed.job._replace(payload=b"gone", claim_id="gone")
-    assert bench.run(bench.lists.requeue([gone, claimed.job], "front", 0)) == [0, 1]
-    assert bench.run(bench.lists.requeue([claimed.job], "front", 0)) == [0]
+    gone = claimed.job._replace(claim_id="ff:mail")
+    assert bench.requeue(gone, claimed.job) == 1
+    assert bench.requeue(claimed.job) == 0
     assert bench.queue() == [b"1"]
 
 
 def test_a_requeue_renews_the_expiry_of_its_queue(bench: Bench) -> None:
     owner = bench.owner()
     [claimed] = bench.claimed(owner, b"1")
-    bench.run(bench.lists.requeue([claimed.job], "front", 60_000))
+    bench.requeue(claimed.job, expires=60_000)
     assert 0 < bench.client.pttl("mail") <= 60_000
     [again] = bench.claim(owner).jobs
-    bench.run(bench.lists.requeue([again.job], "front", 0))
+    bench.requeue(again.job)
     assert bench.client.pttl("mail") == -1, "and without one it lives for ever"
 
 
@@ -300,13 +260,3 @@ def test_a_requeue_to_a_key_of_another_type_moves_nothing(bench: Bench) -> None:
     assert bench.private(owner) == [b"1"]
     assert bench.counters(b"1").history == ()
     assert not bench.client.exists(bench.keys.recovered)
-
-
-def test_what_is_in_flight_can_be_listed_and_counted(bench: Bench) -> None:
-    one, two = bench.owner(lists=["mail", "slow"]), bench.owner()
-    bench.give(one.owner, "mail", [b"1", b"2"])
-    bench.give(one.owner, "slow", [b"3"])
-    assert [job.payload for job in bench.lists.in_flight(one.owner, "mail")] == [b"2", b"1"]
-    assert [job.payload for job in bench.lists.in_flight(one.owner, "mail", 1)] == [b"2"]
-    sizes = {name: bench.lists.size(one.owner, name) for name in one.lists}
-    assert (sizes, bench.lists.size(two.owner, "mail")) == ({"mail": 2, "slow": 1}, 0)

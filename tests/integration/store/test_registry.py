@@ -110,24 +110,28 @@ def test_a_mark_needs_the_score_the_verdict_was_built_on(bench: Bench) -> None:
 def test_a_mark_is_set_once(bench: Bench) -> None:
     facts = bench.owner()
     score = bench.score(facts)
-    marks = [bench.registry.mark(facts, score, 60, "gone") for _ in range(3)]
-    assert marks == [True, False, False]
+    first, *others = [bench.registry.mark(facts, score, 60, "gone") for _ in range(3)]
+    assert first == facts.with_(state="reaped", was="running")
+    assert others == [None, None]
     assert bench.stat("owners_reaped") == 1
 
 
 @pytest.mark.parametrize("state", ["running", "stopping"])
 def test_a_mark_leaves_a_tombstone_that_knows_the_state_before(bench: Bench, state: str) -> None:
     facts = bench.owner(state=state)
-    bench.mark(facts)
+    ran, _ = bench.give(facts, "mail", [b"ran", b"waited"])
+    bench.run_one(ran)
+    marked = bench.mark(facts)
     read = bench.registry.facts([facts.owner])[facts.owner]
-    assert (read.state, read.was) == ("reaped", state)
+    assert read == marked
+    assert (read.state, read.was, read.ran) == ("reaped", state, 1)
     assert read.lists == facts.lists
     until = bench.registry.tombstones()[facts.owner] - bench.database.server_time()
     assert 50_000 < until <= 60_000
-    kept = bench.keys.facts(facts.owner), bench.keys.running(facts.owner)
-    assert [bench.client.ttl(key) for key in kept] == [-1, -1], "while it is listed"
+    kept = bench.keys.facts(facts.owner)
+    assert bench.client.ttl(kept) == -1, "while it is listed"
     bench.registry.forget_tombstone(facts.owner)
-    assert all(0 < bench.client.ttl(key) <= 86400 for key in kept)
+    assert 0 < bench.client.ttl(kept) <= 86400
     assert not bench.client.smembers(bench.keys.host(HERE))
 
 
@@ -140,9 +144,13 @@ def test_leaving_takes_every_key_along(bench: Bench) -> None:
 def test_leaving_is_refused_while_jobs_are_left(bench: Bench) -> None:
     facts = bench.owner(lists=["mail", "slow"])
     before = bench.key_names()
-    bench.give(facts.owner, "slow", [b"1", b"2"])
-    assert bench.registry.leave(facts, 0) == 2
-    assert bench.key_names() == before | {bench.keys.private(facts.owner, "slow")}
+    one, two = bench.give(facts, "slow", [b"1", b"2"])
+    bench.run_one(one)
+    bench.land(facts, "mail", b"3")
+    assert bench.registry.leave(facts, 0) == 3
+    kept = bench.keys.private(facts.owner), bench.keys.landing(facts.owner, "mail")
+    assert bench.key_names() == before | {*kept}
+    assert bench.held(facts) == [two, one]
     assert facts.owner in bench.registry.owners()
 
 

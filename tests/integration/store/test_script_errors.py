@@ -14,7 +14,7 @@ import redis
 from celery_superfetch.store.wire.scripts import source
 from support.servers.whereabouts import content, places
 from support.workers.bench import Bench
-from support.workers.scripts import CASES, ONE, TWO, Case, park
+from support.workers.scripts import CASES, ONE, TWO, Case, claim, park
 
 each_script = pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 
@@ -74,7 +74,7 @@ def test_what_holds_something_else_is_found_before_anything_moves(
 #: Counts what a script asks for, and fails at one of them; but not between the departure of a job
 #: and its arrival, which follow each other: of what can refuse that the test above knows all.
 INJECTED = """
-local real, count, leaves = redis, 0, {LREM = true, HDEL = true, RPOP = true, ZREM = true}
+local real, count, leaves = redis, 0, {LPOP = true, HDEL = true, RPOP = true, ZREM = true}
 local arrives = {LPUSH = true, RPUSH = true, HSET = true, HSETNX = true, ZADD = true}
 local last = ''
 local function refused(name)
@@ -125,8 +125,25 @@ def test_control_a_job_that_leaves_before_the_check_is_lost(
     """The look at the places has teeth."""
     made = park(bench)
     before = content(client)
-    text = "redis.call('LREM', KEYS[1], 1, ARGV[3]) redis.call('ZADD', KEYS[2], 'x')"
+    text = "redis.call('HDEL', KEYS[1], ARGV[2]) redis.call('ZADD', KEYS[2], 'x')"
     with pytest.raises(redis.ResponseError):
         client.eval(text, len(made.call.keys), *made.call.keys, *made.call.args)
+    with pytest.raises(AssertionError):
+        check(content(client), before, settles=False)
+
+
+def test_control_a_claim_that_is_refused_and_not_undone_loses_its_jobs(
+    bench: Bench, client: redis.Redis
+) -> None:
+    made = claim(bench)
+    private = made.call.keys[2]
+    client.set(private, "?")
+    before = content(client)
+    whole, undone = bench.scripts._source("claim"), "redis.call('RPUSH'"
+    assert whole.count(undone) == 1
+    for text in (whole, whole.replace(undone, "redis.call('EXISTS'")):
+        check(content(client), before, settles=False)
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            client.eval(text, len(made.call.keys) + 1, *made.call.keys, "never", *made.call.args)
     with pytest.raises(AssertionError):
         check(content(client), before, settles=False)

@@ -16,6 +16,7 @@ from celery_superfetch.store.holdings import (
     PARKED,
     PROBATION,
     RESERVED,
+    Found,
     Holding,
     Holdings,
     Place,
@@ -61,23 +62,48 @@ def test_a_look_ends_although_what_it_looked_at_has_gone(bench: Bench, place: st
     """All the rest was acked between two pages: its script turned until somebody killed it, and
     nobody else was served."""
     owner, last = bench.owner().owner, bench.owner().owner
-    places = [Place(place, owner, "mail"), Place(RESERVED, last, "mail")]
+    places = [Place(place, owner, "" if place == RESERVED else "mail"), Place(RESERVED, last)]
     bench.give(last, "mail", [ONE])
     key = {
-        RESERVED: bench.keys.private(owner, "mail"),
+        RESERVED: bench.keys.private(owner),
         PARKED: bench.keys.parked_of("mail"),
         PROBATION: bench.keys.probation("mail"),
     }[place]
     jobs = {str(number): payload(number) for number in range(4 * BATCH)}
     if place == PARKED:
         bench.client.zadd(key, {raw: number for number, raw in enumerate(jobs.values())})
+    elif place == RESERVED:
+        bench.client.hset(key, mapping={f"{n}:mail": raw for n, raw in jobs.items()})
     else:
         bench.client.rpush(key, *jobs.values())
     pages = Holdings(bench.database).look(places, len(jobs))
     assert next(pages), "there is more"
     bench.client.delete(key)
-    rest = [row for some in pages for _, rows in some for row in rows]
-    assert rest == [("", ONE)]
+    assert [found.payload for some in pages for found in some] == [ONE]
+
+
+def test_a_look_shows_what_runs_then_the_oldest_claims_and_what_landed(bench: Bench) -> None:
+    owner = bench.owner()
+    one, two, three = bench.give(owner, "mail", [ONE, TWO, THREE])
+    bench.run_one(two)
+    bench.land(owner, "mail", b"landed")
+    mine, landing = Place(RESERVED, owner.owner), Place(RESERVED, owner.owner, "mail")
+    order = [(mine, two, True), (mine, one, False), (mine, three, False)]
+    expected = [Found(place, job.payload, job.claim_id, runs) for place, job, runs in order]
+    [page] = Holdings(bench.database).look([mine, landing], 100)
+    assert page == [*expected, Found(landing, b"landed")]
+
+
+def test_what_landed_is_in_flight_and_begins_with_nobody(bench: Bench) -> None:
+    """A record without its claim is no job: none is counted for it."""
+    owner = bench.owner(lists=["mail", "slow"])
+    [job] = bench.give(owner, "mail", [ONE])
+    bench.run_one(job)
+    bench.land(owner, "slow", TWO, THREE)
+    bench.run_one(job._replace(claim_id="ff:mail"))
+    found = Holdings(bench.database).of([owner.owner])[owner.owner]
+    assert dict(found.lists) == {"mail": 1, "slow": 2}
+    assert found.in_flight == 3
 
 
 @pytest.mark.parametrize("lists", ["{", "[]", "7", '"mail"'])

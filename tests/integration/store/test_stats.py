@@ -20,8 +20,8 @@ def test_what_became_of_jobs_is_counted_by_queue_and_task(bench: Bench) -> None:
     bench.reaper().reap()
     bench.killed(payload("4"))
     given = [one.job for one in bench.claimed(bench.owner(), payload("5"), queue="aside")]
-    bench.run(bench.lists.requeue(given, "front", 0, 1))
-    bench.run(bench.lists.requeue(given, "front", 0, 1))
+    assert bench.requeue(*given) == 1
+    assert bench.requeue(*given) == 0
     stats.lost(given[0])
     counts = stats.counts()
     assert counts.jobs == {

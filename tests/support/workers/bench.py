@@ -240,6 +240,14 @@ class Bench:
         assert [claimed.job.payload for claimed in claims.jobs] == list(payloads)
         return list(claims.jobs)
 
+    def ack(self, owner: str | Named, *settled: Claimed, starting: Sequence[Job] = ()) -> list[int]:
+        """Settle jobs, and record others as running; the numbers of those that were not there."""
+        return cast("list[int]", self.run(self.lists.ack(name_of(owner), settled, starting)))
+
+    def requeue(self, *jobs: Job, where: str = "front", expires: int = 0) -> int:
+        """Give jobs of one owner and queue list back; how many went."""
+        return int(self.run(self.lists.requeue(jobs, where, expires)))
+
     def take(
         self, owner: Facts, *payloads: bytes, queue: str = "mail", starts: int = 0
     ) -> list[Claimed]:

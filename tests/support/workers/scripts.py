@@ -33,29 +33,45 @@ def claim(bench: Bench) -> Case:
     bench.client.set(bench.keys.recovered, 1)
     bench.client.hset(bench.keys.recoveries(digest(ONE)), "recoveries", 1)
     call = bench.lists.claim(owner, ["mail"], 2, 1, starts=2)
-    marks = (bench.keys.recoveries(digest(ONE)), bench.keys.recoveries(digest(TWO)))
-    return Case(call, (bench.keys.private(owner, "mail"), *marks))
+    return Case(call, tuple(bench.keys.recoveries(digest(raw)) for raw in (ONE, TWO)))
+
+
+def claim_what_landed(bench: Bench) -> Case:
+    """One of two, and with it the other, which waits."""
+    owner = bench.owner().owner
+    bench.land(owner, "mail", ONE)
+    bench.push("mail", TWO)
+    bench.client.set(bench.keys.recovered, 1)
+    call = bench.lists.claim(owner, ["mail"], 2, 1, ["mail"], starts=2)
+    counters = (bench.keys.recoveries(digest(raw)) for raw in (ONE, TWO))
+    return Case(call, (bench.keys.landing(owner, "mail"), *counters))
+
+
+def unland(bench: Bench) -> Case:
+    owner = bench.owner().owner
+    bench.land(owner, "mail", ONE)
+    bench.land(owner, "slow", TWO)
+    return Case(call_of(lambda: bench.lists.unland(owner, {"mail": 60_000, "slow": 0}), 2))
 
 
 def ack(bench: Bench) -> Case:
-    owner = bench.owner()
-    one, two = (claimed.job for claimed in bench.claimed(owner, ONE, TWO))
+    owner = bench.owner().owner
+    one, two, following = bench.give(owner, "mail", [ONE, TWO, b"next"])
     jobs = [Claimed(one, Counters(recoveries=1)), Claimed(two, Counters(recoveries=1))]
-    starting = {Job(owner.owner, "mail", b"next", "77"): "digest"}
-    return Case(bench.lists.ack(jobs, starting), settles=True)
+    return Case(bench.lists.ack(owner, jobs, [following]), settles=True)
 
 
 def requeue(bench: Bench) -> Case:
     owner = bench.owner()
     jobs = [claimed.job for claimed in bench.claimed(owner, ONE, TWO)]
     bench.client.hset(bench.keys.recoveries(digest(ONE)), "probation", 1)
-    return Case(bench.lists.requeue(jobs, "front", 60_000, 1))
+    return Case(bench.lists.requeue(jobs, "front", 60_000))
 
 
 def park(bench: Bench) -> Case:
     owner = bench.owner()
     jobs = [claimed.job for claimed in bench.claimed(owner, ONE, TWO)]
-    return Case(Parked(bench.database).park(dict.fromkeys(jobs, DUE), 1))
+    return Case(Parked(bench.database).park(dict.fromkeys(jobs, DUE)))
 
 
 def release(bench: Bench) -> Case:
@@ -79,33 +95,32 @@ def probation(bench: Bench) -> Case:
     return Case(bench.lists.claim_alone(owner, "mail"), (mark,))
 
 
-def reaped(bench: Bench) -> str:
+def reaped(bench: Bench) -> list[Job]:
+    """Orphans, newest first."""
     owner = bench.dead_owner([ONE, TWO], running=[ONE, TWO])
     assert bench.mark(owner)
-    return owner.owner
+    return bench.held(owner)
 
 
 def recover(bench: Bench) -> Case:
-    owner = reaped(bench)
+    orphans = reaped(bench)
     bench.client.hset(bench.keys.recoveries(digest(TWO)), "probation", 1)
-    jobs = [Job(owner, "mail", raw, id) for raw, id in ((TWO, "1"), (ONE, "0"))]
-    found = [bench.recovery(job) for job in jobs]
+    found = [bench.recovery(job) for job in orphans]
     return Case(bench.recoveries.recover(found, 60_000, marked=True))
 
 
 def recover_to_probation(bench: Bench) -> Case:
-    owner = reaped(bench)
+    orphans = reaped(bench)
     for raw in (ONE, TWO):
         bench.client.hset(bench.keys.recoveries(digest(raw)), "recoveries", 20)
-    found = [bench.recovery(Job(owner, "mail", raw)) for raw in (TWO, ONE)]
+    found = [bench.recovery(job) for job in orphans]
     assert all(recovery.probation for recovery in found)
     return Case(bench.recoveries.recover(found, 60_000, marked=True))
 
 
 def kill(bench: Bench) -> Case:
-    owner = reaped(bench)
+    _, job = reaped(bench)
     bench.killed(payload("older"))
-    job = Job(owner, "mail", ONE, "0")
     notice = b"dead is @dead_id@"
     return Case(bench.dead_set.kill(bench.recovery(job), 60_000, marked=True, notice=notice))
 
@@ -150,6 +165,8 @@ def call_of(method: Callable[[], object], answer: Any) -> Call:
 
 CASES = [
     claim,
+    claim_what_landed,
+    unland,
     ack,
     requeue,
     park,

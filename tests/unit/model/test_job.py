@@ -11,7 +11,19 @@ from typing import Any
 
 import pytest
 
-from celery_superfetch.model.job import CARRIED, Carried, Envelope, Job, digest, parse
+from celery_superfetch.model.job import (
+    CARRIED,
+    CLAIMS_A_SECOND,
+    Carried,
+    Envelope,
+    Job,
+    claim_id,
+    claim_number,
+    claimed_at,
+    digest,
+    parse,
+    queue_list_of,
+)
 
 
 def message(**changes: Any) -> dict[str, Any]:
@@ -226,3 +238,24 @@ def test_when_a_job_is_due(eta: Any, seconds: float) -> None:
 )
 def test_titles_say_what_is_known(payload: bytes, title: str) -> None:
     assert Job("web-1|7|abc", "mail", payload).title == title
+
+
+@pytest.mark.parametrize("queue_list", ["mail", "a:b:c", ":", "", "mail\x06\x163", "schön"])
+def test_the_name_of_a_claim_tells_when_it_was_made_and_whence_it_came(queue_list: str) -> None:
+    number = 1_800_000_000 * CLAIMS_A_SECOND + 7
+    name = claim_id(number, queue_list)
+    assert (claim_number(name), queue_list_of(name)) == (number, queue_list)
+    assert claimed_at(name) == 1_800_000_000
+    assert claim_number(claim_id(number + 1, queue_list)) > number
+
+
+@pytest.mark.parametrize("name", ["", "mail", ":mail", "no number:mail", "\ufffd:mail"])
+def test_a_name_that_is_none_of_ours_is_older_than_all(name: str) -> None:
+    assert claim_number(name) == 0
+    assert claimed_at(name) is None
+
+
+def test_a_number_of_a_claim_is_exact_in_lua() -> None:
+    """Its numbers are doubles."""
+    year_2242 = 2**33
+    assert year_2242 * CLAIMS_A_SECOND == 2**53

@@ -17,7 +17,7 @@ from celery_superfetch.model.strikes import (
 )
 
 JOB = Job("web-1|7|abc", "mail", b"payload")
-MINE, OTHER = digest(b"payload"), digest(b"other")
+MINE, OTHER = "2:mail", "1:mail"
 KNOWN = Envelope({"body": ""}, "shop.add", "id-1")
 
 
@@ -59,7 +59,6 @@ def crashes(times: int, how: Blame, limits: Limits = DEFAULT) -> Recovery:
     [
         (Running((MINE,)), Counters(), Blame.EXACT),
         (Running((OTHER, MINE)), Counters(), Blame.SUSPECT),
-        (Running((MINE, MINE)), Counters(), Blame.SUSPECT),
         (Running((MINE,), at_death=2), Counters(), Blame.SUSPECT),
         (Running((OTHER,)), Counters(), Blame.NONE),
         (Running(), Counters(), Blame.NONE),

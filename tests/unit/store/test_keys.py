@@ -13,8 +13,8 @@ from celery_superfetch.store.keyspace import DEAD, JOBS
 ARGUMENTS = {"owner": "web-1|7|abc", "queue_list": "mail", "digest": "0" * 40, "host": "web-1"}
 
 
-#: Methods that look at a key and make none.
-NO_KEYS = {"prefix", "pattern", "parse"}
+#: Methods that look at a key and make none; and of what is only emptied.
+NO_KEYS = {"prefix", "pattern", "parse", "first_schema"}
 
 
 def every_key(keys: Keys) -> dict[str, str]:
@@ -53,12 +53,20 @@ def test_no_two_keys_are_the_same() -> None:
     assert len(set(made)) == len(made)
 
 
+@pytest.mark.parametrize("prefix", ["", "shop:"])
+def test_keys_of_the_first_schema_are_those_that_it_had(prefix: str) -> None:
+    owned = "private:h|1|n:a:b", "held:h|1|n:a:b"
+    keys = (*(f"{prefix}superfetch:{name}" for name in owned), f"{prefix}a:b")
+    assert Keys(prefix).first_schema("h|1|n", "a:b") == keys
+
+
 @pytest.mark.parametrize("prefix", ["", "shop:", "a*b["])
 @pytest.mark.parametrize("queue_list", ["mail", "a:b:c", ":", "mail\x06\x163", "sch|ön", ""])
-def test_a_private_list_can_be_parsed_back(prefix: str, queue_list: str) -> None:
+def test_what_an_owner_has_can_be_parsed_back(prefix: str, queue_list: str) -> None:
     keys, owner = Keys(prefix), "web-1|7|0123456789ab"
-    private = keys.private(owner, queue_list)
-    assert keys.parse(private.encode()) == ("private:", owner, queue_list)
+    landing = keys.landing(owner, queue_list)
+    assert keys.parse(landing.encode()) == ("landing:", owner, queue_list)
+    assert keys.parse(keys.private(owner).encode()) == ("private:", owner, "")
     assert keys.parse(keys.facts(owner).encode()) == ("owner:", owner, "")
 
 
@@ -66,8 +74,8 @@ def test_a_private_list_can_be_parsed_back(prefix: str, queue_list: str) -> None
 def test_the_scan_pattern_finds_private_lists(prefix: str) -> None:
     keys = Keys(prefix)
     private = _as_fnmatch(keys.pattern("private:"))
-    assert fnmatch.fnmatchcase(keys.private("h|1|n", "mail"), private)
-    for key in (keys.facts("h|1|n"), keys.running("h|1|n"), keys.parked_of("mail")):
+    assert fnmatch.fnmatchcase(keys.private("h|1|n"), private)
+    for key in (keys.facts("h|1|n"), keys.landing("h|1|n", "mail"), keys.parked_of("mail")):
         assert not fnmatch.fnmatchcase(key, private)
 
 
@@ -81,7 +89,7 @@ def test_all_of_our_keys_are_found_and_told_apart(prefix: str) -> None:
     for name, key in ours.items():
         assert fnmatch.fnmatchcase(key, pattern), name
         kind, *_ = keys.parse(key.encode())
-        assert (kind in JOBS) is (name in {"private", "parked_of", "probation"}), name
+        assert (kind in JOBS) is (name in {"private", "landing", "parked_of", "probation"}), name
         assert (kind in DEAD) is (name.startswith("dead") or name == "unannounced"), name
 
 
@@ -89,7 +97,7 @@ def test_all_of_our_keys_are_found_and_told_apart(prefix: str) -> None:
 def test_the_scan_pattern_finds_nobody_elses(prefix: str, other: str) -> None:
     """A prefix with a pattern character must not reach into another application's keys."""
     pattern = _as_fnmatch(Keys(prefix).pattern("private:"))
-    assert not fnmatch.fnmatchcase(Keys(other).private("h|1|n", "mail"), pattern)
+    assert not fnmatch.fnmatchcase(Keys(other).private("h|1|n"), pattern)
 
 
 def _as_fnmatch(pattern: str) -> str:
