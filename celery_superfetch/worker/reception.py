@@ -3,6 +3,7 @@ deploy the workers of yesterday get the jobs of tomorrow, which owners with othe
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,7 +22,7 @@ from redis.exceptions import DataError, RedisError
 from ..app.poison_pill import limits_of
 from ..model.dead_job import DeadJob
 from ..model.facts import Facts
-from ..model.job import UNREADABLE, Claimed, Job
+from ..model.job import Claimed, Job, read_body
 from ..store.registry import Registry
 from ..transport.deliveries import Delivery, delivery_of
 from .stopping import told_to_stop
@@ -72,21 +73,23 @@ def kills(claimed: Claimed, channel: Any) -> bool:
 
 def parks(message: Any) -> bool:
     """Whether a job is due so much later that it waits on the server until then, and not here."""
-    delivery, told = delivery_of(message), message.headers
-    if delivery is None:
+    delivery = delivery_of(message)
+    due = delivery and _due(message, delivery.job, delivery.in_flight.runner.worker.app)
+    if delivery is None or not due or not delivery.in_flight.park(delivery.job, due * 1000):
         return False
-    with suppress(*UNREADABLE, OverflowError):  # Celery says what is wrong with it
-        if "task" not in told:  # before protocol 2 the body says it
-            told = message.payload
-        if (eta := told.get("eta")) is None or told.get("id") in state.revoked:
-            return False
-        app = delivery.in_flight.runner.worker.app
-        due = maybe_make_aware(maybe_iso8601(eta), app.timezone).timestamp()
-        if not delivery.in_flight.park(delivery.job, due * 1000):
-            return False
-        delivery.forget()
-        return True
-    return False
+    delivery.forget()
+    return True
+
+
+def _due(message: Any, job: Job, app: Any) -> float:
+    """When it is due (s since the epoch); 0 where that cannot be read, and for a revoked one."""
+    with suppress(Exception):  # whatever is wrong with it, Celery says so
+        told = message.headers
+        if "task" not in told:  # before protocol 2 the body says it, if that is safe to read
+            told = read_body(json.loads(job.payload))
+        if (eta := told.get("eta")) is not None and told.get("id") not in state.revoked:
+            return float(maybe_make_aware(maybe_iso8601(eta), app.timezone).timestamp())
+    return 0.0
 
 
 def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool = False) -> bool:
