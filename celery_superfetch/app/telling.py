@@ -259,7 +259,8 @@ def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
     called: Any = [], {}, {}
     try:
         if with_body:
-            called = _body(app, raw)
+            args, kwargs, embed = _body(app, raw)
+            called = args, kwargs, dict(embed or {})
     except Exception:  # the caller is told all the same; only callbacks cannot be run
         logger.warning(
             "The body of killed job %s[%s] cannot be decoded: its caller is told, but its "
@@ -269,7 +270,7 @@ def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
             exc_info=True,
         )
     args, kwargs, embed = called
-    return Context({**(embed or {}), **fields, "args": args, "kwargs": kwargs})
+    return Context({**embed, **fields, "args": args, "kwargs": kwargs})
 
 
 class _Codecs:
