@@ -99,6 +99,11 @@ KNOWN: dict[str, dict[str, Any]] = {
     "body of two": {"body": [[], {}]},
     "body not base64": {"envelope": {"body": "%"}},
     "no body": {"envelope": {"body": None}},
+    "protocol 1, not JSON": {"protocol": 1, "envelope": {"body": "eA=="}},
+    "protocol 1, refused": {
+        "protocol": 1,
+        "envelope": {"content-type": "application/x-python-serialize"},
+    },
     "timelimit 5": {"headers": {"timelimit": 5}},
     "timelimit [1]": {"headers": {"timelimit": [1]}},
     "timelimit of texts": {"headers": {"timelimit": ["a", "b"]}},
