@@ -94,19 +94,15 @@ class Inspector:
         """Every owner with its score and verdict, as one who does not watch can know it."""
         return judge_all(self.registry)
 
-    def ages(self) -> dict[str, float]:
-        """Owner -> seconds since its last heartbeat."""
-        scores, now = self.registry.owners(), self.database.server_time()
-        return {owner: max(0, now - score) / 1000 for owner, score in scores.items()}
-
     def near(self, host: str = "") -> Iterator[tuple[Facts, float, Reason]]:
         """Owners, of a host alone if one is given, with the seconds since each was heard and the
         verdict by these and by its process: a frozen one is there, and its heart is not."""
-        ages, here = self.ages(), ProcessImage.current()
-        owners = [owner for owner in ages if not host or owner.partition("|")[0] == host]
+        scores, now = self.registry.owners(), self.database.server_time()
+        here = ProcessImage.current()
+        owners = [owner for owner in scores if not host or owner.partition("|")[0] == host]
         known = self.registry.facts(owners)
         for owner, facts in known.items():
-            age = ages[owner]
+            age = max(0, now - scores[owner]) / 1000
             yield facts, age, judge(local_evidence(facts, here, known.values(), age))
 
     @property

@@ -162,7 +162,7 @@ def _wrong_with(name: str, value: Any) -> str:
     return f"a whole number ({unit})" if kind == "int" and value != int(value) else ""
 
 
-CHOICES = {"unknown_tasks": ("requeue", "dead", "discard")}  # what is not just any text
+CHOICES = {"unknown_tasks": ("requeue", "discard")}  # what is not just any text
 _ALIASES = {name: kind.partition(" | ")[0] for name, kind in Config.__annotations__.items()}
 #: Names of all options -> what they are counted in.
 UNITS = {name: alias.lower() for name, alias in _ALIASES.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from functools import cache, partial
-from time import monotonic
+from time import monotonic, time
 
 from celery import Celery
 from celery.utils.log import get_logger
@@ -14,12 +14,12 @@ from ..app.passes import reaper_of, scheduled_pass
 from ..model import forks
 from ..model.certificate import clock
 from ..model.facts import Facts
+from ..model.job import digest
 from ..model.process import ProcessImage
 from ..model.verdict import MISSED_HEARTBEATS, judge
 from ..owner.membership import Membership, memberships
 from ..reaper.evidence import local_evidence
 from ..reaper.report import Report
-from .long_jobs import note_stuck
 
 logger = get_logger(__name__)
 
@@ -28,6 +28,8 @@ LOOK_INTERVAL = 1.0  # seconds between two looks at this host's processes, which
 #: Processes that each worker looks at: one would do if all knew of the same neighbours and none
 #: could be frozen.
 LOOKS = 4
+
+MOST_STUCK = 100  # jobs of one owner that are told of as running for long
 
 
 class MaintenanceThread(threading.Thread):
@@ -71,7 +73,7 @@ class Rounds:
     def go(self, now: float) -> None:
         """One round; when the broker cannot be asked, it raises RedisError and convicts nobody."""
         self.release()
-        note_stuck(self.membership)
+        self.note_stuck()
         # All workers see a death, or a silence, in the same second: hence the locks.
         if self._sees_death():  # others may have died with it
             self._reap(self._neighbours(), f"host:{ProcessImage.current().host}")
@@ -87,6 +89,19 @@ class Rounds:
         if in_flight.parking.is_due:
             released = in_flight.parked.release(in_flight.expires)
             in_flight.parking.heard(released.now, released.next, asked)
+
+    def note_stuck(self) -> None:
+        """Have the next heartbeat tell what runs for longer than ``stuck_after``."""
+        longest, worker = self.membership.config.stuck_after, self.membership.runner.worker
+        if longest is None or worker is None:  # a consumer of the same process has no pool
+            return
+        now, found = time(), []
+        for what in list(worker.superfetch_gate.out):
+            request = what.request
+            seconds = now - (request.time_start or now)
+            if seconds > longest and what.delivery.membership is self.membership:
+                found.append((request.type, request.id, digest(what.job.payload), int(seconds)))
+        self.membership.heart.stuck_jobs = tuple(found[:MOST_STUCK])
 
     def _reap(self, owners: list[str], lock: str) -> None:
         if self.reaper.database.take_turn(lock, LOOK_INTERVAL / 2):

@@ -213,7 +213,7 @@ class Discards:
     def _instead_of(self, discard: Callable[..., None], *told: Any) -> None:
         message, exc = told[-2:]
         delivery = delivery_of(message)
-        if delivery is None or (how := delivery.membership.config.unknown_tasks) == "discard":
+        if delivery is None or delivery.membership.config.unknown_tasks == "discard":
             return discard(*told)
         if told_to_stop(delivery.membership):
             return None  # it goes back with the others, when the channel closes
@@ -222,9 +222,7 @@ class Discards:
         earlier = delivery.claimed.earlier
         returns = earlier.requeues if earlier else 0
         why = "no other live worker of its queue has other tasks"
-        if how == "dead":
-            why = "unknown_tasks is 'dead'"
-        elif other := self._who_may_know(delivery):
+        if other := self._who_may_know(delivery):
             if returns < RETURNS:
                 return self._return(delivery, here, returns, other)
             why = f"it went back to its queue {returns} times"

@@ -231,28 +231,6 @@ def test_an_acl_user_without_scripts_is_refused_by_name(
     assert ledger.runs() == {"job": 1}
 
 
-def test_a_server_that_is_killed_and_comes_back_costs_no_job(
-    worker: Any, make_app: Any, ledger: Ledger, url: str, fresh_server: Any
-) -> None:
-    own: Server = fresh_server(appendonly=True, appendfsync="always")
-    place = {"url": own.url(), "result_url": url, "options": QUICK}
-    for _ in range(2):
-        worker(concurrency=1, **place)
-    hold = make_app(superfetch=False, url=own.url()).tasks["shop.hold"]
-    names = [f"job-{n}" for n in range(60)]
-    for name in names:
-        hold.delay(name, 0.1)
-    for part in (10, 30):
-        eventually(lambda at=part: len(ledger.starts()) >= at)
-        own.kill()
-        own.restart()
-    eventually(lambda: len(ledger.finishes()) == len(names), 60)
-    assert ledger.runs() == dict.fromkeys(names, 1), "its owners lived: nothing was to be recovered"
-    there = Database(own.client())
-    eventually(lambda: not there.private_lists() and not there.length())
-    assert there.stat("owners_reaped") == 0
-
-
 def test_a_server_that_refuses_writes_for_a_while_loses_and_doubles_nothing(
     worker: Any, make_app: Any, ledger: Ledger, url: str, fresh_server: Any
 ) -> None:

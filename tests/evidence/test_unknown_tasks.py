@@ -39,14 +39,16 @@ def test_they_go_to_who_knows_them_and_hold_up_no_others(
     assert new.alive()
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_what_nobody_knows_is_in_the_dead_set_and_comes_back_with_who_knows_it(
     worker: Any,
     make_app: Callable[..., Celery],
     ledger: Ledger,
     db: Database,
     cli: Callable[..., Result],
+    pool: str,
 ) -> None:
-    worker(name="one"), worker(name="two")
+    one, _ = worker(name="one", pool=pool), worker(name="two", pool=pool)
     app = make_app()
     sent = app.send_task(NEW, ("a",))
     with pytest.raises(NotRegistered):
@@ -66,20 +68,7 @@ def test_what_nobody_knows_is_in_the_dead_set_and_comes_back_with_who_knows_it(
     worker(name="new", app="builder", queues=["new"])
     assert anew.get(timeout=20) == "a"
     assert ledger.runs() == {"a": 1}
-
-
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
-def test_one_may_be_told_to_bury_them_at_once(
-    worker: Any, app: Celery, make_app: Callable[..., Celery], db: Database, pool: str
-) -> None:
-    old = worker(pool=pool, options={"unknown_tasks": "dead"}, concurrency=1)
-    sent = make_app().send_task(NEW, ("a",))
-    with pytest.raises(NotRegistered):
-        sent.get(timeout=20)
-    [dead] = db.dead()
-    assert dead["reason"] == f"task '{NEW}' is not registered; unknown_tasks is 'dead'"
-    eventually(lambda: not db.held())
-    assert old.alive()
+    assert one.alive()
 
 
 def test_it_ends_where_all_give_it_to_each_other(

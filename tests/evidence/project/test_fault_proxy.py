@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from time import monotonic
 
 import pytest
 import redis
@@ -108,9 +107,7 @@ def test_in_a_black_hole_everything_vanishes_and_new_connections_work(
     assert direct.exists("b")
 
 
-def test_refused_stalled_delayed_and_healed(
-    proxy: FaultProxy, far: Callable[..., redis.Redis]
-) -> None:
+def test_refused_stalled_and_healed(proxy: FaultProxy, far: Callable[..., redis.Redis]) -> None:
     client = far(socket_timeout=0.5)
     client.ping()
     proxy.refuse()
@@ -122,11 +119,6 @@ def test_refused_stalled_delayed_and_healed(
         client.ping()
     proxy.heal()
     far().ping()
-    proxy.delay(0.1)
-    began = monotonic()
-    patient = far()
-    patient.ping()
-    assert monotonic() - began > 0.2
 
 
 def test_what_was_stalled_is_not_lost(

@@ -58,7 +58,6 @@ class FaultProxy:
         self._cuts: list[Cut] = []
         self._halves: list[tuple[Callable[[Words], bool], threading.Event]] = []
         self._flowing = asyncio.Event()
-        self._delay = 0.0
 
     def url(self, db: int = 0) -> str:
         return f"redis://127.0.0.1:{self.port}/{db}"
@@ -118,13 +117,8 @@ class FaultProxy:
         """Let nothing through, and lose nothing: a network that stands still."""
         self._loop.call_soon_threadsafe(self._flowing.clear)
 
-    def delay(self, seconds: float) -> None:
-        """Hold back whatever passes, in each direction."""
-        self._delay = seconds
-
     def heal(self) -> None:
         """Let everything through again. What is in a black hole stays there."""
-        self._delay = 0.0
         self._loop.call_soon_threadsafe(self._flowing.set)
         self._run(self._listen())
 
@@ -178,8 +172,6 @@ class FaultProxy:
 
     async def _passes(self, line: _Line) -> bool:
         """Wait as long as the network takes; False when this connection is in a black hole."""
-        if self._delay:
-            await asyncio.sleep(self._delay)
         await self._flowing.wait()
         return not line.deaf
 

@@ -49,10 +49,10 @@ def test_a_port_is_one() -> None:
         Config(metrics_port=99999)
 
 
-def test_what_becomes_of_unknown_tasks_is_one_of_three() -> None:
+def test_what_becomes_of_unknown_tasks_is_one_of_two() -> None:
     assert Config().unknown_tasks == "requeue"
-    with pytest.raises(ConfigError, match="must be one of 'requeue', 'dead', 'discard', it is 'de"):
-        Config(unknown_tasks="delete")
+    with pytest.raises(ConfigError, match="must be one of 'requeue', 'discard', it is 'dead'"):
+        Config(unknown_tasks="dead")
 
 
 def test_a_config_cannot_be_changed() -> None:
