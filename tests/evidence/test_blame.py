@@ -38,11 +38,12 @@ def busy(worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database) -> Bu
             shop.hold.delay(name)
         eventually(lambda: set(ledger.starts()) == set(running))
         shop.hold.apply_async(("eta",), countdown=3600)
-        waits = ["eta"]
+        waits = []
         if len(running) == SLOTS[pool]:
             shop.hold.delay("reserved")
             waits.append("reserved")
         if pool != "solo":  # whose consumer claims nothing while it works
+            eventually(lambda: db.parked() == ["eta"])
             everything = {*running, *waits}
             eventually(lambda: {job for jobs in db.held().values() for job in jobs} == everything)
         return one
@@ -60,7 +61,8 @@ def reap(app: Celery, db: Database) -> None:
 
 
 def waiting(pool: str, running: int) -> dict[str, tuple[int, str]]:
-    names = ["eta"] + ["reserved"] * (running == SLOTS[pool])
+    """What is parked does not come back: it was not in flight."""
+    names = ["reserved"] * (running == SLOTS[pool]) + ["eta"] * (pool == "solo")
     return dict.fromkeys(names, (0, ""))
 
 

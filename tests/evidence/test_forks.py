@@ -11,11 +11,13 @@ from celery_superfetch import PoisonPill
 from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.waiting import always, eventually
+from support.workers.bench import Bench, payload
 
 BUSY = {"reap_interval": 1, "heartbeat_interval": 0.2}
 
 
-def a_child_is_lost(worker: Any, app: Celery, without: str = "") -> None:
+def a_child_is_lost(worker: Any, app: Celery, bench: Bench, without: str = "") -> None:
+    """While jobs of a dead neighbour are taken back, in another thread."""
     worker(
         app="forking",
         concurrency=1,
@@ -25,19 +27,20 @@ def a_child_is_lost(worker: Any, app: Celery, without: str = "") -> None:
     )
     app.send_task("shop.kill_child", ("pill",))
     app.send_task("forking.publish", ("innocent",))
+    bench.dead_owner([payload("orphan", "celery", "shop.add")], "celery", lists=["celery"])
 
 
 def test_a_new_child_publishes_whatever_its_parent_was_about(
-    worker: Any, app: Celery, ledger: Ledger
+    worker: Any, app: Celery, bench: Bench, ledger: Ledger
 ) -> None:
-    """A6: the death of a job is told, in another thread, while its child is replaced."""
-    a_child_is_lost(worker, app)
+    """A6: receivers of `job_recovered` are told, in another thread, while its child is replaced."""
+    a_child_is_lost(worker, app, bench)
     eventually(lambda: "innocent" in ledger.finishes(), message="the new child publishes")
 
 
-def test_the_control_hangs(worker: Any, app: Celery, ledger: Ledger) -> None:
+def test_the_control_hangs(worker: Any, app: Celery, bench: Bench, ledger: Ledger) -> None:
     """A6: without the gate the child inherits a lock that nobody is there to give back."""
-    a_child_is_lost(worker, app, without="gate")
+    a_child_is_lost(worker, app, bench, without="gate")
     eventually(lambda: "pill" in ledger.starts())
     always(lambda: "innocent" not in ledger.finishes(), during=10)
 

@@ -58,27 +58,28 @@ def test_what_is_not_meant_is_refused_with_what_to_do(
     here = busy("prefork")
     begin = here.runs.id[:8]
     later = shop.note.apply_async(("later",), countdown=3600, task_id=f"{begin}-later")
-    eventually(lambda: states(cli).get(later.id) == "eta", every=0.1)
+    eventually(lambda: states(cli).get(later.id) == "parked", every=0.1)
+    assert "revoke it" in cli("jobs", "kill", "--yes", later.id, code=1).err
     assert "no such job" in cli("jobs", "kill", "--yes", "nonsense", code=1).err
     assert "fits 2 jobs" in cli("jobs", "kill", "--yes", begin, code=1).err
     assert "and end what runs" in cli("jobs", "kill", here.runs.id, code=1).err
-    assert sorted(states(cli).values()) == ["eta", "reserved", "reserved", "running"]
+    assert sorted(states(cli).values()) == ["parked", "reserved", "reserved", "running"]
     assert not db.dead()
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_killed_job_is_in_the_dead_set_and_does_not_run(
-    busy: Any, cli: Any, shop: Any, make_app: Any, ledger: Ledger, db: Database, pool: str
+    busy: Any, cli: Any, worker: Any, make_app: Any, ledger: Ledger, db: Database, pool: str
 ) -> None:
     here = busy(pool)
-    later = shop.note.apply_async(("later",), countdown=3600)
-    eventually(lambda: states(cli).get(later.id) == "eta", every=0.1)
     assert "Aborted" in cli("jobs", "kill", here.first.id, code=1).err
-    told = cli("jobs", "kill", "--yes", "--json", here.first.id, later.id).json()
-    assert {job["id"] for job in told["killed"]} == {here.first.id, later.id}
-    for killed in (here.first, later):
-        with pytest.raises(PoisonPill, match="killed by an operator"):
-            killed.get(timeout=20)
+    told = cli("jobs", "kill", "--yes", "--json", here.first.id).json()
+    assert {job["id"] for job in told["killed"]} == {here.first.id}
+    other = worker(options=ALONE, concurrency=1)  # where there is a slot for its notice
+    with pytest.raises(PoisonPill, match="killed by an operator"):
+        here.first.get(timeout=20)
+    other.term()
+    other.wait_exit()
     assert {dead["reason"] for dead in db.dead()} == {"killed by an operator"}
     assert sorted(states(cli).values()) == ["reserved", "running"]
     # The same bytes come back to the worker in whose line the empty request still is.
@@ -256,9 +257,13 @@ def test_a_worker_of_another_app_may_have_the_same_name(
     worker: Any, cli: Any, shop: Any, db: Database
 ) -> None:
     """It answers, too, that the job is none of its: as often as not first."""
-    worker(name="same", options=ALONE), worker(name="same", app="builder", queues=["new"])
-    later = [shop.note.apply_async((str(n),), countdown=3600) for n in range(6)]
-    eventually(lambda: len(states(cli)) == len(later), every=0.1)
+    conf = {"worker_prefetch_multiplier": 4}
+    worker(name="same", options=ALONE, conf=conf)
+    worker(name="same", app="builder", queues=["new"])
+    for number in range(2):
+        shop.hold.delay(f"runs {number}")
+    later = [shop.note.delay(str(n)) for n in range(6)]
+    eventually(lambda: len(states(cli)) == len(later) + 2, every=0.1)
     for job in later:
         assert "Killed" in cli("jobs", "kill", "--yes", job.id).out
     assert len(db.dead()) == len(later)
@@ -270,7 +275,7 @@ def test_an_empty_id_is_not_that_of_the_only_job(
     """A shell variable that is not set."""
     worker(options=ALONE)
     only = shop.note.apply_async(("only",), countdown=3600)
-    eventually(lambda: states(cli) == {only.id: "eta"}, every=0.1)
+    eventually(lambda: states(cli) == {only.id: "parked"}, every=0.1)
     assert "no such job" in cli("jobs", "kill", "--yes", "", code=1).err
     assert not db.dead()
 

@@ -43,6 +43,7 @@ def test_a_loop_that_begins_with_term_ends(
     assert [entry["strike"] for entry in record["history"]] == [""] * RECOVERIES + [
         "exact"
     ] * STRIKES
+    worker(concurrency=1)
     with pytest.raises(PoisonPill, match="pool process lost"):
         pill.get(timeout=10)
 

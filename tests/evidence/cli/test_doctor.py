@@ -65,7 +65,7 @@ def test_what_is_wrong_with_who_works_and_what_waits(cli, make_bench, client, ma
     bench.age(bench.owner(elsewhere("web-2"), lists=["far"], node="celery@two"), 50 * 3_600_000)
     gone = bench.owner(ended_process(), lists=["celery"], register=False)
     bench.give(gone.owner, "celery", [payload("lost")])
-    client.hset(bench.keys.held("web-9|7|x", "celery"), "c", payload("held"))
+    bench.give("web-9|7|x", "celery", [payload("another")])
     bench.push("mail", payload("m"))
     client.hset("unacked", "tag", "[]")
     known = [payload(n, "celery") for n in range(300)]

@@ -31,15 +31,16 @@ def test_the_jobs_of_a_real_worker_by_state(cli, worker, shop, ledger: Ledger, c
     eventually(lambda: ledger.starts().get("runs"))
     waits = shop.note.delay("waits")
     later = shop.note.apply_async(("later",), countdown=3600)
-    expected = {runs.id: "running", waits.id: "reserved", later.id: "eta"}
+    expected = {runs.id: "running", waits.id: "reserved", later.id: "parked"}
     eventually(lambda: states(cli("jobs", "--json")) == expected, every=0.2)
 
     found = {job["id"]: job for job in cli("jobs", "--json").json()["jobs"]}
-    assert {job["node"] for job in found.values()} == {f"{one.name}@{socket.gethostname()}"}
-    for id in (runs.id, later.id):
-        claimed = datetime.fromisoformat(found[id]["claimed"]).timestamp()
-        assert began - 2 <= claimed <= time.time()
-    assert found[waits.id]["claimed"] is None
+    node = f"{one.name}@{socket.gethostname()}"
+    assert [found[job.id]["node"] for job in (runs, waits)] == [node, node]
+    assert not found[later.id]["node"], "it is nobody's"
+    claimed = datetime.fromisoformat(found[runs.id]["claimed"]).timestamp()
+    assert began - 2 <= claimed <= time.time()
+    assert found[waits.id]["claimed"] is found[later.id]["claimed"] is None
     due = datetime.fromisoformat(found[later.id]["due"]).timestamp()
     assert 3500 < due - began < 3700
     for id, state in expected.items():
@@ -53,7 +54,7 @@ def test_the_jobs_of_a_real_worker_by_state(cli, worker, shop, ledger: Ledger, c
     one.kill9_all()
     one.wait_gone()
     rows = cli("jobs", process=True).out.splitlines()
-    assert sorted(row.split()[1] for row in rows[1:4]) == ["eta", "reserved", "running"]
+    assert sorted(row.split()[1] for row in rows[1:4]) == ["parked", "reserved", "running"]
 
 
 def test_suspects_and_struck_jobs(cli, bench):
@@ -76,12 +77,13 @@ def test_suspects_and_struck_jobs(cli, bench):
 
 @pytest.fixture
 def crowd(bench) -> Any:
-    """An owner with many jobs in one list, and many aside."""
+    """An owner with many jobs in one list, and many that are parked."""
     owner = bench.owner(lists=["mail"])
     near = [payload(f"n{number}") for number in range(250)]
     bench.client.lpush(bench.keys.private(owner.owner, "mail"), *near)
-    aside = {f"{number:x}": payload(f"e{number}") for number in range(700)}
-    bench.client.hset(bench.keys.held(owner.owner, "mail"), mapping=aside)
+    rows = {f'"e{number}" x\n'.encode() + payload(f"e{number}"): number for number in range(700)}
+    bench.client.zadd(bench.keys.parked_of("mail"), rows)
+    bench.client.zadd(bench.keys.parked, {"mail": 0})
     return owner
 
 
@@ -89,7 +91,7 @@ def test_many_jobs_are_read_in_pages_and_each_is_found_once(cli, crowd):
     found = cli("jobs", "--json", "--limit", "10000").json()
     ids = [job["id"] for job in found["jobs"]]
     assert ids[:250] == [f"n{number}" for number in range(250)], "the oldest claim first"
-    assert sorted(ids[250:]) == sorted(f"e{number}" for number in range(700))
+    assert ids[250:] == [f"e{number}" for number in range(700)], "the next to be due first"
     first = cli("jobs", "--json").json()
     assert (len(first["jobs"]), first["more"], first["complete"]) == (100, 850, True)
     [one] = cli("jobs", "--json", "--task", "shop.note", "--limit", "1").json()["jobs"]

@@ -160,7 +160,8 @@ def test_the_command_refuses_and_forgets_all_but_the_dead(
     # The server has none of its connections any more: nothing of it can still land.
     killed = bench.dead_owner(jobs("poison"), run_id=run_id(client), connections=(10**9,))
     (job,) = bench.lists.in_flight(killed.owner, "mail")
-    killed = bench.run(bench.dead_set.kill(bench.recovery(job, reason="poison"), marked=False))
+    recovery = bench.recovery(job, reason="poison")
+    killed = bench.run(bench.dead_set.kill(recovery, marked=False, notice=b""))
     assert killed[0] == b"ok"
 
     refused = cli("drain", "--json", code=1)

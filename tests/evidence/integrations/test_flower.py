@@ -66,6 +66,7 @@ def test_flower_shows_a_killed_job_as_failed(
 
     def states() -> dict[str, str]:
         tasks = json.loads(page("/api/tasks"))
-        return {id: task["state"] for id, task in tasks.items()}
+        ours = "celery_superfetch.announce"
+        return {id: task["state"] for id, task in tasks.items() if task["name"] != ours}
 
     eventually(lambda: states() == {note.id: "SUCCESS", pill.id: "FAILURE"})

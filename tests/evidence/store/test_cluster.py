@@ -14,6 +14,7 @@ from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
 from celery_superfetch.errors import UnsupportedBroker
 from celery_superfetch.model.job import Job
+from celery_superfetch.store.parked import Parked
 from celery_superfetch.store.wire import scripts
 from celery_superfetch.store.wire.scripts import source
 from celery_superfetch.store.wire.server import check_server
@@ -177,11 +178,12 @@ def test_control_without_the_key_that_never_exists_a_script_ends_half_way(
     home, other = move
     owner = bench.owner().owner
     bench.give(owner, "mail", [ONE])
-    bench.client.hset(bench.keys.held(owner, "mail"), "1", TWO)
+    for key in (bench.keys.parked_of("mail"), bench.keys.parked):  # or it would not begin
+        bench.client.zadd(key, {"other": 1})
     bench.client.hset(bench.keys.running(owner), "1", "x")
-    call = bench.lists.hold([Job(owner, "mail", ONE, "2"), Job(owner, "mail", TWO, "3")])
+    call = Parked(bench.database).park({Job(owner, "mail", raw): 1 for raw in (ONE, TWO)}, 1)
     nodes.begin_move(nodes.slot(PREFIX), home, other)
-    text = source("hold").partition("\n")[2]
+    text = source("park").partition("\n")[2]
     with pytest.raises(ResponseError, match="non local key"):
         bench.client.eval(text, len(call.keys), *call.keys, *call.args)
     assert call.keys[0].encode() not in dumped(home), "a job has left the private list"

@@ -14,7 +14,7 @@ from celery import Celery
 from celery.events import EventDispatcher
 from celery.signals import worker_before_create_process, worker_ready
 
-from celery_superfetch import job_killed
+from celery_superfetch import job_recovered
 from support.apps.shop import app, ledger
 
 held, forked, ready = threading.Event(), threading.Event(), threading.Event()
@@ -45,8 +45,8 @@ def before_a_fork(**_: Any) -> None:
         held.wait(PATIENCE)
 
 
-@job_killed.connect(weak=False)
-def killed(**_: Any) -> None:
+@job_recovered.connect(weak=False)
+def recovered(**_: Any) -> None:
     busy_with_celery()
 
 
