@@ -163,7 +163,12 @@ def test_a_retry_is_one_like_any_other(
 
 
 def test_the_revoked_never_run_and_the_purged_are_gone(
-    worker: Callable[..., Worker], shop: SimpleNamespace, app: Celery, ledger: Ledger, db: Database
+    worker: Callable[..., Worker],
+    make_app: Callable[..., Celery],
+    shop: SimpleNamespace,
+    app: Celery,
+    ledger: Ledger,
+    db: Database,
 ) -> None:
     worker(options=HOST)
     jobs = [shop.note.apply_async((f"job-{n}",), countdown=DAY) for n in range(60)]
@@ -178,7 +183,7 @@ def test_the_revoked_never_run_and_the_purged_are_gone(
     eventually(lambda: all(map(revoked, (one, *others))))
     left = sorted(f"job-{n}" for n in range(50, 60))
     eventually(lambda: sorted(db.parked()) == left and not (db.length() or db.private_lists()))
-    assert app.control.purge() == len(rest)
+    assert make_app().control.purge() == len(rest)
     assert not db.keys("superfetch:parked*")
     assert not ledger.starts()
 
