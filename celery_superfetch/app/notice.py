@@ -61,7 +61,7 @@ def add_announce_task(app: Celery) -> None:
         self: Any, told: bool = False, chord: str = "", careful: bool = False, failures: int = 0
     ) -> None:
         """The arguments: how far earlier runs came (as ``Telling`` has it), and how many failed."""
-        from .telling import NotNow, Telling, named_by
+        from .telling import NotNow, Telling, dead_id_of, named_by
 
         earlier = self.request.get("superfetch") or {}
         # What was cut short says nothing of how far it came: it may have counted in the chord.
@@ -89,11 +89,6 @@ def add_announce_task(app: Celery) -> None:
             # In other bytes, so its strikes go with it: else its deaths had no end.
             headers = {DEAD_ID_HEADER: dead_id_of(self), **Carried(strikes, time()).headers()}
             raise self.retry(exc=exc, kwargs=known, countdown=pause, headers=headers) from exc
-
-
-def dead_id_of(task: Any) -> str:
-    """Which dead job a notice, in the request of ``task``, names."""
-    return str(task.request.get(DEAD_ID_HEADER))
 
 
 class Notices:

@@ -28,12 +28,11 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from ..errors import PoisonPill
-from ..model.dead_job import DeadJob
+from ..model.dead_job import DEAD_ID_HEADER, DeadJob
 from ..model.strikes import toll
 from ..signals import job_killed
 from .dead_set import DeadSet
 from .events import tell_monitors
-from .notice import dead_id_of
 
 logger = get_logger(__name__)
 
@@ -63,6 +62,11 @@ def impatient_backend(app: Celery, pid: int) -> Any:
         params.update(retry=Retry(NoBackoff(), 0), retry_on_timeout=False)
         backend.retry_policy = {**backend.retry_policy, "max_retries": 0}
     return backend
+
+
+def dead_id_of(task: Any) -> str:
+    """Which dead job a notice, in the request of ``task``, names."""
+    return str(task.request.get(DEAD_ID_HEADER))
 
 
 def named_by(task: Any) -> DeadJob | None:

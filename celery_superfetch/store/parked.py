@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from math import inf
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ LOOKS = 200
 #: the worker that claims it waits for what is left.
 EARLY = 1000
 
-STEP = 1000  # parked jobs that one command looks through, for a task id
+STEP = 1000  # parked jobs that one command looks through, for task ids
 
 
 class Released(NamedTuple):
@@ -49,20 +49,22 @@ class Parked(Structure):
             args += [job.claim_id, due, f"{json.dumps(parse(job.payload).task_id)} {name}\n"]
         return Call("park", names, args)
 
-    def release(self, expires: Mapping[str, int], early: float = EARLY) -> Released:
-        """Move what is due within ``early`` ms to the front of its queue. ``expires``: queue list
-        -> ms of its x-expires, as far as it is known."""
+    def release(self, expires: Mapping[str, int], ahead: float = 0) -> Released:
+        """Move what is due within ``ahead`` ms to the front of its queue, and some of what is due
+        a moment later: of thousands few, since those wait in a worker's memory. ``expires``: queue
+        list -> ms of its x-expires, as far as it is known."""
         keys = self.keys
         names = [keys.parked, keys.recovered, keys.on_probation]
         prefixes = [keys.parked_of(""), keys.queue(""), keys.probation(""), keys.recoveries("")]
         known = [(name, ms) for name, ms in expires.items() if ms]
-        args = [early, BATCH, ROOM, *prefixes, *chain.from_iterable(known)]
+        args: list[Any] = [max(EARLY, ahead), BATCH, ROOM, *prefixes, *chain.from_iterable(known)]
         total = 0
         for _ in range(LOOKS):
             count, more, now, due = self.scripts.run("release", names, args)
             total += count
             if not (more and count):
                 break
+            args[0] = ahead
         return Released(total, int(now), None if due is None else float(due))
 
     def give_back(self) -> dict[str, int]:
@@ -90,21 +92,20 @@ class Parked(Structure):
 
     def call(self, task_ids: Collection[str]) -> int:
         """Have jobs go to their queues with the next ``release``, whenever they are due; how many.
-        It looks through all that are parked."""
-        count = 0
+        It looks once through all that are parked."""
+        count, wanted = 0, {json.dumps(id).encode() for id in task_ids}
+        # The server looks for one name; of many it would look through all for each.
+        start = re.sub(rb"([\\*?\[\]^])", rb"\\\1", next(iter(wanted))) if len(wanted) == 1 else b""
         for name in self.lists():
-            for id in task_ids:
-                for member in self._named(name, id):
-                    with self.client.pipeline(transaction=True) as pipe:
-                        pipe.zadd(self.keys.parked_of(name), {member: 0}, xx=True, ch=True)
-                        pipe.zadd(self.keys.parked, {name: 0})
-                        count += pipe.execute()[0]
+            key = self.keys.parked_of(name)
+            for member, _ in self.client.zscan_iter(key, start + b"*", STEP):
+                if member.partition(b"\n")[0].rpartition(b" ")[0] not in wanted:
+                    continue
+                with self.client.pipeline(transaction=True) as pipe:
+                    pipe.zadd(key, {member: 0}, xx=True, ch=True)
+                    pipe.zadd(self.keys.parked, {name: 0})
+                    count += pipe.execute()[0]
         return count
-
-    def _named(self, queue_list: str, task_id: str) -> Iterator[bytes]:
-        start = re.sub(r"([\\*?\[\]^])", r"\\\1", json.dumps(task_id))
-        rows = self.client.zscan_iter(self.keys.parked_of(queue_list), f"{start} *", STEP)
-        return (member for member, _ in rows)
 
     def purge(self, lists: Sequence[str]) -> int:
         with self.client.pipeline() as pipe:

@@ -198,8 +198,8 @@ def test_kubernetes_jobs_that_a_dead_worker_left_wake_a_fleet_at_zero(
     assert waiting() == 3, "the first trigger starts a worker"
     first = shop.start(words("shop-worker"), " ready.")
     eventually(
-        lambda: unfinished() == 2,
-        message="the second keeps it: one for the job that runs, one for all jobs with an ETA",
+        lambda: unfinished() == 1,
+        message="the second keeps it for the job that runs, and none for those that are parked",
     )
     assert waiting() == 0, "for the first there is nothing to do"
 
@@ -208,16 +208,24 @@ def test_kubernetes_jobs_that_a_dead_worker_left_wake_a_fleet_at_zero(
     nobody = 'superfetch_owners{state="running"} 0.0'
     eventually(lambda: nobody in shop.metrics().splitlines(), message="nobody is left")
     assert waiting() == 0, "the control: the queue alone would leave the fleet at zero"
-    assert unfinished() == 2, "what is in a dead worker's private list counts"
+    assert unfinished() == 1, "what is in a dead worker's private list counts"
     beat = shop.start(words("shop-beat"), "beat: Starting")
     eventually(lambda: waiting() == 1, 30, message="beat's task wakes it, too")
 
     second = shop.start(words("shop-worker"), " ready.")
     assert shop.result(job).startswith("shop@")
-    eventually(lambda: unfinished() == 1, message="jobs with an ETA keep a worker")
-    shop.stop(beat, second)
-    assert waiting() == 2, "they are on their queue again"
-    eventually(lambda: unfinished() == 0)
+    eventually(lambda: unfinished() == 0, message="jobs with an ETA keep no worker")
+    shop.stop(second)
+    for _ in range(2):
+        shop.send(0, "--countdown", "30")
+    third = shop.start(words("shop-worker"), " ready.")
+    parked = f"superfetch:parked:{told['redis']['listName']}"
+    eventually(lambda: client.zcard(parked) == 4, message="it has parked them")
+    shop.stop(third)
+    assert client.zcard(parked) == 4, "its end moves none"
+    eventually(lambda: client.zcard(parked) == 2, 60, message="beat sees to what is due")
+    assert waiting() >= 2, "and KEDA that it waits"
+    shop.stop(beat)
     shop.stop(exporter)
 
 

@@ -43,4 +43,7 @@ class Parking:
 
     @property
     def is_due(self) -> bool:
-        return self._next[0] <= self.now + EARLY
+        """Whether it is time to look: also where no heartbeat has told for longer than what others
+        park may take to be due."""
+        due, told = self._next
+        return due <= self.now + EARLY or clock() - told > WORTH_PARKING + 0.5

@@ -16,7 +16,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local due = string.format('%.0f', now + early)
 local counted = redis.call('EXISTS', flag) == 1
-redis.call('SCARD', on_probation)
+redis.call('SISMEMBER', on_probation, '')
 local function takes(key)
   local kind = redis.call('TYPE', key).ok
   return kind == 'list' or kind == 'none'
@@ -26,7 +26,7 @@ local count, more = 0, 0
 local function release(name)
   local parked, queue, probation = parked_of .. name, queue_of .. name, probation_of .. name
   -- The latest first: in front of each comes the one that is due before it.
-  local members = redis.call('ZREVRANGEBYSCORE', parked, due, '-inf', 'LIMIT', 0, most)
+  local members = redis.call('ZRANGE', parked, due, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, most)
   local left, to_queue = room, false
   for at, member in ipairs(members) do
     if left <= 0 then more = 1; break end

@@ -88,8 +88,8 @@ def test_jobs_in_flight_by_state(bench: Bench, browse: Callable[..., TestClient]
     assert "w1@host" in page
     assert Tags(page).count["tr"] == 3
     assert Tags(page).count["script"] == 1
-    for state in ("eta", "probation", "struck", EVIL):
-        assert "No job in flight is" in browser.get("/jobs", params={"state": state}).text
+    for state in ("parked", "probation", "struck", EVIL):
+        assert "No job is" in browser.get("/jobs", params={"state": state}).text
 
 
 def test_nothing_of_a_payload_is_markup_or_obeyed(

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 from celery import Celery
 
@@ -71,6 +72,14 @@ def add_tasks(app: Celery, ledger_url: str) -> None:
         while time.monotonic() < until and not book.released(job):
             time.sleep(STEP)
         book.finished(job)
+        return job
+
+    @app.task(name="shop.put_off", shared=False, bind=True)
+    def put_off(self: Any, job: str, seconds: float) -> str:
+        """Run once more, so much later."""
+        ledger().started(job)
+        if not self.request.retries:
+            raise self.retry(countdown=seconds)
         return job
 
     @app.task(name="shop.kill_child", shared=False)

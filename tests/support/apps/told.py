@@ -21,8 +21,9 @@ from support.apps.build import STEP
 from support.apps.shop import app, ledger
 
 HALF_WAY = os.environ.get("HALF_WAY")
-notice.PAUSE = 3
-telling.HELD_OFF = 3.0
+# Short, unless it is measured what the real ones cost.
+notice.PAUSE = int(os.environ.get("PAUSE", 3))
+telling.HELD_OFF = float(os.environ.get("HELD_OFF", 3))
 
 
 #: Where each process ends, and not the first alone.

@@ -124,6 +124,11 @@ def reception() -> None:
     refusing.kills = lambda *_: False
 
 
+def parking() -> None:
+    """Jobs for later wait in the memory of whoever claims them."""
+    refusing.parks = lambda message: False
+
+
 def reading() -> None:
     """Whatever fails before a job runs is its message's fault."""
     Message.is_read = property(lambda _: False, lambda *_: None)

@@ -1,0 +1,107 @@
+"""What a fleet does while the callers of many killed jobs cannot be told.
+
+    python benchmarks/notices.py [--jobs 1000] [--rounds 3]
+
+A dead worker held many jobs, and each is killed at once by whoever reaps it. The result backend
+takes connections and says nothing. From then on an ordinary job is sent every second to two workers
+of two slots each: how long the first one waits, and how long the one that waits longest in half a
+minute. Then the backend answers again: how long it takes until all callers are told.
+
+The aim: other work goes on at once, and one slot is all that the result backend costs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from compare import OURS, Table, arguments, finish, measure_all
+
+from celery_superfetch.app.notice import PAUSE
+from celery_superfetch.app.telling import HELD_OFF
+from support.apps.build import build_app
+from support.servers.ledger import LEDGER_DB, Ledger
+from support.servers.proxy import FaultProxy
+from support.servers.server import Server
+from support.waiting import eventually
+from support.workers.bench import Bench, payload
+from support.workers.worker import Worker, app_env
+
+#: What the tests' app shortens.
+REAL = {"PAUSE": str(PAUSE), "HELD_OFF": str(HELD_OFF)}
+
+PATIENCE = 900.0  # seconds after which something is wrong
+SECONDS = 30  # for which the result backend hangs
+UNANNOUNCED = "superfetch:dead:unannounced"
+
+
+def hung(jobs: int) -> tuple[float, ...]:
+    """Seconds of the first wait, of the longest, and from the answer until all are told."""
+    with (
+        Server(databases=LEDGER_DB + 1) as server,
+        FaultProxy(server.port) as proxy,
+        tempfile.TemporaryDirectory() as directory,
+    ):
+        client, ledger = server.client(), Ledger(server.url(LEDGER_DB))
+        env = app_env(
+            server.url(),
+            ledger_url=ledger.url,
+            result_url=proxy.url(),
+            options={"reap_interval": 1},
+        )
+        app = build_app({**env, "SUPERFETCH": "0", "RESULT_URL": ""})
+        workers = [
+            Worker(
+                {**env, **REAL, "KILL": "1"}, app="told", concurrency=2, directory=Path(directory)
+            )
+            for _ in range(2)
+        ]
+        for worker in workers:
+            worker.wait_ready()
+        proxy.stall()
+        bench = Bench(client)
+        pills = [payload(number, "celery", "told.pill") for number in range(jobs)]
+        bench.dead_owner(pills, "celery", lists=["celery"])
+        eventually(lambda: client.zcard("superfetch:dead") == jobs, PATIENCE)
+        sent: dict[str, float] = {}
+        for number in range(SECONDS):
+            name = f"ordinary-{number}"
+            sent[name] = time.time()
+            how: Any = {"kwargs": {"who": name}, "ignore_result": True}
+            app.send_task("told.note", **how)
+            time.sleep(1)
+        eventually(lambda: sent.keys() <= ledger.starts().keys(), PATIENCE)
+        waits = [ledger.starts()[name][0] - at for name, at in sent.items()]
+        proxy.heal()
+        begun = time.monotonic()
+        eventually(lambda: not client.exists(UNANNOUNCED), PATIENCE, every=0.5)
+        took = time.monotonic() - begun
+        for worker in workers:
+            worker.term()
+            worker.wait_exit(PATIENCE)
+        return waits[0], max(waits), took
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__ or "", rounds=3)
+    parser.add_argument("--jobs", type=int, default=1000, help="killed at once")
+    args = parser.parse_args(argv)
+    tables = [
+        Table("The first other job waits", "s", more=False),
+        Table("Of one a second, the longest wait", "s", more=False),
+        Table("From the result backend's answer until all are told", "s", more=False),
+    ]
+    print(tables[0].heading)
+    measure_all(
+        tables, f"{args.jobs:,} killed at once", args.rounds, {OURS: lambda: hung(args.jobs)}
+    )
+    for table in tables[1:]:
+        table.show()
+    finish(args, tables)
+
+
+if __name__ == "__main__":
+    main()
