@@ -17,7 +17,7 @@ what happened between the first answer of less than all and the last of more tha
 A command is what a worker sends, a script is one. A send is one command or one pipeline, which
 makes it a round trip unless it blocks. The workers' processes count both themselves (the server
 would count what scripts call). What they send besides, such as heartbeats, is part of it: a few in
-thousands.
+thousands. A call is what the server executes, within scripts too, and one for the producer's LPUSH.
 
 RQ is another kind of thing, for reference: it forks no pool and fetches one job at a time
 (`SimpleWorker`), so it stands beside solo.
@@ -65,6 +65,8 @@ RQ = "RQ SimpleWorker"
 POOLS = {"prefork": 2, "threads": 8, "solo": 1, "gevent": 8}
 #: Seconds between two looks at the server.
 LOOK = 0.1
+#: What the looks themselves call.
+LOOKS = {f"cmdstat_{name}" for name in ("info", "llen", "hlen", "hkeys", "keys", "type", "zcard")}
 #: Seconds without any job settled after which something is wrong.
 PATIENCE = 30
 #: RQ runs a tenth as many jobs a second, and is given fewer.
@@ -88,6 +90,8 @@ class Look(NamedTuple):
     #: Of these, what Celery's main process sent.
     main_commands: int
     main_sends: int
+    #: What the server has executed, but for these looks.
+    calls: int
 
     def per_job(self, since: Look) -> tuple[float, ...]:
         """A value for each of ``tables``."""
@@ -100,6 +104,7 @@ class Look(NamedTuple):
             (self.main_sends - since.main_sends) / jobs,
             (self.server - since.server) / jobs * 1e6,
             (self.worker - since.worker) / jobs * 1e6,
+            (self.calls - since.calls) / jobs + 1,
         )
 
 
@@ -112,6 +117,7 @@ def tables(skipped: dict[str, str]) -> list[Table]:
         ("sends of the main process", "per job"),
         ("the server's CPU", "us per job"),
         ("the worker's CPU", "us per job"),
+        ("the server's calls", "executed per job"),
     )
     first = Table(title, "jobs/s", skipped=skipped)
     return [first, *(Table(f"{title}: {name}", unit, more=False) for name, unit in cheap)]
@@ -183,11 +189,16 @@ def left(client: Any, contender: str, prefix: str = "") -> int:
         elif contender in (OURS, BEFORE):
             pipe.llen(prefix + NAME)
             for name in client.keys(f"{prefix}superfetch:private:*"):
-                pipe.llen(name)
+                (pipe.hkeys if client.type(name) == b"hash" else pipe.llen)(name)
         else:
             pipe.llen(f"rq:queue:{NAME}").llen(f"rq:queue:{NAME}:intermediate")
             pipe.zcard(f"rq:wip:{NAME}")
-        return sum(pipe.execute())
+        sizes = pipe.execute()
+    # A private list has the claims, and a record of each that runs.
+    return sum(
+        size if isinstance(size, int) else sum(not key.startswith(b"r") for key in size)
+        for size in sizes
+    )
 
 
 class Drain:
@@ -275,6 +286,8 @@ class Drain:
     def look(self, remaining: int) -> Look:
         at = time.monotonic()
         cpu = self.client.info("cpu")
+        stats = self.client.info("commandstats").items()
+        calls = sum(row["calls"] for name, row in stats if name not in LOOKS)
         spent = self.counts.read()
         main = spent.get(self.worker.pid, (0, 0))
         return Look(
@@ -285,6 +298,7 @@ class Drain:
             sum(commands for commands, _ in spent.values()),
             sum(sends for _, sends in spent.values()),
             *main,
+            calls,
         )
 
     def worker_cpu(self) -> float:
