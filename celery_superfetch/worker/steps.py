@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from heapq import heapify
 from typing import Any
 
 from celery import bootsteps, signals
 from celery.utils.log import get_logger
-from celery.worker.request import Request
 from kombu.utils import functional
 from redis.exceptions import RedisError
 
@@ -158,7 +156,6 @@ class Guarded(bootsteps.StartStopStep):
         channel = consumer.connection.default_channel
         channel.reception = reception
         membership = channel.membership
-        _forget_scheduled(consumer.timer)
         is_new = not membership.owner
         # Before "ready", so that the first job waits for none of it.
         channel.fetch.join({})
@@ -179,20 +176,6 @@ class Guarded(bootsteps.StartStopStep):
                 "on" if conf.task_acks_late else "off",
                 "on" if conf.task_reject_on_worker_lost else "off",
             )
-
-
-def _forget_scheduled(timer: Any) -> None:
-    """Let go of jobs that waited for their time when the connection was lost: they went back. At
-    best Celery cancels them, but kombu's timer keeps each: `inspect scheduled` shows them twice."""
-    queue = getattr(timer, "_queue", None)
-    if not isinstance(queue, list):  # gevent's has a greenlet for each
-        return
-    for _, _, entry in queue:
-        if any(isinstance(arg, Request) for arg in entry.args):
-            entry.cancel()
-            entry.args = ()  # the request knows its entry: that would take a collector to end
-    queue[:] = [one for one in queue if not one.entry.cancelled]
-    heapify(queue)
 
 
 def _first_pass(app: Any, membership: Membership) -> None:

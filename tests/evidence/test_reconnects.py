@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import redis
-from celery import Celery
 
+from support.servers.database import Database
 from support.servers.faults import kill_connections
 from support.servers.ledger import LEDGER_DB, Ledger
 from support.servers.server import ExternalServer, Server
@@ -120,28 +120,21 @@ def test_the_control_a_leak_of_each_kind_is_seen(
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_what_waits_for_its_time_is_scheduled_once_after_a_lost_connection(
+def test_what_waits_for_its_time_when_the_connection_is_lost_runs_once(
     worker: Callable[..., Worker],
     shop: SimpleNamespace,
-    app: Celery,
     client: redis.Redis,
     ledger: Ledger,
     pool: str,
 ) -> None:
-    """C3. Celery keeps those of the lost connection, too, until their time comes: its monitors
-    show both, and 30,000 of them cost each run of the garbage collector half a second, in which
-    the heart is not heard."""
+    """Celery keeps those of the lost connection, too, until their time comes."""
+    one = worker(pool=pool, concurrency=1)
     names = ["one", "two", "three"]
     for name in names:
-        shop.note.apply_async((name,), countdown=3600)
-    worker(pool=pool, concurrency=1)
-
-    def scheduled() -> list[str]:
-        answers = app.control.inspect(limit=1).scheduled() or {}
-        return sorted(row["request"]["args"][0] for rows in answers.values() for row in rows)
-
-    eventually(lambda: scheduled() == sorted(names))
+        shop.note.apply_async((name,), countdown=4)  # from 5 s on they are parked
+    eventually(lambda: one.log().count("received") == 3)
     kill_connections(client)
-    shop.note.delay("back")
-    eventually(lambda: "back" in ledger.finishes())
-    eventually(lambda: scheduled() == sorted(names))
+    eventually(lambda: one.log().count("received") == 6, message="they came anew")
+    eventually(lambda: len(ledger.finishes()) == 3)
+    eventually(lambda: not Database(client).private_lists())
+    assert ledger.runs() == dict.fromkeys(names, 1)
