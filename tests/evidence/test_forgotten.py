@@ -59,7 +59,7 @@ def test_what_waits_in_a_forgotten_worker_runs_all_the_same(
     worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, pool: str
 ) -> None:
     """One runs, three wait for a slot in Celery, one waits for its time."""
-    worker(pool=pool, concurrency=1, options=ALONE)
+    worker(pool=pool, concurrency=1, options=ALONE, args=["--prefetch-multiplier=8"])
     shop.hold.delay("running")
     eventually(lambda: ledger.starts())
     shop.note.apply_async(("late",), countdown=4)  # from 5 s on it is parked
