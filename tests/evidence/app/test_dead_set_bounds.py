@@ -28,7 +28,7 @@ def bench(own: redis.Redis) -> Bench:
     bench = Bench(own)
     bench.give("elsewhere|1|nonce", "mail", [payload(f"id-{n}") for n in range(JOBS)])
     for _ in range(JOBS):
-        job = bench.lists.in_flight("elsewhere|1|nonce", "mail", 1)[0]
+        job = bench.held("elsewhere|1|nonce")[0]
         bench.run(bench.dead_set.kill(bench.recovery(job), marked=False, notice=b""))
     assert len(bench.dead_set) == JOBS
     return bench

@@ -59,17 +59,8 @@ def lost_acks() -> None:
 
 
 def forgotten_names() -> None:
-    """What came under a name that the server has forgotten since is dropped."""
-    requeue = InFlight.requeue
-
-    def of_this_name(self: InFlight, jobs: Any, where: str = "front") -> None:
-        jobs = list(jobs)
-        for job in jobs:
-            if self.certificate.is_past(job.owner):
-                self.drop(job)
-        requeue(self, jobs, where)
-
-    InFlight.requeue = of_this_name
+    """What landed under a name that the server has forgotten since is left there."""
+    membership.Membership.unland = lambda self, owner, lists: None
 
 
 def running() -> None:

@@ -109,22 +109,25 @@ class Database:
 
     def _claims(self) -> dict[str, dict[bytes, bytes]]:
         """Owner -> its private list, and what landed, as of one moment: jobs move in one."""
+        # In a cluster, where a transaction names no pattern, by one look before and one after.
+        clustered = isinstance(self.client, redis.RedisCluster)
         while True:
             names = self.private_lists()
-            with self.client.pipeline(transaction=True) as pipe:
+            with self.client.pipeline(transaction=not clustered) as pipe:
                 for name in names:
                     landing = name.startswith(f"{OWN}landing:")
                     (pipe.lrange if landing else pipe.hgetall)(
                         self.prefix + name, *([0, -1] if landing else [])
                     )
-                for kind in ("private", "landing"):
+                for kind in () if clustered else ("private", "landing"):
                     pipe.keys(f"{self.prefix}{OWN}{kind}:*")
-                *contents, private, landings = pipe.execute()
-            now = sorted(key.decode().removeprefix(self.prefix) for key in (*private, *landings))
-            if now == names:
+                contents = pipe.execute()
+            keys = [] if clustered else [key.decode() for found in contents[-2:] for key in found]
+            now = sorted(key.removeprefix(self.prefix) for key in keys)
+            if (self.private_lists() if clustered else now) == names:
                 break
         found: dict[str, dict[bytes, bytes]] = {}
-        for name, content in zip(names, contents, strict=True):
+        for name, content in zip(names, contents, strict=False):
             owner, _, queue_list = name.removeprefix(OWN).partition(":")[2].partition(":")
             if isinstance(content, list):  # behind those that have a name
                 ids = (f"~{number:04}:{queue_list}".encode() for number in range(len(content)))

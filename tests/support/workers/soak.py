@@ -171,6 +171,7 @@ class Soak:
         def at_rest() -> bool:
             assert not self.db.length(), f"{self.db.length()} jobs wait"
             assert not self.db.held(), self.db.held()
+            assert not self.db.parked(), self.db.parked()
             return True
 
         with contextlib.suppress(AssertionError):  # the report names what is lost
