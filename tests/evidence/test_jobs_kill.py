@@ -17,6 +17,7 @@ from support.servers.faults import script
 from support.servers.ledger import Ledger
 from support.servers.proxy import FaultProxy
 from support.waiting import eventually
+from support.workers.bench import Bench
 from support.workers.cli import Result, superfetch_command
 from support.workers.worker import process_env
 
@@ -155,6 +156,19 @@ def test_a_job_whose_kill_was_not_answered_does_not_run_beside_its_death(
         eventually(lambda: set(expected) <= set(ledger.finishes()))
         eventually(lambda: not db.held())
         assert ledger.runs() == expected
+
+
+def test_the_control_a_job_that_is_moved_from_outside_runs_all_the_same(
+    busy: Any, bench: Bench, ledger: Ledger, db: Database
+) -> None:
+    here = busy("threads")
+    [owner] = db.owners()
+    held = bench.lists.in_flight(owner, "celery")
+    [job] = [job for job in held if here.first.id in str(job.payload)]
+    bench.run(bench.dead_set.kill(bench.recovery(job), marked=False, notice=b""))
+    ledger.release()
+    eventually(lambda: ledger.finishes().get("first"))
+    eventually(lambda: not db.held())
 
 
 def test_threads_cannot_be_ended(busy: Any, cli: Any, db: Database) -> None:
