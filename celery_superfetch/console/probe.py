@@ -11,17 +11,32 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from redis.exceptions import RedisError
+
+from ..inspector import Inspector
+from ..model.arguments import printable
+from ..model.process import ProcessImage
+from ..model.verdict import Reason
+from ..model.words import span
+from .health import Finding, findings, told
+from .overview import overview_of, state_of
 
 if TYPE_CHECKING:
     from celery import Celery
-
-    from .check import Answer
 
 WORDS = "OK", "WARNING", "CRITICAL"
 
 #: Findings named in the line; the document has them all.
 NAMED = 3
+
+
+class Answer(NamedTuple):
+    """What was found, and in a few words what was looked at."""
+
+    findings: list[Finding]
+    told: list[str]
 
 
 def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
@@ -31,9 +46,6 @@ def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
         argv: words of the command line; None for those of the process.
         app: whose broker is asked; None: ``--broker`` names it.
     """
-    from .check import Answer
-    from .health import Finding
-
     options = _parser(app).parse_args(argv)
     found, why = list[Answer](), f"no answer within {options.timeout:g} s"
 
@@ -51,19 +63,17 @@ def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
     if not found:
         text, fix = f"the broker cannot be asked: {why}", "see whether it runs"
         found.append(Answer([Finding("critical", "unreachable", text, fix)], []))
-    findings, told = found[0]
-    bad = [one for one in findings if one.level != "note"]
+    answer = found[0]
+    bad = [one for one in answer.findings if one.level != "note"]
     code = 2 if any(one.level == "critical" for one in bad) else int(bool(bad))
-    text = "; ".join(one.text for one in bad[:NAMED]) or ", ".join(told)
+    text = "; ".join(one.text for one in bad[:NAMED]) or ", ".join(answer.told)
     more = f" (and {len(bad) - NAMED} more)" if len(bad) > NAMED else ""
     line = f"{WORDS[code]}: {text}{more}"
     if options.as_json:
-        rows = [one._asdict() for one in findings]
-        document = {"status": WORDS[code], "code": code, "text": line, "told": told}
+        rows = [one._asdict() for one in answer.findings]
+        document = {"status": WORDS[code], "code": code, "text": line, "told": answer.told}
         print(json.dumps({**document, "findings": rows}, indent=2))
     else:
-        from ..model.arguments import printable
-
         print(" ".join(printable(line).split()))
     return code
 
@@ -105,14 +115,9 @@ def _parser(app: Celery | None) -> argparse.ArgumentParser:
 
 
 def _ask(options: argparse.Namespace, app: Celery | None) -> Answer:
-    from ..inspector import Inspector
-    from .check import check
-
     if app is not None:
         with Inspector.of(app, timeout=options.timeout) as inspector:
-            return check(inspector, options.this_host, options.node)
-    from redis.exceptions import RedisError
-
+            return _check(inspector, options.this_host, options.node)
     urls = list(filter(None, options.broker.split(";")))
     if options.broker.startswith("sentinel:"):
         urls = [options.broker]
@@ -120,9 +125,33 @@ def _ask(options: argparse.Namespace, app: Celery | None) -> Answer:
     def ask(url: str) -> Answer:
         timeout = options.timeout / len(urls)
         with Inspector.at(url, options.master, options.prefix, timeout) as inspector:
-            return check(inspector, options.this_host, options.node)
+            return _check(inspector, options.this_host, options.node)
 
     for url in urls[:-1]:  # whichever is the primary; of a cluster, whoever can be reached
         with suppress(RedisError):
             return ask(url)
     return ask(urls[-1])
+
+
+def _check(inspector: Inspector, this_host: bool, node: str) -> Answer:
+    """Whether a worker of this host, or the one of this name, is well: one of them, since a probe's
+    pod may just be replaced. With neither, whether all is, as `status` has it."""
+    if not (this_host or node):
+        overview = overview_of(inspector)
+        return Answer(findings(overview), told(overview))
+    host = ProcessImage.current().host if this_host else ""
+    troubles = []
+    for facts, age, verdict in inspector.near(host):
+        if node not in ("", facts.node):
+            continue
+        limit, name = facts.owner_ttl, facts.node or facts.owner
+        if not verdict.dead and age <= limit:
+            state = state_of(facts, age)
+            return Answer([], [f"worker {name} was heard {span(age)} ago, its state is {state}"])
+        why = [f"more than {span(limit)}"] if age > limit else []
+        why += [verdict.value] if verdict.dead or verdict is Reason.RUNNING_SILENT else []
+        troubles.append(f"worker {name} was not heard for {span(age)} ({'; '.join(why)})")
+    whom = " ".join(filter(None, (node, host and f"of host {host}")))
+    text = "; ".join(troubles) or f"no worker {whom} is registered"
+    fix = "see what its main thread does, or restart it"
+    return Answer([Finding("critical", "not-heard", text, fix)], [])

@@ -8,7 +8,6 @@ from typing import Any
 
 from celery import bootsteps, signals
 from celery.utils.log import get_logger
-from celery.worker.request import Request
 from kombu.utils import functional
 from redis.exceptions import RedisError
 
@@ -149,7 +148,6 @@ class Guarded(bootsteps.StartStopStep):
         channel = consumer.connection.default_channel
         channel.reception = reception
         membership = channel.membership
-        _cancel_scheduled(consumer.timer)
         is_new = not membership.owner
         # Before "ready", so that the first job waits for none of it.
         channel.fetch.join({})
@@ -170,15 +168,6 @@ class Guarded(bootsteps.StartStopStep):
                 "on" if conf.task_acks_late else "off",
                 "on" if conf.task_reject_on_worker_lost else "off",
             )
-
-
-def _cancel_scheduled(timer: Any) -> None:
-    """Cancel jobs that waited for their time when the connection was lost: they went back. Celery
-    5.6 does not, and each that comes all the same takes one off the new connection's prefetch."""
-    queue = getattr(timer, "_queue", None)
-    for row in list(queue) if isinstance(queue, list) else ():  # gevent's has greenlets
-        if any(isinstance(arg, Request) for arg in row.entry.args):
-            row.entry.cancel()
 
 
 def _first_pass(app: Any, membership: Membership) -> None:

@@ -17,22 +17,23 @@ BUSY = {"reap_interval": 1, "heartbeat_interval": 0.2}
 
 
 def a_child_is_lost(worker: Any, app: Celery, bench: Bench, without: str = "") -> None:
-    """While the jobs of a dead neighbour are recovered."""
+    """While jobs of a dead neighbour are taken back, in another thread."""
     worker(
         app="forking",
         concurrency=1,
+        args=["-E"],
         options={**BUSY, "strike_limit": 1},
         env={"HOLDS": "1", "WITHOUT": without},
     )
-    bench.dead_owner([payload("a"), payload("b")], "celery", lists=["celery"])
     app.send_task("shop.kill_child", ("pill",))
     app.send_task("forking.publish", ("innocent",))
+    bench.dead_owner([payload("orphan", "celery", "shop.add")], "celery", lists=["celery"])
 
 
 def test_a_new_child_publishes_whatever_its_parent_was_about(
     worker: Any, app: Celery, bench: Bench, ledger: Ledger
 ) -> None:
-    """A6: a receiver hears of a job, in another thread, while a child is replaced."""
+    """A6: receivers of `job_recovered` are told, in another thread, while its child is replaced."""
     a_child_is_lost(worker, app, bench)
     eventually(lambda: "innocent" in ledger.finishes(), message="the new child publishes")
 

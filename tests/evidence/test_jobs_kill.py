@@ -17,12 +17,12 @@ from support.servers.faults import script
 from support.servers.ledger import Ledger
 from support.servers.proxy import FaultProxy
 from support.waiting import eventually
+from support.workers.bench import Bench
 from support.workers.cli import Result, superfetch_command
 from support.workers.worker import process_env
 
 #: No pass and no heartbeat helps.
 ALONE = {"reap_interval": 3600}
-LIMITED = {"task_annotations": {"shop.note": {"rate_limit": "1/h"}}}
 POOLS = ["prefork", "threads", "gevent"]
 
 
@@ -56,29 +56,35 @@ def test_what_is_not_meant_is_refused_with_what_to_do(
     begin = here.runs.id[:8]
     later = shop.note.apply_async(("later",), countdown=3600, task_id=f"{begin}-later")
     eventually(lambda: states(cli).get(later.id) == "parked", every=0.1)
+    assert "revoke it" in cli("jobs", "kill", "--yes", later.id, code=1).err
     assert "no such job" in cli("jobs", "kill", "--yes", "nonsense", code=1).err
     assert "fits 2 jobs" in cli("jobs", "kill", "--yes", begin, code=1).err
     assert "and end what runs" in cli("jobs", "kill", here.runs.id, code=1).err
-    assert "revoke it" in cli("jobs", "kill", "--yes", later.id, code=1).err
     assert sorted(states(cli).values()) == ["parked", "reserved", "reserved", "running"]
     assert not db.dead()
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_killed_job_is_in_the_dead_set_and_does_not_run(
-    busy: Any, cli: Any, shop: Any, make_app: Any, ledger: Ledger, db: Database, pool: str
+    busy: Any, cli: Any, make_app: Any, ledger: Ledger, db: Database, pool: str
 ) -> None:
     here = busy(pool)
     assert "Aborted" in cli("jobs", "kill", here.first.id, code=1).err
-    told = cli("jobs", "kill", "--yes", "--json", here.first.id).json()
-    assert [job["id"] for job in told["killed"]] == [here.first.id]
-    assert [dead["reason"] for dead in db.dead()] == ["killed by an operator"]
+    told = cli("jobs", "kill", "--yes", "--json", here.first.id, here.second.id).json()
+    assert {job["id"] for job in told["killed"]} == {here.first.id, here.second.id}
+    assert {dead["reason"] for dead in db.dead()} == {"killed by an operator"}
+    found = states(cli)  # with their notices, which wait for a slot
+    assert found.pop(here.runs.id) == "running"
+    assert {*found.values()} == {"reserved"}
+    assert found.keys().isdisjoint({here.first.id, here.second.id})
     # The same bytes come back to the worker in whose line the empty request still is.
     cli("dead", "retry", here.first.id)
     ledger.release()
-    eventually(lambda: {"runs", "second", "first"} <= set(ledger.finishes()))
-    assert ledger.runs() == {"runs": 1, "first": 1, "second": 1}
-    eventually(lambda: not db.held())
+    eventually(lambda: {"runs", "first"} <= set(ledger.finishes()))
+    with pytest.raises(PoisonPill, match="killed by an operator"):
+        here.second.get(timeout=20)
+    assert ledger.runs() == {"runs": 1, "first": 1}
+    eventually(lambda: not db.private_lists())
     assert make_app().AsyncResult(here.first.id).get(timeout=20) == "first"
 
 
@@ -157,6 +163,19 @@ def test_a_job_whose_kill_was_not_answered_does_not_run_beside_its_death(
         assert ledger.runs() == expected
 
 
+def test_the_control_a_job_that_is_moved_from_outside_runs_all_the_same(
+    busy: Any, bench: Bench, ledger: Ledger, db: Database
+) -> None:
+    here = busy("threads")
+    [owner] = db.owners()
+    held = bench.lists.in_flight(owner, "celery")
+    [job] = [job for job in held if here.first.id in str(job.payload)]
+    bench.run(bench.dead_set.kill(bench.recovery(job), marked=False, notice=b""))
+    ledger.release()
+    eventually(lambda: ledger.finishes().get("first"))
+    eventually(lambda: not db.held())
+
+
 def test_threads_cannot_be_ended(busy: Any, cli: Any, db: Database) -> None:
     here = busy("threads")
     said = cli("jobs", "kill", "--yes", here.runs.id, code=1).err
@@ -180,7 +199,8 @@ def test_a_solo_worker_does_not_answer_while_it_runs_and_leaves_it_undone(
 def test_what_waits_for_its_rate_limit_is_in_no_line_and_may_be_killed(
     worker: Any, cli: Any, shop: Any, ledger: Ledger, db: Database
 ) -> None:
-    worker(options=ALONE, conf=LIMITED)
+    limited = {"task_annotations": {"shop.note": {"rate_limit": "1/h"}}}
+    worker(options=ALONE, conf=limited)
     shop.note.delay("first")
     eventually(lambda: ledger.finishes().get("first"))
     second = shop.note.delay("second")
@@ -192,18 +212,19 @@ def test_what_waits_for_its_rate_limit_is_in_no_line_and_may_be_killed(
 
 
 def test_a_worker_of_another_app_may_have_the_same_name(
-    worker: Any, cli: Any, shop: Any, ledger: Ledger, db: Database
+    worker: Any, cli: Any, shop: Any, db: Database
 ) -> None:
     """It answers, too, that the job is none of its: as often as not first."""
-    worker(name="same", options=ALONE, conf={**LIMITED, "worker_prefetch_multiplier": 8})
+    conf = {"worker_prefetch_multiplier": 4}
+    worker(name="same", options=ALONE, conf=conf)
     worker(name="same", app="builder", queues=["new"])
-    shop.note.delay("first")
-    eventually(lambda: ledger.finishes().get("first"))
-    others = [shop.note.delay(str(n)) for n in range(6)]
-    eventually(lambda: [*states(cli).values()] == ["reserved"] * len(others), every=0.1)
-    for job in others:
+    for number in range(2):
+        shop.hold.delay(f"runs {number}")
+    later = [shop.note.delay(str(n)) for n in range(6)]
+    eventually(lambda: len(states(cli)) == len(later) + 2, every=0.1)
+    for job in later:
         assert "Killed" in cli("jobs", "kill", "--yes", job.id).out
-    assert len(db.dead()) == len(others)
+    assert len(db.dead()) == len(later)
 
 
 def test_an_empty_id_is_not_that_of_the_only_job(

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import redis
-from celery import Celery
 
 from support.servers.database import Database
 from support.servers.faults import kill_connections
@@ -121,29 +120,21 @@ def test_the_control_a_leak_of_each_kind_is_seen(
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_what_waits_for_its_time_comes_once_after_a_lost_connection(
+def test_what_waits_for_its_time_when_the_connection_is_lost_runs_once(
     worker: Callable[..., Worker],
     shop: SimpleNamespace,
-    app: Celery,
     client: redis.Redis,
     ledger: Ledger,
-    db: Database,
     pool: str,
 ) -> None:
-    """Of the lost connection Celery 5.6 lets them come as well: to no run, but the prefetch of the
-    new one was less by each of them."""
-    worker(pool=pool, concurrency=1)
-
-    def prefetch() -> int:
-        [told] = (app.control.inspect(limit=1).stats() or {"": {}}).values()
-        return int(told.get("prefetch_count", 0))
-
-    before = eventually(prefetch)
+    """Celery keeps those of the lost connection, too, until their time comes."""
+    one = worker(pool=pool, concurrency=1)
     names = ["one", "two", "three"]
     for name in names:
-        shop.note.apply_async((name,), countdown=4.5)  # too soon to be parked
-    eventually(lambda: sum(map(len, db.held().values())) == len(names))
+        shop.note.apply_async((name,), countdown=4)  # from 5 s on they are parked
+    eventually(lambda: one.log().count("received") == 3)
     kill_connections(client)
-    eventually(lambda: sorted(ledger.finishes()) == sorted(names))
-    eventually(lambda: prefetch() == before)
+    eventually(lambda: one.log().count("received") == 6, message="they came anew")
+    eventually(lambda: len(ledger.finishes()) == 3)
+    eventually(lambda: not Database(client).private_lists())
     assert ledger.runs() == dict.fromkeys(names, 1)

@@ -189,7 +189,6 @@ celery
     give jobs back at once: apps.worker:_shutdown_handler~worker_
     set an app's defaults: utils.collections:ConfigurationView._to_keys(key)
 kombu
-    forget what waited at a lost connection: asynchronous.timer:Timer._queue
     connect from the app's own pool: connection:Connection._info(resolve=)
     let greenlets run while it waits for the broker: utils.functional:sleep
 """)

@@ -27,10 +27,10 @@ MANY = 1000
 @click.option("--wide", is_flag=True, help="Show all columns, each job on one line.")
 @in_session
 def jobs(session: Session, limit: int, wide: bool, **which: Any) -> None:
-    """List jobs in flight by their workers, parked ones, and those on probation.
+    """List jobs in flight, parked ones (they wait for their time), and those on probation.
 
-    Parked jobs wait for their time. Without a command it only reads. ID is a job's Celery task id
-    or its digest, or the start of either.
+    Without a command it only reads. ID is a job's Celery task id or its digest, or the start of
+    either.
     """
     from ..jobs import Look, Which
     from .jobs_table import print_jobs

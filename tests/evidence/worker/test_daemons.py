@@ -1,4 +1,4 @@
-"""Workers that restart themselves, and those that `celery multi` sends to the background."""
+"""Workers that `celery multi` sends to the background."""
 
 from __future__ import annotations
 
@@ -14,35 +14,8 @@ import pytest
 
 from support.servers.database import Database
 from support.servers.ledger import Ledger
-from support.waiting import always, eventually
-from support.workers.worker import SCRIPT, Worker, process_env
-
-
-def test_hup_restarts_a_worker_and_loses_nothing(
-    worker: Callable[..., Worker], shop: Any, ledger: Ledger, client: Any
-) -> None:
-    database = Database(client)
-    process = worker(concurrency=1, args=["--prefetch-multiplier=4"], program=[SCRIPT])
-    running = shop.hold.delay("running")
-    for number in range(6):
-        shop.note.delay(f"n{number}")
-    eventually(lambda: "running" in ledger.starts())
-    [old] = database.owners()
-    process.hup()
-    process.wait_log("Restarting celery worker")
-    always(lambda: "running" not in ledger.finishes(), 0.3, message="it is not cut short")
-    ledger.release("running")
-    jobs = {"running", *(f"n{number}" for number in range(6))}
-    eventually(lambda: set(ledger.finishes()) == jobs)
-    assert ledger.runs() == dict.fromkeys(jobs, 1)
-    eventually(lambda: database.owners() and old not in database.owners())
-    [new] = database.owners()
-    assert new.split("|")[:2] == old.split("|")[:2], "the same process"
-    assert running.id
-    process.term()
-    process.wait_exit()
-    assert database.private_lists() == []
-    assert database.owners() == []
+from support.waiting import eventually
+from support.workers.worker import process_env
 
 
 @pytest.fixture

@@ -57,12 +57,21 @@ def test_every_kind_of_redis_url_is_served(make: Make, url: str) -> None:
             assert ours(connection)
 
 
-def test_another_app_in_the_process_stays_stock(make: Make) -> None:
+@pytest.mark.parametrize(
+    ("urls", "stock"),
+    [
+        (FIRST, redis.Transport),
+        (f"{FIRST};{SECOND}", redis.Transport),
+        (SENTINELS, redis.SentinelTransport),
+    ],
+)
+def test_another_app_in_the_process_stays_stock(make: Make, urls: str, stock: type) -> None:
     make(FIRST)
-    with make(FIRST, install=False).connection() as connection:
-        assert type(connection.transport) is redis.Transport
-    with kombu.Connection(FIRST) as connection:
-        assert type(connection.transport) is redis.Transport
+    for connection in (make(urls, install=False).connection(), kombu.Connection(urls)):
+        with connection:
+            assert type(connection.transport) is stock
+            connection.maybe_switch_next()
+            assert type(connection.transport) is stock
 
 
 def test_an_app_whose_amqp_was_used_before_install_is_served(make: Make) -> None:
@@ -114,12 +123,6 @@ def test_a_failover_list_keeps_our_transport(make: Make, urls: Any) -> None:
         assert connection.hostname == "second"
 
 
-def test_a_failover_list_of_a_stock_app_stays_stock(make: Make) -> None:
-    with make(f"{FIRST};{SECOND}", install=False).connection() as connection:
-        connection.maybe_switch_next()
-        assert type(connection.transport) is redis.Transport
-
-
 def test_clones_keep_our_transport_and_its_options(make: Make) -> None:
     """Celery's heartbeat thread and pools clone; a clone may be switched as well."""
     app = make(f"{FIRST};{SECOND}", broker_transport_options={"owner_ttl": 44})
@@ -132,9 +135,15 @@ def test_clones_keep_our_transport_and_its_options(make: Make) -> None:
             assert ours(another)
 
 
-def test_the_named_transport_needs_no_install_and_survives_a_switch(make: Make) -> None:
-    app = make(f"{FIRST};{SECOND}", install=False, broker_transport="celery_superfetch:Transport")
-    with app.connection() as connection:
+@pytest.mark.parametrize(
+    ("urls", "name"), [(f"{FIRST};{SECOND}", "Transport"), (SENTINELS, "SentinelTransport")]
+)
+def test_a_transport_that_is_named_needs_no_install_and_survives_a_switch(
+    make: Make, urls: str, name: str
+) -> None:
+    options = {"master_name": "shop"} if name.startswith("Sentinel") else {}
+    conf = {"broker_transport": f"celery_superfetch:{name}", "broker_transport_options": options}
+    with make(urls, install=False, **conf).connection() as connection:
         assert ours(connection)
         connection.maybe_switch_next()
         assert ours(connection)
@@ -193,11 +202,6 @@ def test_sentinels_are_served_whichever_is_current(make: Make) -> None:
                 assert isinstance(clone.transport, celery_superfetch.SentinelTransport)
 
 
-def test_sentinels_stay_stock_in_a_stock_app(make: Make) -> None:
-    with make(SENTINELS, install=False).connection() as connection:
-        assert type(connection.transport) is redis.SentinelTransport
-
-
 def test_sentinels_without_the_name_of_a_primary_are_refused_by_name(make: Make) -> None:
     connection = make(SENTINELS).connection()
     with pytest.raises(ConfigError, match="master_name"):
@@ -208,19 +212,6 @@ def test_an_unknown_option_for_sentinels_is_refused_with_the_nearest(make: Make)
     app = make(SENTINELS, broker_transport_options={"mastername": "shop"})
     with pytest.raises(ConfigError, match="did you mean 'master_name'"):
         app.connection().transport  # noqa: B018
-
-
-def test_a_sentinel_transport_that_is_named_needs_no_install(make: Make) -> None:
-    app = make(
-        SENTINELS,
-        install=False,
-        broker_transport="celery_superfetch:SentinelTransport",
-        broker_transport_options={"master_name": "shop"},
-    )
-    with app.connection() as connection:
-        assert ours(connection)
-        connection.maybe_switch_next()
-        assert ours(connection)
 
 
 def test_another_broker_works_as_ever_and_is_warned_of(
