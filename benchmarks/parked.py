@@ -1,13 +1,19 @@
 """What jobs for later cost a worker, and how punctual they are.
 
-    python benchmarks/parked.py [--jobs 100000] [--due 10000] [--rounds 3]
+    python benchmarks/parked.py [--jobs 100000] [--crowd 20000] [--due 10000] [--rounds 3]
 
 A prefork worker on a server of its own is sent many jobs that are due in a day, and is stopped by
 TERM: its memory beyond that of one without jobs, how long it takes to end, and how many jobs that
-moves. Then many jobs are due in the same second, for two workers: how much later the first and the
-last of them start, and how many were early.
+moves.
 
-The aim: the worker's memory and its end are as without these jobs, none moves, and none is early.
+Others stand in front of ten ordinary jobs, and a worker whose main process takes more than so much
+memory is killed, and started again: how many of the ten have run within a minute, and the deaths.
+
+Many jobs are due in the same second, for two workers: how much later the first and the last of them
+start, and how many were early.
+
+The aim: the worker's memory and its end are as without these jobs, none moves, and none is early;
+the ten run, and nobody dies.
 """
 
 from __future__ import annotations
@@ -32,6 +38,8 @@ from support.workers.worker import Worker, app_env
 
 PATIENCE = 900.0  # seconds after which something is wrong
 DAY = 86400
+LIMIT = 130  # MB
+ORDINARY = [f"ordinary-{number}" for number in range(10)]
 SOON = 30.0  # seconds in which all jobs that are due at once are parked, or taken
 
 
@@ -86,6 +94,26 @@ def backlog(contender: str, jobs: int) -> tuple[float, ...]:
         return memory, took, float(moved)
 
 
+def crowded(contender: str, jobs: int) -> tuple[float, ...]:
+    """How many of ten ordinary jobs ran within a minute, and how many deaths that cost."""
+    with Server(databases=LEDGER_DB + 1) as server, tempfile.TemporaryDirectory() as directory:
+        place = Place(server, contender, directory)
+        place.send(jobs, datetime.now(timezone.utc) + timedelta(seconds=DAY))
+        for name in ORDINARY:
+            place.app.tasks["shop.note"].apply_async((name,))
+        worker, deaths, until = place.worker(), 0, time.monotonic() + 60
+        while time.monotonic() < until and not {*ORDINARY} <= place.ledger.finishes().keys():
+            if worker.alive() and psutil.Process(worker.pid).memory_info().rss > LIMIT * 2**20:
+                worker.kill9_all()
+                worker.wait_gone()
+                worker, deaths = place.worker(), deaths + 1
+            time.sleep(0.05)
+        ran = len({*ORDINARY} & place.ledger.finishes().keys())
+        worker.kill9_all()
+        worker.wait_gone()
+        return float(ran), float(deaths)
+
+
 def at_once(contender: str, jobs: int) -> tuple[float, ...]:
     """Seconds from their time to the first and to the last start, and how many were early."""
     with Server(databases=LEDGER_DB + 1) as server, tempfile.TemporaryDirectory() as directory:
@@ -104,6 +132,7 @@ def at_once(contender: str, jobs: int) -> tuple[float, ...]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__ or "", rounds=3)
     parser.add_argument("--jobs", type=int, default=100_000, help="due in a day")
+    parser.add_argument("--crowd", type=int, default=20_000, help="in front of ordinary ones")
     parser.add_argument("--due", type=int, default=10_000, help="due in the same second")
     args = parser.parse_args(argv)
     waiting = [
@@ -111,26 +140,31 @@ def main(argv: Sequence[str] | None = None) -> None:
         Table("From TERM to its end", "s", more=False),
         Table("Jobs that its end moves", "jobs", more=False),
     ]
+    crowd = [
+        Table(f"Of ten jobs behind others, that ran within a minute at {LIMIT} MB", "jobs"),
+        Table("Deaths that it cost", "deaths", more=False),
+    ]
     due = [
         Table("From their time to the first start", "s", more=False),
         Table("From their time to the last start", "s", more=False),
         Table("Jobs that started too early", "jobs", more=False),
     ]
-    print(waiting[0].heading)
     for tables, case, count, measured in (
         (waiting, f"{args.jobs:,} jobs, due in a day", args.jobs, backlog),
+        (crowd, f"{args.crowd:,} jobs, due in a day", args.crowd, crowded),
         (due, f"{args.due:,} jobs, due at once", args.due, at_once),
     ):
+        if args.only not in case:
+            continue
+        print(tables[0].heading)
         contenders = {
             name: lambda name=name, count=count, measured=measured: measured(name, count)
             for name in (OURS, STOCK)
         }
         measure_all(tables, case, args.rounds, contenders)
-        if tables is waiting:
-            print(due[0].heading)
-    for table in (*waiting[1:], *due[1:]):
-        table.show()
-    finish(args, [*waiting, *due])
+        for table in tables[1:]:
+            table.show()
+    finish(args, [*waiting, *crowd, *due])
 
 
 if __name__ == "__main__":

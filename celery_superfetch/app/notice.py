@@ -61,7 +61,7 @@ def add_announce_task(app: Celery) -> None:
         self: Any, told: bool = False, chord: str = "", careful: bool = False, failures: int = 0
     ) -> None:
         """The arguments: how far earlier runs came (as ``Telling`` has it), and how many failed."""
-        from .telling import NotNow, Telling, dead_id_of, named_by
+        from .telling import NotNow, Telling, dead_id_of, dead_set_of, named_by
 
         earlier = self.request.get("superfetch") or {}
         # What was cut short says nothing of how far it came: it may have counted in the chord.
@@ -77,6 +77,7 @@ def add_announce_task(app: Celery) -> None:
         except Exception as exc:  # the result backend's errors are its own
             pause = int(PAUSE * 2 ** min(failures, DOUBLED) * uniform(1, 2))
             if not isinstance(exc, NotNow):
+                dead_set_of.cache_clear()  # its server may be another one by now
                 logger.exception(
                     "Killed job %s is in the dead set, but its caller could not be told. That is "
                     "tried again in %d s.",

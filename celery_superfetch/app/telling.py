@@ -64,6 +64,12 @@ def impatient_backend(app: Celery, pid: int) -> Any:
     return backend
 
 
+@cache
+def dead_set_of(app: Celery, pid: int) -> DeadSet:
+    """This process's own, for all its notices: a thousand of them come at once."""
+    return DeadSet(app)
+
+
 def dead_id_of(task: Any) -> str:
     """Which dead job a notice, in the request of ``task``, names."""
     return str(task.request.get(DEAD_ID_HEADER))
@@ -71,8 +77,7 @@ def dead_id_of(task: Any) -> str:
 
 def named_by(task: Any) -> DeadJob | None:
     """The dead job that a notice, in the request of ``task``, names; None if it is gone."""
-    with DeadSet(task.app) as dead:
-        job = dead.exact(dead_id_of(task))
+    job = dead_set_of(task.app, os.getpid()).exact(dead_id_of(task))
     if job is None:
         logger.warning(
             "Nobody is told of killed job %s: it is not in the dead set any more (it was retried, "
@@ -86,14 +91,14 @@ def named_by(task: Any) -> DeadJob | None:
 def asking(app: Celery) -> Iterator[None]:
     """Around a question to the result backend. Of an app's notices one at a time asks: where that
     hangs, it is one slot of the fleet that hangs. Raises NotNow where another gets no answer."""
-    with DeadSet(app) as dead:
-        database, scope = dead.database, f"notices:{dead.config.app_name}"
-        while not database.take_turn(scope, HELD_OFF):
-            if database.lasts(scope) > PATIENCE:
-                raise NotNow
-            time.sleep(STEP)
-        yield
-        database.end_turn(scope)
+    database = dead_set_of(app, os.getpid()).database
+    scope = f"notices:{database.config.app_name}"
+    while not database.take_turn(scope, HELD_OFF):
+        if database.lasts(scope) > PATIENCE:
+            raise NotNow
+        time.sleep(STEP)
+    yield
+    database.end_turn(scope)
 
 
 class Telling:
@@ -117,8 +122,7 @@ class Telling:
         if None not in (job.task, job.task_id):  # else nobody waits for it
             self.request = request_of(self.app, job, with_body=not self.careful)
             self._tell_caller()
-        with DeadSet(self.app) as dead:
-            dead.announced(job)
+        dead_set_of(self.app, os.getpid()).announced(job)
 
     def _tell_caller(self) -> None:
         job, self.stores = self.job, self._stores()

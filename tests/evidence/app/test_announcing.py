@@ -11,10 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery, chord
+from celery import Celery, Task, chord
 from celery.signals import task_failure
 
-from celery_superfetch import PoisonPill
+from celery_superfetch import PoisonPill, install
 from celery_superfetch.app.notice import Notices
 from celery_superfetch.app.passes import reaper_of
 from celery_superfetch.model.config import ANNOUNCE_TASK
@@ -23,7 +23,7 @@ from celery_superfetch.model.strikes import Decision
 from celery_superfetch.signals import job_recovering
 from support.servers.ledger import Ledger
 from support.waiting import eventually
-from support.workers.bench import Bench
+from support.workers.bench import Bench, payload
 from support.workers.worker import Worker
 
 
@@ -244,3 +244,21 @@ def test_where_its_queue_is_none_any_more_a_job_is_dead_all_the_same(
     call = bench.dead_set.kill(recovery, marked=False, notice=Notices(app)("mail"))
     assert bench.run(call)[0] == b"ok"
     assert (len(bench.dead_set), bench.client.get("mail")) == (1, b"something else")
+
+
+def test_no_base_class_of_an_apps_tasks_has_a_say(bench: Bench, url: str) -> None:
+    class Refusing(Task):
+        rate_limit = "1/h"
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError("not for notices")
+
+    app = Celery("shop", broker=url, backend="disabled://", task_cls=Refusing, set_as_current=False)
+    install(app)
+    task = app.tasks[ANNOUNCE_TASK]
+    assert not isinstance(task, Refusing)
+    assert not task.rate_limit
+    [job] = bench.killed(payload("one", "celery"), queue="celery")
+    announce(app, job.id)
+    assert not bench.untold()
+    app.close()

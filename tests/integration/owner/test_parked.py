@@ -170,3 +170,60 @@ def test_whoever_parks_knows_when_it_is_due_whatever_an_older_answer_says() -> N
     assert parking.is_due, "that was asked before"
     parking.heard(1_000, 9_000, clock())
     assert not parking.is_due
+
+
+def test_of_thousands_due_in_a_moment_few_go_before_their_time(bench: Bench) -> None:
+    """They wait in the memory of whoever claims them; what is due already all goes."""
+    soon, late = bench.database.server_time() + EARLY - 100, 1
+    for first, due in ((0, soon), (1000, late)):
+        rows = {f'"{n}" x-{n}\n'.encode() + payload(n): due for n in range(first, first + 1000)}
+        bench.client.zadd(bench.keys.parked_of("mail"), rows)
+    bench.client.zadd(bench.keys.parked, {"mail": late})
+    assert Parked(bench.database).release({}).jobs == 1000 + BATCH
+    assert bench.client.zcount(bench.keys.parked_of("mail"), soon, soon) == 1000 - BATCH
+
+
+def test_many_are_revoked_by_one_look_at_all(bench: Bench, owner: Facts) -> None:
+    names = [f"job-{number}" for number in range(90)]
+    park(bench, *claim(bench, owner, *names))
+    bench.in_flight.flush()
+    bench.client.config_resetstat()
+    assert bench.in_flight.parked.call([*names[:40], "nobody's"]) == 40
+    looks = bench.client.info("commandstats")["cmdstat_zscan"]["calls"]
+    assert looks <= 2, "and not one for each"
+
+
+def test_a_suspect_with_an_end_of_its_solitude_waits_for_its_time_like_others(
+    bench: Bench, owner: Facts
+) -> None:
+    raw = payload("suspect")
+    bench.client.lpush(bench.keys.probation("mail"), raw)
+    bench.client.sadd(bench.keys.on_probation, "mail")
+    bench.client.hset(bench.keys.recoveries(digest(raw)), "probation", 1)
+    bench.client.set(bench.keys.recovered, 1)
+    claimed = bench.in_flight.claim_alone(owner.owner, "mail")
+    assert claimed is not None
+    assert bench.in_flight.jobs.alone == claimed.job
+    bench.in_flight.parking.heard(bench.database.server_time(), None, clock())
+    park(bench, claimed)
+    bench.in_flight.flush()
+    assert bench.in_flight.jobs.alone is None, "others may start"
+    assert bench.recorded(owner) == []
+    assert due(bench) == 1
+    assert bench.on_probation() == [raw]
+
+
+def test_when_it_is_due_the_servers_clock_says_and_no_other() -> None:
+    """Which is set forward, and back; and where heartbeats are rare, it is asked in between."""
+    parking = Parking()
+    parking.heard(1_000, 100_000, clock())
+    assert not parking.is_due
+    parking.heard(99_500, 100_000, clock())
+    assert parking.is_due
+    parking.heard(1_000, 100_000, clock())
+    assert not parking.is_due
+    assert parking.is_worth(7_000)
+    assert not parking.is_worth(5_500)
+    parking.heard(1_000, None, clock())
+    parking._next = parking._next[0], clock() - WORTH_PARKING - 1
+    assert parking.is_due, "others may have parked one meanwhile"
