@@ -19,8 +19,8 @@ from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import pytest
-from local import LocalContainer, LocalServer, LocalWorker
 
+from evidence.smoke.local import LocalContainer, LocalServer, LocalWorker
 from support.machines import Seat
 
 BIN = Path(sys.executable).parent
@@ -133,7 +133,7 @@ class WorkerInEngine(InEngine, LocalWorker):
         # A container has one port 6379, this machine as many as there are servers.
         env["REDIS_HOST"], _, env["REDIS_PORT"] = env["REDIS_HOST"].partition(":")
         env |= {"C_FORCE_ROOT": "1", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
-        super().__init__("worker", command, env, directory)
+        super().__init__("worker", command, env, {}, directory, isolated=True)
 
     @property
     def attrs(self) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def test_an_index_leads_to_docs_source_changes_and_issues() -> None:
 
 
 def test_each_extra_for_users_is_in_the_readme() -> None:
-    ours = {"test", "lint", "docs", "release"}
+    ours = {"test", "smoke", "lint", "docs", "release"}
     named = re.findall(r"celery-superfetch\[(\w+)\]", (ROOT / "README.md").read_text())
     assert {*named} == {*setup_cfg()["options.extras_require"]} - ours
 

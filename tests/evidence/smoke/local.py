@@ -43,6 +43,10 @@ class LocalContainer(ABC):
         """Of all its starts, as docker's."""
 
     @abstractmethod
+    def fresh_log(self) -> str:
+        """Since its last start."""
+
+    @abstractmethod
     def kill(self, signal: str | int | None = None) -> None:
         """SIGKILL ends all of its processes, as the engine does; others reach the first one."""
 
@@ -80,6 +84,9 @@ class LocalServer(LocalContainer):
     def logs(self) -> bytes:
         return (self._old_logs + self.server.log()).encode()
 
+    def fresh_log(self) -> str:
+        return self.server.log()
+
     def kill(self, signal: str | int | None = None) -> None:
         if number_of(signal) == signals.SIGKILL:
             self.server.kill()
@@ -102,11 +109,17 @@ class LocalServer(LocalContainer):
 
 
 class LocalWorker(LocalContainer):
-    """A process in a directory, with process ids and a host name of its own; `%h` in its command is
-    its id, as in a container."""
+    """A process in a directory; `%h` in its command is its id, as in a container. `isolated`: with
+    process ids and a host name of its own, too."""
 
     def __init__(
-        self, title: str, argv: Sequence[str], env: Mapping[str, str], directory: Path
+        self,
+        title: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        files: Mapping[str, bytes],
+        directory: Path,
+        isolated: bool = False,
     ) -> None:
         super().__init__(title)
         program, *arguments = argv
@@ -114,6 +127,10 @@ class LocalWorker(LocalContainer):
         self._argv += [word.replace("%h", self.id[:12]) for word in arguments]
         self._env = process_env({k: v for k, v in env.items() if k != "PYTHONPATH"})
         self._directory = directory
+        self._isolated = isolated
+        for name, content in files.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_bytes(content)
         self._starts: list[Process] = []
         self.start()
 
@@ -127,7 +144,7 @@ class LocalWorker(LocalContainer):
             log=self._directory / f"{self.name}-{len(self._starts)}.log",
             env=self._env,
             cwd=self._directory,
-            host=Host(self.id[:12]),
+            host=Host(self.id[:12]) if self._isolated else None,
             title=self.name,
         )
         self._starts.append(process)
@@ -137,6 +154,9 @@ class LocalWorker(LocalContainer):
 
     def logs(self) -> bytes:
         return "".join(process.log() for process in self._starts).encode()
+
+    def fresh_log(self) -> str:
+        return self.process.log()
 
     def kill(self, signal: str | int | None = None) -> None:
         number = number_of(signal)
