@@ -268,7 +268,7 @@ def test_the_permissions_that_the_docs_name_suffice(
     with DeadSet(make_app(result_url=""), bench.client) as dead:
         assert dead.get(jobs[-1].id)
         with pytest.raises(redis.exceptions.NoPermissionError):
-            list(dead)
+            dead.client.persist("mail")
         root.execute_command("ACL", "SETUSER", "shop", *more.split(), "+scard", "+hlen")
         assert len(list(dead)) == 2
         root.lpush("mail", b"backlog")

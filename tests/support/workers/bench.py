@@ -153,7 +153,7 @@ class Bench:
 
     def untold(self) -> list[DeadJob]:
         """Killed jobs whose callers have not been told yet."""
-        ids = self.client.sscan_iter(self.keys.unannounced)
+        ids = cast("set[bytes]", self.client.smembers(self.keys.unannounced))
         jobs = [self.dead_set.exact(id.decode()) for id in ids]
         return [job for job in jobs if job is not None]
 
