@@ -59,7 +59,7 @@ class Package:
     def member(self, **limits: float) -> Iterator[Any]:
         """This process as an owner, with a heart."""
         config = self.part("config", "Config")(app_name="shop", **{**LIMITS, **limits})
-        membership = self.part("membership", "Membership")(parse_url(self.server.url()), config)
+        membership = self.part("membership", "Owner")(parse_url(self.server.url()), config)
         membership.join(1, {"mail": 0})
         try:
             yield membership

@@ -202,13 +202,13 @@ def fresh_server() -> Iterator[Callable[..., Server]]:
 def nobodys_owner() -> Iterator[None]:
     """What a test leaves registered by this process is not the next one's."""
     yield
-    memberships = sys.modules.get("celery_superfetch.owner.membership")
-    if memberships is not None:
-        for membership in memberships.memberships():
-            membership.leave_for_good()
-            if membership._heartbeats is not None:  # a test left it with jobs
-                membership._heartbeats.stopped = True
-        memberships._memberships.clear()
+    here = sys.modules.get("celery_superfetch.owner.here")
+    if here is not None:
+        for owner in here.owners_here():
+            owner.leave_for_good()
+            if owner._heartbeats is not None:  # a test left it with jobs
+                owner._heartbeats.stopped = True
+        here._owners.clear()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from celery import Celery
 from redis import Redis
 
 from ..model.process import ProcessImage
-from ..owner.membership import Membership
+from ..owner.owner import Owner
 from ..reaper.reaper import Reaper
 from ..reaper.report import Report
 from ..store.queues import Queues
@@ -16,11 +16,11 @@ from .poison_pill import limits_of
 from .queues import lists_of
 
 
-def reaper_of(app: Celery, client: Redis, membership: Membership | None = None) -> Reaper:
+def reaper_of(app: Celery, client: Redis, owner: Owner | None = None) -> Reaper:
     """A reaper that speaks for ``app``: its guard decides, and its notices tell the callers."""
     return Reaper(
         database_of(app, client),
-        watch=membership.heart.watch if membership else None,
+        watch=owner.silence if owner else None,
         sender=app,
         notice=Notices(app),
         limits=limits_of(app),

@@ -1,10 +1,9 @@
-"""A process as an owner: registered before its first claim, heard until its last ack."""
+"""How a process becomes an owner, and ceases to be one: registered before its first claim, heard
+until its last ack."""
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -20,7 +19,7 @@ from ..store.holdings import Holdings
 from ..store.private_lists import Claims
 from ..store.registry import Heartbeat
 from ..store.wire.clients import run_id
-from ..store.wire.connections import Params, place_of
+from ..store.wire.connections import Params
 from ..store.wire.server import check_server
 from .heart import Heart
 from .heartbeats import Heartbeats
@@ -67,7 +66,8 @@ class Membership:
         self._heartbeats: Heartbeats | None = None
 
     @property
-    def owner(self) -> str:
+    def name(self) -> str:
+        """``host|pid|nonce``; empty while it is not registered."""
         return self.heart.facts.owner
 
     def check_process(self) -> None:
@@ -82,7 +82,7 @@ class Membership:
         """Have the server know this process and the queue lists (-> ms of x-expires) that a channel
         claims from; raises UnsupportedBroker where it cannot carry the guarantee."""
         with self._lock:
-            first, known = not self.owner, self.heart.facts.lists
+            first, known = not self.name, self.heart.facts.lists
             self._users[user] = lists
             new = {name: ms for name, ms in lists.items() if known.get(name) != ms}
             if not first and not new:
@@ -101,7 +101,7 @@ class Membership:
         unused = self.heart.facts.lists.keys() - set(chain(*self._users.values()))
         if len(unused) < MANY_UNUSED or not self.in_flight.lost_claims.none_left:
             return ()
-        return unused - Holdings(self.database).of([self.owner])[self.owner].lists.keys()
+        return unused - Holdings(self.database).of([self.name])[self.name].lists.keys()
 
     def _by_heart(self, act: Callable[[], T]) -> T:
         return self._heartbeats.ask(act) if self._heartbeats is not None else act()
@@ -114,11 +114,11 @@ class Membership:
         with self._lock:
             if self.heart.is_at(params):
                 return True
-            if self.owner:
+            if self.name:
                 # Replication keeps the order of writes: a server that has not heard of this owner
                 # has none of its claims either.
                 with self.heart.registry_at(params) as registry:
-                    if not registry.knows(self.owner):
+                    if not registry.knows(self.name):
                         return False
             self.heart.move(params)
             return True
@@ -126,7 +126,7 @@ class Membership:
     def claim(self, lists: Sequence[str], *asked: Any) -> Claims:
         """As ``InFlight.claim``; registers first when the server does not know this owner."""
         for _ in range(REGISTRATIONS):
-            claims = self.in_flight.claim(self.owner, lists, *asked)
+            claims = self.in_flight.claim(self.name, lists, *asked)
             if claims.registered:
                 break
             self.heartbeat()
@@ -165,7 +165,7 @@ class Membership:
             finally:  # whatever waits still, this channel is no reason to stay registered
                 with self._lock:
                     self._users.pop(user, None)
-                    if not self._users and self.owner and not len(self.in_flight.jobs):
+                    if not self._users and self.name and not len(self.in_flight.jobs):
                         self._end(tombstone=0 if answered else BLOCK_TIMEOUT)
 
         # Where no channel comes after this one, nobody else would send the rest.
@@ -179,7 +179,7 @@ class Membership:
     def _settle(self) -> None:
         self.in_flight.flush()
         if self.in_flight.doubt:
-            self.in_flight.lost_claims.reconcile(self.owner, self.heart.facts.lists)
+            self.in_flight.lost_claims.reconcile(self.name, self.heart.facts.lists)
 
     def _try(self, act: Callable[[], object], tries: int) -> Exception | None:
         """Do it, at the last of some tries if need be; the error if that failed, too. The first may
@@ -194,7 +194,7 @@ class Membership:
         return error
 
     def leave_for_good(self) -> None:
-        if self.pid != own_pid() or not self.owner:
+        if self.pid != own_pid() or not self.name:
             return
 
         def settle() -> None:
@@ -208,7 +208,7 @@ class Membership:
                 logger.warning(
                     "Owner %s could not leave in order (%s); its jobs are recovered by another "
                     "worker's reaper.",
-                    self.owner,
+                    self.name,
                     exc,
                 )
                 if self._heartbeats is not None:
@@ -216,7 +216,7 @@ class Membership:
                     self._heartbeats.stopped = True
 
     def _end(self, tombstone: float) -> None:
-        owner = self.owner
+        owner = self.name
         left = self._by_heart(partial(self.heart.leave, tombstone))
         if left > 0:
             logger.warning(
@@ -230,42 +230,3 @@ class Membership:
             self.heart.was_lost("reaped", owner)
         self._heartbeats = None
         self.in_flight.rest()
-
-
-#: The places of a database, options, and who runs the jobs -> this process there.
-_memberships: dict[tuple[frozenset[object], Config, Runner], Membership] = {}
-
-
-def membership_for(
-    params: Params, config: Config, elsewhere: Sequence[Params] = (), runner: Runner = CONSUMER
-) -> Membership:
-    """This process in the database that ``params`` lead to. Apps with other settings, or another
-    name, are owners of their own, and so is each worker: an embedded one may end beside others."""
-    # Servers of a list need not be replicas of each other: then each has one of its own.
-    for others in (elsewhere, ()):
-        key = frozenset(map(place_of, [params, *others])), config, runner
-        if key not in _memberships:
-            for old, membership in list(_memberships.items()):
-                if membership.heart.stopping and not membership.owner:  # its worker has ended
-                    _memberships.pop(old, None)
-        # No lock: another thread may be faster, and a signal handler may ask at any moment.
-        made = _memberships.get(key) or Membership(params, config, others, runner)
-        found = _memberships.setdefault(key, made)
-        if found.follow(params):
-            break
-    return found
-
-
-def memberships() -> list[Membership]:
-    return list(_memberships.values())
-
-
-@atexit.register
-def _at_exit() -> None:
-    for membership in memberships():
-        membership.leave_for_good()
-
-
-if hasattr(os, "register_at_fork"):
-    # A child never is the parent's owner; it registers itself if it ever claims.
-    os.register_at_fork(after_in_child=_memberships.clear)

@@ -23,7 +23,7 @@ from .fetch.queue_lists import QueueLists
 
 if TYPE_CHECKING:
     from ..model.job import Claimed
-    from ..owner.membership import Membership
+    from ..owner.owner import Owner
     from .fetch.fetch import Fetch
 
 logger = logging.getLogger(__name__)
@@ -102,21 +102,21 @@ class Channel(redis.Channel):
         self.lists.serve({name: self._lists_of(name) for name in self._callbacks}, self.expires_of)
 
     @property
-    def membership(self) -> Membership:
-        return self.fetch.membership
+    def owner(self) -> Owner:
+        return self.fetch.owner
 
     @property
     def fetch(self) -> Fetch:
         """Made on the first consume, if no option is wrong: a producer needs none of it."""
         if self._fetch is None:
-            from ..owner.membership import membership_for
+            from ..owner.here import owner_for
             from .fetch.fetch import Fetch
             from .versions import check_versions
 
             check_versions()
             poller, config = self.connection.cycle, self.connection.config
-            membership = membership_for(self.here(), config, self.elsewhere(), poller.runner)
-            self._fetch = Fetch(self, poller, membership)
+            owner = owner_for(self.here(), config, self.elsewhere(), poller.runner)
+            self._fetch = Fetch(self, poller, owner)
         return self._fetch
 
     def deliver(self, claimed: Claimed) -> bool:
@@ -258,4 +258,4 @@ class Channel(redis.Channel):
             fetch.cancel()
         super().close()
         if fetch is not None:
-            fetch.membership.leave(id(fetch), answered=fetch.reads.answered)
+            fetch.owner.leave(id(fetch), answered=fetch.reads.answered)

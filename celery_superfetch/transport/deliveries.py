@@ -12,12 +12,10 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import object_hook
 
 from ..model.job import CARRIED, EARLIER, Carried, Claimed, Counters, Job
-from ..owner.in_flight.jobs import State
 
 if TYPE_CHECKING:
     from ..model.dead_job import DeadJob
-    from ..owner.in_flight.in_flight import InFlight
-    from ..owner.membership import Membership
+    from ..owner.owner import Owner
 
 logger = get_logger(__name__)
 
@@ -37,8 +35,7 @@ class Delivery(dict[str, Any]):
     def __init__(self, claimed: Claimed, channel: Any) -> None:
         super().__init__(loads(claimed.job.payload))
         self.claimed, self.job, self.channel = claimed, claimed.job, channel
-        self.membership: Membership = channel.membership
-        self.in_flight: InFlight = self.membership.in_flight
+        self.owner: Owner = channel.owner
         again = claimed.earlier is not None
         info = self["properties"]["delivery_info"]
         info["redelivered"] = again or bool(info.get("redelivered"))  # by stock: it had it before
@@ -57,14 +54,14 @@ class Delivery(dict[str, Any]):
     def ack(self) -> None:
         """Settle it: with the loop's next turn where there is one, else at once; in the callback of
         the last job, too, since the next claim comes later."""
-        channel, fetch, in_flight = self.channel, self.channel.fetch, self.in_flight
+        channel, fetch, owner = self.channel, self.channel.fetch, self.owner
         channel.qos.forget(self.job)
-        in_flight.ack(self.claimed)
+        owner.ack(self.claimed)
         # Where nobody comes by later to read the answer, it is waited for.
         unattended = channel.closed or not channel.lists.names
         if unattended or not fetch.poller.comes_back or fetch.delivers_the_last:
             try:
-                in_flight.flush(wait=unattended)
+                owner.flush(wait=unattended)
             except (*channel.connection_errors, channel.ResponseError) as exc:
                 logger.warning(
                     "The ack of job %s could not be sent yet (%s). It is kept and sent again; "
@@ -78,7 +75,7 @@ class Delivery(dict[str, Any]):
         is_open = self.is_open
         self.forget()
         if is_open:
-            self.in_flight.end(self.job)
+            self.owner.end(self.job)
             self.channel.fetch.requeue([self.job], where)
 
     def end_by(self, way: Callable[..., DeadJob | None], *args: Any, **how: Any) -> DeadJob | None:
@@ -116,7 +113,7 @@ class QoS(virtual.QoS):
         if fetch is None:
             return len(self._delivered)
         # With what runs on although its channel is closed: else jobs would be reserved behind it.
-        outlived = fetch.in_flight.jobs.counts[State.OUTLIVED]
+        outlived = fetch.owner.outlived
         return len(self._delivered) + len(fetch.backlog) + outlived
 
     def can_consume(self) -> bool:
@@ -125,12 +122,12 @@ class QoS(virtual.QoS):
     def credit(self) -> int:
         fetch = self.channel.fetch
         awaits = any(tag in self._delivered for tag in list(self.awaited))
-        if awaits or fetch.membership.heart.stopping:
+        if awaits or fetch.owner.stopping:
             return 0
         if "can_consume" in self.__dict__:
             # Celery's worker_disable_prefetch counts free slots: of a second job that says nothing.
             return int(not fetch.backlog and bool(self.can_consume()))
-        limit: int = fetch.membership.config.claim_limit
+        limit: int = fetch.owner.config.claim_limit
         if not self.prefetch_count:
             return limit
         return max(0, min(limit, self.prefetch_count - self.in_use()))
@@ -149,7 +146,7 @@ class QoS(virtual.QoS):
         except MemoryError:  # that is not its fault
             raise
         except Exception:  # whatever a payload can do to a parser must not end the worker
-            self.channel.membership.lost_runs.quarantine(claimed.job)
+            self.channel.owner.quarantine(claimed.job)
             return None
 
     def delivery(self, delivery_tag: Any) -> Delivery | None:
@@ -180,12 +177,12 @@ class QoS(virtual.QoS):
         if not (back := self._in_hand()):
             return []
         # What runs stays ours; its ack comes later, by way of the process, not of this channel.
-        fetch, jobs = self.channel.fetch, self.channel.fetch.in_flight.jobs
+        fetch, owner = self.channel.fetch, self.channel.owner
         fetch.requeue(back)
-        if given := sum(not jobs.runs(job) for job in back):
+        if given := sum(not owner.runs(job) for job in back):
             logger.info("A channel closes: its %d jobs go back to their queues.", given)
         for job in back:
-            if job not in jobs:
+            if not owner.holds(job):
                 self.forget(job)
         return []
 
@@ -196,7 +193,7 @@ class QoS(virtual.QoS):
         fetch.unland()
         unseen = fetch.backlog.take()
         fetch.requeue(unseen)
-        back = fetch.in_flight.requeue_waiting(self._in_hand())
+        back = fetch.owner.requeue_waiting(self._in_hand())
         for job in back:
             self.forget(job)
         return len(unseen) + len(back)

@@ -12,8 +12,8 @@ from redis.exceptions import RedisError
 from ..app.kill import COMMAND
 from ..model.job import Job
 from ..owner.in_flight.jobs import State
-from ..owner.membership import Membership
-from .stopping import memberships_of
+from ..owner.owner import Owner
+from .stopping import owners_of
 
 BY_AN_OPERATOR = "killed by an operator"
 GONE = "its worker does not have it any more: it has ended, or went back to its queue"
@@ -30,23 +30,20 @@ def kill(state: Any, *, owner: str, jobs: Sequence[str], until: float) -> dict[s
     ``error``, or ``jobs``: claim id -> ``dead_id``, or ``error``. By Celery's ``revoke`` each
     worker would discard what is put back from the dead set."""
     worker = state.consumer.controller
-    membership = next((one for one in memberships_of(worker) if one.owner == owner), None)
-    if membership is None:
+    mine = next((one for one in owners_of(worker) if one.name == owner), None)
+    if mine is None:
         return {"error": f"this worker is not owner {owner} any more"}
-    if membership.database.server_time() > until:
+    if mine.database.server_time() > until:
         return {"error": "this worker heard of it too late"}
-    in_flight = membership.in_flight
-    with in_flight.lock:
-        held = {job.claim_id: job for job in in_flight.jobs if job.owner == owner}
-    return {"jobs": {name: _kill(worker, membership, held.get(name)) for name in jobs}}
+    held = mine.claims_of(owner)
+    return {"jobs": {name: _kill(worker, mine, held.get(name)) for name in jobs}}
 
 
-def _kill(worker: Any, membership: Membership, job: Job | None) -> dict[str, str]:
+def _kill(worker: Any, owner: Owner, job: Job | None) -> dict[str, str]:
     if job is None:
         return {"error": GONE}
-    in_flight = membership.in_flight
-    with in_flight.lock:  # nothing starts meanwhile
-        state, runs = in_flight.jobs.get(job), in_flight.jobs.runs(job)
+    with owner.lock:  # nothing starts meanwhile
+        state, runs = owner.state_of(job), owner.runs(job)
         if state in (None, State.RETURNING, State.SETTLED):
             return {"error": GONE}
         if state in (State.CLAIMED, State.GATHERED):
@@ -57,11 +54,11 @@ def _kill(worker: Any, membership: Membership, job: Job | None) -> dict[str, str
         if runs and (cannot or request is None):
             return {"error": ENDLESS}
         try:
-            dead = membership.lost_runs.kill(job, BY_AN_OPERATOR, worker.app)
+            dead = owner.kill(job, BY_AN_OPERATOR, worker.app)
         except (RedisError, OSError) as exc:
             # It may be in the dead set, and so must not begin here. Else it is its queue's again.
             if not runs:
-                in_flight.requeue([job])
+                owner.requeue([job])
             return {"error": UNANSWERED.format(exc)}
     if dead is None:
         return {"error": GONE}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from functools import cache, partial
 from time import monotonic, time
 
@@ -12,12 +13,12 @@ from redis.exceptions import RedisError
 
 from ..app.passes import reaper_of, scheduled_pass
 from ..model import forks
-from ..model.certificate import clock
 from ..model.facts import Facts
 from ..model.job import digest
 from ..model.process import ProcessImage
 from ..model.verdict import MISSED_HEARTBEATS, judge
-from ..owner.membership import Membership, memberships
+from ..owner.here import owners_here
+from ..owner.owner import Owner
 from ..reaper.evidence import local_evidence
 from ..reaper.report import Report
 
@@ -40,13 +41,13 @@ class MaintenanceThread(threading.Thread):
 
     def run(self) -> None:
         while not self.over.wait(LOOK_INTERVAL):
-            for membership in memberships():
-                if not membership.owner:
+            for owner in owners_here():
+                if not owner.name:
                     continue
                 try:
                     with forks.kept_off():
-                        rounds = self._rounds(membership)
-                        membership.catch_up()
+                        rounds = self._rounds(owner)
+                        owner.catch_up()
                     rounds.go(monotonic())
                 except (RedisError, OSError) as exc:
                     logger.warning(
@@ -63,64 +64,57 @@ class MaintenanceThread(threading.Thread):
 
 
 class Rounds:
-    def __init__(self, app: Celery, membership: Membership) -> None:
-        self.membership = membership
-        self.reaper = reaper_of(app, membership.client, membership)
+    def __init__(self, app: Celery, owner: Owner) -> None:
+        self.owner = owner
+        self.reaper = reaper_of(app, owner.client, owner)
         self._facts: dict[str, Facts] = {}
         self._next_pass = 0.0
         self._next_look: dict[str, float] = {}
 
     def go(self, now: float) -> None:
         """One round; when the broker cannot be asked, it raises RedisError and convicts nobody."""
-        self.release()
+        self.owner.release_due()
         self.note_stuck()
         # All workers see a death, or a silence, in the same second: hence the locks.
         if self._sees_death():  # others may have died with it
-            self._reap(self._neighbours(), f"host:{ProcessImage.current().host}")
+            self._reap(self.owner.neighbours, f"host:{ProcessImage.current().host}")
         if silent := self._due(now):
             self._reap(silent, "remote")
         if now >= self._next_pass:
             self._next_pass = now + self.reaper.config.reap_interval
-            self.note(scheduled_pass(self.reaper, self.membership.heart.facts.node))
-
-    def release(self) -> None:
-        """Put what is due on its queue: any worker may have parked it."""
-        in_flight, asked = self.membership.in_flight, clock()
-        if in_flight.parking.is_due:
-            released = in_flight.parked.release(in_flight.expires)
-            in_flight.parking.heard(released.now, released.next, asked)
+            self.note(scheduled_pass(self.reaper, self.owner.facts.node))
 
     def note_stuck(self) -> None:
         """Have the next heartbeat tell what runs for longer than ``stuck_after``."""
-        longest, worker = self.membership.config.stuck_after, self.membership.runner.worker
+        longest, worker = self.owner.config.stuck_after, self.owner.runner.worker
         if longest is None or worker is None:  # a consumer of the same process has no pool
             return
         now, found = time(), []
         for what in list(worker.superfetch_gate.out):
             request = what.request
             seconds = now - (request.time_start or now)
-            if seconds > longest and what.delivery.membership is self.membership:
+            if seconds > longest and what.delivery.owner is self.owner:
                 found.append((request.type, request.id, digest(what.job.payload), int(seconds)))
-        self.membership.heart.stuck_jobs = tuple(found[:MOST_STUCK])
+        self.owner.tell_of_stuck(tuple(found[:MOST_STUCK]))
 
-    def _reap(self, owners: list[str], lock: str) -> None:
+    def _reap(self, owners: Collection[str], lock: str) -> None:
         if self.reaper.database.take_turn(lock, LOOK_INTERVAL / 2):
             self.note(self.reaper.reap(owners))
 
     def note(self, report: Report) -> None:
         """Know of suspects before the next heartbeat tells."""
-        self.membership.in_flight.probation |= report.probation
+        self.owner.heard_of_suspects(report.probation)
 
     def _sees_death(self) -> bool:
         here, watched = ProcessImage.current(), self._watched()
-        others = [*self._facts.values(), self.membership.heart.facts]
+        others = [*self._facts.values(), self.owner.facts]
         return any(judge(local_evidence(facts, here, others, None)).dead for facts in watched)
 
     def _watched(self) -> list[Facts]:
         """The next few after this one, in a ring of all that live on this ground. Somebody living
         comes right before each row of dead ones: each death is seen."""
-        own, here = self.membership.owner, ProcessImage.current()
-        after = sorted(self._neighbours(), key=lambda owner: (owner < own, owner))
+        own, here = self.owner.name, ProcessImage.current()
+        after = sorted(self.owner.neighbours, key=lambda owner: (owner < own, owner))
         # Pool pids change, but matter only to the pass, which reads them again.
         self._facts = {owner: self._facts[owner] for owner in after if owner in self._facts}
         found: list[Facts] = []
@@ -134,13 +128,10 @@ class Rounds:
                 break
         return found[:LOOKS]
 
-    def _neighbours(self) -> list[str]:
-        return [o for o in self.membership.heart.neighbours if o != self.membership.owner]
-
     def _due(self, now: float) -> list[str]:
         """Silent owners that are worth a verdict now: at once, then at each heartbeat."""
         interval = self.reaper.config.heartbeat_interval
-        silent = self.membership.heart.watch.silent(now, MISSED_HEARTBEATS * interval)
+        silent = self.owner.silence.silent(now, MISSED_HEARTBEATS * interval)
         self._next_look = {owner: self._next_look.get(owner, 0.0) for owner in silent}
         due = [owner for owner, look in self._next_look.items() if now >= look]
         self._next_look |= dict.fromkeys(due, now + interval)

@@ -62,10 +62,10 @@ def kills(claimed: Claimed, channel: Any) -> bool:
     """Whether a job is over its limit, which another app did not know, and is dead now."""
     if not (claimed.earlier and claimed.earlier.strikes):
         return False
-    membership = channel.membership
-    app, job = membership.runner.worker.app, claimed.job
-    membership.lost_runs.kill_spared(job, app, limits_of(app))
-    return job not in membership.in_flight.jobs
+    owner = channel.owner
+    app, job = owner.runner.worker.app, claimed.job
+    owner.kill_spared(job, app, limits_of(app))
+    return not owner.holds(job)
 
 
 def parks(message: Any) -> bool:
@@ -73,7 +73,7 @@ def parks(message: Any) -> bool:
     delivery = delivery_of(message)
     if delivery is None or not (due := _due(message)):
         return False
-    if not delivery.in_flight.park(delivery.job, due * 1000):
+    if not delivery.owner.park(delivery.job, due * 1000):
         return False
     delivery.forget()
     return True
@@ -96,10 +96,10 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
     it would stay in flight as long as the worker lives. Raises what ends a worker that is at fault.
     ``ran``: whether it has begun, if that is known; ``short``: the worker is short of threads."""
     delivery = delivery_of(message)
-    if delivery is None or _is_trouble(exc) or told_to_stop(delivery.membership):
+    if delivery is None or _is_trouble(exc) or told_to_stop(delivery.owner):
         return False
-    job, lost_runs = delivery.job, delivery.membership.lost_runs
-    runner = delivery.in_flight.runner
+    job, owner = delivery.job, delivery.owner
+    runner = delivery.owner.runner
     if exc is runner.failure:
         return False
     if not delivery.is_open:
@@ -110,7 +110,7 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
             exc_info=exc,
         )
         return True
-    if not delivery.in_flight.may_start(job) if ran is None else ran:
+    if not delivery.owner.may_start(job) if ran is None else ran:
         return False  # in the consumer's own thread
     for request in [*state.reserved_requests, *state.requests.values()]:
         if request.message is message:
@@ -129,7 +129,7 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
         if short:
             delivery.requeue()
         else:  # it may be this job's doing all the same: where it has a worker for itself, it is
-            way = partial(lost_runs.recover_or_kill, limits=limits_of(app), stopping=True)
+            way = partial(owner.recover_or_kill, limits=limits_of(app), stopping=True)
             _settle(delivery, way, f"its worker failed over it: {why}", sender=app)
         raise runner.failure from exc
     logger.error(
@@ -138,7 +138,7 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
         job.title,
         exc_info=exc,
     )
-    _settle(delivery, lost_runs.kill, f"cannot be received: {why}", sender=app)
+    _settle(delivery, owner.kill, f"cannot be received: {why}", sender=app)
     return True
 
 
@@ -155,7 +155,7 @@ def _settle(
             delivery.job.title,
             error,
         )
-        delivery.membership.overdue.append(settle)
+        delivery.owner.overdue.append(settle)
 
 
 def _is_trouble(exc: Exception) -> bool:
@@ -213,9 +213,9 @@ class Discards:
     def _instead_of(self, discard: Callable[..., None], *told: Any) -> None:
         message, exc = told[-2:]
         delivery = delivery_of(message)
-        if delivery is None or delivery.membership.config.unknown_tasks == "discard":
+        if delivery is None or delivery.owner.config.unknown_tasks == "discard":
             return discard(*told)
-        if told_to_stop(delivery.membership):
+        if told_to_stop(delivery.owner):
             return None  # it goes back with the others, when the channel closes
         is_unknown = isinstance(exc, KeyError)  # the others have errors of their own
         here = f"task {exc} is not registered" if is_unknown else f"cannot be read: {exc!r}"[:MOST]
@@ -226,11 +226,11 @@ class Discards:
             if returns < RETURNS:
                 return self._return(delivery, here, returns, other)
             why = f"it went back to its queue {returns} times"
-        lost_runs = delivery.membership.lost_runs
+        owner = delivery.owner
         if not is_unknown:
-            _settle(delivery, lost_runs.kill, f"{here}; {why}", sender=self.worker.app)
+            _settle(delivery, owner.kill, f"{here}; {why}", sender=self.worker.app)
             return discard(*told)  # which is left to do: log it, and send its signal
-        dead = delivery.end_by(lost_runs.bury, f"{here}; {why}")
+        dead = delivery.end_by(owner.bury, f"{here}; {why}")
         if dead is not None:
             logger.error(
                 "Job %s is in the dead set as %s: %s. Put it back with `celery superfetch dead "
@@ -252,7 +252,7 @@ class Discards:
             here,
             other.node or other.owner,
         )
-        delivery.in_flight.wait(delivery.job)
+        delivery.owner.wait(delivery.job)
         self._waiting[delivery.job] = delivery
         if len(self._waiting) > MOST_WAITING:  # Celery 5.5 clears its timer at a lost connection
             self._waiting = {job: held for job, held in self._waiting.items() if held.is_open}
@@ -271,9 +271,9 @@ class Discards:
 
     def _who_may_know(self, delivery: Delivery) -> Facts | None:
         """A live owner with other tasks that takes jobs from the same queue."""
-        now, membership = monotonic(), delivery.membership
+        now, owner = monotonic(), delivery.owner
         if now - self._looked > REMEMBERED:
-            well, mine = Registry(membership.database).well(), membership.heart.facts.tasks
+            well, mine = Registry(owner.database).well(), owner.facts.tasks
             self._others, self._looked = [one for one in well if one.tasks != mine], now
         queue_list = delivery.job.queue_list
         return next((one for one in self._others if queue_list in one.lists), None)

@@ -63,7 +63,7 @@ class CountedRequest(Request):
             raise
         if self.delivery is not None:
             asks = self.task.Strategy == ASKS_FIRST
-            self.delivery.in_flight.wait(self.delivery.job, asks)
+            self.delivery.owner.wait(self.delivery.job, asks)
         check(self)
         request = self.request_dict
         if not OF_THE_DELIVERY.isdisjoint(request):
@@ -105,21 +105,21 @@ class CountedRequest(Request):
         delivery = self.delivery
         if delivery is None:
             return
-        if told_to_stop(delivery.membership):
+        if told_to_stop(delivery.owner):
             if delivery.is_open:  # it goes back with the others, in order, when the channel closes
-                delivery.in_flight.end(delivery.job)
+                delivery.owner.end(delivery.job)
             return
         self.acknowledged = True
         if self._greenlet_killed:
             # Its end may still come to it, in the middle of a wait: another gives it back.
-            delivery.membership.overdue.append(delivery.requeue)
+            delivery.owner.overdue.append(delivery.requeue)
         else:
             delivery.requeue()
 
     def revoked(self) -> Any:
         """Also asked of one that was taken back: its end is not ours to tell."""
         delivery = self.delivery
-        gone = delivery is not None and delivery.job not in delivery.in_flight.jobs
+        gone = delivery is not None and not delivery.owner.holds(delivery.job)
         return (self.acknowledged or not gone) and super().revoked()
 
     def end_killed(self, pool: Any) -> None:
@@ -137,7 +137,7 @@ class CountedRequest(Request):
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         exc = getattr(exc_info.exception, "exc", exc_info.exception)
         if isinstance(exc, NotStarted):
-            return self.message.channel.fetch.in_flight.runner.take_back(self)
+            return self.message.channel.fetch.owner.runner.take_back(self)
         own = self.delivery is not None and not self._was_told
         if own and isinstance(exc, (Terminated, SystemExit)):
             # The child outlived the signal for an earlier job, and died of this one. Celery would
@@ -158,7 +158,7 @@ class CountedRequest(Request):
         elif not isinstance(exc, (Reject, Terminated)):
             # A task's own Reject is on purpose; what else ends in a requeue is a lost child.
             why = " ".join(str(exc).removeprefix(EXITED).partition(" Job: ")[0].split())
-            processes = getattr(self.delivery and self.delivery.in_flight.runner, "prefork", True)
+            processes = getattr(self.delivery and self.delivery.owner.runner, "prefork", True)
             # A thread or a greenlet does not end: what it says of a loss is what its task raised.
             self._cut_short = f"pool process lost: {why}" if processes else f"it raised {why}"
         try:
@@ -211,7 +211,7 @@ class CountedRequest(Request):
         if delivery is None or self.acknowledged or not (requeue and self._cut_short):
             return super().reject(requeue=requeue)
         self.acknowledged = True
-        stopping = told_to_stop(delivery.membership)
+        stopping = told_to_stop(delivery.owner)
         settle = partial(self._recover_or_kill, delivery, self._cut_short, stopping)
         lost = f"Job {self.humaninfo()} lost its run ({self._cut_short})"
         try:
@@ -219,14 +219,14 @@ class CountedRequest(Request):
         except (RedisError, OSError) as exc:
             where = "is safe in this worker's private list, and given back when the server answers"
             logger.warning("%s and cannot be given back yet (%s): it %s.", lost, exc, where)
-            delivery.membership.overdue.append(settle)
+            delivery.owner.overdue.append(settle)
         except Exception:
             where = "stays in this worker's private list, and is recovered when the worker ends"
             logger.exception("%s and could not be given back: it %s.", lost, where)
         return None
 
     def _recover_or_kill(self, delivery: Delivery, reason: str, stopping: bool) -> None:
-        way, limits = delivery.membership.lost_runs.recover_or_kill, limits_of(self.app)
+        way, limits = delivery.owner.recover_or_kill, limits_of(self.app)
         how = {"stopping": stopping, "together": self.together}
         dead = delivery.end_by(way, reason, self.app, limits, **how)
         self._killed = self._killed or dead is not None
@@ -238,11 +238,11 @@ class CountedRequest(Request):
         delivery, late, context = self.delivery, self.task.acks_late, self._context
         if delivery is None:
             return bool(super()._retry_worker_lost(exc, exc_info))
-        innocent = told_to_stop(delivery.membership) or self._already_cancelled
+        innocent = told_to_stop(delivery.owner) or self._already_cancelled
         if (innocent or self.together > 1) and late and self.task.reject_on_worker_lost:
             return False  # it is recovered as it is: no strike of its own, and none of its retries
         try:
-            judged = delivery.membership.lost_runs.sent_anew(
+            judged = delivery.owner.sent_anew(
                 delivery.job,
                 self._cut_short,
                 self.app,

@@ -9,8 +9,8 @@ from typing import Any
 from celery.utils.log import get_logger
 from celery.worker.control import Panel
 
-from ..owner.membership import Membership
-from .stopping import memberships_of
+from ..owner.owner import Owner
+from .stopping import owners_of
 
 logger = get_logger(__name__)
 
@@ -29,17 +29,15 @@ def _also_parked(revoke: Callable[..., Any]) -> Callable[..., Any]:
     def revoke_all(state: Any, task_id: Any, *args: Any, **kwargs: Any) -> Any:
         done = revoke(state, task_id, *args, **kwargs)
         ids = [task_id] if isinstance(task_id, str) else [*task_id]
-        for membership in memberships_of(state.consumer.controller):
+        for owner in owners_of(state.consumer.controller):
             # In another thread: it looks through all that are parked.
-            membership.overdue.append(partial(_call, membership, ids))
+            owner.overdue.append(partial(_call, owner, ids))
         return done
 
     return revoke_all
 
 
-def _call(membership: Membership, ids: Iterable[str]) -> None:
-    parked = membership.in_flight.parked
-    mine = [id for id in ids if parked.database.take_turn(f"revoke:{id}", TURN)]
-    if mine and (count := parked.call(mine)):
-        membership.in_flight.parking.parked(0)
+def _call(owner: Owner, ids: Iterable[str]) -> None:
+    mine = [id for id in ids if owner.database.take_turn(f"revoke:{id}", TURN)]
+    if mine and (count := owner.recall(mine)):
         logger.info("%d revoked jobs that were due later come at once, to be discarded.", count)

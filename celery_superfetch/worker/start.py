@@ -22,8 +22,8 @@ from ..app.steps import run
 from ..model.certificate import clock
 from ..model.job import digest
 from ..model.process import start_time
+from ..owner.here import owners_here
 from ..owner.in_flight.runner import Runner
-from ..owner.membership import memberships
 from ..transport.deliveries import Delivery
 from . import reception
 from .batches import told_of_losses
@@ -55,22 +55,22 @@ class _Handover:
     def __init__(self, delivery: Delivery, request: Any, target: Any, *apply: Any) -> None:
         self.delivery, self.request, self.target = delivery, request, target
         self.args, self.kwargs, self.options = apply
-        self.job, self.in_flight = delivery.job, delivery.in_flight
+        self.job, self.owner = delivery.job, delivery.owner
         self.take = partial(threading.Lock().acquire, False)  # True for whoever comes first
 
     @property
     def is_ours(self) -> bool:
-        if self.in_flight.certificate.is_past(self.job.owner):
+        if self.owner.is_past(self.job):
             return False
         # With early ack one that was taken back is settled, and nobody else's either.
-        return bool(self.request.acknowledged or self.in_flight.may_start(self.job))
+        return bool(self.request.acknowledged or self.owner.may_start(self.job))
 
     def may_begin(self) -> float:
         """Record it and note that the pool has it; until when it may begin, 0 for not now."""
         if self.request.acknowledged:
-            return self.in_flight.certificate.until(self.job.owner)
+            return self.owner.until(self.job)
         # With early ack it may be settled before it runs: nothing would take its record away.
-        return self.in_flight.start(self.job, record=self.request.task.acks_late)
+        return self.owner.start(self.job, record=self.request.task.acks_late)
 
     def accept(self, accept: Callable[..., Any], *args: Any) -> Any:
         """In a thread of the pool; what was given up is still in its line."""
@@ -148,10 +148,10 @@ class Gate(Runner):
         request = request_of(options.get("accept_callback"))
         delivery = getattr(request, "delivery", None)  # only requests of ours have one
         if delivery is None:
-            for membership in memberships() if self.inline else ():
+            for owner in owners_here() if self.inline else ():
                 # What runs now may take long. Acks that cannot be sent are kept, and sent again.
                 with suppress(RedisError, OSError):
-                    membership.in_flight.post()
+                    owner.post()
             return self._apply(target, args, kwargs or {}, **told_of_losses(target, options))
         what = _Handover(delivery, request, target, args, kwargs or {}, options)
         self._waiting.append(what)
@@ -175,14 +175,14 @@ class Gate(Runner):
         """The next job that may start, and until when; None if none may now."""
         while self._waiting:
             first = self._waiting[0]
-            membership = first.delivery.membership
-            alone = first.in_flight.jobs.alone
+            owner = first.delivery.owner
+            alone = first.owner.alone
             room = len(self.out) < (1 if alone is not None else self.slots)
             if not first.is_ours:
                 self._drop(self._waiting.popleft(), "it has left this worker")
             elif alone is not None and first.job != alone and not first.request.acknowledged:
                 self._drop(self._waiting.popleft(), "another runs alone here")
-            elif room and not told_to_stop(membership) and (until := first.may_begin()):
+            elif room and not told_to_stop(owner) and (until := first.may_begin()):
                 self.out.add(self._waiting.popleft())
                 return first, until
             else:
@@ -208,7 +208,7 @@ class Gate(Runner):
             if self.threads and not what.take():
                 self.failure = exc
                 return
-            what.in_flight.end(what.job)
+            what.owner.end(what.job)
             self.out.discard(what)
             if self.prefork:
                 call = what.args, what.kwargs
@@ -273,15 +273,15 @@ class Gate(Runner):
         """The pool came too late to a job: hand it over again, if it is still ours. If its channel
         is closed it goes back: at the next lost connection Celery forgets what waits for a slot."""
         delivery = request.delivery
-        job, in_flight = delivery.job, delivery.in_flight
+        job, owner = delivery.job, delivery.owner
         state.task_ready(request)
         if delivery.channel.closed and not request.acknowledged:
             request.acknowledged = True
             return delivery.requeue()
-        in_flight.end(job)
-        in_flight.wait(job)
+        owner.end(job)
+        owner.wait(job)
         with suppress(RedisError, OSError):  # it may be recorded as running for a moment longer
-            in_flight.unrecord(job)
+            owner.unrecord(job)
         # The process runs others by now: who ends this job must not end that.
         request.time_start = request.worker_pid = request._apply_result = None
         state.task_reserved(request)  # in Celery's books it is one that waits for a slot

@@ -18,7 +18,7 @@ from ..app.results import check_results
 from ..errors import SuperfetchError
 from ..model.version import __version__
 from ..owner.heartbeats import threads_are_greenlets
-from ..owner.membership import Membership
+from ..owner.owner import Owner
 from ..store.wire.server import check_platform, check_server
 from ..transport.transport import Transport
 from ..transport.versions import check_versions
@@ -143,25 +143,25 @@ class Guarded(bootsteps.StartStopStep):
         transport = consumer.connection.transport
         if not isinstance(transport, Transport):
             return
-        # Before the first fetch, whose membership has it from there.
+        # Before the first fetch, whose owner has it from there.
         transport.cycle.runner = consumer.controller.superfetch_gate
         channel = consumer.connection.default_channel
         channel.reception = reception
-        membership = channel.membership
-        is_new = not membership.owner
+        owner = channel.owner
+        is_new = not owner.name
         # Before "ready", so that the first job waits for none of it.
         channel.fetch.join({})
         if is_new:
-            _first_pass(consumer.app, membership)
+            _first_pass(consumer.app, owner)
         if not self.introduced:
             self.introduced = True
-            conf, config = consumer.app.conf, membership.config
+            conf, config = consumer.app.conf, owner.config
             logger.info(
                 "celery_superfetch %s: this worker is owner %s. Unheard for %g s it is taken for "
                 "dead. A job is killed at its strike %d within %g h. task_acks_late is %s, "
                 "task_reject_on_worker_lost is %s.",
                 __version__,
-                membership.owner,
+                owner.name,
                 config.owner_ttl,
                 config.strike_limit,
                 config.strike_window / 3600,
@@ -170,11 +170,11 @@ class Guarded(bootsteps.StartStopStep):
             )
 
 
-def _first_pass(app: Any, membership: Membership) -> None:
+def _first_pass(app: Any, owner: Owner) -> None:
     """A successor takes back what its predecessor held before it claims anything."""
     try:
-        rounds = Rounds(app, membership)
+        rounds = Rounds(app, owner)
         # Of its own host alone: it has watched nobody, and others may start by the thousand.
-        rounds.note(rounds.reaper.reap(membership.heart.neighbours))
+        rounds.note(rounds.reaper.reap(owner.neighbours))
     except Exception:
         logger.exception("The pass at the worker's start failed; the next one tries again.")

@@ -13,7 +13,8 @@ from celery.utils.log import get_logger
 from celery.worker import state
 
 from ..model import forks
-from ..owner.membership import Membership, memberships
+from ..owner.here import owners_here
+from ..owner.owner import Owner
 from ..transport.channel import Channel
 
 logger = get_logger(__name__)
@@ -23,8 +24,8 @@ AGAIN = 0.05  # seconds until a signal comes again that found the loop at work o
 LOOK_INTERVAL = 0.5  # seconds between two looks for an order to stop: its handler only sets flags
 
 
-def memberships_of(worker: Any) -> list[Membership]:
-    return [one for one in memberships() if one.runner.worker is worker]
+def owners_of(worker: Any) -> list[Owner]:
+    return [one for one in owners_here() if one.runner.worker is worker]
 
 
 def channels_of(worker: Any) -> list[Channel]:
@@ -40,8 +41,8 @@ def process_ends() -> bool:
     return any(flag is not None and flag is not False for flag in flags)  # 0 is an exit code
 
 
-def told_to_stop(membership: Membership) -> bool:
-    return membership.heart.stopping or process_ends()
+def told_to_stop(owner: Owner) -> bool:
+    return owner.stopping or process_ends()
 
 
 class Stopper(threading.Thread):
@@ -65,8 +66,8 @@ class Stopper(threading.Thread):
         self._told = self._mark(True)
 
     def _mark(self, stopping: bool) -> bool:
-        for membership in memberships_of(self.worker):
-            membership.heart.stopping = stopping
+        for owner in owners_of(self.worker):
+            owner.stopping = stopping
         return stopping
 
     def give_back(self) -> None:
@@ -122,9 +123,9 @@ def _on_cold(stopper: Stopper, handler: Any, number: int, frame: Any) -> None:
 
 def _works_on_jobs(worker: Any) -> bool:
     """Whether this thread has the lock of what is in flight."""
-    for membership in memberships_of(worker):
+    for owner in owners_of(worker):
         with suppress(RuntimeError):  # which a condition raises for whoever has not its lock
-            threading.Condition(membership.in_flight.lock).notify(0)
+            threading.Condition(owner.lock).notify(0)
             return True
     return False
 

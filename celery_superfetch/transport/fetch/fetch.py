@@ -13,7 +13,7 @@ from kombu.log import get_logger
 from redis.exceptions import RedisError, ResponseError
 
 from ...model.job import Claimed, Job
-from ...owner.membership import Membership
+from ...owner.owner import Owner
 from ...store.wire.connections import NotServed
 from ...store.wire.slots import PAUSE
 from .probation import Probation
@@ -73,23 +73,22 @@ class Fetch:
     _refused_until = _silent_until = 0.0
     _delivering = 0  # the thread that does at this moment
 
-    def __init__(self, channel: Any, poller: Any, membership: Membership) -> None:
+    def __init__(self, channel: Any, poller: Any, owner: Owner) -> None:
         self.channel = channel
         self.poller = poller
-        self.membership = membership
-        self.in_flight = membership.in_flight
-        self.runner = membership.runner
+        self.owner = owner
+        self.runner = owner.runner
         self.lists: QueueLists = channel.lists
         self.backlog = Backlog()
-        self.reads = BlockingReads(membership, poller, self._landed)
+        self.reads = BlockingReads(owner, poller, self._landed)
         self.probation = Probation(self)
         self._joined: Mapping[str, int] = {}
-        self._outages = membership.heart.outages
+        self._outages = owner.outages
 
     def turn(self) -> None:
         if self.channel.closed:
             return
-        self.membership.check_process()
+        self.owner.check_process()
         self.runner.pump()
         now = monotonic()
         if now < self._refused_until:
@@ -115,18 +114,18 @@ class Fetch:
     def _turn(self) -> None:
         lists = self.lists.names
         if not lists:
-            return self.in_flight.flush()
+            return self.owner.flush()
         self.join(self.lists.expires)
         self._mind_connections()
-        if self.membership.heart.stopping:
+        if self.owner.stopping:
             self.put_aside()  # first: what reads bring later would overtake what waits
             self.channel.qos.give_back_waiting()
-            return self.in_flight.flush()
+            return self.owner.flush()
         if self.probation.has_the_floor(lists, self.reads.dry):
             self.reads.dry = False
-            alone = self.in_flight.jobs.alone
-            self.in_flight.flush()
-            if alone is not None and self.in_flight.jobs.alone is None:
+            alone = self.owner.alone
+            self.owner.flush()
+            if alone is not None and self.owner.alone is None:
                 self.poller.ring()
             return
         credit, now = self.channel.qos.credit(), monotonic()
@@ -136,8 +135,8 @@ class Fetch:
             self._claim(credit, now)
         elif self.backlog.ready and self.runner.inline:
             pass  # the next takes the acks along, with the record of its start
-        elif self.in_flight.unsent or (self.in_flight.unread and not self.backlog.ready):
-            self.in_flight.post()
+        elif self.owner.unsent or (self.owner.unread and not self.backlog.ready):
+            self.owner.post()
         if self.backlog.ready and self.runner.inline:
             return  # before it runs, a read would have to be called off
         if self.reads.dry and self.channel.qos.credit():
@@ -150,32 +149,31 @@ class Fetch:
         waiting = len(self.backlog)
         if self.poller.inline and waiting:
             return False
-        limit = self.membership.config.claim_limit
+        limit = self.owner.config.claim_limit
         held = self.channel.qos.in_use() - waiting
         reserve = waiting + min(held, self.runner.reserve())
         return waiting < limit and credit >= min(reserve, limit)
 
     def join(self, expires: Mapping[str, int]) -> None:
         """Register this process and its queue lists (-> ms of x-expires), unless that is known."""
-        if expires is not self._joined or not self.membership.owner:
-            self.membership.join(id(self), expires)
+        if expires is not self._joined or not self.owner.name:
+            self.owner.join(id(self), expires)
             self._joined = expires
             self.reads.dry = False  # these lists are others: a claim finds what is urgent there
 
     def _mind_connections(self) -> None:
-        if self.membership.overdue and not self.runner.endless:  # else maintenance does
-            self.membership.catch_up()
+        if self.owner.overdue and not self.runner.endless:  # else maintenance does
+            self.owner.catch_up()
         if self.reads.overdue:
             logger.warning("A blocking read got no reply in time; its connection is replaced.")
-            self.in_flight.doubt = True
-        if self._outages != self.membership.heart.outages:
-            self._outages = self.membership.heart.outages
-            self.in_flight.doubt = True
-        if self.in_flight.lost_claims.due:
+            self.owner.doubt()
+        if self._outages != self.owner.outages:
+            self._outages = self.owner.outages
+            self.owner.doubt()
+        if self.owner.in_doubt:
             # With no claim on its way, lost replies spoke of what only the private lists hold.
             self.reads.close()
-            owner, lists = self.membership.owner, self.membership.heart.facts.lists
-            if found := self.in_flight.lost_claims.reconcile(owner, lists):
+            if found := self.owner.reconcile():
                 logger.warning(
                     "%d jobs were claimed by calls whose reply was lost: they are back on their "
                     "queues, without a strike.",
@@ -185,9 +183,9 @@ class Fetch:
             self.runner.pump()  # nothing starts while in doubt
 
     def _claim(self, credit: int, now: float) -> None:
-        backlog, owner = self.backlog, self.membership.owner
+        backlog, name = self.backlog, self.owner.name
         others = backlog.lift()
-        landed = others.pop(owner, [])
+        landed = others.pop(name, [])
         most = credit + len(landed)
         reach = None if landed else self.lists.reach(credit)
         if dry := self.reads.dry:  # these jobs came alone
@@ -196,14 +194,14 @@ class Fetch:
             order, turn = self.lists.order(reach), self.lists.equals
         starts = max(0, self.runner.free() - len(backlog.ready))
         try:
-            claims = self.membership.claim(order, most, turn, landed, starts)
+            claims = self.owner.claim(order, most, turn, landed, starts)
         except RedisError:
-            self.in_flight.doubt = True  # of what landed
+            self.owner.doubt()
             raise
-        if owner != self.membership.owner or not claims.registered:
-            others[owner] = landed
-        for name, lists in others.items():  # of nobody any more
-            self.membership.unland(name, lists)
+        if name != self.owner.name or not claims.registered:
+            others[name] = landed
+        for whose, lists in others.items():  # of nobody any more
+            self.owner.unland(whose, lists)
         if not claims.registered:  # somebody removes our row faster than we write it
             return
         backlog.ready.extend(claims.jobs)
@@ -225,14 +223,14 @@ class Fetch:
 
     def _is_ours(self, job: Job) -> bool:
         """False where its owner is none any more, and it goes back; nobody here has started it."""
-        if job.owner == self.membership.owner:
+        if job.owner == self.owner.name:
             return True
-        self.in_flight.requeue([job])
+        self.owner.requeue([job])
         return False
 
     def claim_one(self, lists: Mapping[str, int]) -> Claimed | None:
         """One job now (``basic_get``) from these lists; one that was claimed ahead comes first."""
-        self.membership.check_process()
+        self.owner.check_process()
         self.join({**self.lists.expires, **lists})
         self._mind_connections()
         alone = self.probation.has_the_floor([*lists])
@@ -245,14 +243,14 @@ class Fetch:
                 return claimed
         if alone:
             return None
-        claims = self.membership.claim([*lists], 1, 1)
+        claims = self.owner.claim([*lists], 1, 1)
         for name, text in claims.errors:
             raise ResponseError(f"queue list {name}: {text}")
         return claims.jobs[0] if claims.jobs else None
 
     @property
     def deliverable(self) -> bool:
-        return bool(self.backlog.ready) and not self.membership.heart.stopping
+        return bool(self.backlog.ready) and not self.owner.stopping
 
     def deliver(self) -> bool:
         """Deliver one job to the consumer; False when it came to nothing."""
@@ -273,9 +271,9 @@ class Fetch:
             delivered: bool = self.channel.deliver(claimed)
         finally:
             self._delivering = 0
-        self.in_flight.delivered(claimed.job)
-        if self.runner.inline and self.in_flight.unsent:  # it has not begun, and took none along
-            self.in_flight.post()
+        self.owner.delivered(claimed.job)
+        if self.runner.inline and self.owner.unsent:  # it has not begun, and took none along
+            self.owner.post()
         return delivered
 
     @property
@@ -283,27 +281,27 @@ class Fetch:
         """Whether this is called back from the delivery of the last job."""
         return self._delivering == get_ident() and not self.backlog.ready
 
-    def _landed(self, owner: str, queue_list: str, waited: float) -> None:
-        if owner != self.membership.owner or not self.channel.qos.credit():
-            return self.membership.unland(owner, [queue_list])
+    def _landed(self, whose: str, queue_list: str, waited: float) -> None:
+        if whose != self.owner.name or not self.channel.qos.credit():
+            return self.owner.unland(whose, [queue_list])
         more = bool(self.backlog) or waited < AT_ONCE
-        self.backlog.landed.append((owner, queue_list))
+        self.backlog.landed.append((whose, queue_list))
         self.reads.dry = self.reads.dry and not more
 
     def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
-        self.in_flight.requeue(jobs, where)
+        self.owner.requeue(jobs, where)
         self.poller.wake()
 
     def put_aside(self) -> None:
         """Give back what is on its way to a consumer."""
         self.reads.call_off(self.reads.armed)
         self.unland()
-        self.in_flight.requeue(self.backlog.take())
+        self.owner.requeue(self.backlog.take())
 
     def unland(self, lists: Collection[str] | None = None) -> None:
         """Give back what landed, before what was claimed earlier; any thread may."""
-        for owner, names in self.backlog.lift(lists).items():
-            self.membership.unland(owner, names)
+        for whose, names in self.backlog.lift(lists).items():
+            self.owner.unland(whose, names)
 
     def cancel(self, lists: Collection[str] | None = None) -> None:
         """Give back what came from some lists, or from any: nobody consumes it; never raises."""
@@ -311,8 +309,8 @@ class Fetch:
         try:
             self.reads.call_off(reads)
         except (RedisError, OSError):
-            self.in_flight.doubt = True
+            self.owner.doubt()
         self.reads.close(None if lists is None else reads)
         self.unland(lists)
         back = self.backlog.take(lambda job: lists is None or job.queue_list in lists)
-        self.in_flight.requeue(back)
+        self.owner.requeue(back)

@@ -8,7 +8,7 @@ from typing import Any
 
 from kombu.log import get_logger
 
-from ...owner.in_flight.in_flight import InFlight
+from ...owner.owner import Owner, level_of
 from ...store.queues import Suspects
 
 logger = get_logger(__name__)
@@ -36,8 +36,8 @@ class Probation:
 
     def __init__(self, fetch: Any) -> None:
         self.fetch = fetch
-        self.in_flight: InFlight = fetch.in_flight
-        self.suspects = Suspects(self.in_flight.database)
+        self.owner: Owner = fetch.owner
+        self._waits = Suspects(self.owner.database)
 
     def has_the_floor(self, lists: Sequence[str], dry: bool = True) -> bool:
         """True when nothing else may be claimed in this turn. ``dry``: nothing else waits."""
@@ -53,7 +53,7 @@ class Probation:
             if waiting:  # come back for the next, though no other job may come
                 self.fetch.poller.ring()
             return False
-        busy = self.in_flight.runner.busy(self.in_flight.jobs.unsettled) or self.fetch.backlog
+        busy = self.owner.busy or self.fetch.backlog
         # Between two jobs of many it is as busy as any other.
         if (busy or not dry) and self._is_time():
             self._rest(waiting)
@@ -65,12 +65,11 @@ class Probation:
 
     def _is_alone(self) -> bool:
         """Whether a suspect has the process for itself, and has not had it for long enough."""
-        jobs = self.in_flight.jobs
-        with self.in_flight.lock:
-            alone = jobs.alone
-            if alone is None or monotonic() < jobs.alone_until:
-                return alone is not None
-            jobs.alone = None
+        if self.owner.alone is None:
+            return False
+        alone = self.owner.end_solitude()
+        if alone is None:
+            return True
         logger.info(
             "Job %s, on probation, has had this process for itself for long enough: from now on "
             "others may start beside it.",
@@ -79,14 +78,10 @@ class Probation:
         return False
 
     def _waiting(self, lists: Sequence[str]) -> list[str]:
-        return [name for name in lists if name in self.in_flight.probation]
+        return [name for name in lists if name in self.owner.suspects]
 
     def _take(self, queue_list: str) -> bool:
-        with self.in_flight.lock:  # another channel may ask whether it is over
-            claimed = self.in_flight.claim_alone(self.fetch.membership.owner, queue_list)
-            level = claimed.earlier.probation if claimed and claimed.earlier else 0
-            alone = SOLITUDE * 10 ** max(0, level - 1)
-            self.in_flight.jobs.alone_until = monotonic() + alone
+        claimed = self.owner.claim_alone(queue_list, _solitude)
         if claimed is not None:
             self._others_first = True
             self.fetch.backlog.ready.append(claimed)
@@ -95,7 +90,7 @@ class Probation:
                 "one that killed others. Other jobs wait until it has ended, but no longer than "
                 "%g s.",
                 claimed.job.title,
-                alone,
+                _solitude(level_of(claimed)),
             )
         return claimed is not None
 
@@ -125,7 +120,12 @@ class Probation:
     def _ask(self, waiting: Sequence[str]) -> bool:
         """Whether this owner rests for suspects from some queue lists; with none it says that its
         rest lasted until now, and that a suspect had its turn."""
-        rests = self.suspects.let_rest(self.fetch.membership.owner, waiting, FIRST_REST, WORK)
+        rests = self._waits.let_rest(self.owner.name, waiting, FIRST_REST, WORK)
         if rests is None:
-            self.in_flight.probation -= set(waiting)
+            self.owner.found_no_suspects(waiting)
         return bool(rests)
+
+
+def _solitude(level: int) -> float:
+    """Seconds for which nothing starts beside a suspect, whose so manieth time alone it is."""
+    return SOLITUDE * 10 ** max(0, level - 1)

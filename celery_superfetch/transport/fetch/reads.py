@@ -14,7 +14,8 @@ from typing import Any
 from kombu.log import get_logger
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
-from ...owner.membership import BLOCK_TIMEOUT, Membership
+from ...owner.membership import BLOCK_TIMEOUT
+from ...owner.owner import Owner
 from ...store.arrivals import Arrivals
 from ...store.wire.clients import LoneConnection, cut, unblock
 from ...store.wire.connections import NotServed
@@ -40,31 +41,31 @@ class BlockingRead(LoneConnection):
     """Waits on one queue list by BLMOVE; a job that arrives there wakes exactly one worker, and
     lands where its next claim names it."""
 
-    owner = ""  # for whom a job lands
+    whose = ""  # for whom a job lands: a name of the owner
 
-    def __init__(self, membership: Membership, queue_list: str) -> None:
-        super().__init__(membership.heart.params)
-        self.membership = membership
+    def __init__(self, owner: Owner, queue_list: str) -> None:
+        super().__init__(owner.params)
+        self.owner = owner
         self.queue_list = queue_list
 
     def connect(self) -> int:
         self.fd = super().connect()
         self.learn_id()
         if self.id:
-            self.membership.heart.blocking.add(self.id)
+            self.owner.blocking.add(self.id)
         return self.fd
 
     def arm(self) -> None:
-        self.owner = self.membership.owner
-        self.membership.in_flight.lists.wait(self, self.owner, self.queue_list, BLOCK_TIMEOUT)
+        self.whose = self.owner.name
+        self.owner.wait_on(self, self.whose, self.queue_list, BLOCK_TIMEOUT)
 
     def close(self) -> bool:
         """Close the connection, on the server too; False where a claim may land afterwards."""
         told = True
-        self.membership.heart.blocking.discard(self.id)
+        self.owner.blocking.discard(self.id)
         if self.waits_since:
             with contextlib.suppress(RedisError):  # it or the server is gone, or none may kill it
-                told = bool(self.id) and cut(self.membership.client, self.run_id, [self.id])
+                told = bool(self.id) and cut(self.owner.client, self.run_id, [self.id])
         self.disconnect()
         return told
 
@@ -73,7 +74,7 @@ class BlockingRead(LoneConnection):
 class BlockingReads:
     """One connection for each queue list that is waited on, and two that hear of the others."""
 
-    membership: Membership
+    owner: Owner
     poller: Any
     #: Called for each job that landed: whose, from which queue list, and after how long (s).
     on_landed: Callable[[str, str, float], object]
@@ -139,7 +140,7 @@ class BlockingReads:
             self._forget_arrivals()
 
     def _open(self, name: str) -> BlockingRead:
-        read = BlockingRead(self.membership, name)
+        read = BlockingRead(self.owner, name)
         read.connect()
         self._reads.append(read)
         self.poller.watch(read.fd, partial(self._on_reply, read))
@@ -158,18 +159,18 @@ class BlockingReads:
         except ResponseError as exc:  # WRONGTYPE, a lost permission
             self.refused(read.queue_list, str(exc))
         except (RedisError, OSError) as exc:
-            self.membership.in_flight.doubt = True
+            self.owner.doubt()
             self.close([read])
             if not isinstance(exc, NotServed):  # else the next turn waits elsewhere
                 raise
         else:
             if landed:
                 self._news[read.queue_list] = monotonic()
-                self.on_landed(read.owner, read.queue_list, waited)
+                self.on_landed(read.whose, read.queue_list, waited)
 
     def call_off(self, reads: Sequence[BlockingRead]) -> None:
         """End some waits; what had landed already comes by ``on_landed``."""
-        if unblock(self.membership.client, reads):
+        if unblock(self.owner.client, reads):
             for read in reads:
                 self._on_reply(read)
 
@@ -182,7 +183,7 @@ class BlockingReads:
             self.poller.unwatch(read.fd)
             if read.waits_since:
                 # What has landed by now, nobody reads any more.
-                self.membership.in_flight.doubt = True
+                self.owner.doubt()
             self.answered = read.close() and self.answered
 
     def _look_at(self, lists: Sequence[str], *, else_blocked: bool = False) -> None:
@@ -198,7 +199,7 @@ class BlockingReads:
 
     def _open_arrivals(self, else_blocked: bool) -> None:
         try:
-            self._arrivals = Arrivals(self.membership.database, self.membership.heart.params)
+            self._arrivals = Arrivals(self.owner.database, self.owner.params)
         except ResponseError as exc:
             self._refused[Arrivals] = monotonic() + UNTOLD
             if else_blocked:

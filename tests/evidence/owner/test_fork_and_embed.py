@@ -14,8 +14,8 @@ import pytest
 from celery import Celery
 from redis.connection import parse_url
 
+from celery_superfetch.owner.here import owner_for, owners_here
 from celery_superfetch.owner.in_flight.runner import Runner
-from celery_superfetch.owner.membership import membership_for, memberships
 from celery_superfetch.reaper.evidence import Onlooker
 from celery_superfetch.worker.stopping import Stopper, told_to_stop
 from support.hosts import Host
@@ -193,14 +193,14 @@ def test_a_worker_that_is_told_to_stop_does_not_speak_for_its_neighbours(
     first, second, runners = object(), object(), (Runner(), Runner(), Runner())
     for runner, worker in zip(runners, (first, second, object()), strict=True):
         runner.worker = worker
-    one, two = (membership_for(params, config, runner=runner) for runner in runners[:2])
-    plain = membership_for(params, config)
+    one, two = (owner_for(params, config, runner=runner) for runner in runners[:2])
+    plain = owner_for(params, config)
     Stopper(first).say_so()
     assert [told_to_stop(each) for each in (one, two, plain)] == [True, False, False]
     # The next worker makes room: of one that was told, and has left, nothing is kept.
-    membership_for(params, config, runner=runners[2])
-    assert one not in memberships()
-    assert {two, plain} <= set(memberships())
+    owner_for(params, config, runner=runners[2])
+    assert one not in owners_here()
+    assert {two, plain} <= set(owners_here())
 
 
 @pytest.mark.netns

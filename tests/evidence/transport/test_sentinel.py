@@ -12,7 +12,7 @@ import redis
 from celery_superfetch.app.broker import client_of
 from celery_superfetch.console.probe import main
 from celery_superfetch.errors import UnsupportedBroker
-from celery_superfetch.owner.membership import Membership
+from celery_superfetch.owner.owner import Owner
 from celery_superfetch.store.wire.clients import run_id
 from celery_superfetch.store.wire.connections import Sentinels, following, place_of
 from celery_superfetch.store.wire.server import check_server
@@ -158,7 +158,7 @@ def test_a_group_is_one_database_in_whatever_order_it_is_named() -> None:
 def test_a_heart_that_connects_anew_doubts_what_it_was_told(url: str, bench: Bench) -> None:
     """A restart or a failover may have undone acks and claims that were confirmed."""
     params = redis.connection.parse_url(url)
-    membership = Membership(params, bench.config)
+    membership = Owner(params, bench.config)
     membership.join(1, {"mail": 0})
     membership.heartbeat()
     assert not membership.in_flight.doubt
@@ -194,9 +194,9 @@ def test_connections_of_one_process_never_disagree_on_the_run_of_the_server(
         "connection_pool": named,
         "socket_timeout": 5,
     }
-    membership = Membership(params, bench.config)
+    membership = Owner(params, bench.config)
     membership.join(1, {"mail": 0})
-    owner, heart = membership.owner, membership.heart
+    owner, heart = membership.name, membership.heart
     assert run_id(membership.client) == heart.facts.run_id
     replicated.wait_in_step()
     replicated.promote()
@@ -212,7 +212,7 @@ def test_connections_of_one_process_never_disagree_on_the_run_of_the_server(
         there = str(server.client().info("server")["run_id"])
         assert run_id(membership.client) == there, "others are refused until the heart has come"
         eventually(lambda there=there: heart.facts.run_id == there)
-    assert membership.owner == owner
+    assert membership.name == owner
     membership.leave_for_good()
 
 
@@ -224,9 +224,9 @@ def test_an_owner_goes_on_at_the_replica_and_at_no_other_server(
     primary, replica = pair.servers
     params = [{"host": "127.0.0.1", "port": one.port} for one in (primary, stranger, replica)]
     config = make_bench(heartbeat_interval=600, owner_ttl=6000).config
-    membership = Membership(params[0], config, params)
+    membership = Owner(params[0], config, params)
     membership.join(1, {"mail": 0})
-    owner = membership.owner
+    owner = membership.name
     eventually(lambda: replica.client().zscore("superfetch:owners", owner))
     stranger.client().zadd("superfetch:owners", {owner: 1})
     assert not membership.follow({**params[1], "db": 1}), "it knows nobody there"
@@ -240,6 +240,6 @@ def test_an_owner_goes_on_at_the_replica_and_at_no_other_server(
         membership.heartbeat()
     assert membership.heart.params["port"] == replica.port
     assert membership.heartbeat().status == "ok"
-    assert membership.owner == owner
+    assert membership.name == owner
     assert membership.in_flight.doubt, "what is in flight has to be compared"
     membership.leave_for_good()

@@ -12,7 +12,7 @@ from redis.connection import parse_url
 
 import celery_superfetch
 from celery_superfetch.app.broker import config_of
-from celery_superfetch.owner.membership import Membership
+from celery_superfetch.owner.owner import Owner
 from celery_superfetch.worker.maintenance import Rounds
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
@@ -21,17 +21,17 @@ LIMITS = {"stuck_after": 0.001}
 
 
 @pytest.fixture
-def beside(client: redis.Redis, url: str) -> Iterator[tuple[Celery, Membership]]:
+def beside(client: redis.Redis, url: str) -> Iterator[tuple[Celery, Owner]]:
     """An app, and a consumer of its options that runs beside its worker, in a task or in a step."""
     app = celery_superfetch.install(Celery("shop", broker=url, set_as_current=False), **LIMITS)
-    membership = Membership(parse_url(url), config_of(app))
+    membership = Owner(parse_url(url), config_of(app))
     membership.join(1, {"mail": 0})
     yield app, membership
     membership.leave_for_good()
 
 
 def test_a_consumer_beside_the_worker_is_served_like_any_owner(
-    beside: tuple[Celery, Membership], client: redis.Redis
+    beside: tuple[Celery, Owner], client: redis.Redis
 ) -> None:
     """It has no pool, so nothing is told of its runs."""
     app, membership = beside
@@ -46,7 +46,7 @@ def test_a_consumer_beside_the_worker_is_served_like_any_owner(
 
 
 def test_of_those_who_see_a_death_in_one_second_one_makes_a_pass(
-    beside: tuple[Celery, Membership], client: redis.Redis
+    beside: tuple[Celery, Owner], client: redis.Redis
 ) -> None:
     """The control is a turn that nobody has taken."""
     app, membership = beside

@@ -11,18 +11,18 @@ from redis.connection import parse_url
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.owner.in_flight.lost_runs import LostRuns
-from celery_superfetch.owner.membership import Membership
+from celery_superfetch.owner.owner import Owner
 from support.workers.bench import Bench
 
 
 @pytest.fixture
-def make(url: str, make_bench: Callable[..., Bench]) -> Iterator[Callable[..., Membership]]:
+def make(url: str, make_bench: Callable[..., Bench]) -> Iterator[Callable[..., Owner]]:
     """`make(heartbeat_interval=..., params={...})`: this process as an owner."""
-    made: list[Membership] = []
+    made: list[Owner] = []
 
-    def start(params: dict[str, Any] | None = None, **options: Any) -> Membership:
+    def start(params: dict[str, Any] | None = None, **options: Any) -> Owner:
         config = make_bench(**options).config
-        made.append(Membership({**parse_url(url), **(params or {})}, config))
+        made.append(Owner({**parse_url(url), **(params or {})}, config))
         return made[-1]
 
     yield start

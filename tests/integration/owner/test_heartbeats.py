@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import redis
 
-from celery_superfetch.owner.membership import Membership
+from celery_superfetch.owner.owner import Owner
 from celery_superfetch.store.wire.clients import run_id
 from support.servers.server import Server
 from support.waiting import eventually
 from support.workers.bench import Bench
 
-Make = Callable[..., Membership]
+Make = Callable[..., Owner]
 
 
 def test_the_heart_goes_on_while_the_main_thread_is_blocked(make: Make, bench: Bench) -> None:
@@ -42,7 +42,7 @@ def test_the_heart_takes_nobodys_lock(make: Make, bench: Bench) -> None:
     """C3: others hold theirs while they wait for the server, or run a user's receiver."""
     membership = make(heartbeat_interval=0.1)
     membership.join(1, {"mail": 0})
-    old = membership.owner
+    old = membership.name
 
     def is_heard() -> None:
         before = bench.score(membership)
@@ -54,7 +54,7 @@ def test_the_heart_takes_nobodys_lock(make: Make, bench: Bench) -> None:
         eventually(lambda: membership.overdue, 5, message="its loss is somebody else's to mend")
         is_heard()
         eventually(lambda: bench.mark(old, "silent"), 5)
-        eventually(lambda: membership.owner != old, 5)
+        eventually(lambda: membership.name != old, 5)
         is_heard()
     assert not membership.heart.outages
     membership.catch_up()
@@ -68,7 +68,7 @@ def test_its_connections_are_registered_and_named_anew_when_they_change(
     membership.join(1, {"mail": 0})
 
     def facts() -> Any:
-        return bench.registry.facts([membership.owner])[membership.owner]
+        return bench.registry.facts([membership.name])[membership.name]
 
     first = facts()
     run = run_id(bench.client)
@@ -92,7 +92,7 @@ def test_what_changes_is_told_with_the_next_heartbeat(
     membership.heart.stopping = True
 
     def told() -> bool:
-        facts = bench.registry.facts([membership.owner])[membership.owner]
+        facts = bench.registry.facts([membership.name])[membership.name]
         return (facts.pool, facts.state) == (((7, "start"),), "stopping")
 
     eventually(told, 5)
@@ -103,7 +103,7 @@ def test_that_it_stops_is_told_before_a_heartbeat_is_due(make: Make, bench: Benc
     membership.join(1, {"mail": 0})
     membership.heart.stopping = True
     eventually(
-        lambda: bench.registry.facts([membership.owner])[membership.owner].state == "stopping", 5
+        lambda: bench.registry.facts([membership.name])[membership.name].state == "stopping", 5
     )
 
 
@@ -113,15 +113,15 @@ def test_the_heart_survives_an_outage_and_says_so_once(
     caplog.set_level(logging.INFO)
     server = fresh_server(appendonly=True, appendfsync="always")
     bench = Bench(server.client(), heartbeat_interval=0.1)
-    membership = Membership({"host": "127.0.0.1", "port": server.port}, bench.config)
+    membership = Owner({"host": "127.0.0.1", "port": server.port}, bench.config)
     membership.join(1, {"mail": 0})
-    owner, before = membership.owner, bench.score(membership)
+    owner, before = membership.name, bench.score(membership)
     server.kill()
     eventually(lambda: "failed" in caplog.text, 10)
     assert membership.heart.watch.silent_for("anybody", 1, 0.0) is None, "what it saw is void"
     server.restart()
     eventually(lambda: bench.score(membership) > before, 10)
-    assert membership.owner == owner
+    assert membership.name == owner
     eventually(lambda: "is heard again" in caplog.text, 5)
     assert caplog.text.count("Heartbeat of owner") == 2
     membership.leave_for_good()
@@ -139,4 +139,4 @@ def test_a_heart_that_could_not_connect_where_it_moved_goes_there_later(
     eventually(lambda: "failed" in caplog.text, 10)
     there.restart()
     eventually(lambda: "is heard again" in caplog.text, 10)
-    assert set(Bench(there.client()).registry.owners()) == {membership.owner}
+    assert set(Bench(there.client()).registry.owners()) == {membership.name}

@@ -9,7 +9,7 @@ import redis
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Counters
-from celery_superfetch.owner.membership import Membership
+from celery_superfetch.owner.owner import Owner
 from celery_superfetch.signals import LostJob
 from support.servers.server import Server
 from support.workers.bench import Bench, payload
@@ -19,7 +19,7 @@ MAIL = {"mail": 0}
 
 
 @pytest.fixture
-def member(make: Callable[..., Membership]) -> Membership:
+def member(make: Callable[..., Owner]) -> Owner:
     """Registered for the queue mail, for one channel (1)."""
     membership = make()
     membership.join(1, MAIL)
@@ -156,21 +156,21 @@ def test_a_doubt_puts_it_back_behind_what_was_claimed_before(
     assert lost == []
 
 
-def test_what_landed_for_a_forgotten_owner_goes_back(member: Membership, bench: Bench) -> None:
-    old, raws = member.owner, [ONE, TWO]
+def test_what_landed_for_a_forgotten_owner_goes_back(member: Owner, bench: Bench) -> None:
+    old, raws = member.name, [ONE, TWO]
     bench.land(old, "mail", *raws)
     bench.client.delete(bench.keys.owners, bench.keys.facts(old))
     assert not member.claim(["mail"], 2, 1, ["mail"]).jobs, "it is another's by then"
-    assert member.owner != old
+    assert member.name != old
     member.unland(old, ["mail"])
     assert (bench.queue(), bench.landed(old)) == (raws, []), "in the old order"
     assert bench.stat("ownership_lost") == 0
 
 
 def test_what_landed_for_a_reaped_owner_is_recovered_and_not_put_back_twice(
-    member: Membership, bench: Bench
+    member: Owner, bench: Bench
 ) -> None:
-    old = member.owner
+    old = member.name
     bench.land(old, "mail", ONE)
     assert bench.mark(member, "silent")
     bench.reaper().reap()
@@ -183,28 +183,28 @@ def test_what_landed_for_a_reaped_owner_is_recovered_and_not_put_back_twice(
 def test_while_the_server_is_away_putting_back_waits(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server(appendonly=True, appendfsync="always")
     bench = Bench(server.client())
-    member = Membership({"host": "127.0.0.1", "port": server.port}, bench.config)
+    member = Owner({"host": "127.0.0.1", "port": server.port}, bench.config)
     member.join(1, MAIL)
-    bench.land(member.owner, "mail", ONE)
+    bench.land(member.name, "mail", ONE)
     server.kill()
-    member.unland(member.owner, ["mail"])
+    member.unland(member.name, ["mail"])
     assert member.overdue
     with pytest.raises(redis.ConnectionError):
         member.catch_up()
     server.restart()
     member.catch_up()
-    assert (bench.queue(), bench.landed(member.owner)) == ([ONE], [])
+    assert (bench.queue(), bench.landed(member.name)) == ([ONE], [])
     member.leave_for_good()
 
 
-def test_nobody_leaves_while_something_has_landed_for_it(member: Membership, bench: Bench) -> None:
+def test_nobody_leaves_while_something_has_landed_for_it(member: Owner, bench: Bench) -> None:
     """Else it would lie there for ever."""
     bench.land(member, "mail", ONE)
     member.leave(1)
-    assert member.owner
+    assert member.name
     assert bench.landed(member) == [ONE]
     member.in_flight.doubt = True
     member.leave(1)
-    assert not member.owner
+    assert not member.name
     assert bench.key_names() == {"mail"}
     assert bench.queue() == [ONE]

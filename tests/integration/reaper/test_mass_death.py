@@ -14,7 +14,7 @@ from celery import Celery
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.process import ProcessImage
-from celery_superfetch.owner.membership import Membership
+from celery_superfetch.owner.owner import Owner
 from celery_superfetch.worker.maintenance import LOOKS, Rounds
 from celery_superfetch.worker.steps import _first_pass
 from support.servers.work import noted
@@ -66,8 +66,8 @@ def rounds_of(mine: Facts, everybody: Collection[Facts]) -> tuple[Rounds, list[s
         return {name: known[name] for name in names}
 
     rounds = cast("Any", Rounds.__new__(Rounds))
-    heart = SimpleNamespace(neighbours=tuple(known))
-    rounds.membership = SimpleNamespace(owner=mine.owner, facts=mine, heart=heart)
+    others = tuple(name for name in known if name != mine.owner)
+    rounds.owner = SimpleNamespace(name=mine.owner, facts=mine, neighbours=others)
     rounds.reaper = SimpleNamespace(registry=SimpleNamespace(facts=facts))
     rounds._facts = {}
     return rounds, read
@@ -123,7 +123,7 @@ def test_the_pass_at_a_workers_start_reads_of_its_own_host_alone(own: redis.Redi
         bench.owner(elsewhere(f"host-{number}"))
     app = Celery("shop", broker="redis://localhost:6399", set_as_current=False)
     app.conf.broker_transport_options = {"app_name": "shop"}
-    membership = Membership(own.connection_pool.connection_kwargs, bench.config)
+    membership = Owner(own.connection_pool.connection_kwargs, bench.config)
     membership.join(1, {"mail": 0})
     with noted(own) as work:
         _first_pass(app, membership)

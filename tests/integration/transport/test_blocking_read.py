@@ -28,7 +28,7 @@ def inbox(url: str) -> Inbox:
 
 
 def opened(inbox: Inbox) -> BlockingRead:
-    read = BlockingRead(inbox.channel.membership, "mail")
+    read = BlockingRead(inbox.channel.owner, "mail")
     read.connect()
     return read
 
@@ -40,7 +40,7 @@ def test_a_read_that_the_server_has_not_seen_yet_is_called_off_all_the_same(inbo
         began = monotonic()
         late = threading.Timer(0.2, read.arm)
         late.start()
-        assert unblock(inbox.channel.membership.client, [read])
+        assert unblock(inbox.channel.owner.client, [read])
         late.join()
         assert read.read() is None
         assert monotonic() - began < BLOCK_TIMEOUT / 2
@@ -52,7 +52,7 @@ def test_a_read_that_was_served_already_brings_its_job(inbox: Inbox, bench: Benc
         read = opened(inbox)
         read.arm()
         bench.push("mail", payload(1))
-        assert unblock(inbox.channel.membership.client, [read])
+        assert unblock(inbox.channel.owner.client, [read])
         assert read.read() == payload(1)
         read.close()
 
@@ -60,7 +60,7 @@ def test_a_read_that_was_served_already_brings_its_job(inbox: Inbox, bench: Benc
 def test_what_cannot_be_called_off_in_time_is_left_to_wait(inbox: Inbox) -> None:
     with inbox:
         read = opened(inbox)  # never armed: the server knows it, and it never blocks
-        assert not unblock(inbox.channel.membership.client, [read])
+        assert not unblock(inbox.channel.owner.client, [read])
         read.close()
 
 
@@ -74,7 +74,7 @@ def test_the_ids_of_one_server_are_strangers_at_another(
     with FaultProxy(old.port) as address:
         inbox = Inbox(address.url(), consume=False)
         inbox.channel.fetch.join({"mail": 0})
-        membership = inbox.channel.membership
+        membership = inbox.channel.owner
         read = opened(inbox)
         read.arm()
         address.upstream = ("127.0.0.1", new.port)
@@ -147,7 +147,7 @@ def test_what_no_claim_has_named_goes_back_when_its_connection_is_gone(
         bench.push("mail", payload(1))
         eventually(lambda: bench.queue() == [])
         fetch.reads.call_off([read])
-        assert [*fetch.backlog.landed] == [(fetch.membership.owner, "mail")]
+        assert [*fetch.backlog.landed] == [(fetch.owner.name, "mail")]
         fetch.reads.close()
     assert bench.queue() == [payload(1)]
     assert bench.registry.owners() == {}

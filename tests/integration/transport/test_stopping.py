@@ -16,13 +16,13 @@ def test_what_a_read_has_claimed_by_then_overtakes_nothing_that_waits(
     with Inbox(url) as inbox:
         inbox.receive(3)
         fetch = inbox.channel.fetch
-        for job in fetch.in_flight.jobs:
-            fetch.in_flight.wait(job)
+        for job in fetch.owner.in_flight.jobs:
+            fetch.owner.wait(job)
         inbox.settle_in()
         assert fetch.reads.armed
         bench.push("mail", raws[3])
-        eventually(lambda: bench.landed(fetch.membership), message="a read has it")
-        fetch.membership.heart.stopping = True
+        eventually(lambda: bench.landed(fetch.owner), message="a read has it")
+        fetch.owner.heart.stopping = True
         inbox.settle_in()
         assert bench.queue() == raws
-        assert bench.private(fetch.membership) == bench.landed(fetch.membership) == []
+        assert bench.private(fetch.owner) == bench.landed(fetch.owner) == []

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from celery_superfetch.model.config import Config
-from celery_superfetch.owner.membership import Membership
+from celery_superfetch.owner.owner import Owner
 from celery_superfetch.transport.fetch import reads as blocking
 from celery_superfetch.transport.fetch.fetch import AT_ONCE, POLL_INTERVAL
 from celery_superfetch.transport.fetch.reads import MOST_BLOCKS, UNBLOCKABLE, BlockingReads
@@ -253,7 +253,7 @@ class Loop:
 @pytest.fixture
 def told(server: Server) -> Iterator[tuple[BlockingReads, redis.Redis]]:
     params = {"host": "127.0.0.1", "port": server.port}
-    made = BlockingReads(Membership(params, Config(app_name="shop")), Loop(), print)
+    made = BlockingReads(Owner(params, Config(app_name="shop")), Loop(), print)
     yield made, server.client()
     made.close()
 

@@ -81,7 +81,7 @@ def test_an_ack_after_the_channel_is_closed_finds_its_way(url: str, bench: Bench
     inbox = Inbox(url)
     inbox.receive(2)
     running = inbox.messages[0]
-    in_flight = inbox.channel.fetch.in_flight
+    in_flight = inbox.channel.fetch.owner.in_flight
     assert in_flight.start(running._raw.claimed.job)
     [owner] = bench.registry.owners()
     inbox.channel.close()
@@ -100,7 +100,7 @@ def test_what_outlives_its_channel_counts_against_the_prefetch_of_the_next(
     bench.push("mail", *(payload(n) for n in range(4)))
     first = Inbox(url, prefetch=2)
     first.receive(2)
-    in_flight = first.channel.fetch.in_flight
+    in_flight = first.channel.fetch.owner.in_flight
     assert in_flight.start(first.messages[0]._raw.claimed.job)
     first.channel.close()
     assert bench.queue() == [payload(n) for n in (1, 2, 3)]
@@ -238,7 +238,7 @@ def test_a_reaped_owner_does_not_deliver_what_was_given_to_somebody_else(
         assert bench.mark(owner, "silent")
         bench.reaper().reap()
         assert bench.queue() == raws
-        inbox.channel.membership.heartbeat()  # by which it learns its fate
+        inbox.channel.owner.heartbeat()  # by which it learns its fate
         inbox.receive(11)
         ids = [message.headers["id"] for message in inbox.messages]
         assert ids == ["0", *(str(n) for n in range(10))], "the first ran twice, no other did"
@@ -280,12 +280,12 @@ def test_what_its_consumer_lets_go_goes_back_at_once_and_cannot_start(
     with Inbox(url, prefetch=6) as inbox:
         inbox.receive(4)
         running, _unasked, *waiting = inbox.messages
-        in_flight = inbox.channel.fetch.in_flight
+        in_flight = inbox.channel.fetch.owner.in_flight
         jobs = [message._raw.claimed.job for message in (running, *waiting)]
         for job in jobs:
             in_flight.wait(job)
         assert in_flight.start(jobs[0])
-        inbox.channel.membership.heart.stopping = True
+        inbox.channel.owner.heart.stopping = True
         assert inbox.channel.qos.give_back_waiting() == 4, "two are not even delivered"
         assert bench.queue() == raws[2:]
         assert not any(in_flight.start(job) for job in jobs[1:])

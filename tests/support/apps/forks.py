@@ -49,7 +49,7 @@ class Consumer:
 
     @property
     def owner(self) -> str:
-        return str(self.connection.default_channel.membership.owner)
+        return str(self.connection.default_channel.owner.name)
 
     def ack_all(self) -> None:
         for message in self.messages:
@@ -67,7 +67,7 @@ def child(inherited: kombu.Connection | None, unguarded: bool) -> None:
     if inherited is not None:
         channel = inherited.default_channel
         if unguarded:  # the control: it takes itself for the one that connected
-            channel._pid = channel.membership.pid = os.getpid()
+            channel._pid = channel.owner.pid = os.getpid()
         else:
             try:
                 inherited.drain_events(timeout=0.1)
@@ -149,7 +149,7 @@ def executed() -> None:
     with connect() as connection:
         consumer = Consumer(connection, prefetch=1)
         consumer.receive(1)  # it is registered by now
-        membership = connection.default_channel.membership
+        membership = connection.default_channel.owner
         report = Reaper(membership.database, watch=membership.heart.watch).reap()
         consumer.ack_all()
         while len(consumer.messages) < 4:

@@ -23,8 +23,8 @@ from celery.signals import worker_process_init, worker_ready
 from celery.worker.request import Request
 
 from celery_superfetch.model import process
+from celery_superfetch.owner.here import owners_here
 from celery_superfetch.owner.in_flight.outbox import Outbox
-from celery_superfetch.owner.membership import memberships
 from celery_superfetch.signals import ownership_lost
 from celery_superfetch.transport.fetch import probation
 from celery_superfetch.worker import prefork, reception
@@ -109,7 +109,7 @@ def slow_loop() -> None:
     def stay() -> None:
         book = Ledger(os.environ["LEDGER_URL"])
         if book.released("stay") and book.first("stay"):
-            [membership] = memberships()
+            [membership] = owners_here()
             with membership.in_flight.lock:
                 until_released("lock")
 

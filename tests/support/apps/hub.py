@@ -13,10 +13,10 @@ from pathlib import Path
 from redis.connection import parse_url
 
 from celery_superfetch.model.config import Config
-from celery_superfetch.owner.membership import Membership
+from celery_superfetch.owner.owner import Owner
 
 url, directory = sys.argv[1], Path(sys.argv[2])
-membership = Membership(parse_url(url), Config(heartbeat_interval=0.1, owner_ttl=5))
+membership = Owner(parse_url(url), Config(heartbeat_interval=0.1, owner_ttl=5))
 membership.join(1, {"mail": 0})
 (directory / "joined").touch()
 while not (directory / "block").exists():

@@ -82,7 +82,7 @@ def rests() -> None:
 
 def ends_of_solitude() -> None:
     """Nothing starts beside a suspect until it has ended."""
-    Probation._is_alone = lambda self: self.in_flight.jobs.alone is not None
+    Probation._is_alone = lambda self: self.owner.alone is not None
 
 
 def longer_solitudes() -> None:
@@ -157,7 +157,7 @@ def a_hearing() -> None:
 def stopper() -> None:
     """Nobody minds what waits when a worker is told to stop, save at its end."""
     steps.Stopper.give_back = lambda self: None
-    start.told_to_stop = lambda membership: False
+    start.told_to_stop = lambda owner: False
     prefork.keep_what_runs = lambda pool, forget: None
 
 

@@ -72,15 +72,20 @@ def elsewhere(host: str = "elsewhere", pid: int = 1) -> ProcessImage:
     return ProcessImage(host, pid, "4711", "another-boot", "another-namespace", f"image-{host}")
 
 
-class Named(Protocol):
-    """Who goes by the name of an owner: its facts, or its membership."""
+class Living(Protocol):
+    """An owner that is a process, and no facts of one."""
 
     @property
-    def owner(self) -> str: ...
+    def name(self) -> str: ...
+
+
+Named = Facts | Living
 
 
 def name_of(owner: str | Named) -> str:
-    return owner if isinstance(owner, str) else owner.owner
+    if isinstance(owner, str):
+        return owner
+    return owner.owner if isinstance(owner, Facts) else owner.name
 
 
 def lost_job(job: Job) -> LostJob:

@@ -15,7 +15,7 @@ from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import digest
 from celery_superfetch.owner.in_flight import lost_claims
 from celery_superfetch.owner.in_flight.jobs import State
-from celery_superfetch.owner.membership import Membership
+from celery_superfetch.owner.owner import Owner
 from celery_superfetch.signals import LostJob
 from support.servers.server import Server
 from support.waiting import always, eventually
@@ -171,7 +171,7 @@ def test_redis_pys_own_retries_do_not_hide_a_lost_reply(server: Server) -> None:
     """`retry_on_timeout` is an option of kombu's; a claim that redis-py repeats claims twice."""
     bench = Bench(server.client())
     params = {"host": "127.0.0.1", "port": server.port}
-    membership = Membership(
+    membership = Owner(
         {**params, "socket_timeout": TIMEOUT, "retry_on_timeout": True}, bench.config
     )
     membership.join(1, {"mail": 0})
@@ -191,10 +191,10 @@ def test_redis_pys_own_retries_do_not_hide_a_lost_reply(server: Server) -> None:
     eventually(lambda: monotonic() - began > 1.3 * TIMEOUT)
     server.resume()
     thread.join()
-    eventually(lambda: bench.private(membership.owner))
-    unknown = len(bench.private(membership.owner)) - len(membership.in_flight.jobs)
+    eventually(lambda: bench.private(membership.name))
+    unknown = len(bench.private(membership.name)) - len(membership.in_flight.jobs)
     assert unknown == 0 or membership.in_flight.doubt, f"{outcome} hides {unknown} jobs"
-    membership.in_flight.lost_claims.reconcile(membership.owner, {"mail": 0})
+    membership.in_flight.lost_claims.reconcile(membership.name, {"mail": 0})
     membership.leave_for_good()
 
 
@@ -224,7 +224,7 @@ def test_a_second_job_of_the_same_bytes_is_not_acked_unseen(
 ) -> None:
     """D4. The reply to its claim was lost within two minutes of the first one's ack."""
     params = {"host": "127.0.0.1", "port": server.port, "socket_timeout": TIMEOUT}
-    membership = Membership(params, hasty.config)
+    membership = Owner(params, hasty.config)
     membership.join(1, {"mail": 0})
     held, again = membership.in_flight, payload("again")
     for _ in range(2):
@@ -234,8 +234,8 @@ def test_a_second_job_of_the_same_bytes_is_not_acked_unseen(
         held.flush()
         hasty.push("mail", again)
         unheard(server, lambda: membership.claim(["mail"], 1, 1))
-        eventually(lambda: hasty.private(membership.owner) == [again])
-        assert held.lost_claims.reconcile(membership.owner, {"mail": 0}) == 1
+        eventually(lambda: hasty.private(membership.name) == [again])
+        assert held.lost_claims.reconcile(membership.name, {"mail": 0}) == 1
         assert hasty.queue() == [again]
         hasty.client.delete("mail")
     membership.leave_for_good()

@@ -12,34 +12,31 @@ from redis.connection import parse_url
 
 from celery_superfetch.cli.unregistered import register_unknown
 from celery_superfetch.owner.heartbeats import Heartbeats
-from celery_superfetch.owner.membership import (
-    MANY_UNUSED,
-    Membership,
-    membership_for,
-    memberships,
-)
+from celery_superfetch.owner.here import owner_for, owners_here
+from celery_superfetch.owner.membership import MANY_UNUSED
+from celery_superfetch.owner.owner import Owner
 from support.servers.faults import kill_connections
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
-Make = Callable[..., Membership]
+Make = Callable[..., Owner]
 
 
 @pytest.fixture
-def member(make: Make) -> Membership:
+def member(make: Make) -> Owner:
     """Registered for the queue mail, for one channel (1)."""
     membership = make()
     membership.join(1, {"mail": 0})
     return membership
 
 
-def reap(bench: Bench, member: Membership) -> None:
+def reap(bench: Bench, member: Owner) -> None:
     """Take it for dead, by way of the registry and the reaper, though it lives."""
     assert bench.mark(member, "silent")
     bench.reaper().reap()
 
 
-def hearts(member: Membership) -> int:
+def hearts(member: Owner) -> int:
     """Heartbeat threads of this membership; others of this process may still be ending."""
     return sum(
         isinstance(thread, Heartbeats) and thread.heart is member.heart
@@ -49,7 +46,7 @@ def hearts(member: Membership) -> int:
 
 def test_before_it_joins_a_process_is_nobody(make: Make, bench: Bench) -> None:
     membership = make()
-    assert membership.owner == ""
+    assert membership.name == ""
     assert not hearts(membership)
     assert bench.key_names() == set()
 
@@ -59,9 +56,9 @@ def test_joining_registers_process_and_lists_before_the_first_claim(
 ) -> None:
     membership = make()
     membership.join(1, {"mail": 0, "slow": 60000})
-    assert membership.owner
+    assert membership.name
     assert abs(bench.database.server_time() - bench.score(membership)) < 5000
-    facts = bench.registry.facts([membership.owner])[membership.owner]
+    facts = bench.registry.facts([membership.name])[membership.name]
     assert facts.lists == {"mail": 0, "slow": 60000}
     assert facts.process == membership.heart.facts.process
     assert facts.app == "shop"
@@ -69,18 +66,16 @@ def test_joining_registers_process_and_lists_before_the_first_claim(
 
 
 def test_a_queue_that_is_added_is_registered_before_its_first_claim(
-    member: Membership, bench: Bench
+    member: Owner, bench: Bench
 ) -> None:
-    owner = member.owner
+    owner = member.name
     member.join(1, {"mail": 0, "more": 0})
-    assert member.owner == owner
+    assert member.name == owner
     assert set(bench.registry.facts([owner])[owner].lists) == {"mail", "more"}
     assert hearts(member) == 1, "still one"
 
 
-def test_lists_that_nobody_claims_from_any_more_are_forgotten(
-    member: Membership, bench: Bench
-) -> None:
+def test_lists_that_nobody_claims_from_any_more_are_forgotten(member: Owner, bench: Bench) -> None:
     """C10. A thousand queues, one after the other, left facts of 100 kB for good."""
     member.join(2, {"also": 0})
     for number in range(3 * MANY_UNUSED):
@@ -88,7 +83,7 @@ def test_lists_that_nobody_claims_from_any_more_are_forgotten(
         if number == 7:
             bench.push("reply-7", payload(7))
             [claimed] = member.claim(["reply-7"], 1, 1).jobs
-    known = bench.registry.facts([member.owner])[member.owner].lists
+    known = bench.registry.facts([member.name])[member.name].lists
     assert len(known) <= MANY_UNUSED + 4
     assert {"mail", "also", "reply-7", f"reply-{number}"} <= known.keys()
     assert len(member.in_flight.expires) <= MANY_UNUSED + 4
@@ -99,45 +94,45 @@ def test_lists_that_nobody_claims_from_any_more_are_forgotten(
 
 
 def test_while_it_is_not_known_what_is_in_a_list_it_stays_registered(
-    member: Membership, bench: Bench
+    member: Owner, bench: Bench
 ) -> None:
     """C10. A lost reply may have brought a job, and a second look may find it."""
-    bench.give(member.owner, "reply-7", [payload(7)])
+    bench.give(member.name, "reply-7", [payload(7)])
 
     def join(first: int) -> set[str]:
         for number in range(first, first + MANY_UNUSED + 2):
             member.join(1, {f"reply-{number}": 0})
-        return set(bench.registry.facts([member.owner])[member.owner].lists)
+        return set(bench.registry.facts([member.name])[member.name].lists)
 
     assert "reply-7" in join(0), "it is not empty"
-    bench.client.delete(bench.keys.private(member.owner))
+    bench.client.delete(bench.keys.private(member.name))
     member.in_flight.doubt = True
     assert "reply-7" in join(200)
-    member.in_flight.lost_claims.reconcile(member.owner, member.heart.facts.lists)
+    member.in_flight.lost_claims.reconcile(member.name, member.heart.facts.lists)
     assert "reply-7" in join(400), "it looks again"
     member.in_flight.lost_claims._second_look = 0.0
-    member.in_flight.lost_claims.reconcile(member.owner, member.heart.facts.lists)
+    member.in_flight.lost_claims.reconcile(member.name, member.heart.facts.lists)
     assert "reply-7" not in join(600)
 
 
-def test_a_member_claims_and_settles(member: Membership, bench: Bench) -> None:
+def test_a_member_claims_and_settles(member: Owner, bench: Bench) -> None:
     bench.push("mail", payload(1))
     [claimed] = member.claim(["mail"], 10, 1).jobs
-    assert claimed.job.owner == member.owner
+    assert claimed.job.owner == member.name
     member.in_flight.ack(claimed)
     member.in_flight.flush()
-    assert bench.private(member.owner) == []
+    assert bench.private(member.name) == []
 
 
 def test_a_deleted_registry_is_written_again_and_nothing_runs_twice(
-    member: Membership, bench: Bench
+    member: Owner, bench: Bench
 ) -> None:
-    owner = member.owner
+    owner = member.name
     bench.push("mail", payload(1), payload(2))
     [held] = member.claim(["mail"], 1, 1).jobs
     bench.client.delete(bench.keys.owners)
     [other] = member.claim(["mail"], 1, 1).jobs
-    assert member.owner == owner, "the same owner: its lists are its own"
+    assert member.name == owner, "the same owner: its lists are its own"
     assert set(bench.registry.owners()) == {owner}
     assert not register_unknown(bench.reaper())
     assert not bench.reaper().reap().did_something
@@ -148,80 +143,80 @@ def test_a_deleted_registry_is_written_again_and_nothing_runs_twice(
     assert bench.private(owner) == []
 
 
-def test_an_emptied_database_makes_it_a_new_owner(member: Membership, bench: Bench) -> None:
-    old = member.owner
+def test_an_emptied_database_makes_it_a_new_owner(member: Owner, bench: Bench) -> None:
+    old = member.name
     bench.client.flushdb()
     bench.push("mail", payload(1))
     [claimed] = member.claim(["mail"], 1, 1).jobs
-    assert claimed.job.owner == member.owner != old
-    assert set(bench.registry.owners()) == {member.owner}
-    assert set(bench.registry.facts([member.owner])[member.owner].lists) == {"mail"}
+    assert claimed.job.owner == member.name != old
+    assert set(bench.registry.owners()) == {member.name}
+    assert set(bench.registry.facts([member.name])[member.name].lists) == {"mail"}
 
 
 def test_a_reaped_process_goes_on_as_a_new_owner(
-    member: Membership, bench: Bench, caplog: pytest.LogCaptureFixture
+    member: Owner, bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    old = member.owner
+    old = member.name
     bench.push("mail", payload(1))
     [thawed] = member.claim(["mail"], 1, 1).jobs
     reap(bench, member)
     assert bench.queue() == [payload(1)]
     [again] = member.claim(["mail"], 1, 1).jobs
-    assert again.job.owner == member.owner != old
+    assert again.job.owner == member.name != old
     member.catch_up()  # a loop's next turn, or a worker's maintenance
     assert old in caplog.text
-    assert member.owner in caplog.text
+    assert member.name in caplog.text
     member.in_flight.ack(thawed)
     member.in_flight.flush()
-    assert bench.private(member.owner) == [payload(1)], "the old claim settles nothing of the new"
+    assert bench.private(member.name) == [payload(1)], "the old claim settles nothing of the new"
     member.in_flight.ack(again)
     member.in_flight.flush()
-    assert bench.private(member.owner) == []
+    assert bench.private(member.name) == []
 
 
 def test_a_heartbeat_finds_out_that_it_was_reaped_too(make: Make, bench: Bench) -> None:
     membership = make(heartbeat_interval=0.1)
     membership.join(1, {"mail": 0})
-    old = membership.owner
+    old = membership.name
     reap(bench, membership)
-    eventually(lambda: set(bench.registry.owners()) == {membership.owner} != {old}, 10)
+    eventually(lambda: set(bench.registry.owners()) == {membership.name} != {old}, 10)
 
 
-def test_leaving_takes_every_key_along(member: Membership, bench: Bench) -> None:
+def test_leaving_takes_every_key_along(member: Owner, bench: Bench) -> None:
     bench.push("mail", payload(1))
     [claimed] = member.claim(["mail"], 1, 1).jobs
     member.in_flight.ack(claimed)
     member.in_flight.flush()
     member.leave(1)
     assert bench.key_names() == set()
-    assert member.owner == ""
+    assert member.name == ""
     eventually(lambda: not hearts(member), 5)
 
 
-def test_a_process_leaves_with_its_last_channel(member: Membership, bench: Bench) -> None:
+def test_a_process_leaves_with_its_last_channel(member: Owner, bench: Bench) -> None:
     member.join(2, {"mail": 0})
     member.leave(1)
-    assert member.owner
+    assert member.name
     member.leave(2)
-    assert not member.owner
+    assert not member.name
     assert bench.registry.owners() == {}
 
 
 def test_a_process_with_a_running_job_stays_registered_when_its_channel_closes(
-    member: Membership, bench: Bench
+    member: Owner, bench: Bench
 ) -> None:
     bench.push("mail", payload(1))
     [running] = member.claim(["mail"], 1, 1).jobs
     member.leave(1)
-    assert member.owner
-    assert bench.private(member.owner) == [payload(1)]
+    assert member.name
+    assert bench.private(member.name) == [payload(1)]
     member.in_flight.ack(running)
     member.in_flight.flush()
     member.leave(1)
     assert bench.key_names() == set()
 
 
-def test_at_its_end_a_process_gives_back_what_it_holds(member: Membership, bench: Bench) -> None:
+def test_at_its_end_a_process_gives_back_what_it_holds(member: Owner, bench: Bench) -> None:
     raws = [payload(n) for n in range(150)]
     bench.push("mail", *raws)
     while bench.queue():
@@ -229,7 +224,7 @@ def test_at_its_end_a_process_gives_back_what_it_holds(member: Membership, bench
     member.leave_for_good()
     assert bench.queue() == raws
     assert bench.registry.owners() == {}
-    assert bench.private(member.owner) == []
+    assert bench.private(member.name) == []
 
 
 def test_connections_that_were_cut_a_moment_ago_keep_nobody_from_leaving_in_order(
@@ -246,17 +241,17 @@ def test_connections_that_were_cut_a_moment_ago_keep_nobody_from_leaving_in_orde
     member.leave_for_good()
     assert sorted(bench.queue()) == [payload(2), payload(3)]
     assert bench.registry.owners() == {}
-    assert bench.private(member.owner) == []
+    assert bench.private(member.name) == []
 
 
-def test_one_who_left_can_come_back_as_a_new_owner(member: Membership, bench: Bench) -> None:
-    old = member.owner
+def test_one_who_left_can_come_back_as_a_new_owner(member: Owner, bench: Bench) -> None:
+    old = member.name
     member.heart.stopping = True
     member.leave(1)
     member.join(2, {"mail": 0})
-    assert member.owner not in {"", old}
-    assert set(bench.registry.owners()) == {member.owner}
-    assert bench.registry.facts([member.owner])[member.owner].state == "running"
+    assert member.name not in {"", old}
+    assert set(bench.registry.owners()) == {member.name}
+    assert bench.registry.facts([member.name])[member.name].state == "running"
 
 
 def test_a_heartbeat_under_way_does_not_bring_back_one_who_left(make: Make, bench: Bench) -> None:
@@ -268,38 +263,36 @@ def test_a_heartbeat_under_way_does_not_bring_back_one_who_left(make: Make, benc
         assert bench.registry.owners() == {}, f"in round {user}"
 
 
-def test_a_forked_child_is_not_its_parents_owner(
-    member: Membership, bench: Bench, url: str
-) -> None:
-    mine = membership_for(parse_url(url), bench.config)
-    assert mine in memberships()
+def test_a_forked_child_is_not_its_parents_owner(member: Owner, bench: Bench, url: str) -> None:
+    mine = owner_for(parse_url(url), bench.config)
+    assert mine in owners_here()
     bench.push("mail", payload(1))
     [held] = member.claim(["mail"], 1, 1).jobs
     pid = os.fork()
     if not pid:
-        found = len(memberships())
+        found = len(owners_here())
         member.leave_for_good()  # what the parent's would do at exit
         os._exit(found)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, "it has none"
-    assert bench.private(member.owner) == [held.job.payload]
-    assert set(bench.registry.owners()) == {member.owner}
-    assert mine in memberships()
+    assert bench.private(member.name) == [held.job.payload]
+    assert set(bench.registry.owners()) == {member.name}
+    assert mine in owners_here()
 
 
 def test_the_channels_of_a_process_share_one_membership_per_database(
     url: str, make_bench: Callable[..., Bench]
 ) -> None:
     params, config = parse_url(url), make_bench().config
-    one = membership_for(params, config)
-    assert membership_for(dict(params), config) is one
-    assert membership_for(params, make_bench().config) is one, "the same options, read anew"
-    assert membership_for({**params, "db": 5}, config) is not one
-    assert membership_for(params, make_bench(global_keyprefix="x:").config) is not one
+    one = owner_for(params, config)
+    assert owner_for(dict(params), config) is one
+    assert owner_for(params, make_bench().config) is one, "the same options, read anew"
+    assert owner_for({**params, "db": 5}, config) is not one
+    assert owner_for(params, make_bench(global_keyprefix="x:").config) is not one
 
 
 def test_a_server_that_cannot_be_asked_registers_nobody(make: Make) -> None:
     membership = make(params={"port": 1})
     with pytest.raises(redis.ConnectionError):
         membership.join(1, {"mail": 0})
-    assert not membership.owner
+    assert not membership.name
     assert not hearts(membership)

@@ -1,0 +1,203 @@
+"""The face of this room: what a process is to those that fetch, run and reap for it. It is made of
+what it holds (`in_flight`), what of that was lost (`lost_runs`) and its heart, which nobody else
+reaches through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from time import monotonic
+from typing import Any
+
+from ..model.certificate import clock
+from ..model.facts import Facts
+from ..model.job import Claimed, Job
+from ..model.watch import Watch
+from ..store.wire.clients import LoneConnection
+from ..store.wire.connections import Params
+from .in_flight.jobs import State
+from .membership import Membership
+
+
+class Owner(Membership):
+    """A process that claims. Thread-safe, as its parts are."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        held, runs = self.in_flight, self.lost_runs
+        #: Held over what nothing may start, nor leave, in between.
+        self.lock = held.lock
+        # What becomes of jobs, as their parts have it.
+        self.wait, self.delivered, self.start, self.end = (
+            held.wait,
+            held.delivered,
+            held.start,
+            held.end,
+        )
+        self.ack, self.requeue, self.park = held.ack, held.requeue, held.park
+        self.requeue_waiting, self.may_start = held.requeue_waiting, held.may_start
+        self.flush, self.post, self.unrecord = held.flush, held.post, held.unrecord
+        self.recover_or_kill, self.kill, self.kill_spared = (
+            runs.recover_or_kill,
+            runs.kill,
+            runs.kill_spared,
+        )
+        self.bury, self.quarantine, self.sent_anew = runs.bury, runs.quarantine, runs.sent_anew
+
+    @property
+    def facts(self) -> Facts:
+        """What the registry was told last."""
+        return self.heart.facts
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the process is to stop: it claims and starts no more."""
+        return self.heart.stopping
+
+    @stopping.setter
+    def stopping(self, stopping: bool) -> None:
+        self.heart.stopping = stopping
+
+    # -- what others ask of it
+
+    def holds(self, job: Job) -> bool:
+        return job in self.in_flight.jobs
+
+    def runs(self, job: Job) -> bool:
+        return self.in_flight.jobs.runs(job)
+
+    def state_of(self, job: Job) -> State | None:
+        return self.in_flight.jobs.get(job)
+
+    def claims_of(self, name: str) -> dict[str, Job]:
+        """Its jobs under one of its names, by their claim ids."""
+        with self.lock:
+            return {job.claim_id: job for job in self.in_flight.jobs if job.owner == name}
+
+    @property
+    def neighbours(self) -> tuple[str, ...]:
+        """The other owners of this host, as of the last heartbeat."""
+        return tuple(name for name in self.heart.neighbours if name != self.name)
+
+    @property
+    def silence(self) -> Watch:
+        """Who is silent, as this process saw it."""
+        return self.heart.watch
+
+    @property
+    def params(self) -> Params:
+        """Where its server is; after a failover another."""
+        return self.heart.params
+
+    @property
+    def blocking(self) -> set[int]:
+        """The ids of its blocking connections, which are cut when it is reaped."""
+        return self.heart.blocking
+
+    @property
+    def outages(self) -> int:
+        """How often its connections had to be distrusted."""
+        return self.heart.outages
+
+    def tell_of_stuck(self, jobs: tuple[tuple[str, str, str, int], ...]) -> None:
+        """Have the next heartbeat tell of them, as in ``Facts``."""
+        self.heart.stuck_jobs = jobs
+
+    @property
+    def alone(self) -> Job | None:
+        """The job on probation that has this process for itself."""
+        return self.in_flight.jobs.alone
+
+    @property
+    def outlived(self) -> int:
+        """How many jobs run on although their channel is closed."""
+        return self.in_flight.jobs.counts[State.OUTLIVED]
+
+    @property
+    def busy(self) -> bool:
+        return self.runner.busy(self.in_flight.jobs.unsettled)
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something waits to be sent."""
+        return self.in_flight.unsent
+
+    @property
+    def unread(self) -> bool:
+        """Whether an answer waits to be read."""
+        return self.in_flight.unread
+
+    def until(self, job: Job) -> float:
+        """Until when a job of its may begin (``clock``); 0: not now."""
+        return self.in_flight.certificate.until(job.owner)
+
+    def is_past(self, job: Job) -> bool:
+        """Whether a job came under a name that it has no more."""
+        return self.in_flight.certificate.is_past(job.owner)
+
+    # -- what it does not know for sure
+
+    def doubt(self) -> None:
+        """A reply was lost: the server may have jobs for it that nobody here knows."""
+        self.in_flight.doubt = True
+
+    @property
+    def in_doubt(self) -> bool:
+        return self.in_flight.lost_claims.due
+
+    def reconcile(self) -> int:
+        """Give back what the server has for it and nobody here knows; the number of jobs."""
+        return self.in_flight.lost_claims.reconcile(self.name, self.facts.lists)
+
+    def wait_on(self, connection: LoneConnection, whose: str, queue_list: str, most: int) -> None:
+        """Send what waits for a job (s at most), to let it land under one of its names."""
+        self.in_flight.lists.wait(connection, whose, queue_list, most)
+
+    # -- suspects, and jobs for later
+
+    @property
+    def suspects(self) -> frozenset[str]:
+        """Queue lists with jobs on probation, as far as it has heard."""
+        return self.in_flight.probation
+
+    def heard_of_suspects(self, lists: Collection[str]) -> None:
+        self.in_flight.probation |= {*lists}
+
+    def found_no_suspects(self, lists: Collection[str]) -> None:
+        self.in_flight.probation -= {*lists}
+
+    def claim_alone(self, queue_list: str, solitude: Callable[[int], float]) -> Claimed | None:
+        """Claim the next suspect of a queue list, if there is one and nothing runs here; nothing
+        starts beside it for so many seconds, by its level."""
+        with self.lock:  # another channel may ask whether it is over
+            claimed = self.in_flight.claim_alone(self.name, queue_list)
+            if claimed is not None:
+                self.in_flight.jobs.alone_until = monotonic() + solitude(level_of(claimed))
+            return claimed
+
+    def end_solitude(self) -> Job | None:
+        """Let others start beside the suspect that has had its time alone; that one."""
+        jobs = self.in_flight.jobs
+        with self.lock:
+            alone = jobs.alone
+            if alone is None or monotonic() < jobs.alone_until:
+                return None
+            jobs.alone = None
+            return alone
+
+    def release_due(self) -> None:
+        """Put what is due on its queue: any worker may have parked it."""
+        held, asked = self.in_flight, clock()
+        if held.parking.is_due:
+            released = held.parked.release(held.expires)
+            held.parking.heard(released.now, released.next, asked)
+
+    def recall(self, task_ids: Collection[str]) -> int:
+        """Have parked jobs go to their queues at once; how many."""
+        if count := self.in_flight.parked.call(task_ids):
+            self.in_flight.parking.parked(0)
+        return count
+
+
+def level_of(claimed: Claimed) -> int:
+    """Which time alone it is for a suspect; 0: it is none."""
+    return claimed.earlier.probation if claimed.earlier else 0
