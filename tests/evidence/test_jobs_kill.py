@@ -168,8 +168,7 @@ def test_the_control_a_job_that_is_moved_from_outside_runs_all_the_same(
 ) -> None:
     here = busy("threads")
     [owner] = db.owners()
-    held = bench.lists.in_flight(owner, "celery")
-    [job] = [job for job in held if here.first.id in str(job.payload)]
+    [job] = [job for job in bench.held(owner) if here.first.id in str(job.payload)]
     bench.run(bench.dead_set.kill(bench.recovery(job), marked=False, notice=b""))
     ledger.release()
     eventually(lambda: ledger.finishes().get("first"))
