@@ -19,7 +19,7 @@ if (redis.call('HGET', counters, 'recoveries') or '0') ~= expected then return {
 -- What has another type is found here, and not when the job has left its list.
 redis.call('ZCARD', dead)
 local full = redis.call('ZCARD', cap) >= most and most > 0
--- One comes, so one has to go; a lowered limit is reached by `trim`.
+-- One comes, so one has to go; a lowered limit is reached by `Graveyard.trim`.
 local oldest = full and redis.call('ZRANGE', cap, 0, 0)[1]
 for _, hash in ipairs({jobs, caps}) do redis.call('HLEN', hash) end
 redis.call('SISMEMBER', unannounced, id)
