@@ -14,12 +14,8 @@ local facts, private, queue, flag, stats, probation, on_probation =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local marked, window, expires = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3])
 local queue_list, owner, reason = ARGV[4], ARGV[5], ARGV[6]
-for _, name in ipairs({queue, probation}) do
-  local kind = redis.call('TYPE', name).ok
-  if kind ~= 'list' and kind ~= 'none' then
-    return redis.error_reply("WRONGTYPE '" .. name .. "' is no queue, it holds a " .. kind)
-  end
-end
+local no = wrong(queue, probation)
+if no then return no end
 local unmarked = marked and redis.call('HGET', facts, 'state') ~= 'reaped'
 redis.call('SISMEMBER', on_probation, queue_list)
 local now = tonumber(redis.call('TIME')[1])

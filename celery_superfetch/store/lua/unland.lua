@@ -10,9 +10,7 @@ for i = 1, #ARGV do landings[i] = KEYS[2 * i - 1] end
 if redis.call('EXISTS', unpack(landings)) == 0 then return 0 end
 for i = 1, #ARGV do
   local landing, queue = KEYS[2 * i - 1], KEYS[2 * i]
-  local kind = redis.call('TYPE', queue).ok
-  -- A removal first: before 7.0 a server over its memory limit allows what follows one.
-  local payload = (kind == 'list' or kind == 'none') and redis.pcall('LPOP', landing)
+  local payload = takes(queue) and redis.pcall('LPOP', landing)
   local expires = type(payload) == 'string' and tonumber(ARGV[i]) or 0
   while type(payload) == 'string' do  -- the newest first
     redis.call('RPUSH', queue, payload)
