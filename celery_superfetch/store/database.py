@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+BATCH = 50  # jobs moved in one round trip by plain commands
+
 
 class Database:
     """A client (a plain one, not kombu's prefixing one) with the options of whoever uses it."""
@@ -79,3 +81,11 @@ class Structure:
             for command in commands:
                 pipe.execute_command(*command)
             return list(pipe.execute(raise_on_error=not errors))
+
+    def _put_back(self, source: str, queue: str) -> int:
+        """Move a list to the front of a queue, some jobs in a round trip; how many there were."""
+        size = int(self.client.llen(source))
+        # From the newest to the oldest, each in front of the one before.
+        for some in chunks([("LMOVE", source, queue, "LEFT", "RIGHT")] * size, BATCH):
+            self._at_once(some)
+        return size

@@ -7,13 +7,12 @@ import logging
 from collections import Counter
 
 from ..model.facts import Facts
-from .database import Structure, chunks
+from .database import Structure
 from .wire.server import warn_once
 
 logger = logging.getLogger(__name__)
 
 SCHEMA = "1"
-BATCH = 50  # jobs moved in one round trip
 
 
 class FirstSchema(Structure):
@@ -32,15 +31,11 @@ class FirstSchema(Structure):
         owner = facts.owner
         for name in facts.lists if facts.schema == SCHEMA else ():
             private, held, queue = self.keys.first_schema(owner, name)
-            # From the newest to the oldest, each in front of the one before.
-            moves = [("LMOVE", private, queue, "LEFT", "RIGHT")] * self.client.llen(private)
-            for some in chunks(moves, BATCH):
-                self._at_once(some)
+            moved[name] = self._put_back(private, queue)
             for id, payload in self.client.hgetall(held).items():
                 self.client.rpush(queue, payload)  # twice, where this is cut short here
                 self.client.hdel(held, id)
                 moved[name] += 1
-            moved[name] += len(moves)
         if moved.total():
             logger.warning(
                 "%d jobs of %s were kept in an earlier form (schema 1): they are back on their "

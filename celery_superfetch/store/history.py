@@ -94,7 +94,7 @@ class History(Structure):
         return found
 
     def counts(self) -> Counts:
-        """All counters; not more than some thousands (``tally.lua``)."""
+        """All counters; not more than some thousands (``shared.lua``)."""
         found = self.client.hgetall(self.keys.stats)
         rows = {tuple(k.decode(errors="replace").split(TAB, 2)): int(v) for k, v in found.items()}
         times = {name[1]: n for name, n in rows.items() if name[0] == "recovery" and name[1:]}

@@ -10,7 +10,6 @@ from redis.exceptions import ResponseError
 from .database import Structure, chunks
 
 CHUNK = 100  # queue lists of one script
-BATCH = 50  # suspects moved in one round trip
 
 
 class Queues(Structure):
@@ -76,12 +75,7 @@ class Suspects(Structure):
 
     def give_back(self, queue_list: str) -> int:
         """Move those from a queue list to its front; their number."""
-        suspects, queue = self.keys.probation(queue_list), self.keys.queue(queue_list)
-        size = self.size(queue_list)
-        # From the newest to the oldest, each in front of the one before.
-        for some in chunks([("LMOVE", suspects, queue, "LEFT", "RIGHT")] * size, BATCH):
-            self._at_once(some)
-        return size
+        return self._put_back(self.keys.probation(queue_list), self.keys.queue(queue_list))
 
     def purge(self, lists: Sequence[str]) -> int:
         with self.client.pipeline() as pipe:

@@ -7,7 +7,7 @@
 --       nothing more to do.
 local private, settled = KEYS[1], tonumber(ARGV[1])
 local missing, starts = {}, {}
--- A removal first: before 7.0 a server over its memory limit allows what follows one.
+-- A removal first, on servers before 7.0 (shared.lua).
 if settled == 0 then redis.call('HDEL', private, '') end
 for i = 1, settled do
   local id, counters = ARGV[2 * i], tonumber(ARGV[2 * i + 1])

@@ -8,8 +8,7 @@
 -- Crash: what has been noted stays.
 local heads, pass, stats, prefix, fields = KEYS[1], KEYS[2], KEYS[3], ARGV[1], tonumber(ARGV[2])
 local notes = fields > 0
-local clock = redis.call('TIME')
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local now = now()
 
 local function since(name)
   local payload = redis.pcall('LINDEX', prefix .. name, -1)

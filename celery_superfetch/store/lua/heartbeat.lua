@@ -22,9 +22,8 @@ end
 local probation = redis.call('SMEMBERS', KEYS[4])
 -- A key of another type says as little as none, and an owner has to be heard.
 local parked = redis.pcall('ZRANGE', KEYS[5], 0, 0, 'WITHSCORES')
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
--- The removal first: a server over its memory limit allows what follows a write.
+local now = now()
+-- A removal first, on servers before 7.0 (shared.lua).
 redis.call('ZREM', owners, owner)
 redis.call('ZADD', owners, now, owner)
 for i = 4, #ARGV, 2 do

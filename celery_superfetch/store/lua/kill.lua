@@ -16,25 +16,20 @@ local most, is_told, queue_list = tonumber(ARGV[6]), ARGV[7] == '1', ARGV[8]
 local notice, placeholder, expires = ARGV[9], ARGV[10], tonumber(ARGV[11])
 if marked == '1' and redis.call('HGET', facts, 'state') ~= 'reaped' then return {'unmarked'} end
 if (redis.call('HGET', counters, 'recoveries') or '0') ~= expected then return {'recounted'} end
--- What has another type is found here, and not when the job has left its list.
-redis.call('ZCARD', dead)
 local full = redis.call('ZCARD', cap) >= most and most > 0
--- One comes, so one has to go; a lowered limit is reached by `trim`.
+-- One comes, so one has to go; a lowered limit is reached by `Graveyard.trim`.
 local oldest = full and redis.call('ZRANGE', cap, 0, 0)[1]
-for _, hash in ipairs({jobs, caps}) do redis.call('HLEN', hash) end
-redis.call('SISMEMBER', unannounced, id)
+capped({oldest or id})
 local dropped = tonumber(redis.call('GET', overflow)) or 0
 -- A job is no less dead where its queue is none any more.
-local kind = redis.call('TYPE', queue).ok
-if kind ~= 'list' and kind ~= 'none' then notice = '' end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+if not takes(queue) then notice = '' end
+local now = now()
 local payload = redis.call('HGET', private, claim)
 if not payload then return {'moved'} end
 redis.call('HDEL', private, claim, 'r' .. claim)
 -- Another item of the same bytes is there: both are kept, or killing one would lose the other.
--- By microseconds, a free name is found at once however many there are.
-local name, number = id, time[1] * 1000000 + time[2]
+-- By the time, a free name is found soon however many there are.
+local name, number = id, now * 1000
 while redis.call('HSETNX', jobs, name, record) == 0 do
   name, number = string.format('%s-%.0f', id, number), number + 1
 end
@@ -51,11 +46,7 @@ if notice ~= '' then
   if expires > 0 then redis.call('PEXPIRE', queue, expires) end
 end
 if oldest then
-  redis.call('ZREM', dead, oldest)
-  redis.call('ZREM', cap, oldest)
-  redis.call('HDEL', caps, oldest)
-  redis.call('HDEL', jobs, oldest)
-  redis.call('SREM', unannounced, oldest)
+  drop({oldest}, {cap})
   redis.pcall('HINCRBY', stats, 'dead_dropped', 1)
   redis.call('SET', overflow, dropped + 1)
 end

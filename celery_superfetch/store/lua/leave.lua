@@ -21,7 +21,6 @@ if keep == 0 then
   redis.call('DEL', facts)
   return 0
 end
-local time = redis.call('TIME')
 redis.call('HSET', facts, 'state', 'reaped')
-redis.call('ZADD', reaped, time[1] * 1000 + math.floor(time[2] / 1000) + keep, owner)
+redis.call('ZADD', reaped, now() + keep, owner)
 return 0

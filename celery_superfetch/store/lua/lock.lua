@@ -7,7 +7,7 @@ local lock = KEYS[1]
 -- One that lasts for longer than it was to is from before the server's clock was set back.
 local longest = tonumber(redis.call('GET', lock) or 0) + 1000
 if redis.call('EXISTS', lock) == 1 and redis.call('TTL', lock) * 1000 <= longest then return 0 end
--- The removal first: a server over its memory limit allows what follows a write.
+-- A removal first, on servers before 7.0 (shared.lua).
 redis.call('DEL', lock)
 redis.call('SET', lock, ARGV[1], 'PX', ARGV[1])
 return 1

@@ -16,8 +16,7 @@ local ran = 0
 for _, field in ipairs(redis.call('HKEYS', private)) do
   if string.byte(field) == 114 then ran = ran + 1 end  -- r
 end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = now()
 -- The state as it was (running, stopping) decides whether its jobs get strikes.
 local state = redis.call('HGET', facts, 'state') or 'running'
 redis.call('ZREM', owners, owner)

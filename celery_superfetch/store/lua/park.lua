@@ -6,14 +6,12 @@
 -- Crash: each job is in exactly one of the two. A repetition finds nothing more to do.
 local private, parked, index = KEYS[1], KEYS[2], KEYS[3]
 local queue_list = ARGV[1]
--- What has another type is found here, and not when a job has left its list.
 redis.call('ZCARD', parked)
 redis.call('ZCARD', index)
 local count = 0
 for i = 2, #ARGV, 3 do
   local id, due, head = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   local payload = redis.call('HGET', private, id)
-  -- A removal first: before 7.0 a server over its memory limit allows what follows one.
   redis.call('HDEL', private, id, 'r' .. id)
   if payload then
     redis.call('ZADD', parked, due, head .. payload)

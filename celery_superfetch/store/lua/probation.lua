@@ -17,7 +17,6 @@ end
 local digest = redis.sha1hex(payload)
 local mark = redis.call('HMGET', counters .. digest, 'recoveries', 'strikes', 'requeues', 'probation')
 redis.call('HLEN', private)
--- The removal first: before 7.0 a server over its memory limit allows what follows one.
 redis.call('RPOP', probation)
 redis.call('HSET', private, id, payload, 'r' .. id, 1)
 if redis.call('EXISTS', probation) == 0 then redis.call('SREM', on_probation, queue_list) end

@@ -14,39 +14,31 @@ local facts, private, queue, flag, stats, probation, on_probation =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local marked, window, expires = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3])
 local queue_list, owner, reason = ARGV[4], ARGV[5], ARGV[6]
-for _, name in ipairs({queue, probation}) do
-  local kind = redis.call('TYPE', name).ok
-  if kind ~= 'list' and kind ~= 'none' then
-    return redis.error_reply("WRONGTYPE '" .. name .. "' is no queue, it holds a " .. kind)
-  end
-end
+local no = wrong(queue, probation)
+if no then return no end
 local unmarked = marked and redis.call('HGET', facts, 'state') ~= 'reaped'
 redis.call('SISMEMBER', on_probation, queue_list)
 local now = tonumber(redis.call('TIME')[1])
 local jobs = #KEYS - 7
 -- All is read before anything moves, whatever for: what has another type is found here, and not
 -- when a job has left its list and cannot arrive.
-local known, payloads, encoded = {}, {}, {}
+local known, payloads = {}, {}
 for i = 1, jobs do
   known[i] = redis.call('HMGET', KEYS[7 + i], 'recoveries', 'history', 'probation')
   payloads[i] = redis.call('HGET', private, ARGV[2 + 5 * i])
 end
 local function history(before, blame, id)
+  local readable, entries = pcall(cjson.decode, before or '[]')
+  if not readable or type(entries) ~= 'table' then entries = {} end
   -- A live owner asks again if it heard no answer, and for one job at a time.
   local claim = not marked and id or nil
-  local entry = {owner = owner, reason = reason, strike = blame, at = now, claim = claim}
-  local readable, entries = pcall(cjson.decode, before or '[]')
-  if before and readable and type(entries) == 'table' then
-    entries[#entries + 1] = entry
-    -- The latest few are enough to tell the story; the field must not grow without bound.
-    while #entries > 20 do table.remove(entries, 1) end
-    return cjson.encode(entries)
-  end
-  encoded[blame] = encoded[blame] or cjson.encode({entry})
-  return encoded[blame]
+  table.insert(entries, {owner = owner, reason = reason, strike = blame, at = now, claim = claim})
+  -- The latest few are enough to tell the story; the field must not grow without bound.
+  while #entries > 20 do table.remove(entries, 1) end
+  return cjson.encode(entries)
 end
 
-local outcomes, counted, suspects, recovered = {}, {}, {}, 0
+local outcomes, counted, recovered = {}, {}, 0
 local function recover(i)
   local counters, at = KEYS[7 + i], 2 + 5 * i
   local id, expected, strikes, blame, solitude = unpack(ARGV, at, at + 4)
@@ -82,11 +74,13 @@ for i = 1, jobs do
     outcomes[i] = 'recounted'
   else
     outcomes[i], counted[counters] = 'ok', true
-    if ARGV[at + 4] ~= '0' then table.insert(suspects, 1, i) else recover(i) end
+    if ARGV[at + 4] == '0' then recover(i) end
   end
 end
--- Behind those that wait already, the oldest first.
-for _, i in ipairs(suspects) do recover(i) end
+-- Suspects come behind those that wait already, the oldest first.
+for i = jobs, 1, -1 do
+  if outcomes[i] == 'ok' and ARGV[6 + 5 * i] ~= '0' then recover(i) end
+end
 if recovered > 0 then
   redis.call('SET', flag, 1, 'EX', window)
   redis.pcall('HINCRBY', stats, 'recovered', recovered)

@@ -12,15 +12,10 @@ local early, most, room = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]
 local parked_of, queue_of, probation_of, counters_of = unpack(ARGV, 4, 7)
 local expires = {}
 for i = 8, #ARGV, 2 do expires[ARGV[i]] = ARGV[i + 1] end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = now()
 local due = string.format('%.0f', now + early)
 local counted = redis.call('EXISTS', flag) == 1
 redis.call('SISMEMBER', on_probation, '')
-local function takes(key)
-  local kind = redis.call('TYPE', key).ok
-  return kind == 'list' or kind == 'none'
-end
 
 local count, more = 0, 0
 local function release(name)

@@ -11,14 +11,8 @@ local private, queue, flag, stats, probation, on_probation =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local queue_list, push = ARGV[1], ARGV[2] == 'front' and 'RPUSH' or 'LPUSH'
 local window, expires = tonumber(ARGV[3]), tonumber(ARGV[4])
--- All is read before anything moves: what has another type is found here, and not when a job has
--- left its list and cannot arrive.
-for _, name in ipairs({queue, probation}) do
-  local kind = redis.call('TYPE', name).ok
-  if kind ~= 'list' and kind ~= 'none' then
-    return redis.error_reply("WRONGTYPE '" .. name .. "' is no queue, it holds a " .. kind)
-  end
-end
+local no = wrong(queue, probation)
+if no then return no end
 redis.call('SISMEMBER', on_probation, queue_list)
 local jobs, payloads, suspected = #KEYS - 6, {}, {}
 for i = 1, jobs do
@@ -28,7 +22,6 @@ end
 local total, to_queue = 0, 0
 for i = 1, jobs do
   local id, payload, counters = ARGV[i + 4], payloads[i], KEYS[i + 6]
-  -- A removal first: before 7.0 a server over its memory limit allows what follows one.
   if redis.call('HDEL', private, id, 'r' .. id) > 0 and payload then
     total = total + 1
     if suspected[i] then

@@ -6,8 +6,7 @@
 -- Crash: the rest ends when it would have ended; what follows counts from there.
 local latest, on_probation = KEYS[1], KEYS[2]
 local owner, first, work = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = now()
 local known = redis.call('HMGET', latest, 'owner', 'since', 'until', 'next')
 local since, ends = tonumber(known[2] or 0), tonumber(known[3] or 0)
 -- The server's clock was set back: that keeps nobody at rest, nor from it.

@@ -5,20 +5,14 @@
 --       which the strikes that the payload carries are forgiven (0: it carries none)
 -- Returns: 1, or 0 when the job is no longer in the dead set
 -- Crash: the job is in exactly one of the two.
-local dead, jobs, caps, unannounced, stats, queue, counters, lock, flag =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local jobs, stats, queue, counters, lock, flag =
+  KEYS[2], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local id, payload = ARGV[1], ARGV[2]
 local expires, forgiven = tonumber(ARGV[3]), tonumber(ARGV[4])
 redis.call('DEL', lock)
-local kind = redis.call('TYPE', queue).ok
-if kind ~= 'list' and kind ~= 'none' then
-  return redis.error_reply("WRONGTYPE '" .. queue .. "' is no queue, it holds a " .. kind)
-end
--- What has another type is found before the job leaves the dead set.
-local cap = redis.call('HGET', caps, id)
-if cap then redis.call('ZCARD', cap) end
-redis.call('ZCARD', dead)
-redis.call('SISMEMBER', unannounced, id)
+local no = wrong(queue)
+if no then return no end
+local found = capped({id})
 if redis.call('HEXISTS', jobs, id) == 0 then return 0 end
 if expires == 0 and redis.call('TTL', queue) >= 0 then
   -- Its x-expires is known to others only, and may be over in a moment. They will set it again.
@@ -27,10 +21,7 @@ end
 redis.call('HDEL', jobs, id)
 redis.call('LPUSH', queue, payload)
 if expires > 0 then redis.call('PEXPIRE', queue, expires) end
-redis.call('ZREM', dead, id)
-if cap then redis.call('ZREM', cap, id) end
-redis.call('HDEL', caps, id)
-redis.call('SREM', unannounced, id)
+drop({id}, found)
 redis.call('DEL', counters)
 if forgiven > 0 then
   -- What is recorded counts, and not what the payload says.

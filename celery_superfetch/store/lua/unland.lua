@@ -10,15 +10,12 @@ for i = 1, #ARGV do landings[i] = KEYS[2 * i - 1] end
 if redis.call('EXISTS', unpack(landings)) == 0 then return 0 end
 for i = 1, #ARGV do
   local landing, queue = KEYS[2 * i - 1], KEYS[2 * i]
-  local kind = redis.call('TYPE', queue).ok
-  -- A removal first: before 7.0 a server over its memory limit allows what follows one.
-  local payload = (kind == 'list' or kind == 'none') and redis.pcall('LPOP', landing)
-  local expires = type(payload) == 'string' and tonumber(ARGV[i]) or 0
-  while type(payload) == 'string' do  -- the newest first
+  local payloads = takes(queue) and redis.pcall('LRANGE', landing, 0, -1) or {}
+  for _, payload in ipairs(payloads) do  -- the newest first; none in an error
+    redis.call('LREM', landing, 1, payload)
     redis.call('RPUSH', queue, payload)
     total = total + 1
-    payload = redis.call('LPOP', landing)
   end
-  if expires > 0 then redis.call('PEXPIRE', queue, expires) end
+  if #payloads > 0 and ARGV[i] ~= '0' then redis.call('PEXPIRE', queue, ARGV[i]) end
 end
 return total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache, cached_property
 from pathlib import Path
@@ -175,8 +176,10 @@ class Line:
 def source(name: str) -> str:
     lua = Path(__file__).parents[1] / "lua"
     text = (lua / f"{name}.lua").read_text()
-    shared = (lua / "tally.lua").read_text() if "tally(" in text else ""
-    return "KEYS[#KEYS] = nil\n" + shared + text  # scripts do not see the key that never exists
+    shared = (lua / "shared.lua").read_text()
+    calls = "|".join(re.findall(r"^local function (\w+)", shared, re.MULTILINE))
+    before = shared if re.search(rf"\b({calls})\(", text) else ""
+    return "KEYS[#KEYS] = nil\n" + before + text  # scripts do not see the key that never exists
 
 
 def asked(connection: Any, *commands: Sequence[Any]) -> list[Any]:

@@ -1,0 +1,75 @@
+-- What several scripts do: it stands before those that call one of its functions.
+-- KEYS: none of its own; `capped` and `drop` know the dead set, dead jobs, the caps of each and
+--       unannounced, which come first wherever jobs of the dead set go
+-- ARGV: none
+-- Returns: nothing
+-- Crash: it is a part of its script.
+-- A server over its memory limit lets our scripts run, but for one before 7.0: that allows a script
+-- what follows a removal, wherefore they remove first.
+
+-- The server's clock, in ms.
+local function now()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- Whether a job can arrive there. It is asked before one leaves the place where it is, as all is read
+-- that has to have the right type.
+local function takes(name)
+  local kind = redis.call('TYPE', name).ok
+  return kind == 'list' or kind == 'none', kind
+end
+
+-- The error that one of these is no queue, if it is none.
+local function wrong(...)
+  for _, name in ipairs({...}) do
+    local fits, kind = takes(name)
+    if not fits then
+      return redis.error_reply("WRONGTYPE '" .. name .. "' is no queue, it holds a " .. kind)
+    end
+  end
+end
+
+-- The caps of some dead jobs, and a look at whatever has to change when they go.
+local function capped(ids)
+  local found = redis.call('HMGET', KEYS[3], unpack(ids))
+  redis.call('HLEN', KEYS[2])
+  redis.call('SISMEMBER', KEYS[4], '')
+  redis.call('ZCARD', KEYS[1])
+  for _, cap in ipairs(found) do
+    if cap then redis.call('ZCARD', cap) end
+  end
+  return found
+end
+
+-- Deletes dead jobs, under these caps; how many were there.
+local function drop(ids, found)
+  for at, id in ipairs(ids) do
+    if found[at] then redis.call('ZREM', found[at], id) end
+  end
+  redis.call('ZREM', KEYS[1], unpack(ids))
+  redis.call('HDEL', KEYS[3], unpack(ids))
+  redis.call('SREM', KEYS[4], unpack(ids))
+  return redis.call('HDEL', KEYS[2], unpack(ids))
+end
+
+-- Counts a job by queue list and task, for metrics. What fails is not counted: it is worth no job's
+-- way. Rows are bounded: beyond 2,000 fields a new one has no task, beyond 2,500 no queue either; nor
+-- has one whose task is not in its headers, or very long.
+local function tally(stats, what, queue_list, payload)
+  -- Celery's header, in JSON. A body is in base64, or the quotes in it have backslashes.
+  local at = string.find(payload, '"task":', 1, true)
+  local task = at and string.match(payload, '^%s*"([^"\\%c]*)"', at + 7) or ''
+  if #task > 200 then task = '' end
+  local size = redis.pcall('HLEN', stats)
+  if type(size) ~= 'number' then return end
+  local row = what .. '\t' .. queue_list .. '\t'
+  local known = redis.pcall('HEXISTS', stats, row .. task) == 1
+  if size < 2000 or known then
+    row = row .. task
+  elseif size >= 2500 and redis.pcall('HEXISTS', stats, row) ~= 1 then
+    row = what .. '\t\t'
+  end
+  redis.pcall('HINCRBY', stats, row, 1)
+end
+
