@@ -13,7 +13,7 @@ import redis
 
 from celery_superfetch.app.broker import database_of
 from celery_superfetch.store.dead_jobs import DeadJobs
-from celery_superfetch.store.private_lists import PrivateLists
+from celery_superfetch.store.holdings import Holdings
 from celery_superfetch.store.registry import Registry
 
 from . import app as demo
@@ -55,7 +55,7 @@ class Story:
         database = database_of(demo.app, client)
         self.keys = database.keys
         self.registry = Registry(database)
-        self.lists = PrivateLists(database)
+        self.holdings = Holdings(database)
         self.dead = DeadJobs(database)
         path = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH", ""))))
         self.env = {**os.environ, "PYTHONPATH": path}
@@ -172,12 +172,11 @@ class Story:
         [self.owner] = owners
         held, running = self.held(), len(self.running_in(victim))
         return (
-            f"Its private lists hold {held} jobs: {running} running, {held - running} prefetched."
+            f"Its private list holds {held} jobs: {running} running, {held - running} prefetched."
         )
 
     def held(self) -> int:
-        lists = self.registry.facts([self.owner])[self.owner].lists
-        return sum(self.lists.size(self.owner, name) for name in lists)
+        return self.holdings.of([self.owner])[self.owner].in_flight
 
     def see_its_jobs_come_back(self, kill: Kill) -> None:
         def cause() -> bytes | None:
