@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from compare import TRANSPORTS, Table, arguments, begin, finish_all, measure_all, without_plus
+from compare import TRANSPORTS, Table, arguments, begin, finish_all, measure_all, skipped_here
 from kombu import Connection, Consumer, Exchange, Queue
 from transport import fill
 
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.hold:
         hold(args.url, args.hold, args.jobs)
-    skipped = without_plus()
+    skipped = skipped_here()
     tables = [
         Table("memory of the consumer", "B per job in flight", more=False, skipped=skipped),
         Table("memory of the server", "B per job in flight", more=False, skipped=skipped),

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from hashlib import sha1
 
 from compare import lines  # noqa: F401  (it puts the tests on the path)
 from sent import watch_sent
@@ -53,6 +52,8 @@ def fill(server: Server, args: argparse.Namespace) -> None:
     from dead_set import fill as kill
 
     from celery_superfetch.app.passes import note
+    from celery_superfetch.model.job import claim_id
+    from celery_superfetch.store.private_lists import RUNS
     from support.workers.bench import Bench, elsewhere, payload
 
     bench = Bench(server.client(), dead_limit=max(args.dead, 1))
@@ -60,16 +61,14 @@ def fill(server: Server, args: argparse.Namespace) -> None:
     for number in range(args.owners):
         process = elsewhere(f"host-{number // OWNERS_PER_HOST}", number + 1)
         owner = bench.owner(process, lists=names, node=f"celery@w{number}")
-        # One runs, one waits for its time, the others are reserved: each in a list of its own.
+        # One runs, the others are reserved: each from a list of its own.
         with bench.client.pipeline(transaction=False) as pipe:
             for at in range(args.in_flight):
                 name, job = names[(number + at) % args.lists], payload(f"f{number}-{at}")
+                private, claim = bench.keys.private(owner.owner), claim_id(at + 1, name)
+                pipe.hset(private, claim, job)
                 if at == 0:
-                    pipe.hset(bench.keys.running(owner.owner), "1", sha1(job).hexdigest())
-                if at == 1:
-                    pipe.hset(bench.keys.held(owner.owner, name), "2", job)
-                else:
-                    pipe.lpush(bench.keys.private(owner.owner, name), job)
+                    pipe.hset(private, RUNS + claim, 1)
             pipe.execute()
     for at in range(0, args.waiting, BATCH):
         jobs = [payload(f"w{n}") for n in range(at, min(at + BATCH, args.waiting))]

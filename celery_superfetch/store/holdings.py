@@ -64,7 +64,7 @@ class Holdings(Structure):
             for owner, (runs, *row) in zip(some, rows, strict=True):
                 lists = {name.decode(errors="replace"): size for name, size in chunks(row, 2)}
                 size = sum(row[1::2])
-                # What runs is in a private list, unless its record outlived it by a moment.
+                # A record without its claim is by somebody's hand.
                 runs = min(runs, size)
                 found[owner] = Holding(runs, size - runs, lists)
         return found

@@ -1,5 +1,5 @@
 """Every Redis key of this package (docs/reference/redis_data.md), with ``global_keyprefix`` in it:
-kombu's prefixing client rewrites only a script's first key and none of BLMOVE, LREM or LRANGE."""
+kombu's prefixing client rewrites only a script's first key and none of BLMOVE or LRANGE."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Held(NamedTuple):
     """What an owner holds, by claim ids."""
 
     claims: Sequence[str]  # the newest first
-    running: frozenset[str]  # those that are said to run; some may be settled
+    running: frozenset[str]  # those that are said to run
 
 
 class PrivateLists(Structure):

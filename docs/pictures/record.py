@@ -83,7 +83,7 @@ class Shop:
         for number in range(30):
             charge.delay(number)
             send.delay(number)
-        eventually(lambda: len(keys.keys("superfetch:running:*")) == 3, message="all have work")
+        eventually(lambda: len(keys.keys("superfetch:private:*")) == 3, message="all have work")
         workers["web-c"].host.kill()  # type: ignore[union-attr]
         eventually(lambda: keys.hget("superfetch:stats", "owners_reaped") == b"1", 60)
 

@@ -12,6 +12,7 @@ changed. A comment on the line before a block says what to do with it:
 | `sh`, after `<!-- background -->` | left to run until the page ends, once it is ready |
 | `json`, `yaml`, `toml`, `ini` | parsed |
 | `text` | output, for the reader |
+| `diff` | a change to a checkout; `test_first_hour.py` makes it |
 | any, after `<!-- not run: REASON -->` | nothing; the reason says what is missing here |
 | any, after `<!-- needs: django -->` | the tab ends here, skipped, where that is missing |
 

@@ -11,17 +11,19 @@ from celery_superfetch.store.wire.permissions import OPTIONAL, REQUIRED, name_of
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "options.md"
 
 #: Scripts that no worker runs, but people; what they need beside is named below the lists.
-BY_HAND = {"holdings", "revive"}
+BY_HAND = {"revive"}
+
+
+STORE = Path(celery_superfetch.__file__).parent / "store"
 
 
 def scripts() -> dict[str, set[str]]:
     """Each script that workers run, and the commands in it."""
-    folder = Path(celery_superfetch.__file__).parent / "store" / "lua"
     return {
         path.stem: {
             name.lower() for name in re.findall(r"redis\.p?call\(\s*'([A-Z]+)'", path.read_text())
         }
-        for path in folder.glob("*.lua")
+        for path in (STORE / "lua").glob("*.lua")
         if path.stem not in BY_HAND
     }
 
@@ -30,6 +32,17 @@ def test_the_required_commands_have_those_of_the_scripts() -> None:
     known = {*map(name_of, REQUIRED)}
     missing = {name: left for name, used in scripts().items() if (left := used - known)}
     assert not missing
+
+
+def test_no_command_is_required_that_nobody_calls() -> None:
+    """Outside scripts a command is a method of redis-py's, or a word of its own."""
+    sources = [path for path in STORE.rglob("*.py") if path.name != "permissions.py"]
+    text = "".join(path.read_text() for path in sources)
+    called = set().union(*scripts().values())
+    for name in {*map(name_of, REQUIRED)} - called:
+        words = name.split("|")
+        method = rf"\.{'_'.join(words)}(_iter)?\("
+        assert re.search(rf'{method}|"{words[0].upper()}[" ]', text), name
 
 
 def test_the_page_has_what_the_doctor_asks_for() -> None:

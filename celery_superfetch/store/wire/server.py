@@ -17,7 +17,7 @@ from .slots import NO_TAG, TAGGED
 logger = logging.getLogger(__name__)
 warn_once = cache(logger.warning)
 
-OLDEST_SERVER = (6, 2)  # LMOVE, BLMOVE and LPOS with what we need of them came with Redis 6.2
+OLDEST_SERVER = (6, 2)  # BLMOVE, RPOP of several and ZADD with LT came with Redis 6.2
 
 #: Before redis-py 6.1 a pool's own thread cannot take its lock twice.
 MAY_DEADLOCK = VERSION < (6, 1)

@@ -79,4 +79,4 @@ def test_a_job_wakes_one_of_many_consumers(fresh_server: Callable[..., Server]) 
         eventually(lambda: turn(lambda: sum(len(inbox.messages) for inbox in inboxes) == 1))
         for _ in range(5):
             turn(lambda: True)
-        assert looked(client) - before <= lists, "one claim, which confirms the job"
+        assert looked(client) - before <= lists, "one claim, which names the job"

@@ -93,7 +93,7 @@ def fate(block: Block) -> str:
         return "excused" if block.marks["not run"] else "undecided: `not run` without a reason"
     if "file" in block.marks:
         return "file" if block.marks["file"] else "undecided: `file` without a name"
-    if block.language == "text":
+    if block.language in ("text", "diff"):
         return "text"
     if block.language in ("json", "yaml", "toml", "ini"):
         return "parsed"
