@@ -74,7 +74,7 @@ def test_what_holds_something_else_is_found_before_anything_moves(
 #: Counts what a script asks for, and fails at one of them; but not between the departure of a job
 #: and its arrival, which follow each other: of what can refuse that the test above knows all.
 INJECTED = """
-local real, count, leaves = redis, 0, {LREM = true, HDEL = true, RPOP = true, ZREM = true}
+local real, count, leaves = redis, 0, {LPOP = true, HDEL = true, RPOP = true, ZREM = true}
 local arrives = {LPUSH = true, RPUSH = true, HSET = true, HSETNX = true, ZADD = true}
 local last = ''
 local function refused(name)
