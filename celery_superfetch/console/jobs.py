@@ -104,9 +104,9 @@ class Look:
 
     def _places(self) -> Iterator[Place]:
         """Of each owner what it has claimed, then what landed; then what is nobody's."""
-        for owner, (_, held) in self.owners.items():
-            yield Place(RESERVED, owner)
-            if self.which.wants(RESERVED):
+        yield from (Place(RESERVED, owner) for owner in self.owners)
+        if self.which.wants(RESERVED):
+            for owner, (_, held) in self.owners.items():
                 for name in filter(self._is_meant, sorted(held.lists)):
                     yield Place(RESERVED, owner, name)
         for state, lists in self.nobodys.items():

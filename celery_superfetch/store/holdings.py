@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any, NamedTuple
+from itertools import chain, groupby
+from typing import NamedTuple
 
-from .database import Structure, chunks
-from .private_lists import RUNS
+from ..model.job import claim_number
+from .database import Database, Structure, chunks
+from .private_lists import PrivateLists
 
 CHUNK = 50  # owners of one script: with 80 lists each they are 8,000 looks, 5 ms of the server
 
@@ -55,6 +56,10 @@ class Holding:
 class Holdings(Structure):
     """Counts of private lists and running jobs, read together."""
 
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.lists = PrivateLists(database)
+
     def of(self, owners: Sequence[str]) -> dict[str, Holding]:
         """Owner -> what it holds, by a script for each fifty of them."""
         keys, found = self.keys, {}
@@ -71,16 +76,34 @@ class Holdings(Structure):
 
     def look(self, places: Sequence[Place], most: int) -> Iterator[list[Found]]:
         """What is in some places, about ``most`` jobs of it in a round trip: what runs first, the
-        oldest claim before others, and what is due first."""
+        oldest claim before others, and what is due first. Those of owners are best together."""
+        most = min(most, BATCH)
+        for are_lists, alike in groupby(places, lambda place: bool(place.queue_list)):
+            for some in chunks([*alike], BATCH if are_lists else CHUNK):
+                yield from (self._lists if are_lists else self._claims)(some, most)
+
+    def _claims(self, places: Sequence[Place], most: int) -> Iterator[list[Found]]:
+        owners = [place.owner for place in places]
+        left: list[tuple[str, str]] = []
+        runs: set[tuple[str, str]] = set()
+        for owner, (claims, running) in zip(owners, self.lists.all_held(owners), strict=True):
+            order = sorted(claims, key=lambda id: (id not in running, claim_number(id)))
+            left += [(owner, id) for id in order]
+            runs |= {(owner, id) for id in running}
+        while left:
+            jobs, seen = self.lists.read(left[:most], ROOM)
+            left = left[seen:]
+            yield [
+                Found(Place(RESERVED, owner), payload, id, (owner, id) in runs)
+                for owner, _, payload, id in jobs
+            ]
+
+    def _lists(self, places: Sequence[Place], most: int) -> Iterator[list[Found]]:
         keys, at, cursor = [*map(self._key, places)], 0, b"0"
         while at < len(keys):
-            args: list[Any] = [min(most, BATCH), ROOM, PAGE, cursor]
-            page: list[Found] = []
-            for cursor, rows in self.scripts.run("look", keys[at : at + BATCH], args):
-                for name, payload in chunks(rows, 2):
-                    field = name.decode(errors="replace")
-                    id = field.removeprefix(RUNS)
-                    page.append(Found(places[at], payload, id, id != field))
+            args, page = [most, ROOM, PAGE, cursor], list[Found]()
+            for cursor, rows in self.scripts.run("look", keys[at:], args):
+                page += [Found(places[at], payload) for payload in rows]
                 at += cursor == b"0"
             yield page
 
@@ -90,4 +113,4 @@ class Holdings(Structure):
             return self.keys.probation(queue_list)
         if state == PARKED:
             return self.keys.parked_of(queue_list)
-        return self.keys.landing(owner, queue_list) if queue_list else self.keys.private(owner)
+        return self.keys.landing(owner, queue_list)

@@ -144,7 +144,14 @@ class PrivateLists(Structure):
         return int(self.scripts.run("unland", names, [*lists.values()])) if names else 0
 
     def held(self, owner: str) -> Held:
-        fields = self.client.hkeys(self.keys.private(owner))
+        [held] = self.all_held([owner])
+        return held
+
+    def all_held(self, owners: Sequence[str]) -> list[Held]:
+        rows = self._at_once(("HKEYS", self.keys.private(owner)) for owner in owners)
+        return [self._held(*row) for row in zip(owners, rows, strict=True)]
+
+    def _held(self, owner: str, fields: Collection[bytes]) -> Held:
         running, claims = frozenset(claims_of(fields, running=True)), claims_of(fields)
         # By somebody's hand: it names no queue list, or cannot be asked for.
         odd = [name for name in claims if not queue_list_of(name) or name.encode() not in fields]
@@ -160,9 +167,16 @@ class PrivateLists(Structure):
     def jobs(self, owner: str, claim_ids: Sequence[str], room: int) -> tuple[list[Job], int]:
         """The first of some claims, until they have so many bytes; of how many that speaks, since
         some may be there no longer."""
-        payloads = self.scripts.run("payloads", [self.keys.private(owner)], [room, *claim_ids])
-        rows = zip(claim_ids, payloads, strict=False)
-        found = [Job(owner, queue_list_of(id), raw, id) for id, raw in rows if raw is not None]
+        return self.read([(owner, id) for id in claim_ids], room)
+
+    def read(self, claims: Sequence[tuple[str, str]], room: int) -> tuple[list[Job], int]:
+        """As ``jobs``, by owners and claim ids."""
+        names = [self.keys.private(owner) for owner, _ in claims]
+        payloads = self.scripts.run("payloads", names, [room, *(id for _, id in claims)])
+        rows = zip(claims, payloads, strict=False)
+        found = [
+            Job(owner, queue_list_of(id), raw, id) for (owner, id), raw in rows if raw is not None
+        ]
         return found, len(payloads)
 
     def has(self, job: Job) -> bool:
