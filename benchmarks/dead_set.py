@@ -24,7 +24,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from celery import states
 
 from celery_superfetch import DeadSet, PoisonPill
-from celery_superfetch.model.job import Job
 from support.apps.build import build_app
 from support.servers.server import Server
 from support.servers.work import Work, noted
@@ -44,13 +43,8 @@ def fill(bench: Bench, jobs: int, size: int) -> None:
     for at in range(0, jobs, 100):
         numbers = range(at, min(at + 100, jobs))
         raws = [payload(f"id-{n}", task=_task(n), padding=padding) for n in numbers]
-        bench.give(OWNER, "mail", raws)
-        bench.scripts.run_all(
-            [
-                bench.dead_set.kill(bench.recovery(Job(OWNER, "mail", raw)), marked=False)
-                for raw in raws
-            ]
-        )
+        given = bench.give(OWNER, "mail", raws)
+        bench.scripts.run_all([bench.dead_set.kill(bench.recovery(j), marked=False) for j in given])
 
 
 def _task(number: int) -> str:
