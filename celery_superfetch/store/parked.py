@@ -114,7 +114,3 @@ class Parked(Structure):
                 pipe.delete(self.keys.parked_of(name))
                 pipe.zrem(self.keys.parked, name)
             return sum(pipe.execute()[::3])
-
-
-def payload_of(member: bytes) -> bytes:
-    return member.partition(b"\n")[2]

@@ -9,7 +9,6 @@ from typing import Any
 import redis
 
 from celery_superfetch.model.dead_job import DeadJob
-from celery_superfetch.store.parked import payload_of
 
 
 def content(client: redis.Redis) -> dict[bytes, Any]:
@@ -30,7 +29,7 @@ def places(found: dict[bytes, Any], raw: bytes) -> list[bytes]:
 
     def jobs(key: bytes, value: Any) -> Iterator[bytes]:
         if b"superfetch:parked:" in key and value and isinstance(value[0], tuple):
-            yield from (payload_of(member) for member, _ in value)
+            yield from (member.partition(b"\n")[2] for member, _ in value)
         elif isinstance(value, list):
             yield from value
         elif isinstance(value, dict):
