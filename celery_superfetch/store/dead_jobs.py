@@ -165,9 +165,9 @@ class DeadJobs(Structure):
             if record is not None
         ]
 
-    def _drop(self, count: str, ids: Sequence[Any], *cap: str) -> int:
+    def _drop(self, count: str, ids: Sequence[Any]) -> int:
         """Delete a batch of jobs for good, and have them counted; the number that were there."""
-        return int(self.scripts.run("forget", [*self._names, *cap], [count, *ids])) if ids else 0
+        return int(self.scripts.run("forget", self._names, [count, *ids])) if ids else 0
 
     @property
     def _names(self) -> list[str]:
@@ -209,10 +209,10 @@ class Graveyard(DeadJobs):
         oldest = self.database.server_time() - int(self.config.dead_ttl * 1000)
         for cap, most in self._caps.items():
             aged = self.client.zrangebyscore(cap, "-inf", oldest, 0, BATCH)
-            old += self._drop("dead_dropped", aged, cap)
+            old += self._drop("dead_dropped", aged)
             over = min(self.client.zcard(cap) - most, BATCH)
             many = self.client.zrange(cap, 0, over - 1) if over > 0 else []
-            surplus += self._drop("dead_dropped", many, cap)
+            surplus += self._drop("dead_dropped", many)
         overflow = self.keys.dead_overflow(self.config.app_name)
         with self.client.pipeline() as pipe:
             before, _ = pipe.get(overflow).delete(overflow).execute()

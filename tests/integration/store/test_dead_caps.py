@@ -132,16 +132,6 @@ def test_a_lowered_limit_is_reached_a_batch_at_a_time(
     assert bench.stat("dead_dropped") == BATCH + 5
 
 
-def test_what_only_a_cap_knows_is_in_nobodys_way(make_bench: Callable[..., Bench]) -> None:
-    """By somebody's hand: it was the oldest in each pass, and what is too old stayed."""
-    bench = make_bench(dead_ttl=100)
-    bench.client.zadd(bench.keys.dead_of("shop"), {f"gone {n}": n for n in range(BATCH)})
-    [job] = bench.killed(payload("old"))
-    bench.die_at(job, job.died_at - 101_000)
-    assert [bench.dead_set.trim() for _ in range(2)] == [(0, 0), (1, 0)]
-    assert bench.client.zcard(bench.keys.dead_of("shop")) == 0
-
-
 def test_a_pass_logs_what_the_caps_drop(
     make_bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture
 ) -> None:
