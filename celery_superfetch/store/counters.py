@@ -40,8 +40,9 @@ class StrikeCounters(Structure):
         self.dead_jobs = Graveyard(database)
 
     def counters(self, digests: Sequence[str]) -> list[Counters]:
+        names = [self.keys.recoveries(digest) for digest in digests]
         fields = ("strikes", "recoveries", "history", "probation")
-        rows = self._at_once(("HMGET", self.keys.recoveries(name), *fields) for name in digests)
+        rows = self.scripts.run("counters", names, fields)
         return [Counters.read(**dict(zip(fields, row, strict=True))) for row in rows]
 
     def knows(self, payload: bytes) -> bool:
