@@ -123,7 +123,7 @@ class DeadJobs(Structure):
 
     def delete(self, *ids: str) -> int:
         """Delete jobs for good, by their whole ids; the number that were there."""
-        return sum(self._drop("dead_deleted", some) for some in chunks(ids, BATCH))
+        return sum(self.scripts.run("forget", self._names, some) for some in chunks(ids, BATCH))
 
     def purge(self) -> int:
         """Delete all jobs for good; the number that were there."""
@@ -165,10 +165,6 @@ class DeadJobs(Structure):
             if record is not None
         ]
 
-    def _drop(self, count: str, ids: Sequence[Any]) -> int:
-        """Delete a batch of jobs for good, and have them counted; the number that were there."""
-        return int(self.scripts.run("forget", self._names, [count, *ids])) if ids else 0
-
     @property
     def _names(self) -> list[str]:
         keys = self.keys
@@ -205,18 +201,10 @@ class Graveyard(DeadJobs):
         """Drop some of this app's jobs and of junk (what another app keeps is for its own options
         to say): how many were older than ``dead_ttl``, and how many more than ``dead_limit``, with
         those that kills have dropped."""
-        old = surplus = 0
-        oldest = self.database.server_time() - int(self.config.dead_ttl * 1000)
-        for cap, most in self._caps.items():
-            aged = self.client.zrangebyscore(cap, "-inf", oldest, 0, BATCH)
-            old += self._drop("dead_dropped", aged)
-            over = min(self.client.zcard(cap) - most, BATCH)
-            many = self.client.zrange(cap, 0, over - 1) if over > 0 else []
-            surplus += self._drop("dead_dropped", many)
         overflow = self.keys.dead_overflow(self.config.app_name)
-        with self.client.pipeline() as pipe:
-            before, _ = pipe.get(overflow).delete(overflow).execute()
-        return old, surplus + int(before or 0)
+        args = [int(self.config.dead_ttl * 1000), BATCH, *self._caps.values()]
+        old, surplus = self.scripts.run("trim", [*self._names, overflow, *self._caps], args)
+        return int(old), int(surplus)
 
     @property
     def _caps(self) -> dict[str, int]:

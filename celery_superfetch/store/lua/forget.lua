@@ -1,9 +1,8 @@
--- Deletes jobs of the dead set for good, and counts them.
+-- Deletes jobs of the dead set for good.
 -- KEYS: dead set, dead jobs, the caps of each, unannounced, stats
--- ARGV: counter, then job ids
+-- ARGV: job ids
 -- Returns: number of jobs deleted
 -- Crash: each job is there whole or gone.
-local ids = {unpack(ARGV, 2)}
-local deleted = drop(ids, capped(ids))
-if deleted > 0 then redis.pcall('HINCRBY', KEYS[5], ARGV[1], deleted) end
+local deleted = drop(ARGV, capped(ARGV))
+if deleted > 0 then redis.pcall('HINCRBY', KEYS[5], 'dead_deleted', deleted) end
 return deleted

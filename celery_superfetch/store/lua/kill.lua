@@ -17,7 +17,7 @@ local notice, placeholder, expires = ARGV[9], ARGV[10], tonumber(ARGV[11])
 if marked == '1' and redis.call('HGET', facts, 'state') ~= 'reaped' then return {'unmarked'} end
 if (redis.call('HGET', counters, 'recoveries') or '0') ~= expected then return {'recounted'} end
 local full = redis.call('ZCARD', cap) >= most and most > 0
--- One comes, so one has to go; a lowered limit is reached by `Graveyard.trim`.
+-- One comes, so one has to go; a lowered limit is reached by `trim`.
 local oldest = full and redis.call('ZRANGE', cap, 0, 0)[1]
 capped({oldest or id})
 local dropped = tonumber(redis.call('GET', overflow)) or 0

@@ -150,6 +150,12 @@ def forget(bench: Bench) -> Case:
     return Case(call, (bench.keys.dead_of("shop"),), settles=True)
 
 
+def trim(bench: Bench) -> Case:
+    dead_set = two_dead(bench)
+    bench.client.set(bench.keys.dead_overflow("shop"), 1)
+    return Case(call_of(dead_set.trim, (0, 1)), settles=True)
+
+
 def call_of(method: Callable[[], object], answer: Any) -> Call:
     """The script that it would run."""
     with mock.patch.object(Scripts, "run", return_value=answer) as run:
@@ -172,4 +178,5 @@ CASES = [
     kill_the_living,
     revive,
     forget,
+    trim,
 ]
