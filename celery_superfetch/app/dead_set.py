@@ -169,7 +169,7 @@ class DeadSet(DeadJobs):
             expires = self._expires.get(target.partition(self.separator)[0], 0)
             calls.append(self.revive(job, target, expires))
             called.append(one)
-        for one, reply in zip(called, self.scripts.run_all(calls, errors=True), strict=True):
+        for one, reply in zip(called, self.revive_all(calls), strict=True):
             if isinstance(reply, Exception):
                 one.error = str(reply)
             elif not reply:

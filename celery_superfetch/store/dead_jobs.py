@@ -146,6 +146,10 @@ class DeadJobs(Structure):
         names += [keys.lock(f"retry:{job.id}"), keys.recovered]
         return Call("revive", names, [job.id, job.payload, expires, forgiven])
 
+    def revive_all(self, calls: Sequence[Call]) -> list[Any]:
+        """Carry out some in one round trip; an error is an answer, too."""
+        return self.scripts.run_all(calls, errors=True)
+
     def _rows(self, which: DeadFilter | None = None) -> list[tuple[bytes, float]]:
         """Ids and times of death of all jobs, or of those of the right age, newest first."""
         # By ZSCAN: what is there from its begin to its end is found, whatever others move

@@ -13,25 +13,21 @@ for _, hash in ipairs({jobs, caps}) do redis.call('HLEN', hash) end
 for _, index in ipairs({dead, unpack(KEYS, 7)}) do redis.call('ZCARD', index) end
 redis.call('SISMEMBER', unannounced, '')
 local before = tonumber(redis.call('GET', overflow)) or 0
-local function drop(cap, ids)
+local function prune(cap, ids)
   if #ids == 0 then return 0 end
-  redis.call('ZREM', dead, unpack(ids))
-  redis.call('ZREM', cap, unpack(ids))
-  redis.call('HDEL', caps, unpack(ids))
-  redis.call('HDEL', jobs, unpack(ids))
-  redis.call('SREM', unannounced, unpack(ids))
+  local under = {}
+  for at = 1, #ids do under[at] = cap end
+  drop(ids, under)
   redis.pcall('HINCRBY', stats, 'dead_dropped', #ids)
   return #ids
 end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local aged, many = 0, before
 for at = 7, #KEYS do
   local cap, most = KEYS[at], tonumber(ARGV[at - 4])
   aged = aged
-    + drop(cap, redis.call('ZRANGEBYSCORE', cap, '-inf', now - age, 'LIMIT', 0, batch))
+    + prune(cap, redis.call('ZRANGEBYSCORE', cap, '-inf', now() - age, 'LIMIT', 0, batch))
   local over = math.min(redis.call('ZCARD', cap) - most, batch)
-  if over > 0 then many = many + drop(cap, redis.call('ZRANGE', cap, 0, over - 1)) end
+  if over > 0 then many = many + prune(cap, redis.call('ZRANGE', cap, 0, over - 1)) end
 end
 if before > 0 then redis.call('DEL', overflow) end
 return {aged, many}
