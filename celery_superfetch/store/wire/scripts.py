@@ -119,6 +119,8 @@ class Line:
         self._connection, self._used, self.owed = connection, monotonic(), left
         if due or not owed:
             self._owed_since = self._used
+        if not left and any(map(hangs_up, replies)):
+            self.forget()
         return replies[: len(due)], replies[len(due) :]
 
     def _forget_handlers(self) -> None:
@@ -195,6 +197,11 @@ def reply_of(connection: Any) -> Any:
         return connection.read_response()
     except ResponseError as exc:
         return exc
+
+
+def hangs_up(reply: Any) -> bool:
+    """Whether a server that answers so closes the connection, some time after."""
+    return isinstance(reply, ResponseError) and str(reply).startswith("Protocol error")
 
 
 def packed(commands: Iterable[Sequence[Any]]) -> list[bytes]:
