@@ -78,7 +78,8 @@ class Probation:
         return False
 
     def _waiting(self, lists: Sequence[str]) -> list[str]:
-        return [name for name in lists if name in self.owner.suspects]
+        suspects = self.owner.suspects
+        return [name for name in lists if name in suspects] if suspects else []
 
     def _take(self, queue_list: str) -> bool:
         claimed = self.owner.claim_alone(queue_list, _solitude)
