@@ -69,7 +69,7 @@ class _Handover:
         """Record it and note that the pool has it; until when it may begin, 0 for not now."""
         if self.request.acknowledged:
             return self.owner.until(self.job)
-        # With early ack it may be settled before it runs: nothing would take its record away.
+        # With early ack it may be settled before it runs: there would be no record to make.
         return self.owner.start(self.job, record=self.request.task.acks_late)
 
     def accept(self, accept: Callable[..., Any], *args: Any) -> Any:
