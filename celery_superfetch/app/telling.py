@@ -4,9 +4,7 @@ between the next run begins anew; what is said twice then does no harm, but for 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -31,22 +29,13 @@ from ..errors import PoisonPill
 from ..model.dead_job import DEAD_ID_HEADER, DeadJob
 from ..model.strikes import toll
 from ..signals import job_killed
+from .asking import asking
 from .dead_set import DeadSet
 from .events import tell_monitors
 
 logger = get_logger(__name__)
 
 REPLY_TIMEOUT = 3.0  # seconds to wait for a result backend on Redis, before it is tried later
-
-#: Seconds for which no notice asks the result backend after one that got no answer, or has none
-#: yet: not all clients give up as soon.
-HELD_OFF = 60.0
-
-#: Seconds for which a notice waits for another that has just asked, and between two looks.
-PATIENCE, STEP = 0.2, 0.01
-
-
-class NotNow(Exception): ...
 
 
 @cache
@@ -87,20 +76,6 @@ def named_by(task: Any) -> DeadJob | None:
     return job
 
 
-@contextmanager
-def asking(app: Celery) -> Iterator[None]:
-    """Around a question to the result backend. Of an app's notices one at a time asks: where that
-    hangs, it is one slot of the fleet that hangs. Raises NotNow where another gets no answer."""
-    database = dead_set_of(app, os.getpid()).database
-    scope = f"notices:{database.config.app_name}"
-    while not database.take_turn(scope, HELD_OFF):
-        if database.lasts(scope) > PATIENCE:
-            raise NotNow
-        time.sleep(STEP)
-    yield
-    database.end_turn(scope)
-
-
 class Telling:
     """The steps, for one killed job. ``told``: ``job_killed`` was sent; ``chord``: what is known of
     chord and chain, "" (not begun), "begun" or "done"; ``careful``: none of what may kill."""
@@ -126,8 +101,9 @@ class Telling:
 
     def _tell_caller(self) -> None:
         job, self.stores = self.job, self._stores()
+        database = dead_set_of(self.app, os.getpid()).database
         # Whoever died while it asked has left its turn behind.
-        with nullcontext() if self.careful else asking(self.app):
+        with nullcontext() if self.careful else asking(database):
             state = self._state()
         if state == states.SUCCESS:
             return  # it had finished; only its ack never came through

@@ -20,6 +20,7 @@ from ..app.poison_pill import limits_of
 from ..model.dead_job import DeadJob
 from ..model.facts import Facts
 from ..model.job import Claimed, Job, eta_of
+from ..owner.owner import Owner
 from ..store.registry import Registry
 from ..transport.deliveries import Delivery, delivery_of
 from .stopping import told_to_stop
@@ -71,7 +72,7 @@ def kills(claimed: Claimed, channel: Any) -> bool:
 def parks(message: Any) -> bool:
     """Whether a job is due so much later that it waits on the server until then, and not here."""
     delivery = delivery_of(message)
-    if delivery is None or not (due := _due(message)):
+    if delivery is None or not (due := _due(message, delivery.owner)):
         return False
     if not delivery.owner.park(delivery.job, due * 1000):
         return False
@@ -79,13 +80,15 @@ def parks(message: Any) -> bool:
     return True
 
 
-def _due(message: Any) -> float:
+def _due(message: Any, owner: Owner) -> float:
     """When a job is due (s since the epoch); 0: at once, since it is revoked, or Celery has
     something to say of it."""
     try:
         # Before protocol 2 the body says it.
         told = message.headers if "task" in message.headers else message.payload
-        return 0.0 if told.get("id") in state.revoked else eta_of(told.get("eta"))
+        if told.get("id") in state.revoked:
+            return 0.0
+        return max(eta_of(told.get("eta")), owner.runner.not_before(told.get("task"), owner))
     except Exception:  # whatever a body can do to a decoder
         return 0.0
 

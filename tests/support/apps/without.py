@@ -261,7 +261,7 @@ def chord_notes() -> None:
 
 def turns() -> None:
     """All notices may wait for the result backend at once."""
-    telling.asking = lambda app: contextlib.nullcontext()
+    telling.asking = lambda database: contextlib.nullcontext()
 
 
 def slots() -> None:
