@@ -31,7 +31,10 @@ PATIENCE = 600.0
 HASTE = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 #: Late ack, and a lost pool process fails its job.
 ALONE = {"task_annotations": {"*": {"reject_on_worker_lost": False}}}
-ON_LOSS = {"task_retry_on_worker_lost": True, "task_annotations": {"*": {"max_retries": 3}}}
+ON_LOSS = {
+    "task_retry_on_worker_lost": True,
+    "task_annotations": {"*": {"max_retries": 3, "default_retry_delay": 1}},
+}
 
 
 class Place:
