@@ -107,8 +107,8 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
         return False
     if not delivery.is_open:
         logger.error(
-            "Celery discarded job %s, and failed over it. The job had left this worker before: it "
-            "was settled, given back or killed.",
+            "Celery failed while it discarded job %s, which this worker had settled, given back or "
+            "killed before.",
             job.title,
             exc_info=exc,
         )
@@ -121,8 +121,8 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
     app, why = runner.worker.app, safe_repr(exc)[:MOST]
     if getattr(message, "is_read", False) or isinstance(exc, MemoryError):
         logger.error(
-            "This worker fails over job %s before that runs, and ends. The job goes back to its "
-            "queue, without a strike.",
+            "This worker cannot begin job %s, and ends. The job goes back to its queue, without a "
+            "strike.",
             job.title,
             exc_info=exc,
         )
@@ -136,8 +136,8 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
             _settle(delivery, way, f"its worker failed over it: {why}", sender=app)
         raise runner.failure from exc
     logger.error(
-        "Celery failed over job %s before it ran. Its message is at fault, so it goes to the dead "
-        "set, and its caller is told; mend whoever sent it.",
+        "Celery cannot read the message of job %s. The job goes to the dead set without a run, and "
+        "its caller is told; mend whoever sent it.",
         job.title,
         exc_info=exc,
     )
@@ -249,8 +249,7 @@ class Discards:
         """Give it back in a while; until then it takes no place from others, as one with an ETA."""
         logger.log(
             logging.DEBUG if returns else logging.WARNING,
-            "Job %s is not for this worker: %s. It goes back to its queue: %s, with other tasks, "
-            "may know it.",
+            "Job %s goes back to its queue: %s. Worker %s has other tasks, and may know it.",
             delivery.job.title,
             here,
             other.node or other.owner,
