@@ -155,7 +155,9 @@ class Keyspaces:
         commands = []
         for key, kind, values in self.rows[at]:
             if kind == "zset":
-                values = tuple(v for pair in zip(values[1::2], values[::2], strict=True) for v in pair)
+                values = tuple(
+                    v for pair in zip(values[1::2], values[::2], strict=True) for v in pair
+                )
             commands.append([WRITES[kind], key, *values])
         return json.dumps(commands)
 
@@ -174,7 +176,11 @@ class Keyspaces:
                 values = [v for name, text in pairs for v in self._field(key, name, text)]
             elif kind == "zset":
                 pairs = sorted(zip(values[::2], values[1::2], strict=True))
-                values = [v for name, text in pairs for v in self._scored(key, name, text)]
+                values = [
+                    v
+                    for at, (name, text) in enumerate(pairs)
+                    for v in self._scored(key, name, text, at)
+                ]
             elif kind == "set":
                 values.sort()
             kept.append((key, kind, tuple(values)))
@@ -190,13 +196,12 @@ class Keyspaces:
             text = json.dumps({"payload": record["payload"], "strikes": record["strikes"]})
         return name, text
 
-    def _scored(self, key: str, name: str, text: str) -> tuple[str, str]:
+    def _scored(self, key: str, name: str, text: str, at: int) -> tuple[str, str]:
         if key == self.keys.owners:
             return name, text if len(text) == 1 else str(self.other_score)
         if key.startswith(self.keys.parked_of("")):
-            head, _, raw = name.partition("\n")
-            # Two of the same bytes are two members, and the name of their claim says no more.
-            return head.partition(" ")[0] + f" {head.rpartition('-')[2]}\n" + raw, "1"
+            # Two of the same bytes are two members; more is not asked of the names of their claims.
+            return f"{at}\n" + name.partition("\n")[2], "1"
         return name, "1"
 
     def rewritten(self, at: int, owners: tuple[tuple[str, str], ...], ids: Any, score: Any) -> int:
@@ -213,7 +218,10 @@ class Keyspaces:
             if key in (self.keys.owners, self.keys.reaped):
                 pairs = zip(values[::2], values[1::2], strict=True)
                 kept = sorted(
-                    (names.get(name, name), scores.get(text, text) if key == self.keys.owners else text)
+                    (
+                        names.get(name, name),
+                        scores.get(text, text) if key == self.keys.owners else text,
+                    )
                     for name, text in pairs
                     if names.get(name, name)
                 )
@@ -255,7 +263,9 @@ class Keyspaces:
                 owner = key.removeprefix(keys.private(""))
                 running[owner] = frozenset(n[len(RUNS) :] for n in row if n.startswith(RUNS))
                 claims = {id: raw for id, raw in row.items() if not id.startswith(RUNS)}
-                held[owner] = dict(zip(claims, lies(f"held by {owner}", *claims.values()), strict=True))
+                held[owner] = dict(
+                    zip(claims, lies(f"held by {owner}", *claims.values()), strict=True)
+                )
         for key, row in values.items():
             if key.startswith(keys.landing("", "")[:-1]):
                 owner = key.removeprefix(keys.landing("", "")[:-1]).rpartition(":")[0]

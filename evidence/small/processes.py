@@ -81,7 +81,9 @@ class Processes(Acts):
         processes[i] = processes[i]._replace(**changes)
         return state._replace(processes=tuple(processes))
 
-    def _put_job(self, state: State, i: int, old: Has | None, new: Has | None, **more: Any) -> State:
+    def _put_job(
+        self, state: State, i: int, old: Has | None, new: Has | None, **more: Any
+    ) -> State:
         jobs = [has for has in state.processes[i].jobs if has != old] + ([new] if new else [])
         if new is None and old is not None and state.processes[i].alone == old.id:
             more["alone"] = ""
@@ -115,7 +117,7 @@ class Processes(Acts):
                 yield Step(f"{who} ends {has.job}", after)
 
     def _may_begin(self, p: Process, has: Has) -> bool:
-        if p.left and self.without != "given back" or p.alone not in ("", has.id):
+        if (p.left and self.without != "given back") or p.alone not in ("", has.id):
             return False
         if p.alone and any(other.how == RUNS for other in p.jobs):
             return False
@@ -163,14 +165,18 @@ class Processes(Acts):
         number = 1 if self.without == "numbers" else max(numbers, default=0) + 1
         names_landed = p.landed and self.without != "landed"
         for starts in (0, 1):
-            after, found = self.ask(state, calls.claim, p.owner, names_landed, starts, number=number)
+            after, found = self.ask(
+                state, calls.claim, p.owner, names_landed, starts, number=number
+            )
             if not found:
                 continue
             id, job, counted = found
             after = self._put(after, i, landed=False)
             how = RECORDED if starts else WAITS
             has = Has(p.owner, id, job, how, counted)
-            yield Step(f"{who} claims {job}{' to start it' * starts}", self._put_job(after, i, None, has))
+            yield Step(
+                f"{who} claims {job}{' to start it' * starts}", self._put_job(after, i, None, has)
+            )
             if not self.seen(state).landed:
                 yield self._lost(after, i, f"{who}'s claim of {job}")
         if seen.probation and not any(has.how in (RUNS, RECORDED) for has in p.jobs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from time import monotonic
@@ -19,14 +20,22 @@ class Result:
     seconds: float = 0.0
     wrong: str = ""
     trace: list[str] = field(default_factory=list)
-    complete: bool = True  # False: it was told to go no deeper
+    complete: bool = True  # False: it was told to go no further
 
 
-def search(world: World, harms: int, deepest: int | None = None, progress: bool = True) -> Result:
+def search(
+    world: World,
+    harms: int,
+    *,
+    deepest: float = math.inf,
+    most: float = math.inf,
+    seconds: float = math.inf,
+    progress: bool = True,
+) -> Result:
     """Look at all states that can be reached, with so many harms at most.
 
     Arguments:
-        deepest: steps after which it is enough.
+        deepest, most, seconds: steps, states and time after which it is enough.
         progress: look, too, whether each state can be led to a good end without another harm.
     """
     result, began = Result(), monotonic()
@@ -43,7 +52,7 @@ def search(world: World, harms: int, deepest: int | None = None, progress: bool 
         result.depth = depth[at]
         if progress and world.is_done(state):
             done.append(at)
-        if depth[at] == deepest:
+        if depth[at] >= deepest or len(came) >= most or monotonic() - began >= seconds:
             result.complete = False
             continue
         try:

@@ -105,9 +105,7 @@ def plain(state: State, spaces: Keyspaces) -> State:
             names.append((owner, new))
         if new:
             numbers = sorted(known_numbers(state, spaces, owner))
-            ids += [
-                ((owner, f"{n}:q"), f"{i}:q") for i, n in enumerate(numbers, 1) if n != i
-            ]
+            ids += [((owner, f"{n}:q"), f"{i}:q") for i, n in enumerate(numbers, 1) if n != i]
     scores = _scores(state, spaces)
     if not names and not ids and not scores:
         return state
@@ -121,7 +119,9 @@ def plain(state: State, spaces: Keyspaces) -> State:
 
     # A keyspace knows claims by the names that their owners have there.
     touched = tuple(
-        (owner, o(owner)) for owner in owners if owner in renamed or any(k[0] == owner for k, _ in ids)
+        (owner, o(owner))
+        for owner in owners
+        if owner in renamed or any(k[0] == owner for k, _ in ids)
     )
     fixed = tuple(ids), tuple(scores.items())
     processes = tuple(
@@ -168,5 +168,10 @@ def _is_over(state: State, spaces: Keyspaces, owner: str) -> bool:
 
 def _scores(state: State, spaces: Keyspaces) -> dict[str, str]:
     """2 is a heartbeat after the one that the reaper saw, which is about to mark; else all are 1."""
-    told = {s for at in (state.at, state.replica) if at is not None for s in spaces.seen[at].owners.values()}
+    told = {
+        s
+        for at in (state.at, state.replica)
+        if at is not None
+        for s in spaces.seen[at].owners.values()
+    }
     return {"2": "1"} if 2 in told and state.reaper[0] != "mark" else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from . import calls
-from .keyspace import JOBS, QUEUE, Keyspaces
+from .keyspace import JOBS, QUEUE
 from .processes import Processes, Step
 from .reaping import Reaping
 from .state import ENDED, IDLE, LEARNED, RUNS, Process, State, name, plain
@@ -30,7 +30,9 @@ class World(Processes, Reaping):
                 continue
             after = step.state._replace(harms=state.harms - cost)
             if not after.harms or not self.failover:
-                after = after._replace(replica=None, wrote="" if not after.failed_over else after.wrote)
+                after = after._replace(
+                    replica=None, wrote="" if not after.failed_over else after.wrote
+                )
             after = plain(after, self.spaces)
             if after != state or step.wrong:
                 yield Step(step.what, after, step.harm, step.wrong or self.wrong(after))
@@ -140,6 +142,10 @@ class World(Processes, Reaping):
         for p in state.processes:
             for has in p.jobs:
                 settled = has.how == ENDED and has.owner not in seen.marked
-                if settled and has.job in seen.places and has.id not in seen.held.get(has.owner, {}):
+                if (
+                    settled
+                    and has.job in seen.places
+                    and has.id not in seen.held.get(has.owner, {})
+                ):
                     return f"{has.job} has ended here, and waits elsewhere"
         return ""
