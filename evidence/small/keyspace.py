@@ -204,6 +204,7 @@ class Keyspaces:
             return f"{at}\n" + name.partition("\n")[2], "1"
         return name, "1"
 
+    @cache  # noqa: B019: as above
     def rewritten(self, at: int, owners: tuple[tuple[str, str], ...], ids: Any, score: Any) -> int:
         """With other names of owners ('' forgets one) and claims, and other scores."""
         names, numbers, scores = dict(owners), dict(ids), dict(score)

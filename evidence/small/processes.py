@@ -179,7 +179,8 @@ class Processes(Acts):
             )
             if not self.seen(state).landed:
                 yield self._lost(after, i, f"{who}'s claim of {job}")
-        if seen.probation and not any(has.how in (RUNS, RECORDED) for has in p.jobs):
+        # What waits to be settled goes before it, by the same connection.
+        if seen.probation and all(has.how == WAITS for has in p.jobs):
             after, found = self.ask(state, calls.claim_alone, p.owner, number=number)
             if found:
                 id, job, counted = found

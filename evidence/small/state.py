@@ -94,11 +94,14 @@ def known_numbers(state: State, spaces: Keyspaces, owner: str) -> set[int]:
 def plain(state: State, spaces: Keyspaces) -> State:
     """The same state with the least names: what differs in nothing else is one state."""
     owners = sorted(known_owners(state, spaces))
+    # The two processes are alike: who knows less is the first.
+    shapes = [p._replace(owner="", jobs=tuple(h[2:] for h in p.jobs)) for p in state.processes]
+    order = sorted(range(len(shapes)), key=lambda slot: shapes[slot])
     forgotten = {owner for owner in owners if _is_over(state, spaces, owner)}
     names, ids = [], []
     births = [0] * len(state.processes)
     for owner in owners:  # by their births
-        slot = slot_of(owner)
+        slot = order.index(slot_of(owner))
         new = "" if owner in forgotten else name(slot, births[slot])
         births[slot] += bool(new)
         if new != owner:
@@ -131,7 +134,7 @@ def plain(state: State, spaces: Keyspaces) -> State:
             lately=tuple(c(p.owner, id) for id in p.lately),
             jobs=tuple(sorted(h._replace(owner=o(h.owner), id=c(h.owner, h.id)) for h in p.jobs)),
         )
-        for p in state.processes
+        for p in (state.processes[slot] for slot in order)
     )
     reaper = state.reaper
     if len(reaper) > 1:
