@@ -1,5 +1,5 @@
-"""`python -m evidence model`: each interleaving of two processes, two jobs and a reaper, on the real
-scripts; then each safety taken out once, with the shortest trace to what that breaks.
+"""`python -m evidence model`: each interleaving of two processes, two jobs and a reaper, on the
+real scripts; then each safety taken out once, with the shortest trace to what that breaks.
 
 The replies and keyspaces are a real server's. A state is a keyspace, what the processes and the
 reaper know, and how many harms may still come: kill, silence, a lost reply, a failover that loses
@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import redis
 
-from evidence.small.keyspace import Keyspaces
+from evidence.small.keyspace import Changes, Keyspaces
 from evidence.small.mutants import MUTANTS, Mutant
 from evidence.small.search import Result, search
 from evidence.small.world import World
@@ -24,12 +25,33 @@ from support.servers.server import Server
 STRIKES = {True: 2, False: 3}
 
 
+class Sound(NamedTuple):
+    """A world in which nothing is missing."""
+
+    what: str
+    pill: bool = False
+    harms: int = 0
+    failover: bool = False
+    others: bool = False
+
+
+WORLDS = [
+    Sound("two innocent jobs, no harm"),
+    Sound("an innocent job and a pill", pill=True),
+    Sound("two innocent jobs, a failover", harms=1, failover=True),
+    Sound("two innocent jobs, one harm of any other kind", harms=1, others=True),
+    Sound("two innocent jobs, two harms of any kind", harms=2, failover=True, others=True),
+]
+
+
 def world(client: redis.Redis, mutant: Mutant | None = None, *, pill: bool = False) -> World:
-    changes: Mapping[str, tuple[str, str]] = {}
+    changes: Mapping[str, Changes] = {}
     if mutant is not None and mutant.script:
-        changes = {mutant.script: (mutant.old, mutant.new)}
+        changes = {mutant.script: mutant.changes}
     spaces = Keyspaces(client, changes, strike_limit=STRIKES[pill])
-    return World(spaces, pill=pill, without=mutant.without if mutant else "")
+    made = World(spaces, pill=pill, without=mutant.without if mutant else "")
+    made.alike = mutant is None
+    return made
 
 
 def caught(client: redis.Redis, mutant: Mutant, most: int) -> Result:
@@ -48,15 +70,15 @@ def main(argv: list[str]) -> int:
         path = server.options["unixsocket"]
         client = redis.Redis(unix_socket_path=path, socket_timeout=None)
         if not options.mutants:
-            for pill, harms in ((False, 0), (True, 0), (False, 1), (False, 2)):
-                made = world(client, pill=pill)
-                result = search(made, harms, seconds=options.minutes * 15)
-                jobs = "an innocent job and a pill" if pill else "two innocent jobs"
-                end = "all" if result.complete else "as far as time allowed"
+            for sound in WORLDS:
+                made = world(client, pill=sound.pill)
+                made.failover, made.others = sound.failover, sound.others
+                result = search(made, sound.harms, seconds=options.minutes * 60 / len(WORLDS))
+                end = "all of them" if result.complete else "as far as time allowed"
                 print(
-                    f"{jobs}, {harms} harms: {result.states} states, {result.transitions} "
-                    f"transitions, depth {result.depth}, {len(made.spaces.rows)} keyspaces, "
-                    f"{made.spaces.runs} runs of scripts, {result.seconds:.0f} s; {end}",
+                    f"{sound.what}: {result.states} states, {result.transitions} transitions, "
+                    f"depth {result.depth}, {len(made.spaces.rows)} keyspaces, "
+                    f"{len(made.spaces.asked)} runs of scripts, {result.seconds:.0f} s; {end}",
                     flush=True,
                 )
                 good &= _said(result)

@@ -7,7 +7,7 @@ from typing import Any
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Counters, Job, parse
 from celery_superfetch.model.process import ProcessImage
-from celery_superfetch.model.strikes import Decision, Recovery, Running, blame, decide
+from celery_superfetch.model.strikes import Blame, Decision, Recovery, Running, blame, decide
 from celery_superfetch.store.private_lists import earlier_of
 
 from .keyspace import JOBS, NAMES, QUEUE, Keyspaces
@@ -80,6 +80,10 @@ def release(spaces: Keyspaces) -> int:
     return spaces.parked.release({}).jobs
 
 
+def forget(spaces: Keyspaces, owner: str) -> None:
+    spaces.command("ZREM", spaces.keys.reaped, owner)
+
+
 def mark(spaces: Keyspaces, owner: str) -> int | None:
     """How many of its jobs ran, if it was not heard since its score was 1."""
     marked = spaces.registry.mark(facts_of(spaces, owner), 1, 60, "gone")
@@ -99,6 +103,8 @@ def recovery(
     id, name, strikes, recoveries, probation = found
     job, known = job_of(owner, id, name), Counters(strikes, recoveries, (), probation)
     blamed = blame(id, Running(running, at_death=ran), known, spaces.limits)
+    if spaces.blames_all and blamed is Blame.SUSPECT:
+        blamed = Blame.EXACT
     envelope = parse(job.payload)
     return Recovery.of(
         job, envelope, known, blame=blamed, limits=spaces.limits, reason="gone", app_name="shop"

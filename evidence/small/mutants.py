@@ -4,89 +4,104 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .keyspace import Changes
+
 
 class Mutant(NamedTuple):
     what: str
-    script: str = ""  # whose text is changed; or `without`, what is left out by the processes
-    old: str = ""
-    new: str = ""
-    without: str = ""
-    pill: bool = False
+    script: str = ""  # whose text is changed
+    changes: Changes = ()
+    without: str = ""  # or what processes and the reaper leave out
+    pill: bool = False  # it shows where a job kills whoever runs it
     harms: int = 1
 
 
+def _in(script: str, what: str, *changes: tuple[str, str], **where: int) -> Mutant:
+    return Mutant(f"{script}: {what}", script, changes, "", bool(where.pop("pill", 0)), **where)
+
+
+LEAVES = "redis.call('HDEL', private, id, 'r' .. id)"
+
 MUTANTS = [
-    Mutant("mark: although it was heard meanwhile", "mark", "or tonumber(score) ~= seen", ""),
-    Mutant("mark: no look at the pulse in the verdict", without="watched"),
-    Mutant(
-        "heartbeat: a reaped owner is taken back",
+    _in("mark", "although it was heard meanwhile", ("or tonumber(score) ~= seen", "")),
+    Mutant("the verdict is not built on silence that was watched", without="watched"),
+    _in(
         "heartbeat",
-        "if state == 'reaped' then return {'reaped'} end",
-        "",
+        "who was taken for dead is taken back",
+        ("if state == 'reaped' then return {'reaped'} end", ""),
+        ("if redis.call('ZSCORE', reaped, owner) then return {'reaped'} end", ""),
     ),
-    Mutant(
-        "claim: the job stays on its queue",
+    _in(
         "claim",
-        "redis.pcall('RPOP', source, ...)",
-        "redis.pcall('LINDEX', source, -1)",
+        "by an owner that nobody looks after",
+        ("if not redis.call('ZSCORE', owners, owner) then return false end", ""),
     ),
-    Mutant(
-        "ack: the job stays",
+    _in(
+        "claim",
+        "the job stays on its queue",
+        ("redis.pcall('RPOP', source, ...)", "redis.pcall('LINDEX', source, -1)"),
+    ),
+    _in(
+        "claim",
+        "the record of its start is not written",
+        ("fields[#fields + 1] = 'r' .. id", "fields[#fields + 1] = id .. 'r'"),
+    ),
+    _in("ack", "the job stays", (LEAVES + " == 0", "redis.call('HEXISTS', private, id) == 0")),
+    _in("ack", "the record of its run stays", ("id, 'r' .. id) == 0", "id) == 0")),
+    _in("ack", "the counters stay", ("redis.call('DEL', KEYS[counters])", "")),
+    _in(
         "ack",
-        "redis.call('HDEL', private, id, 'r' .. id) == 0",
-        "redis.call('HEXISTS', private, id) == 0",
+        "a start is recorded whose claim is gone",
+        ("if redis.call('HEXISTS', private, ARGV[i]) == 1 then", "if true then"),
     ),
-    Mutant("ack: the record of its run stays", "ack", "id, 'r' .. id) == 0", "id) == 0"),
-    Mutant("ack: the counters stay", "ack", "redis.call('DEL', KEYS[counters])", ""),
-    Mutant(
-        "ack: a start is recorded whose claim is gone",
-        "ack",
-        "if redis.call('HEXISTS', private, ARGV[i]) == 1 then",
-        "if true then",
-    ),
-    Mutant(
-        "requeue: the job stays in its list",
-        "requeue",
-        "redis.call('HDEL', private, id, 'r' .. id) > 0",
-        "true",
-    ),
-    Mutant(
-        "park: the job stays in its list", "park", "redis.call('HDEL', private, id, 'r' .. id)", ""
-    ),
-    Mutant(
-        "park: nobody is told to look there",
+    _in("requeue", "the job stays in its list", (LEAVES + " > 0", "true")),
+    _in("requeue", "the job does not arrive", ("redis.call(push, queue, payload)", "")),
+    _in("park", "the job stays in its list", (LEAVES, "")),
+    _in(
         "park",
-        "redis.call('ZADD', index, 'LT', due, queue_list)",
-        "",
+        "nobody is told to look there",
+        ("redis.call('ZADD', index, 'LT', due, queue_list)", ""),
     ),
-    Mutant("release: the job stays parked", "release", "redis.call('ZREM', parked, member)", ""),
-    Mutant("unland: the job is dropped", "unland", "redis.call('RPUSH', queue, payload)", ""),
-    Mutant(
-        "recover: the job stays in its list",
+    _in("release", "the job stays parked", ("redis.call('ZREM', parked, member)", "")),
+    _in("unland", "the job does not arrive", ("redis.call('RPUSH', queue, payload)", "")),
+    _in("recover", "the job stays in its list", (LEAVES, "")),
+    _in(
         "recover",
-        "redis.call('HDEL', private, id, 'r' .. id)",
-        "",
+        "a job that was settled meanwhile",
+        ("elseif not payloads[i] then", "elseif false then"),
     ),
-    Mutant(
-        "recover: a job that was settled meanwhile",
+    _in(
         "recover",
-        "elseif not payloads[i] then",
-        "elseif false then",
+        "from an owner that nobody has marked",
+        ("if unmarked then", "if false then"),
+        harms=2,
     ),
-    Mutant(
-        "recover: strikes are not counted",
+    _in(
         "recover",
-        "'strikes', strikes,",
-        "'strikes', 0,",
-        pill=True,
+        "strikes are not counted",
+        ("'strikes', strikes,", "'strikes', 0,"),
+        pill=1,
         harms=0,
     ),
-    Mutant(
-        "kill: the job stays in its list",
+    _in(
+        "recover",
+        "nobody is told of suspects",
+        ("redis.call('SADD', on_probation, queue_list)", ""),
+        pill=1,
+        harms=0,
+    ),
+    _in(
+        "probation",
+        "its run is not recorded",
+        ("payload, 'r' .. id, 1)", "payload)"),
+        pill=1,
+        harms=0,
+    ),
+    _in(
         "kill",
-        "redis.call('HDEL', private, claim, 'r' .. claim)",
-        "",
-        pill=True,
+        "the job stays in its list",
+        ("redis.call('HDEL', private, claim, 'r' .. claim)", ""),
+        pill=1,
         harms=0,
     ),
     Mutant("a job starts without a certificate", without="certificate"),
@@ -94,5 +109,10 @@ MUTANTS = [
     Mutant("a job is acked before it runs", without="late ack"),
     Mutant("numbers of claims come again", without="numbers"),
     Mutant("who was taken for dead goes on with what it had", without="given back"),
+    Mutant("nobody looks for what a lost reply spoke of", without="doubt"),
+    Mutant("the next claim does not name what landed", without="landed"),
+    Mutant(
+        "whoever ran beside others is blamed as one alone", without="company", pill=True, harms=0
+    ),
     Mutant("no guard: a pill is always recovered", without="guard", pill=True, harms=0),
 ]

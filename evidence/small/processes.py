@@ -43,6 +43,7 @@ class Acts:
 
     def __init__(self, spaces: Keyspaces, *, pill: bool = False, without: str = "") -> None:
         self.spaces, self.pill, self.without = spaces, pill, without
+        spaces.blames_all = without == "company"
 
     def seen(self, state: State) -> Seen:
         return self.spaces.seen[state.at]
@@ -188,7 +189,7 @@ class Processes(Acts):
                 ready = self._put_job(after, i, None, has, alone=id)
                 yield Step(f"{who} claims the suspect {job}", ready)
                 yield self._lost(after, i, f"{who}'s claim of the suspect {job}")
-        if seen.queue and p.heard and not p.landed:
+        if seen.queue and p.heard and not p.landed and p.owner not in state.reads:
             after, _ = self.ask(state, calls.land, p.owner)
             yield Step(f"{seen.queue[-1]} lands for {who}", self._put(after, i, landed=True))
             yield self._lost(after, i, f"{who}'s read")
@@ -251,6 +252,8 @@ class Processes(Acts):
         wrong = ""
         if found and there != has.job:
             wrong = f"the ack of {has.job} has settled {there}"
+        elif has.id in self.seen(after).held.get(has.owner, {}):
+            wrong = f"the ack of {has.job} has left it where it was"
         elif found != (there is not None):
             wrong = f"the ack of {has.job} says that it was {'there' if found else 'gone'}"
         said = "" if found else ", which was gone"

@@ -26,11 +26,13 @@ class Reaping(Acts):
             if verdict.dead:
                 what = f"the reaper takes {owner} for dead ({verdict.name.lower()})"
                 yield Step(what, state._replace(reaper=("mark", owner)))
-        for owner in seen.reaped if self.without != "again" else ():
+        for owner in seen.reaped:
             if seen.held.get(owner) or owner in seen.landed:
-                facts = ("unland", owner, len(seen.running.get(owner, ())))
-                what = f"the reaper looks at {owner} again"
-                yield Step(what, state._replace(reaper=facts))
+                reaper = ("unland", owner, len(seen.running.get(owner, ())))
+                yield Step(f"the reaper looks at {owner} again", state._replace(reaper=reaper))
+            elif owner not in state.reads:
+                after, _ = self.ask(state, calls.forget, owner)
+                yield Step(f"the tombstone of {owner} is forgotten", after)
 
     def _evidence(self, state: State, owner: str) -> Evidence:
         config = self.spaces.database.config
@@ -53,9 +55,7 @@ class Reaping(Acts):
         yield Step(what, after._replace(reaper=("unland", owner, ran)), wrong=wrong)
 
     def _unland(self, state: State, owner: str, ran: int) -> Iterator[Step]:
-        after = state
-        if self.without != "unland":
-            after, _ = self.ask(state, calls.unland, owner)
+        after, _ = self.ask(state, calls.unland, owner)
         what = f"the reaper gives back what landed for {owner}"
         yield Step(what, after._replace(reaper=("read", owner, ran)))
 

@@ -91,12 +91,12 @@ def known_numbers(state: State, spaces: Keyspaces, owner: str) -> set[int]:
     return {claim_number(id) for id in ids}
 
 
-def plain(state: State, spaces: Keyspaces) -> State:
+def plain(state: State, spaces: Keyspaces, alike: bool) -> State:
     """The same state with the least names: what differs in nothing else is one state."""
     owners = sorted(known_owners(state, spaces))
-    # The two processes are alike: who knows less is the first.
+    # Who knows less is the first, where the processes are alike; a trace is read better without.
     shapes = [p._replace(owner="", jobs=tuple(h[2:] for h in p.jobs)) for p in state.processes]
-    order = sorted(range(len(shapes)), key=lambda slot: shapes[slot])
+    order = sorted(range(len(shapes)), key=lambda slot: shapes[slot] if alike else slot)
     forgotten = {owner for owner in owners if _is_over(state, spaces, owner)}
     names, ids = [], []
     births = [0] * len(state.processes)
@@ -170,7 +170,7 @@ def _is_over(state: State, spaces: Keyspaces, owner: str) -> bool:
 
 
 def _scores(state: State, spaces: Keyspaces) -> dict[str, str]:
-    """2 is a heartbeat after the one that the reaper saw, which is about to mark; else all are 1."""
+    """1, but for the 2 of a heartbeat that came since the reaper looked, and before its mark."""
     told = {
         s
         for at in (state.at, state.replica)

@@ -8,10 +8,18 @@ from . import calls
 from .keyspace import JOBS, QUEUE
 from .processes import Processes, Step
 from .reaping import Reaping
-from .state import ENDED, IDLE, LEARNED, RUNS, Process, State, name, plain
+from .state import IDLE, LEARNED, RUNS, Process, State, name, plain
+
+
+FAILOVER = "failover, and the last write is lost"
 
 
 class World(Processes, Reaping):
+    #: Whether a failover is one of the harms; and whether there are others.
+    failover, others = True, True
+    #: Of two states that differ in the names of the processes one is looked at.
+    alike = True
+
     def seen_by_replica(self, before: State, at: int) -> int | None:
         return self._at_before
 
@@ -26,18 +34,17 @@ class World(Processes, Reaping):
         self._at_before = state.at
         for step in self._all_steps(state):
             cost = step.harm
-            if cost > state.harms:
+            if cost > state.harms or (step.harm and not self._befalls(step)):
                 continue
             after = step.state._replace(harms=state.harms - cost)
             if not after.harms or not self.failover:
-                after = after._replace(
-                    replica=None, wrote="" if not after.failed_over else after.wrote
-                )
-            after = plain(after, self.spaces)
+                after = after._replace(replica=None, wrote="")
+            after = plain(after, self.spaces, self.alike)
             if after != state or step.wrong:
                 yield Step(step.what, after, step.harm, step.wrong or self.wrong(after))
 
-    failover = True
+    def _befalls(self, step: Step) -> bool:
+        return self.failover if step.what == FAILOVER else self.others
 
     def _all_steps(self, state: State) -> Iterator[Step]:
         for i in range(len(state.processes)):
@@ -59,7 +66,7 @@ class World(Processes, Reaping):
                         after = self._put(after, i, landed=True)
                 yield Step(f"a job lands late for {owner}", after)
         if state.harms and state.replica is not None:
-            yield Step("failover, the last write is lost", self._fails_over(state), harm=True)
+            yield Step(FAILOVER, self._fails_over(state), harm=True)
 
     def _harms(self, state: State, i: int) -> Iterator[Step]:
         p = state.processes[i]
@@ -120,17 +127,24 @@ class World(Processes, Reaping):
         for where, held in (("probation", seen.probation), ("parked", seen.parked)):
             if held and where not in seen.indexed:
                 return f"nobody will look at what is {where}"
+        for i, p in enumerate(state.processes):
+            if not (p.left or p.doubt):
+                known = {has.id for has in p.jobs}
+                unknown = [j for id, j in seen.held.get(p.owner, {}).items() if id not in known]
+                if unknown:
+                    return f"p{i} holds {unknown[0]}, and does not know"
+                if p.owner in seen.landed and not p.landed:
+                    return f"something has landed for p{i}, and it does not know"
         listed = seen.owners.keys() | seen.reaped
         for owner in {*seen.held, *seen.landed}:
             if seen.running.get(owner, frozenset()) - seen.held.get(owner, {}).keys():
                 return f"a record of {owner} has outlived its claim"
             if owner not in listed and not lost_a_write:
                 return f"nobody will look at what {owner} holds"
-        if self.pill and state.crashes > self.spaces.database.config.strike_limit:
-            if not lost_a_write:
-                return f"B has ended {state.crashes} processes"
         if lost_a_write:
             return ""
+        if self.pill and state.crashes > self.spaces.database.config.strike_limit:
+            return f"B has ended {state.crashes} processes"
         runs = [(p, has) for p in state.processes for has in p.jobs if has.how == RUNS]
         for p, has in runs:
             others = [other for q, other in runs if q is not p and other.job == has.job]
@@ -139,13 +153,4 @@ class World(Processes, Reaping):
                 return f"{has.job} runs twice, and nobody was taken for dead"
             if has.owner not in seen.marked and has.id not in seen.running.get(has.owner, ()):
                 return f"{has.job} runs, and is not recorded"
-        for p in state.processes:
-            for has in p.jobs:
-                settled = has.how == ENDED and has.owner not in seen.marked
-                if (
-                    settled
-                    and has.job in seen.places
-                    and has.id not in seen.held.get(has.owner, {})
-                ):
-                    return f"{has.job} has ended here, and waits elsewhere"
         return ""
