@@ -10,7 +10,6 @@ from .processes import Processes, Step
 from .reaping import Reaping
 from .state import IDLE, LEARNED, RUNS, Process, State, name, plain
 
-
 FAILOVER = "failover, and the last write is lost"
 
 
