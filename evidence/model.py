@@ -48,7 +48,8 @@ def world(client: redis.Redis, mutant: Mutant | None = None, *, pill: bool = Fal
     changes: Mapping[str, Changes] = {}
     if mutant is not None and mutant.script:
         changes = {mutant.script: mutant.changes}
-    spaces = Keyspaces(client, changes, strike_limit=STRIKES[pill])
+    strikes = (mutant and mutant.strikes) or STRIKES[pill]
+    spaces = Keyspaces(client, changes, strike_limit=strikes)
     made = World(spaces, pill=pill, without=mutant.without if mutant else "")
     made.alike = mutant is None
     return made

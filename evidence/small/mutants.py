@@ -14,6 +14,7 @@ class Mutant(NamedTuple):
     without: str = ""  # or what processes and the reaper leave out
     pill: bool = False  # it shows where a job kills whoever runs it
     harms: int = 1
+    strikes: int = 0  # at which a job is killed, where that matters
 
 
 def _in(script: str, what: str, *changes: tuple[str, str], **where: int) -> Mutant:
@@ -111,8 +112,13 @@ MUTANTS = [
     Mutant("who was taken for dead goes on with what it had", without="given back"),
     Mutant("nobody looks for what a lost reply spoke of", without="doubt"),
     Mutant("the next claim does not name what landed", without="landed"),
+    # With more strikes than one it is on probation before the last, and has no neighbours.
     Mutant(
-        "whoever ran beside others is blamed as one alone", without="company", pill=True, harms=0
+        "whoever ran beside others is blamed as one alone",
+        without="company",
+        pill=True,
+        harms=0,
+        strikes=1,
     ),
     Mutant("no guard: a pill is always recovered", without="guard", pill=True, harms=0),
 ]

@@ -142,7 +142,8 @@ class World(Processes, Reaping):
                 return f"nobody will look at what {owner} holds"
         if lost_a_write:
             return ""
-        if self.pill and state.crashes > self.spaces.database.config.strike_limit:
+        # One that had neighbours runs twice at least.
+        if self.pill and state.crashes > max(2, self.spaces.database.config.strike_limit):
             return f"B has ended {state.crashes} processes"
         runs = [(p, has) for p in state.processes for has in p.jobs if has.how == RUNS]
         for p, has in runs:
