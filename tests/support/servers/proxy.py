@@ -183,7 +183,7 @@ class FaultProxy:
             if not await self._passes(line):
                 buffer.clear()
                 continue
-            for raw, words in _split(buffer):
+            for raw, words in take_commands(buffer):
                 line.halves = [done for matches, done in self._halves if matches(words)]
                 cut = next((c for c in list(self._cuts) if c.hits(words)), None)
                 if cut is None:
@@ -246,7 +246,7 @@ class _Line:
                 writer.transport.abort()
 
 
-def _split(buffer: bytearray) -> list[tuple[bytes, Words]]:
+def take_commands(buffer: bytearray) -> list[tuple[bytes, Words]]:
     """Take the complete commands from `buffer`: each as it came, and its words."""
     commands = []
     while (end := _end(buffer)) is not None:
