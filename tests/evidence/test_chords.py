@@ -17,6 +17,8 @@ from celery import Celery, chord
 from celery.exceptions import ChordError
 from celery.result import AsyncResult
 
+from celery_superfetch import install
+from celery_superfetch.app.chords import COUNT, on_chord_part_return
 from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.servers.proxy import FaultProxy, Words
@@ -253,3 +255,37 @@ def test_the_control_its_chord_waits_for_ever(
     eventually(lambda: db.dead() and not db.client.exists("superfetch:dead:unannounced"), 60)
     eventually(lambda: settled(db))
     assert body.state == "PENDING"
+
+
+@pytest.mark.parametrize("unknown", ["requeue", "discard"])
+def test_a_part_that_nobody_knows_fails_its_chord_by_its_name(
+    worker: Callable[..., Worker], app: Celery, ledger: Ledger, db: Database, unknown: str
+) -> None:
+    worker(app="choirs", options={"unknown_tasks": unknown})
+    ledger.release()
+    parts = [app.signature("choir.part", (0,)), app.signature("no.such")]
+    body = chord(parts, app.signature("choir.body"), app=app)()
+    eventually(body.ready)  # `get` would raise what its part has
+    assert isinstance(body.result, ChordError)
+    named = f"Dependency {body.parent.results[1].id} raised Task of kind 'no.such' never registered"
+    assert named in str(body.result)
+    eventually(lambda: settled(db))
+
+
+def test_tasks_that_have_a_backend_of_their_own_count_so_too(url: str) -> None:
+    before = Celery("before", broker=url, backend=url, set_as_current=False)
+    own = before._get_backend()
+
+    @before.task(shared=False, backend=own)
+    def part() -> None: ...
+
+    assert before.backend.client  # it is there before the package is
+    install(before)
+    before.finalize()
+    counts = [COUNT, on_chord_part_return]
+    for backend in (before.backend, part.backend, before._get_backend()):
+        made = vars(backend)
+        found = made.get("_chord_part_return_script") or made["on_chord_part_return"].__func__
+        assert found in counts
+    stock = Celery("stock", broker=url, backend=url, set_as_current=False)
+    assert not {"_chord_part_return_script", "on_chord_part_return"} & {*vars(stock.backend)}
