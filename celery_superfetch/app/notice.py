@@ -60,18 +60,14 @@ def add_announce_task(app: Celery) -> None:
         max_retries=None,
         superfetch_strike_limit=RUNS + 2,  # before its last one a job waits until it may run alone
     )
-    def announce(
-        self: Any, told: bool = False, chord: str = "", careful: bool = False, failures: int = 0
-    ) -> None:
+    def announce(self: Any, told: bool = False, careful: bool = False, failures: int = 0) -> None:
         """The arguments: how far earlier runs came (as ``Telling`` has it), and how many failed."""
         from .telling import Telling, dead_id_of, dead_set_of, named_by
 
         earlier = self.request.get("superfetch") or {}
-        # What was cut short says nothing of how far it came: it may have counted in the chord.
-        chord = chord or ("begun" if earlier.get("recoveries") else "")
         strikes = earlier.get("strikes", 0)
         careful = careful or strikes >= RUNS
-        known: dict[str, Any] = {"told": told, "chord": chord, "careful": careful}
+        known: dict[str, Any] = {"told": told, "careful": careful}
         telling = None
         try:
             if job := named_by(self):
@@ -91,7 +87,7 @@ def add_announce_task(app: Celery) -> None:
                     seconds,
                 )
             if telling:
-                known.update(told=telling.told, chord=telling.chord)
+                known["told"] = telling.told
             known["failures"] = failures
             # In other bytes, so its strikes go with it: else its deaths had no end.
             headers = {DEAD_ID_HEADER: dead_id_of(self), **Carried(strikes, time()).headers()}

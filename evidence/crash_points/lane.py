@@ -107,15 +107,26 @@ class Lane:
         harm = Harm(point, series.kind, series.moment, nth)
         self._proxy.begin(harm)
         self._history.write(
-            "send", point=point, side=self.side, pool=self.pool, shape=series.shape,
-            kind=series.kind, moment=series.moment, nth=nth,
+            "send",
+            point=point,
+            side=self.side,
+            pool=self.pool,
+            shape=series.shape,
+            kind=series.kind,
+            moment=series.moment,
+            nth=nth,
         )
         workflow(self._app, series.shape, point).apply_async()
         waits = self._settle(harm)
         self._proxy.begin(Harm("", "", "", 0))
         self._history.write(
-            "rest", point=point, hit=harm.done, commands=harm.seen, waits=waits,
-            states=self._states(series.shape, point), left=self._left(),
+            "rest",
+            point=point,
+            hit=harm.done,
+            commands=harm.seen,
+            waits=waits,
+            states=self._states(series.shape, point),
+            left=self._left(),
         )
         if harm.done and harm.kind == "worker":
             self._fill()
@@ -145,7 +156,9 @@ class Lane:
             if name == REST or key == "unacked_rest" or f"|{self._rest.pid}|" in key:
                 if re.search(r"^rest|^unacked_rest$|:(private|landing):", key):
                     rest.append(key)
-            elif name == TARGET or re.search(r"^unacked$|:(private|landing|probation|parked):", key):
+            elif name == TARGET or re.search(
+                r"^unacked$|:(private|landing|probation|parked):", key
+            ):
                 target.append(key)
         return target, rest
 

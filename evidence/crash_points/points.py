@@ -75,7 +75,9 @@ class Run:
             self._groups.setdefault((one.side, one.pool), []).append(one)
 
     def run(self) -> None:
-        threads = [threading.Thread(target=self._work, name=f"lane-{n}") for n in range(self._lanes)]
+        threads = [
+            threading.Thread(target=self._work, name=f"lane-{n}") for n in range(self._lanes)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

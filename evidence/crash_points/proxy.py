@@ -12,9 +12,9 @@ import signal
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import redis
+
 from support.servers.proxy import CHUNK, Words, take_commands
 from support.servers.server import free_port
 
@@ -190,6 +190,12 @@ class Proxy:
         harm.done = True
         command = b" ".join(words[:3])[:120].decode(errors="replace")
         self._history.write(
-            "harm", point=harm.point, kind=harm.kind, moment=harm.moment, nth=harm.nth,
-            pid=harm.pid, by=line.pid, command=command,
+            "harm",
+            point=harm.point,
+            kind=harm.kind,
+            moment=harm.moment,
+            nth=harm.nth,
+            pid=harm.pid,
+            by=line.pid,
+            command=command,
         )
