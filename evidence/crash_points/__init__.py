@@ -1,8 +1,8 @@
 """Every crash point, counted: a job's process, its worker or its connection ends before and after
 each command that it sends from the job's start until its workflow has ended.
 
-`shapes.py` says beforehand what is allowed. `lane.py` and `proxy.py` do the harm, `history.py` keeps
-what happened, and `verdict.py` judges by that alone.
+`shapes.py` says beforehand what is allowed. `lane.py` and `proxy.py` do the harm, `history.py`
+keeps what happened, and `verdict.py` judges by that alone.
 """
 
 from __future__ import annotations

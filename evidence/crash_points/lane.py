@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import tempfile
 import time
@@ -13,6 +14,7 @@ from support.servers.server import Server
 from support.workers.worker import Worker
 
 from .history import History
+from .processes import is_gone
 from .proxy import Harm, Proxy
 from .shapes import LEFT, REST, SHAPES, STAYS, TARGET, workflow
 from .tasks import build
@@ -61,6 +63,7 @@ class Lane:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        gc.collect()  # results have a farewell to say to the server
         for worker in self._fleet:
             worker.close()
         self._stack.__exit__(*error)
@@ -88,22 +91,37 @@ class Lane:
             self._fleet.append(worker)
             self._proxy.workers.add(worker.pid)
 
-    def _wait_for_two(self) -> None:
-        """One to be harmed, and one to take over; both have to be there before the job."""
+    def _refresh(self) -> None:
+        """End each process that has run a target: a new one sends more, since it connects."""
+        for worker in self._fleet:
+            if worker.pid in self._proxy.warm:
+                worker.kill9_all()
+                worker.wait_gone()
+            for child in worker.children():
+                if child.pid in self._proxy.warm:
+                    child.kill()
+                    is_gone(child.pid)
+        self._fill()
+        self._wait_for(FLEET)
+
+    def _wait_for(self, number: int) -> None:
+        """Until so many workers are ready."""
         deadline = time.monotonic() + 60
-        while sum(" ready." in worker.log() for worker in self._fleet) < 2:
+        while sum(" ready." in worker.log() for worker in self._fleet) < number:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"no two workers are ready\n{self._fleet[-1].tail()}")
+                raise TimeoutError(f"workers do not become ready\n{self._fleet[-1].tail()}")
             time.sleep(LOOK)
 
     # -- a point
 
-    def run(self, series: Series, nth: int) -> bool:
+    def run(self, series: Series, nth: int, *, fresh: bool) -> bool:
         """Harm the target of a workflow once, wait until all is at rest, and write down what is
         left. False if the target's process never came to its nth command."""
         self._fill()
-        self._wait_for_two()
-        point = series.point(nth)
+        if fresh:
+            self._refresh()
+        self._wait_for(2)  # one to be harmed, and one to take over
+        point = series.point(nth, fresh)
         harm = Harm(point, series.kind, series.moment, nth)
         self._proxy.begin(harm)
         self._history.write(
@@ -119,13 +137,15 @@ class Lane:
         workflow(self._app, series.shape, point).apply_async()
         waits = self._settle(harm)
         self._proxy.begin(Harm("", "", "", 0))
+        states = self._states(series.shape, point)
         self._history.write(
             "rest",
             point=point,
             hit=harm.done,
             commands=harm.seen,
             waits=waits,
-            states=self._states(series.shape, point),
+            states=states,
+            errors={job: self._error(point, job) for job in states if states[job] == "FAILURE"},
             left=self._left(),
         )
         if harm.done and harm.kind == "worker":
@@ -169,6 +189,9 @@ class Lane:
     def _states(self, shape: str, point: str) -> dict[str, str]:
         jobs = {"target", *SHAPES[shape].steps} - {"target-again"}
         return {job: self._app.backend.get_state(f"{point}-{job}") for job in sorted(jobs)}
+
+    def _error(self, point: str, job: str) -> str:
+        return repr(self._app.backend.get_result(f"{point}-{job}"))[:200]
 
     def _left(self) -> list[str]:
         """What should not be there any more; gone now, so that the next point begins clean."""

@@ -27,9 +27,9 @@ class Series:
     kind: str
     moment: str
 
-    def point(self, nth: int) -> str:
+    def point(self, nth: int, fresh: bool = False) -> str:
         words = (self.side, self.pool, self.shape, self.kind, self.moment, str(nth))
-        return "/".join(words).replace(" ", "-")
+        return "/".join(words).replace(" ", "-") + ("-fresh" if fresh else "")
 
 
 def all_series(
@@ -108,12 +108,16 @@ class Run:
             self._errors.append(exc)
 
     def _through(self, lane: Lane, one: Series) -> None:
-        """Until the target's process has not come to two commands running: there are no more."""
-        missed, hits, began = 0, 0, time.monotonic()
+        """Until a new process, which sends the most, has not come to its nth command."""
+        began, hits, fresh = time.monotonic(), 0, False
         for nth in self._nths():
-            if missed == 2 or nth > MOST or (self._deadline and time.monotonic() > self._deadline):
+            if nth > MOST or (self._deadline and time.monotonic() > self._deadline):
                 break
-            hit = lane.run(one, nth)
-            missed, hits = (0, hits + 1) if hit else (missed + 1, hits)
-        seconds = time.monotonic() - began
-        self._say(f"{one.point(hits)}: {hits} points in {seconds:.0f} s")
+            hit = lane.run(one, nth, fresh=fresh)
+            if not hit and not fresh:  # one that has run a job before: it has its connections
+                fresh = True
+                hit = lane.run(one, nth, fresh=fresh)
+            if not hit:
+                break
+            hits += 1
+        self._say(f"{one.point(hits)}: {hits} points in {time.monotonic() - began:.0f} s")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -49,6 +50,28 @@ class Harm:
         return mine and self.seen == self.nth
 
 
+class Names:
+    """What a command is called in the history: a script by its own first comment."""
+
+    def __init__(self) -> None:
+        self._scripts: dict[str, str] = {}
+
+    def hear(self, words: Words) -> None:
+        at = {b"EVAL": 1, b"SCRIPT": 2}.get(words[0].upper())
+        if at is not None and len(words) > at:
+            self._scripts[hashlib.sha1(words[at]).hexdigest()] = words[at].decode()
+
+    def of(self, words: Words) -> str:
+        texts = [word.decode(errors="replace") for word in words[:4]]
+        if texts[0] == "EVAL":
+            texts[:2] = ["EVALSHA", hashlib.sha1(words[1]).hexdigest()]
+        if texts[0] == "EVALSHA":
+            script = self._scripts.get(texts[1], "")
+            said = next((row[2:] for row in script.splitlines() if row.startswith("--")), "")
+            return f"script:{said}" if said else " ".join([texts[0], texts[1][:8], *texts[3:]])
+        return " ".join(texts[:2])[:80]
+
+
 class Line:
     """One connection through the proxy, and the process that has opened it."""
 
@@ -72,9 +95,12 @@ class Proxy:
         self.harm: Harm | None = None
         #: The sessions of the workers that may be harmed.
         self.workers: set[int] = set()
+        #: The processes that have run a target: they have the connections that a job needs.
+        self.warm: set[int] = set()
         self._history = history
         self._upstream = server_port
         self._server = redis.Redis(port=server_port)
+        self._names = Names()
         self._gates: dict[str, asyncio.Event] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
@@ -129,11 +155,10 @@ class Proxy:
                 await self._gate(said["gate"]).wait()
             else:
                 self._history.write(**said)
-                harm = self.harm
-                first = harm is not None and not harm.pid and said["event"] == "start"
-                if harm is not None and first and said["point"] == harm.point:
-                    if said["name"] == "target":
-                        harm.pid = said["pid"]
+                if said["event"] == "start" and said["name"] == "target":
+                    self.warm.add(said["pid"])
+                    if self.harm is not None and said["point"] == self.harm.point:
+                        self.harm.pid = self.harm.pid or said["pid"]
             writer.write(b"on\n")
         writer.close()
 
@@ -163,6 +188,7 @@ class Proxy:
         while data := await reader.read(CHUNK):
             buffer += data
             for raw, words in take_commands(buffer):
+                self._names.hear(words)
                 harm = self.harm
                 if harm is not None and harm.meets(line, words):
                     if harm.moment == "after":
@@ -188,7 +214,7 @@ class Proxy:
             is_gone(harm.pid)
         line.reset()
         harm.done = True
-        command = b" ".join(words[:3])[:120].decode(errors="replace")
+        command = self._names.of(words)
         self._history.write(
             "harm",
             point=harm.point,

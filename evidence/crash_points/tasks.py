@@ -1,4 +1,4 @@
-"""The app of the workers: its tasks say on a side connection what they do, and wait for the word."""
+"""The app of the workers: its tasks say on a side connection what they do."""
 
 from __future__ import annotations
 
@@ -67,9 +67,11 @@ def _add_tasks(app: Celery) -> None:
     def job(
         self: Any, *given: Any, point: str, name: str, act: str = "", gate: str | None = None
     ) -> str:
+        again = "-again" if self.request.retries else ""
+        if again:  # Celery notes that a job is retried after it has sent the retry
+            gate = "settled"
         if gate:
             _tell("gate", point=point, name=name, gate=gate)
-        again = "-again" if self.request.retries else ""
         _tell("start", point=point, name=name + again, given=given)
         if act == "retry" and not again:
             raise self.retry(countdown=0, queue=REST)

@@ -19,7 +19,7 @@ def by_point(lines: Iterable[Line]) -> dict[str, list[Line]]:
 
 
 def trouble(lines: list[Line]) -> list[str]:
-    """What of one point's history its shape does not allow; each begins with the kind of trouble."""
+    """What of one point's history its shape does not allow; each by its kind first."""
     shape = SHAPES[lines[0]["shape"]]
     starts = [line for line in lines if line["event"] == "start"]
     runs = [line["name"] for line in starts]
@@ -48,7 +48,7 @@ def trouble(lines: list[Line]) -> list[str]:
         if state not in ENDED:
             found.append(f"pending: {job} is {state}")
         elif state != wanted:
-            found.append(f"wrong end: {job} is {state}")
+            found.append(f"wrong end: {job} is {state} {rest['errors'].get(job, '')}")
     if rest["left"]:
         found.append(f"left: {', '.join(rest['left'])}")
     if rest["waits"]:
