@@ -32,14 +32,32 @@ WIDER += ["tests/integration/transport"]
 SCRIPTS = f"{PACKAGE}/store/lua"
 FIRST = "claim ack requeue recover kill mark heartbeat unland park release probation shared"
 REST = "leave revive forget trim rest lock counters payloads holdings look heads lost"
+#: The tests of each script that are asked before all others of the store.
+NEAREST = {
+    "private_lists": "claim ack requeue unland probation payloads",
+    "recoveries": "recover counters",
+    "dead_jobs": "kill revive forget shared",
+    "registry": "mark heartbeat leave",
+    "script_errors": "park release",
+    "dead_caps": "trim",
+}
+
+
+def _of(name: str) -> list[list[str]]:
+    nearest = [
+        f"{STORE}/test_{tests}.py" for tests, names in NEAREST.items() if name in names.split()
+    ]
+    return [*([nearest] if nearest else []), [STORE], WIDER]
+
+
 TARGETS = {
-    **{f"{SCRIPTS}/{name}.lua": [[STORE], WIDER] for name in FIRST.split()},
+    **{f"{SCRIPTS}/{name}.lua": _of(name) for name in FIRST.split()},
     f"{PACKAGE}/model/verdict.py": [["tests/unit/model/test_verdict.py"], WIDER],
     f"{PACKAGE}/model/strikes.py": [["tests/unit/model/test_strikes.py"], [STORE], WIDER],
     f"{PACKAGE}/owner/in_flight/lost_claims.py": [WIDER[1:]],
     f"{PACKAGE}/owner/in_flight/outbox.py": [WIDER[1:]],
     f"{PACKAGE}/worker/start.py": [["tests/unit/worker"], ["tests/workers"]],
-    **{f"{SCRIPTS}/{name}.lua": [[STORE], WIDER] for name in REST.split()},
+    **{f"{SCRIPTS}/{name}.lua": _of(name) for name in REST.split()},
 }
 LIMIT = 300  # seconds after which tests that do not end count as failed
 

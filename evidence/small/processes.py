@@ -57,7 +57,9 @@ class Acts:
         if at != state.at:
             state = state._replace(at=at)
             if not state.failed_over:
-                state = state._replace(replica=self.seen_by_replica(state, at), wrote=act.__name__)
+                state = state._replace(
+                    replica=self.seen_by_replica(state, at), acked=act is calls.ack
+                )
         return state, reply
 
     def seen_by_replica(self, before: State, at: int) -> int | None:

@@ -41,7 +41,7 @@ class Process(NamedTuple):
 class State(NamedTuple):
     at: int  # the keyspace
     replica: int | None  # the one before the last write
-    wrote: str  # what that write was; after a failover the one that was lost
+    acked: bool  # that write was an ack
     processes: tuple[Process, ...]
     reaper: tuple
     reads: tuple[str, ...]  # owners, blocked or dead, for which a read may still let a job land

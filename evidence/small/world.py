@@ -27,7 +27,7 @@ class World(Processes, Reaping):
         self.spaces.at = self.spaces.number(())
         self.spaces.command("RPUSH", QUEUE, *reversed(JOBS.values()))
         processes = tuple(Process(name(i, 0)) for i in range(2))
-        return State(self.spaces.at, None, "", processes, IDLE, (), harms, ())
+        return State(self.spaces.at, None, False, processes, IDLE, (), harms, ())
 
     def steps(self, state: State) -> Iterator[Step]:
         self._at_before = state.at
@@ -37,7 +37,7 @@ class World(Processes, Reaping):
                 continue
             after = step.state._replace(harms=state.harms - cost)
             if not after.harms or not self.failover:
-                after = after._replace(replica=None, wrote="")
+                after = after._replace(replica=None, acked=False)
             after = plain(after, self.spaces, self.alike)
             if after != state or step.wrong:
                 yield Step(step.what, after, step.harm, step.wrong or self.wrong(after))
@@ -89,7 +89,7 @@ class World(Processes, Reaping):
         processes = []
         for p in state.processes:
             lately: tuple[str, ...] = ()
-            if state.wrote == "ack":
+            if state.acked:
                 lately = tuple(then.held.get(p.owner, {}).keys() - now.held.get(p.owner, {}).keys())
             doubt = 0 if p.left or self.without == "doubt" else 2
             processes.append(p._replace(heard=False, doubt=doubt, landed=False, lately=lately))
