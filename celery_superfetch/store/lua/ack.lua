@@ -1,4 +1,5 @@
--- Settles jobs: their claims end, and so do their counters. Records those that start in their place.
+-- Settles jobs: their claims end, and so do their counters and what is noted of their steps. Records
+-- those that start in their place.
 -- KEYS: the owner's private list, then the counters of the settled jobs that may have some
 -- ARGV: number of settled jobs, then for each its claim id and which of the keys its counters are
 --       (0: it has none), then the claim ids of those that start
@@ -11,7 +12,7 @@ local missing, starts = {}, {}
 if settled == 0 then redis.call('HDEL', private, '') end
 for i = 1, settled do
   local id, counters = ARGV[2 * i], tonumber(ARGV[2 * i + 1])
-  if redis.call('HDEL', private, id, 'r' .. id) == 0 then
+  if redis.call('HDEL', private, id, 'r' .. id, 's' .. id) == 0 then
     missing[#missing + 1] = i
   elseif counters > 0 then
     redis.call('DEL', KEYS[counters])
