@@ -1,12 +1,13 @@
 """What idle workers cost, how soon they wake, and how many of them do.
 
-    python benchmarks/idle.py [--only idle|wake|herd] [--seconds 40] [--samples 150]
+    python benchmarks/idle.py [--only idle|connections|wake|herd] [--seconds 40] [--samples 150]
 
 Each worker has a server of its own, and nothing to do:
 
 - idle: commands a second that a prefork worker sends (a script is one; no events, mingle, gossip),
   and its connections that wait in a blocking command. The window has to be longer than the
   longest wait, after which it begins anew: 20 s.
+- connections: all that a prefork worker has open when it is started with no flags at all.
 - wake: from the publishing of one job to the first line of its task, for the first and the last
   queue and each priority. The contenders take turns, job by job. celery-redis-plus counts its
   priorities the other way; nothing else is queued, so they make no difference.
@@ -56,7 +57,9 @@ CALM = 3.0
 class Idle:
     """A worker with nothing to do, on a server of its own."""
 
-    def __init__(self, contender: str, queues: Sequence[str], stack: ExitStack) -> None:
+    def __init__(
+        self, contender: str, queues: Sequence[str], stack: ExitStack, quiet: bool = True
+    ) -> None:
         self.contender, self.queues = contender, queues
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         self.server = stack.enter_context(Server())
@@ -77,7 +80,8 @@ class Idle:
             env,
             app="benchmarks.noop",
             queues=queues,
-            args=("--without-heartbeat",),
+            args=("--without-heartbeat",) if quiet else (),
+            neighbours=not quiet,
             loglevel="INFO",
             directory=directory,
         )
@@ -92,6 +96,9 @@ class Idle:
 
     def blocked(self) -> int:
         return sum("b" in row["flags"] for row in self.client.client_list())
+
+    def connections(self) -> int:
+        return len(self.client.client_list()) - 1  # but for this one
 
     def wake(self, queue: str, priority: int | None) -> float:
         """ms from the publishing of a job to its first line."""
@@ -108,10 +115,12 @@ def queues_of(number: int) -> list[str]:
 
 
 @contextmanager
-def idlers(names: Sequence[str], queues: Sequence[str]) -> Iterator[dict[str, Idle]]:
+def idlers(
+    names: Sequence[str], queues: Sequence[str], quiet: bool = True
+) -> Iterator[dict[str, Idle]]:
     """One worker of each contender."""
     with ExitStack() as stack:
-        found = {name: Idle(name, queues, stack) for name in names}
+        found = {name: Idle(name, queues, stack, quiet) for name in names}
         for idle in found.values():
             idle.wait_ready()
         yield found
@@ -139,6 +148,13 @@ def measure_idle(
     for table, some in zip(tables, zip(*rows.values(), strict=True), strict=True):
         for row in some:
             _add(table, row)
+
+
+def measure_connections(table: Table, names: Sequence[str], number: int) -> None:
+    with idlers(names, queues_of(number), quiet=False) as found:
+        time.sleep(4 * CALM)
+        values = {name: [float(idle.connections())] for name, idle in found.items()}
+        _add(table, Row(_queues(number), values))
 
 
 def _queues(number: int) -> str:
@@ -272,6 +288,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         Table("commands of an idle worker", "commands/s", more=False, skipped=skipped),
         Table("blocking connections of an idle worker", "blocking", more=False),
     ]
+    open_ = Table("connections of an idle worker", "open", more=False)
     wake = [
         Table("from publishing to start, half of the jobs", "ms, p50", more=False),
         Table("from publishing to start, 99 of 100", "ms, p99", more=False),
@@ -284,13 +301,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     numbers = [n for n in ENDS if args.only in f"idle, {_queues(n)}"]
     if numbers:
         measure_idle(idle, names, numbers, args)
+    for number in ENDS:
+        if args.only in f"connections, {_queues(number)}":
+            measure_connections(open_, names, number)
     for number, ends in ENDS.items():
         chosen = [end for end in ends if args.only in f"wake, {_queues(number)}, {end[0]}"]
         if chosen:
             measure_wake(wake, names, number, chosen, args)
     if args.only in "herd":
         measure_herd(crowd, names, args)
-    finish(args, [table for table in (*idle, *wake, *crowd) if table.rows])
+    finish(args, [table for table in (*idle, open_, *wake, *crowd) if table.rows])
 
 
 if __name__ == "__main__":

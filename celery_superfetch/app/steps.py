@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from inspect import currentframe
+from inspect import currentframe, unwrap
 from types import FrameType
 from typing import Any
 
@@ -15,13 +16,13 @@ from billiard.einfo import ExceptionInfo
 from celery import current_app, states
 from celery.app import trace
 from celery.app.task import Context
-from celery.backends.redis import RedisBackend
 from celery.exceptions import Ignore, Reject
 from celery.utils.log import get_logger
 from kombu.serialization import loads
 
 from ..model.job import EARLIER, Counters
-from ..model.step import ITSELF, STEP, Claim, Fenced, Run, Step, handing, running
+from ..model.step import ITSELF, STEP, Claim, Fenced, Run, Step, handing, ids_of, running
+from .chords import is_on_redis
 
 logger = get_logger(__name__)
 
@@ -30,13 +31,14 @@ CHORD = "on_chord_part_return"  # Celery's functions that send such a message, o
 SENDERS = {"retry", "replace", "on_error", CHORD}
 #: Headers that Celery does not take for the user's.
 OF_CELERY = frozenset(vars(Context)) | {"lang", "task", "argsrepr", "kwargsrepr", "compression"}
+OF_CHORDS = "celery_superfetch.app.chords"  # which has Celery's function, before 5.7
 
 
 class NotSent(BaseException):
     """Of an ``Exception`` Celery would make a stored failure, or the end of the job."""
 
 
-class Counted(BaseException):
+class Completed(BaseException):
     """A job that had succeeded before is done, and does not run again."""
 
 
@@ -45,7 +47,7 @@ def run(claim: Claim, target: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     is one of Celery's tracers, or somebody else's, of which nothing is known."""
     token = running.set(None)
     try:
-        if target in (trace.trace_task_ret, trace.fast_trace_task):
+        if unwrap(target) in (trace.trace_task_ret, trace.fast_trace_task):
             kwargs = _begin(claim, *args, **kwargs)
         return target(*args, **kwargs)
     except NotSent as exc:
@@ -54,7 +56,7 @@ def run(claim: Claim, target: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     except Fenced as exc:
         logger.warning("%s", exc)
         return _ended_by(Ignore(str(exc)), exc)
-    except Counted:
+    except Completed:
         return 0, None, 0.0
     finally:
         running.reset(token)
@@ -74,16 +76,19 @@ def _begin(claim: Claim, name: str, id: str, request: Any, *message: Any, **kwar
         )
     if request.get("headers") is None:  # Celery would take ours for the user's
         request["headers"] = {k: v for k, v in request.items() if k not in OF_CELERY}
-    earlier = request.get(EARLIER) or Counters().told(0)
-    request[EARLIER] = {**earlier, "token": claim.token}
-    if not claim.id:
-        return kwargs
-    one = Run(claim, id, title)
-    running.set(one)
+    earlier = request.get(EARLIER)
+    task = (trace._localized[0] if trace._localized else current_app.tasks)[name]
+    ended = bool(claim.steps) or (bool(earlier) and _result_of(task, id, request) is not None)
+    counts = earlier or Counters().told(0)
+    request[EARLIER] = {**counts, "ended": ended, "token": claim.token}
+    if claim.id:
+        running.set(Run(claim, id, title, request.get("group")))
 
     def read(embed: Any) -> None:
-        one.read(embed, id)
-        _complete(name, id, {**request, **(embed or {})})
+        if job := running.get():
+            job.read(embed, id)
+        if ended:
+            _complete(task, id, {**request, **(embed or {})})
 
     body, content_type, *_ = message
     if not content_type:  # protocol 1, which was decoded before
@@ -98,20 +103,29 @@ def _begin(claim: Claim, name: str, id: str, request: Any, *message: Any, **kwar
     return {**kwargs, "loads": load}
 
 
-def _complete(name: str, id: str, request: dict[str, Any]) -> None:
+def _result_of(task: Any, id: str, request: Any) -> Any:
+    """What the result backend has of a job that has ended; None where it cannot say."""
+    backend = task.backend
+    # Whoever asks rpc:// takes what it has.
+    if task.ignore_result or request.get("ignore_result") or not backend.persistent:
+        return None
+    with suppress(Exception):
+        meta = backend.get_task_meta(id)
+        if meta["status"] in states.READY_STATES:
+            return meta
+    return None
+
+
+def _complete(task: Any, id: str, request: dict[str, Any]) -> None:
     """``worker_deduplicate_successful_tasks`` skips a job that has a result; it may have ended
     before it counted in its chord."""
-    if not (request.get("chord") and request["delivery_info"].get("redelivered")):
+    if not (request.get("chord") and task.app.conf.worker_deduplicate_successful_tasks):
         return
-    task = (trace._localized[0] if trace._localized else current_app.tasks)[name]
-    if not task.app.conf.worker_deduplicate_successful_tasks:
-        return
-    backend = task.backend
+    result = _result_of(task, id, request)
     # Only where a part counts once is it safe to count it again.
-    if not isinstance(backend, RedisBackend) or backend.get_state(id) != states.SUCCESS:
-        return
-    backend.on_chord_part_return(Context(request), states.SUCCESS, backend.get_result(id))
-    raise Counted
+    if result and result["status"] == states.SUCCESS and is_on_redis(task.backend):
+        task.backend.on_chord_part_return(Context(request), states.SUCCESS, result["result"])
+        raise Completed
 
 
 def sender(send: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,25 +141,28 @@ def sender(send: Callable[..., Any]) -> Callable[..., Any]:
 
 def _step_of(message: Any) -> Step | None:
     """What a message is to the job that sends it; None: it is no step."""
-    one = running.get()
-    if one is None:
+    job = running.get()
+    if job is None:
         return None
-    headers, body = message.headers, message.body  # before protocol 2 the body says it
-    facts = headers if "task" in headers else body
-    id, kind = facts["id"], STEP
-    if id == one.task_id:
+    # Before protocol 2 the body says it.
+    facts = message.headers if "task" in message.headers else message.body
+    id, name, kind = facts["id"], facts["task"], STEP
+    group, key = facts.get("group") or facts.get("taskset"), facts["id"]
+    if id not in job.ids:
         caller = _caller()
         if caller is None:
-            return None  # a task that calls itself once more may do so
+            return None
+        if id != job.task_id and not _leads(caller, id, group, job):
+            return None
+        key = job.task_id
         if caller.f_locals.get("throw", True):
             kind = ITSELF
-    elif not one.names(id):
-        return None
-    return Step(one.claim, one.title, id, facts["task"], facts["retries"], kind, one.earlier)
+    known = key, group, facts["retries"]
+    return Step(job.claim, job.title, id, name, known, kind, job.earlier)
 
 
 def _caller() -> FrameType | None:
-    """Celery's function by which a task sends itself."""
+    """Celery's function by which a task sends itself: one that just calls itself may do so."""
     frame = currentframe()
     while frame is not None and frame.f_code is not run.__code__:
         code, module = frame.f_code, frame.f_globals.get("__name__")
@@ -153,6 +170,12 @@ def _caller() -> FrameType | None:
             return frame
         frame = frame.f_back
     return None
+
+
+def _leads(caller: FrameType, id: str, group: str | None, job: Run) -> bool:
+    """Whether a message is the first link of the chain by which a job is replaced. The parts of a
+    chord are many, and each run makes others."""
+    return id in ids_of(caller.f_locals.get("sig")) and group in (None, job.group)
 
 
 def _send(send: Callable[[], Any], producer: Any, name: str) -> Any:
@@ -177,7 +200,7 @@ def _ended() -> tuple[Any, set[str]]:
     sends, which hears of the error, outside a job, and for one that was acked before it ran."""
     frame, callers, task, state = currentframe(), set(), None, None
     while frame is not None and frame.f_code is not run.__code__:
-        if str(frame.f_globals.get("__name__")).startswith("celery."):
+        if str(frame.f_globals.get("__name__")).startswith(("celery.", OF_CHORDS)):
             callers.add(name := frame.f_code.co_name)
             if name == "trace_task":  # its state is None until the body has ended
                 task, state = frame.f_locals["task"], frame.f_locals.get("state", state)

@@ -41,7 +41,7 @@ class Counters(NamedTuple):
     history: tuple[Mapping[str, Any], ...] = ()
     probation: int = 0  # until it is settled: which solitude is its next; 0: it is none
     requeues: int = 0
-    steps: str = ""  # what they have handed on (`model/step.py`)
+    steps: str = ""  # what they have handed on (``model/step.py``)
 
     @classmethod
     def read(cls, **found: Any) -> Counters:
@@ -59,8 +59,7 @@ class Counters(NamedTuple):
     def told(self, carried: int) -> dict[str, Any]:
         """As a task sees it."""
         strikes = self.total(carried)
-        told = {"recoveries": self.recoveries, "strikes": strikes, "requeues": self.requeues}
-        return {**told, "handed_on": bool(self.steps)}
+        return {"recoveries": self.recoveries, "strikes": strikes, "requeues": self.requeues}
 
 
 class Claimed(NamedTuple):

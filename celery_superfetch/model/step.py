@@ -5,13 +5,17 @@ from __future__ import annotations
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from contextvars import ContextVar
+from functools import cached_property
 from hashlib import sha1
 from typing import Any, NamedTuple
 from uuid import NAMESPACE_OID, uuid5
 
-#: How the name of a step begins, and that of one by which a job hands itself on: its retry, or what
+#: How the note of a step begins, and that of one by which a job hands itself on: its retry, or what
 #: replaces it. Nothing of that job is left to do then.
 STEP, ITSELF = ",", "!"
+
+#: Where a message has the signatures that follow it.
+FOLLOWING = ("callbacks", "errbacks", "chord", "chain")
 
 
 class Fenced(BaseException):
@@ -26,7 +30,12 @@ class Claim(NamedTuple):
     private: str  # the key of the private list that it is in
     id: str  # empty: it does not last until the job ends
     token: int
-    is_over: bool = False  # an earlier run has handed the job itself on
+    steps: str = ""  # the notes of what earlier runs have handed on
+
+    @property
+    def is_over(self) -> bool:
+        """Whether an earlier run has handed the job itself on."""
+        return ITSELF in self.steps
 
 
 class Step(NamedTuple):
@@ -36,50 +45,45 @@ class Step(NamedTuple):
     title: str  # of the job
     task_id: str
     name: str  # of its task
-    retries: int
+    facts: tuple[Any, ...]  # by which each run knows it
     kind: str = STEP
     earlier: str = ""  # what was handed on for the same end under another claim
 
-    def note(self, queue_list: str) -> str:
+    def note(self, queue: str) -> str:
         """As the server has it: short, since it looks through all of a job."""
-        whole = "\n".join((self.task_id, self.name, str(self.retries), queue_list)).encode()
-        return self.kind + urlsafe_b64encode(sha1(whole).digest()[:9]).decode()
+        whole = "\n".join(map(str, (*self.facts, self.name, queue)))
+        return self.kind + urlsafe_b64encode(sha1(whole.encode()).digest()[:9]).decode()
 
 
 class Run:
     """A job as it runs: what its message names for its end."""
 
-    def __init__(self, claim: Claim, task_id: str, title: str) -> None:
-        self.claim, self.task_id, self.title = claim, task_id, title
-        #: What an earlier run of the job it speaks for has handed on.
+    def __init__(self, claim: Claim, task_id: str, title: str, group: str | None = None) -> None:
+        self.claim, self.task_id, self.title, self.group = claim, task_id, title, group
+        #: What the job for which it speaks has handed on, where that is another.
         self.earlier = ""
-        self._named: list[Any] = []
+        self._following: list[Any] = []
 
     def read(self, embed: Any, task_id: str) -> None:
         """Learn what the message of a job has for its end. What has no id gets one, the same in
         each run, where Celery would make one up each time."""
-        if not isinstance(embed, dict):
-            return
-        for name in ("callbacks", "errbacks", "chord", "chain"):
+        for name in FOLLOWING if isinstance(embed, dict) else ():
             signatures = embed.get(name)
             if signatures and name == "chain":
                 signatures = signatures[-1]
             if signatures:
                 _give_ids(signatures, f"{task_id} {name}")
-                self._named.append(signatures)
+                self._following.append(signatures)
 
-    def names(self, task_id: str) -> bool:
-        return any(task_id in _ids(signatures) for signatures in self._named)
+    @cached_property
+    def ids(self) -> frozenset[str]:
+        """Of all that it may send for its end, but for itself."""
+        return ids_of(self._following)
 
 
 #: The job that runs here, and what it hands on just now.
 running: ContextVar[Run | None] = ContextVar("running", default=None)
 handing: ContextVar[Step | None] = ContextVar("handing", default=None)
-
-
-def is_over(steps: str) -> bool:
-    """Whether a job has handed itself on."""
-    return ITSELF in steps
 
 
 def _parts(signatures: Any) -> Iterator[tuple[str, Any]]:
@@ -98,15 +102,18 @@ def _parts(signatures: Any) -> Iterator[tuple[str, Any]]:
 def _give_ids(signatures: Any, seed: str) -> None:
     if isinstance(signatures, dict):
         options = signatures.setdefault("options", {})
-        # The id of a chain or a chord is that of its last part.
-        if signatures.get("subtask_type") not in ("chain", "chord"):
+        if signatures.get("subtask_type") != "chain":  # whose id is that of its last part
             options.setdefault("task_id", str(uuid5(NAMESPACE_OID, seed)))
         seed = options.get("task_id", seed)
     for name, part in _parts(signatures):
         _give_ids(part, f"{seed} {name}")
 
 
-def _ids(signatures: Any) -> Iterator[str]:
+def ids_of(signatures: Any) -> frozenset[str]:
+    return frozenset(filter(None, _ids(signatures)))
+
+
+def _ids(signatures: Any) -> Iterator[str | None]:
     if isinstance(signatures, dict):
         yield signatures["options"].get("task_id")
     for _, part in _parts(signatures):

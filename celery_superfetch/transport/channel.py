@@ -249,13 +249,10 @@ class Channel(redis.Channel):
         self._hand_on(step, queue, message)
 
     def _hand_on(self, step: Step, queue: str, message: Any) -> None:
-        first, ms = (
-            self._q_for_pri(queue, self._get_message_priority(message)),
-            self.expires_of(queue),
-        )
-        lists = [first, *(self._lists_of(queue) if ms else ())]
-        note, done = step.note(first), 0
+        note, done, ms = step.note(queue), 0, self.expires_of(queue)
         if note not in step.earlier:
+            first = self._q_for_pri(queue, self._get_message_priority(message))
+            lists = [first, *(self._lists_of(queue) if ms else ())]
             done = self._steps.hand_on(step.claim, note, redis.dumps(message), lists, ms)
         if done < 0:
             raise Fenced(

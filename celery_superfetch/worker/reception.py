@@ -5,21 +5,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, wraps
 from math import isfinite
 from time import monotonic
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
+from celery.app.task import Context
+from celery.exceptions import NotRegistered
 from celery.utils.log import get_logger
 from celery.worker import state
 from kombu.utils.encoding import safe_repr
 from redis.exceptions import DataError, RedisError
 
+from ..app.chords import fail_part
 from ..app.poison_pill import limits_of
 from ..model.dead_job import DeadJob
 from ..model.facts import Facts
 from ..model.job import Claimed, Job, eta_of
+from ..owner.owner import Owner
 from ..store.registry import Registry
 from ..transport.deliveries import Delivery, delivery_of
 from .stopping import told_to_stop
@@ -71,7 +75,7 @@ def kills(claimed: Claimed, channel: Any) -> bool:
 def parks(message: Any) -> bool:
     """Whether a job is due so much later that it waits on the server until then, and not here."""
     delivery = delivery_of(message)
-    if delivery is None or not (due := _due(message)):
+    if delivery is None or not (due := _due(message, delivery.owner)):
         return False
     if not delivery.owner.park(delivery.job, due * 1000):
         return False
@@ -79,13 +83,15 @@ def parks(message: Any) -> bool:
     return True
 
 
-def _due(message: Any) -> float:
+def _due(message: Any, owner: Owner) -> float:
     """When a job is due (s since the epoch); 0: at once, since it is revoked, or Celery has
     something to say of it."""
     try:
         # Before protocol 2 the body says it.
         told = message.headers if "task" in message.headers else message.payload
-        return 0.0 if told.get("id") in state.revoked else eta_of(told.get("eta"))
+        if told.get("id") in state.revoked:
+            return 0.0
+        return max(eta_of(told.get("eta")), owner.runner.not_before(told.get("task"), owner))
     except Exception:  # whatever a body can do to a decoder
         return 0.0
 
@@ -104,8 +110,8 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
         return False
     if not delivery.is_open:
         logger.error(
-            "Celery discarded job %s, and failed over it. The job had left this worker before: it "
-            "was settled, given back or killed.",
+            "Celery failed while it discarded job %s, which this worker had settled, given back or "
+            "killed before.",
             job.title,
             exc_info=exc,
         )
@@ -118,8 +124,8 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
     app, why = runner.worker.app, safe_repr(exc)[:MOST]
     if getattr(message, "is_read", False) or isinstance(exc, MemoryError):
         logger.error(
-            "This worker fails over job %s before that runs, and ends. The job goes back to its "
-            "queue, without a strike.",
+            "This worker cannot begin job %s, and ends. The job goes back to its queue, without a "
+            "strike.",
             job.title,
             exc_info=exc,
         )
@@ -133,8 +139,8 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
             _settle(delivery, way, f"its worker failed over it: {why}", sender=app)
         raise runner.failure from exc
     logger.error(
-        "Celery failed over job %s before it ran. Its message is at fault, so it goes to the dead "
-        "set, and its caller is told; mend whoever sent it.",
+        "Celery cannot read the message of job %s. The job goes to the dead set without a run, and "
+        "its caller is told; mend whoever sent it.",
         job.title,
         exc_info=exc,
     )
@@ -173,6 +179,7 @@ def settle_failures(target: Any, options: dict[str, Any], inline: bool) -> Any:
         return target, options
 
     def survived(act: Callable[..., Any], trouble: str) -> Callable[..., Any]:
+        @wraps(act)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 return act(*args, **kwargs)
@@ -214,7 +221,7 @@ class Discards:
         message, exc = told[-2:]
         delivery = delivery_of(message)
         if delivery is None or delivery.owner.config.unknown_tasks == "discard":
-            return discard(*told)
+            return self._discard(discard, *told)
         if told_to_stop(delivery.owner):
             return None  # it goes back with the others, when the channel closes
         is_unknown = isinstance(exc, KeyError)  # the others have errors of their own
@@ -239,15 +246,24 @@ class Discards:
                 dead.id,
                 dead.reason,
             )
-            discard(*told)  # which is left to do: tell its caller
+            self._discard(discard, *told)  # which is left to do: tell its caller
         return None
+
+    def _discard(self, discard: Callable[..., None], *told: Any) -> None:
+        """As Celery does, and end the chord that waits for a job of an unknown task."""
+        discard(*told)
+        message, exc = told[-2:]
+        if isinstance(exc, KeyError):
+            is_v2 = "task" in message.headers
+            embed = message.payload[2] if is_v2 else message.payload
+            request = Context({**(embed or {}), **(message.headers if is_v2 else {})})
+            fail_part(self.worker.app.backend, request, NotRegistered(*exc.args))
 
     def _return(self, delivery: Delivery, here: str, returns: int, other: Facts) -> None:
         """Give it back in a while; until then it takes no place from others, as one with an ETA."""
         logger.log(
             logging.DEBUG if returns else logging.WARNING,
-            "Job %s is not for this worker: %s. It goes back to its queue: %s, with other tasks, "
-            "may know it.",
+            "Job %s goes back to its queue: %s. Worker %s has other tasks, and may know it.",
             delivery.job.title,
             here,
             other.node or other.owner,

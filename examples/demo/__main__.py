@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,13 +18,11 @@ import redis
 from rich.console import Console
 from rich.text import Text
 
-from .picture import Picture
 from .processes import DemoError, start_server
 
 ENDINGS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
 CONSOLE = Console(highlight=False, soft_wrap=True)
 STARTED = time.monotonic()
-PICTURE: Picture | None = None
 
 
 class Stopped(BaseException):
@@ -46,7 +44,7 @@ def main() -> int:
         "--clean", action="store_true", help="delete what a killed demo has left there, then run"
     )
     parser.add_argument(
-        "--picture", type=Path, help="keep what is said as an SVG in this file, too"
+        "--record", type=Path, help="keep what happened as JSON in this file, for a picture"
     )
     options = parser.parse_args()
     if sys.platform == "win32":
@@ -58,15 +56,9 @@ def main() -> int:
     # Celery prefers these to what the app says: the demo must not meet another broker.
     for name in [name for name in os.environ if name.startswith("CELERY_")]:
         del os.environ[name]
-    global PICTURE
-    if options.picture:
-        PICTURE = Picture()
     try:
         with tempfile.TemporaryDirectory(prefix="superfetch-demo-") as folder:
-            kept = _run(options, Path(folder))
-        if PICTURE and kept:
-            PICTURE.save(options.picture)
-        return 0 if kept else 1
+            return 0 if _run(options, Path(folder)) else 1
     except DemoError as exc:
         say(f"The demo failed: {exc}", "bold red")
         return 1
@@ -79,8 +71,6 @@ def say(text: str, style: str = "", *, stamp: bool = True) -> None:
     """An event, with the seconds since the start."""
     seconds = f"{time.monotonic() - STARTED:5.1f} s  " if stamp else ""
     CONSOLE.print(Text(seconds, style="dim") + Text(text, style=style))
-    if PICTURE:
-        PICTURE.add(seconds, text, style)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -111,10 +101,12 @@ def _run(options: argparse.Namespace, folder: Path) -> bool:
         check_place(client, options.clean)
         if options.url:
             at_the_end.callback(clean, client)
-        call = PICTURE.call if PICTURE else subprocess.call
-        story = (StockStory if options.stock else Story)(client, folder, say, call)
+        story = (StockStory if options.stock else Story)(client, folder, say)
         at_the_end.callback(story.end)
-        return story.tell()
+        kept = story.tell()
+        if options.record:
+            options.record.write_text(json.dumps(story.recording()))
+        return kept
 
 
 if __name__ == "__main__":

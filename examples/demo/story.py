@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -44,14 +46,13 @@ ROOT = str(Path(__file__).resolve().parents[2])
 class Story:
     """The demo with celery_superfetch; each step says what it does before it does it."""
 
-    def __init__(
-        self,
-        client: redis.Redis,
-        folder: Path,
-        say: Callable[..., None],
-        call: Callable[..., int],
-    ) -> None:
-        self.client, self.folder, self.say, self.call = client, folder, say, call
+    def __init__(self, client: redis.Redis, folder: Path, say: Callable[..., None]) -> None:
+        self.client, self.folder, self.say = client, folder, say
+        #: When and what, in the words of a picture.
+        self.noted: list[tuple[float, str]] = []
+        self.kill: Kill | None = None
+        #: Jobs that the killed worker had, running or prefetched.
+        self.had: set[str] = set()
         database = database_of(demo.app, client)
         self.keys = database.keys
         self.registry = Registry(database)
@@ -79,17 +80,28 @@ class Story:
         self.until("beat has started", lambda: beat.logged("beat: Starting"))
         self.say(f"Ready: {', '.join(f'{w.title} (pid {w.pid})' for w in workers)}, beat.")
         for number in range(1, JOBS + 1):
-            demo.work.apply_async((number, 1.0 + number % 5 / 4))
+            demo.work.apply_async((number, 1.0 + number % 5 / 4), task_id=f"work-{number}")
         self.say(f"Enqueued {JOBS} jobs of 1 to 2 seconds on queue {demo.QUEUE!r}.")
-        kill = self.kill_a_worker()
+        self.kill = kill = self.kill_a_worker()
         self.see_its_jobs_come_back(kill)
         self.wait_for_all()
         self.say("Enqueued a poison pill: a job that kills the process that runs it.")
+        self.note("sent: a job that kills the process that runs it")
         pill = demo.poison.delay()
         self.see_it_killed(pill)
         self.say("Stopping workers and beat ...")
         self.stop()
         return self.balance(Balance(self.jobs, self.runs, kill), pill)
+
+    def note(self, text: str) -> None:
+        self.noted.append((time.time(), text))
+
+    def recording(self) -> dict[str, Any]:
+        """All that a picture shows; times are seconds since the kill."""
+        at = self.kill.at if self.kill else 0.0
+        runs = [(r.job, r.started - at, r.finished and r.finished - at) for r in self.runs]
+        noted = [(when - at, text) for when, text in self.noted]
+        return {"jobs": self.jobs, "had": sorted(self.had), "runs": runs, "noted": noted}
 
     # -- acting and waiting
 
@@ -163,7 +175,9 @@ class Story:
         self.until(f"{victim.title} is busy", busy)
         self.say(f"kill -9 {victim.pid}: {victim.title}. {self.what_it_holds(victim)}", "bold red")
         self.victim = victim
-        return Kill(victim.pid, victim.sigkill(), CONCURRENCY)
+        kill = Kill(victim.pid, victim.sigkill(), CONCURRENCY)
+        self.note(f"kill -9 of a worker that runs {CONCURRENCY} jobs")
+        return kill
 
     def what_it_holds(self, victim: Child) -> str:
         owners = [o for o in self.registry.owners() if o.split("|")[1] == str(victim.pid)]
@@ -171,6 +185,9 @@ class Story:
             raise DemoError(f"{victim.title} is not in the registry of owners")
         [self.owner] = owners
         held, running = self.held(), len(self.running_in(victim))
+        kept: Any = self.client.hvals(self.keys.private(self.owner))
+        payloads = [json.loads(field) for field in kept if field.startswith(b"{")]
+        self.had = {payload["headers"]["id"] for payload in payloads}
         return (
             f"Its private list holds {held} jobs: {running} running, {held - running} prefetched."
         )
@@ -188,10 +205,12 @@ class Story:
 
         why = self.until("the worker is declared dead", cause)
         self.say(f"Worker {self.owner} was declared dead {since()}: {why.decode()}.")
+        self.note(f"found dead: {why.decode()}")
         self.until("its jobs are back", lambda: not self.held())
         counted: Any = self.client.hget(self.keys.stats, "recovered")
         self.recovered = int(counted or 0)
         self.say(f"{self.recovered} jobs were back at the front of the queue {since()}.", "green")
+        self.note(f"its {self.recovered} jobs are back at the front of the queue")
         self.replace()
         cut = {run.job for run in self.runs if run.worker == kill.worker and not run.finished}
         again = "a job that was cut short runs again"
@@ -205,6 +224,7 @@ class Story:
     def wait_for_all(self) -> None:
         self.until("all jobs have finished", lambda: self.finished() >= {*self.jobs})
         self.say(f"All {JOBS} jobs have finished.", "green")
+        self.note(f"all {JOBS} jobs have finished")
         self.until("the new worker is ready", lambda: self.workers[-1].logged(" ready."))
 
     # -- the poison pill, and the balance
@@ -217,10 +237,12 @@ class Story:
         self.until("it is in the dead set", lambda: len(self.dead))
         self.say("It had its strikes. `celery -A examples.demo.app superfetch dead list`:", "green")
         argv = [sys.executable, "-m", "celery", "-A", "examples.demo.app"]
-        if self.call([*argv, "superfetch", "dead", "list"], cwd=self.folder, env=self.env):
+        command = [*argv, "superfetch", "dead", "list"]
+        if subprocess.call(command, cwd=self.folder, env=self.env):
             self.problems.append("`superfetch dead list` failed")
         self.until("its caller is told", pill.ready)
         self.say(f"Its caller's AsyncResult: {pill.state}, {type(pill.result).__name__}:")
+        self.note(f"{STRIKES} runs, then the dead set; its caller has {pill.state}")
         self.say(f"    {pill.result}")
 
     def stop(self) -> None:
@@ -259,7 +281,7 @@ class StockStory(Story):
     timeout, and a poison pill goes on."""
 
     #: Seconds: kombu's default; without progress until the demo waits no longer; with the pill.
-    VISIBILITY_TIMEOUT, IDLE, PILL = 3600, 10.0, 5.0
+    VISIBILITY_TIMEOUT, IDLE, PILL = 3600, 10.0, 10.0
 
     def what_it_holds(self, victim: Child) -> str:
         return f"It runs {len(self.running_in(victim))} jobs, and has prefetched others."
@@ -278,6 +300,8 @@ class StockStory(Story):
             return idle or self.finished() >= {*self.jobs}
 
         self.until("the workers have nothing left to do", standstill)
+        self.had = {*self.jobs} - self.finished()
+        self.note(f"nothing moves: {len(self.had)} jobs wait for {self.VISIBILITY_TIMEOUT} s")
         self.say(
             f"Nothing has moved for {self.IDLE:g} s, the workers are idle, and "
             f"{JOBS - len(self.finished())} jobs are missing. "
@@ -291,6 +315,7 @@ class StockStory(Story):
         self.until("it was watched", lambda: time.monotonic() >= over)
         runs = len(self.pills())
         self.say(f"It ran {runs} times in {self.PILL:g} s, and goes on for ever.", "bold red")
+        self.note(f"{runs} runs in {self.PILL:g} s, and it goes on for ever")
 
     def stop(self) -> None:  # in order, they would go on with the pill until the patience is over
         self.end()

@@ -89,7 +89,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_control_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     there = (
-        f"[a]({SITE}inside/decisions.html) [b]({REPOSITORY}blob/main/LICENSE) [c](#here) `[d](d)`"
+        f"[a]({SITE}inside/claims.html) [b]({REPOSITORY}blob/main/LICENSE) [c](#here) `[d](d)`"
         "[e](https://example.com/x) [f](page.md)\n\n(here)=\n\n```text\n[g](g)\n```\n"
     )
     page.write_text(there)

@@ -26,7 +26,7 @@ if not takes(queue) then notice = '' end
 local now = now()
 local payload, steps = unpack(redis.call('HMGET', private, claim, 's' .. claim))
 if not payload then return {'moved'} end
-redis.call('HDEL', private, claim, 'r' .. claim, 's' .. claim)
+redis.call('HDEL', private, claim, 'w' .. claim, 's' .. claim)
 if steps then record = string.sub(record, 1, -2) .. ', "steps": "' .. steps .. '"}' end
 -- Another item of the same bytes is there: both are kept, or killing one would lose the other.
 -- By the time, a free name is found soon however many there are.

@@ -19,7 +19,7 @@ local mark = redis.call(
   'HMGET', counters .. digest, 'recoveries', 'strikes', 'requeues', 'steps', 'probation')
 redis.call('HLEN', private)
 redis.call('RPOP', probation)
-redis.call('HSET', private, id, payload, 'r' .. id, 1)
+redis.call('HSET', private, id, payload)
 if mark[4] then redis.call('HSET', private, 's' .. id, mark[4]) end
 if redis.call('EXISTS', probation) == 0 then redis.call('SREM', on_probation, queue_list) end
 local time = redis.call('TIME')
