@@ -145,19 +145,20 @@ def _step_of(message: Any) -> Step | None:
     if job is None:
         return None
     # Before protocol 2 the body says it.
-    facts = message.headers if "task" in message.headers else message.body
+    is_v2 = "task" in message.headers
+    facts, embed = (message.headers, message.body[2]) if is_v2 else (message.body, message.body)
     id, name, kind = facts["id"], facts["task"], STEP
-    group, key = facts.get("group") or facts.get("taskset"), facts["id"]
+    # Those that come with another chord are others: what it counts is not complete without them.
+    chord = embed.get("chord") and (facts.get("group") or facts.get("taskset"))
+    key = id
     if id not in job.ids:
         caller = _caller()
-        if caller is None:
-            return None
-        if id != job.task_id and not _leads(caller, id, group, job):
+        if caller is None or not (id == job.task_id or _leads(caller, id, chord, job)):
             return None
         key = job.task_id
         if caller.f_locals.get("throw", True):
             kind = ITSELF
-    known = key, group, facts["retries"]
+    known = key, chord, facts["retries"]
     return Step(job.claim, job.title, id, name, known, kind, job.earlier)
 
 
@@ -172,10 +173,10 @@ def _caller() -> FrameType | None:
     return None
 
 
-def _leads(caller: FrameType, id: str, group: str | None, job: Run) -> bool:
+def _leads(caller: FrameType, id: str, chord: str | None, job: Run) -> bool:
     """Whether a message is the first link of the chain by which a job is replaced. The parts of a
     chord are many, and each run makes others."""
-    return id in ids_of(caller.f_locals.get("sig")) and group in (None, job.group)
+    return id in ids_of(caller.f_locals.get("sig")) and chord in (None, job.group)
 
 
 def _send(send: Callable[[], Any], producer: Any, name: str) -> Any:
