@@ -5,7 +5,6 @@ from __future__ import annotations
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from contextvars import ContextVar
-from functools import cached_property
 from hashlib import sha1
 from typing import Any, NamedTuple
 from uuid import NAMESPACE_OID, uuid5
@@ -62,23 +61,16 @@ class Run:
         self.claim, self.task_id, self.title, self.group = claim, task_id, title, group
         #: What the job for which it speaks has handed on, where that is another.
         self.earlier = ""
-        self._following: list[Any] = []
+        #: Of all that it may send for its end, but for itself.
+        self.ids: frozenset[str] = frozenset()
 
     def read(self, embed: Any, task_id: str) -> None:
         """Learn what the message of a job has for its end. What has no id gets one, the same in
         each run, where Celery would make one up each time."""
         for name in FOLLOWING if isinstance(embed, dict) else ():
-            signatures = embed.get(name)
-            if signatures and name == "chain":
-                signatures = signatures[-1]
-            if signatures:
+            if signatures := embed.get(name):
                 _give_ids(signatures, f"{task_id} {name}")
-                self._following.append(signatures)
-
-    @cached_property
-    def ids(self) -> frozenset[str]:
-        """Of all that it may send for its end, but for itself."""
-        return ids_of(self._following)
+                self.ids |= ids_of(signatures)
 
 
 #: The job that runs here, and what it hands on just now.

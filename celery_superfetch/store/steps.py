@@ -11,7 +11,9 @@ from .wire.scripts import Call
 
 
 class Steps(Structure):
-    def step(self, claim: Claim, note: str, message: str, lists: Sequence[str], ms: int) -> Call:
+    def step(
+        self, claim: Claim, note: str, message: str | bytes, lists: Sequence[str], ms: int
+    ) -> Call:
         """The call that pushes a message to the first of some queue lists, which expire together
         in so many ``ms`` (0: they do not). It returns 1; 0 where that was done before; -1 where the
         claim is over."""

@@ -6,14 +6,13 @@
 -- Crash: the message is on its queue, and noted beside the claim. A repetition finds nothing to do.
 local private, queue = KEYS[1], KEYS[2]
 local id, name, message, expires = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local no = wrong(queue)
-if no then return no end
 local claim = redis.call('HMGET', private, id, 's' .. id)
 if not claim[1] then return -1 end
 local steps = claim[2] or ''
 if string.find(steps, name, 1, true) then return 0 end
 -- A removal first, on servers before 7.0 (shared.lua).
 redis.call('HDEL', private, '')
+-- What is no queue is found here, and nothing was changed.
 redis.call('LPUSH', queue, message)
 redis.call('HSET', private, 's' .. id, steps .. name)
 for i = 2, expires > 0 and #KEYS or 0 do redis.call('PEXPIRE', KEYS[i], expires) end
