@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from inspect import currentframe, unwrap
+from inspect import currentframe
 from types import FrameType
 from typing import Any
 
@@ -31,6 +31,7 @@ CHORD = "on_chord_part_return"  # Celery's functions that send such a message, o
 SENDERS = {"retry", "replace", "on_error", CHORD}
 #: Headers that Celery does not take for the user's.
 OF_CELERY = frozenset(vars(Context)) | {"lang", "task", "argsrepr", "kwargsrepr", "compression"}
+FIRST_RUN = Counters().told(0)
 OF_CHORDS = "celery_superfetch.app.chords"  # which has Celery's function, before 5.7
 
 
@@ -47,7 +48,7 @@ def run(claim: Claim, target: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     is one of Celery's tracers, or somebody else's, of which nothing is known."""
     token = running.set(None)
     try:
-        if unwrap(target) in (trace.trace_task_ret, trace.fast_trace_task):
+        if getattr(target, "__wrapped__", target) in (trace.trace_task_ret, trace.fast_trace_task):
             kwargs = _begin(claim, *args, **kwargs)
         return target(*args, **kwargs)
     except NotSent as exc:
@@ -79,8 +80,7 @@ def _begin(claim: Claim, name: str, id: str, request: Any, *message: Any, **kwar
     earlier = request.get(EARLIER)
     task = (trace._localized[0] if trace._localized else current_app.tasks)[name]
     ended = bool(claim.steps) or (bool(earlier) and _result_of(task, id, request) is not None)
-    counts = earlier or Counters().told(0)
-    request[EARLIER] = {**counts, "ended": ended, "token": claim.token}
+    request[EARLIER] = {**(earlier or FIRST_RUN), "ended": ended, "token": claim.token}
     if claim.id:
         running.set(Run(claim, id, title, request.get("group")))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial, wraps
+from functools import partial
 from math import isfinite
 from time import monotonic
 from typing import Any
@@ -179,7 +179,6 @@ def settle_failures(target: Any, options: dict[str, Any], inline: bool) -> Any:
         return target, options
 
     def survived(act: Callable[..., Any], trouble: str) -> Callable[..., Any]:
-        @wraps(act)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 return act(*args, **kwargs)
@@ -189,6 +188,7 @@ def settle_failures(target: Any, options: dict[str, Any], inline: bool) -> Any:
                 logger.exception(trouble, id)
                 return ExceptionInfo()
 
+        vars(call)["__wrapped__"] = act
         return call
 
     run = survived(target, "Celery failed around the body of job %s: it has failed.")
