@@ -10,9 +10,8 @@ local claim = redis.call('HMGET', private, id, 's' .. id)
 if not claim[1] then return -1 end
 local steps = claim[2] or ''
 if string.find(steps, name, 1, true) then return 0 end
--- A removal first, on servers before 7.0 (shared.lua).
-redis.call('HDEL', private, '')
--- What is no queue is found here, and nothing was changed.
+-- What is no queue is found here, and so is that a server before 7.0 is over its memory limit, which
+-- refuses a script its first write alone: nothing was changed.
 redis.call('LPUSH', queue, message)
 redis.call('HSET', private, 's' .. id, steps .. name)
 for i = 2, expires > 0 and #KEYS or 0 do redis.call('PEXPIRE', KEYS[i], expires) end
