@@ -20,8 +20,7 @@ from typing import Any
 
 from compare import OURS, Table, arguments, finish, measure_all
 
-from celery_superfetch.app.notice import PAUSE
-from celery_superfetch.app.telling import HELD_OFF
+from celery_superfetch.app.asking import HELD_OFF, PAUSE
 from support.apps.build import build_app
 from support.servers.ledger import LEDGER_DB, Ledger
 from support.servers.proxy import FaultProxy

@@ -53,7 +53,7 @@ def fill(server: Server, args: argparse.Namespace) -> None:
 
     from celery_superfetch.app.passes import note
     from celery_superfetch.model.job import claim_id
-    from celery_superfetch.store.private_lists import RUNS
+    from celery_superfetch.store.private_lists import WAITS
     from support.workers.bench import Bench, elsewhere, payload
 
     bench = Bench(server.client(), dead_limit=max(args.dead, 1))
@@ -67,8 +67,8 @@ def fill(server: Server, args: argparse.Namespace) -> None:
                 name, job = names[(number + at) % args.lists], payload(f"f{number}-{at}")
                 private, claim = bench.keys.private(owner.owner), claim_id(at + 1, name)
                 pipe.hset(private, claim, job)
-                if at == 0:
-                    pipe.hset(private, RUNS + claim, 1)
+                if at > 0:
+                    pipe.hset(private, WAITS + claim, "")
             pipe.execute()
     for at in range(0, args.waiting, BATCH):
         jobs = [payload(f"w{n}") for n in range(at, min(at + BATCH, args.waiting))]

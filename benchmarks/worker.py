@@ -194,9 +194,9 @@ def left(client: Any, contender: str, prefix: str = "") -> int:
             pipe.llen(f"rq:queue:{NAME}").llen(f"rq:queue:{NAME}:intermediate")
             pipe.zcard(f"rq:wip:{NAME}")
         sizes = pipe.execute()
-    # A private list has the claims, and a record of each that runs.
+    # A private list has the claims, and a note beside each that waits.
     return sum(
-        size if isinstance(size, int) else sum(not key.startswith(b"r") for key in size)
+        size if isinstance(size, int) else sum(not key.startswith(b"w") for key in size)
         for size in sizes
     )
 

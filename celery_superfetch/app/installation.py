@@ -12,6 +12,8 @@ from ..model.config import REAP_ENTRY, REAP_TASK, check, own_options
 from ..signals import job_recovering
 from ..transport.transport import KNOWN_OPTIONS
 from .broker import AMQP, config_of
+from .chords import count_parts_of_tasks_once, count_parts_once
+from .drill import add_drill_task
 from .notice import add_announce_task
 from .poison_pill import guard_of
 from .reaping import add_reap_task
@@ -107,10 +109,13 @@ def _add(app: Celery) -> None:
     app.steps["consumer"].add("celery_superfetch.worker.steps:Guarded")
     add_reap_task(app)
     add_announce_task(app)
+    add_drill_task(app)
+    count_parts_once(app)
     job_recovering.connect(guard_of(app), sender=app, weak=False)
     # Configuration may come later, and again; a module may set more after it was read.
     app.on_after_configure.connect(_configure)
     app.on_after_finalize.connect(_configure)
+    app.on_after_finalize.connect(count_parts_of_tasks_once)
 
 
 def _configure(sender: Celery, **_: Any) -> None:

@@ -7,9 +7,9 @@ It is protected as every job is: recovered if its process dies, ended by the gua
 from __future__ import annotations
 
 import base64
-from random import uniform
-from time import time
-from typing import Any
+from math import inf
+from time import monotonic, time
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task
 from celery.utils.log import get_logger
@@ -20,7 +20,11 @@ from kombu.utils.uuid import uuid
 from ..model.config import ANNOUNCE_TASK
 from ..model.dead_job import DEAD_ID, DEAD_ID_HEADER
 from ..model.job import Carried
+from .asking import PATIENCE, NotNow, held_off, pause
 from .queues import separator_of
+
+if TYPE_CHECKING:
+    from ..store.database import Database
 
 logger = get_logger(__name__)
 
@@ -28,9 +32,8 @@ logger = get_logger(__name__)
 #: next one tells the caller alone.
 RUNS = 3
 
-#: Seconds until a notice that failed is tried again, up to twice as many by chance, so that not all
-#: are tried at once; and twice as many after each further time, so often at most.
-PAUSE, DOUBLED = 10, 8
+#: A notice that failed waits twice as long after each further time, so often at most.
+DOUBLED = 8
 
 
 class AnnounceTask(Task):
@@ -57,39 +60,38 @@ def add_announce_task(app: Celery) -> None:
         max_retries=None,
         superfetch_strike_limit=RUNS + 2,  # before its last one a job waits until it may run alone
     )
-    def announce(
-        self: Any, told: bool = False, chord: str = "", careful: bool = False, failures: int = 0
-    ) -> None:
+    def announce(self: Any, told: bool = False, careful: bool = False, failures: int = 0) -> None:
         """The arguments: how far earlier runs came (as ``Telling`` has it), and how many failed."""
-        from .telling import NotNow, Telling, dead_id_of, dead_set_of, named_by
+        from .telling import Telling, dead_id_of, dead_set_of, named_by
 
         earlier = self.request.get("superfetch") or {}
-        # What was cut short says nothing of how far it came: it may have counted in the chord.
-        chord = chord or ("begun" if earlier.get("recoveries") else "")
         strikes = earlier.get("strikes", 0)
         careful = careful or strikes >= RUNS
-        known: dict[str, Any] = {"told": told, "chord": chord, "careful": careful}
+        known: dict[str, Any] = {"told": told, "careful": careful}
         telling = None
         try:
             if job := named_by(self):
                 telling = Telling(self.app, job, **known)
                 telling.go()
         except Exception as exc:  # the result backend's errors are its own
-            pause = int(PAUSE * 2 ** min(failures, DOUBLED) * uniform(1, 2))
-            if not isinstance(exc, NotNow):
+            if isinstance(exc, NotNow):  # which is no failure of its own
+                seconds = int(pause())
+            else:
+                seconds = int(pause() * 2 ** min(failures, DOUBLED))
+                failures += 1
                 dead_set_of.cache_clear()  # its server may be another one by now
                 logger.exception(
                     "Killed job %s is in the dead set, but its caller could not be told. That is "
                     "tried again in %d s.",
                     telling.title if telling else dead_id_of(self),
-                    pause,
+                    seconds,
                 )
             if telling:
-                known.update(told=telling.told, chord=telling.chord)
-            known["failures"] = failures + 1
+                known["told"] = telling.told
+            known["failures"] = failures
             # In other bytes, so its strikes go with it: else its deaths had no end.
             headers = {DEAD_ID_HEADER: dead_id_of(self), **Carried(strikes, time()).headers()}
-            raise self.retry(exc=exc, kwargs=known, countdown=pause, headers=headers) from exc
+            raise self.retry(exc=exc, kwargs=known, countdown=seconds, headers=headers) from exc
 
 
 class Notices:
@@ -98,6 +100,14 @@ class Notices:
 
     def __init__(self, app: Celery) -> None:
         self.app = app
+        self._looked, self._held_off = -inf, False
+
+    def not_before(self, database: Database) -> float:
+        """When one may run (s since the epoch; 0: at once). Those that would wait for the result
+        backend get no slot: there may be thousands, in front of all other jobs."""
+        if monotonic() - self._looked > PATIENCE:
+            self._looked, self._held_off = monotonic(), held_off(database)
+        return time() + pause() if self._held_off else 0.0
 
     def __call__(self, queue_list: str) -> bytes:
         """The message; empty where it cannot be made: then nobody is told."""

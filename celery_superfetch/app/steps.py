@@ -17,6 +17,7 @@ logger = get_logger(__name__)
 PAUSE = 1.0  # seconds between two tries to send the body of a chord
 CHORD = "on_chord_part_return"  # Celery's functions that send such a message, or lead to one
 SENDERS = {"retry", "replace", "on_error", CHORD}
+OF_CHORDS = "celery_superfetch.app.chords"  # which has Celery's function, before 5.7
 
 
 class NotSent(BaseException):
@@ -58,7 +59,7 @@ def _ended() -> tuple[Any, set[str]]:
     sends, which hears of the error, outside a job, and for one that was acked before it ran."""
     frame, callers, task, state = currentframe(), set(), None, None
     while frame is not None and frame.f_code is not run.__code__:
-        if str(frame.f_globals.get("__name__")).startswith("celery."):
+        if str(frame.f_globals.get("__name__")).startswith(("celery.", OF_CHORDS)):
             callers.add(name := frame.f_code.co_name)
             if name == "trace_task":  # its state is None until the body has ended
                 task, state = frame.f_locals["task"], frame.f_locals.get("state", state)

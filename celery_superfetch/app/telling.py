@@ -1,12 +1,10 @@
 """Tells of a killed job: its receivers, its caller, its callbacks, in this order. After a crash in
-between the next run begins anew; what is said twice then does no harm, but for the chord."""
+between the next run begins anew; what is said twice then does no harm."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -15,8 +13,6 @@ from billiard.einfo import ExceptionInfo
 from celery import Celery, signals, states
 from celery.app.task import Context
 from celery.backends.base import DisabledBackend
-from celery.canvas import maybe_signature
-from celery.exceptions import ChordError
 from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 from kombu.serialization import prepare_accept_content
@@ -31,22 +27,14 @@ from ..errors import PoisonPill
 from ..model.dead_job import DEAD_ID_HEADER, DeadJob
 from ..model.strikes import toll
 from ..signals import job_killed
+from .asking import asking
+from .chords import fail_part, own_backend, parts_ahead
 from .dead_set import DeadSet
 from .events import tell_monitors
 
 logger = get_logger(__name__)
 
 REPLY_TIMEOUT = 3.0  # seconds to wait for a result backend on Redis, before it is tried later
-
-#: Seconds for which no notice asks the result backend after one that got no answer, or has none
-#: yet: not all clients give up as soon.
-HELD_OFF = 60.0
-
-#: Seconds for which a notice waits for another that has just asked, and between two looks.
-PATIENCE, STEP = 0.2, 0.01
-
-
-class NotNow(Exception): ...
 
 
 @cache
@@ -87,29 +75,16 @@ def named_by(task: Any) -> DeadJob | None:
     return job
 
 
-@contextmanager
-def asking(app: Celery) -> Iterator[None]:
-    """Around a question to the result backend. Of an app's notices one at a time asks: where that
-    hangs, it is one slot of the fleet that hangs. Raises NotNow where another gets no answer."""
-    database = dead_set_of(app, os.getpid()).database
-    scope = f"notices:{database.config.app_name}"
-    while not database.take_turn(scope, HELD_OFF):
-        if database.lasts(scope) > PATIENCE:
-            raise NotNow
-        time.sleep(STEP)
-    yield
-    database.end_turn(scope)
-
-
 class Telling:
-    """The steps, for one killed job. ``told``: ``job_killed`` was sent; ``chord``: what is known of
-    chord and chain, "" (not begun), "begun" or "done"; ``careful``: none of what may kill."""
+    """The steps, for one killed job. ``told``: ``job_killed`` was sent; ``careful``: none of what
+    may kill."""
 
-    def __init__(self, app: Celery, job: DeadJob, *, told: bool, chord: str, careful: bool) -> None:
+    def __init__(self, app: Celery, job: DeadJob, *, told: bool, careful: bool) -> None:
         self.app, self.job = app, job
-        self.told, self.chord, self.careful = told, chord, careful
+        self.told, self.careful = told, careful
         self.task = app.tasks.get(job.task)  # this worker may have others
-        self.backend = (self.task and self.task._backend) or impatient_backend(app, os.getpid())
+        own = self.task and own_backend(self.task)
+        self.backend = own or impatient_backend(app, os.getpid())
         self.exc = pill_of(job)
         self.title = f"{job.task}[{job.task_id}]"
 
@@ -126,11 +101,13 @@ class Telling:
 
     def _tell_caller(self) -> None:
         job, self.stores = self.job, self._stores()
+        database = dead_set_of(self.app, os.getpid()).database
         # Whoever died while it asked has left its turn behind.
-        with nullcontext() if self.careful else asking(self.app):
+        with nullcontext() if self.careful else asking(database):
             state = self._state()
-        if state == states.SUCCESS:
-            return  # it had finished; only its ack never came through
+        if state == states.SUCCESS:  # it had finished; only its ack never came through
+            # But its count may not have come, or it is the part that has to publish the body.
+            return fail_part(self.backend, self.request, self.exc)
         if self.stores and state is None:
             self.backend.store_result(
                 job.task_id, self.exc, states.FAILURE, traceback=None, request=self.request
@@ -167,40 +144,17 @@ class Telling:
         return state if ours or state == states.SUCCESS else None
 
     def _chord_and_chain(self) -> None:
-        """Counted twice, a job could call the chord's body with a result missing: it is failed by
-        name where a crash came while that was under way."""
+        """Count the job in its chord, and fail what follows it in its chain."""
         request = self.request
-        if not (request.chord or request.chain) or self.chord == "done":
+        if not (request.chord or request.chain):
             return
-        if not self.chord:
-            self.chord = "begun"
-            self._fail(request)
-        else:
-            chain = [dict(step, options=dict(step["options"])) for step in request.chain or ()]
-            for chord in (request.chord, *(step["options"].pop("chord", None) for step in chain)):
-                if chord:
-                    self._fail_chord(chord)
-            if chain:
-                self._fail(Context({"chain": chain}))
-        self.chord = "done"
-
-    def _fail(self, request: Context) -> None:
-        """Count the job in the chord of ``request``, and fail what follows it in its chain."""
+        for part in (request, *parts_ahead(request.chain)):
+            fail_part(self.backend, part, self.exc)
         # It is stored already; but the same word decides on those that follow.
         stores = bool(request.chain) and self.stores
         self.backend.mark_as_failure(
             self.job.task_id, self.exc, request=request, store_result=stores, call_errbacks=False
         )
-
-    def _fail_chord(self, body: Any) -> None:
-        """Fail a chord by its body, whatever its header has counted."""
-        callback = maybe_signature(body, app=self.app)
-        if callback.id and self.backend.get_state(callback.id) in states.READY_STATES:
-            return
-        try:
-            raise ChordError(f"Dependency {self.job.task_id} raised {self.exc!r}") from self.exc
-        except ChordError as exc:  # "from stack": it has to be under way
-            self.backend.chord_error_from_stack(callback, exc)
 
     def _errbacks(self) -> None:
         try:

@@ -17,6 +17,7 @@ NEAR = 0.85
 REAP_TASK = "celery_superfetch.reap"  # the task of a pass, and its entry in ``beat_schedule``
 REAP_ENTRY = "superfetch-reap"
 ANNOUNCE_TASK = "celery_superfetch.announce"  # the task of a notice
+DRILL_TASK = "celery_superfetch.drill"  # the task of a drill's jobs
 
 #: What values are counted in: an option's annotation names one of these, and so do errors and docs.
 Seconds: TypeAlias = float

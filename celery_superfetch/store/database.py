@@ -57,8 +57,9 @@ class Database:
         whole, left = self.client.get(lock), self.client.pttl(lock)
         return (int(whole) - left) / 1000 if whole and left > 0 else 0.0
 
-    def end_turn(self, scope: str) -> None:
-        self.client.delete(self.keys.lock(scope))
+    def end_turn(self, scope: str, after: float = 0.0) -> None:
+        """Let others have it, now or after so many seconds."""
+        self.client.pexpire(self.keys.lock(scope), int(after * 1000))
 
 
 def chunks(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:

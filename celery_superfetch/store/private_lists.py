@@ -21,16 +21,17 @@ from .wire.clients import LoneConnection
 from .wire.scripts import Call
 from .wire.server import warn_once
 
-#: Bytes one claim takes at most, but for the job that passes the mark: it keeps others waiting.
+#: Bytes one claim takes at most, but for the jobs (eight, at most) that pass the mark together: it
+#: keeps others waiting.
 CLAIM_BYTES = 4 * 1024 * 1024
-RUNS = "r"  # what stands before a claim id in the name of the field that says that its job runs
+WAITS = "w"  # what stands before a claim id in the name of the note that its job has not begun
 
 
 class Claims(NamedTuple):
     registered: bool  # False: the owner is not registered (any more); nothing was claimed
     jobs: Sequence[Claimed] = ()
     errors: Sequence[tuple[str, str]] = ()  # queue list -> why it could not be read
-    started: int = 0  # how many of the jobs, the first ones, are recorded as running
+    started: int = 0  # how many of the jobs, the first ones, count as running
 
     def fell_short(self, most: int) -> bool:
         size = sum(len(claimed.job.payload) for claimed in self.jobs)
@@ -45,7 +46,7 @@ class Held(NamedTuple):
     """What an owner holds, by claim ids."""
 
     claims: Sequence[str]  # the newest first
-    running: frozenset[str]  # those that are said to run
+    running: frozenset[str]  # those of ours of which no note says that they wait
 
 
 class PrivateLists(Structure):
@@ -73,7 +74,7 @@ class PrivateLists(Structure):
     ) -> Call:
         """The call, for ``claims``, that claims up to ``most`` jobs: first what has ``landed`` from
         some of these ``lists``, then from all, of ``turn`` neighbours (equal queues) one each in
-        turn; with a turn of 0 only what landed. So many ``starts`` are recorded as running."""
+        turn; with a turn of 0 only what landed. So many ``starts`` count as running."""
         keys = self.keys
         names = [keys.owners, keys.recovered, keys.private(owner), *map(keys.queue, lists)]
         prefixes = keys.recoveries(""), len(keys.prefix.encode()), keys.landing(owner, "")
@@ -111,8 +112,9 @@ class PrivateLists(Structure):
         return Call("probation", names, [owner, queue_list, keys.recoveries(""), id])
 
     def ack(self, owner: str, settled: Sequence[Claimed], starting: Iterable[Job] = ()) -> Call:
-        """The call that settles jobs of one owner, with their counters, and records those that are
-        ``starting`` in their place."""
+        """The call that settles jobs of one owner, with their counters, and has others run that are
+        ``starting`` in their place. Those have to have waited, or which of the jobs were settled is
+        not known for sure."""
         keys = [self.keys.private(owner)]
         args: list[Any] = [len(settled)]
         for job, earlier in settled:
@@ -152,7 +154,7 @@ class PrivateLists(Structure):
         return [self._held(*row) for row in zip(owners, rows, strict=True)]
 
     def _held(self, owner: str, fields: Collection[bytes]) -> Held:
-        running, claims = frozenset(claims_of(fields, running=True)), claims_of(fields)
+        waiting, claims = claims_of(fields, waiting=True), claims_of(fields)
         # By somebody's hand: it names no queue list, or cannot be asked for.
         odd = [name for name in claims if not queue_list_of(name) or name.encode() not in fields]
         if odd:
@@ -162,6 +164,7 @@ class PrivateLists(Structure):
                 f"({', '.join(map(repr, odd[:3]))}). They stay there, and are nobody's: look at "
                 f"{self.keys.private(owner)} by HGETALL, and put on its queue what is a job."
             )
+        running = frozenset(filter(claim_number, claims)).difference(waiting)
         return Held(sorted(claims, key=claim_number, reverse=True), running)
 
     def jobs(self, owner: str, claim_ids: Sequence[str], room: int) -> tuple[list[Job], int]:
@@ -185,15 +188,15 @@ class PrivateLists(Structure):
     def unrecord(self, owner: str, claim_ids: Collection[str]) -> None:
         """Have some jobs run no longer, to whoever asks."""
         if claim_ids:
-            self.client.hdel(self.keys.private(owner), *(RUNS + id for id in claim_ids))
+            self.scripts.run("wait", [self.keys.private(owner)], [*claim_ids])
 
 
-def claims_of(fields: Iterable[bytes], *, running: bool = False) -> list[str]:
-    """The claim ids among the fields of a private list; or those of what is said to run."""
+def claims_of(fields: Iterable[bytes], *, waiting: bool = False) -> list[str]:
+    """The claim ids among the fields of a private list; or those of what waits there."""
     names = [field.decode(errors="replace") for field in fields]
-    if running:
-        return [name[len(RUNS) :] for name in names if name.startswith(RUNS)]
-    return [name for name in names if not name.startswith(RUNS)]
+    if waiting:
+        return [name[len(WAITS) :] for name in names if name.startswith(WAITS)]
+    return [name for name in names if not name.startswith(WAITS)]
 
 
 def earlier_of(mark: Any) -> Counters | None:

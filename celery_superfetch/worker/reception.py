@@ -11,15 +11,19 @@ from time import monotonic
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
+from celery.app.task import Context
+from celery.exceptions import NotRegistered
 from celery.utils.log import get_logger
 from celery.worker import state
 from kombu.utils.encoding import safe_repr
 from redis.exceptions import DataError, RedisError
 
+from ..app.chords import fail_part
 from ..app.poison_pill import limits_of
 from ..model.dead_job import DeadJob
 from ..model.facts import Facts
 from ..model.job import Claimed, Job, eta_of
+from ..owner.owner import Owner
 from ..store.registry import Registry
 from ..transport.deliveries import Delivery, delivery_of
 from .stopping import told_to_stop
@@ -71,7 +75,7 @@ def kills(claimed: Claimed, channel: Any) -> bool:
 def parks(message: Any) -> bool:
     """Whether a job is due so much later that it waits on the server until then, and not here."""
     delivery = delivery_of(message)
-    if delivery is None or not (due := _due(message)):
+    if delivery is None or not (due := _due(message, delivery.owner)):
         return False
     if not delivery.owner.park(delivery.job, due * 1000):
         return False
@@ -79,13 +83,15 @@ def parks(message: Any) -> bool:
     return True
 
 
-def _due(message: Any) -> float:
+def _due(message: Any, owner: Owner) -> float:
     """When a job is due (s since the epoch); 0: at once, since it is revoked, or Celery has
     something to say of it."""
     try:
         # Before protocol 2 the body says it.
         told = message.headers if "task" in message.headers else message.payload
-        return 0.0 if told.get("id") in state.revoked else eta_of(told.get("eta"))
+        if told.get("id") in state.revoked:
+            return 0.0
+        return max(eta_of(told.get("eta")), owner.runner.not_before(told.get("task"), owner))
     except Exception:  # whatever a body can do to a decoder
         return 0.0
 
@@ -214,7 +220,7 @@ class Discards:
         message, exc = told[-2:]
         delivery = delivery_of(message)
         if delivery is None or delivery.owner.config.unknown_tasks == "discard":
-            return discard(*told)
+            return self._discard(discard, *told)
         if told_to_stop(delivery.owner):
             return None  # it goes back with the others, when the channel closes
         is_unknown = isinstance(exc, KeyError)  # the others have errors of their own
@@ -239,8 +245,18 @@ class Discards:
                 dead.id,
                 dead.reason,
             )
-            discard(*told)  # which is left to do: tell its caller
+            self._discard(discard, *told)  # which is left to do: tell its caller
         return None
+
+    def _discard(self, discard: Callable[..., None], *told: Any) -> None:
+        """As Celery does, and end the chord that waits for a job of an unknown task."""
+        discard(*told)
+        message, exc = told[-2:]
+        if isinstance(exc, KeyError):
+            is_v2 = "task" in message.headers
+            embed = message.payload[2] if is_v2 else message.payload
+            request = Context({**(embed or {}), **(message.headers if is_v2 else {})})
+            fail_part(self.worker.app.backend, request, NotRegistered(*exc.args))
 
     def _return(self, delivery: Delivery, here: str, returns: int, other: Facts) -> None:
         """Give it back in a while; until then it takes no place from others, as one with an ETA."""

@@ -22,6 +22,7 @@ from celery.worker.request import Request
 from kombu.utils.imports import symbol_by_name
 from redis.exceptions import RedisError
 
+from ..app.chords import is_on_redis
 from ..app.poison_pill import limits_of
 from ..model.job import CARRIED, EARLIER, Carried
 from ..model.strikes import Blame
@@ -170,6 +171,12 @@ class CountedRequest(Request):
             if self._already_cancelled and not self.acknowledged:
                 # Only now has its child ended, so that it cannot run beside itself.
                 self._give_back()
+
+    def _success_was_stored(self) -> Any:
+        """Celery 5.7 acks a job that lost its child after that. A part of a chord may not have been
+        counted by then, or have the body to publish: it runs again."""
+        counts_again = self.chord and is_on_redis(self.task.backend)
+        return not counts_again and super()._success_was_stored()
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         if soft:

@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 from ..app.notice import Notices
 from ..app.steps import run
 from ..model.certificate import clock
+from ..model.config import ANNOUNCE_TASK
 from ..model.job import digest
 from ..model.process import start_time
 from ..owner.here import owners_here
@@ -69,7 +70,7 @@ class _Handover:
         """Record it and note that the pool has it; until when it may begin, 0 for not now."""
         if self.request.acknowledged:
             return self.owner.until(self.job)
-        # With early ack it may be settled before it runs: nothing would take its record away.
+        # With early ack it may be settled before it runs: there would be no record to make.
         return self.owner.start(self.job, record=self.request.task.acks_late)
 
     def accept(self, accept: Callable[..., Any], *args: Any) -> Any:
@@ -83,6 +84,7 @@ class Gate(Runner):
     """Stands before a worker's pool and runs what its connection brings; any thread comes by."""
 
     endless = True
+    notice: Notices
 
     def __init__(self, worker: Any) -> None:
         self.worker, self.pool, self.node = worker, worker.pool, worker.hostname
@@ -127,6 +129,9 @@ class Gate(Runner):
     def reserve(self) -> int:  # not those that wait for their time, or a rate limit
         # Celery before 5.7 forgets at a reconnect that what runs on was reserved.
         return max(0, len(state.reserved_requests) - len(state.active_requests))
+
+    def not_before(self, task: str, owner: Any) -> float:
+        return self.notice.not_before(owner.database) if task == ANNOUNCE_TASK else 0.0
 
     def busy(self, unsettled: bool) -> bool:
         return bool(self.out)

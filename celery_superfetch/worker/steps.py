@@ -12,6 +12,7 @@ from kombu.utils import functional
 from redis.exceptions import RedisError
 
 from ..app.broker import client_of, config_of
+from ..app.chords import count_parts_of_tasks_once
 from ..app.console import console
 from ..app.poison_pill import limits_of
 from ..app.results import check_results
@@ -72,6 +73,7 @@ class Maintenance(bootsteps.StartStopStep):
         with suppress(RedisError, OSError), client_of(app) as client:
             check_server(client, config_of(app).global_keyprefix)
         check_results(app)
+        count_parts_of_tasks_once(app)  # also those that came after the app was finalized
         use_our_request(worker)
         reception.Discards(worker)
         limits = limits_of(app)

@@ -113,6 +113,23 @@ def test_many_notices_leave_slots_to_others_while_results_hang(
     eventually(lambda: not client.exists("superfetch:dead:unannounced"), within=60)
 
 
+def test_notices_that_would_wait_are_parked_before_they_get_a_slot(
+    worker: Any, app: Celery, client: redis.Redis, proxy: FaultProxy
+) -> None:
+    """Each that was run, only to be sent anew, kept other jobs waiting: a thousand for 9 s."""
+    many_notices(client, app)
+    proxy.stall()
+    worker(app="told", result_url=proxy.url(), concurrency=2, env={"PAUSE": "6"})
+
+    def as_they_came() -> int:
+        members = client.zrange("superfetch:parked:celery", 0, -1)
+        return sum(b'"eta": null' in member for member in members)
+
+    eventually(lambda: as_they_came() > MANY // 2)
+    proxy.heal()
+    eventually(lambda: not client.exists("superfetch:dead:unannounced"), within=60)
+
+
 def test_the_control_where_all_wait_at_once(
     worker: Any, app: Celery, client: redis.Redis, ledger: Ledger, proxy: FaultProxy
 ) -> None:

@@ -147,5 +147,5 @@ def test_a_job_that_is_revoked_while_it_waits_does_not_start(
     ledger.release()
     app.tasks["shop.note"].delay("behind")
     eventually(lambda: ledger.finishes().get("behind"))
-    eventually(lambda: not db.held() and not db.length() and not db.records())
+    eventually(lambda: not db.held() and not db.length() and not db.notes())
     assert set(ledger.starts()) == {"first", "behind"}

@@ -34,7 +34,7 @@ def test_whatever_happens_no_job_is_lost_and_no_innocent_is_killed(
 CONTROLS = [
     ("recover", "if unmarked then", "if false then"),
     ("ack", "redis.call('DEL', KEYS[counters])", ""),
-    ("ack", "if redis.call('HEXISTS', private, ARGV[i]) == 1 then", "if true then"),
+    ("ack", "if redis.call('HEXISTS', private, ARGV[at]) == 0 then", "if false then"),
     ("claim", "if not redis.call('ZSCORE', owners, owner) then", "if false then"),
     ("mark", "or tonumber(score) ~= seen", ""),
 ]

@@ -17,7 +17,7 @@ from celery_superfetch.model.config import Config
 from celery_superfetch.model.job import digest, parse
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.store.keys import Keys
-from celery_superfetch.store.private_lists import RUNS
+from celery_superfetch.store.private_lists import WAITS
 
 
 @dataclass
@@ -141,7 +141,8 @@ class Known:
         for owner, fields in private.items():
             rows = {id.encode(): payload for id, payload in self.held[owner].items()}
             assert self.running[owner] <= self.held[owner].keys(), "no record outlives its claim"
-            assert fields == rows | {f"{RUNS}{id}".encode(): b"1" for id in self.running[owner]}
+            waiting = self.held[owner].keys() - self.running[owner]
+            assert fields == rows | {f"{WAITS}{id}".encode(): b"" for id in waiting}
         suspects = {name for name in queue_lists if found[keys.probation(name)]}
         assert on_probation == self.on_probation >= suspects
         # An operator's drain leaves the name of a list behind, until the next claim from it.

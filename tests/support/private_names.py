@@ -150,6 +150,7 @@ gevent
 WORKERS = names("""
 celery worker.request:Request.
     settle a job: acknowledge() on_failure(exc_info) on_timeout(soft,timeout)
+    run a part of a chord again: chord _success_was_stored()>=5.7
     count strikes: reject(requeue=) _retry_worker_lost(exc,exc_info)>=5.7 _context
     give back what Celery cancels: cancel(pool) _already_cancelled _announce_cancelled()
     tell who was revoked from who lost its child: _already_revoked
@@ -181,9 +182,15 @@ celery app.
     serve tasks by a request class of ours: task:Task.Request
         task:Task.Strategy~celery.worker.strategy:default
     announce killed jobs: task:Task._backend base:Celery._get_backend()
+    count the parts of chords: task:Task._backend base:Celery._backend base:Celery._get_backend()
         task:get_actual_ignore_result(task,request)>=5.7
     give back a job whose next message cannot be sent: amqp:AMQP._create_task_sender()
         task:Task.retry() task:Task.replace(sig) trace:trace_task(task,uuid,args,kwargs)
+celery backends.redis:
+    count the parts of chords: RedisBackend._unpack_chord_result(tup,decode)
+        RedisBackend._chord_zset RedisBackend.on_chord_part_return(request,state,result)
+        RedisBackend._chord_part_return_script>=5.7 RedisBackend._chord_result_expires>=5.7
+        RedisBackend._chord_cleanup_script>=5.7 CHORD_CLEANUP_LUA>=5.7
 celery
     announce killed jobs: backends.base:Backend._call_task_errbacks(r,e,t)
     give jobs back at once: apps.worker:_shutdown_handler~worker_

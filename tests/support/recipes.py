@@ -20,6 +20,7 @@ from celery import Celery, _state
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 COMPOSE = EXAMPLES / "compose" / "compose.yaml"
 KUBERNETES = EXAMPLES / "kubernetes"
+KEDA = EXAMPLES / "kubernetes-keda"
 SYSTEMD = EXAMPLES / "systemd"
 
 #: Where the units find the programs of their environment.
@@ -77,19 +78,25 @@ def compose_commands() -> list[Command]:
 
 def documents() -> dict[tuple[str, str], Any]:
     """All that would be applied, by kind and name."""
-    texts = [path.read_text() for path in sorted(KUBERNETES.glob("*.yaml"))]
+    paths = (*sorted(KUBERNETES.glob("*.yaml")), *sorted(KEDA.glob("*.yaml")))
+    texts = [path.read_text() for path in paths]
     found = [one for text in texts for one in yaml.safe_load_all(text)]
     return {(one["kind"], one["metadata"]["name"]): one for one in found if "metadata" in one}
 
 
-def deployments() -> dict[str, Any]:
-    """Their specs, by name."""
-    return {name: one["spec"] for (kind, name), one in documents().items() if kind == "Deployment"}
+def deployments(image: str = "shop") -> dict[str, Any]:
+    """The specs of what runs an image, by name."""
+    specs = {name: one["spec"] for (kind, name), one in documents().items() if kind == "Deployment"}
+    return {name: spec for name, spec in specs.items() if _container(spec)["image"] == image}
 
 
 def container(deployment: str) -> dict[str, Any]:
-    [found] = deployments()[deployment]["template"]["spec"]["containers"]
-    return dict(found)
+    return _container(deployments()[deployment])
+
+
+def _container(spec: dict[str, Any]) -> dict[str, Any]:
+    [only] = spec["template"]["spec"]["containers"]
+    return dict(only)
 
 
 def kubernetes_commands() -> list[Command]:

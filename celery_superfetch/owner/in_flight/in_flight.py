@@ -83,7 +83,10 @@ class InFlight(Outbox):
         with self.lock:
             self.jobs.recorded.discard(job)
             self._forget_start(job)
+            self._unsure.add(job)
+            self._exchange([])  # a record on its way would come behind this
             self.lists.unrecord(job.owner, [job.claim_id])
+            self._unsure.discard(job)
 
     def may_start(self, job: Job) -> bool:
         """Whether the job is ours and waits to be started; False for ever once it is not."""
@@ -100,12 +103,13 @@ class InFlight(Outbox):
                 return 0.0
             if job not in self.jobs.recorded:
                 if record:
-                    self._part(job.owner).starting[job] = None
+                    self._record(job)
                 try:
                     if self.unsent:
                         self.post()
                 except (RedisError, OSError):  # its channel meets the same, and gives it back
                     self._forget_start(job)
+                    self._unsure.add(job)
                     return 0.0
             self.jobs.recorded.discard(job)
             self.jobs.move(job, Move.START)

@@ -66,13 +66,17 @@ class Outbox(Structure):
         self._pid = own_pid()
         self._next: dict[str, _Part] = {}  # owner -> what waits to be sent
         self._sent: list[tuple[str, _Part]] = []  # without an answer yet
+        #: What is sent in parts of its own: with a start that may be a repetition goes no ack that
+        #: is none (see ``PrivateLists.ack``).
+        self._again: list[tuple[str, _Part]] = []
+        self._unsure: set[Job] = set()  # those of which nobody knows whether they are recorded
         #: Jobs whose absence is no news: their ack's reply was lost, or they were taken away.
         self._no_news: set[Job] = set()
 
     @property
     def unsent(self) -> bool:
         waits = any(map(any, self._next.values()))
-        return bool(waits or self._to_park or self.jobs.counts[State.RETURNING])
+        return bool(waits or self._again or self._to_park or self.jobs.counts[State.RETURNING])
 
     @property
     def unread(self) -> bool:
@@ -85,6 +89,13 @@ class Outbox(Structure):
                 part = self._part(claimed.job.owner)
                 part.acks.append(claimed)
                 part.starting.pop(claimed.job, None)
+
+    def _record(self, job: Job) -> None:
+        """Have whatever is sent next say that a job starts."""
+        if job in self._unsure:
+            self._again.append((job.owner, _Part([], {job: None})))
+        else:
+            self._part(job.owner).starting[job] = None
 
     def _part(self, owner: str) -> _Part:
         return self._next.setdefault(owner, _Part([], {}))
@@ -110,6 +121,7 @@ class Outbox(Structure):
         with self.lock:
             self.jobs.drop(job)
             self._forget_start(job)
+            self._unsure.discard(job)
             self._to_park.pop(job, None)
 
     def park(self, job: Job, due: float) -> bool:
@@ -124,7 +136,7 @@ class Outbox(Structure):
 
     def _forget_start(self, job: Job) -> None:
         """It does not run (any more): what has recorded it is not to come back."""
-        for part in (*(part for _, part in self._sent), *self._next.values()):
+        for _, part in (*self._sent, *self._again, *self._next.items()):
             part.starting.pop(job, None)
 
     def flush(self, last: Call | None = None, *, wait: bool = True) -> Any:
@@ -207,7 +219,8 @@ class Outbox(Structure):
         """Send acks and starts between other calls; with ``wait``, the reply to ``last``."""
         if self._pid != own_pid():  # the connection, and what it owes, are the parent's
             self._pid, self._line, self._sent = own_pid(), Line(self.scripts), []
-        new, self._next = [item for item in self._next.items() if any(item[1])], {}
+        waiting = [*self._again, *self._next.items()]
+        new, self._again, self._next = [item for item in waiting if any(item[1])], [], {}
         acks = [self.lists.ack(owner, *part) for owner, part in new]
         calls = [*parks, *acks, *([last] if last else ())]
         if not calls and not self._line.owed:
@@ -277,12 +290,11 @@ class Outbox(Structure):
         self._send_again(parts)
 
     def _send_again(self, parts: list[tuple[str, _Part]]) -> None:
-        parts, self._next = [*parts, *self._next.items()], {}
         over = (None, State.SETTLED)  # of one that has ended, only its ack
-        for owner, (acks, starting) in parts:
-            part = self._part(owner)
-            part.acks.extend(acks)
-            part.starting.update((job, None) for job in starting if self.jobs.get(job) not in over)
+        for _, (_, starting) in parts:
+            for job in [job for job in starting if self.jobs.get(job) in over]:
+                del starting[job]
+        self._again += parts
 
     def announce(self, job: Job) -> None:
         known = parse(job.payload)

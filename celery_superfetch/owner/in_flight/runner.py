@@ -22,6 +22,10 @@ class Runner:
     def pids(self) -> Sequence[tuple[int, str]]:
         return ()
 
+    def not_before(self, task: str, owner: Any) -> float:
+        """When a job that was delivered may run (s since the epoch)."""
+        return 0.0
+
     def busy(self, unsettled: bool) -> bool:
         """Whether something runs; where nobody knows more, what is held and ``unsettled`` may."""
         return unsettled

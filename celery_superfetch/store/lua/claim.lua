@@ -1,5 +1,6 @@
 -- Claims jobs: names those that blocking reads let land, then takes others from the public queue lists,
 -- all into the caller's private list; starts the first of them, where their runners wait for nothing else.
+-- The others have a note there that they wait.
 -- KEYS: owners, the flag that some job has counters, the caller's private list, then the public queue
 --       lists in the order of claiming. Where jobs land is named here: there may be a hundred lists
 -- ARGV: owner, most jobs, most bytes, prefix of counters, length of the prefix of all keys, prefix of
@@ -35,9 +36,10 @@ local function take(at, source, payload)
   -- One with a time of its own is going to wait (Celery's JSON; another is struck off later).
   if started < starts and string.find(payload, '"eta": "', 1, true) then starts = started end
   if started < starts then
-    fields[#fields + 1] = 'r' .. id
-    fields[#fields + 1] = 1
     started = started + 1
+  else
+    fields[#fields + 1] = 'w' .. id
+    fields[#fields + 1] = ''
   end
   sources[#sources + 1] = source
   jobs[#jobs + 1] = at
@@ -62,13 +64,29 @@ for i = 10, #ARGV do
     take(at, source, payload)
   end
 end
+-- From a list by itself, several at once: as many as have room if all are as large as the largest yet.
+local function take_all(at)
+  local source, count, largest = KEYS[at + 3], 1, 1
+  while most > 0 and room > 0 do
+    count = math.min(count, most, math.ceil(room / largest))
+    local payloads = popped(at, source, count) or {}
+    for _, payload in ipairs(payloads) do
+      take(at, source, payload)
+      largest = math.max(largest, #payload)
+    end
+    if #payloads < count then return end
+    count = 8
+  end
+end
 -- `turn` lists at a time, one job of each in turn, until they are dry; then the next lot.
 local dry = {}
 for first = 1, turn > 0 and #KEYS - 3 or 0, math.max(turn, 1) do
-  local more = true
+  local last = math.min(first + turn - 1, #KEYS - 3)
+  if first == last then take_all(first) end
+  local more = first < last
   while more and most > 0 and room > 0 do
     more = false
-    for at = first, math.min(first + turn - 1, #KEYS - 3) do
+    for at = first, last do
       local payload = most > 0 and room > 0 and not dry[at] and popped(at, KEYS[at + 3])
       if payload then
         take(at, KEYS[at + 3], payload)

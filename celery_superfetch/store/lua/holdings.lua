@@ -12,9 +12,10 @@ for i = 1, #KEYS do
   local runs, sizes, row = 0, {}, {}
   local fields = redis.pcall('HKEYS', private)
   for _, field in ipairs(fields.err and {} or fields) do
-    if string.byte(field) == 114 then  -- r
-      runs = runs + 1
+    if string.byte(field) == 119 then  -- w: a note that one waits
+      runs = runs - 1
     else
+      if string.find(field, '^%d') then runs = runs + 1 end
       local name = string.sub(field, (string.find(field, ':', 1, true) or 0) + 1)
       sizes[name] = (sizes[name] or 0) + 1
     end

@@ -26,7 +26,7 @@ if not takes(queue) then notice = '' end
 local now = now()
 local payload = redis.call('HGET', private, claim)
 if not payload then return {'moved'} end
-redis.call('HDEL', private, claim, 'r' .. claim)
+redis.call('HDEL', private, claim, 'w' .. claim)
 -- Another item of the same bytes is there: both are kept, or killing one would lose the other.
 -- By the time, a free name is found soon however many there are.
 local name, number = id, now * 1000

@@ -14,7 +14,8 @@ redis.call('ZCARD', reaped)
 redis.call('SISMEMBER', host, owner)
 local ran = 0
 for _, field in ipairs(redis.call('HKEYS', private)) do
-  if string.byte(field) == 114 then ran = ran + 1 end  -- r
+  if string.byte(field) == 119 then ran = ran - 1  -- w: a note that one waits
+  elseif string.find(field, '^%d') then ran = ran + 1 end
 end
 local now = now()
 -- The state as it was (running, stopping) decides whether its jobs get strikes.

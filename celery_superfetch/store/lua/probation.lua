@@ -18,6 +18,6 @@ local digest = redis.sha1hex(payload)
 local mark = redis.call('HMGET', counters .. digest, 'recoveries', 'strikes', 'requeues', 'probation')
 redis.call('HLEN', private)
 redis.call('RPOP', probation)
-redis.call('HSET', private, id, payload, 'r' .. id, 1)
+redis.call('HSET', private, id, payload)
 if redis.call('EXISTS', probation) == 0 then redis.call('SREM', on_probation, queue_list) end
 return {'ok', payload, mark}

@@ -44,7 +44,7 @@ local function recover(i)
   local id, expected, strikes, blame, solitude = unpack(ARGV, at, at + 4)
   local suspect = solitude ~= '0'
   local told = history(known[i][2], blame, id)
-  redis.call('HDEL', private, id, 'r' .. id)
+  redis.call('HDEL', private, id, 'w' .. id)
   -- At once: between the two it is nowhere.
   if suspect then
     redis.call('LPUSH', probation, payloads[i])

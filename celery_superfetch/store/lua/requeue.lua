@@ -22,7 +22,7 @@ end
 local total, to_queue = 0, 0
 for i = 1, jobs do
   local id, payload, counters = ARGV[i + 4], payloads[i], KEYS[i + 6]
-  if redis.call('HDEL', private, id, 'r' .. id) > 0 and payload then
+  if redis.call('HDEL', private, id, 'w' .. id) > 0 and payload then
     total = total + 1
     if suspected[i] then
       redis.call(push, probation, payload)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,7 +15,17 @@ import yaml
 from celery_superfetch.app.broker import config_of
 from celery_superfetch.app.queues import lists_of
 from celery_superfetch.store.keys import Keys
-from support.recipes import KUBERNETES, container, deployments, documents, environments, shop, tool
+from support.recipes import (
+    COMPOSE,
+    KEDA,
+    KUBERNETES,
+    container,
+    deployments,
+    documents,
+    environments,
+    shop,
+    tool,
+)
 
 CONFIG = config_of(shop())
 POD: dict[str, Any] = deployments()["shop-worker"]["template"]["spec"]
@@ -37,35 +48,63 @@ def test_it_is_valid_by_the_schema_of_kubernetes(which: tuple[str, str]) -> None
     )
     document = json.loads(json.dumps(documents()[which]))
     lint.validate(document, lint.latest_version(), strict=True)
-    document["spec" if "spec" in document else "data"] = {"selektor": {"a": "b"}, "n": 1}
+    document.update({"spec" if "spec" in document else "data": {"selektor": {"a": "b"}, "n": 1}})
+    if which[0] == "Namespace":
+        document["spec"] = {"selektor": []}
     with pytest.raises(lint.ValidationError):  # the control
         lint.validate(document, lint.latest_version(), strict=True)
 
 
-def test_kustomize_puts_them_together() -> None:
+def kustomized(folder: Path) -> dict[tuple[str, str], Any]:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl is not installed")
-    done = tool(kubectl, "kustomize", str(KUBERNETES))
+    done = tool(kubectl, "kustomize", str(folder))
     assert done.returncode == 0, done.stderr
     built = [*yaml.safe_load_all(done.stdout)]
-    assert {(one["kind"], one["metadata"]["name"]) for one in built} == set(documents())
+    return {(one["kind"], one["metadata"]["name"]): one for one in built}
+
+
+def test_kustomize_puts_them_together() -> None:
+    whole, scaled = kustomized(KUBERNETES), kustomized(KEDA)
+    keda = ("ScaledObject", "shop-worker")
+    assert set(whole) | {keda} == set(scaled) == set(documents())
     images = {
-        one["image"]
-        for document in built
-        if document["kind"] == "Deployment"
-        for one in document["spec"]["template"]["spec"]["containers"]
+        spec["template"]["spec"]["containers"][0]["image"]
+        for (kind, _), spec in ((which, one.get("spec")) for which, one in whole.items())
+        if kind == "Deployment"
     }
-    assert images == {"registry.example.com/shop:1"}
+    assert images == {"shop:1", "valkey/valkey:8-alpine"}
+    worker = "Deployment", "shop-worker"
+    assert "replicas" in whole[worker]["spec"]
+    assert "replicas" not in scaled[worker]["spec"], "each apply would set KEDA's number back"
 
 
-def test_no_file_is_left_out() -> None:
-    whole = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())
-    there = {path.name for path in KUBERNETES.glob("*.yaml")} - {"kustomization.yaml"}
-    assert set(whole["resources"]) == there
-    assert {container(name)["image"] for name in deployments()} == {
-        image["name"] for image in whole["images"]
-    }
+@pytest.mark.parametrize("folder", [KUBERNETES, KEDA], ids=lambda path: path.name)
+def test_no_file_is_left_out(folder: Path) -> None:
+    whole = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    there = {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml"}
+    assert {name for name in whole["resources"] if name != "../kubernetes"} == there
+    if folder == KUBERNETES:
+        assert [image["name"] for image in whole["images"]] == ["shop"]
+
+
+def test_nothing_runs_as_root_and_the_image_has_the_user() -> None:
+    dockerfile = (COMPOSE.parent / "Dockerfile").read_text()
+    for name, spec in deployments().items():
+        security = spec["template"]["spec"]["securityContext"]
+        assert security["runAsNonRoot"], name
+        user = security["runAsUser"]
+        assert f"useradd --uid {user} " in dockerfile
+        assert f"USER {user}\n" in dockerfile
+
+
+def test_the_server_for_trying_is_the_one_that_all_are_told_of() -> None:
+    [valkey] = deployments("valkey/valkey:8-alpine").values()
+    service = documents()["Service", "valkey"]["spec"]
+    assert service["selector"].items() <= valkey["template"]["metadata"]["labels"].items()
+    broker = urlsplit(environments()["kubernetes"]["CELERY_BROKER_URL"])
+    assert broker.netloc == f"valkey:{service['ports'][0]['port']}"
 
 
 def test_each_container_has_the_environment() -> None:
@@ -137,7 +176,11 @@ def test_keda_is_told_in_words_as_its_schema_wants_it() -> None:
 def test_keda_scales_the_workers_to_zero_and_nobody_else_does() -> None:
     assert SCALED["scaleTargetRef"]["name"] in deployments()
     assert SCALED["minReplicaCount"] == 0
-    assert "replicas" not in deployments()["shop-worker"]
+    keda = yaml.safe_load((KEDA / "kustomization.yaml").read_text())
+    [patch] = keda["patches"]
+    assert patch["target"] == {"kind": "Deployment", "name": "shop-worker"}
+    assert yaml.safe_load(patch["patch"]) == [{"op": "remove", "path": "/spec/replicas"}]
+    assert "replicas" in deployments()["shop-worker"]
     # One that guessed while Prometheus is away would stop workers, or start as many as it says.
     assert "fallback" not in SCALED
 

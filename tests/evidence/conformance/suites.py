@@ -31,6 +31,9 @@ SUITES = {
             "trace_log_arguments",
             # takes back, once it has sent its task, what the worker's thread has noted by then
             "replaced_task_nesting_level_0",
+            # revokes jobs that run, and goes on before they have ended: stock fails it, and on ours
+            # those jobs hold the one solo worker, behind which the next test times out
+            "revoked_by_headers_complex_canvas",
         ),
     ),
     "smoke": Suite(

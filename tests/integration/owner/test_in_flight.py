@@ -11,6 +11,7 @@ from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed
 from celery_superfetch.owner.in_flight.in_flight import InFlight
 from celery_superfetch.signals import LostJob
+from celery_superfetch.store.private_lists import WAITS
 from support.waiting import eventually
 from support.workers.bench import Bench, lost_job, payload, settling
 
@@ -57,7 +58,9 @@ def test_an_ack_that_finds_nothing_is_announced(
     bench: Bench, owner: Facts, lost: list[LostJob]
 ) -> None:
     taken, kept = bench.take(owner, payload("taken"), payload("kept"))
-    bench.client.hdel(bench.keys.private(owner.owner), taken.job.claim_id)
+    bench.client.hdel(
+        bench.keys.private(owner.owner), taken.job.claim_id, WAITS + taken.job.claim_id
+    )
     for claimed in (taken, kept):
         bench.in_flight.ack(claimed)
     bench.in_flight.flush()
@@ -73,7 +76,8 @@ def test_calls_for_a_claim_that_nobody_knows_move_nothing(bench: Bench, owner: F
     assert bench.run(bench.in_flight.parked.park({unknown: 1})) == 0
     assert bench.run(bench.lists.ack(owner.owner, [Claimed(unknown)], [unknown])) == [1]
     assert bench.client.hgetall(bench.keys.private(owner.owner)) == {
-        one.job.claim_id.encode(): payload(1)
+        one.job.claim_id.encode(): payload(1),
+        f"{WAITS}{one.job.claim_id}".encode(): b"",
     }
     assert bench.queue() == []
     assert not bench.client.exists(bench.keys.parked, bench.keys.parked_of("mail"))

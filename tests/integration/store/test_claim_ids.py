@@ -23,6 +23,25 @@ def test_a_record_ends_with_its_claim_and_never_begins_without_one(bench: Bench)
     assert not bench.client.exists(bench.keys.private(owner.owner))
 
 
+@pytest.mark.parametrize("gone", [(), (0,), (1,), (0, 1), (2,), (0, 2), (1, 2), (0, 1, 2, 3)])
+@pytest.mark.parametrize("started", [0, 1, 2])
+def test_an_ack_knows_what_was_taken_away_whatever_starts_beside_it(
+    bench: Bench, gone: tuple[int, ...], started: int
+) -> None:
+    """One call removes the last claim and the notes of those that start."""
+    owner = bench.owner()
+    bench.push("mail", b"0", b"1", b"2", b"3")
+    claims = bench.claim(owner, starts=started).jobs
+    for number in gone:
+        assert bench.requeue(claims[number].job) == 1
+    starting = [claimed.job for claimed in claims[2:]]
+    lost = bench.ack(owner, *claims[:2], starting=starting)
+    assert lost == [number + 1 for number in gone if number < 2]
+    left = [job for number, job in enumerate(starting, 2) if number not in gone]
+    assert bench.held(owner) == left[::-1]
+    assert bench.lists.held(owner.owner).running == {job.claim_id for job in left}
+
+
 def test_what_runs_no_longer_is_no_record_and_is_held(bench: Bench) -> None:
     owner = bench.owner()
     bench.push("mail", b"1", b"2")

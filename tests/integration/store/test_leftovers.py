@@ -228,6 +228,6 @@ def test_owners_whose_registry_was_deleted_are_registered_by_hand(
 
 
 def test_control_a_key_that_is_left_is_seen(bench: Bench) -> None:
-    bench.client.hset(bench.keys.private("web-9|4|x"), "r1:mail", 1)
+    bench.client.hset(bench.keys.private("web-9|4|x"), "w1:mail", "")
     with pytest.raises(AssertionError):
         is_left(bench)

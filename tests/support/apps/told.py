@@ -16,14 +16,14 @@ from celery.backends.redis import RedisBackend
 from celery.signals import task_failure
 
 from celery_superfetch import Decision, Recovery, job_killed, job_recovering
-from celery_superfetch.app import notice, telling
+from celery_superfetch.app import asking, telling
 from support.apps.build import STEP
 from support.apps.shop import app, ledger
 
 HALF_WAY = os.environ.get("HALF_WAY")
 # Short, unless it is measured what the real ones cost.
-notice.PAUSE = int(os.environ.get("PAUSE", 3))
-telling.HELD_OFF = float(os.environ.get("HELD_OFF", 3))
+asking.PAUSE = int(os.environ.get("PAUSE", 3))
+asking.HELD_OFF = float(os.environ.get("HELD_OFF", 3))
 
 
 #: Where each process ends, and not the first alone.
@@ -96,11 +96,7 @@ def kill(recovery: Recovery, **_: Any) -> Decision | None:
     return Decision.KILL if ours and os.environ.get("KILL") == "1" else None
 
 
-_ask, _store, _count = (
-    RedisBackend.get_task_meta,
-    RedisBackend.store_result,
-    RedisBackend.on_chord_part_return,
-)
+_ask, _store, _count = RedisBackend.get_task_meta, RedisBackend.store_result, telling.fail_part
 
 
 def get_task_meta(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -115,15 +111,13 @@ def store_result(self: Any, task_id: str, result: Any, state: str, **kwargs: Any
     return stored
 
 
-def on_chord_part_return(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+def fail_part(backend: Any, request: Any, exc: Exception) -> None:
     crossing("count")
-    ledger().gave_up(request.id, "counted")
-    counted = _count(self, request, *args, **kwargs)
+    _count(backend, request, exc)
     crossing("counted")
-    return counted
 
 
 RedisBackend.get_task_meta = get_task_meta
 RedisBackend.store_result = store_result
-RedisBackend.on_chord_part_return = on_chord_part_return
+telling.fail_part = fail_part
 app.finalize()

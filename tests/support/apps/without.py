@@ -11,7 +11,7 @@ from typing import Any
 
 from kombu.transport.virtual import Message
 
-from celery_superfetch.app import broker, telling
+from celery_superfetch.app import broker, chords, telling
 from celery_superfetch.model import certificate, forks
 from celery_superfetch.model.job import Job
 from celery_superfetch.model.process import look_at
@@ -254,14 +254,9 @@ def gate() -> None:
     prefork.postpone_forks = lambda *_: None
 
 
-def chord_notes() -> None:
-    """Nobody reads what was noted of a chord before it was counted."""
-    telling.Telling.chord = property(lambda self: "", lambda self, value: None)
-
-
 def turns() -> None:
     """All notices may wait for the result backend at once."""
-    telling.asking = lambda app: contextlib.nullcontext()
+    telling.asking = lambda database: contextlib.nullcontext()
 
 
 def slots() -> None:
@@ -272,3 +267,19 @@ def slots() -> None:
 def sent_steps() -> None:
     """A job whose next message could not be sent has ended, as in stock."""
     broker.sender = lambda send: send
+
+
+def chord_counts() -> None:
+    """Chords are counted, and their bodies published, as Celery does it."""
+    chords.mended = lambda backend: backend
+
+
+def ends_of_chords() -> None:
+    """A chord that waits for a killed part is told of it as Celery tells of any that failed, and
+    not at all where its result is stored."""
+    telling.fail_part = lambda *_: None
+
+
+def second_runs() -> None:
+    """What lost its child after its result was stored is acked, also a part of a chord."""
+    del CountedRequest._success_was_stored

@@ -91,17 +91,22 @@ class Database:
         held: dict[str, list[str]] = {}
         for owner, claims in self._claims().items():
             order = sorted(claims, key=lambda id: (id.partition(b":")[2], id))
-            held[owner] = [name_of(claims[id]) for id in order if not id.startswith(b"r")]
+            held[owner] = [name_of(claims[id]) for id in order if not id.startswith(b"w")]
         return held
 
     def running(self) -> list[str]:
         """Names of the jobs in private lists that are recorded as running."""
         held = self._claims().values()
-        return [name_of(claims[id[1:]]) for claims in held for id in claims if id.startswith(b"r")]
+        return [
+            name_of(claims[id])
+            for claims in held
+            for id in claims
+            if not id.startswith((b"w", b"~")) and b"w" + id not in claims
+        ]
 
-    def records(self) -> list[bytes]:
-        """Claims that are recorded as running, whatever became of them."""
-        return [id for claims in self._claims().values() for id in claims if id.startswith(b"r")]
+    def notes(self) -> list[bytes]:
+        """What says that some claims wait, whatever became of them."""
+        return [id for claims in self._claims().values() for id in claims if id.startswith(b"w")]
 
     def private_lists(self) -> list[str]:
         """The keys of all private lists that are not empty, and of those where jobs landed."""

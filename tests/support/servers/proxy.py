@@ -26,12 +26,16 @@ _numbers = itertools.count(1)
 
 
 class Cut:
-    """Ends one connection at the `nth` command that `matches`; made by `FaultProxy.cut_at`."""
+    """Ends one connection at the `nth` command that `matches`, or lets it stand still from there
+    on; made by `FaultProxy.cut_at` and `hold_at`."""
 
-    def __init__(self, matches: Callable[[Words], bool], nth: int, reply_lost: bool) -> None:
+    def __init__(
+        self, matches: Callable[[Words], bool], nth: int, reply_lost: bool, holds: bool = False
+    ) -> None:
         self.matches = matches
         self.left = nth
         self.reply_lost = reply_lost
+        self.holds = holds
         self.marker = b"cut-%d" % next(_numbers)
         self.done = threading.Event()
 
@@ -88,7 +92,16 @@ class FaultProxy:
         Arguments:
             reply_lost: the server carries the command out first; else it never sees it.
         """
-        cut = Cut(matches, nth, reply_lost)
+        return self._add(Cut(matches, nth, reply_lost))
+
+    def hold_at(
+        self, matches: Callable[[Words], bool], nth: int = 1, *, carried_out: bool
+    ) -> threading.Event:
+        """The same, but the connection stays open and says nothing any more: whoever sent the
+        command waits there, to be killed."""
+        return self._add(Cut(matches, nth, carried_out, holds=True))
+
+    def _add(self, cut: Cut) -> threading.Event:
         self._loop.call_soon_threadsafe(self._cuts.append, cut)
         return cut.done
 
@@ -183,7 +196,7 @@ class FaultProxy:
             if not await self._passes(line):
                 buffer.clear()
                 continue
-            for raw, words in _split(buffer):
+            for raw, words in take_commands(buffer):
                 line.halves = [done for matches, done in self._halves if matches(words)]
                 cut = next((c for c in list(self._cuts) if c.hits(words)), None)
                 if cut is None:
@@ -196,9 +209,11 @@ class FaultProxy:
                     line.lost = cut
                     line.server.write(raw + echo)
                 else:
-                    line.reset()
-                    cut.done.set()
-                    return
+                    line.end(cut)
+                    if not cut.holds:
+                        return
+                    buffer.clear()
+                    break
             await line.server.drain()
         if not line.deaf:
             line.server.close()
@@ -211,9 +226,9 @@ class FaultProxy:
             if line.lost is not None:
                 seen += data
                 if line.lost.marker in seen:
-                    line.reset()
-                    line.lost.done.set()
-                    return
+                    line.end(line.lost)
+                    if not line.lost.holds:
+                        return
                 continue
             if len(data) > SHORT and any(not done.is_set() for done in line.halves):
                 data, line.deaf = data[: len(data) // 2], True
@@ -237,6 +252,13 @@ class _Line:
         #: The cut that waits for the server to have done what it must not hear of.
         self.lost: Cut | None = None
 
+    def end(self, cut: Cut) -> None:
+        if cut.holds:
+            self.deaf = True
+        else:
+            self.reset()
+        cut.done.set()
+
     def reset(self) -> None:
         for writer in (self.client, self.server):
             if writer is not None and not writer.is_closing():
@@ -246,7 +268,7 @@ class _Line:
                 writer.transport.abort()
 
 
-def _split(buffer: bytearray) -> list[tuple[bytes, Words]]:
+def take_commands(buffer: bytearray) -> list[tuple[bytes, Words]]:
     """Take the complete commands from `buffer`: each as it came, and its words."""
     commands = []
     while (end := _end(buffer)) is not None:

@@ -25,7 +25,7 @@ from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.signals import LostJob
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.dead_jobs import Graveyard
-from celery_superfetch.store.private_lists import RUNS, Claims
+from celery_superfetch.store.private_lists import WAITS, Claims
 from celery_superfetch.store.registry import Registry
 from celery_superfetch.store.wire.scripts import Call
 
@@ -171,12 +171,13 @@ class Bench:
         name = name_of(owner)
         given = [Job(name, queue, raw, claim_id(next(self._numbers), queue)) for raw in jobs]
         for job in given:
-            self.client.hset(self.keys.private(name), job.claim_id, job.payload)
+            fields = {job.claim_id: job.payload, WAITS + job.claim_id: b""}
+            self.client.hset(self.keys.private(name), mapping=fields)
         return given
 
     def run_one(self, job: Job) -> None:
         """Have one of them run."""
-        self.client.hset(self.keys.private(job.owner), RUNS + job.claim_id, 1)
+        self.client.hdel(self.keys.private(job.owner), WAITS + job.claim_id)
 
     def land(self, owner: str | Named, queue: str, *payloads: bytes) -> None:
         """Jobs that blocking reads of `owner` have let land, oldest first."""

@@ -35,6 +35,7 @@ NEVER = {("owner", "reaper.reaper")}
 DOORS = {"inspector", "model", "errors", SURFACE}
 DOORS_OF = {
     "console.status": {"cli.tables"},
+    "console.commands.drill": {"cli.session"},
     "console.commands.examining": {"cli.session", "cli.tables"},
     "console.commands.jobs": {"cli.session", "app.kill"},
     "console.commands.jobs_table": {"cli.tables"},

@@ -26,6 +26,8 @@ KEY = re.compile(r"(?<!celery_)superfetch:")
 
 EXCEPTIONS = {
     "transport.channel": {".rpop"},  # kombu's client, for kombu's ``_get``
+    # The result backend's client, and Celery's keys.
+    "app.chords": {".delete", ".lrange", ".zrange"},
     # It sends calls, which the store has made, together.
     "owner.in_flight.outbox": {"Call", "Line", ".scripts"},
     "console.web.hiding": {".keys"},  # of a dictionary in a job's arguments

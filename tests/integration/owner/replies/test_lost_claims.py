@@ -96,6 +96,27 @@ def test_an_ack_whose_reply_was_lost_is_sent_again_without_an_alarm(
     assert len(held.jobs) == 0
 
 
+def test_an_ack_beside_a_start_that_is_said_again_is_no_alarm(
+    server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
+) -> None:
+    """The server has carried out the start, and its answer was lost."""
+    held = hasty.in_flight
+    hasty.push("mail", payload(1), payload(2))
+    one, two = held.claim(owner.owner, ["mail"], 2, 1, [], 1).jobs
+    assert held.start(one.job)
+
+    def start() -> None:
+        assert held.start(two.job), "nobody waits for the answer"
+        held.flush()
+
+    unheard(server, start)
+    eventually(lambda: len(hasty.recorded(owner)) == 2)
+    held.ack(one)
+    held.flush()
+    assert lost == []
+    assert hasty.private(owner) == [payload(2)]
+
+
 def test_only_the_resent_ack_is_silent(
     server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
 ) -> None:

@@ -1,0 +1,231 @@
+"""Chords on a result backend on Redis: a part counts once, however often it ran, and the part that
+completes its chord is the one that publishes the body, also when it runs again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import MethodType
+from typing import Any
+
+from celery import Celery, Task, states
+from celery.app.task import Context
+from celery.canvas import maybe_signature
+from celery.exceptions import ChordError
+from celery.result import GroupResult, allow_join_result
+from celery.utils.log import get_logger
+from redis.commands.core import Script
+
+logger = get_logger(__name__)
+
+#: Counts a part. The keys are those of Celery 5.7, which a worker without this package may count
+#: in as well: the results by their index (or a list of them), how many parts were added, how many
+#: there were, the names of those that were counted, the group's result, and who is publishing.
+#: Beside its name a part has the digest of its result there, so that another run finds and replaces
+#: that; and whoever completes the chord is noted, for a total, since parts may be added later.
+#: KEYS: results, added, size, names, group, claim
+#: ARGV: id, result, "1" if they are ordered, index, seconds until all of these expire (0: never),
+#:       the same for the group, for how long the claim is made (0: not at all), its token
+#: Returns: how many parts are counted (-1: the chord has ended), how many were added, how many
+#:          there were, 1 if it is this part that has to publish the body
+#: Crash: the part is counted, or not; its next run is told the same.
+COUNT = Script(
+    None,  # type: ignore[arg-type]  # whoever calls it says by which client
+    b"""
+local results, added, size, names, group, claim = unpack(KEYS)
+local id, result, ordered, index = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4]
+local expires, group_expires = tonumber(ARGV[5]), tonumber(ARGV[6])
+local lease, token = tonumber(ARGV[7]), ARGV[8]
+if redis.call('GET', claim) == 'done' then
+  return {-1, 0, 0, 0}
+end
+local part = id .. ':' .. index
+local earlier = false
+local is_new = redis.call('SADD', names, part) == 1
+if not is_new then
+  local there
+  if ordered then
+    there = redis.call('ZRANGEBYSCORE', results, index, index)
+  else
+    there = redis.call('LRANGE', results, 0, -1)
+  end
+  for _, entry in ipairs(there) do
+    if not earlier and redis.call('SISMEMBER', names, part .. '=' .. redis.sha1hex(entry)) == 1 then
+      earlier = entry
+    end
+  end
+end
+if is_new or (earlier and earlier ~= result) then
+  redis.call('SADD', names, part .. '=' .. redis.sha1hex(result))
+  if ordered then
+    redis.call('ZADD', results, index, result)
+  else
+    redis.call('RPUSH', results, result)
+  end
+  if earlier then
+    redis.call('SREM', names, part .. '=' .. redis.sha1hex(earlier))
+    redis.call(ordered and 'ZREM' or 'LREM', results, unpack(ordered and {earlier} or {1, earlier}))
+  end
+end
+local counted = redis.call(ordered and 'ZCARD' or 'LLEN', results)
+if expires > 0 then
+  for _, key in ipairs({results, added, size, names}) do
+    redis.call('EXPIRE', key, expires)
+  end
+  if group_expires > 0 then
+    redis.call('EXPIRE', group, group_expires)
+  end
+end
+local more, total = redis.call('GET', added), redis.call('GET', size)
+local completes = false
+if total and counted == tonumber(total) + tonumber(more or 0) then
+  local complete = 'completed with ' .. counted
+  if redis.call('EXISTS', claim) == 0 and redis.call('SADD', names, complete) == 1 then
+    redis.call('SADD', names, complete .. ' by ' .. part)
+  end
+  completes = redis.call('SISMEMBER', names, complete .. ' by ' .. part) == 1
+  if completes and lease > 0 then
+    redis.call('SET', claim, token, 'EX', lease)
+  end
+end
+return {counted, more, total, completes and 1 or 0}
+""",
+)
+
+
+def count_parts_once(app: Celery) -> None:
+    """Have all result backends on Redis that ``app`` makes count so, and those that are there."""
+    make = app._get_backend
+    app._get_backend = lambda: mended(make())
+    if app._backend is not None:
+        mended(app._backend)
+
+
+def count_parts_of_tasks_once(sender: Celery, **_: Any) -> None:
+    """The same for backends that tasks have for themselves."""
+    for task in sender.tasks.values():
+        mended(own_backend(task))
+
+
+def own_backend(task: Any) -> Any:
+    """The result backend that a task has for itself, if it has one."""
+    own = type(task).backend
+    return task._backend if own is Task.backend else own
+
+
+def mended(backend: Any) -> Any:
+    """Have a result backend count so, if it is on Redis."""
+    if is_on_redis(backend):
+        if hasattr(type(backend), "_chord_part_return_script"):
+            mend_lease(backend)
+        else:
+            mend_count(backend)
+    return backend
+
+
+def is_on_redis(backend: Any) -> bool:
+    module = sys.modules.get("celery.backends.redis")  # where nobody has loaded it there is none
+    return module is not None and isinstance(backend, module.RedisBackend)
+
+
+def mend_lease(backend: Any) -> None:
+    """Celery 5.7 counts a part once, and then lets nobody else publish the body for a while: nor
+    the part itself, where that runs again within this time. With our script it may. And Celery
+    clears up also where the body was not published, which its next run has to do."""
+    nobody: Any = None  # it has no client yet, and whoever calls the script says by which
+    clean = Script(nobody, sys.modules["celery.backends.redis"].CHORD_CLEANUP_LUA.encode())
+
+    def clean_up(**call: Any) -> Any:
+        exc = sys.exc_info()[1]
+        return clean(**call) if exc is None or isinstance(exc, Exception) else True
+
+    vars(backend).update(_chord_part_return_script=COUNT, _chord_cleanup_script=clean_up)
+
+
+def mend_count(backend: Any) -> None:
+    """Celery 5.5 and 5.6 count runs, and not parts."""
+    backend.on_chord_part_return = MethodType(on_chord_part_return, backend)
+
+
+def on_chord_part_return(
+    backend: Any, request: Any, state: str, result: Any, propagate: Any = None, **_: Any
+) -> None:
+    """A part has ended: count it, and publish the body if it is the last."""
+    if not _completes(backend, request, state, result):
+        return
+    body = maybe_signature(request.chord, app=backend.app)
+    try:
+        results = _collected(backend, request.group)
+    except ChordError as exc:
+        logger.exception("Chord %r raised: %r", request.group, exc)
+        return _fail(backend, request, body, exc)
+    except Exception as exc:
+        logger.exception("Chord %r raised: %r", request.group, exc)
+        return _fail(backend, request, body, ChordError(f"Join error: {exc!r}"))
+    try:
+        body.delay(results)
+    except Exception as exc:
+        logger.exception("Chord callback for %r raised: %r", request.group, exc)
+        backend.chord_error_from_stack(body, ChordError(f"Callback error: {exc!r}"))
+    backend.client.delete(*_keys(backend, request.group))
+
+
+def fail_part(backend: Any, request: Any, exc: Exception) -> None:
+    """Count a part that was killed, if it is one. As the last it fails the chord by its own name:
+    what the others have returned may kill whoever reads it."""
+    if request.chord and is_on_redis(backend) and _completes(backend, request, states.FAILURE, exc):
+        body = maybe_signature(request.chord, app=backend.app)
+        try:
+            raise ChordError(f"Dependency {request.id} raised {exc!r}") from exc
+        except ChordError as error:  # "from stack": it has to be under way
+            _fail(backend, request, body, error)
+
+
+def parts_ahead(chain: Any) -> Iterator[Context]:
+    """Those links of a chain that are parts of a chord: they fail with the link before them."""
+    for link in chain or ():
+        options = link["options"]
+        ids = {"id": options.get("task_id"), "group": options.get("group_id")}
+        yield Context({**link, **options, **ids})
+
+
+def _keys(backend: Any, group: str) -> list[Any]:
+    """Results, added, size, names and claim."""
+    return [backend.get_key_for_group(group, f".{letter}") for letter in "jtsdc"]
+
+
+def _completes(backend: Any, request: Any, state: str, result: Any) -> bool:
+    """Count the part of ``request``; whether it has to publish the body, or to fail it."""
+    id, group, index = request.id, request.group, request.group_index
+    if not (id and group):
+        return False
+    *keys, claim = _keys(backend, group)
+    encoded = backend.encode([1, id, state, backend.encode_result(result, state)])
+    expires = getattr(backend, "chord_expires", backend.expires) or 0  # the former is of 5.7
+    of_group = getattr(backend, "_chord_result_expires", 0)
+    ordered, place = int(backend._chord_zset), "+inf" if index is None else index
+    args = [id, encoded, ordered, place, expires, of_group, 0, ""]
+    keys = [*keys, backend.get_key_for_group(group), claim]
+    return bool(COUNT(keys, args, client=backend.client)[3])
+
+
+def _collected(backend: Any, group: str) -> list[Any]:
+    """What the parts have returned; ChordError where one has failed."""
+    header = GroupResult.restore(group, app=backend.app)
+    if header is not None:  # there are groups among the parts
+        header.on_ready()
+        join = header.join_native if header.supports_native_join else header.join
+        with allow_join_result():
+            timeout = backend.app.conf.result_chord_join_timeout
+            return list(join(timeout=timeout, propagate=True))
+    key, *_ = _keys(backend, group)
+    read = backend.client.zrange if backend._chord_zset else backend.client.lrange
+    return [backend._unpack_chord_result(part, backend.decode) for part in read(key, 0, -1)]
+
+
+def _fail(backend: Any, request: Any, body: Any, exc: ChordError) -> None:
+    """End a chord with an error. Results and names stay until they expire, as in Celery; without
+    its size no later part can fail it again."""
+    backend.chord_error_from_stack(body, exc)
+    _results, _added, size, _names, claim = _keys(backend, request.group)
+    backend.client.delete(size, claim)

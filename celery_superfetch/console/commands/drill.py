@@ -1,0 +1,139 @@
+"""``celery superfetch drill``: kill a worker of one's own, and see what becomes of its jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+from celery.bin.base import CeleryCommand
+
+from ...cli.session import Session, complain, in_session, quantity, warn
+from ...model.process import kill_tree
+from ...model.words import number, span
+
+if TYPE_CHECKING:
+    from ..drill import Drill, Run
+
+
+@click.command(name="drill", cls=CeleryCommand)
+@click.option("--queue", required=True, help="Send the jobs of the drill to this queue.")
+@quantity("--jobs", click.IntRange(1, 1000), 4, "N", "Send this many jobs.")
+@quantity("--seconds", click.FloatRange(5), 60, "SECONDS", "Let each job run for this long.")
+@quantity("--wait", click.FloatRange(1), 120, "SECONDS", "Wait this long for each thing to happen.")
+@click.option("--others-too", is_flag=True, help="Also kill a worker that runs jobs of yours.")
+@click.option("--yes", is_flag=True, help="Do not ask before the worker is killed.")
+@in_session
+def drill(
+    session: Session,
+    queue: str,
+    jobs: int,
+    seconds: float,
+    wait: float,
+    others_too: bool,
+    yes: bool,
+) -> None:
+    """Kill one of your workers, and see when its jobs run again.
+
+    It sends jobs that only sleep, kills a worker of this host that runs some of them (kill -9, with
+    all its processes), and says when each of them ran again. Nothing else is changed.
+    """
+    from ..drill import Drill
+
+    trial = Drill(session.app, session.inspector, queue, jobs, seconds)
+    trial.send(wait)
+    if not trial.find_victim(wait):
+        raise click.ClickException(
+            f"no worker has started a job of the drill within {wait:g} s. See whether one serves "
+            f"queue {queue!r} (`celery superfetch status`), has a free slot, and has this version "
+            "of celery_superfetch. No worker was killed; the jobs only sleep, and expire soon"
+        )
+    _spare(trial, others_too)
+    if not trial.others():
+        warn(
+            f"no other worker serves queue {queue!r}: the jobs run again once this one is started "
+            "again, by you or by its supervisor"
+        )
+    _kill(trial, yes)
+    complain(f"Killed. Waiting up to {wait:g} s for its jobs to run again ...")
+    complete = trial.wait_again(wait, lambda run: complain(f"  {_line(run)}"))
+    runs = [vars(run) for run in trial.runs.values()]
+    document = {"queue": queue, "jobs": runs, "complete": complete, "stock": trial.stock}
+    session.say(document, lambda: session.tables.line(_verdict(trial)))
+    if not complete:
+        raise click.exceptions.Exit(1)
+
+
+def _spare(trial: Drill, others_too: bool) -> None:
+    innocents = trial.innocents()
+    if innocents and not others_too:
+        named = ", ".join(f"{row['task']}[{row['id']}]" for row in innocents[:3])
+        raise click.ClickException(
+            f"{trial.facts.node} also runs {number(len(innocents), 'job')} of yours ({named}): "
+            "they would be cut short, and run again. Name a queue that only the drill uses, wait, "
+            "or say --others-too. No worker was killed"
+        )
+
+
+def _kill(trial: Drill, yes: bool) -> None:
+    """Have the victim killed, by this process where it can."""
+    from ..drill import is_here
+
+    process = trial.facts.process
+    text = f"{trial.facts.node} (pid {process.pid} on {process.host})"
+    if not is_here(trial.facts):
+        count = _aimed(trial)
+        complain(
+            f"{text} runs {number(count, 'job')} of the drill, elsewhere. Kill it there, for "
+            f"example by `kill -9 {process.pid}`, or by deleting its pod with --grace-period=0."
+        )
+        if not yes:
+            click.prompt("Press Enter as you do", default="", show_default=False, err=True)
+        return
+    if not yes:
+        count = _aimed(trial)
+        click.confirm(
+            f"Kill {text}, with all its processes? It runs {number(count, 'job')} of the drill.",
+            abort=True,
+            err=True,
+        )
+    _aimed(trial)
+    try:
+        kill_tree(trial.facts.process)
+    except ProcessLookupError:
+        raise click.ClickException(f"{text} has ended meanwhile; nothing was killed") from None
+    except PermissionError:
+        raise click.ClickException(
+            f"{text} belongs to another user of this host: call the drill as that one, or as root. "
+            "No worker was killed"
+        ) from None
+
+
+def _aimed(trial: Drill) -> int:
+    count = trial.aim()
+    if not count:
+        raise click.ClickException(
+            "the jobs of the drill have ended meanwhile: let them run longer, by --seconds. No "
+            "worker was killed"
+        )
+    return count
+
+
+def _line(run: Run) -> str:
+    return f"Job {run.id} ran again on {run.again} after {run.after:g} s."
+
+
+def _verdict(trial: Drill) -> str:
+    times = [run.after for run in trial.runs.values() if run.after is not None]
+    total, stock = len(trial.runs), span(trial.stock)
+    text = f"{len(times)} of {number(total, 'job')} ran again"
+    if times:
+        text += f", the first after {min(times):g} s and the last after {max(times):g} s"
+    if len(times) < total:
+        text += (
+            ". The others have not started again: they wait for a free slot, or for a worker of "
+            "their queue (`celery superfetch status` says which)"
+        )
+    return (
+        f"{text}. Stock Celery would have lost them; with task_acks_late, it would have given them "
+        f"back after its visibility timeout of {stock}."
+    )

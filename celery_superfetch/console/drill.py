@@ -1,0 +1,130 @@
+"""A drill: jobs of no use run, the worker that has them is killed, and it is seen when they run
+again. What is seen is read from Redis; the jobs themselves tell nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from celery import Celery
+
+from ..inspector import RUNNING, Inspector
+from ..model.config import DRILL_TASK
+from ..model.facts import Facts
+from ..model.process import ProcessImage
+from .jobs import Look, Which
+
+STEP = 0.25  # seconds between two looks
+
+#: Stock Celery's own, where the app sets none (kombu's ``visibility_timeout``), in seconds.
+VISIBILITY_TIMEOUT = 3600.0
+
+
+@dataclass
+class Run:
+    """A job of the drill: who had it, and who has it again after how many seconds."""
+
+    id: str
+    node: str | None = None
+    again: str | None = None
+    after: float | None = None
+
+
+@dataclass
+class Drill:
+    """``jobs`` that run for ``seconds`` each, on a queue. Call ``send``, ``find_victim``, ``aim``,
+    kill it, and ``wait_again``, in this order."""
+
+    app: Celery
+    inspector: Inspector
+    queue: str
+    jobs: int
+    seconds: float
+    runs: dict[str, Run] = field(default_factory=dict)
+    facts: Facts = field(init=False)  # of the victim
+
+    def send(self, patience: float) -> None:
+        """Send the jobs. They expire once neither a first run nor a second can begin any more."""
+        expires = 2 * patience + self.seconds
+        for _ in range(self.jobs):
+            id = str(uuid4())
+            self.runs[id] = Run(id)
+            self.app.send_task(
+                DRILL_TASK, (self.seconds,), task_id=id, queue=self.queue, expires=expires
+            )
+
+    def find_victim(self, patience: float) -> bool:
+        """Whether a worker runs some of the jobs within ``patience`` seconds: the one that runs
+        most of them, and one of this host before others."""
+        for _ in _looks(patience):
+            owners = Counter(row["owner"] for row in self._running().values())
+            known = [facts for facts, _, _ in self.inspector.judged() if facts.owner in owners]
+            if known:
+                self.facts = max(known, key=lambda facts: (is_here(facts), owners[facts.owner]))
+                return True
+        return False
+
+    def aim(self) -> int:
+        """How many jobs of the drill the victim runs now; only these count from here on."""
+        hit = [row for row in self._running().values() if row["owner"] == self.facts.owner]
+        self.runs = {row["id"]: Run(row["id"], row["node"]) for row in hit}
+        return len(hit)
+
+    def innocents(self) -> list[dict[str, Any]]:
+        """What the victim runs beside the drill's jobs."""
+        rows = self._rows(Which(state=RUNNING, node=self.facts.node))
+        rows = [row for row in rows if row["owner"] == self.facts.owner]
+        return [row for row in rows if row["task"] != DRILL_TASK]
+
+    def others(self) -> int:
+        """How many living workers take jobs from the queue beside the victim."""
+        return sum(
+            not verdict.dead and self.queue in facts.lists and facts.owner != self.facts.owner
+            for facts, _, verdict in self.inspector.judged()
+        )
+
+    def wait_again(self, patience: float, told: Callable[[Run], object]) -> bool:
+        """Whether all run again within ``patience`` seconds from now, elsewhere or in a worker that
+        was started anew; each is ``told`` as it is seen."""
+        began = time.monotonic()
+        for _ in _looks(patience):
+            for id, row in self._running().items():
+                run = self.runs.get(id)
+                if run and run.after is None and row["owner"] != self.facts.owner:
+                    run.again, run.after = row["node"], round(time.monotonic() - began, 1)
+                    told(run)
+            if all(run.after is not None for run in self.runs.values()):
+                return True
+        return False
+
+    @property
+    def stock(self) -> float:
+        """Seconds after which stock Celery, with late ack, would give such jobs back."""
+        options = self.app.conf.broker_transport_options or {}
+        return float(options.get("visibility_timeout", VISIBILITY_TIMEOUT))
+
+    def _running(self) -> dict[str, dict[str, Any]]:
+        """Jobs of this drill that run: id -> row."""
+        rows = self._rows(Which(state=RUNNING, task=DRILL_TASK))
+        return {row["id"]: row for row in rows if row["id"] in self.runs}
+
+    def _rows(self, which: Which) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = Look(self.inspector, which).first(10_000)["jobs"]
+        return rows
+
+
+def is_here(facts: Facts) -> bool:
+    """Whether the worker's pid means the same to this process."""
+    return ProcessImage.current().same_ground(facts.process)
+
+
+def _looks(patience: float) -> Iterator[None]:
+    """Some now and then, for so many seconds."""
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        yield
+        time.sleep(STEP)

@@ -1,0 +1,148 @@
+"""Small changes of a source: a statement goes, a condition is turned round, an operator or a
+constant is another."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+
+class Change(NamedTuple):
+    text: str  # the whole source, changed
+    line: int
+    old: str  # of the line, or of the expression
+    new: str
+    nth: int  # of several that say the same of one line
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return {"line": self.line, "old": self.old, "new": self.new, "nth": self.nth}
+
+
+#: In Lua: what is found outside of texts and comments -> what stands there instead.
+OPERATORS = {
+    "==": "~=", "~=": "==", "<=": "<", ">=": ">", "<": "<=", ">": ">=", "+": "-", "-": "+",
+    "and": "or", "or": "and", "true": "false", "false": "true",
+}  # fmt: skip
+#: Words of commands and replies.
+WORDS = {
+    "RPUSH": "LPUSH", "LPUSH": "RPUSH", "RPOP": "LPOP", "LPOP": "RPOP", "LT": "GT", "front": "back",
+    "HSETNX": "HSET", "-inf": "+inf", "reaped": "running", "0": "1", "1": "0",
+}  # fmt: skip
+TOKEN = re.compile(
+    r"--.*|'[^']*'|\"[^\"]*\"|[=~<>]=|[<>+]|-(?= )|\b(?:and|or|true|false)\b|\b\d+\b"
+)
+CONDITION = re.compile(r"\b(if|elseif|while) (.+?) (then|do)\b")
+STATEMENT = re.compile(r"\s*(?!for )(redis\.p?call\(|[\w.\[\]# +,]+ = |[a-z]+\([^()]*\)$|table\.)")
+
+
+def in_lua(source: str) -> Iterator[Change]:
+    lines = source.split("\n")
+    for at, line in enumerate(lines):
+        seen: dict[str, int] = {}
+        for new in [*_dropped(line), *_turned(line), *_swapped(line)]:
+            nth = seen[new] = seen.get(new, -1) + 1
+            text = "\n".join([*lines[:at], new, *lines[at + 1 :]])
+            yield Change(text, at + 1, line, new, nth)
+
+
+def _dropped(line: str) -> Iterator[str]:
+    """Whole statements of one line; what is declared is needed."""
+    code = line.split(" --")[0]
+    whole = code.count("(") == code.count(")") and code.count("{") == code.count("}")
+    if STATEMENT.match(code) and whole and not code.lstrip().startswith(("local ", "return")):
+        yield ""
+    inner = re.search(r" then (.+) end\s*$", code)
+    if inner and code.lstrip().startswith("if "):
+        yield ""
+    if code.lstrip().startswith("return ") and code.startswith(" "):
+        yield ""
+
+
+def _turned(line: str) -> Iterator[str]:
+    if line.lstrip().startswith("--"):
+        return
+    for found in CONDITION.finditer(line):
+        word, condition, then = found.groups()
+        yield line[: found.start()] + f"{word} not ({condition}) {then}" + line[found.end() :]
+
+
+def _swapped(line: str) -> Iterator[str]:
+    for found in TOKEN.finditer(line):
+        token = found.group()
+        if token.startswith("--"):
+            return
+        if token[0] in "'\"":
+            new = WORDS.get(token[1:-1])
+            new = new and token[0] + new + token[0]
+        elif token.isdigit():
+            new = str(int(token) + 1)
+        else:
+            new = OPERATORS.get(token)
+        if new:
+            yield line[: found.start()] + new + line[found.end() :]
+
+
+SWAPPED: dict[type, type] = {
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.And: ast.Or, ast.Or: ast.And,
+}  # fmt: skip
+
+
+def in_python(source: str) -> Iterator[Change]:
+    """Of the bodies of functions: what stands outside of them is data and names."""
+    tree = ast.parse(source)
+    seen: dict[tuple[int, str, str], int] = {}
+    functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
+    nodes = {id(n): n for f in functions for n in ast.walk(f)}
+    for node in nodes.values():
+        for undo in _changes(node):
+            new = ast.unparse(node)
+            text = ast.unparse(tree)
+            undo()
+            old, line = ast.unparse(node), node.lineno
+            old, new, line = _nearest(old, new, line)
+            nth = seen[line, old, new] = seen.get((line, old, new), -1) + 1
+            if text != ast.unparse(tree):
+                yield Change(text, line, old.split("\n")[0], new.split("\n")[0], nth)
+
+
+def _changes(node: Any) -> Iterator[Any]:
+    """Each leaves the node changed, until what it yields is called."""
+
+    def put(owner: Any, name: str, value: Any) -> Any:
+        before = getattr(owner, name)
+        setattr(owner, name, value)
+        return lambda: setattr(owner, name, before)
+
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
+        yield put(node, "ops", [SWAPPED[type(node.ops[0])](), *node.ops[1:]])
+    if isinstance(node, (ast.BinOp, ast.BoolOp)) and type(node.op) in SWAPPED:
+        yield put(node, "op", SWAPPED[type(node.op)]())
+    if isinstance(node, (ast.If, ast.While, ast.IfExp)):
+        yield put(node, "test", ast.UnaryOp(ast.Not(), node.test))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield put(node, "operand", ast.UnaryOp(ast.Not(), node.operand))
+    if isinstance(node, ast.Constant) and type(node.value) in (bool, int, float):
+        value = node.value
+        yield put(node, "value", not value if isinstance(value, bool) else value + 1)
+    if isinstance(node, ast.Return) and node.value is not None:
+        yield put(node, "value", ast.Constant(None))
+    for name in ("body", "orelse"):
+        body = getattr(node, name, None)
+        for at, one in enumerate(body if isinstance(body, list) else ()):
+            if isinstance(one, (ast.Expr, ast.Assign, ast.AugAssign, ast.Raise)) and not (
+                isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)
+            ):
+                yield put(node, name, [*body[:at], ast.Pass(), *body[at + 1 :]])
+
+
+def _nearest(old: str, new: str, line: int) -> tuple[str, str, int]:
+    """Of a block only the line that is changed."""
+    for at, (one, other) in enumerate(zip(old.split("\n"), new.split("\n"), strict=False)):
+        if one != other:
+            return one, other, line + at if at else line
+    return old, new, line

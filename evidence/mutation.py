@@ -1,0 +1,169 @@
+"""`python -m evidence mutation`: each line of the scripts, and each branch of the rules, is changed
+once; a test has to fail.
+
+The changes are made in a copy of the checkout, one after the other, on one core. What survives is
+named, line by line; `evidence/survivors.md` says why it changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from time import monotonic
+
+import redis
+
+from evidence import ROOT
+from evidence.mutants import in_lua, in_python
+from support.servers.server import Server
+
+#: What is changed -> the tests that fit, the nearest first. One that fails is enough.
+STORE, PACKAGE = "tests/integration/store", "celery_superfetch"
+WIDER = ["tests/integration/reaper", "tests/integration/owner", "tests/integration/app"]
+WIDER += ["tests/integration/transport"]
+SCRIPTS = f"{PACKAGE}/store/lua"
+FIRST = "claim ack requeue recover kill mark heartbeat unland park release probation shared"
+REST = "leave revive forget trim rest lock counters payloads holdings look heads lost"
+#: The tests of each script that are asked before all others of the store.
+NEAREST = {
+    "private_lists": "claim ack requeue unland probation payloads",
+    "recoveries": "recover counters",
+    "dead_jobs": "kill revive forget shared",
+    "registry": "mark heartbeat leave",
+    "script_errors": "park release",
+    "dead_caps": "trim",
+}
+
+
+def _of(name: str) -> list[list[str]]:
+    nearest = [
+        f"{STORE}/test_{tests}.py" for tests, names in NEAREST.items() if name in names.split()
+    ]
+    return [*([nearest] if nearest else []), [STORE], WIDER]
+
+
+TARGETS = {
+    **{f"{SCRIPTS}/{name}.lua": _of(name) for name in FIRST.split()},
+    f"{PACKAGE}/model/verdict.py": [["tests/unit/model/test_verdict.py"], WIDER],
+    f"{PACKAGE}/model/strikes.py": [["tests/unit/model/test_strikes.py"], [STORE], WIDER],
+    f"{PACKAGE}/owner/in_flight/lost_claims.py": [WIDER[1:]],
+    f"{PACKAGE}/owner/in_flight/outbox.py": [WIDER[1:]],
+    f"{PACKAGE}/worker/start.py": [["tests/unit/worker"], ["tests/workers"]],
+    **{f"{SCRIPTS}/{name}.lua": _of(name) for name in REST.split()},
+}
+LIMIT = 300  # seconds after which tests that do not end count as failed
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m evidence mutation", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=600, help="after which it ends")
+    parser.add_argument("--seed", help="nothing is random here")
+    parser.add_argument("--only", default="", help="files whose path ends so, with commas")
+    parser.add_argument("--results", type=Path, help="go on with what this file has, and add to it")
+    options = parser.parse_args(argv)
+    done = _read(options.results)
+    until = monotonic() + options.minutes * 60
+    ends = tuple(options.only.split(","))
+    with tempfile.TemporaryDirectory(prefix="superfetch-mutation-") as scratch, Server() as server:
+        client = server.client()
+        copy = Path(scratch) / "checkout"
+        left_out = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "docs", "benchmarks")
+        shutil.copytree(ROOT, copy, ignore=left_out)
+        for path, tests in TARGETS.items():
+            if path.endswith(ends):
+                for result in _tried(copy, path, tests, done, until, client):
+                    _note(options.results, result)
+                    done[_key(result)] = result
+    return _tell(done.values())
+
+
+def _tried(
+    copy: Path,
+    path: str,
+    tests: list[list[str]],
+    done: dict[str, dict],
+    until: float,
+    client: redis.Redis,
+) -> Iterator[dict]:
+    source = (ROOT / path).read_text()
+    changes = in_lua(source) if path.endswith(".lua") else in_python(source)
+    for change in changes:
+        result = {"file": path, **change.told}
+        if _key(result) in done or monotonic() > until:
+            continue
+        if path.endswith(".lua") and not _compiles(client, change.text):
+            continue
+        (copy / path).write_text(change.text)
+        try:
+            result["killed"] = next((t[0] for t in tests if not _pass(copy, t)), "")
+        finally:
+            (copy / path).write_text(source)
+        yield result
+
+
+def _compiles(client: redis.Redis, text: str) -> bool:
+    try:
+        client.script_load(text)
+    except redis.ResponseError:
+        return False
+    return True
+
+
+def _pass(copy: Path, tests: list[str]) -> bool:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "--timeout=60", *tests]
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        run = subprocess.run(
+            ["nice", *command], cwd=copy, env=env, capture_output=True, timeout=LIMIT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    if run.returncode not in (0, 1, 2):
+        raise RuntimeError(run.stdout.decode()[-2000:] + run.stderr.decode()[-2000:])
+    return run.returncode == 0
+
+
+def _key(result: dict) -> str:
+    return json.dumps([result["file"], result["line"], result["old"], result["new"], result["nth"]])
+
+
+def _read(path: Path | None) -> dict[str, dict]:
+    lines = path.read_text().splitlines() if path and path.exists() else []
+    return {_key(result): result for result in map(json.loads, lines)}
+
+
+def _note(path: Path | None, result: dict) -> None:
+    if not result["killed"]:
+        print(_said(result), flush=True)
+    if path:
+        with path.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+
+
+def _said(result: dict) -> str:
+    new = result["new"].strip() or "(nothing)"
+    return f"{result['file']}:{result['line']}: {result['old'].strip()}  =>  {new}"
+
+
+def _tell(results: Iterable[dict]) -> int:
+    rows = list(results)
+    made, lived = Counter(r["file"] for r in rows), [r for r in rows if not r["killed"]]
+    left = Counter(r["file"] for r in lived)
+    print("\nfile, changes, survivors")
+    for path, count in made.items():
+        print(f"{path}, {count}, {left[path]}")
+    share = 100 * len(lived) / max(1, len(rows))
+    print(f"{len(rows)} changes, {len(lived)} survivors ({share:.1f} %)")
+    return 0 if share <= 5 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,326 @@
+"""Keyspaces by number, and what a script of ours makes of one, on a real server.
+
+A script sees nothing but the keys, its arguments and the clock. So each keyspace is put on the
+server once for each call that meets it, and what came of it is remembered. Of times it is kept only
+whether a heartbeat is the one that a reaper saw: nothing else in this world is judged by them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import redis
+
+from celery_superfetch.model.config import Config
+from celery_superfetch.model.job import digest
+from celery_superfetch.model.strikes import Limits
+from celery_superfetch.reaper.judge import Judge
+from celery_superfetch.store.database import Database
+from celery_superfetch.store.parked import Parked
+from celery_superfetch.store.private_lists import RUNS, PrivateLists
+from celery_superfetch.store.registry import Registry
+from celery_superfetch.store.wire.scripts import Call, Scripts, asked
+from support.workers.bench import payload
+
+QUEUE = "q"
+#: The jobs of this world; `B` may be one that kills whoever runs it.
+JOBS = {"A": payload("A", QUEUE), "B": payload("B", QUEUE)}
+NAMES = {raw: name for name, raw in JOBS.items()}
+
+PUT = """
+redis.call('FLUSHDB')
+for _, command in ipairs(cjson.decode(ARGV[1])) do redis.call(unpack(command)) end
+"""
+DUMP = """
+local reads = {list = {'LRANGE', 0, -1}, set = {'SMEMBERS'}, hash = {'HGETALL'}, string = {'GET'},
+  zset = {'ZRANGE', 0, -1, 'WITHSCORES'}}
+local rows = {}
+for i, key in ipairs(redis.call('KEYS', '*')) do
+  local kind = redis.call('TYPE', key).ok
+  rows[i] = {key, kind, redis.call(reads[kind][1], key, unpack(reads[kind], 2))}
+end
+return rows
+"""
+#: How each kind of key is written.
+WRITES = {"list": "RPUSH", "set": "SADD", "hash": "HSET", "string": "SET", "zset": "ZADD"}
+
+#: What is taken out of a script's text, and what stands there instead.
+Changes = tuple[tuple[str, str], ...]
+Rows = tuple[tuple[str, str, tuple[str, ...]], ...]
+
+
+class ScriptError(Exception):
+    """A script of ours failed."""
+
+
+class Seen(NamedTuple):
+    """What a keyspace holds."""
+
+    #: Where each payload lies, by the job's name; what is no job stands there as it is.
+    places: Mapping[str, tuple[str, ...]]
+    owners: Mapping[str, int]
+    reaped: frozenset[str]
+    marked: frozenset[str]  # owners whose facts say so
+    held: Mapping[str, Mapping[str, str]]  # owner -> claim id -> job
+    running: Mapping[str, frozenset[str]]
+    landed: frozenset[str]  # owners for which something has landed
+    queue: tuple[str, ...]
+    probation: tuple[str, ...]
+    parked: tuple[str, ...]
+    counters: Mapping[str, Mapping[str, str]]
+    indexed: frozenset[str]  # `probation` and `parked`, where the list is known to have some
+
+
+class Numbered(PrivateLists):
+    """Claims are numbered as the world says: times would make every keyspace a new one."""
+
+    number = 1
+
+    def _numbers(self, count: int) -> int:
+        return self.number
+
+
+class Keyspaces:
+    """Structures of the package whose scripts run on whichever keyspace is meant.
+
+    Arguments:
+        changes: of scripts, in which a safety is missing.
+    """
+
+    def __init__(self, client: redis.Redis, changes: Mapping[str, Changes], **options: Any) -> None:
+        self.database = Database(client, Config(app_name="shop", **options))
+        self.keys = self.database.keys
+        self._scripts = Changed(client, self.keys.never, changes)
+        self.database.__dict__["scripts"] = self
+        self.registry, self.parked = Registry(self.database), Parked(self.database)
+        self.lists, self.judge = Numbered(self.database), Judge(self.database)
+        self.limits = Limits.of(self.database.config)
+        self._connection = client.connection_pool.get_connection()
+        self._put, self._dump = (client.script_load(text) for text in (PUT, DUMP))
+        self._numbers: dict[Rows, int] = {}
+        self.rows: list[Rows] = []
+        self.seen: list[Seen] = []
+        self._done: dict[Any, tuple[int, Any]] = {}
+        self.at = 0  # the keyspace on which scripts run
+        self.other_score = 1
+        self.blames_all = False  # a job that ran beside others is blamed as one that ran alone
+        self.asked: list[str] = []  # the scripts that ran
+
+    # -- what the structures think are their scripts
+
+    def run(self, name: str, keys: Sequence[str], args: Sequence[Any], whole: bool = False) -> Any:
+        self.asked.append(name)
+        return self._execute(self._scripts.command(Call(name, keys, args)))
+
+    def run_all(self, calls: Sequence[Call], *, errors: bool = False) -> list[Any]:
+        return [self.run(*call) for call in calls]
+
+    def command(self, *command: Any) -> Any:
+        """One command of Redis's own."""
+        return self._execute(command)
+
+    def _execute(self, command: Sequence[Any]) -> Any:
+        put = "EVALSHA", self._put, 0, self._commands(self.at)
+        done, reply, rows = asked(self._connection, put, command, ("EVALSHA", self._dump, 0))
+        for answer in (done, reply, rows):
+            if isinstance(answer, Exception):
+                raise ScriptError(str(answer))
+        self.at = self.number(self._as_known(rows))
+        return reply
+
+    def do(self, at: int, act: Callable[..., Any], *params: Any) -> tuple[int, Any]:
+        """What an act of some structures makes of a keyspace, and what it returns."""
+        key = at, act.__name__, self.lists.number, self.other_score, *params
+        if key not in self._done:
+            self.at = at
+            reply = act(self, *params)
+            self._done[key] = self.at, reply
+        return self._done[key]
+
+    # -- keyspaces
+
+    def number(self, rows: Rows) -> int:
+        """Of a keyspace; a new one gets the next."""
+        if rows not in self._numbers:
+            self._numbers[rows] = len(self.rows)
+            self.rows.append(rows)
+            self.seen.append(self._see(rows))
+        return self._numbers[rows]
+
+    @cache  # noqa: B019 - it lives as long as the search
+    def _commands(self, at: int) -> str:
+        commands = []
+        for key, kind, values in self.rows[at]:
+            if kind == "zset":
+                values = tuple(
+                    v for pair in zip(values[1::2], values[::2], strict=True) for v in pair
+                )
+            commands.append([WRITES[kind], key, *values])
+        return json.dumps(commands)
+
+    def _as_known(self, rows: Sequence[Any]) -> Rows:
+        """Without what nobody in this world asks for: times, histories, statistics, facts."""
+        keys, kept = self.keys, []
+        dropped = (keys.stats, keys.host(""), keys.deaths)
+        for raw_key, raw_kind, raw_values in rows:
+            key, kind = raw_key.decode(), raw_kind.decode()
+            if key.startswith(dropped):
+                continue
+            raw = [raw_values] if kind == "string" else raw_values
+            values = [value.decode("latin-1") for value in raw]
+            if kind == "hash":
+                pairs = sorted(zip(values[::2], values[1::2], strict=True))
+                values = [v for name, text in pairs for v in self._field(key, name, text)]
+            elif kind == "zset":
+                pairs = sorted(zip(values[::2], values[1::2], strict=True))
+                values = [
+                    v
+                    for at, (name, text) in enumerate(pairs)
+                    for v in self._scored(key, name, text, at)
+                ]
+            elif kind == "set":
+                values.sort()
+            kept.append((key, kind, tuple(values)))
+        return tuple(sorted(kept))
+
+    def _field(self, key: str, name: str, text: str) -> tuple[str, ...]:
+        if key.startswith(self.keys.facts("")) and name not in ("state", "was", "ran"):
+            return ()
+        if key.startswith(self.keys.recoveries("")):
+            text = {"history": "[]", "requeues": "1"}.get(name, text)
+        if key == self.keys.dead_jobs:
+            record = json.loads(text)
+            text = json.dumps({"payload": record["payload"], "strikes": record["strikes"]})
+        return name, text
+
+    def _scored(self, key: str, name: str, text: str, at: int) -> tuple[str, str]:
+        if key == self.keys.owners:
+            return name, text if len(text) == 1 else str(self.other_score)
+        if key.startswith(self.keys.parked_of("")):
+            # Two of the same bytes are two members; more is not asked of the names of their claims.
+            return f"{at}\n" + name.partition("\n")[2], "1"
+        return name, "1"
+
+    @cache  # noqa: B019 - as above
+    def rewritten(self, at: int, owners: tuple[tuple[str, str], ...], ids: Any, score: Any) -> int:
+        """With other names of owners ('' forgets one) and claims, and other scores."""
+        names, numbers, scores = dict(owners), dict(ids), dict(score)
+        rows = []
+        for key, kind, values in self.rows[at]:
+            for old, new in owners:
+                if old in key:
+                    key = key.replace(old, new) if new else ""
+                    if numbers and kind == "hash" and key.startswith(self.keys.private("")):
+                        values = self._renumbered(values, numbers, old)
+                    break
+            if key in (self.keys.owners, self.keys.reaped):
+                pairs = zip(values[::2], values[1::2], strict=True)
+                kept = sorted(
+                    (
+                        names.get(name, name),
+                        scores.get(text, text) if key == self.keys.owners else text,
+                    )
+                    for name, text in pairs
+                    if names.get(name, name)
+                )
+                values = tuple(v for pair in kept for v in pair)
+            if key and values:
+                rows.append((key, kind, values))
+        return self.number(tuple(sorted(rows)))
+
+    def _renumbered(
+        self, values: tuple[str, ...], numbers: Mapping[Any, str], owner: str
+    ) -> tuple[str, ...]:
+        changed = []
+        for name, text in zip(values[::2], values[1::2], strict=True):
+            runs = name.startswith(RUNS)
+            id = name.removeprefix(RUNS)
+            changed.append(((RUNS if runs else "") + numbers.get((owner, id), id), text))
+        return tuple(v for pair in sorted(changed) for v in pair)
+
+    def _see(self, rows: Rows) -> Seen:
+        keys = self.keys
+        values = {key: row for key, _, row in rows}
+        pairs = {
+            key: dict(zip(row[::2], row[1::2], strict=True))
+            for key, kind, row in rows
+            if kind in ("hash", "zset")
+        }
+        held, running = {}, {}
+        places: dict[str, list[str]] = {}
+
+        def lies(where: str, *raws: str) -> tuple[str, ...]:
+            names = tuple(NAMES.get(raw.encode("latin-1"), raw) for raw in raws)
+            for name in names:
+                places.setdefault(name, []).append(where)
+            return names
+
+        landed = set()
+        for key, row in pairs.items():
+            if key.startswith(keys.private("")):
+                owner = key.removeprefix(keys.private(""))
+                running[owner] = frozenset(n[len(RUNS) :] for n in row if n.startswith(RUNS))
+                claims = {id: raw for id, raw in row.items() if not id.startswith(RUNS)}
+                held[owner] = dict(
+                    zip(claims, lies(f"held by {owner}", *claims.values()), strict=True)
+                )
+        for key, row in values.items():
+            if key.startswith(keys.landing("", "")[:-1]):
+                owner = key.removeprefix(keys.landing("", "")[:-1]).rpartition(":")[0]
+                landed.add(owner)
+                lies(f"landed for {owner}", *row)
+        parked = [member.partition("\n")[2] for member in pairs.get(keys.parked_of(QUEUE), ())]
+        dead = [json.loads(text)["payload"] for text in pairs.get(keys.dead_jobs, {}).values()]
+        indexed = set()
+        if QUEUE in values.get(keys.on_probation, ()):
+            indexed.add("probation")
+        if QUEUE in pairs.get(keys.parked, ()):
+            indexed.add("parked")
+        lies("dead", *dead)
+        return Seen(
+            owners={name: int(score) for name, score in pairs.get(keys.owners, {}).items()},
+            reaped=frozenset(pairs.get(keys.reaped, ())),
+            marked=frozenset(
+                key.removeprefix(keys.facts(""))
+                for key, row in pairs.items()
+                if key.startswith(keys.facts("")) and row.get("state") == "reaped"
+            ),
+            held=held,
+            running=running,
+            landed=frozenset(landed),
+            queue=lies("queue", *values.get(keys.queue(QUEUE), ())),
+            probation=lies("probation", *values.get(keys.probation(QUEUE), ())),
+            parked=lies("parked", *parked),
+            counters={
+                name: pairs[key]
+                for name, raw in JOBS.items()
+                if (key := keys.recoveries(digest(raw))) in pairs
+            },
+            indexed=frozenset(indexed),
+            places={name: tuple(where) for name, where in places.items()},
+        )
+
+
+class Changed(Scripts):
+    """Our scripts, some of them with a line of theirs taken out."""
+
+    def __init__(self, client: redis.Redis, never: str, changes: Mapping[str, Changes]) -> None:
+        super().__init__(client, never)
+        self._changes, self._loaded = changes, set[str]()
+
+    def command(self, call: Call) -> list[Any]:
+        if call.name not in self._loaded:
+            self._loaded.add(call.name)
+            self.client.script_load(self._source(call.name))
+        return super().command(call)
+
+    def _source(self, name: str) -> str:
+        text = super()._source(name)
+        for old, new in self._changes.get(name, ()):
+            if old not in text:
+                raise ValueError(f"{name}.lua has no {old!r} any more: mend this mutant")
+            text = text.replace(old, new)
+        return text

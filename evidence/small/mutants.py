@@ -1,0 +1,124 @@
+"""Each safety, taken out once: from a script's text, or from what processes and the reaper do."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .keyspace import Changes
+
+
+class Mutant(NamedTuple):
+    what: str
+    script: str = ""  # whose text is changed
+    changes: Changes = ()
+    without: str = ""  # or what processes and the reaper leave out
+    pill: bool = False  # it shows where a job kills whoever runs it
+    harms: int = 1
+    strikes: int = 0  # at which a job is killed, where that matters
+
+
+def _in(script: str, what: str, *changes: tuple[str, str], **where: int) -> Mutant:
+    return Mutant(f"{script}: {what}", script, changes, "", bool(where.pop("pill", 0)), **where)
+
+
+LEAVES = "redis.call('HDEL', private, id, 'r' .. id)"
+
+MUTANTS = [
+    _in("mark", "although it was heard meanwhile", ("or tonumber(score) ~= seen", "")),
+    Mutant("the verdict is not built on silence that was watched", without="watched"),
+    _in(
+        "heartbeat",
+        "who was taken for dead is taken back",
+        ("if state == 'reaped' then return {'reaped'} end", ""),
+        ("if redis.call('ZSCORE', reaped, owner) then return {'reaped'} end", ""),
+    ),
+    _in(
+        "claim",
+        "by an owner that nobody looks after",
+        ("if not redis.call('ZSCORE', owners, owner) then return false end", ""),
+    ),
+    _in(
+        "claim",
+        "the job stays on its queue",
+        ("redis.pcall('RPOP', source, ...)", "redis.pcall('LINDEX', source, -1)"),
+    ),
+    _in(
+        "claim",
+        "the record of its start is not written",
+        ("fields[#fields + 1] = 'r' .. id", "fields[#fields + 1] = id .. 'r'"),
+    ),
+    _in("ack", "the job stays", (LEAVES + " == 0", "redis.call('HEXISTS', private, id) == 0")),
+    _in("ack", "the record of its run stays", ("id, 'r' .. id) == 0", "id) == 0")),
+    _in("ack", "the counters stay", ("redis.call('DEL', KEYS[counters])", "")),
+    _in(
+        "ack",
+        "a start is recorded whose claim is gone",
+        ("if redis.call('HEXISTS', private, ARGV[i]) == 1 then", "if true then"),
+    ),
+    _in("requeue", "the job stays in its list", (LEAVES + " > 0", "true")),
+    _in("requeue", "the job does not arrive", ("redis.call(push, queue, payload)", "")),
+    _in("park", "the job stays in its list", (LEAVES, "")),
+    _in(
+        "park",
+        "nobody is told to look there",
+        ("redis.call('ZADD', index, 'LT', due, queue_list)", ""),
+    ),
+    _in("release", "the job stays parked", ("redis.call('ZREM', parked, member)", "")),
+    _in("unland", "the job does not arrive", ("redis.call('RPUSH', queue, payload)", "")),
+    _in("recover", "the job stays in its list", (LEAVES, "")),
+    _in(
+        "recover",
+        "a job that was settled meanwhile",
+        ("elseif not payloads[i] then", "elseif false then"),
+    ),
+    _in(
+        "recover",
+        "from an owner that nobody has marked",
+        ("if unmarked then", "if false then"),
+        harms=2,
+    ),
+    _in(
+        "recover",
+        "strikes are not counted",
+        ("'strikes', strikes,", "'strikes', 0,"),
+        pill=1,
+        harms=0,
+    ),
+    _in(
+        "recover",
+        "nobody is told of suspects",
+        ("redis.call('SADD', on_probation, queue_list)", ""),
+        pill=1,
+        harms=0,
+    ),
+    _in(
+        "probation",
+        "its run is not recorded",
+        ("payload, 'r' .. id, 1)", "payload)"),
+        pill=1,
+        harms=0,
+    ),
+    _in(
+        "kill",
+        "the job stays in its list",
+        ("redis.call('HDEL', private, claim, 'r' .. claim)", ""),
+        pill=1,
+        harms=0,
+    ),
+    Mutant("a job starts without a certificate", without="certificate"),
+    Mutant("a job starts, and is not recorded", without="record"),
+    Mutant("a job is acked before it runs", without="late ack"),
+    Mutant("numbers of claims come again", without="numbers"),
+    Mutant("who was taken for dead goes on with what it had", without="given back"),
+    Mutant("nobody looks for what a lost reply spoke of", without="doubt"),
+    Mutant("the next claim does not name what landed", without="landed"),
+    # With more strikes than one it is on probation before the last, and has no neighbours.
+    Mutant(
+        "whoever ran beside others is blamed as one alone",
+        without="company",
+        pill=True,
+        harms=0,
+        strikes=1,
+    ),
+    Mutant("no guard: a pill is always recovered", without="guard", pill=True, harms=0),
+]

@@ -1,0 +1,77 @@
+"""`celery superfetch drill`: a worker of one's own is killed, and it is seen when its jobs run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+from support.hosts import Host
+from support.servers.ledger import Ledger
+from support.waiting import eventually
+from support.workers.cli import Result
+from support.workers.worker import Worker
+
+SHORT = ("--seconds", "20", "--jobs", "3")
+
+
+def test_the_jobs_of_the_killed_worker_run_again_on_another(
+    cli: Callable[..., Result], worker: Callable[..., Worker]
+) -> None:
+    workers = worker(concurrency=3), worker(concurrency=3)
+    done = cli("drill", "--queue", "celery", *SHORT, "--yes", "--json")
+    document = done.json()
+    assert document["complete"]
+    assert document["stock"] == 3600
+    assert document["jobs"]
+    assert all(run["after"] >= 0 for run in document["jobs"])
+    assert "no other worker" not in done.err
+    assert "ran again on" in done.err
+    [victim] = [w for w in workers if w.name == document["jobs"][0]["node"].partition("@")[0]]
+    [other] = [w for w in workers if w is not victim]
+    victim.wait_gone()
+    assert {run["again"].partition("@")[0] for run in document["jobs"]} == {other.name}
+
+
+def test_a_lone_worker_is_told_of_and_its_jobs_wait_for_its_successor(
+    cli: Callable[..., Result], worker: Callable[..., Worker]
+) -> None:
+    victim = worker(pool="threads")
+    done = cli("drill", "--queue", "celery", *SHORT, "--yes", "--wait", "8", code=1)
+    victim.wait_gone()
+    assert "no other worker serves queue 'celery'" in done.err
+    assert "0 of 2 jobs ran again. The others have not started again" in done.out
+    assert "Stock Celery would have lost them" in done.out
+
+
+def test_jobs_of_others_are_spared_unless_it_is_told(
+    cli: Callable[..., Result],
+    worker: Callable[..., Worker],
+    shop: SimpleNamespace,
+    ledger: Ledger,
+) -> None:
+    victim = worker(concurrency=2)
+    shop.hold.delay("of mine")
+    eventually(lambda: ledger.starts().get("of mine"))
+    drill = ("drill", "--queue", "celery", *SHORT)
+    done = cli(*drill, "--yes", code=1)
+    assert "also runs 1 job of yours (shop.hold[" in done.err
+    assert "--others-too" in done.err
+    assert victim.alive()
+    worker(concurrency=2)
+    refused = cli(*drill, "--others-too", answer="n\n", code=1)
+    assert "with all its processes?" in refused.err
+    assert victim.alive()
+
+
+def test_a_worker_of_another_host_is_killed_there(
+    cli: Callable[..., Result], worker: Callable[..., Worker]
+) -> None:
+    far = worker(host=Host("far"), concurrency=2)
+    done = cli("drill", "--queue", "celery", *SHORT, "--yes", "--wait", "2", code=1)
+    assert "elsewhere. Kill it there, for example by `kill -9 " in done.err
+    assert far.alive()
+
+
+def test_nobody_takes_its_jobs(cli: Callable[..., Result]) -> None:
+    done = cli("drill", "--queue", "nobodys", "--yes", "--wait", "1", code=1)
+    assert "no worker has started a job of the drill within 1 s" in done.err

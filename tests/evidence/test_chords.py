@@ -1,0 +1,291 @@
+"""A chord whose workers are killed: its body gets one result of each part, and is published once.
+
+Between a worker and its results stands a proxy, at which whoever ends a part stands still, at one
+command after the other, to be killed there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import celery
+import pytest
+import redis
+from celery import Celery, chord
+from celery.exceptions import ChordError
+from celery.result import AsyncResult
+
+from celery_superfetch import install
+from celery_superfetch.app.chords import COUNT, on_chord_part_return
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.servers.proxy import FaultProxy, Words
+from support.waiting import eventually
+from support.workers.worker import Worker
+
+CELERY_57 = celery.VERSION >= (5, 7)
+OPTIONS = {"strike_limit": 10, "reap_interval": 1}
+
+#: What a part does at its end with its results, and with the server's alone.
+POINTS = ("EXEC", "EVALSHA", "GET", "ZRANGE", "LRANGE", "DEL")
+#: Most of these that any version needs.
+MOST = 9
+
+
+@pytest.fixture
+def results(client: redis.Redis) -> Iterator[FaultProxy]:
+    with FaultProxy(client.connection_pool.connection_kwargs["port"]) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def choir(app: Celery) -> Callable[..., AsyncResult]:
+    """`choir(3)`: send a chord of so many parts."""
+
+    def send(parts: int, **options: Any) -> AsyncResult:
+        header = [app.signature("choir.part", (index,), options) for index in range(parts)]
+        return chord(header, app.signature("choir.body"), app=app)()
+
+    return send
+
+
+@pytest.fixture
+def singers(
+    worker: Callable[..., Worker], results: FaultProxy, app: Celery
+) -> Callable[..., Worker]:
+    """A worker whose results go through the proxy, or do not."""
+
+    def start(*, proxied: bool = True, ordered: bool = True, **settings: Any) -> Worker:
+        conf = {"result_backend_transport_options": {"result_chord_ordered": ordered}}
+        url = results.url() if proxied else app.conf.broker_url
+        return worker(app="choirs", result_url=url, conf=conf, options=OPTIONS, **settings)
+
+    return start
+
+
+def settled(db: Database) -> bool:
+    return not db.held() and not db.length()
+
+
+def jobs(db: Database) -> int:
+    return db.length() + sum(map(len, db.held().values()))
+
+
+def left_of(body: AsyncResult, client: redis.Redis) -> list[str]:
+    """What is left of a chord; that it is done is known for a while, as in Celery 5.7."""
+    keys = [key.decode() for key in client.keys(f"*{body.parent.id}*")]
+    return [key for key in keys if not (key.endswith(".c") and client.ttl(key) > 0)]
+
+
+def kill_counted(
+    singers: Callable[..., Worker],
+    choir: Callable[..., AsyncResult],
+    results: FaultProxy,
+    ledger: Ledger,
+    db: Database,
+    **settings: Any,
+) -> AsyncResult:
+    """Of two parts one is killed after it was counted. Both run again elsewhere, that one first."""
+    victim = singers(**settings)
+    ledger.release()
+    choir(2).get(timeout=30)  # from here on the server knows the scripts
+    ledger.clear()
+    eventually(lambda: settled(db))
+    body = choir(2)
+    eventually(lambda: len(ledger.starts()) == 2)
+    counted = results.hold_at(lambda words: words[0] in (b"EXEC", b"EVALSHA"), 2, carried_out=True)
+    ledger.release("part 0")
+    assert counted.wait(30)
+    victim.kill9_all()
+    singers(proxied=False, **settings)
+    eventually(lambda: ledger.runs().get("part 1") == 2 and jobs(db) == 1)
+    ledger.release()
+    return body
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_part_that_runs_again_counts_once_and_its_second_result_goes(
+    singers: Any, choir: Any, results: FaultProxy, ledger: Ledger, db: Database, ordered: bool
+) -> None:
+    body = kill_counted(singers, choir, results, ledger, db, ordered=ordered)
+    found = body.get(timeout=60)
+    last = {line["job"]: line["pid"] for line in ledger.lines("started")}
+    assert sorted(found) == [[index, last[f"part {index}"]] for index in range(2)]
+    eventually(lambda: settled(db))
+    assert ledger.runs() == {"part 0": 2, "part 1": 2, "body": 1}
+    assert left_of(body, db.client) == []
+
+
+@pytest.mark.skipif(CELERY_57, reason="from 5.7 on Celery counts parts, and not runs")
+@pytest.mark.parametrize("ordered", [True, False])
+def test_the_control_counts_runs(
+    singers: Any, choir: Any, results: FaultProxy, ledger: Ledger, db: Database, ordered: bool
+) -> None:
+    without = {"WITHOUT": "chord_counts"}
+    body = kill_counted(singers, choir, results, ledger, db, ordered=ordered, env=without)
+    assert [index for index, _ in body.get(timeout=60)] == [0, 0]
+
+
+def kill_completing(
+    singers: Callable[..., Worker],
+    choir: Callable[..., AsyncResult],
+    results: FaultProxy,
+    ledger: Ledger,
+    db: Database,
+    point: int,
+    dies: str = "worker",
+    **settings: Any,
+) -> tuple[AsyncResult, threading.Event, bool]:
+    """The last part is killed before one of its commands, and runs again: whether it came so far,
+    and whether it had sent the body."""
+    victim = singers(concurrency=1, **settings)
+    ledger.release()
+    choir(2).get(timeout=30)  # from here on the server knows the scripts
+    ledger.clear()
+    eventually(lambda: settled(db))
+    ledger.release("part 0")
+    body = choir(2)
+    eventually(lambda: ledger.starts().get("part 1") and jobs(db) == 1)
+    seen = []
+
+    def is_point(words: Words) -> bool:
+        name = words[0].decode().upper()
+        seen.append(name)
+        return name in POINTS
+
+    reached = results.hold_at(is_point, point, carried_out=False)
+    ledger.release()
+    eventually(lambda: reached.is_set() or ledger.starts().get("body"))
+    # It is before the command that clears up.
+    sent = "DEL" in seen or (CELERY_57 and seen.count("EVALSHA") == 3)
+    if dies == "child":
+        victim.kill9_child()
+    else:
+        victim.kill9_all()
+        singers(proxied=False, **settings)
+    return body, reached, sent
+
+
+@pytest.mark.parametrize("dies", ["worker", "child"])
+@pytest.mark.parametrize("point", range(1, MOST + 1))
+def test_the_part_that_completes_its_chord_may_be_killed_anywhere(
+    singers: Any,
+    choir: Any,
+    results: FaultProxy,
+    ledger: Ledger,
+    db: Database,
+    point: int,
+    dies: str,
+) -> None:
+    body, reached, sent = kill_completing(singers, choir, results, ledger, db, point, dies)
+    found = body.get(timeout=60)
+    assert [index for index, _ in found] == [0, 1]
+    eventually(lambda: settled(db))
+    assert ledger.runs()["part 0"] == 1
+    # What was sent once is sent again by the part that runs again.
+    assert ledger.runs()["body"] <= 1 + (sent and reached.is_set())
+    assert left_of(body, db.client) == []
+
+
+@pytest.mark.skipif(not CELERY_57, reason="before 5.7 Celery has no lease")
+def test_the_control_nobody_publishes_the_body(
+    singers: Any, choir: Any, results: FaultProxy, ledger: Ledger, db: Database
+) -> None:
+    """The run that was killed has a lease on it for 6 s, and the next one is over by then."""
+    without = {"WITHOUT": "chord_counts"}
+    body, reached, _ = kill_completing(singers, choir, results, ledger, db, 4, env=without)
+    assert reached.is_set()
+    eventually(lambda: ledger.runs().get("part 1") == 2 and settled(db))
+    assert body.state == "PENDING"
+    assert "body" not in ledger.starts()
+
+
+@pytest.mark.skipif(not CELERY_57, reason="before 5.7 Celery lets it run again")
+def test_the_control_a_part_that_lost_its_child_is_not_counted(
+    singers: Any, choir: Any, results: FaultProxy, ledger: Ledger, db: Database
+) -> None:
+    """Its result was stored, and so Celery acks it."""
+    without = {"WITHOUT": "second_runs"}
+    body, reached, _ = kill_completing(singers, choir, results, ledger, db, 3, "child", env=without)
+    assert reached.is_set()
+    eventually(lambda: settled(db))
+    assert body.state == "PENDING"
+    assert ledger.runs() == {"part 0": 1, "part 1": 1}
+
+
+def send_deadly(app: Celery) -> AsyncResult:
+    parts = [app.signature("choir.deadly", (index,)) for index in range(2)]
+    body = app.signature("choir.body").on_error(app.signature("choir.errback"))
+    return chord(parts, body, app=app)()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_a_part_that_kills_whoever_collects_fails_its_chord_by_its_name(
+    worker: Callable[..., Worker], app: Celery, ledger: Ledger, db: Database, pool: str
+) -> None:
+    """Its result is stored, and yet nobody waits for ever."""
+    start = {"app": "choirs", "pool": pool, "concurrency": 1, "ready": False}
+    workers = [worker(**start)]
+    body = send_deadly(app)
+
+    def is_over() -> bool:
+        if not workers[-1].alive():
+            workers.append(worker(**start))
+        return bool(body.ready())
+
+    eventually(is_over, within=120)
+    with pytest.raises(ChordError, match=r"Dependency .* raised PoisonPill") as raised:
+        body.get()
+    [dead] = db.dead()
+    assert dead["task_id"] in str(raised.value)
+    assert AsyncResult(dead["task_id"], app=app).state == "SUCCESS"
+    eventually(lambda: settled(db))
+    assert [line["job"] for line in ledger.lines("errback")] == [body.id]
+    assert "body" not in ledger.starts()
+    assert len(workers) == (1 if pool == "prefork" else 4)
+
+
+def test_the_control_its_chord_waits_for_ever(
+    worker: Callable[..., Worker], app: Celery, db: Database
+) -> None:
+    worker(app="choirs", concurrency=1, env={"WITHOUT": "ends_of_chords"})
+    body = send_deadly(app)
+    eventually(lambda: db.dead() and not db.client.exists("superfetch:dead:unannounced"), 60)
+    eventually(lambda: settled(db))
+    assert body.state == "PENDING"
+
+
+@pytest.mark.parametrize("unknown", ["requeue", "discard"])
+def test_a_part_that_nobody_knows_fails_its_chord_by_its_name(
+    worker: Callable[..., Worker], app: Celery, ledger: Ledger, db: Database, unknown: str
+) -> None:
+    worker(app="choirs", options={"unknown_tasks": unknown})
+    ledger.release()
+    parts = [app.signature("choir.part", (0,)), app.signature("no.such")]
+    body = chord(parts, app.signature("choir.body"), app=app)()
+    eventually(body.ready)  # `get` would raise what its part has
+    assert isinstance(body.result, ChordError)
+    named = f"Dependency {body.parent.results[1].id} raised Task of kind 'no.such' never registered"
+    assert named in str(body.result)
+    eventually(lambda: settled(db))
+
+
+def test_tasks_that_have_a_backend_of_their_own_count_so_too(url: str) -> None:
+    before = Celery("before", broker=url, backend=url, set_as_current=False)
+    own = before._get_backend()
+
+    @before.task(shared=False, backend=own)
+    def part() -> None: ...
+
+    assert before.backend.client  # it is there before the package is
+    install(before)
+    before.finalize()
+    counts = [COUNT, on_chord_part_return]
+    for backend in (before.backend, part.backend, before._get_backend()):
+        made = vars(backend)
+        found = made.get("_chord_part_return_script") or made["on_chord_part_return"].__func__
+        assert found in counts
+    stock = Celery("stock", broker=url, backend=url, set_as_current=False)
+    assert not {"_chord_part_return_script", "on_chord_part_return"} & {*vars(stock.backend)}
