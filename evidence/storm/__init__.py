@@ -20,8 +20,7 @@ from .harms import Harms
 from .load import Load
 from .tasks import SIDES, outcome
 
-#: Seconds that a storm's jobs have to come to rest, before what is left counts as stuck.
-PATIENCE = 120.0
+#: Seconds between two looks at what is due.
 STEP = 0.05
 
 
@@ -31,8 +30,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=10, help="how long it rages")
     parser.add_argument("--seed", type=int, help="of jobs and harms (default: any)")
     parser.add_argument("--side", default="ours", choices=SIDES)
-    parser.add_argument("--rate", type=float, default=50, help="messages sent a second")
+    parser.add_argument("--rate", type=float, default=75, help="messages sent a second")
     parser.add_argument("--every", type=float, default=2.5, help="seconds between two harms")
+    parser.add_argument("--patience", type=float, default=120, help="seconds to come to rest")
     parser.add_argument("--without", default="", help="safeties of ours to take out, as a control")
     parser.add_argument("--history", type=Path, help="where the lines go (default: a new file)")
     options = parser.parse_args(argv)
@@ -72,7 +72,7 @@ def storm(
                 time.sleep(STEP)
         while harms.lasting():
             time.sleep(STEP)
-        waits = fleet.at_rest(PATIENCE)
+        waits = fleet.at_rest(options.patience)
         for (job, step), stored in fleet.states(load.steps).items():
             state = outcome(stored)
             if state["state"] != "SUCCESS":
