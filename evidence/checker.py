@@ -174,13 +174,17 @@ def _repeated(history: History, job: Job, step: str, runs: list[Run]) -> Iterato
 def _failed(history: History, job: Job, step: str, outcome: Line) -> Iterator[tuple[str, str]]:
     """A failure is excused where it was given up after as many harms as a killer has runs."""
     runs = job.runs[step]
-    ends = [later.at for later in runs[1:]] + [float("inf")]
-    hit = sum(any(history.befell(run, until)) for run, until in zip(runs, ends, strict=True))
+    hit = sum(any(history.befell(run, until)) for run, until in _followed(runs))
     if outcome["type"] != "PoisonPill":
         if not any(history.outcomes.get((job.sent["job"], other)) for other in job.steps[:-1]):
             yield "failed", f"{step} with {outcome['type']}"
     elif hit < 3:
         yield "innocent killed", f"{step} after {len(runs)} runs, {hit} of them hit by a harm"
+
+
+def _followed(runs: list[Run]) -> Iterator[tuple[Run, float]]:
+    """Each run, and when the next one began."""
+    return zip(runs, [*(run.at for run in runs[1:]), float("inf")], strict=False)
 
 
 def _unfinished(job: Job, step: str, state: str) -> Iterator[tuple[str, str]]:
@@ -195,11 +199,10 @@ def _unfinished(job: Job, step: str, state: str) -> Iterator[tuple[str, str]]:
 def _of_pill(history: History, job: Job) -> Iterator[tuple[str, str]]:
     [step] = job.steps
     runs = job.runs[step]
-    later = [*(run.at for run in runs[1:]), float("inf")]
     # One that something else ended has not shown yet that it kills.
     excused = sum(
         any(harm["kind"] != "pill" for harm in history.befell(run, min(until, run.at + UNSETTLED)))
-        for run, until in zip(runs, later, strict=True)
+        for run, until in _followed(runs)
     )
     if len(runs) > job.sent["pill"] + excused:
         yield "pill", f"{len(runs)} runs, {excused} of them cut short by something else"

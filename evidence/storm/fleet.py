@@ -4,6 +4,7 @@ between each machine and the server."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,7 @@ class Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
+        gc.collect()  # results have a farewell to say to the server
         self._stack.close()
 
     def _env(self, network: str, worker: str) -> dict[str, str]:

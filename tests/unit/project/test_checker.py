@@ -137,6 +137,11 @@ def test_a_pill_is_a_harm_to_its_company_and_none_to_itself() -> None:
     assert verdicts([*once, *ran(9, cut=True), *beside]) == ["pill"]
 
 
+def test_a_body_that_never_ran_has_failed_with_its_part() -> None:
+    chord = [send(**CHORD), *ran(1, "p0"), killed(1), failed("p1"), failed("body", "ChordError")]
+    assert verdicts(chord) == ["innocent killed"]
+
+
 def test_what_may_not_have_been_sent_is_not_missed() -> None:
     assert verdicts([send(doubt="TimeoutError")]) == []
     assert verdicts([send(doubt="TimeoutError"), *ran(1, cut=True)]) == ["lost"]
