@@ -35,7 +35,8 @@ class Keys:
         return f"{self.prefix}{queue_list}"  # kombu's LIST, one for each priority step
 
     def private(self, owner: str) -> str:
-        """HASH claim id -> payload, and ``r`` and the claim id of each job that is said to run."""
+        """HASH claim id -> payload; ``r`` and the claim id, of each job that is said to run -> 1;
+        ``s`` and the claim id, of each that has handed on steps -> their notes."""
         return f"{self._own}private:{owner}"
 
     def landing(self, owner: str, queue_list: str) -> str:

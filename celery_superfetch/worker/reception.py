@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, wraps
 from math import isfinite
 from time import monotonic
 from typing import Any
@@ -179,6 +179,7 @@ def settle_failures(target: Any, options: dict[str, Any], inline: bool) -> Any:
         return target, options
 
     def survived(act: Callable[..., Any], trouble: str) -> Callable[..., Any]:
+        @wraps(act)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 return act(*args, **kwargs)

@@ -23,6 +23,7 @@ from ..model.certificate import clock
 from ..model.config import ANNOUNCE_TASK
 from ..model.job import digest
 from ..model.process import start_time
+from ..model.step import Claim
 from ..owner.here import owners_here
 from ..owner.in_flight.runner import Runner
 from ..transport.deliveries import Delivery
@@ -40,10 +41,11 @@ class NotStarted(Ignore):
     """A job came too late to its process: it is handed over again."""
 
 
-def start(until: float, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run ``target``, in the pool's own process, if it is not past ``until`` (``clock``)."""
+def start(until: float, claim: Any, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run ``target``, in the pool's own process, if it is not past ``until`` (``clock``); ``claim``
+    has the fields of its ``Claim``."""
     if clock() < until:
-        return run(target, *args, **kwargs)
+        return run(Claim(*claim), target, *args, **kwargs)
     try:
         raise NotStarted("too late")
     except NotStarted:
@@ -72,6 +74,14 @@ class _Handover:
             return self.owner.until(self.job)
         # With early ack it may be settled before it runs: there would be no record to make.
         return self.owner.start(self.job, record=self.request.task.acks_late)
+
+    def claim(self) -> tuple[Any, ...]:
+        """For who runs it. With early ack it is over by then, and nothing is handed on for it."""
+        delivery, (job, earlier, token) = self.delivery, self.delivery.claimed
+        if self.request.acknowledged or not self.request.task.acks_late:
+            return tuple(Claim("", "", "", token))
+        place, key = delivery.channel.place, self.owner.key_of(job)
+        return tuple(Claim(place, key, job.claim_id, token, earlier.steps if earlier else ""))
 
     def accept(self, accept: Callable[..., Any], *args: Any) -> Any:
         """In a thread of the pool; what was given up is still in its line."""
@@ -207,7 +217,8 @@ class Gate(Runner):
             if what.waited and request.revoked():
                 self.out.discard(what)
                 return self._release()
-            result = self._apply(start, (until, what.target, *what.args), what.kwargs, **options)
+            handed = (until, what.claim(), what.target, *what.args)
+            result = self._apply(start, handed, what.kwargs, **options)
         except BaseException as exc:
             # A pool that cannot start a thread has it in its line, and may have begun with it.
             if self.threads and not what.take():

@@ -9,6 +9,7 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
+from kombu.transport import redis
 from kombu.transport.virtual import Message
 
 from celery_superfetch.app import broker, chords, telling
@@ -283,3 +284,8 @@ def ends_of_chords() -> None:
 def second_runs() -> None:
     """What lost its child after its result was stored is acked, also a part of a chord."""
     del CountedRequest._success_was_stored
+
+
+def handing_on() -> None:
+    """What a job hands on is published as any message, whoever has the job by then."""
+    channel.Channel._put = redis.Channel._put
