@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from support.servers.server import Server
 from support.workers.worker import Worker
 
-from .history import History
+from ..history import History
 from .processes import is_gone
 from .proxy import Harm, Proxy
 from .shapes import LEFT, REST, SHAPES, STAYS, TARGET, workflow

@@ -53,7 +53,7 @@ def lost_acks() -> None:
         try:
             return exchange(self, *args, **options)
         except BaseException:
-            for part in self._next.values():
+            for _, part in (*self._again, *self._next.items()):
                 part.acks.clear()
             raise
 
