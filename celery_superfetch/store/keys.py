@@ -35,7 +35,7 @@ class Keys:
         return f"{self.prefix}{queue_list}"  # kombu's LIST, one for each priority step
 
     def private(self, owner: str) -> str:
-        """HASH claim id -> payload; ``r`` and the claim id, of each job that is said to run -> 1;
+        """HASH claim id -> payload; ``w`` and the claim id, of each job that waits -> empty;
         ``s`` and the claim id, of each that has handed on steps -> their notes."""
         return f"{self._own}private:{owner}"
 
