@@ -42,12 +42,12 @@ MUTANTS = [
     _in(
         "claim",
         "the job stays on its queue",
-        ("redis.pcall('RPOP', source, ...)", "redis.pcall('LINDEX', source, -1)"),
+        ("redis.pcall('RPOP', source, ...)", "{redis.call('LINDEX', source, -1) or nil}"),
     ),
     _in(
         "claim",
         "no note says that it waits",
-        ("fields[#fields + 1] = 'w' .. id", "fields[#fields + 1] = 'x' .. id"),
+        ("\n    fields[#fields + 1] = 'w' .. id\n    fields[#fields + 1] = ''", ""),
     ),
     _in("ack", "the job stays", (SETTLES, "redis.call('HEXISTS', private, id)")),
     _in("ack", "the counters stay", ("redis.call('DEL', KEYS[counters])", "")),
