@@ -111,8 +111,9 @@ LEFT = (
     r"celery-taskset-meta-.*\.",
     r"unacked",
 )
-#: Among these, what Celery leaves after each chord, harmed or not: that it is done, with a TTL.
-STAYS = r"celery-taskset-meta-.*\.(c|claim|done)$"
+#: Among these, what Celery leaves after each chord, harmed or not: that it is done, with a TTL. And
+#: how many parts it has, where whoever sends them runs again, with that of the results.
+STAYS = r"celery-taskset-meta-.*\.(c|claim|done|s)$"
 
 
 def workflow(app: Celery, shape: str, point: str) -> Any:
