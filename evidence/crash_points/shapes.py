@@ -111,9 +111,8 @@ LEFT = (
     r"celery-taskset-meta-.*\.",
     r"unacked",
 )
-#: Among these, what Celery leaves after each chord, harmed or not: that it is done, with a TTL. And
-#: how many parts it has, where whoever sends them runs again, with that of the results.
-STAYS = r"celery-taskset-meta-.*\.(c|claim|done|s)$"
+#: Among these, what Celery leaves after each chord, harmed or not: that it is done, with a TTL.
+STAYS = r"celery-taskset-meta-.*\.(c|claim|done)$"
 
 
 def workflow(app: Celery, shape: str, point: str) -> Any:
