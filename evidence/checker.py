@@ -142,6 +142,7 @@ def judge(history: History) -> dict[str, list[str]]:
 
 def _of(history: History, job: Job) -> Iterator[tuple[str, str]]:
     """All that can be wrong with a job that kills nobody."""
+    parts = job.sent.get("parts", 1)
     for step in job.steps:
         runs = job.runs[step]
         yield from _repeated(history, job, step, runs)
@@ -151,7 +152,7 @@ def _of(history: History, job: Job) -> Iterator[tuple[str, str]]:
         outcome = history.outcomes.get((job.sent["job"], step), {"state": "SUCCESS"})
         if outcome["state"] == "FAILURE":
             yield from _failed(history, job, step, outcome)
-        elif not job.sent.get("doubt") or any(job.runs.values()):
+        elif runs or not (job.sent.get("doubt") and job.steps.index(step) < parts):
             yield from _unfinished(job, step, outcome["state"])
     if values := job.sent.get("values"):
         for run in job.runs[job.steps[-1]]:

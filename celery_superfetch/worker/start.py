@@ -12,7 +12,6 @@ from typing import Any
 from weakref import ref
 
 from billiard.einfo import ExceptionInfo
-from celery.exceptions import Ignore
 from celery.utils.log import get_logger
 from celery.worker import state
 from redis.exceptions import RedisError
@@ -29,6 +28,7 @@ from ..owner.in_flight.runner import Runner
 from ..transport.deliveries import Delivery
 from . import reception
 from .batches import told_of_losses
+from .ended import Ended, NotStarted
 from .prefork import forget_unsendable, mend, request_of
 from .stopping import SOLO, told_to_stop
 
@@ -37,15 +37,14 @@ logger = get_logger(__name__)
 THREADS = "celery.concurrency.thread"
 
 
-class NotStarted(Ignore):
-    """A job came too late to its process: it is handed over again."""
-
-
 def start(until: float, claim: Any, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run ``target``, in the pool's own process, if it is not past ``until`` (``clock``); ``claim``
     has the fields of its ``Claim``."""
-    if clock() < until:
-        return run(Claim(*claim), target, *args, **kwargs)
+    if (began := clock()) < until:
+        result = run(Claim(*claim), target, *args, **kwargs)
+        if isinstance(result, tuple) and result[2] is None:  # Celery measures those that succeed
+            return *result[:2], clock() - began
+        return result
     try:
         raise NotStarted("too late")
     except NotStarted:
@@ -99,7 +98,7 @@ class Gate(Runner):
 
     def __init__(self, worker: Any) -> None:
         self.worker, self.pool, self.node = worker, worker.pool, worker.hostname
-        self.notice = Notices(worker.app)
+        self.notice, self.ended = Notices(worker.app), Ended()
         self.tasks = digest(" ".join(sorted(worker.app.tasks)).encode())[:12]
         kind, self.green = type(self.pool).__module__, self.pool.is_green
         self.inline, self.threads = kind == SOLO, kind == THREADS
@@ -206,7 +205,9 @@ class Gate(Runner):
         return None
 
     def _hand_over(self, what: _Handover, until: float) -> None:
-        request, options = what.request, what.options
+        request, tell = what.request, what.options["callback"]
+        hear = partial(self.ended.hear, what.job.queue_list, request.type, tell)
+        options = {**what.options, "callback": hear}
         if not (self.inline or self.threads or self.green):
             told = ("callback", "error_callback", "timeout_callback")
             options = {**options, **{n: partial(self._tell, what, options[n]) for n in told}}

@@ -197,7 +197,8 @@ class Lane:
         """What should not be there any more; gone now, so that the next point begins clean."""
         keys = self._keys()
         left = [key for key in keys if any(re.match(pattern, key) for pattern in LEFT)]
-        left = [key for key in left if not re.match(STAYS, key)]
+        # What expires with the results is Celery's own way to clear up.
+        left = [key for key in left if not (re.match(STAYS, key) and self._redis.ttl(key) > 0)]
         if results := [key for key in keys if key.startswith("celery-task")]:
             self._redis.delete(*results)
         if left:

@@ -145,6 +145,8 @@ def test_a_body_that_never_ran_has_failed_with_its_part() -> None:
 def test_what_may_not_have_been_sent_is_not_missed() -> None:
     assert verdicts([send(doubt="TimeoutError")]) == []
     assert verdicts([send(doubt="TimeoutError"), *ran(1, cut=True)]) == ["lost"]
+    assert verdicts([send(**CHORD, doubt="TimeoutError"), *ran(1, "p0")]) == []
+    assert verdicts([send(**CHORD, doubt="TimeoutError"), *PARTS]) == ["stuck"]
 
 
 def test_it_runs_by_itself_and_says_where_a_history_ends_too_soon(tmp_path: Path) -> None:
