@@ -41,6 +41,7 @@ class Counters(NamedTuple):
     history: tuple[Mapping[str, Any], ...] = ()
     probation: int = 0  # until it is settled: which solitude is its next; 0: it is none
     requeues: int = 0
+    token: int = 0  # of the latest claim
     steps: str = ""  # what they have handed on (``model/step.py``)
 
     @classmethod
@@ -67,7 +68,12 @@ class Claimed(NamedTuple):
 
     job: Job
     earlier: Counters | None = None
-    token: int = 0  # when it was claimed (server us): greater with each claim of the job
+
+    @property
+    def token(self) -> int:
+        """The fencing token: greater with each claim of the job (``token`` in ``shared.lua``)."""
+        number = claim_number(self.job.claim_id)
+        return max(number, self.earlier.token + 1) if self.earlier else number
 
 
 class Carried(NamedTuple):

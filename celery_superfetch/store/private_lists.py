@@ -86,12 +86,12 @@ class PrivateLists(Structure):
     def claims(self, call: Call, lists: Sequence[str], reply: Any) -> Claims:
         if reply is None:
             return Claims(registered=False)
-        started, rows, token, *more = reply
+        started, rows, *more = reply
         owner, first, jobs = call.args[0], call.args[8], []
         for number, (at, payload, mark) in enumerate(chunks(rows, 3), first):
             name = lists[at - 1]
             job = Job(owner, name, payload, claim_id(number, name))
-            jobs.append(Claimed(job, earlier_of(mark), int(token)))
+            jobs.append(Claimed(job, earlier_of(mark)))
         errors = [
             (lists[at - 1], why.decode(errors="replace"))
             for reasons in more
@@ -118,7 +118,7 @@ class PrivateLists(Structure):
         not known for sure."""
         keys = [self.keys.private(owner)]
         args: list[Any] = [len(settled)]
-        for job, earlier, _ in settled:
+        for job, earlier in settled:
             if earlier is not None:
                 keys.append(self.keys.recoveries(digest(job.payload)))
             args += [job.claim_id, 0 if earlier is None else len(keys)]
@@ -208,5 +208,5 @@ def earlier_of(mark: Any) -> Counters | None:
     if not isinstance(mark, list):
         return None
     # Only a suspect's has the last one.
-    fields = ("recoveries", "strikes", "requeues", "steps", "probation")
+    fields = ("recoveries", "strikes", "requeues", "token", "steps", "probation")
     return Counters.read(**dict(zip(fields, mark, strict=False)))

@@ -76,7 +76,8 @@ class _Handover:
 
     def claim(self) -> tuple[Any, ...]:
         """For who runs it. With early ack it is over by then, and nothing is handed on for it."""
-        delivery, (job, earlier, token) = self.delivery, self.delivery.claimed
+        delivery, claimed = self.delivery, self.delivery.claimed
+        (job, earlier), token = claimed, claimed.token
         if self.request.acknowledged or not self.request.task.acks_late:
             return tuple(Claim("", "", "", token))
         place, key = delivery.channel.place, self.owner.key_of(job)

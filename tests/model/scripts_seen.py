@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from celery_superfetch.model.job import claim_id
+from celery_superfetch.model.job import claim_id, claim_number
 from celery_superfetch.store.wire.scripts import Call
 from model.truth import Card, Known, Verdict
 
@@ -52,6 +52,7 @@ class Truth(Known):
         return True
 
     def _clear(self, payload: bytes) -> None:
+        self.tokens.pop(payload, None)  # begun anew, by whoever's clock
         self.cards[payload] = Card(chances=max(0, self.copies(payload) - 1))
 
     def _owner_of(self, key: str) -> str:
@@ -64,18 +65,21 @@ class Truth(Known):
         self.steps[owner].pop(id, None)
         return self.held[owner].pop(id, None), ran
 
-    def begin(self, owner: str, id: str, payload: bytes, token: bytes) -> None:
+    def begin(self, owner: str, id: str, payload: bytes) -> None:
         """A claim is made: with it goes what the job has handed on, and a greater token."""
         self.held[owner][id] = payload
         if steps := self.cards[payload].steps:
             self.steps[owner][id] = steps
-        # One claim may bring several copies.
-        assert int(token) > self.tokens.get(payload, 0) or self.copies(payload) > 1
-        self.tokens[payload] = int(token)
+        # Of copies nobody knows which is which.
+        token = max(claim_number(id), self.cards[payload].token + 1)
+        assert token > self.tokens.get(payload, 0) or self.published[payload] > 1
+        self.tokens[payload] = token
 
     def go_back(self, owner: str, id: str, payload: bytes) -> None:
         """The next claim of a job begins with what this one has handed on."""
-        self.cards[payload].steps = self.steps[owner].get(id) or self.cards[payload].steps
+        card = self.cards[payload]
+        card.steps = self.steps[owner].get(id) or card.steps
+        card.token = max(claim_number(id), card.token + 1)
 
     def _heartbeat(self, call: Call, reply: Any) -> None:
         owner = call.args[0]
@@ -108,7 +112,7 @@ class Truth(Known):
         assert (reply is not None) == (owner in self.owners)
         if reply is None:
             return
-        started, rows, token, *_ = reply
+        started, rows, *_ = reply
         assert started == min(call.args[7], len(rows) // 3)
         triples = zip(rows[::3], rows[1::3], rows[2::3], strict=True)
         for offset, (at, payload, mark) in enumerate(triples):
@@ -121,7 +125,7 @@ class Truth(Known):
             assert (mark != 0) == self.cards[payload].counted
             id = claim_id(number + offset, name)
             assert id not in self.held[owner]
-            self.begin(owner, id, payload, token)
+            self.begin(owner, id, payload)
             if offset < started:
                 self.running[owner].add(id)
                 self.notable["started with its claim"] += 1
@@ -159,7 +163,7 @@ class Truth(Known):
             self.on_probation.discard(name)
         if expected == b"ok":
             assert self._take(probation, reply[1])
-            self.begin(owner, id, reply[1], reply[3])
+            self.begin(owner, id, reply[1])
             self.running[owner].add(id)
             self.notable["a suspect has its turn"] += 1
 

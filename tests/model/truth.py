@@ -43,6 +43,8 @@ class Card:
     deployed: int = 0
     #: What its runs have handed on, for its next claim.
     steps: str = ""
+    #: The fencing token of its latest claim that is over.
+    token: int = 0
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,7 @@ class Known:
             assert int(row.get("recoveries", 0)) == card.recoveries
             assert int(row.get("probation", 0)) == card.probation
             assert row.get("steps", "") == card.steps
+            assert int(row.get("token", 0)) == card.token
             assert self.copies(payload) or not row or card.left, "they go with the last item"
         for (payload, name), times in self.handed_on.items():
             assert times <= self.published[payload], f"{name} is handed on once"

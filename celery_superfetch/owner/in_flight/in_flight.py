@@ -45,7 +45,7 @@ class InFlight(Outbox):
             claims = self.lists.claims(call, lists, self.flush(call))
             for claimed in claims.jobs:
                 self.jobs.add(claimed.job)
-            self.jobs.recorded.update(job for job, *_ in claims.jobs[: claims.started])
+            self.jobs.recorded.update(job for job, _ in claims.jobs[: claims.started])
             return claims
 
     def claim_alone(self, owner: str, queue_list: str) -> Claimed | None:
@@ -65,7 +65,7 @@ class InFlight(Outbox):
             alone = self.jobs.alone = Job(owner, queue_list, reply[1], call.args[-1])
             self.jobs.add(alone)
             self.jobs.recorded.add(alone)
-            return Claimed(alone, earlier_of(reply[2]), int(reply[3]))
+            return Claimed(alone, earlier_of(reply[2]))
 
     def wait(self, job: Job, asks: bool = True) -> None:
         """Its consumer hands the job over before it begins; one that does not ask gathers jobs."""

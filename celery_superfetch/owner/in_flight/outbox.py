@@ -276,7 +276,7 @@ class Outbox(Structure):
     def _settled(self, acks: list[Claimed], missing: set[int]) -> list[Job]:
         """Note that acks were carried out; the jobs that were missing, unless that is no news."""
         now, lost = monotonic(), []
-        for at, (job, *_) in enumerate(acks, 1):
+        for at, (job, _) in enumerate(acks, 1):
             self.lately.append((now, job.claim_id))
             if at in missing and job not in self._no_news:
                 lost.append(job)
@@ -286,7 +286,7 @@ class Outbox(Structure):
 
     def _unanswered_acks(self, parts: list[tuple[str, _Part]]) -> None:
         self._sent = []
-        self._no_news.update(job for _, part in parts for job, *_ in part.acks)
+        self._no_news.update(job for _, part in parts for job, _ in part.acks)
         self._send_again(parts)
 
     def _send_again(self, parts: list[tuple[str, _Part]]) -> None:

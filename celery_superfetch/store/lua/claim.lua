@@ -6,11 +6,10 @@
 -- ARGV: owner, most jobs, most bytes, prefix of counters, length of the prefix of all keys, prefix of
 --       the landing lists, lists to take from in turn (0: only what landed is taken), number of jobs
 --       to start, number of the first claim, then the numbers of the lists where jobs landed
--- Returns: nil when the owner is not registered; or {started, jobs, token} or, where a list could not
---       be read, {started, jobs, token, errors}: how many of the jobs, the first ones, were recorded as
---       running, {list number, payload, mark, ...} in the order of their claims' numbers, the server's
---       time (us), {list number, text, ...}. A mark is 0 (has no counters) or {recoveries, strikes,
---       requeues, steps}
+-- Returns: nil when the owner is not registered; or {started, jobs} or, where a list could not be
+--       read, {started, jobs, errors}: how many of the jobs, the first ones, were recorded as running,
+--       {list number, payload, mark, ...} in the order of their claims' numbers, {list number, text,
+--       ...}. A mark is 0 (has no counters) or {recoveries, strikes, requeues, token, steps}
 -- Crash: the jobs are in the private list of a registered owner, and some recorded as running that
 --       have not begun. A lost reply is found there by the caller, or by the reaper after its death.
 local owners, flag, private = KEYS[1], KEYS[2], KEYS[3]
@@ -23,8 +22,8 @@ local function mark(payload)
   if not counted then return 0 end
   local key = counters .. redis.sha1hex(payload)
   -- A key of another type says as little as none, and the job is on its way.
-  local known = redis.pcall('HMGET', key, 'recoveries', 'strikes', 'requeues', 'steps')
-  return (known[1] or known[2] or known[3] or known[4]) and known or 0
+  local known = redis.pcall('HMGET', key, 'recoveries', 'strikes', 'requeues', 'token', 'steps')
+  return (known[1] or known[2] or known[3] or known[5]) and known or 0
 end
 local function name_of(at) return string.sub(KEYS[at + 3], cut) end
 
@@ -47,9 +46,9 @@ local function take(at, source, payload)
   jobs[#jobs + 1] = payload
   local known = mark(payload)
   jobs[#jobs + 1] = known
-  if known ~= 0 and known[4] then  -- what an earlier run has handed on
+  if known ~= 0 and known[5] then  -- what an earlier run has handed on
     fields[#fields + 1] = 's' .. id
-    fields[#fields + 1] = known[4]
+    fields[#fields + 1] = known[5]
   end
   most, room = most - 1, room - #payload
 end
@@ -113,7 +112,5 @@ for first = 1, #fields, 4000 do
     return answer
   end
 end
-local time = redis.call('TIME')
-local token = time[1] .. string.format('%06d', time[2])
-if #errors == 0 then return {started, jobs, token} end
-return {started, jobs, token, errors}
+if #errors == 0 then return {started, jobs} end
+return {started, jobs, errors}

@@ -25,7 +25,7 @@ local jobs = #KEYS - 7
 -- when a job has left its list and cannot arrive.
 local known, payloads, steps = {}, {}, {}
 for i = 1, jobs do
-  known[i] = redis.call('HMGET', KEYS[7 + i], 'recoveries', 'history', 'probation')
+  known[i] = redis.call('HMGET', KEYS[7 + i], 'recoveries', 'history', 'probation', 'token')
   local id = ARGV[2 + 5 * i]
   payloads[i], steps[i] = unpack(redis.call('HMGET', private, id, 's' .. id))
 end
@@ -55,7 +55,8 @@ local function recover(i)
     redis.call('RPUSH', queue, payloads[i])
     if expires > 0 then redis.call('PEXPIRE', queue, expires) end
   end
-  redis.call('HSET', counters, 'recoveries', expected + 1, 'strikes', strikes, 'history', told)
+  redis.call('HSET', counters, 'recoveries', expected + 1, 'strikes', strikes, 'history', told,
+    'token', token(id, known[i][4]))
   if steps[i] then redis.call('HSET', counters, 'steps', steps[i]) end
   if suspect then
     redis.call('HSET', counters, 'probation', solitude)

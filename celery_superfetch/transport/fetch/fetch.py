@@ -41,7 +41,7 @@ class Backlog:
     @property
     def lists(self) -> list[str]:
         """The queue list of each."""
-        return [*(job.queue_list for job, *_ in self.ready), *(name for _, name in self.landed)]
+        return [*(job.queue_list for job, _ in self.ready), *(name for _, name in self.landed)]
 
     def take(self, meant: Callable[[Job], bool] = lambda _: True) -> list[Job]:
         """Let go of all that are claimed, or of those that are meant, the newest first; any thread

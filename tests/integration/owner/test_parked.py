@@ -20,7 +20,7 @@ def claim(bench: Bench, owner: Facts, *names: object) -> list[Claimed]:
 
 def park(bench: Bench, *claimed: Claimed, later: float = HOUR) -> None:
     now = bench.database.server_time()
-    for number, (job, *_) in enumerate(claimed):
+    for number, (job, _) in enumerate(claimed):
         assert bench.in_flight.park(job, now + later + number)
 
 

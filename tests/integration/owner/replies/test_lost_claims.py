@@ -296,7 +296,7 @@ def test_nothing_starts_while_a_lost_reply_may_speak_of_a_suspect(
     control: once the doubt is gone, the job starts."""
     held, one, suspect = hasty.in_flight, payload(1), payload("suspect")
     hasty.push("mail", one)
-    [(job, *_)] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    [(job, _)] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
     hasty.client.lpush(hasty.keys.probation("mail"), suspect)
     unheard(server, lambda: held.claim_alone(owner.owner, "mail"))
     eventually(lambda: hasty.private(owner) == [suspect, one])
@@ -313,7 +313,7 @@ def test_a_claim_for_a_suspect_that_comes_late_is_not_alone_with_what_starts(
     """A network that stood still brought it after the doubt was cleared."""
     held, one, suspect = hasty.in_flight, payload(1), payload("suspect")
     hasty.push("mail", one)
-    [(job, *_)] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    [(job, _)] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
     hasty.client.lpush(hasty.keys.probation("mail"), suspect)
     assert hasty.run(hasty.lists.claim_alone(owner.owner, "mail"))[0] == b"ok"
     assert held.start(job)
