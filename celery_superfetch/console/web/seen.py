@@ -13,7 +13,6 @@ from celery import Celery
 from redis.exceptions import RedisError
 
 from ... import DeadSet
-from ...app.dead_set import Retried
 from ...inspector import PATIENCE, Inspector
 from ...model.dead_job import DeadFilter, DeadJob, utc
 from ..health import judge
@@ -139,8 +138,8 @@ class Seen:
 
         return self.dead_set(look)
 
-    def retry_all(self, asked: dict[str, str]) -> list[Retried]:
-        """Put all back that are meant."""
+    def retry_all(self, asked: dict[str, str]) -> list[Any]:
+        """Put all back that are meant; a ``Retried`` of each."""
         return self.dead_set(lambda dead: dead.retry_all(**_patterns(asked)))
 
     def kill(self, ids: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
