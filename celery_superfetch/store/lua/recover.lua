@@ -56,7 +56,7 @@ local function recover(i)
     if expires > 0 then redis.call('PEXPIRE', queue, expires) end
   end
   redis.call('HSET', counters, 'recoveries', expected + 1, 'strikes', strikes, 'history', told,
-    'token', token(id, known[i][4]))
+    'token', token(id, counters, known[i][4]))
   if steps[i] then redis.call('HSET', counters, 'steps', steps[i]) end
   if suspect then
     redis.call('HSET', counters, 'probation', solitude)

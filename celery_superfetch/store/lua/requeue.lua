@@ -15,10 +15,10 @@ local window, expires = tonumber(ARGV[3]), tonumber(ARGV[4])
 local no = wrong(queue, probation)
 if no then return no end
 redis.call('SISMEMBER', on_probation, queue_list)
-local jobs, payloads, steps, suspected, tokens = #KEYS - 6, {}, {}, {}, {}
+local jobs, payloads, steps, suspected, earlier = #KEYS - 6, {}, {}, {}, {}
 for i = 1, jobs do
   payloads[i], steps[i] = unpack(redis.call('HMGET', private, ARGV[i + 4], 's' .. ARGV[i + 4]))
-  suspected[i], tokens[i] = unpack(redis.call('HMGET', KEYS[i + 6], 'probation', 'token'))
+  suspected[i], earlier[i] = unpack(redis.call('HMGET', KEYS[i + 6], 'probation', 'token'))
 end
 local total, to_queue = 0, 0
 for i = 1, jobs do
@@ -33,7 +33,7 @@ for i = 1, jobs do
       to_queue = to_queue + 1
     end
     redis.pcall('HINCRBY', counters, 'requeues', 1)
-    redis.pcall('HSET', counters, 'token', token(id, tokens[i]))
+    redis.pcall('HSET', counters, 'token', token(id, counters, earlier[i]))
     if steps[i] then redis.pcall('HSET', counters, 'steps', steps[i]) end
     tally(stats, 'requeued', queue_list, payload)
     if redis.call('TTL', counters) < 0 then redis.call('EXPIRE', counters, window) end

@@ -21,10 +21,12 @@ local function takes(name)
 end
 
 -- The fencing token of a claim that ends: that of the job's next one has to be greater, whatever the
--- clocks of those who number their claims say (`Claimed.token`).
-local function token(id, earlier)
+-- clocks of those who number their claims say (`Claimed.token`). Jobs of equal bytes share one.
+local tokens = {}
+local function token(id, counters, earlier)
   local number = tonumber(string.match(id, '^%d+')) or 0
-  return string.format('%.0f', math.max(number, (tonumber(earlier) or 0) + 1))
+  tokens[counters] = math.max(number, (tonumber(tokens[counters] or earlier) or 0) + 1)
+  return string.format('%.0f', tokens[counters])
 end
 
 -- The error that one of these is no queue, if it is none.
