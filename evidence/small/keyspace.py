@@ -193,7 +193,7 @@ class Keyspaces:
         if key.startswith(self.keys.facts("")) and name not in ("state", "was", "ran"):
             return ()
         if key.startswith(self.keys.recoveries("")):
-            text = {"history": "[]", "requeues": "1"}.get(name, text)
+            text = {"history": "[]", "requeues": "1", "token": "1"}.get(name, text)
         if key == self.keys.dead_jobs:
             record = json.loads(text)
             text = json.dumps({"payload": record["payload"], "strikes": record["strikes"]})
