@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from support.waiting import eventually
 from support.workers.worker import Worker, app_env
 
 PATIENCE = 600.0
+#: Jobs that are due at once.
+DUE = 3000
 #: Stock looks for old jobs each second instead of each hundred.
 HASTE = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 #: Late ack, and a lost pool process fails its job.
@@ -169,6 +172,31 @@ def innocents(contender: str, _: argparse.Namespace) -> str:
         return f"{len({*names} & here.ledger.runs().keys())} of 3 ran"
 
 
+def due_at_once(contender: str, _: argparse.Namespace) -> str:
+    """Many jobs that are due in the same seconds, far enough away to wait in Redis elsewhere."""
+    with place(contender) as here:
+        here.worker(concurrency=2)
+        note, due = here.app.tasks["shop.note"], datetime.now(timezone.utc) + timedelta(seconds=80)
+        for number in range(DUE):
+            note.apply_async((f"later-{number}",), eta=due)
+        eventually(lambda: len(here.ledger.runs()) == DUE, PATIENCE, every=1)
+        late = [starts[0] - due.timestamp() for starts in here.ledger.starts().values()]
+        return f"{min(late):.1f} to {max(late):.1f} s late"
+
+
+def beside_stock(contender: str, _: argparse.Namespace) -> str:
+    """A producer with the stock transport, on the database of such a worker."""
+    with place(contender) as here:
+        here.worker(concurrency=1)
+        stock = build_app({**here.env, "SUPERFETCH": "0", "CONF": "{}"})
+        try:
+            stock.tasks["shop.note"].apply_async(("stock",), retry=False)
+        except Exception as exc:
+            return f"{type(exc).__name__}: {exc}"
+        here.started("stock", within=60)
+        return "it ran"
+
+
 TEN = {"options": {"visibility_timeout": 10}}
 ALL = (OURS, STOCK, PLUS)
 #: Name -> who is asked, and how.
@@ -182,6 +210,8 @@ CASES: dict[str, tuple[tuple[str, ...], Callable[..., str], dict[str, Any]]] = {
     "a killer of pool processes": (ALL, poison, {}),
     "the same, with late ack alone": ((STOCK,), poison, ALONE),
     "the same, task_retry_on_worker_lost": ((STOCK,), poison, ON_LOSS),
+    "3,000 jobs due at once": (ALL, due_at_once, {}),
+    "a stock producer beside it": ((OURS, PLUS), beside_stock, {}),
     "three jobs behind one whose worker is killed": (ALL, innocents, {}),
 }
 

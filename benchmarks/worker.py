@@ -6,6 +6,7 @@ a server of its own:
     python benchmarks/worker.py [--rounds 3] [--only solo] [--jobs 2000] [--prefetch 4]
 
     python benchmarks/worker.py --jobs 10000 --prefetch 1 4 16
+    python benchmarks/worker.py --chains
 
 All ack late, send no events, and start without mingle, which would keep celery-redis-plus waiting.
 The prefetch is Celery's multiplier: with two processes, 4 makes 8 jobs.
@@ -61,6 +62,8 @@ from support.servers.server import Server
 from support.workers.worker import TESTS, Worker, process_env
 
 RQ = "RQ SimpleWorker"
+#: The queue of the next links, which nobody serves.
+NEXT = "next"
 #: Pool -> its size. A greenlet a job is what gevent is for; 100 would hold all that is prefetched.
 POOLS = {"prefork": 2, "threads": 8, "solo": 1, "gevent": 8}
 #: Seconds between two looks at the server.
@@ -108,8 +111,8 @@ class Look(NamedTuple):
         )
 
 
-def tables(skipped: dict[str, str]) -> list[Table]:
-    title = "no-op jobs, late ack"
+def tables(skipped: dict[str, str], jobs: str = "no-op jobs") -> list[Table]:
+    title = f"{jobs}, late ack"
     cheap = (
         ("commands", "sent per job"),
         ("sends", "per job"),
@@ -124,14 +127,22 @@ def tables(skipped: dict[str, str]) -> list[Table]:
 
 
 def fill(
-    client: Any, contender: str, url: str, jobs: int, task: str = "bench.noop", prefix: str = ""
+    client: Any,
+    contender: str,
+    url: str,
+    jobs: int,
+    task: str = "bench.noop",
+    prefix: str = "",
+    chains: bool = False,
 ) -> None:
     """Queue copies of a job that the contender published, each with ids of its own."""
     if contender == RQ:
         fill_rq(client, jobs)
         return
     app = build(contender, url, prefix=prefix)
-    task_id = app.tasks[task].apply_async().id
+    noop = app.tasks[task].si()
+    last = (noop | noop.clone().set(queue=NEXT) if chains else noop).apply_async()
+    task_id = last.parent.id if chains else last.id
     copy = _copy_hash if contender == PLUS else _copy_item
     app.close()
     with client.pipeline(transaction=False) as pipe:
@@ -194,9 +205,9 @@ def left(client: Any, contender: str, prefix: str = "") -> int:
             pipe.llen(f"rq:queue:{NAME}").llen(f"rq:queue:{NAME}:intermediate")
             pipe.zcard(f"rq:wip:{NAME}")
         sizes = pipe.execute()
-    # A private list has the claims, and a note beside each that waits.
+    # A private list has the claims, and notes beside them.
     return sum(
-        size if isinstance(size, int) else sum(not key.startswith(b"w") for key in size)
+        size if isinstance(size, int) else sum(not key.startswith((b"w", b"s")) for key in size)
         for size in sizes
     )
 
@@ -211,6 +222,9 @@ class Drain:
     #: What else is in the worker's environment.
     env: Mapping[str, str] = {}
 
+    #: Whether each job hands on the next link of a chain.
+    chains = False
+
     def __init__(self, contender: str, pool: str, prefetch: int, jobs: int) -> None:
         self.contender, self.pool, self.prefetch, self.jobs = contender, pool, prefetch, jobs
 
@@ -219,7 +233,8 @@ class Drain:
         with self.serving() as (server, url), tempfile.TemporaryDirectory() as name:
             directory = Path(name)
             self.client = server.client()
-            fill(self.client, self.contender, server.url(), self.jobs, prefix=self.prefix)
+            how = {"prefix": self.prefix, "chains": self.chains}
+            fill(self.client, self.contender, server.url(), self.jobs, **how)
             self.counts = Counts(directory / "counts")
             self.worker = self.start(url, directory)
             try:
@@ -318,7 +333,7 @@ def cases(prefetches: Sequence[int]) -> Iterator[tuple[str, int]]:
 def contenders(
     pool: str, prefetch: int, jobs: int, names: Sequence[str]
 ) -> dict[str, Callable[[], tuple[float, ...]]]:
-    if pool == "solo" and prefetch == 4 and _installed("rq"):
+    if pool == "solo" and prefetch == 4 and not Drain.chains and _installed("rq"):
         names = [*names, RQ]
     return {
         name: Drain(name, pool, prefetch, jobs // RQ_PART if name == RQ else jobs).run
@@ -337,10 +352,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, rounds=3)
     parser.add_argument("--jobs", type=int, default=2000, help="of each run")
     parser.add_argument("--prefetch", type=int, nargs="+", default=[4], help="multipliers")
+    parser.add_argument("--chains", action="store_true", help="each job hands on a next link")
     args = parsed(parser, argv)
     os.environ.pop("CONTENDER", None)
+    Drain.chains = args.chains
     skipped = skipped_here()
-    found = tables(skipped)
+    found = tables(skipped, "the first links of chains" if args.chains else "no-op jobs")
     begin(found[0])
     names = [name for name in TRANSPORTS if name not in skipped]
     for pool, prefetch in cases(args.prefetch):

@@ -22,6 +22,7 @@ from .store.keyspace import Keyspace
 from .store.parked import Parked
 from .store.queues import Queues, Suspects
 from .store.registry import Registry
+from .store.runs import RunCounts, Runs
 from .store.unacked import Unacked
 from .store.wire.server import DEADLOCK, DEADLOCK_FIX, MAY_DEADLOCK, info, setting
 from .store.wire.slots import whereabouts
@@ -31,7 +32,7 @@ if TYPE_CHECKING:  # a probe waits for neither
     from celery import Celery
     from redis import Redis
 
-__all__ = ["PATIENCE", "STATES", "Counts", "Holding", "Inspector", "Place"]
+__all__ = ["PATIENCE", "STATES", "Counts", "Holding", "Inspector", "Place", "RunCounts"]
 __all__ += ["PARKED", "PROBATION", "RESERVED", "RUNNING"]
 
 #: Seconds that whoever looks waits for the server; Prometheus itself gives a scrape ten by default.
@@ -58,6 +59,7 @@ class Inspector:
         self.queues, self.suspects = Queues(database), Suspects(database)
         self.parked = Parked(database)
         self.history, self.dead_jobs = History(database), Graveyard(database)
+        self.runs = Runs(database)
         self.strikes = StrikeCounters(database)
         self.unacked = Unacked(database, *unacked)
 

@@ -25,6 +25,7 @@ from redis.retry import Retry
 
 from ..errors import PoisonPill
 from ..model.dead_job import DEAD_ID_HEADER, DeadJob
+from ..model.step import running
 from ..model.strikes import toll
 from ..signals import job_killed
 from .asking import asking
@@ -96,6 +97,9 @@ class Telling:
             self.told = True
         if None not in (job.task, job.task_id):  # else nobody waits for it
             self.request = request_of(self.app, job, with_body=not self.careful)
+            if notice := running.get():  # whose steps are those that the job did not come to
+                notice.earlier = job.steps
+                notice.read(vars(self.request), str(job.task_id))
             self._tell_caller()
         dead_set_of(self.app, os.getpid()).announced(job)
 

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from math import inf
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from celery import Celery
 from celery.utils.log import get_logger
 
 from ..errors import ConfigError
-from ..inspector import PATIENCE, Counts, Inspector
+from ..inspector import PATIENCE, Counts, Inspector, RunCounts
 from ..model import forks
 from ..model.arguments import printable
 from ..model.facts import SILENT, STUCK
@@ -65,7 +66,7 @@ class Metrics(Collector):
         self.app = app
         self._lock = threading.Lock()
         self._asking, self._ended = threading.Thread(), -FRESH
-        self._found: tuple[dict[str, Any], Counts] | None = None
+        self._found: tuple[dict[str, Any], Counts, RunCounts] | None = None
 
     def collect(self) -> Iterator[Metric]:
         found = self._read()
@@ -74,7 +75,7 @@ class Metrics(Collector):
         if found is not None:
             yield from families(*found)
 
-    def _read(self) -> tuple[dict[str, Any], Counts] | None:
+    def _read(self) -> tuple[dict[str, Any], Counts, RunCounts] | None:
         with self._lock:
             if not self._asking.is_alive() and monotonic() >= self._ended + FRESH:
                 # Nobody knows how long it takes: a thread can be left alone.
@@ -90,7 +91,8 @@ class Metrics(Collector):
         try:
             # It comes by code of Celery and kombu, whose locks a pool's child must not inherit.
             with forks.kept_off(), Inspector.of(self.app) as inspector:
-                self._found = overview_of(inspector), inspector.history.counts()
+                counts = inspector.history.counts(), inspector.runs.counts()
+                self._found = overview_of(inspector), *counts
         except Exception as exc:
             self._found = None
             logger.warning("Metrics could not ask the broker: %s", exc)
@@ -98,9 +100,11 @@ class Metrics(Collector):
             self._ended = monotonic()
 
 
-def families(overview: Mapping[str, Any], counts: Counts) -> Iterator[Metric]:
+def families(overview: Mapping[str, Any], counts: Counts, runs: RunCounts) -> Iterator[Metric]:
     """An overview and the counters, as metrics."""
-    yield from _of_jobs(counts, {row["list"]: row["queue"] for row in overview["queues"]})
+    queues = {row["list"]: row["queue"] for row in overview["queues"]}
+    yield from _of_jobs(counts, queues)
+    yield from _of_runs(runs, queues)
     for name, text in (
         ("owners_reaped", "Workers that were taken for dead"),
         ("dead_dropped", "Jobs that a cap, or their age, dropped from the dead set"),
@@ -129,9 +133,29 @@ def _of_jobs(counts: Counts, queues: Mapping[str, str]) -> Iterator[Metric]:
         rows: Counter[tuple[str, str]] = Counter({("", ""): 0})
         for (which, queue_list, task), number in counts.jobs.items():
             if which == what:
-                queue = queues.get(queue_list, queue_list.partition(Inspector.separator)[0])
-                rows[printable(queue), printable(task)] += number
+                rows[_queue(queue_list, queues), printable(task)] += number
         yield _metric(CounterMetricFamily, name, text, rows, ["queue", "task"])
+
+
+def _of_runs(runs: RunCounts, queues: Mapping[str, str]) -> Iterator[Metric]:
+    rows: Counter[tuple[str, ...]] = Counter()
+    for (how, queue_list, task), number in runs.ends.items():
+        rows[_queue(queue_list, queues), printable(task), how] += number
+    text = "Runs that came to an end of their own, by how they ended"
+    yield _metric(CounterMetricFamily, "runs", text, rows, ["queue", "task", "state"])
+    text = "How long they took"
+    family = HistogramMetricFamily("superfetch_run_seconds", text, labels=["task"])
+    for task, times in runs.times.items():
+        family.add_metric([printable(task)], _buckets(times.buckets), times.seconds)
+    yield family
+
+
+def _queue(queue_list: str, queues: Mapping[str, str]) -> str:
+    return printable(queues.get(queue_list, queue_list.partition(Inspector.separator)[0]))
+
+
+def _buckets(buckets: Mapping[float, int]) -> list[tuple[str, float]]:
+    return [("+Inf" if at == inf else str(at), number) for at, number in buckets.items()]
 
 
 def _of_owners(overview: Mapping[str, Any]) -> Iterator[Metric]:
@@ -170,7 +194,7 @@ def _of_passes(last: Mapping[str, Any] | None, counts: Counts) -> Iterator[Metri
     yield HistogramMetricFamily(
         "superfetch_recovery_seconds",
         "From the last heartbeat of a dead worker until its jobs were back",
-        [("+Inf" if at == float("inf") else str(at), n) for at, n in counts.recoveries.items()],
+        _buckets(counts.recoveries),
         counts.recovery_seconds,
     )
     yield SummaryMetricFamily(

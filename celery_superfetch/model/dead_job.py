@@ -51,6 +51,7 @@ class DeadJob:
     #: Oldest first, its death last; each has owner, reason, strike and at (server s).
     history: tuple[Mapping[str, Any], ...] = ()
     died_at: int = 0  #: time of death, by the server's clock, in ms
+    steps: str = ""  #: what its runs have handed on: a retry hands on the rest
 
     @property
     def parsed(self) -> bool:
@@ -121,6 +122,7 @@ class DeadJob:
             **{field: record[name] for name, field in STORED.items()},
             history=tuple(_event(entry) for entry in record["history"]),
             died_at=died_at,
+            steps=str(record.get("steps", "")),
         )
 
 

@@ -41,11 +41,16 @@ class Counters(NamedTuple):
     history: tuple[Mapping[str, Any], ...] = ()
     probation: int = 0  # until it is settled: which solitude is its next; 0: it is none
     requeues: int = 0
+    token: int = 0  # of the latest claim
+    steps: str = ""  # what they have handed on (``model/step.py``)
 
     @classmethod
     def read(cls, **found: Any) -> Counters:
         """Some fields as the server has them; what was never counted is None."""
-        as_read: dict[str, Any] = {"history": lambda raw: tuple(json.loads(raw))}
+        as_read: dict[str, Any] = {
+            "history": lambda raw: tuple(json.loads(raw)),
+            "steps": bytes.decode,
+        }
         return cls(**{name: as_read.get(name, int)(raw) for name, raw in found.items() if raw})
 
     def total(self, carried: int) -> int:
@@ -63,6 +68,12 @@ class Claimed(NamedTuple):
 
     job: Job
     earlier: Counters | None = None
+
+    @property
+    def token(self) -> int:
+        """The fencing token: greater with each claim of the job (``token`` in ``shared.lua``)."""
+        number = claim_number(self.job.claim_id)
+        return max(number, self.earlier.token + 1) if self.earlier else number
 
 
 class Carried(NamedTuple):

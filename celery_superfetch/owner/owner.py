@@ -68,6 +68,10 @@ class Owner(Membership):
     def state_of(self, job: Job) -> State | None:
         return self.in_flight.jobs.get(job)
 
+    def key_of(self, job: Job) -> str:
+        """The key of the private list that it is in."""
+        return self.in_flight.lists.key_of(job)
+
     def claims_of(self, name: str) -> dict[str, Job]:
         """Its jobs under one of its names, by their claim ids."""
         with self.lock:

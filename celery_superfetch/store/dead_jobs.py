@@ -141,10 +141,12 @@ class DeadJobs(Structure):
         0 if it was gone."""
         keys = self.keys
         # The strikes that a payload carries do not count for so many seconds.
-        forgiven = int(self.config.strike_window) if parse(job.payload).carried.strikes else 0
+        window = int(self.config.strike_window)
+        forgiven = window if parse(job.payload).carried.strikes else 0
         names = [*self._names, keys.queue(queue_list), keys.recoveries(digest(job.payload))]
         names += [keys.lock(f"retry:{job.id}"), keys.recovered]
-        return Call("revive", names, [job.id, job.payload, expires, forgiven])
+        args = [job.id, job.payload, expires, forgiven, job.steps, window]
+        return Call("revive", names, args)
 
     def revive_all(self, calls: Sequence[Call]) -> list[Any]:
         """Carry out some in one round trip; an error is an answer, too."""

@@ -22,6 +22,7 @@ class Keys:
         self.dead_caps = f"{own}dead:caps"  # HASH job id -> ZSET of its cap: dead_of or dead_junk
         self.dead_junk = f"{own}dead:junk"  # ZSET as ``dead``, of the unparseable ones of any app
         self.unannounced = f"{own}dead:unannounced"  # SET of ids whose caller has not been told
+        self.runs = f"{own}runs"  # HASH how runs ended and how long they took -> number
         self.stats = f"{own}stats"  # HASH counter -> number, by list and task, too
         self.deaths = f"{own}deaths"  # ZSET JSON of an owner's death -> when (server ms)
         self.last_pass = f"{own}pass"  # HASH of the last pass: when, by whom, what it found
@@ -35,7 +36,8 @@ class Keys:
         return f"{self.prefix}{queue_list}"  # kombu's LIST, one for each priority step
 
     def private(self, owner: str) -> str:
-        """HASH claim id -> payload, and ``r`` and the claim id of each job that is said to run."""
+        """HASH claim id -> payload; ``w`` and the claim id, of each job that waits -> empty;
+        ``s`` and the claim id, of each that has handed on steps -> their notes."""
         return f"{self._own}private:{owner}"
 
     def landing(self, owner: str, queue_list: str) -> str:

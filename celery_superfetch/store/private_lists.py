@@ -24,7 +24,9 @@ from .wire.server import warn_once
 #: Bytes one claim takes at most, but for the jobs (eight, at most) that pass the mark together: it
 #: keeps others waiting.
 CLAIM_BYTES = 4 * 1024 * 1024
-WAITS = "w"  # what stands before a claim id in the name of the note that its job has not begun
+#: What stands before a claim id in the names of the notes beside it: that its job has not begun,
+#: and which steps that has handed on.
+WAITS, STEPS = "w", "s"
 
 
 class Claims(NamedTuple):
@@ -88,9 +90,8 @@ class PrivateLists(Structure):
         owner, first, jobs = call.args[0], call.args[8], []
         for number, (at, payload, mark) in enumerate(chunks(rows, 3), first):
             name = lists[at - 1]
-            jobs.append(
-                Claimed(Job(owner, name, payload, claim_id(number, name)), earlier_of(mark))
-            )
+            job = Job(owner, name, payload, claim_id(number, name))
+            jobs.append(Claimed(job, earlier_of(mark)))
         errors = [
             (lists[at - 1], why.decode(errors="replace"))
             for reasons in more
@@ -182,6 +183,9 @@ class PrivateLists(Structure):
         ]
         return found, len(payloads)
 
+    def key_of(self, job: Job) -> str:
+        return self.keys.private(job.owner)
+
     def has(self, job: Job) -> bool:
         return bool(self.client.hexists(self.keys.private(job.owner), job.claim_id))
 
@@ -196,7 +200,7 @@ def claims_of(fields: Iterable[bytes], *, waiting: bool = False) -> list[str]:
     names = [field.decode(errors="replace") for field in fields]
     if waiting:
         return [name[len(WAITS) :] for name in names if name.startswith(WAITS)]
-    return [name for name in names if not name.startswith(WAITS)]
+    return [name for name in names if not name.startswith((WAITS, STEPS))]
 
 
 def earlier_of(mark: Any) -> Counters | None:
@@ -204,5 +208,5 @@ def earlier_of(mark: Any) -> Counters | None:
     if not isinstance(mark, list):
         return None
     # Only a suspect's has the last one.
-    fields = ("recoveries", "strikes", "requeues", "probation")
+    fields = ("recoveries", "strikes", "requeues", "token", "steps", "probation")
     return Counters.read(**dict(zip(fields, mark, strict=False)))

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from copy import copy
+from functools import cached_property
 from queue import Empty
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,14 +17,16 @@ from redis import Redis
 from redis.exceptions import ConnectionError, RedisError
 
 from ..model.config import LONGEST, Config
+from ..model.step import Fenced, Step, handing
 from ..store.database import Database
-from ..store.wire.connections import NotServed, Params, leading_home, ours, publishing
+from ..store.wire.connections import NotServed, Params, leading_home, name_of, ours, publishing
 from ..store.wire.slots import Slot, address_of, slot_of
 from .fetch.queue_lists import QueueLists
 
 if TYPE_CHECKING:
     from ..model.job import Claimed
     from ..owner.owner import Owner
+    from ..store.steps import Steps
     from .fetch.fetch import Fetch
 
 logger = logging.getLogger(__name__)
@@ -39,6 +42,7 @@ class Channel(redis.Channel):
     """kombu's Redis channel; jobs that want an ack are fetched reliably."""
 
     _fetch: Fetch | None = None
+    _handed_on: Steps | None = None
     reception: Any = None  # a Celery worker's, for jobs that its consumer cannot digest
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -54,6 +58,11 @@ class Channel(redis.Channel):
         """For what a producer may do: none of our options matters there, and one may be wrong."""
         config = Config(global_keyprefix=self.global_keyprefix)
         return Database(Redis(connection_pool=self.pool), config)
+
+    @cached_property
+    def place(self) -> str:
+        """The name of where its database is."""
+        return name_of(self.here())
 
     def here(self) -> Params:  # where connections of our own find the database
         return self._connparams()
@@ -228,6 +237,43 @@ class Channel(redis.Channel):
             raise ConnectionError("the channel was closed while it published") from exc
         finally:
             publishing.reset(token)
+
+    def _put(self, queue: str, message: Any, **kwargs: Any) -> None:
+        step = handing.get()
+        if (
+            step is None
+            or step.task_id != message["properties"].get("correlation_id")
+            or step.claim.place != self.place
+        ):
+            return super()._put(queue, message, **kwargs)
+        self._hand_on(step, queue, message)
+
+    def _hand_on(self, step: Step, queue: str, message: Any) -> None:
+        note, done, ms = step.note(queue), 0, self.expires_of(queue)
+        if note not in step.earlier:
+            first = self._q_for_pri(queue, self._get_message_priority(message))
+            lists = [first, *(self._lists_of(queue) if ms else ())]
+            done = self._steps.hand_on(step.claim, note, redis.dumps(message), lists, ms)
+        if done < 0:
+            raise Fenced(
+                f"Job {step.title} is no longer ours, and may run elsewhere by now: this run hands "
+                f"on nothing (as its next step, {step.name}[{step.task_id}]), and has no result"
+            )
+        if not done:
+            logger.info(
+                "Job %s has handed on %s[%s] before, and does not send it again.",
+                step.title,
+                step.name,
+                step.task_id,
+            )
+
+    @property
+    def _steps(self) -> Steps:
+        if self._handed_on is None or self._handed_on.client.connection_pool is not self.pool:
+            from ..store.steps import Steps
+
+            self._handed_on = Steps(self.database)
+        return self._handed_on
 
     def _lookup(self, exchange: str, routing_key: str, default: Any = None) -> Any:
         queues = super()._lookup(exchange, routing_key, default)

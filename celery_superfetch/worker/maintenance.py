@@ -68,13 +68,16 @@ class Rounds:
         self.owner = owner
         self.reaper = reaper_of(app, owner.client, owner)
         self._facts: dict[str, Facts] = {}
-        self._next_pass = 0.0
+        self._next_pass = self._next_count = 0.0
         self._next_look: dict[str, float] = {}
 
     def go(self, now: float) -> None:
         """One round; when the broker cannot be asked, it raises RedisError and convicts nobody."""
         self.owner.release_due()
         self.note_stuck()
+        if now >= self._next_count and self.owner.runner.ended:
+            self._next_count = now + self.reaper.config.heartbeat_interval
+            self.owner.runner.ended.count(self.reaper.database)
         # All workers see a death, or a silence, in the same second: hence the locks.
         if self._sees_death():  # others may have died with it
             self._reap(self.owner.neighbours, f"host:{ProcessImage.current().host}")

@@ -188,6 +188,7 @@ def settle_failures(target: Any, options: dict[str, Any], inline: bool) -> Any:
                 logger.exception(trouble, id)
                 return ExceptionInfo()
 
+        vars(call)["__wrapped__"] = act
         return call
 
     run = survived(target, "Celery failed around the body of job %s: it has failed.")

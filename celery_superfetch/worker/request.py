@@ -28,8 +28,8 @@ from ..model.job import CARRIED, EARLIER, Carried
 from ..model.strikes import Blame
 from ..transport.deliveries import Delivery, delivery_of
 from .batches import is_only_named
+from .ended import NotStarted
 from .reception import check
-from .start import NotStarted
 from .stopping import SOLO, told_to_stop
 
 logger = get_logger(__name__)

@@ -12,7 +12,6 @@ from typing import Any
 from weakref import ref
 
 from billiard.einfo import ExceptionInfo
-from celery.exceptions import Ignore
 from celery.utils.log import get_logger
 from celery.worker import state
 from redis.exceptions import RedisError
@@ -23,11 +22,13 @@ from ..model.certificate import clock
 from ..model.config import ANNOUNCE_TASK
 from ..model.job import digest
 from ..model.process import start_time
+from ..model.step import Claim
 from ..owner.here import owners_here
 from ..owner.in_flight.runner import Runner
 from ..transport.deliveries import Delivery
 from . import reception
 from .batches import told_of_losses
+from .ended import Ended, NotStarted
 from .prefork import forget_unsendable, mend, request_of
 from .stopping import SOLO, told_to_stop
 
@@ -36,14 +37,14 @@ logger = get_logger(__name__)
 THREADS = "celery.concurrency.thread"
 
 
-class NotStarted(Ignore):
-    """A job came too late to its process: it is handed over again."""
-
-
-def start(until: float, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run ``target``, in the pool's own process, if it is not past ``until`` (``clock``)."""
-    if clock() < until:
-        return run(target, *args, **kwargs)
+def start(until: float, claim: Any, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run ``target``, in the pool's own process, if it is not past ``until`` (``clock``); ``claim``
+    has the fields of its ``Claim``."""
+    if (began := clock()) < until:
+        result = run(Claim(*claim), target, *args, **kwargs)
+        if isinstance(result, tuple) and result[2] is None:  # Celery measures those that succeed
+            return *result[:2], clock() - began
+        return result
     try:
         raise NotStarted("too late")
     except NotStarted:
@@ -73,6 +74,15 @@ class _Handover:
         # With early ack it may be settled before it runs: there would be no record to make.
         return self.owner.start(self.job, record=self.request.task.acks_late)
 
+    def claim(self) -> tuple[Any, ...]:
+        """For who runs it. With early ack it is over by then, and nothing is handed on for it."""
+        delivery, claimed = self.delivery, self.delivery.claimed
+        (job, earlier), token = claimed, claimed.token
+        if self.request.acknowledged or not self.request.task.acks_late:
+            return tuple(Claim("", "", "", token))
+        place, key = delivery.channel.place, self.owner.key_of(job)
+        return tuple(Claim(place, key, job.claim_id, token, earlier.steps if earlier else ""))
+
     def accept(self, accept: Callable[..., Any], *args: Any) -> Any:
         """In a thread of the pool; what was given up is still in its line."""
         if not self.take():
@@ -88,7 +98,7 @@ class Gate(Runner):
 
     def __init__(self, worker: Any) -> None:
         self.worker, self.pool, self.node = worker, worker.pool, worker.hostname
-        self.notice = Notices(worker.app)
+        self.notice, self.ended = Notices(worker.app), Ended()
         self.tasks = digest(" ".join(sorted(worker.app.tasks)).encode())[:12]
         kind, self.green = type(self.pool).__module__, self.pool.is_green
         self.inline, self.threads = kind == SOLO, kind == THREADS
@@ -195,7 +205,9 @@ class Gate(Runner):
         return None
 
     def _hand_over(self, what: _Handover, until: float) -> None:
-        request, options = what.request, what.options
+        request, tell = what.request, what.options["callback"]
+        hear = partial(self.ended.hear, what.job.queue_list, request.type, tell)
+        options = {**what.options, "callback": hear}
         if not (self.inline or self.threads or self.green):
             told = ("callback", "error_callback", "timeout_callback")
             options = {**options, **{n: partial(self._tell, what, options[n]) for n in told}}
@@ -207,7 +219,8 @@ class Gate(Runner):
             if what.waited and request.revoked():
                 self.out.discard(what)
                 return self._release()
-            result = self._apply(start, (until, what.target, *what.args), what.kwargs, **options)
+            handed = (until, what.claim(), what.target, *what.args)
+            result = self._apply(start, handed, what.kwargs, **options)
         except BaseException as exc:
             # A pool that cannot start a thread has it in its line, and may have begun with it.
             if self.threads and not what.take():

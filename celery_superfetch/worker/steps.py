@@ -11,7 +11,7 @@ from celery.utils.log import get_logger
 from kombu.utils import functional
 from redis.exceptions import RedisError
 
-from ..app.broker import client_of, config_of
+from ..app.broker import client_of, config_of, database_of
 from ..app.chords import count_parts_of_tasks_once
 from ..app.console import console
 from ..app.poison_pill import limits_of
@@ -85,12 +85,18 @@ class Maintenance(bootsteps.StartStopStep):
         wrap_handlers(self.stopper)
         call_revoked()
         signals.worker_shutting_down.connect(self.on_shutting_down, sender=worker.hostname)
+        signals.worker_shutdown.connect(self.on_shutdown, sender=worker)
         self.metrics = _serve_metrics(app)
 
     def on_shutting_down(self, **_: Any) -> None:
         """Runs in the signal handler; the first SIGINT puts that of the next in place."""
         self.stopper.say_so()
         wrap_handlers(self.stopper)
+
+    def on_shutdown(self, sender: Any, **_: Any) -> None:
+        """The pool is empty: what ended since the last count is not lost to the metrics."""
+        with suppress(RedisError, OSError), client_of(sender.app) as client:
+            sender.superfetch_gate.ended.count(database_of(sender.app, client))
 
     def terminate(self, worker: Any) -> None:
         self.stopper.over.set()

@@ -13,7 +13,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from .history import History, read
+from ..history import History, read
 from .points import Run, all_series
 from .report import summary
 from .shapes import HARMS, MOMENTS, POOLS, SHAPES

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from support.servers.server import Server
 from support.workers.worker import Worker
 
-from .history import History
+from ..history import History
 from .processes import is_gone
 from .proxy import Harm, Proxy
 from .shapes import LEFT, REST, SHAPES, STAYS, TARGET, workflow
@@ -197,7 +197,8 @@ class Lane:
         """What should not be there any more; gone now, so that the next point begins clean."""
         keys = self._keys()
         left = [key for key in keys if any(re.match(pattern, key) for pattern in LEFT)]
-        left = [key for key in left if not re.match(STAYS, key)]
+        # What expires with the results is Celery's own way to clear up.
+        left = [key for key in left if not (re.match(STAYS, key) and self._redis.ttl(key) > 0)]
         if results := [key for key in keys if key.startswith("celery-task")]:
             self._redis.delete(*results)
         if left:

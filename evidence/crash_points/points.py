@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from .history import History
+from ..history import History
 from .lane import Lane
 from .shapes import HARMS, MOMENTS
 

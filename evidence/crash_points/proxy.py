@@ -19,7 +19,7 @@ import redis
 from support.servers.proxy import CHUNK, Words, take_commands
 from support.servers.server import free_port
 
-from .history import History
+from ..history import History
 from .processes import holder_of, is_gone, session_of
 
 #: With these a connection begins. They change nothing on the server, and are not counted.

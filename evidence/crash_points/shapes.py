@@ -111,8 +111,8 @@ LEFT = (
     r"celery-taskset-meta-.*\.",
     r"unacked",
 )
-#: Among these, what Celery leaves after each chord, harmed or not: that it is done, with a TTL.
-STAYS = r"celery-taskset-meta-.*\.(c|claim|done)$"
+#: Among these, what may stay until it expires with the results: what Celery keeps of a chord.
+STAYS = r"celery-taskset-meta-"
 
 
 def workflow(app: Celery, shape: str, point: str) -> Any:

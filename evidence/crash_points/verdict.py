@@ -36,8 +36,9 @@ def trouble(lines: list[Line]) -> list[str]:
     last = "target" if "target-again" not in shape.steps else "target-again"
     if last not in ends:
         found.append(f"lost: {last} never came to its end")
+    failed = _failed_honestly(lines[0], rest)
     for step in shape.steps:
-        if not (times := runs.count(step)):
+        if not (times := runs.count(step)) and step not in failed:
             found.append(f"hung: {step} never ran")
         elif times > 1:
             found.append(f"forked: {step} ran {times} times")
@@ -47,13 +48,21 @@ def trouble(lines: list[Line]) -> list[str]:
         wanted = shape.state if job == "target" else "SUCCESS"
         if state not in ENDED:
             found.append(f"pending: {job} is {state}")
-        elif state != wanted:
+        elif state != wanted and job not in failed:
             found.append(f"wrong end: {job} is {state} {rest['errors'].get(job, '')}")
     if rest["left"]:
         found.append(f"left: {', '.join(rest['left'])}")
     if rest["waits"]:
         found.append(f"unsettled: {', '.join(rest['waits'])}")
     return found
+
+
+def _failed_honestly(send: Line, rest: Line) -> set[str]:
+    """Jobs whose failure is told as what it is: Celery fails a job whose result it cannot store, or
+    read, and does so on any broker. Nobody has died then, so nothing is to be recovered."""
+    if send["kind"] != "connection":
+        return set()
+    return {job for job, error in rest["errors"].items() if "network:ConnectionError" in error}
 
 
 def _values(shape: Shape, starts: list[Line]) -> list[str]:

@@ -20,10 +20,12 @@ from celery_superfetch.model.strikes import Limits
 from celery_superfetch.reaper.judge import Judge
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.parked import Parked
-from celery_superfetch.store.private_lists import RUNS, PrivateLists
+from celery_superfetch.store.private_lists import STEPS, WAITS, PrivateLists
 from celery_superfetch.store.registry import Registry
-from celery_superfetch.store.wire.scripts import Call, Scripts, asked
+from celery_superfetch.store.wire.scripts import Call, asked
 from support.workers.bench import payload
+
+from .changed import Changed, Changes
 
 QUEUE = "q"
 #: The jobs of this world; `B` may be one that kills whoever runs it.
@@ -44,11 +46,11 @@ for i, key in ipairs(redis.call('KEYS', '*')) do
 end
 return rows
 """
+#: What is no claim in a private list, but a note beside one.
+NOTES = (WAITS, STEPS)
 #: How each kind of key is written.
 WRITES = {"list": "RPUSH", "set": "SADD", "hash": "HSET", "string": "SET", "zset": "ZADD"}
 
-#: What is taken out of a script's text, and what stands there instead.
-Changes = tuple[tuple[str, str], ...]
 Rows = tuple[tuple[str, str, tuple[str, ...]], ...]
 
 
@@ -65,7 +67,8 @@ class Seen(NamedTuple):
     reaped: frozenset[str]
     marked: frozenset[str]  # owners whose facts say so
     held: Mapping[str, Mapping[str, str]]  # owner -> claim id -> job
-    running: Mapping[str, frozenset[str]]
+    running: Mapping[str, frozenset[str]]  # those of which no note says that they wait
+    noted: Mapping[str, frozenset[str]]  # claims that have notes
     landed: frozenset[str]  # owners for which something has landed
     queue: tuple[str, ...]
     probation: tuple[str, ...]
@@ -190,7 +193,7 @@ class Keyspaces:
         if key.startswith(self.keys.facts("")) and name not in ("state", "was", "ran"):
             return ()
         if key.startswith(self.keys.recoveries("")):
-            text = {"history": "[]", "requeues": "1"}.get(name, text)
+            text = {"history": "[]", "requeues": "1", "token": "1"}.get(name, text)
         if key == self.keys.dead_jobs:
             record = json.loads(text)
             text = json.dumps({"payload": record["payload"], "strikes": record["strikes"]})
@@ -236,9 +239,9 @@ class Keyspaces:
     ) -> tuple[str, ...]:
         changed = []
         for name, text in zip(values[::2], values[1::2], strict=True):
-            runs = name.startswith(RUNS)
-            id = name.removeprefix(RUNS)
-            changed.append(((RUNS if runs else "") + numbers.get((owner, id), id), text))
+            note = name[: name.startswith(NOTES)]
+            id = name.removeprefix(note)
+            changed.append((note + numbers.get((owner, id), id), text))
         return tuple(v for pair in sorted(changed) for v in pair)
 
     def _see(self, rows: Rows) -> Seen:
@@ -249,7 +252,7 @@ class Keyspaces:
             for key, kind, row in rows
             if kind in ("hash", "zset")
         }
-        held, running = {}, {}
+        held, running, noted = {}, {}, {}
         places: dict[str, list[str]] = {}
 
         def lies(where: str, *raws: str) -> tuple[str, ...]:
@@ -262,8 +265,9 @@ class Keyspaces:
         for key, row in pairs.items():
             if key.startswith(keys.private("")):
                 owner = key.removeprefix(keys.private(""))
-                running[owner] = frozenset(n[len(RUNS) :] for n in row if n.startswith(RUNS))
-                claims = {id: raw for id, raw in row.items() if not id.startswith(RUNS)}
+                claims = {id: raw for id, raw in row.items() if not id.startswith(NOTES)}
+                noted[owner] = frozenset(id[1:] for id in row.keys() - claims.keys())
+                running[owner] = frozenset(id for id in claims if WAITS + id not in row)
                 held[owner] = dict(
                     zip(claims, lies(f"held by {owner}", *claims.values()), strict=True)
                 )
@@ -290,6 +294,7 @@ class Keyspaces:
             ),
             held=held,
             running=running,
+            noted=noted,
             landed=frozenset(landed),
             queue=lies("queue", *values.get(keys.queue(QUEUE), ())),
             probation=lies("probation", *values.get(keys.probation(QUEUE), ())),
@@ -302,25 +307,3 @@ class Keyspaces:
             indexed=frozenset(indexed),
             places={name: tuple(where) for name, where in places.items()},
         )
-
-
-class Changed(Scripts):
-    """Our scripts, some of them with a line of theirs taken out."""
-
-    def __init__(self, client: redis.Redis, never: str, changes: Mapping[str, Changes]) -> None:
-        super().__init__(client, never)
-        self._changes, self._loaded = changes, set[str]()
-
-    def command(self, call: Call) -> list[Any]:
-        if call.name not in self._loaded:
-            self._loaded.add(call.name)
-            self.client.script_load(self._source(call.name))
-        return super().command(call)
-
-    def _source(self, name: str) -> str:
-        text = super()._source(name)
-        for old, new in self._changes.get(name, ()):
-            if old not in text:
-                raise ValueError(f"{name}.lua has no {old!r} any more: mend this mutant")
-            text = text.replace(old, new)
-        return text

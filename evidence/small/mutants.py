@@ -21,7 +21,9 @@ def _in(script: str, what: str, *changes: tuple[str, str], **where: int) -> Muta
     return Mutant(f"{script}: {what}", script, changes, "", bool(where.pop("pill", 0)), **where)
 
 
-LEAVES = "redis.call('HDEL', private, id, 'r' .. id)"
+LEAVES = "redis.call('HDEL', private, id, 'w' .. id, 's' .. id)"
+#: The same, in the script that settles.
+SETTLES = "redis.call('HDEL', private, id, 'w' .. id, 's' .. id, unpack(along))"
 
 MUTANTS = [
     _in("mark", "although it was heard meanwhile", ("or tonumber(score) ~= seen", "")),
@@ -40,20 +42,19 @@ MUTANTS = [
     _in(
         "claim",
         "the job stays on its queue",
-        ("redis.pcall('RPOP', source, ...)", "redis.pcall('LINDEX', source, -1)"),
+        ("redis.pcall('RPOP', source, ...)", "{redis.call('LINDEX', source, -1) or nil}"),
     ),
     _in(
         "claim",
-        "the record of its start is not written",
-        ("fields[#fields + 1] = 'r' .. id", "fields[#fields + 1] = id .. 'r'"),
+        "no note says that it waits",
+        ("\n    fields[#fields + 1] = 'w' .. id\n    fields[#fields + 1] = ''", ""),
     ),
-    _in("ack", "the job stays", (LEAVES + " == 0", "redis.call('HEXISTS', private, id) == 0")),
-    _in("ack", "the record of its run stays", ("id, 'r' .. id) == 0", "id) == 0")),
+    _in("ack", "the job stays", (SETTLES, "redis.call('HEXISTS', private, id)")),
     _in("ack", "the counters stay", ("redis.call('DEL', KEYS[counters])", "")),
     _in(
         "ack",
-        "a start is recorded whose claim is gone",
-        ("if redis.call('HEXISTS', private, ARGV[i]) == 1 then", "if true then"),
+        "a start leaves the note that it waits",
+        ("redis.call('HDEL', private, unpack(notes))", ""),
     ),
     _in("requeue", "the job stays in its list", (LEAVES + " > 0", "true")),
     _in("requeue", "the job does not arrive", ("redis.call(push, queue, payload)", "")),
@@ -93,15 +94,15 @@ MUTANTS = [
     ),
     _in(
         "probation",
-        "its run is not recorded",
-        ("payload, 'r' .. id, 1)", "payload)"),
+        "a note says that it waits",
+        ("HSET', private, id, payload)", "HSET', private, id, payload, 'w' .. id, '')"),
         pill=1,
         harms=0,
     ),
     _in(
         "kill",
         "the job stays in its list",
-        ("redis.call('HDEL', private, claim, 'r' .. claim)", ""),
+        ("redis.call('HDEL', private, claim, 'w' .. claim, 's' .. claim)", ""),
         pill=1,
         harms=0,
     ),

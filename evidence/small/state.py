@@ -79,7 +79,7 @@ def known_numbers(state: State, spaces: Keyspaces, owner: str) -> set[int]:
     for at in (state.at, state.replica):
         if at is not None:
             seen = spaces.seen[at]
-            ids |= seen.held.get(owner, {}).keys() | seen.running.get(owner, frozenset())
+            ids |= seen.held.get(owner, {}).keys() | seen.noted.get(owner, frozenset())
     for process in state.processes:
         ids.update(has.id for has in process.jobs if has.owner == owner)
         if process.owner == owner:

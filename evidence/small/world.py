@@ -8,7 +8,7 @@ from . import calls
 from .keyspace import JOBS, QUEUE
 from .processes import Processes, Step
 from .reaping import Reaping
-from .state import IDLE, LEARNED, RUNS, Process, State, name, plain
+from .state import IDLE, LEARNED, RUNS, WAITS, Process, State, name, plain
 
 FAILOVER = "failover, and the last write is lost"
 
@@ -136,8 +136,8 @@ class World(Processes, Reaping):
                     return f"something has landed for p{i}, and it does not know"
         listed = seen.owners.keys() | seen.reaped
         for owner in {*seen.held, *seen.landed}:
-            if seen.running.get(owner, frozenset()) - seen.held.get(owner, {}).keys():
-                return f"a record of {owner} has outlived its claim"
+            if seen.noted.get(owner, frozenset()) - seen.held.get(owner, {}).keys():
+                return f"a note of {owner} has outlived its claim"
             if owner not in listed and not lost_a_write:
                 return f"nobody will look at what {owner} holds"
         if lost_a_write:
@@ -145,6 +145,10 @@ class World(Processes, Reaping):
         # One that had neighbours runs twice at least.
         if self.pill and state.crashes > max(2, self.spaces.database.config.strike_limit):
             return f"B has ended {state.crashes} processes"
+        for p in state.processes:
+            for has in p.jobs:
+                if has.how == WAITS and has.id in seen.running.get(has.owner, ()):
+                    return f"{has.job} waits, and is recorded as running"
         runs = [(p, has) for p in state.processes for has in p.jobs if has.how == RUNS]
         for p, has in runs:
             others = [other for q, other in runs if q is not p and other.job == has.job]

@@ -57,8 +57,13 @@ def singers(
 ) -> Callable[..., Worker]:
     """A worker whose results go through the proxy, or do not."""
 
-    def start(*, proxied: bool = True, ordered: bool = True, **settings: Any) -> Worker:
-        conf = {"result_backend_transport_options": {"result_chord_ordered": ordered}}
+    def start(
+        *, proxied: bool = True, ordered: bool = True, dedupe: bool = False, **settings: Any
+    ) -> Worker:
+        conf = {
+            "result_backend_transport_options": {"result_chord_ordered": ordered},
+            "worker_deduplicate_successful_tasks": dedupe,
+        }
         url = results.url() if proxied else app.conf.broker_url
         return worker(app="choirs", result_url=url, conf=conf, options=OPTIONS, **settings)
 
@@ -116,6 +121,35 @@ def test_a_part_that_runs_again_counts_once_and_its_second_result_goes(
     eventually(lambda: settled(db))
     assert ledger.runs() == {"part 0": 2, "part 1": 2, "body": 1}
     assert left_of(body, db.client) == []
+
+
+@pytest.mark.parametrize("without", ["", "completing"])
+def test_a_part_that_celery_does_not_run_again_counts_all_the_same(
+    singers: Any, choir: Any, results: FaultProxy, ledger: Ledger, db: Database, without: str
+) -> None:
+    """It has its result, by ``worker_deduplicate_successful_tasks``, and died before it counted.
+
+    The control: the body waits for ever.
+    """
+    settings = {"dedupe": True, "env": {"WITHOUT": without}}
+    victim = singers(**settings)
+    ledger.release()
+    choir(2).get(timeout=30)  # from here on the server knows the scripts
+    ledger.clear()
+    eventually(lambda: settled(db))
+    body = choir(2)
+    eventually(lambda: len(ledger.starts()) == 2)
+    stored = results.hold_at(lambda words: words[0] == b"EVALSHA", carried_out=False)
+    ledger.release("part 0")
+    assert stored.wait(30)
+    victim.kill9_all()
+    singers(proxied=False, **settings)
+    ledger.release()
+    eventually(lambda: settled(db), 60)
+    assert ledger.runs() == {"part 0": 1, "part 1": 2, **({} if without else {"body": 1})}
+    if not without:
+        assert [index for index, _ in body.get(timeout=30)] == [0, 1]
+        assert left_of(body, db.client) == []
 
 
 @pytest.mark.skipif(CELERY_57, reason="from 5.7 on Celery counts parts, and not runs")

@@ -137,6 +137,11 @@ def test_a_kill_is_counted_and_all_that_alerts_and_dashboard_name_is_exported(
 
     ledger.release()
     eventually(lambda: "h" in ledger.finishes())
+    run = {"queue": "celery", "task": "shop.hold", "state": "succeeded"}
+    eventually(lambda: value(samples(scrape(at)), "runs_total", **run) == 1, message="counted")
+    found = samples(scrape(at))
+    assert value(found, "run_seconds_count", task="shop.hold") == 1
+    assert 0 < (value(found, "run_seconds_sum", task="shop.hold") or 0) < 60
     two.term()
     assert two.wait_exit() == 0
     process.signal(15)

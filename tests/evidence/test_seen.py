@@ -11,12 +11,13 @@ import redis
 from celery import Celery
 from celery.app.task import Context
 
-from celery_superfetch.model.job import digest
+from celery_superfetch.model.job import digest, parse
 from celery_superfetch.store.keys import Keys
 from support.servers.database import Database
 from support.waiting import eventually
 
 COUNTS = {"recoveries": 2, "strikes": 1, "requeues": 4}
+NONE = dict.fromkeys(COUNTS, 0)
 
 
 def send(app: Celery, job: str, *args: Any) -> Callable[[], Any]:
@@ -40,19 +41,26 @@ def test_a_task_sees_that_it_is_a_recovery_and_how_often(
     for protocol in (1, 2):
         app = make_app(superfetch=False, conf={"task_protocol": protocol})
         results[protocol, "new"] = send(app, "new")
-        results[protocol, "again"] = send(app, "again")
-        raw: Any = client.lindex("celery", 0)
-        client.hset(keys.recoveries(digest(raw)), mapping=COUNTS)
+        for job, more in {"again": {}, "handed on": {"steps": ",a-step"}, "stored": {}}.items():
+            results[protocol, job] = send(app, job)
+            raw: Any = client.lindex("celery", 0)
+            client.hset(keys.recoveries(digest(raw)), mapping={**COUNTS, **more})
+        app.backend.store_result(parse(raw).task_id, ValueError(), "FAILURE")
     if pool == "prefork":
         results[2, "crash"] = send(app, "crash", True)
     worker(app="features", pool=pool, concurrency=1)
 
+    counts = {"new": NONE, "crash": {**NONE, "recoveries": 1, "strikes": 1}}
+    tokens = []
     for (_, job), result in results.items():
-        seen, redelivered, headers = eventually(result, 30)
-        once = {"recoveries": 1, "strikes": 1, "requeues": 0}
-        assert seen == {"new": None, "again": COUNTS, "crash": once}[job]
+        eventually(lambda result=result: isinstance(result(), list), 30)
+        seen, redelivered, headers = result()
+        tokens.append(seen.pop("token"))
+        assert seen.pop("ended") is (job in ("handed on", "stored"))
+        assert seen == counts.get(job, COUNTS)
         assert redelivered is (job != "new")
         assert headers["mine"] == job
+    assert tokens == sorted(tokens), "they grow with each claim"
     sent = 3 * len(results)
     eventually(lambda: db.length("elsewhere") == sent, message="a retry, a child and a follower")
     for raw in db.contents("elsewhere"):

@@ -23,7 +23,7 @@ EASY = [
     "the verdict is not built on silence that was watched",
     "unland: the job does not arrive",
     "a job is acked before it runs",
-    "probation: its run is not recorded",
+    "probation: a note says that it waits",
 ]
 
 

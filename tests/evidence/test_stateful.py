@@ -37,6 +37,8 @@ CONTROLS = [
     ("ack", "if redis.call('HEXISTS', private, ARGV[at]) == 0 then", "if false then"),
     ("claim", "if not redis.call('ZSCORE', owners, owner) then", "if false then"),
     ("mark", "or tonumber(score) ~= seen", ""),
+    ("step", "if not claim[1] then return -1 end", ""),
+    ("recover", "if steps[i] then redis.call('HSET', counters, 'steps', steps[i]) end", ""),
 ]
 
 

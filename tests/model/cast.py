@@ -11,8 +11,9 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from celery_superfetch.cli.to_stock import GiveBack
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import Claimed, Job
+from celery_superfetch.model.job import Claimed, Job, digest
 from celery_superfetch.model.process import ProcessImage
+from celery_superfetch.model.step import Claim
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.owner.in_flight.in_flight import InFlight
 from celery_superfetch.owner.in_flight.jobs import Move, State
@@ -21,6 +22,7 @@ from celery_superfetch.reaper.judge import Judge
 from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.store.private_lists import PrivateLists
 from celery_superfetch.store.registry import Registry
+from celery_superfetch.store.steps import Steps
 from celery_superfetch.store.wire.scripts import Call, Line
 from model.scripts_seen import Truth
 from support.workers.bench import Bench
@@ -293,6 +295,13 @@ class Worker:
         """It is done, and settled with the next claim or flush."""
         (self.runs if claimed in self.runs else self.waits).remove(claimed)
         self.in_flight.ack(claimed)
+
+    def hand_on(self, claimed: Claimed, step: bytes, queue_list: str) -> None:
+        """It sends what follows it."""
+        job = claimed.job
+        claim = Claim("here", self.in_flight.lists.key_of(job), job.claim_id, claimed.token)
+        steps = Steps(self.bench.database)
+        steps.hand_on(claim, f",{digest(step)}", step, [queue_list], 0)
 
     def reject(self, claimed: Claimed) -> None:
         """A task raised ``Reject(requeue=True)``."""

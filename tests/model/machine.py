@@ -14,6 +14,7 @@ from celery_superfetch.owner.in_flight.jobs import MOVES, Move
 from celery_superfetch.reaper.report import Report
 from model.cast import Pass, Stage, Worker
 from model.choices import (
+    INNOCENT,
     JOBS,
     KILLERS,
     NAMES,
@@ -193,6 +194,13 @@ class Fleet(RuleBasedStateMachine):
         """Its task asks for it to be given back."""
         worker, claimed = self.which(data, running)
         worker.reject(claimed)
+
+    @some(running)
+    @rule(data=st.data(), step=st.sampled_from(list(INNOCENT)))
+    def hand_on(self, data: st.DataObject, step: bytes) -> None:
+        """It sends what follows it, before its end; whoever was taken for dead tries to."""
+        worker, claimed = self.which(data, running)
+        worker.hand_on(claimed, step, INNOCENT[step])
 
     def _start(self, worker: Worker, claimed: Claimed) -> None:
         if worker.start(claimed):

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from celery_superfetch.model.job import claim_id
+from celery_superfetch.model.job import claim_id, claim_number
 from celery_superfetch.store.wire.scripts import Call
 from model.truth import Card, Known, Verdict
 
@@ -52,6 +52,7 @@ class Truth(Known):
         return True
 
     def _clear(self, payload: bytes) -> None:
+        self.tokens.pop(payload, None)  # begun anew, by whoever's clock
         self.cards[payload] = Card(chances=max(0, self.copies(payload) - 1))
 
     def _owner_of(self, key: str) -> str:
@@ -61,7 +62,24 @@ class Truth(Known):
         """A claim ends: its payload, None if it is over already, and whether it ran."""
         ran = id in self.running[owner]
         self.running[owner].discard(id)
+        self.steps[owner].pop(id, None)
         return self.held[owner].pop(id, None), ran
+
+    def begin(self, owner: str, id: str, payload: bytes) -> None:
+        """A claim is made: with it goes what the job has handed on, and a greater token."""
+        self.held[owner][id] = payload
+        if steps := self.cards[payload].steps:
+            self.steps[owner][id] = steps
+        # Of copies nobody knows which is which.
+        token = max(claim_number(id), self.cards[payload].token + 1)
+        assert token > self.tokens.get(payload, 0) or self.published[payload] > 1
+        self.tokens[payload] = token
+
+    def go_back(self, owner: str, id: str, payload: bytes) -> None:
+        """The next claim of a job begins with what this one has handed on."""
+        card = self.cards[payload]
+        card.steps = self.steps[owner].get(id) or card.steps
+        card.token = max(claim_number(id), card.token + 1)
 
     def _heartbeat(self, call: Call, reply: Any) -> None:
         owner = call.args[0]
@@ -107,10 +125,25 @@ class Truth(Known):
             assert (mark != 0) == self.cards[payload].counted
             id = claim_id(number + offset, name)
             assert id not in self.held[owner]
-            self.held[owner][id] = payload
+            self.begin(owner, id, payload)
             if offset < started:
                 self.running[owner].add(id)
                 self.notable["started with its claim"] += 1
+
+    def _step(self, call: Call, reply: Any) -> None:
+        owner, (id, name, message, _) = self._owner_of(call.keys[0]), call.args
+        payload = self.held[owner].get(id)
+        if payload is None:
+            assert reply == -1
+            self.notable["a step of another's job"] += 1
+            return
+        handed_on = self.steps[owner].get(id, "")
+        assert reply == (name not in handed_on)
+        self.notable["a step" if reply else "a step that was handed on before"] += 1
+        if reply:
+            self.steps[owner][id] = handed_on + name
+            self.handed_on[payload, name] += 1
+            self.publish(call.keys[1].removeprefix(self.keys.prefix), message)
 
     def _unland(self, call: Call, reply: Any) -> None:
         total = 0
@@ -130,7 +163,7 @@ class Truth(Known):
             self.on_probation.discard(name)
         if expected == b"ok":
             assert self._take(probation, reply[1])
-            self.held[owner][id] = reply[1]
+            self.begin(owner, id, reply[1])
             self.running[owner].add(id)
             self.notable["a suspect has its turn"] += 1
 
@@ -174,6 +207,8 @@ class Truth(Known):
         queue, probation = call.keys[1], call.keys[4]
         owner, total = self._owner_of(call.keys[0]), 0
         for id in call.args[4:]:
+            if id in self.held[owner]:
+                self.go_back(owner, id, self.held[owner][id])
             payload, ran = self.end(owner, id)
             if payload is None:
                 self.notable["a requeue came too late"] += 1
@@ -214,6 +249,7 @@ class Truth(Known):
                 assert suspect == max(1, card.probation + (blame == "suspect"))
             card.strikes, card.recoveries = strikes, card.recoveries + 1
             card.probation, card.counted = suspect, True
+            self.go_back(owner, id, payload)
             self._ended(owner, id, payload, blame)
             self.lists[probation if suspect else queue][payload] += 1
             if suspect:
@@ -232,6 +268,7 @@ class Truth(Known):
         assert limit == record["strikes"], "neither earlier nor later"
         assert record["history"][-1]["strike"] == "exact"
         self._judge(owner if marked else "", id, payload, "exact", record["strikes"])
+        self.dead_steps[payload].append(self.steps[owner].get(id, ""))
         self._ended(owner, id, payload, "exact")
         self.dead[payload] += 1
         self._clear(payload)
@@ -287,3 +324,7 @@ class Truth(Known):
         self.dead[payload] -= 1
         self.lists[call.keys[5]][payload] += 1
         self._clear(payload)
+        steps = call.args[4]
+        self.dead_steps[payload].remove(steps)
+        self.cards[payload].steps, self.cards[payload].counted = steps, bool(steps)
+        self.cards[payload].left = bool(steps)

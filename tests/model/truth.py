@@ -17,7 +17,7 @@ from celery_superfetch.model.config import Config
 from celery_superfetch.model.job import digest, parse
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.store.keys import Keys
-from celery_superfetch.store.private_lists import WAITS
+from celery_superfetch.store.private_lists import STEPS, WAITS
 
 
 @dataclass
@@ -41,6 +41,10 @@ class Card:
     #: Runs that were not given back on purpose: some were cut short by a deploy, the others not.
     runs: int = 0
     deployed: int = 0
+    #: What its runs have handed on, for its next claim.
+    steps: str = ""
+    #: The fencing token of its latest claim that is over.
+    token: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,19 @@ class Known:
         self.published: Counter[bytes] = Counter()
         self.settled: Counter[bytes] = Counter()
         self.dead: Counter[bytes] = Counter()
+        #: What each of these has handed on.
+        self.dead_steps: dict[bytes, list[str]] = defaultdict(list)
         #: Key of a queue or probation list, or of one where jobs land -> what it holds.
         self.lists: dict[str, Counter[bytes]] = defaultdict(Counter)
         self.cards: dict[bytes, Card] = defaultdict(Card)
         #: Owner -> its claims, and those of them that run, as the server has them.
         self.held: dict[str, dict[str, bytes]] = defaultdict(dict)
         self.running: dict[str, set[str]] = defaultdict(set)
+        #: The same -> what is noted beside its claims of their steps.
+        self.steps: dict[str, dict[str, str]] = defaultdict(dict)
+        #: A payload and one of its steps -> how often it was handed on; its latest fencing token.
+        self.handed_on: Counter[tuple[bytes, str]] = Counter()
+        self.tokens: dict[bytes, int] = {}
         #: Queue lists that are known to have suspects.
         self.on_probation: set[str] = set()
         self.drained = False
@@ -142,7 +153,10 @@ class Known:
             rows = {id.encode(): payload for id, payload in self.held[owner].items()}
             assert self.running[owner] <= self.held[owner].keys(), "no record outlives its claim"
             waiting = self.held[owner].keys() - self.running[owner]
-            assert fields == rows | {f"{WAITS}{id}".encode(): b"" for id in waiting}
+            rows |= {f"{WAITS}{id}".encode(): b"" for id in waiting}
+            assert self.steps[owner].keys() <= self.held[owner].keys(), "nor does a note"
+            notes = self.steps[owner].items()
+            assert fields == rows | {f"{STEPS}{id}".encode(): text.encode() for id, text in notes}
         suspects = {name for name in queue_lists if found[keys.probation(name)]}
         assert on_probation == self.on_probation >= suspects
         # An operator's drain leaves the name of a list behind, until the next claim from it.
@@ -153,7 +167,11 @@ class Known:
             assert int(row.get("strikes", 0)) == card.strikes
             assert int(row.get("recoveries", 0)) == card.recoveries
             assert int(row.get("probation", 0)) == card.probation
+            assert row.get("steps", "") == card.steps
+            assert int(row.get("token", 0)) == card.token
             assert self.copies(payload) or not row or card.left, "they go with the last item"
+        for (payload, name), times in self.handed_on.items():
+            assert times <= self.published[payload], f"{name} is handed on once"
         assert set(+self.dead) <= self.killers | self.unlucky, "no innocent is killed"
 
 

@@ -113,6 +113,7 @@ kombu transport.redis:Channel.
         _basic_cancel(consumer_tag)
     know the lists of a queue: _q_for_pri(queue,pri) _lookup(exchange,routing_key)
         _get_message_priority(message,reverse=)
+    hand on a step: _put(queue,message)
     leave to kombu what wants no ack, and no more: active_queues _fanout_queues _get(queue)
         _brpop_read()
     count what is claimed ahead, and purge suspects: _has_queue(queue) _size(queue) _purge(queue)
@@ -186,6 +187,9 @@ celery app.
         task:get_actual_ignore_result(task,request)>=5.7
     give back a job whose next message cannot be sent: amqp:AMQP._create_task_sender()
         task:Task.retry() task:Task.replace(sig) trace:trace_task(task,uuid,args,kwargs)
+    know what a job hands on: trace:fast_trace_task(task,uuid,request,body,type,encoding,loads=)
+        trace:trace_task_ret(name,uuid,request,body,type,encoding,loads=) task:Task.retry(throw=)
+    complete a job that has its result: trace:_localized
 celery backends.redis:
     count the parts of chords: RedisBackend._unpack_chord_result(tup,decode)
         RedisBackend._chord_zset RedisBackend.on_chord_part_return(request,state,result)
@@ -193,6 +197,7 @@ celery backends.redis:
         RedisBackend._chord_cleanup_script>=5.7 CHORD_CLEANUP_LUA>=5.7
 celery
     announce killed jobs: backends.base:Backend._call_task_errbacks(r,e,t)
+    count a part of a chord again: backends.redis:RedisBackend.on_chord_part_return(r,s,v)
     give jobs back at once: apps.worker:_shutdown_handler~worker_
     set an app's defaults: utils.collections:ConfigurationView._to_keys(key)
 kombu

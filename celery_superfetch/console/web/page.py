@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlencode
 
 from celery import Celery
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -20,10 +20,11 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from ...errors import JobNotFound, SuperfetchError
+from ...model.words import number
 from .access import Access, Headers
 from .hiding import HIDE
 from .seen import Seen
-from .shown import FILTERS, JOB_STATES, overview, shown
+from .shown import ENDS, FILTERS, JOB_STATES, overview, shown
 
 HERE = Path(__file__).parent
 
@@ -44,7 +45,7 @@ def create_app(
     >>> app.mount("/superfetch", create_app(celery_app))
 
     Arguments:
-        read_only: nobody can retry or delete a job from here.
+        read_only: nobody can retry, delete, kill or revoke a job from here.
         token: what a browser is asked for, or a program sends as ``Authorization: Bearer``;
             None: whoever gets here may look, so mount it behind a login of your own.
         hide: arguments with one of these in their names are shown as ``***``.
@@ -57,6 +58,7 @@ def create_app(
         routes=[
             Route("/", page.guarded(page.overview)),
             Route("/jobs", page.guarded(page.jobs)),
+            Route("/jobs", page.guarded(page.end), methods=["POST"]),
             Route("/dead", page.guarded(page.dead)),
             Route("/dead", page.guarded(page.change), methods=["POST"]),
             Route("/dead/{id}", page.guarded(page.job)),
@@ -104,39 +106,87 @@ class Page:
             request, "overview.html", all_rows="all" in request.query_params, **laid_out
         )
 
-    def jobs(self, request: Request) -> Response:
+    def jobs(self, request: Request, done: Any = None) -> Response:
         asked = request.query_params.get("state")
         state = asked if asked in JOB_STATES else "running"
-        return self._render(
-            request, "jobs.html", found=self._seen.jobs(state), state=state, states=JOB_STATES
-        )
+        found = self._seen.jobs(state)
+        words: dict[str, Any] = {"state": state, "states": JOB_STATES, "ends": ENDS.get(state, ())}
+        return self._render(request, "jobs.html", found=found, done=done, **words)
 
     def dead(self, request: Request, done: Any = None) -> Response:
-        task = request.query_params.get("task", "").strip()
         first = request.query_params.get("first", "")
         at = min(int(first), 10**9) if first.isascii() and first.isdigit() else 0
-        found = self._seen.dead(at, task)
-        return self._render(request, "dead.html", found=found, first=at, task=task, done=done)
+        asked = _conditions(request)
+        found = self._seen.dead(at, asked)
+        words: dict[str, Any] = {"first": at, "asked": asked, "query": urlencode(asked)}
+        return self._render(request, "dead.html", found=found, done=done, **words)
 
     def job(self, request: Request) -> Response:
         return self._render(request, "job.html", job=self._seen.dead_job(request.path_params["id"]))
 
-    def change(self, request: Request, form: Form) -> Response:
-        """Retry or delete jobs. To delete some it asks once more."""
+    def _asked(self, request: Request, form: Form) -> list[str]:
+        """The ids in a form by which something may be changed."""
         if self._read_only:
             raise HTTPException(403, "This page changes nothing: it is read-only.")
         if not self._access.is_own_form(request, form):
             raise HTTPException(403, "This form is not from this page, or it is too old: reload.")
-        ids = list(dict.fromkeys(form.get("id", [])))
+        return list(dict.fromkeys(form.get("id", [])))
+
+    def _sure(self, request: Request, do: str, ids: Sequence[str], **words: Any) -> Response:
+        back = f"{request.url.path.rpartition('/')[2]}?{request.url.query}"
+        return self._render(request, "sure.html", do=do, ids=ids, back=back, **words)
+
+    def end(self, request: Request, form: Form) -> Response:
+        """Kill jobs in flight, or revoke those that have not begun; it asks once more."""
+        ids = self._asked(request, form)
+        jobs = number(len(ids), "job")
         match form.get("do"):
-            case ["retry"]:
+            case ["kill"]:
+                title = f"Move {jobs} to the dead set?"
+                text = "What runs is ended, and its caller is told that it was killed."
+                return self._sure(request, "kill now", ids, title=title, text=text, button="Kill")
+            case ["revoke"]:
+                title = f"Revoke {jobs}?"
+                text = "What has not begun does not run any more, and is nowhere kept."
+                words = {"title": title, "text": text, "button": "Revoke"}
+                return self._sure(request, "revoke now", ids, **words)
+            case ["kill now"]:
+                killed, errors = self._seen.kill(ids)
+                done = {"verb": "Killed", "count": len(killed), "said": errors}
+            case ["revoke now"]:
+                self._app.control.revoke(ids)
+                done = {"verb": "Told all workers to revoke", "count": len(ids), "said": []}
+            case _:
+                raise HTTPException(400, "This form says nothing that can be done.")
+        self._seen.forget()
+        return self.jobs(request, {**done, "of": len(ids)})
+
+    def change(self, request: Request, form: Form) -> Response:
+        """Retry or delete dead jobs. To retry all that match, or to delete, it asks once more."""
+        ids = self._asked(request, form)
+        match form.get("do"):
+            case ["retry"] | ["retry all now"] as do:
                 self._app.loader.import_default_modules()
-                tried = self._seen.dead_set(lambda dead: dead.retry_many(ids))
+                if do == ["retry"]:
+                    tried = self._seen.dead_set(lambda dead: dead.retry_many(ids))
+                else:
+                    tried = self._seen.retry_all(_conditions(request))
                 errors = [one.error for one in tried if one.error]
                 warnings = [one.warning for one in tried if one.warning]
-                done = {"verb": "Put back", "count": len(tried) - len(errors)}
+                done = {"verb": "Put back", "count": len(tried) - len(errors), "of": len(tried)}
+            case ["retry all"]:
+                asked = ", ".join(f"{name} {text}" for name, text in _conditions(request).items())
+                title = (
+                    f"Put all dead jobs of {asked} back?" if asked else "Put all dead jobs back?"
+                )
+                text = "They run again, those that died first before the others."
+                words = {"title": title, "text": text, "button": "Retry all"}
+                return self._sure(request, "retry all now", (), **words)
             case ["delete"]:
-                return self._render(request, "sure.html", ids=ids)
+                title = f"Delete {number(len(ids), 'job')} for good?"
+                text = f"Nobody can put {'it' if len(ids) == 1 else 'them'} back afterwards."
+                words = {"title": title, "text": text, "button": "Delete"}
+                return self._sure(request, "delete for good", ids, **words)
             case ["delete for good"]:
                 deleted = self._seen.dead_set(lambda dead: dead.delete(*ids))
                 errors = [f"{len(ids) - deleted} were gone already"] * (deleted < len(ids))
@@ -144,7 +194,7 @@ class Page:
             case _:
                 raise HTTPException(400, "This form says nothing that can be done.")
         self._seen.forget()
-        return self.dead(request, {**done, "of": len(ids), "said": [*errors, *warnings]})
+        return self.dead(request, {"of": len(ids), **done, "said": [*errors, *warnings]})
 
     async def login(self, request: Request) -> Response:
         form, response = await _form(request), RedirectResponse("./", 303)
@@ -176,6 +226,14 @@ class Page:
         response = HTMLResponse(html, status)
         self._access.give_form_key(request, response, key)
         return response
+
+
+def _conditions(request: Request) -> dict[str, str]:
+    """Which dead jobs are meant, by the page's address."""
+    asked = {
+        name: request.query_params.get(name, "").strip() for name in ("task", "queue", "reason")
+    }
+    return {name: text for name, text in asked.items() if text}
 
 
 async def _form(request: Request) -> Form:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from time import monotonic
@@ -16,6 +17,7 @@ from ...inspector import PATIENCE, Inspector
 from ...model.dead_job import DeadFilter, DeadJob, utc
 from ..health import judge
 from ..jobs import Look, Which
+from ..killing import kill, named
 from .bars import SPANS, begins
 from .hiding import Hiding, parameters_of
 
@@ -31,6 +33,9 @@ JOBS = 100
 #: Jobs that a search looks at before it shows what it has.
 LOOKS = 1000
 
+#: Seconds of which it is said how many runs ended.
+MINUTE = 60.0
+
 #: What is shown is as old as this, or this many times what it took, before it is read anew.
 FRESH, SHARE = 1.0, 4.0
 
@@ -45,6 +50,8 @@ class Seen:
         self._inspector: Inspector | None = None
         self._known: dict[str, tuple[float, dict[str, Any]]] = {}
         self._failed: tuple[float, Exception | None] = (0.0, None)
+        #: What had ended when (monotonic s), of the last minute.
+        self._ended: deque[tuple[float, Counter[str]]] = deque()
 
     def _ask(self, question: Question[T]) -> T:
         try:
@@ -87,6 +94,8 @@ class Seen:
                 "now": now,
                 "died": inspector.history.deaths(),
                 "dead": {s: dead.died_within(begins(now, s)) for s in SPANS},
+                "killed_lately": sum(dead.died_within([int((now - 3600) * 1000)])),
+                "rates": self._rates(inspector),
             }
 
         return self._kept("overview", look)
@@ -99,10 +108,25 @@ class Seen:
 
         return self._kept(state, look)
 
-    def dead(self, first: int, task: str) -> dict[str, Any]:
-        """A page of the dead set from the ``first`` newest on, of a ``task`` alone if one is given:
-        it looks at so many jobs and no more, and whoever searches goes on from ``next``."""
-        which = DeadFilter(task=(task if "*" in task else f"*{task}*") if task else None)
+    def _rates(self, inspector: Inspector) -> dict[str, int]:
+        """Queue -> runs that ended in the last minute, or in as much of it as somebody has looked;
+        nothing until that is long enough to say."""
+        ended: Counter[str] = Counter()
+        for (_, queue_list, _), runs in inspector.runs.counts().ends.items():
+            ended[queue_list.partition(inspector.separator)[0]] += runs
+        now = monotonic()
+        self._ended.append((now, ended))
+        while len(self._ended) > 2 and self._ended[1][0] <= now - MINUTE:
+            self._ended.popleft()
+        since, before = self._ended[0]
+        if now - since < MINUTE / 4:
+            return {}
+        return {q: round((n - before[q]) * MINUTE / (now - since)) for q, n in ended.items()}
+
+    def dead(self, first: int, asked: dict[str, str]) -> dict[str, Any]:
+        """A page of the dead set from the ``first`` newest on, of what is ``asked`` for alone: it
+        looks at so many jobs and no more, and whoever searches goes on from ``next``."""
+        which = DeadFilter(**_patterns(asked))
 
         def look(dead: DeadSet) -> dict[str, Any]:
             size, at, jobs = len(dead), first, list[DeadJob]()
@@ -113,6 +137,20 @@ class Seen:
             return {"jobs": shown, "size": size, "next": at if at < size else None, "now": now}
 
         return self.dead_set(look)
+
+    def retry_all(self, asked: dict[str, str]) -> list[Any]:
+        """Put all back that are meant; a ``Retried`` of each."""
+        return self.dead_set(lambda dead: dead.retry_all(**_patterns(asked)))
+
+    def kill(self, ids: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
+        """Those in flight that are dead by now, and what is to be said of the others."""
+
+        def act(inspector: Inspector) -> tuple[list[dict[str, Any]], list[str]]:
+            jobs, errors = named(inspector, ids)
+            killed, refused = kill(self.app, inspector, jobs)
+            return killed, [f"{error['id']}: {error['error']}" for error in (*errors, *refused)]
+
+        return self._ask(act)
 
     def dead_job(self, id: str) -> dict[str, Any]:
         """One job, and the time ``now``; raises JobNotFound."""
@@ -133,3 +171,9 @@ class Seen:
         del told["payload"]
         args = self._hiding.hide(told["args"], parameters_of(self.app, job.task))
         return {**told, "args": args, "kwargs": self._hiding.hide(told["kwargs"])}
+
+
+def _patterns(asked: dict[str, str]) -> dict[str, Any]:
+    """What is asked for, for a ``DeadFilter``: a part of a task's name is enough."""
+    task = asked.get("task", "*")
+    return {**asked, **({"task": task if "*" in task else f"*{task}*"} if "task" in asked else {})}

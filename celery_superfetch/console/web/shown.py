@@ -21,6 +21,15 @@ JOB_STATES = {
     "struck": "with strikes",
 }
 
+#: State -> what can be done to jobs that are in it, from the page.
+ENDS = {
+    "running": ("kill",),
+    "reserved": ("kill", "revoke"),
+    "parked": ("revoke",),
+    "probation": ("revoke",),
+    "struck": ("kill",),
+}
+
 
 def overview(seen: Mapping[str, Any], chart: str) -> dict[str, Any]:
     """What was seen as its page has it."""

@@ -1,4 +1,5 @@
--- Settles jobs: their claims end, and so do their counters. Those that start in their place wait no more.
+-- Settles jobs: their claims end, and so do their counters and what is noted of their steps. Those that
+-- start in their place wait no more.
 -- KEYS: the owner's private list, then the counters of the settled jobs that may have some
 -- ARGV: number of settled jobs, then for each its claim id and which of the keys its counters are
 --       (0: it has none), then the claim ids of those that start, which have waited if they are there
@@ -12,7 +13,7 @@ for i = 1, settled do
   local id, counters = ARGV[2 * i], tonumber(ARGV[2 * i + 1])
   -- The last one takes the notes along: a call costs the server more than what it removes.
   local along = i == settled and notes or {}
-  local own = redis.call('HDEL', private, id, 'w' .. id, unpack(along)) - #along
+  local own = redis.call('HDEL', private, id, 'w' .. id, 's' .. id, unpack(along)) - #along
   if own < 1 then
     -- Some were not there. A note goes with its claim, so where the claim is gone it was the note.
     for at = 2 * settled + 2, i == settled and #ARGV or 0 do

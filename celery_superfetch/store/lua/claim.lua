@@ -9,7 +9,7 @@
 -- Returns: nil when the owner is not registered; or {started, jobs} or, where a list could not be
 --       read, {started, jobs, errors}: how many of the jobs, the first ones, were recorded as running,
 --       {list number, payload, mark, ...} in the order of their claims' numbers, {list number, text,
---       ...}. A mark is 0 (has no counters) or {recoveries, strikes, requeues}
+--       ...}. A mark is 0 (has no counters) or {recoveries, strikes, requeues, token, steps}
 -- Crash: the jobs are in the private list of a registered owner, and some recorded as running that
 --       have not begun. A lost reply is found there by the caller, or by the reaper after its death.
 local owners, flag, private = KEYS[1], KEYS[2], KEYS[3]
@@ -22,8 +22,8 @@ local function mark(payload)
   if not counted then return 0 end
   local key = counters .. redis.sha1hex(payload)
   -- A key of another type says as little as none, and the job is on its way.
-  local known = redis.pcall('HMGET', key, 'recoveries', 'strikes', 'requeues')
-  return (known[1] or known[2] or known[3]) and known or 0
+  local known = redis.pcall('HMGET', key, 'recoveries', 'strikes', 'requeues', 'token', 'steps')
+  return (known[1] or known[2] or known[3] or known[5]) and known or 0
 end
 local function name_of(at) return string.sub(KEYS[at + 3], cut) end
 
@@ -44,7 +44,12 @@ local function take(at, source, payload)
   sources[#sources + 1] = source
   jobs[#jobs + 1] = at
   jobs[#jobs + 1] = payload
-  jobs[#jobs + 1] = mark(payload)
+  local known = mark(payload)
+  jobs[#jobs + 1] = known
+  if known ~= 0 and known[5] then  -- what an earlier run has handed on
+    fields[#fields + 1] = 's' .. id
+    fields[#fields + 1] = known[5]
+  end
   most, room = most - 1, room - #payload
 end
 -- What is not there is false; what cannot be read is noted, and stays where it is.

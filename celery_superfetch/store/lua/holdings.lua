@@ -14,7 +14,7 @@ for i = 1, #KEYS do
   for _, field in ipairs(fields.err and {} or fields) do
     if string.byte(field) == 119 then  -- w: a note that one waits
       runs = runs - 1
-    else
+    elseif string.byte(field) ~= 115 then  -- s: a note of its steps
       if string.find(field, '^%d') then runs = runs + 1 end
       local name = string.sub(field, (string.find(field, ':', 1, true) or 0) + 1)
       sizes[name] = (sizes[name] or 0) + 1

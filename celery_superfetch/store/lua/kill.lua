@@ -1,5 +1,5 @@
--- Moves one job from a private list to the dead set, whole, and puts the notice of that in front of
--- those that wait in its queue.
+-- Moves one job from a private list to the dead set, whole, with what it has handed on, and puts the
+-- notice of that in front of those that wait in its queue.
 -- KEYS: dead set, dead jobs, the caps of each, unannounced, stats, overflow, the cap it is under,
 --       the owner's facts, private list, the job's counters, its queue list
 -- ARGV: claim id, 1 when the owner must be marked reaped, recoveries the decision saw, job id,
@@ -24,9 +24,10 @@ local dropped = tonumber(redis.call('GET', overflow)) or 0
 -- A job is no less dead where its queue is none any more.
 if not takes(queue) then notice = '' end
 local now = now()
-local payload = redis.call('HGET', private, claim)
+local payload, steps = unpack(redis.call('HMGET', private, claim, 's' .. claim))
 if not payload then return {'moved'} end
-redis.call('HDEL', private, claim, 'w' .. claim)
+redis.call('HDEL', private, claim, 'w' .. claim, 's' .. claim)
+if steps then record = string.sub(record, 1, -2) .. ', "steps": "' .. steps .. '"}' end
 -- Another item of the same bytes is there: both are kept, or killing one would lose the other.
 -- By the time, a free name is found soon however many there are.
 local name, number = id, now * 1000

@@ -10,7 +10,7 @@ local owner, keep = ARGV[1], tonumber(ARGV[2])
 if redis.call('HGET', facts, 'state') == 'reaped' then return -1 end
 local left = 0
 for _, field in ipairs(redis.call('HKEYS', private)) do
-  if string.byte(field) ~= 119 then left = left + 1 end  -- w: a note that one waits
+  if string.find(field, '^[^ws]') then left = left + 1 end  -- but for notes
 end
 for i = 6, #KEYS do left = left + redis.call('LLEN', KEYS[i]) end
 if left > 0 then return left end

@@ -12,7 +12,7 @@ local count = 0
 for i = 2, #ARGV, 3 do
   local id, due, head = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   local payload = redis.call('HGET', private, id)
-  redis.call('HDEL', private, id, 'w' .. id)
+  redis.call('HDEL', private, id, 'w' .. id, 's' .. id)
   if payload then
     redis.call('ZADD', parked, due, head .. payload)
     redis.call('ZADD', index, 'LT', due, queue_list)

@@ -1,8 +1,8 @@
 -- Claims the job that has waited longest on probation, for an owner that runs nothing.
 -- KEYS: owners, lists with probation, probation list, the owner's private list
 -- ARGV: owner, queue list, prefix of counters, claim id
--- Returns: {"ok", payload, {recoveries, strikes, requeues, probation}}; {"none"} when none waits,
---       {"unregistered"}
+-- Returns: {"ok", payload, {recoveries, strikes, requeues, token, steps, probation}};
+--       {"none"} when none waits, {"unregistered"}
 -- Crash: the job is in the private list of a registered owner, and counts there as if it ran: it
 --       may kill whoever decodes it.
 local owners, on_probation, probation, private = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -15,9 +15,11 @@ if not payload then
   return {'none'}
 end
 local digest = redis.sha1hex(payload)
-local mark = redis.call('HMGET', counters .. digest, 'recoveries', 'strikes', 'requeues', 'probation')
+local mark = redis.call(
+  'HMGET', counters .. digest, 'recoveries', 'strikes', 'requeues', 'token', 'steps', 'probation')
 redis.call('HLEN', private)
 redis.call('RPOP', probation)
 redis.call('HSET', private, id, payload)
+if mark[5] then redis.call('HSET', private, 's' .. id, mark[5]) end
 if redis.call('EXISTS', probation) == 0 then redis.call('SREM', on_probation, queue_list) end
 return {'ok', payload, mark}

@@ -1,4 +1,5 @@
--- Gives orphans back, each to the front of the queue it came from or on probation, and counts it.
+-- Gives orphans back, each to the front of the queue it came from or on probation, and counts it. What
+-- they have handed on stays noted, for their next claim.
 -- KEYS: the owner's facts, private list, public queue list, flag, stats, probation list, lists with
 --       probation, then each job's counters
 -- ARGV: 1 when the owner must be marked reaped (0: a live owner asks for a job of its own
@@ -22,10 +23,11 @@ local now = tonumber(redis.call('TIME')[1])
 local jobs = #KEYS - 7
 -- All is read before anything moves, whatever for: what has another type is found here, and not
 -- when a job has left its list and cannot arrive.
-local known, payloads = {}, {}
+local known, payloads, steps = {}, {}, {}
 for i = 1, jobs do
-  known[i] = redis.call('HMGET', KEYS[7 + i], 'recoveries', 'history', 'probation')
-  payloads[i] = redis.call('HGET', private, ARGV[2 + 5 * i])
+  known[i] = redis.call('HMGET', KEYS[7 + i], 'recoveries', 'history', 'probation', 'token')
+  local id = ARGV[2 + 5 * i]
+  payloads[i], steps[i] = unpack(redis.call('HMGET', private, id, 's' .. id))
 end
 local function history(before, blame, id)
   local readable, entries = pcall(cjson.decode, before or '[]')
@@ -44,7 +46,7 @@ local function recover(i)
   local id, expected, strikes, blame, solitude = unpack(ARGV, at, at + 4)
   local suspect = solitude ~= '0'
   local told = history(known[i][2], blame, id)
-  redis.call('HDEL', private, id, 'w' .. id)
+  redis.call('HDEL', private, id, 'w' .. id, 's' .. id)
   -- At once: between the two it is nowhere.
   if suspect then
     redis.call('LPUSH', probation, payloads[i])
@@ -53,7 +55,9 @@ local function recover(i)
     redis.call('RPUSH', queue, payloads[i])
     if expires > 0 then redis.call('PEXPIRE', queue, expires) end
   end
-  redis.call('HSET', counters, 'recoveries', expected + 1, 'strikes', strikes, 'history', told)
+  redis.call('HSET', counters, 'recoveries', expected + 1, 'strikes', strikes, 'history', told,
+    'token', token(id, counters, known[i][4]))
+  if steps[i] then redis.call('HSET', counters, 'steps', steps[i]) end
   if suspect then
     redis.call('HSET', counters, 'probation', solitude)
   elseif known[i][3] then

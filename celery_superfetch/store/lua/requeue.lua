@@ -1,4 +1,5 @@
--- Gives jobs back to their queue, or on probation, on purpose; never counted against them.
+-- Gives jobs back to their queue, or on probation, on purpose; never counted against them. What they
+-- have handed on stays noted, for their next claim.
 -- KEYS: private list, public queue list, flag, stats, probation list, lists with probation, then each
 --       job's counters
 -- ARGV: queue list, "front" (next to be claimed) or "back", seconds to remember that they were
@@ -14,15 +15,15 @@ local window, expires = tonumber(ARGV[3]), tonumber(ARGV[4])
 local no = wrong(queue, probation)
 if no then return no end
 redis.call('SISMEMBER', on_probation, queue_list)
-local jobs, payloads, suspected = #KEYS - 6, {}, {}
+local jobs, payloads, steps, suspected, earlier = #KEYS - 6, {}, {}, {}, {}
 for i = 1, jobs do
-  payloads[i] = redis.call('HGET', private, ARGV[i + 4])
-  suspected[i] = redis.call('HEXISTS', KEYS[i + 6], 'probation') == 1
+  payloads[i], steps[i] = unpack(redis.call('HMGET', private, ARGV[i + 4], 's' .. ARGV[i + 4]))
+  suspected[i], earlier[i] = unpack(redis.call('HMGET', KEYS[i + 6], 'probation', 'token'))
 end
 local total, to_queue = 0, 0
 for i = 1, jobs do
   local id, payload, counters = ARGV[i + 4], payloads[i], KEYS[i + 6]
-  if redis.call('HDEL', private, id, 'w' .. id) > 0 and payload then
+  if redis.call('HDEL', private, id, 'w' .. id, 's' .. id) > 0 and payload then
     total = total + 1
     if suspected[i] then
       redis.call(push, probation, payload)
@@ -32,6 +33,8 @@ for i = 1, jobs do
       to_queue = to_queue + 1
     end
     redis.pcall('HINCRBY', counters, 'requeues', 1)
+    redis.pcall('HSET', counters, 'token', token(id, counters, earlier[i]))
+    if steps[i] then redis.pcall('HSET', counters, 'steps', steps[i]) end
     tally(stats, 'requeued', queue_list, payload)
     if redis.call('TTL', counters) < 0 then redis.call('EXPIRE', counters, window) end
   end

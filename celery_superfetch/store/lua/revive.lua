@@ -1,14 +1,16 @@
--- Puts one job of the dead set back on a queue, as if it were new.
+-- Puts one job of the dead set back on a queue, as if it were new, but that it has handed on what it has.
 -- KEYS: dead set, dead jobs, the caps of each, unannounced, stats, public queue list, the job's
 --       counters, lock of those who retry it, flag
 -- ARGV: job id, payload, ms of the queue's x-expires (0: none that we know of), seconds for
---       which the strikes that the payload carries are forgiven (0: it carries none)
+--       which the strikes that the payload carries are forgiven (0: it carries none), what it has
+--       handed on (empty: nothing), seconds for which that is remembered
 -- Returns: 1, or 0 when the job is no longer in the dead set
 -- Crash: the job is in exactly one of the two.
 local jobs, stats, queue, counters, lock, flag =
   KEYS[2], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local id, payload = ARGV[1], ARGV[2]
 local expires, forgiven = tonumber(ARGV[3]), tonumber(ARGV[4])
+local steps, window = ARGV[5], tonumber(ARGV[6])
 redis.call('DEL', lock)
 local no = wrong(queue)
 if no then return no end
@@ -28,6 +30,11 @@ if forgiven > 0 then
   redis.call('HSET', counters, 'strikes', 0)
   redis.call('EXPIRE', counters, forgiven)
   redis.call('SET', flag, 1, 'EX', forgiven)
+end
+if steps ~= '' then
+  redis.call('HSET', counters, 'steps', steps)
+  redis.call('EXPIRE', counters, window)
+  redis.call('SET', flag, 1, 'EX', window)
 end
 redis.pcall('HINCRBY', stats, 'retried', 1)
 return 1

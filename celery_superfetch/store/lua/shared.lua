@@ -20,6 +20,15 @@ local function takes(name)
   return kind == 'list' or kind == 'none', kind
 end
 
+-- The fencing token of a claim that ends: that of the job's next one has to be greater, whatever the
+-- clocks of those who number their claims say (`Claimed.token`). Jobs of equal bytes share one.
+local tokens = {}
+local function token(id, counters, earlier)
+  local number = tonumber(string.match(id, '^%d+')) or 0
+  tokens[counters] = math.max(number, (tonumber(tokens[counters] or earlier) or 0) + 1)
+  return string.format('%.0f', tokens[counters])
+end
+
 -- The error that one of these is no queue, if it is none.
 local function wrong(...)
   for _, name in ipairs({...}) do

@@ -255,7 +255,7 @@ def sentinel_params(pool: SentinelConnectionPool) -> dict[str, Any]:
     }
 
 
-def place_of(params: Params) -> Hashable:
+def place_of(params: Params) -> tuple[Hashable, ...]:
     sentinels, slot = params.get("connection_pool"), params.get("slot")
     if slot is not None and slot.clustered:  # whichever node was named
         return slot.key, slot.seeds, str(params.get("username"))
@@ -263,6 +263,12 @@ def place_of(params: Params) -> Hashable:
     if not isinstance(sentinels, Sentinels):
         return parts
     return *parts, sentinels.service_name, frozenset(sentinels.addresses)  # in any order
+
+
+def name_of(params: Params) -> str:
+    """Of the place, the same in each process that was given the same."""
+    parts = (sorted(part) if isinstance(part, frozenset) else part for part in place_of(params))
+    return " ".join(map(str, parts))
 
 
 def without_retries(params: Params) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from evidence.smoke.local import LocalContainer, LocalServer, LocalWorker
 from support.machines import Seat
+from support.smoke.local import LocalContainer, LocalServer, LocalWorker
 
 BIN = Path(sys.executable).parent
 #: A line of /proc/net/tcp: who asks wants to know whether 6379 is open, as it is in a container.

@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 
 if importlib.util.find_spec("pytest_celery"):
-    from evidence.smoke.fixtures import *  # noqa: F403
+    from support.smoke.fixtures import *  # noqa: F403
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -177,7 +177,7 @@ def test_control_without_the_key_that_never_exists_a_script_ends_half_way(
     home, other = move
     owner = bench.owner().owner
     [job] = bench.give(owner, "mail", [ONE])
-    call = bench.lists.ack(owner, [Claimed(job)], [Job(owner, "mail", TWO, "2:mail")])
+    call = bench.lists.ack(owner, [Claimed(job), Claimed(Job(owner, "mail", TWO, "2:mail"))])
     nodes.begin_move(nodes.slot(PREFIX), home, other)
     text = source("ack").partition("\n")[2]
     with pytest.raises(ResponseError, match="non local key"):

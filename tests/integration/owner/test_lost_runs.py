@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
 from celery_superfetch.model.facts import Facts
@@ -11,13 +13,23 @@ from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.signals import LostJob, job_recovering
 from support.workers.bench import Bench, lost_job, payload
 
+_numbers = count(1)
+
+
+def nobodys_app() -> str:
+    """A sender of signals that none was before: an object may have the id of one that is gone, and
+    whose receivers are still there."""
+    return f"app {next(_numbers)}"
+
 
 def test_a_job_that_lost_its_child_is_recovered_and_counted(
     bench: Bench, owner: Facts, cut_short: LostRuns
 ) -> None:
     [claimed] = bench.take(owner, payload(1))
     assert (
-        cut_short.recover_or_kill(claimed.job, "pool child lost", object(), Limits.of(bench.config))
+        cut_short.recover_or_kill(
+            claimed.job, "pool child lost", nobodys_app(), Limits.of(bench.config)
+        )
         is None
     )
     assert bench.queue() == [payload(1)]
@@ -31,7 +43,7 @@ def test_a_job_that_lost_its_child_is_recovered_and_counted(
 def test_a_job_that_lost_its_child_is_killed_when_a_receiver_says_so(
     bench: Bench, owner: Facts, cut_short: LostRuns
 ) -> None:
-    sender = object()
+    sender = nobodys_app()
 
     def kill(recovery: Recovery, **_: object) -> Decision:
         return Decision.KILL
@@ -51,7 +63,7 @@ def test_a_job_that_lost_its_child_is_killed_when_a_receiver_says_so(
 def test_a_killed_job_is_logged_once_and_with_the_way_back(
     bench: Bench, owner: Facts, cut_short: LostRuns, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sender = object()
+    sender = nobodys_app()
     job_recovering.connect(lambda **_: Decision.KILL, sender=sender, weak=False)
     [claimed] = bench.take(owner, payload(1))
     dead = cut_short.recover_or_kill(
@@ -71,7 +83,7 @@ def test_each_strike_is_a_warning_that_names_the_job(
         [claimed] = bench.take(owner, payload(1))
         with caplog.at_level("WARNING"):
             cut_short.recover_or_kill(
-                claimed.job, "pool child lost", object(), Limits.of(bench.config)
+                claimed.job, "pool child lost", nobodys_app(), Limits.of(bench.config)
             )
         said = caplog.messages[-1]
         assert said.startswith(f"Job shop.note[1]: strike {strike} of 3; ")
@@ -81,7 +93,7 @@ def test_each_strike_is_a_warning_that_names_the_job(
     before = len(caplog.messages)
     [claimed] = bench.take(owner, payload(2))
     cut_short.recover_or_kill(
-        claimed.job, "pool child lost", object(), Limits.of(bench.config), stopping=True
+        claimed.job, "pool child lost", nobodys_app(), Limits.of(bench.config), stopping=True
     )
     assert len(caplog.messages) == before, "no strike, no warning"
 
@@ -92,7 +104,9 @@ def test_a_job_that_lost_its_child_and_was_taken_away_is_announced(
     [claimed] = bench.take(owner, payload(1))
     bench.client.delete(bench.keys.private(owner.owner))
     assert (
-        cut_short.recover_or_kill(claimed.job, "pool child lost", object(), Limits.of(bench.config))
+        cut_short.recover_or_kill(
+            claimed.job, "pool child lost", nobodys_app(), Limits.of(bench.config)
+        )
         is None
     )
     assert lost == [lost_job(claimed.job)]
@@ -104,7 +118,7 @@ def test_a_decision_is_taken_anew_when_somebody_else_counted(
     bench: Bench, owner: Facts, cut_short: LostRuns
 ) -> None:
     """Another process changes the counters between question and answer."""
-    sender, asked = object(), []
+    sender, asked = nobodys_app(), []
     [claimed] = bench.take(owner, payload(1))
 
     def meddle(recovery: Recovery, **_: object) -> None:
@@ -122,7 +136,7 @@ def test_a_decision_is_taken_anew_when_somebody_else_counted(
 def test_without_end_of_counting_the_job_is_safe_on_its_queue(
     bench: Bench, owner: Facts, cut_short: LostRuns
 ) -> None:
-    sender = object()
+    sender = nobodys_app()
     [claimed] = bench.take(owner, payload(1))
 
     def meddle(recovery: Recovery, **_: object) -> None:
@@ -142,7 +156,7 @@ def test_the_record_of_its_start_is_in_before_it_is_removed(
     bench: Bench, owner: Facts, cut_short: LostRuns
 ) -> None:
     """It goes by another connection: what came in late would forbid other starts."""
-    sender, on_their_way = object(), []
+    sender, on_their_way = nobodys_app(), []
     in_flight = bench.in_flight
     [claimed] = bench.take(owner, payload(1))
     assert in_flight.start(claimed.job)
@@ -164,7 +178,7 @@ def spared(bench: Bench, owner: Facts, cut_short: LostRuns, stopping: bool = Fal
         [claimed] = bench.take(owner)
         assert (
             cut_short.recover_or_kill(
-                claimed.job, "lost", object(), Limits.of(bench.config), stopping=last
+                claimed.job, "lost", nobodys_app(), Limits.of(bench.config), stopping=last
             )
             is None
         )
@@ -181,7 +195,7 @@ def test_who_comes_back_over_its_limit_is_killed_unless_it_is_spared_again(
     bench: Bench, owner: Facts, cut_short: LostRuns, decision: Decision
 ) -> None:
     """A4: whoever recovered it may have been of another app."""
-    sender, seen = object(), []
+    sender, seen = nobodys_app(), []
 
     def answer(recovery: Recovery, **_: object) -> Decision:
         seen.append(recovery)
@@ -207,7 +221,7 @@ def test_who_comes_back_over_its_limit_by_no_fault_of_its_own_is_spared(
 ) -> None:
     """A4: the last strike has to be its own."""
     job = spared(bench, owner, cut_short, stopping=True)
-    sender = object()
+    sender = nobodys_app()
     job_recovering.connect(lambda **_: Decision.KILL, sender=sender, weak=False)
     assert cut_short.kill_spared(job, sender, Limits.of(bench.config)) is None
     assert cut_short.kill_spared(job, sender, Limits(lambda _: None, 20)) is None

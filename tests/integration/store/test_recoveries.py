@@ -169,7 +169,8 @@ def test_a_recovered_job_is_delivered_as_a_redelivered_one(bench: Bench) -> None
     recover(bench, reaped(bench, JOB), [JOB])
     [claimed] = bench.claim(bench.owner()).jobs
     assert claimed.job.payload == JOB, "byte for byte"
-    assert claimed.earlier == Counters(recoveries=1, strikes=1)
+    assert claimed.earlier == Counters(recoveries=1, strikes=1, token=claimed.earlier.token)
+    assert claimed.token > claimed.earlier.token > 0
 
 
 def test_the_expiry_of_the_queue_is_renewed(bench: Bench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery import chain
 from kombu.exceptions import OperationalError
 
 from support.apps.features import started, task, total
@@ -15,18 +16,20 @@ hold = app.tasks["shop.hold"].run
 
 
 @task(bind=True)
-def again(self: Any, job: str) -> None:
+def again(self: Any, job: str, **options: Any) -> None:
     if self.request.retries:
         started(f"retry of {job}")
     else:
         hold(job)
-        raise self.retry(countdown=0)
+        raise self.retry(countdown=0, **options)
 
 
 @task(bind=True)
-def replaced(self: Any, job: str) -> None:
+def replaced(self: Any, job: str, *others: Any) -> None:
+    """By a note, or by other signatures as a chain."""
     hold(job)
-    raise self.replace(app.tasks["shop.note"].si(f"instead of {job}"))
+    note = app.tasks["shop.note"].si(f"instead of {job}")
+    raise self.replace(chain(map(app.signature, others)) if others else note)
 
 
 @task()

@@ -9,9 +9,11 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
+from kombu.transport import redis
 from kombu.transport.virtual import Message
 
 from celery_superfetch.app import broker, chords, telling
+from celery_superfetch.app import steps as ends
 from celery_superfetch.model import certificate, forks
 from celery_superfetch.model.job import Job
 from celery_superfetch.model.process import look_at
@@ -51,7 +53,7 @@ def lost_acks() -> None:
         try:
             return exchange(self, *args, **options)
         except BaseException:
-            for part in self._next.values():
+            for _, part in (*self._again, *self._next.items()):
                 part.acks.clear()
             raise
 
@@ -283,3 +285,13 @@ def ends_of_chords() -> None:
 def second_runs() -> None:
     """What lost its child after its result was stored is acked, also a part of a chord."""
     del CountedRequest._success_was_stored
+
+
+def handing_on() -> None:
+    """What a job hands on is published as any message, whoever has the job by then."""
+    channel.Channel._put = redis.Channel._put
+
+
+def completing() -> None:
+    """What Celery does not run again, since it has its result, has not counted in its chord."""
+    ends._complete = lambda *_: None

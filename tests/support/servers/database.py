@@ -13,6 +13,7 @@ import redis
 from support.waiting import eventually
 
 OWN = "superfetch:"
+NOTES = (b"w", b"s")  # how the names of those begin that stand beside claims
 
 
 def name_of(payload: bytes) -> str:
@@ -91,7 +92,7 @@ class Database:
         held: dict[str, list[str]] = {}
         for owner, claims in self._claims().items():
             order = sorted(claims, key=lambda id: (id.partition(b":")[2], id))
-            held[owner] = [name_of(claims[id]) for id in order if not id.startswith(b"w")]
+            held[owner] = [name_of(claims[id]) for id in order if not id.startswith(NOTES)]
         return held
 
     def running(self) -> list[str]:
@@ -101,12 +102,12 @@ class Database:
             name_of(claims[id])
             for claims in held
             for id in claims
-            if not id.startswith((b"w", b"~")) and b"w" + id not in claims
+            if not id.startswith((*NOTES, b"~")) and b"w" + id not in claims
         ]
 
     def notes(self) -> list[bytes]:
-        """What says that some claims wait, whatever became of them."""
-        return [id for claims in self._claims().values() for id in claims if id.startswith(b"w")]
+        """What is noted beside some claims, whatever became of them."""
+        return [id for claims in self._claims().values() for id in claims if id.startswith(NOTES)]
 
     def private_lists(self) -> list[str]:
         """The keys of all private lists that are not empty, and of those where jobs landed."""

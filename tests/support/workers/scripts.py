@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from celery_superfetch.model.job import Claimed, Counters, Job, digest
+from celery_superfetch.model.step import Claim
 from celery_superfetch.store.dead_jobs import Graveyard
 from celery_superfetch.store.parked import Parked
+from celery_superfetch.store.steps import Steps
 from celery_superfetch.store.wire.scripts import Call, Scripts
 from support.workers.bench import Bench, payload
 
@@ -66,6 +68,14 @@ def requeue(bench: Bench) -> Case:
     jobs = [claimed.job for claimed in bench.claimed(owner, ONE, TWO)]
     bench.client.hset(bench.keys.recoveries(digest(ONE)), "probation", 1)
     return Case(bench.lists.requeue(jobs, "front", 60_000))
+
+
+def step(bench: Bench) -> Case:
+    owner = bench.owner()
+    [claimed] = bench.claimed(owner, ONE)
+    claim = Claim("here", bench.lists.key_of(claimed.job), claimed.job.claim_id, claimed.token)
+    lists = ["mail", "mail", "slow"]
+    return Case(Steps(bench.database).step(claim, ",one", TWO.decode(), lists, 60_000))
 
 
 def park(bench: Bench) -> Case:
@@ -169,6 +179,7 @@ CASES = [
     unland,
     ack,
     requeue,
+    step,
     park,
     release,
     probation,

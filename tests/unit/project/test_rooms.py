@@ -37,7 +37,8 @@ DOORS_OF = {
     "console.status": {"cli.tables"},
     "console.commands.drill": {"cli.session"},
     "console.commands.examining": {"cli.session", "cli.tables"},
-    "console.commands.jobs": {"cli.session", "app.kill"},
+    "console.commands.jobs": {"cli.session"},
+    "console.killing": {"app.kill"},
     "console.commands.jobs_table": {"cli.tables"},
     "console.commands.serving": {"cli.session"},
 }

@@ -10,18 +10,20 @@ import pytest
 from celery_superfetch.model.certificate import clock
 from celery_superfetch.worker import start
 
+CLAIM = ("", "", "", 0)  # none that could hand on a step
+
 BEGIN = """
 import sys
 from celery_superfetch.worker.start import start
-start(float(sys.argv[1]), print, "begun")
+start(float(sys.argv[1]), ("", "", "", 0), print, "begun")
 """
 
 
 def test_the_process_that_runs_it_looks_at_its_clock() -> None:
     """B. It asks nobody: past the time it says so, and has not begun."""
     ran: list[str] = []
-    assert start.start(clock() + 60, ran.append, "in time") is None
-    failed, told, _ = start.start(clock(), ran.append, "too late")
+    assert start.start(clock() + 60, CLAIM, ran.append, "in time") is None
+    failed, told, _ = start.start(clock(), CLAIM, ran.append, "too late")
     assert ran == ["in time"]
     assert failed == 1
     assert isinstance(getattr(told.exception, "exc", told.exception), start.NotStarted)

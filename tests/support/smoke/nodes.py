@@ -10,7 +10,7 @@ import pytest_celery.vendors.worker.tasks
 from pytest_celery import CeleryTestContainer, CeleryWorkerContainer, RedisContainer
 from pytest_docker_tools.exceptions import ContainerFailed
 
-from evidence.smoke.local import LocalContainer, LocalServer, LocalWorker
+from support.smoke.local import LocalContainer, LocalServer, LocalWorker
 from support.waiting import eventually
 from support.workers.worker import TESTS, app_env
 

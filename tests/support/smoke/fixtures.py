@@ -22,8 +22,8 @@ from pytest_celery import (
 )
 from pytest_docker_tools import build, container, fxtr, volume
 
-from evidence.smoke.local import LocalServer, LocalWorker
-from evidence.smoke.nodes import ShopContainer, ShopOnProcess, ValkeyOnProcess
+from support.smoke.local import LocalServer, LocalWorker
+from support.smoke.nodes import ShopContainer, ShopOnProcess, ValkeyOnProcess
 
 ROOT = Path(__file__).resolve().parents[3]
 # Its data outlives it, as a broker's should.

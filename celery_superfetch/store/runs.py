@@ -1,0 +1,76 @@
+"""How jobs end, and how long they run: counted by queue list and task."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from itertools import accumulate
+from math import inf
+from typing import NamedTuple
+
+from .database import Structure
+from .history import TAB
+
+#: How a run ends: it returned, raised, sent itself again, or was ignored or rejected on purpose.
+ENDS = SUCCEEDED, FAILED, RETRIED, REJECTED = "succeeded", "failed", "retried", "rejected"
+
+#: Upper bounds (s) of what runs took.
+BUCKETS = (0.005, 0.025, 0.1, 0.5, *map(float, (1, 5, 15, 60, 300, 1800, 7200)), inf)
+
+#: Pairs of queue list and task of one worker; those of more have no task.
+MOST = 500
+
+
+class Run(NamedTuple):
+    """What is counted together."""
+
+    queue_list: str
+    task: str
+
+
+class RunTimes(NamedTuple):
+    #: Upper bound (s; the last one is infinite) -> runs of a task that took no longer.
+    buckets: dict[float, int]
+    seconds: float
+
+
+class RunCounts(NamedTuple):
+    ends: dict[tuple[str, str, str], int]  # (how, queue list, task) -> runs
+    times: dict[str, RunTimes]  # by task
+
+
+class Runs(Structure):
+    """``superfetch:runs``: what all workers have counted, for metrics. They add to it at the pace
+    of their heartbeats, so that no job costs a command."""
+
+    def add(self, counts: Mapping[str, int]) -> None:
+        key = self.keys.runs
+        self._at_once(("HINCRBY", key, name, number) for name, number in counts.items())
+
+    def counts(self) -> RunCounts:
+        ends, times = {}, defaultdict[str, Counter[str]](Counter)
+        for name, number in self.client.hgetall(self.keys.runs).items():
+            how, *more = name.decode(errors="replace").split(TAB, 2)
+            if how in ENDS and len(more) == 2:
+                ends[how, more[0], more[1]] = int(number)
+            elif how == "seconds" and len(more) == 2:
+                times[more[1]][more[0]] = int(number)
+        return RunCounts(ends, {task: _times(row) for task, row in sorted(times.items())})
+
+
+def noted(run: Run, how: str, seconds: float) -> Counter[str]:
+    """The counters of one run, and by how much they grow."""
+    bound = BUCKETS[bisect_left(BUCKETS, seconds)]
+    return Counter(
+        {
+            TAB.join((how, *run)): 1,
+            f"seconds{TAB}{bound:g}{TAB}{run.task}": 1,
+            f"seconds{TAB}us{TAB}{run.task}": int(seconds * 1e6),
+        }
+    )
+
+
+def _times(row: Mapping[str, int]) -> RunTimes:
+    sums = accumulate(row.get(f"{bound:g}", 0) for bound in BUCKETS)
+    return RunTimes(dict(zip(BUCKETS, sums, strict=True)), row.get("us", 0) / 1e6)

@@ -1,0 +1,90 @@
+"""`python -m evidence storm`: many jobs of all kinds in four pools on two machines, and a harm
+every few seconds; then the checker judges the history (`evidence/checker.py`)."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import random
+import tempfile
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from support.hosts import namespaces_available
+
+from .. import checker
+from ..history import History
+from .fleet import Fleet
+from .harms import Harms
+from .load import Load
+from .tasks import SIDES, outcome
+
+#: Seconds between two looks at what is due.
+STEP = 0.05
+
+
+def main(argv: list[str]) -> int:
+    """Run a storm, print the verdict, and exit with 0 if nothing is unexplained."""
+    parser = argparse.ArgumentParser(prog="python -m evidence storm", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10, help="how long it rages")
+    parser.add_argument("--seed", type=int, help="of jobs and harms (default: any)")
+    parser.add_argument("--side", default="ours", choices=SIDES)
+    parser.add_argument("--rate", type=float, default=75, help="messages sent a second")
+    parser.add_argument("--every", type=float, default=2.5, help="seconds between two harms")
+    parser.add_argument("--patience", type=float, default=120, help="seconds to come to rest")
+    parser.add_argument("--without", default="", help="safeties of ours to take out, as a control")
+    parser.add_argument("--history", type=Path, help="where the lines go (default: a new file)")
+    options = parser.parse_args(argv)
+    seed = random.randrange(1_000_000) if options.seed is None else options.seed
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    path = options.history or Path(f"evidence-storm-{options.side}-{seed}-{stamp}.jsonl")
+    print(f"storm: {options.side}, seed {seed}, {options.minutes:g} minutes", flush=True)
+    if not namespaces_available()[0]:
+        print(f"on one machine, since {namespaces_available()[1]}")
+    history = History(path)
+    history.write("run", argv=argv, seed=seed, side=options.side, versions=_versions())
+    try:
+        storm(history, options.side, seed, options.minutes * 60, options)
+    finally:
+        digest = history.close()
+        print(f"history: {path}.gz, SHA-256 of its lines {digest}")
+    return checker.main(str(path))
+
+
+def storm(
+    history: History, side: str, seed: int, seconds: float, options: argparse.Namespace
+) -> None:
+    """Let it rage for so long, and write down what has become of everything."""
+    with (
+        tempfile.TemporaryDirectory(prefix="storm-") as directory,
+        Fleet(side, history, Path(directory), options.without) as fleet,
+    ):
+        harms = Harms(fleet, seed + 1)
+        with Load(fleet.app, history, seed, options.rate) as load:
+            until, due = time.monotonic() + seconds, time.monotonic() + options.every
+            while time.monotonic() < until:
+                if time.monotonic() >= due:
+                    due += options.every
+                    harms.next()
+                harms.lasting()
+                fleet.begin()
+                time.sleep(STEP)
+        while harms.lasting():
+            time.sleep(STEP)
+        waits = fleet.at_rest(options.patience)
+        for (job, step), stored in fleet.states(load.steps).items():
+            state = outcome(stored)
+            if state["state"] != "SUCCESS":
+                history.write("outcome", job=job, step=step, **state)
+        history.write("rest", waits=waits)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("celery", "kombu", "redis", "celery-superfetch", "celery-redis-plus"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

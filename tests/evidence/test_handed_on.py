@@ -1,0 +1,177 @@
+"""A step is handed on once, however often its job runs.
+
+What a job hands on goes to a queue that nobody serves. Between a worker and its broker stands a
+proxy, at which whoever hands on stands still when the server has the first message, to be killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+from celery import Celery, chain, chord, group
+
+from support.hosts import Host
+from support.servers.database import Database
+from support.servers.ledger import Ledger
+from support.servers.proxy import FaultProxy
+from support.waiting import eventually
+from support.workers.worker import Worker
+
+NEXT = "next"  # the queue of what is handed on
+OPTIONS = {"strike_limit": 10, "reap_interval": 1}
+
+
+class Kind(NamedTuple):
+    send: Callable[[Celery], Any]
+    messages: int = 1
+    runs: int = 2  # of the job whose first is cut short
+
+
+def job(app: Celery, name: str, *args: Any, queue: str = "celery", **kwargs: Any) -> Any:
+    return app.signature(name, args, kwargs, immutable=True).set(queue=queue)
+
+
+def link(app: Celery, number: int = 1) -> Any:
+    return job(app, "shop.note", f"next {number}", queue=NEXT)
+
+
+def links(app: Celery) -> list[Any]:
+    return [link(app, 1), link(app, 2)]
+
+
+def parts(app: Celery) -> list[Any]:
+    return [job(app, "features.part", f"part {number}", queue=NEXT) for number in range(2)]
+
+
+def first(app: Celery) -> Any:
+    return job(app, "shop.note", "job")
+
+
+def tail(app: Celery) -> Any:
+    """The end of a chord."""
+    return app.signature("features.total", ("body",)).set(queue=NEXT)
+
+
+KINDS = {
+    "chain": Kind(lambda app: chain(first(app), link(app)).apply_async()),
+    "callbacks": Kind(lambda app: first(app).apply_async(link=links(app)), 2),
+    "group": Kind(lambda app: chain(first(app), group(links(app))).apply_async(), 2),
+    "chord": Kind(lambda app: chain(first(app), chord(parts(app), tail(app))).apply_async(), 2),
+    "chord as callback": Kind(
+        lambda app: first(app).apply_async(link=chord(parts(app), tail(app))), 2
+    ),
+    "errbacks": Kind(
+        lambda app: job(app, "features.fails", "job").apply_async(link_error=links(app)), 2
+    ),
+    # Nothing of the job is left to do.
+    "replacement": Kind(
+        lambda app: job(app, "features.replaced", "job", *links(app)).apply_async(), 1, 1
+    ),
+}
+KINDS["retry"] = Kind(
+    lambda app: app.signature("features.again", ("job",), {"queue": NEXT}).apply_async(), 1, 1
+)
+
+
+@pytest.fixture
+def network(client: redis.Redis) -> Iterator[FaultProxy]:
+    with FaultProxy(client.connection_pool.connection_kwargs["port"]) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def cut_short(
+    worker: Callable[..., Worker], app: Celery, ledger: Ledger, network: FaultProxy, db: Database
+) -> Callable[..., int]:
+    """`cut_short("chain", "prefork")`: kill whoever hands on between two messages, or between the
+    last one and the ack; how many messages there are in the end."""
+
+    def run(name: str, pool: str, without: str = "") -> int:
+        kind, env = KINDS[name], {"WITHOUT": without}
+        settings = {"app": "steps", "pool": pool, "concurrency": 1, "options": OPTIONS, "env": env}
+        victim = worker(url=network.url(), result_url=app.conf.broker_url, **settings)
+        KINDS["chain"].send(app)  # from here on the server knows the scripts
+        eventually(lambda: db.length(NEXT) == 1 and not db.held())
+        db.client.delete(NEXT)
+        ledger.clear()
+        ledger.release()
+        sent = network.hold_at(lambda words: NEXT.encode() in words, carried_out=True)
+        kind.send(app)
+        assert sent.wait(30)
+        eventually(lambda: db.length(NEXT) == 1)
+        if pool == "prefork":
+            victim.kill9_child()
+        else:
+            victim.kill9_all()
+            worker(**settings)
+        eventually(lambda: not db.held() and not db.length(), 60, message="all is settled")
+        assert ledger.runs() == {"job": kind.runs} or without
+        return db.length(NEXT)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("kind", "pool"),
+    [
+        *((kind, "prefork") for kind in KINDS),
+        *((kind, pool) for pool in ("threads", "gevent", "solo") for kind in ("chain", "retry")),
+    ],
+)
+def test_a_step_is_handed_on_once(
+    cut_short: Callable[..., int], db: Database, kind: str, pool: str
+) -> None:
+    assert cut_short(kind, pool) == KINDS[kind].messages
+    assert not db.keys("superfetch:recoveries:*"), "what was noted is gone with the job"
+
+
+@pytest.mark.parametrize("kind", ["chain", "retry", "chord"])
+def test_the_control_hands_it_on_twice(cut_short: Callable[..., int], kind: str) -> None:
+    messages = KINDS[kind].messages
+    assert cut_short(kind, "prefork", "handing_on") == messages + 1
+
+
+# -- a process that was taken for dead
+
+#: The verdicts of the defaults, sooner.
+QUICK = {"heartbeat_interval": 1, "owner_ttl": 3, "reap_interval": 1}
+
+
+def thaw(
+    worker: Any, app: Celery, ledger: Ledger, db: Database, pool: str, without: str = ""
+) -> Worker:
+    """A worker sleeps while it runs a job, until that has run elsewhere, and wakes to its end."""
+    settings: dict[str, Any] = {"app": "steps", "options": QUICK, "env": {"WITHOUT": without}}
+    chain(job(app, "shop.hold", "job"), link(app)).apply_async()
+    sleeper: Worker = worker(host=Host("here"), pool=pool, concurrency=1, **settings)
+    eventually(lambda: ledger.starts())
+    with sleeper.frozen():
+        worker(host=Host("there"), concurrency=1, **settings)
+        eventually(lambda: ledger.runs()["job"] == 2, message="it runs again elsewhere")
+    sleeper.wait_log("goes on as owner")
+    ledger.release()
+    eventually(lambda: len(ledger.finishes().get("job", ())) == 2, message="both runs end")
+    eventually(lambda: not db.private_lists(), message="all is settled")
+    return sleeper
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+def test_who_was_taken_for_dead_hands_on_nothing(
+    worker: Any, app: Celery, ledger: Ledger, db: Database, pool: str
+) -> None:
+    sleeper = thaw(worker, app, ledger, db, pool)
+    sleeper.wait_log("is no longer ours, and may run elsewhere by now: this run hands on nothing")
+    eventually(lambda: db.stat("ownership_lost") == 1)
+    assert db.length(NEXT) == 1
+
+
+@pytest.mark.netns
+def test_the_control_hands_on_what_is_anothers(
+    worker: Any, app: Celery, ledger: Ledger, db: Database
+) -> None:
+    thaw(worker, app, ledger, db, "threads", "handing_on")
+    assert db.length(NEXT) == 2

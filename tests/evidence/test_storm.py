@@ -1,0 +1,51 @@
+"""The storm of `python -m evidence storm`, for as long as the soak; ten minutes: `--minutes=10`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from evidence.storm import main
+
+#: Where a run of CI keeps what is to be looked at later.
+ARTIFACTS = "CI_ARTIFACTS_DIR"
+
+
+def words(request: pytest.FixtureRequest, *, minutes: float) -> tuple[int, list[str]]:
+    asked = request.config.getoption("--seed")
+    seed = random.randrange(1_000_000) if asked is None else asked
+    return seed, [f"--seed={seed}", f"--minutes={minutes}"]
+
+
+@pytest.mark.timeout(0)
+def test_nothing_is_unexplained(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    minutes = request.config.getoption("--minutes")
+    seed, arguments = words(request, minutes=minutes)
+    path = tmp_path / f"storm-{seed}.jsonl"
+    code = main([*arguments, f"--history={path}"])
+    if folder := os.environ.get(ARTIFACTS):
+        shutil.copy(f"{path}.gz", folder)
+    assert code == 0, f"seed {seed}; what the checker says is printed above"
+    with gzip.open(f"{path}.gz", "rt") as lines:
+        events = [json.loads(line)["event"] for line in lines]
+    assert events.count("harm") >= minutes * 5, "too mild a storm"
+
+
+@pytest.mark.timeout(0)
+def test_the_control_the_checker_finds_what_stock_does(
+    request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, arguments = words(request, minutes=0.5)
+    code = main(
+        [*arguments, "--side=stock", "--patience=45", f"--history={tmp_path / 'stock.jsonl'}"]
+    )
+    said = capsys.readouterr().out
+    print(said)
+    assert code == 1
+    assert "UNEXPLAINED" in said
