@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from math import inf
 from typing import NamedTuple
@@ -22,11 +22,35 @@ BUCKETS = (0.005, 0.025, 0.1, 0.5, *map(float, (1, 5, 15, 60, 300, 1800, 7200)),
 MOST = 500
 
 
-class Run(NamedTuple):
-    """What is counted together."""
+class Tally:
+    """The runs of one task from one queue list."""
 
-    queue_list: str
-    task: str
+    def __init__(self) -> None:
+        self.ends = dict.fromkeys(ENDS, 0)
+        self.buckets = [0] * len(BUCKETS)
+        self.seconds = 0.0
+
+    def note(self, how: str, seconds: float) -> None:
+        self.ends[how] += 1
+        self.buckets[bisect_left(BUCKETS, seconds)] += 1
+        self.seconds += seconds
+
+    def add(self, other: Tally) -> None:
+        for how, number in other.ends.items():
+            self.ends[how] += number
+        self.buckets = [a + b for a, b in zip(self.buckets, other.buckets, strict=True)]
+        self.seconds += other.seconds
+
+    def counts(self, queue_list: str, task: str) -> Iterator[tuple[str, int]]:
+        """Their counters, and by how much they grow."""
+        for how, number in self.ends.items():
+            if number:
+                yield TAB.join((how, queue_list, task)), number
+        for bound, number in zip(BUCKETS, self.buckets, strict=True):
+            if number:
+                yield f"seconds{TAB}{bound:g}{TAB}{task}", number
+        if us := int(self.seconds * 1e6):
+            yield f"seconds{TAB}us{TAB}{task}", us
 
 
 class RunTimes(NamedTuple):
@@ -44,9 +68,9 @@ class Runs(Structure):
     """``superfetch:runs``: what all workers have counted, for metrics. They add to it at the pace
     of their heartbeats, so that no job costs a command."""
 
-    def add(self, counts: Mapping[str, int]) -> None:
+    def add(self, counts: Iterable[tuple[str, int]]) -> None:
         key = self.keys.runs
-        self._at_once(("HINCRBY", key, name, number) for name, number in counts.items())
+        self._at_once(("HINCRBY", key, name, number) for name, number in counts)
 
     def counts(self) -> RunCounts:
         ends, times = {}, defaultdict[str, Counter[str]](Counter)
@@ -57,18 +81,6 @@ class Runs(Structure):
             elif how == "seconds" and len(more) == 2:
                 times[more[1]][more[0]] = int(number)
         return RunCounts(ends, {task: _times(row) for task, row in sorted(times.items())})
-
-
-def noted(run: Run, how: str, seconds: float) -> Counter[str]:
-    """The counters of one run, and by how much they grow."""
-    bound = BUCKETS[bisect_left(BUCKETS, seconds)]
-    return Counter(
-        {
-            TAB.join((how, *run)): 1,
-            f"seconds{TAB}{bound:g}{TAB}{run.task}": 1,
-            f"seconds{TAB}us{TAB}{run.task}": int(seconds * 1e6),
-        }
-    )
 
 
 def _times(row: Mapping[str, int]) -> RunTimes:

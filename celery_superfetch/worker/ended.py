@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
 from celery.exceptions import Ignore, Reject, Retry
 
 from ..store.database import Database
-from ..store.runs import FAILED, MOST, REJECTED, RETRIED, SUCCEEDED, Run, Runs, noted
+from ..store.runs import FAILED, MOST, REJECTED, RETRIED, SUCCEEDED, Runs, Tally
 
 
 class NotStarted(Ignore):
@@ -23,8 +22,7 @@ class Ended:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-        self._known: set[Run] = set()
+        self._tallies: dict[tuple[str, str], Tally] = {}
 
     def hear(self, queue_list: str, task: str, tell: Callable[[Any], Any], result: Any) -> Any:
         """Stands before what a pool tells of the end of a run."""
@@ -37,31 +35,37 @@ class Ended:
 
     def note(self, queue_list: str, task: str, error: BaseException | None, seconds: float) -> None:
         """A run has ended, by what it raised if it did."""
-        run = Run(queue_list, task)
+        how = SUCCEEDED if error is None else _how(error)
         with self._lock:
-            if run not in self._known and len(self._known) >= MOST:
-                run = Run(queue_list, "")
-            self._known.add(run)
-            self._counts += noted(run, _how(error), max(0.0, seconds))
+            tally = self._tallies.get((queue_list, task)) or self._tally(queue_list, task)
+            tally.note(how, seconds)
+
+    def _tally(self, queue_list: str, task: str) -> Tally:
+        run = (queue_list, task if len(self._tallies) < MOST else "")
+        return self._tallies.setdefault(run, Tally())
 
     def count(self, database: Database) -> None:
         """Add them up on the server; raises RedisError, and then some may come twice."""
         with self._lock:
-            counts, self._counts = self._counts, Counter()
+            counts = [*self._counts()]
+            tallies, self._tallies = self._tallies, {run: Tally() for run in self._tallies}
         if counts:
             try:
                 Runs(database).add(counts)
             except BaseException:
                 with self._lock:
-                    self._counts += counts
+                    for run, tally in tallies.items():
+                        self._tallies.setdefault(run, Tally()).add(tally)
                 raise
 
+    def _counts(self) -> Iterator[tuple[str, int]]:
+        for (queue_list, task), tally in self._tallies.items():
+            yield from tally.counts(queue_list, task)
 
-def _how(error: Any) -> str:
+
+def _how(error: BaseException) -> str:
     if isinstance(error, ExceptionWithTraceback):  # of another process
         error = error.exc
-    if error is None:
-        return SUCCEEDED
     if isinstance(error, Retry):
         return RETRIED
     return REJECTED if isinstance(error, (Ignore, Reject)) else FAILED
