@@ -26,11 +26,11 @@ class Ended:
 
     def hear(self, queue_list: str, task: str, tell: Callable[[Any], Any], result: Any) -> Any:
         """Stands before what a pool tells of the end of a run."""
-        if isinstance(result, tuple):  # else it was cut short
-            failed, value, seconds = result
-            error = value.exception if failed else None
-            if not isinstance(error, NotStarted):
-                self.note(queue_list, task, error, seconds)
+        failed, value, seconds = result if isinstance(result, tuple) else (False, None, None)
+        error = value.exception if failed else None
+        # Without a time it was cut short, as a greenlet is that was killed.
+        if seconds is not None and not isinstance(error, NotStarted):
+            self.note(queue_list, task, error, seconds)
         return tell(result)
 
     def note(self, queue_list: str, task: str, error: BaseException | None, seconds: float) -> None:

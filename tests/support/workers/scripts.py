@@ -75,7 +75,7 @@ def step(bench: Bench) -> Case:
     [claimed] = bench.claimed(owner, ONE)
     claim = Claim("here", bench.lists.key_of(claimed.job), claimed.job.claim_id, claimed.token)
     lists = ["mail", "mail", "slow"]
-    return Case(Steps(bench.database).step(claim, ",one", TWO.decode(), lists, 60_000))
+    return Case(Steps(bench.database).step(claim, ",one", payload("next").decode(), lists, 60_000))
 
 
 def park(bench: Bench) -> Case:
