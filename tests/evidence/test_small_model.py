@@ -20,6 +20,7 @@ from support.workers.bench import Bench
 
 #: Whose traces are short.
 EASY = [
+    "mark: although it was heard meanwhile",
     "the verdict is not built on silence that was watched",
     "unland: the job does not arrive",
     "a job is acked before it runs",

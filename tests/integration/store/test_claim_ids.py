@@ -7,6 +7,7 @@ from time import time
 import pytest
 
 from celery_superfetch.model.job import claimed_at
+from celery_superfetch.store.wire import scripts
 from support.workers.bench import Bench
 
 
@@ -40,6 +41,20 @@ def test_an_ack_knows_what_was_taken_away_whatever_starts_beside_it(
     left = [job for number, job in enumerate(starting, 2) if number not in gone]
     assert bench.held(owner) == left[::-1]
     assert bench.lists.held(owner.owner).running == {job.claim_id for job in left}
+
+
+def test_control_without_a_look_at_those_that_start_an_ack_is_in_error(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = scripts.source
+    line = "if redis.call('HEXISTS', private, ARGV[at]) == 0 then"
+    assert line in whole("ack")
+    monkeypatch.setattr(scripts, "source", lambda name: whole(name).replace(line, "if false then"))
+    owner = bench.owner()
+    bench.push("mail", b"0", b"1")
+    settled, starting = bench.claim(owner, starts=1).jobs
+    assert bench.requeue(starting.job) == 1
+    assert bench.ack(owner, settled, starting=[starting.job]) == [1], "it was there"
 
 
 def test_what_runs_no_longer_is_no_record_and_is_held(bench: Bench) -> None:
