@@ -222,7 +222,7 @@ def test_an_address_that_leads_elsewhere_is_asked_again(
         make_app(superfetch=False, **place).tasks["shop.note"].delay("after")
         ledger.release()
         eventually(ledger.finishes)
-        (owner,) = there.owners()
+        (owner,) = eventually(there.owners, message="it has moved")
         before = there.heard(owner)
         if without:
             eventually(lambda: silent(there, owner), message="it is not heard")
