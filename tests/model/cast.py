@@ -238,7 +238,7 @@ class Worker:
 
     def claim_alone_and_lose_the_reply(self, queue_list: str, stage: Stage) -> None:
         gathers = any(self.in_flight.jobs.get(c.job) is State.GATHERED for c in self.waits)
-        if self.runs or gathers:  # then it is not even asked for
+        if self.runs or gathers or self.in_flight.doubt:  # then it is not even asked for
             return
         self.deliver()
         stage.lose = True

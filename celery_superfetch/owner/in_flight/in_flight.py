@@ -41,6 +41,8 @@ class InFlight(Outbox):
     ) -> Claims:
         """Send what waits to be settled and claim, in one round trip; as ``PrivateLists.claim``."""
         with self.lock:
+            # A lost reply may have brought a suspect: none starts beside it.
+            starts = 0 if self.doubt else starts
             call = self.lists.claim(owner, lists, most, turn, landed, starts)
             claims = self.lists.claims(call, lists, self.flush(call))
             for claimed in claims.jobs:
@@ -49,9 +51,12 @@ class InFlight(Outbox):
             return claims
 
     def claim_alone(self, owner: str, queue_list: str) -> Claimed | None:
-        """Claim the next suspect of a queue list, if there is one and nothing runs here."""
+        """Claim the next suspect of a queue list, if there is one and nothing runs here, nor may:
+        a lost reply may have brought another."""
         with self.lock:
             self.flush()
+            if self.doubt:
+                return None
             # What is gathered begins unseen.
             for job, state in self.jobs.items():
                 if state is State.GATHERED or self.jobs.runs(job):

@@ -262,31 +262,37 @@ def test_a_second_job_of_the_same_bytes_is_not_acked_unseen(
     membership.leave_for_good()
 
 
-def test_a_claim_for_a_suspect_that_was_lost_and_brought_none_leaves_the_next_one_alone(
+def test_no_suspect_is_claimed_beside_one_that_a_lost_reply_may_have_brought(
     server: Server, hasty: Bench, owner: Facts
 ) -> None:
-    """Another channel of the process had passed its look at what is in doubt by then."""
-    held, suspect = hasty.in_flight, payload("suspect")
+    """Another channel of the process had passed its look at what is in doubt by then. With both
+    recorded, a death would blame neither. The control: once the doubt is gone, one has its turn."""
+    held, first, second = hasty.in_flight, payload("first"), payload("second")
+    hasty.client.lpush(hasty.keys.probation("mail"), first, second)
     unheard(server, lambda: held.claim_alone(owner.owner, "mail"))
-    hasty.client.lpush(hasty.keys.probation("mail"), suspect)
-    claimed = held.claim_alone(owner.owner, "mail")
-    assert claimed is not None
-    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 0
-    assert held.jobs.alone == claimed.job
-    assert hasty.recorded(owner) == [digest(suspect)]
-
-
-def test_two_lost_claims_for_a_suspect_leave_nothing_that_seems_to_run(
-    server: Server, hasty: Bench, owner: Facts
-) -> None:
-    """The first took it, the second found the process busy with it."""
-    held, suspect = hasty.in_flight, payload("suspect")
-    hasty.client.lpush(hasty.keys.probation("mail"), suspect)
-    for _ in range(2):
-        unheard(server, lambda: held.claim_alone(owner.owner, "mail"))
-    eventually(lambda: hasty.private(owner) == [suspect])
+    eventually(lambda: hasty.private(owner) == [first])
+    assert held.claim_alone(owner.owner, "mail") is None
+    assert hasty.recorded(owner) == [digest(first)]
     assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 1
     assert hasty.recorded(owner) == []
+    claimed = held.claim_alone(owner.owner, "mail")
+    assert claimed is not None
+    assert held.jobs.alone == claimed.job
+
+
+def test_what_is_claimed_beside_a_suspect_that_a_lost_reply_may_have_brought_waits(
+    server: Server, hasty: Bench, owner: Facts
+) -> None:
+    """The control: with the doubt gone, as many as are asked for start with their claim."""
+    held, suspect = hasty.in_flight, payload("suspect")
+    hasty.client.lpush(hasty.keys.probation("mail"), suspect)
+    unheard(server, lambda: held.claim_alone(owner.owner, "mail"))
+    eventually(lambda: hasty.private(owner) == [suspect])
+    for number, started in ((1, 0), (2, 1)):
+        hasty.push("mail", payload(number))
+        claims = held.claim(owner.owner, ["mail"], 1, 1, [], starts=1)
+        assert (len(claims.jobs), claims.started) == (1, started)
+        held.lost_claims.reconcile(owner.owner, {"mail": 0})
 
 
 def test_nothing_starts_while_a_lost_reply_may_speak_of_a_suspect(
