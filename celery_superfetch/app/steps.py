@@ -48,7 +48,7 @@ def run(claim: Claim, target: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     is one of Celery's tracers, or somebody else's, of which nothing is known."""
     token = running.set(None)
     try:
-        if getattr(target, "__wrapped__", target) in (trace.trace_task_ret, trace.fast_trace_task):
+        if is_tracer(target):
             kwargs = _begin(claim, *args, **kwargs)
         return target(*args, **kwargs)
     except NotSent as exc:
@@ -61,6 +61,10 @@ def run(claim: Claim, target: Callable[..., Any], *args: Any, **kwargs: Any) -> 
         return 0, None, 0.0
     finally:
         running.reset(token)
+
+
+def is_tracer(target: Callable[..., Any]) -> bool:
+    return getattr(target, "__wrapped__", target) in (trace.trace_task_ret, trace.fast_trace_task)
 
 
 def _ended_by(word: Exception, exc: BaseException) -> Any:
@@ -91,7 +95,7 @@ def _begin(claim: Claim, name: str, id: str, request: Any, *message: Any, **kwar
             _complete(task, id, {**request, **(embed or {})})
 
     body, content_type, *_ = message
-    if not content_type:  # protocol 1, which was decoded before
+    if not content_type:  # it was decoded before, as protocol 1 always is
         read(body[2])
         return kwargs
 

@@ -17,7 +17,7 @@ from celery.worker import state
 from redis.exceptions import RedisError
 
 from ..app.notice import Notices
-from ..app.steps import run
+from ..app.steps import is_tracer, run
 from ..model.certificate import clock
 from ..model.config import ANNOUNCE_TASK
 from ..model.job import digest
@@ -35,6 +35,7 @@ from .stopping import SOLO, told_to_stop
 logger = get_logger(__name__)
 
 THREADS = "celery.concurrency.thread"
+TOLD = ("callback", "error_callback", "timeout_callback")  # by a pool, of a job's end
 
 
 def start(until: float, claim: Any, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -75,13 +76,22 @@ class _Handover:
         return self.owner.start(self.job, record=self.request.task.acks_late)
 
     def claim(self) -> tuple[Any, ...]:
-        """For who runs it. With early ack it is over by then, and nothing is handed on for it."""
+        """The fields of a ``Claim`` for who runs it. With early ack it is over by then, and nothing
+        is handed on for it."""
         delivery, claimed = self.delivery, self.delivery.claimed
         (job, earlier), token = claimed, claimed.token
         if self.request.acknowledged or not self.request.task.acks_late:
-            return tuple(Claim("", "", "", token))
+            return "", "", "", token
         place, key = delivery.channel.place, self.owner.key_of(job)
-        return tuple(Claim(place, key, job.claim_id, token, earlier.steps if earlier else ""))
+        return place, key, job.claim_id, token, earlier.steps if earlier else ""
+
+    @property
+    def decoded(self) -> Any:
+        """``args`` for Celery's tracer in this process, where the request has read the body."""
+        if not is_tracer(self.target):
+            return self.args
+        name, id, request, body, content_type, _ = self.args
+        return name, id, request, self.request.message.payload if content_type else body, None, None
 
     def accept(self, accept: Callable[..., Any], *args: Any) -> Any:
         """In a thread of the pool; what was given up is still in its line."""
@@ -205,21 +215,21 @@ class Gate(Runner):
         return None
 
     def _hand_over(self, what: _Handover, until: float) -> None:
-        request, tell = what.request, what.options["callback"]
-        hear = partial(self.ended.hear, what.job.queue_list, request.type, tell)
-        options = {**what.options, "callback": hear}
-        if not (self.inline or self.threads or self.green):
-            told = ("callback", "error_callback", "timeout_callback")
-            options = {**options, **{n: partial(self._tell, what, options[n]) for n in told}}
-        elif self.threads:
-            accept = partial(what.accept, options["accept_callback"])
-            options = {**options, "accept_callback": accept}
+        request, options = what.request, dict(what.options)
+        tell = options["callback"]
+        options["callback"] = partial(self.ended.hear, what.job.queue_list, request.type, tell)
+        forks = not (self.inline or self.threads or self.green)
+        for name in TOLD if forks else ():
+            options[name] = partial(self._tell, what, options[name])
+        if self.threads:
+            options["accept_callback"] = partial(what.accept, options["accept_callback"])
         try:
             # Celery looked before the job waited here. Threads and greenlets are never told of it.
             if what.waited and request.revoked():
                 self.out.discard(what)
                 return self._release()
-            handed = (until, what.claim(), what.target, *what.args)
+            args = what.args if forks else what.decoded
+            handed = (until, what.claim(), what.target, *args)
             result = self._apply(start, handed, what.kwargs, **options)
         except BaseException as exc:
             # A pool that cannot start a thread has it in its line, and may have begun with it.

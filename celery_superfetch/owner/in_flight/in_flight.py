@@ -41,8 +41,8 @@ class InFlight(Outbox):
     ) -> Claims:
         """Send what waits to be settled and claim, in one round trip; as ``PrivateLists.claim``."""
         with self.lock:
-            # A lost reply may have brought a suspect: none starts beside it.
-            starts = 0 if self.doubt else starts
+            # None starts beside a suspect, which a lost reply may have brought, too.
+            starts = 0 if self.doubt or self.jobs.alone else starts
             call = self.lists.claim(owner, lists, most, turn, landed, starts)
             claims = self.lists.claims(call, lists, self.flush(call))
             for claimed in claims.jobs:

@@ -227,6 +227,19 @@ def test_a_suspect_that_was_started_stays(bench: Bench, owner: Facts, suspect: J
     assert bench.on_probation() == []
 
 
+def test_what_is_claimed_beside_a_suspect_does_not_start(
+    bench: Bench, owner: Facts, suspect: Job
+) -> None:
+    """B. With both recorded its crash would blame neither. The control: another channel's claim,
+    once it has been alone for long enough."""
+    assert bench.in_flight.start(suspect)
+    bench.take(owner, ONE, starts=1)
+    assert bench.recorded(owner) == [digest(suspect.payload)]
+    bench.in_flight.jobs.alone = None
+    bench.take(owner, TWO, starts=1)
+    assert bench.recorded(owner) == sorted(digests(suspect.payload, TWO))
+
+
 def test_no_suspect_is_claimed_beside_what_has_just_started(bench: Bench, owner: Facts) -> None:
     """B. A thread of the pool hands over the next job while the loop finds that nothing runs: the
     claim of the suspect took its record away, and its crash would have been nobody's."""
