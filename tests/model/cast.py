@@ -40,22 +40,18 @@ class Stage:
         self.requeues: list[Call] = []
         #: Replies that their line has not read yet.
         self._owed: dict[Line, list[Any]] = {}
-        self._showing = False
         exchange = Line.exchange
 
         def shown(
             line: Line, calls: Sequence[Call], *, wait: bool = True, leave: int = 0
         ) -> tuple[list[Any], list[Any]]:
-            if self._showing:  # a script that the server did not know is sent again
-                return exchange(line, calls, wait=wait, leave=leave)
             self._wait()
             # What is sent is carried out, whoever reads the answer.
             earlier, owed, line.owed = self._owed.pop(line, []), line.owed, []
-            self._showing = True
             try:
-                _, replies = exchange(line, calls)
+                # One that the server did not know would run after those behind it.
+                _, replies = exchange(line, [call._replace(whole=True) for call in calls])
             finally:
-                self._showing = False
                 line.give_back()  # all of them share one pool
             if self.truth is not None:
                 for call, reply in zip(calls, replies, strict=True):
