@@ -159,21 +159,21 @@ class DeadSet(DeadJobs):
             targets.append(target)
         able, ours = Queues(self.database).can_take(targets), self.reserve([job[0] for job in jobs])
         calls, called = [], []
-        for (job, target, one), takes, mine in zip(jobs, able, ours, strict=True):
+        for (job, target, outcome), takes, mine in zip(jobs, able, ours, strict=True):
             if not mine:
-                one.queue, one.error = None, BUSY.format(job.id)
+                outcome.queue, outcome.error = None, BUSY.format(job.id)
                 continue
             if takes and job.task_id:
-                one.warning = self._forget_result(job)
+                outcome.warning = self._forget_result(job)
             # Where the queue is none, the script says so, and lets go of the job.
             expires = self._expires.get(target.partition(self.separator)[0], 0)
             calls.append(self.revive(job, target, expires))
-            called.append(one)
-        for one, reply in zip(called, self.revive_all(calls), strict=True):
+            called.append(outcome)
+        for outcome, reply in zip(called, self.revive_all(calls), strict=True):
             if isinstance(reply, Exception):
-                one.error = str(reply)
+                outcome.error = str(reply)
             elif not reply:
-                one.queue, one.error = None, GONE.format(one.id)
+                outcome.queue, outcome.error = None, GONE.format(outcome.id)
         return done
 
     def _target(self, job: DeadJob, to: str | None) -> str:

@@ -36,5 +36,5 @@ def kill(
     for answer in answers:
         if "jobs" in answer:
             return dict(answer["jobs"])
-    told = answers[0].get("error") if answers else SILENT.format(node=node, seconds=TIMEOUT)
-    return {name: {"error": str(told)} for name in names}
+    trouble = answers[0].get("error") if answers else SILENT.format(node=node, seconds=TIMEOUT)
+    return {name: {"error": str(trouble)} for name in names}

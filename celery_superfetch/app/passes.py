@@ -41,7 +41,7 @@ def note(reaper: Reaper, report: Report, by: str = "") -> None:
     """Write down the pass, ``by`` whom as operators know it, and since when what waits: where
     nobody consumes, too."""
     here = ProcessImage.current()
-    told = {
+    summary = {
         "by": by or f"{here.host} pid {here.pid}",
         "seconds": round(report.seconds, 3),
         "owners": report.owners,
@@ -51,4 +51,4 @@ def note(reaper: Reaper, report: Report, by: str = "") -> None:
         "interval": reaper.config.reap_interval,
     }
     lists = report.lists.union(lists_of(reaper.sender) if reaper.sender else ())
-    Queues(reaper.database).oldest(sorted(lists), told)
+    Queues(reaper.database).oldest(sorted(lists), summary)

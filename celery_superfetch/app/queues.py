@@ -44,8 +44,8 @@ class Routes:
                 channel.exchange_declare(exchange, "topic")
         # A broadcast was for one worker: what kombu makes of its queue, nobody ever reads.
         fanout = exchange and channel.typeof(exchange).type == "fanout"
-        found = () if fanout else channel._lookup(exchange, routing_key)
-        return sorted(filter(None, {*found}))
+        queues = () if fanout else channel._lookup(exchange, routing_key)
+        return sorted(filter(None, {*queues}))
 
 
 @contextmanager

@@ -48,11 +48,11 @@ def check_results(app: Any) -> None:
     """Refuse Celery's own backend on a cluster (ConfigError). One that does not answer passes."""
     if type(app.backend) is not redis.RedisBackend or "path" in app.backend.connparams:
         return
-    told: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     pool = ConnectionPool(**{**app.backend.connparams, **ASKED_ONCE})
     with suppress(RedisError, OSError), Redis(connection_pool=pool) as client:
-        told = info(client, "cluster")
-    if str(told.get("cluster_enabled", "0")) == "1":
+        facts = info(client, "cluster")
+    if str(facts.get("cluster_enabled", "0")) == "1":
         raise ConfigError(
             "the result backend is a cluster, which Celery's own backend does not follow: no "
             'result would be stored, and no job acked. Put "celery_superfetch:RedisBackend+" '

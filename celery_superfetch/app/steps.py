@@ -162,8 +162,8 @@ def _step_of(message: Any) -> Step | None:
         key = job.task_id
         if caller.f_locals.get("throw", True):
             kind = ITSELF
-    known = key, chord, facts["retries"]
-    return Step(job.claim, job.title, id, name, known, kind, job.earlier)
+    marks = key, chord, facts["retries"]
+    return Step(job.claim, job.title, id, name, marks, kind, job.earlier)
 
 
 def _caller() -> FrameType | None:

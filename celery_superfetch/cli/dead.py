@@ -28,10 +28,10 @@ def dead() -> None:
 
 def age(text: str) -> float:
     """A time that has passed, in seconds."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", text)
-    if not found:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", text)
+    if not match:
         raise click.BadParameter(f"{text!r} is no age: write 90, 90s, 15m, 36h or 7d")
-    return float(found[1]) * UNITS[found[2]]
+    return float(match[1]) * UNITS[match[2]]
 
 
 CONDITIONS = (
@@ -59,8 +59,8 @@ def dead_list(session: Session, first: int, count: int, wide: bool, **conditions
     """List killed jobs, the newest first."""
     size = len(session.dead_set)
     # One more than is shown tells whether there are more.
-    found = session.dead_set.page(first, count + 1, **conditions)
-    jobs, more = [job.as_dict() for job in found[:count]], len(found) > count
+    page = session.dead_set.page(first, count + 1, **conditions)
+    jobs, has_more = [job.as_dict() for job in page[:count]], len(page) > count
 
     def text() -> None:
         from .tables import DEAD_JOB, DEAD_SPARE
@@ -72,14 +72,14 @@ def dead_list(session: Session, first: int, count: int, wide: bool, **conditions
         tables.table(DEAD_JOB, (tables.dead_row(job, now) for job in jobs), DEAD_SPARE)
         if jobs:
             of = "those that meet the conditions" if picked else f"{size} jobs"
-            rest = f" More: --first {first + len(jobs)}." if more else ""
+            rest = f" More: --first {first + len(jobs)}." if has_more else ""
             tables.line(f"{first + 1} to {first + len(jobs)} of {of}, the newest first.{rest}")
         elif picked and size:
             tables.line(f"None of the {size} jobs from number {first + 1} on meets the conditions.")
         else:
             tables.line(f"It has only {size} jobs." if size else "The dead set is empty.")
 
-    session.say({"size": size, "more": more, "jobs": jobs}, text)
+    session.say({"size": size, "more": has_more, "jobs": jobs}, text)
 
 
 @command(dead, "show")
@@ -145,9 +145,11 @@ def _progress(total: int) -> Callable[[int], None]:
 
 
 def _say_retried(session: Session, done: Sequence[Retried], each: bool) -> None:
-    rows = [one for one in done if one.error is None]
-    errors = [{"id": one.id, "error": one.error} for one in done if one.error is not None]
-    warnings = [one.warning for one in rows if one.warning]
+    rows = [outcome for outcome in done if outcome.error is None]
+    errors = [
+        {"id": outcome.id, "error": outcome.error} for outcome in done if outcome.error is not None
+    ]
+    warnings = [outcome.warning for outcome in rows if outcome.warning]
     for text in warnings if each else warnings[:1]:
         warn(text)
     if len(warnings) > 1 and not each:
@@ -155,8 +157,8 @@ def _say_retried(session: Session, done: Sequence[Retried], each: bool) -> None:
     lines = [f"Put back on {row.queue}: {row.task}[{row.task_id or row.id}]" for row in rows]
     if not each:
         lines = [f"Put back {len(rows)} of {len(done)} jobs."]
-    told = ("id", "task", "task_id", "queue")
-    retried = [{name: getattr(row, name) for name in told} for row in rows]
+    fields = ("id", "task", "task_id", "queue")
+    retried = [{name: getattr(row, name) for name in fields} for row in rows]
     session.end({"retried": retried}, errors, lines)
 
 

@@ -60,8 +60,8 @@ def _say(session: Session, wide: bool, in_place: bool) -> None:
         if in_place:
             click.clear()
             # The first ones matter most, and would be off the screen first.
-            if not tables.wide and (more := len(lines) - tables.height + BELOW) > 0:
-                lines[-more:] = [f"... {more} more line{'s' * (more != 1)}"]
+            if not tables.wide and (surplus := len(lines) - tables.height + BELOW) > 0:
+                lines[-surplus:] = [f"... {surplus} more line{'s' * (surplus != 1)}"]
             click.echo("\n".join([*lines, ""]))
 
     session.say(judged.document, say)

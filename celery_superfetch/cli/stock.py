@@ -104,8 +104,8 @@ def _migrated(report: Migrated) -> Iterator[str]:
 
 
 def _given_back(report: GivenBack) -> Iterator[str]:
-    for one in report.alive:
-        warn("{owner} is not known to be dead ({reason}): it has to be stopped".format(**one))
+    for row in report.alive:
+        warn("{owner} is not known to be dead ({reason}): it has to be stopped".format(**row))
     for owner, reason in report.owners.items():
         yield f"Worker {owner}: {reason}."
     verb = "Would give back" if report.dry_run else "Gave back"

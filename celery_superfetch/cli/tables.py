@@ -70,8 +70,8 @@ class Tables:
         cell is a value, or a ``(value, style)``, named in its row as its title in lower case, with
         ``_``. ``spare``: titles that a narrow terminal goes without, the first first."""
         rows = [*rows]
-        more = 0 if self.wide or not most else max(0, len(rows) - most)
-        rows = rows[: len(rows) - more]
+        hidden = 0 if self.wide or not most else max(0, len(rows) - most)
+        rows = rows[: len(rows) - hidden]
         columns = [_Column(title, [row.get(_name(title)) for row in rows]) for title in titles]
         for title in spare:
             if _widths(columns) > self.width:
@@ -86,8 +86,8 @@ class Tables:
                 texts = [c.aligned(text) for c, text in zip(columns, line, strict=True)]
                 styles = [style for _, style in row]
                 self.say(GAP.join(map(self._styled, texts, styles)).rstrip())
-        if more:
-            self.line(f"and {more} more: --wide shows all")
+        if hidden:
+            self.line(f"and {hidden} more: --wide shows all")
 
     def _styled(self, text: str, style: Style) -> str:
         return text if self.no_color or not style else click.style(text, **style)

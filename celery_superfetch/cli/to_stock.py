@@ -61,7 +61,7 @@ class GiveBack:
             with errors.surviving("who is in no registry"):  # SCAN may be forbidden
                 register_unknown(self.reaper)
         judged = self.onlooker.look()
-        living = [one for one in judged if not one[2].dead]
+        living = [judgement for judgement in judged if not judgement[2].dead]
         report.alive = self._rows(living)
         if report.alive and not force and not dry_run:
             raise StillInUse(_refusal(report.alive))
@@ -157,8 +157,8 @@ class GiveBack:
             seconds = (tombstones[owner] - now) / 1000
             # Its blocking read may still claim, unless the server has none of its connections.
             if seconds > 0 and self.registry.connected(facts, run) is not False:
-                what = f"a claim of {owner} may still land. Drain again in {seconds:.0f} s"
-                raise StillInUse(why + what)
+                reason = f"a claim of {owner} may still land. Drain again in {seconds:.0f} s"
+                raise StillInUse(why + reason)
         report.deleted += self.reaper.keyspace.delete(doomed)
         report.keys = 0
 
@@ -166,12 +166,12 @@ class GiveBack:
 def _refusal(alive: list[dict[str, Any]]) -> str:
     here = (Reason.RUNNING.value, Reason.RUNNING_SILENT.value)
     rows = ""
-    for one in alive:
+    for row in alive:
         held = "{owner}: {in_flight} jobs in flight, last heartbeat {heartbeat_age:.0f} s ago"
-        what = "pid {pid} on {host}; if it is gone, drain with --wait {wait:.0f}"
-        if one["reason"] in here:
-            what = "{reason}: kill -TERM {pid}"
-        rows += f"\n  {held}; {what}".format(**one, wait=1.25 * one["owner_ttl"])
+        advice = "pid {pid} on {host}; if it is gone, drain with --wait {wait:.0f}"
+        if row["reason"] in here:
+            advice = "{reason}: kill -TERM {pid}"
+        rows += f"\n  {held}; {advice}".format(**row, wait=1.25 * row["owner_ttl"])
     return (
         f"nothing was moved. Workers that are alive, or not yet known to be dead:{rows}\n"
         "Stop these workers by TERM, wait until they have ended (--wait SECONDS waits for it), "

@@ -36,26 +36,26 @@ BYTES = 16 * 1024 * 1024
 def diagnose(app: Celery, inspector: Inspector) -> list[Finding]:
     """Findings of the settings of an app whose task modules are loaded, of the server and of the
     overview, worst first; it changes nothing."""
-    found = of_settings(app)
+    all_findings = of_settings(app)
     if inspector.deadlock:
-        found.append(Finding("warning", "redis-py", *inspector.deadlock))
+        all_findings.append(Finding("warning", "redis-py", *inspector.deadlock))
     before = time.time()
     server = inspector.database.server_time() / 1000
-    found.extend(of_clocks(before, server, time.time()))
+    all_findings.extend(of_clocks(before, server, time.time()))
     try:
         overview = overview_of(inspector)
     except NoPermissionError as exc:
         text = f"the server does not let this user see how things are ({exc})"
         fix = "give it the permissions of docs/reference/options, for `status` as well"
-        found.append(Finding("warning", "no-overview", text, fix))
-        found.extend(_permissions(inspector, app.amqp.queues))
+        all_findings.append(Finding("warning", "no-overview", text, fix))
+        all_findings.extend(_permissions(inspector, app.amqp.queues))
     else:
-        found.extend(findings(overview))
-        found.extend(of_owners_together(overview["owners"]))
-        found.extend(_permissions(inspector, (row["list"] for row in overview["queues"])))
-        found.extend(_tasks(app, inspector, overview))
-    found.extend(_orphans(inspector))
-    return sorted(found, key=lambda one: LEVELS.index(one.level))
+        all_findings.extend(findings(overview))
+        all_findings.extend(of_owners_together(overview["owners"]))
+        all_findings.extend(_permissions(inspector, (row["list"] for row in overview["queues"])))
+        all_findings.extend(_tasks(app, inspector, overview))
+    all_findings.extend(_orphans(inspector))
+    return sorted(all_findings, key=lambda finding: LEVELS.index(finding.level))
 
 
 def of_clocks(before: float, server: float, after: float) -> Iterator[Finding]:
@@ -75,8 +75,8 @@ def of_owners_together(owners: Sequence[Mapping[str, Any]]) -> Iterator[Finding]
     """Of ``owners``, as a fleet."""
     versions = Counter(owner["version"] or "of unknown version" for owner in owners)
     if {*versions} - {__version__}:
-        told = ", ".join(f"{name} ({count})" for name, count in sorted(versions.items()))
-        text = f"workers run celery_superfetch {told}; here it is {__version__}"
+        releases = ", ".join(f"{name} ({count})" for name, count in sorted(versions.items()))
+        text = f"workers run celery_superfetch {releases}; here it is {__version__}"
         fix = "they work together; end the rollout when it suits"
         yield Finding("note", "versions", text, fix)
     alive = [owner for owner in owners if owner["verdict"] == "alive"]
@@ -135,7 +135,7 @@ def _orphans(inspector: Inspector) -> Iterator[Finding]:
 
 def _tasks(app: Celery, inspector: Inspector, seen: Mapping[str, Any]) -> Iterator[Finding]:
     """Of what waits in the queues of the app, and of its workers, at both ends."""
-    queues, known = inspector.queues, app.tasks
+    queues, registry = inspector.queues, app.tasks
     owners = [owner for owner in seen["owners"] if owner["app"] == (app.main or "")]
     ours = {name for owner in owners for name in owner["queues"]}
     rows = [
@@ -149,16 +149,16 @@ def _tasks(app: Celery, inspector: Inspector, seen: Mapping[str, Any]) -> Iterat
         for payload in queues.ends(row["list"], ENDS):
             size += len(payload)
             task = parse(payload).task
-            if task is not None and task not in known:
+            if task is not None and task not in registry:
                 unknown.setdefault(row["queue"], Counter())[task] += 1
         if size > BYTES:
             break
     discarded = inspector.database.config.unknown_tasks == "discard"
-    what = "discard them" if discarded else "move them to the dead set in the end"
+    fate = "discard them" if discarded else "move them to the dead set in the end"
     for queue, tasks in unknown.items():
         text = (
             f"queue {queue}: of the jobs looked at, {tasks.total()} are of tasks that app "
-            f"{app.main or '(no name)'} does not know, whose workers {what}: {some(tasks)}"
+            f"{app.main or '(no name)'} does not know, whose workers {fate}: {some(tasks)}"
         )
         fix = (
             "deploy workers before producers, import the module (`include`), or give the other app "
@@ -174,9 +174,9 @@ def of_settings(app: Celery) -> list[Finding]:
 
 def some(names: Iterable[str]) -> str:
     """The first few of some names, and how many there are beside them."""
-    known = sorted(names)
-    rest = f" and {len(known) - NAMED} more" if len(known) > NAMED else ""
-    return ", ".join(known[:NAMED]) + rest
+    ordered = sorted(names)
+    rest = f" and {len(ordered) - NAMED} more" if len(ordered) > NAMED else ""
+    return ", ".join(ordered[:NAMED]) + rest
 
 
 def _install(app: Celery) -> Iterator[Finding]:
@@ -212,8 +212,8 @@ def _task_options(app: Celery) -> Iterator[Finding]:
         and not getattr(task, "retry_on_worker_lost", None)  # came with Celery 5.7
     ]
     if dropped:
-        what = "which Celery drops when their pool process is lost"
-        text = _told(dropped, f"with task_reject_on_worker_lost off, {what}")
+        clause = "which Celery drops when their pool process is lost"
+        text = _told(dropped, f"with task_reject_on_worker_lost off, {clause}")
         fix = "leave it at install()'s default: such a job is recovered, and counted"
         yield Finding("warning", "reject-off", text, fix)
     silent = [t for t in own if t.ignore_result and not t.store_errors_even_if_ignored]
@@ -227,8 +227,8 @@ def _task_options(app: Celery) -> Iterator[Finding]:
         yield Finding("note", "ignored-results", text, fix)
 
 
-def _told(tasks: Sequence[Any], what: str) -> str:
-    return f"{number(len(tasks), 'task')} {what}: {some(task.name for task in tasks)}"
+def _told(tasks: Sequence[Any], clause: str) -> str:
+    return f"{number(len(tasks), 'task')} {clause}: {some(task.name for task in tasks)}"
 
 
 def _options(app: Celery) -> Iterator[Finding]:

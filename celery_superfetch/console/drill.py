@@ -62,9 +62,9 @@ class Drill:
         most of them, and one of this host before others."""
         for _ in _looks(patience):
             owners = Counter(row["owner"] for row in self._running().values())
-            known = [facts for facts, _, _ in self.inspector.judged() if facts.owner in owners]
-            if known:
-                self.facts = max(known, key=lambda facts: (is_here(facts), owners[facts.owner]))
+            workers = [facts for facts, _, _ in self.inspector.judged() if facts.owner in owners]
+            if workers:
+                self.facts = max(workers, key=lambda facts: (is_here(facts), owners[facts.owner]))
                 return True
         return False
 
@@ -87,16 +87,16 @@ class Drill:
             for facts, _, verdict in self.inspector.judged()
         )
 
-    def wait_again(self, patience: float, told: Callable[[Run], object]) -> bool:
+    def wait_again(self, patience: float, tell: Callable[[Run], object]) -> bool:
         """Whether all run again within ``patience`` seconds from now, elsewhere or in a worker that
-        was started anew; each is ``told`` as it is seen."""
+        was started anew; each is handed to ``tell`` as it is seen."""
         began = time.monotonic()
         for _ in _looks(patience):
             for id, row in self._running().items():
                 run = self.runs.get(id)
                 if run and run.after is None and row["owner"] != self.facts.owner:
                     run.again, run.after = row["node"], round(time.monotonic() - began, 1)
-                    told(run)
+                    tell(run)
             if all(run.after is not None for run in self.runs.values()):
                 return True
         return False

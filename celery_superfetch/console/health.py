@@ -50,8 +50,8 @@ class Judged(NamedTuple):
 
     @property
     def document(self) -> dict[str, Any]:
-        found = [*filter(None, [self.worst]), *self.findings]
-        return {"findings": [finding._asdict() for finding in found], **self.overview}
+        all_findings = [*filter(None, [self.worst]), *self.findings]
+        return {"findings": [finding._asdict() for finding in all_findings], **self.overview}
 
     def print(self, tables: Any, wide: bool) -> None:
         from .status import print_status  # a probe goes without
@@ -65,16 +65,16 @@ def judge(inspector: Inspector) -> Judged:
 
 
 def judged(overview: Mapping[str, Any]) -> Judged:
-    found = findings(overview)
-    line = verdict(found, overview)
-    worst = found.pop(0) if found and found[0].level != "note" else None
+    all_findings = findings(overview)
+    line = verdict(all_findings, overview)
+    worst = all_findings.pop(0) if all_findings and all_findings[0].level != "note" else None
     rows = by_need(overview["owners"]), by_queue(overview["queues"])
-    return Judged(line, worst, found, overview, *rows)
+    return Judged(line, worst, all_findings, overview, *rows)
 
 
 def findings(overview: Mapping[str, Any]) -> list[Finding]:
     """All that is to be known of what an inspector saw, worst first."""
-    found = [
+    all_findings = [
         *_queues(overview),
         *_owners(overview),
         *_long_runs(overview),
@@ -86,20 +86,20 @@ def findings(overview: Mapping[str, Any]) -> list[Finding]:
     ]
     if not any(owner["verdict"] == "alive" for owner in overview["owners"]):
         text = "no live worker is registered"
-        found.insert(0, Finding("critical", "no-worker", text, "start a worker"))
+        all_findings.insert(0, Finding("critical", "no-worker", text, "start a worker"))
     if jobs := overview["unacked"]:
         text = f"{number(jobs, 'job')} unacked by stock workers, which work on them or were killed"
         fix = f"when no stock worker runs any more, `{overview['command']} migrate`"
-        found.append(Finding("warning", "unacked", text, fix))
-    return sorted(found, key=lambda one: LEVELS.index(one.level))
+        all_findings.append(Finding("warning", "unacked", text, fix))
+    return sorted(all_findings, key=lambda finding: LEVELS.index(finding.level))
 
 
-def verdict(found: Sequence[Finding], overview: Mapping[str, Any]) -> str:
+def verdict(all_findings: Sequence[Finding], overview: Mapping[str, Any]) -> str:
     """One line: that all is well, or what is worst and what to do about it."""
-    bad = [one for one in found if one.level != "note"]
+    bad = [finding for finding in all_findings if finding.level != "note"]
     if bad:
-        more = f" ({len(bad) - 1} more below)" if len(bad) > 1 else ""
-        return f"{bad[0].level.capitalize()}: {bad[0]}{more}"
+        suffix = f" ({len(bad) - 1} more below)" if len(bad) > 1 else ""
+        return f"{bad[0].level.capitalize()}: {bad[0]}{suffix}"
     return f"All is well: {', '.join(told(overview))}."
 
 
@@ -235,9 +235,9 @@ def _deaths(overview: Mapping[str, Any]) -> Iterator[Finding]:
         text = (
             f"worker {name} died {ago(row['at'], now)} ({row['reason']}), its {jobs} went back to"
         )
-        more = f", and {len(lately) - 1} more died within the hour" if len(lately) > 1 else ""
+        suffix = f", and {len(lately) - 1} more died within the hour" if len(lately) > 1 else ""
         fix = "see why (its host's kernel log tells of the OOM killer), and start it again"
-        yield Finding("note", "worker-died", f"{text} {queues}{more}", fix)
+        yield Finding("note", "worker-died", f"{text} {queues}{suffix}", fix)
 
 
 def _server(server: Mapping[str, Any]) -> Iterator[Finding]:
@@ -275,14 +275,14 @@ def _dead_set(overview: Mapping[str, Any]) -> Iterator[Finding]:
     if job := dead["newest"]:
         name = f"job {job['task'] or '(unparseable)'}[{job['task_id'] or job['id']}]"
         text = f"{name} was killed {ago(job['at'], overview['server_time'])} ({job['reason']})"
-        more = dead["killed_lately"] - 1
-        text += f", and {more} more within the hour" if more else ""
+        remaining = dead["killed_lately"] - 1
+        text += f", and {remaining} more within the hour" if remaining else ""
         fix = f"`{command} dead show {job['id']}` says why; then mend it, and `dead retry`"
         yield Finding("note", "job-killed", text, fix)
     if dead["size"] >= NEAR * dead["limit"]:
         full = dead["size"] >= dead["limit"]
-        what = "each further one drops the oldest" if full else "beyond that the oldest are dropped"
-        text = f"the dead set holds {dead['size']} jobs of {dead['limit']}: {what}"
+        loss = "each further one drops the oldest" if full else "beyond that the oldest are dropped"
+        text = f"the dead set holds {dead['size']} jobs of {dead['limit']}: {loss}"
         fix = f"`{command} dead list`, then `dead retry` or `dead delete`; or raise dead_limit"
         yield Finding("warning", "dead-set-full", text, fix)
     if jobs := dead["unannounced"]:

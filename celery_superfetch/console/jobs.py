@@ -67,30 +67,30 @@ class Look:
             if looked > most:
                 break
         complete = looked <= most
-        more = len(meant) - limit
+        surplus = len(meant) - limit
         if not complete and self.which.countable:
-            more, complete = self.size() - limit, True
+            surplus, complete = self.size() - limit, True
         return {
             "server_time": utc(self.now / 1000),
             "owners": [row for row, _ in self.owners.values()],
             "jobs": meant[:limit],
             # That meet the conditions and are not shown; of those that were looked at.
-            "more": max(0, more),
+            "more": max(0, surplus),
             "complete": complete,
         }
 
     def named(self, names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
         """Name -> the jobs of which it is the id, or else the start of one; an empty one has none:
         a shell variable that is not set must not mean the only job there is."""
-        found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        matches: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         for job in chain.from_iterable(jobs for _, jobs in self._read(LOOKED_AT)):
-            for name, jobs in found.items():
+            for name, jobs in matches.items():
                 fits = any(job[id].startswith(name) for id in ("id", "digest"))
                 if name and fits and job not in jobs:  # what moves meanwhile may be read twice
                     jobs.append(job)
         return {
             name: [job for job in jobs if name in (job["id"], job["digest"])] or jobs
-            for name, jobs in found.items()
+            for name, jobs in matches.items()
         }
 
     def size(self) -> int:
@@ -115,11 +115,11 @@ class Look:
 
     def _read(self, most: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
         """The jobs in states that are meant, some at a time, and how many were looked at."""
-        for found in self.inspector.holdings.look([*self._places()], most):
-            jobs = [self._job(*one) for one in found]
+        for batch in self.inspector.holdings.look([*self._places()], most):
+            jobs = [self._job(*entry) for entry in batch]
             jobs = [job for job in jobs if self.which.wants(job["state"])]
             jobs = [job for job in jobs if _fits(job["queue"], self.which.queue)]
-            yield len(jobs if self.which.countable else found), jobs
+            yield len(jobs if self.which.countable else batch), jobs
 
     def _job(self, place: Place, payload: bytes, claim: str, runs: bool) -> dict[str, Any]:
         name, envelope = digest(payload), parse(payload)
@@ -146,8 +146,8 @@ class Look:
 
     def _counted(self, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """With the counters that are recorded of them; with strikes, if these are meant."""
-        known = self.inspector.strikes.counters([job["digest"] for job in jobs]) if jobs else []
-        for job, counters in zip(jobs, known, strict=True):
+        records = self.inspector.strikes.counters([job["digest"] for job in jobs]) if jobs else []
+        for job, counters in zip(jobs, records, strict=True):
             job["recoveries"] = counters.recoveries
             if counters.strikes is not None:
                 job["strikes"] = counters.strikes

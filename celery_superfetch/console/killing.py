@@ -54,10 +54,10 @@ def kill(app: Celery, inspector: Inspector, jobs: Iterable[Mapping[str, Any]]) -
         workers.setdefault(job["owner"], {})[job["claim_id"]] = job
     done, errors = Rows(), Rows()
     registry = inspector.registry
-    known = registry.facts({*registry.owners(), *workers})
-    called = Counter(facts.node for facts in known.values())
+    owners = registry.facts({*registry.owners(), *workers})
+    called = Counter(facts.node for facts in owners.values())
     for owner, claims in workers.items():
-        facts, now = known[owner], inspector.database.server_time()
+        facts, now = owners[owner], inspector.database.server_time()
         for name, result in ask_to_kill(app, facts, called[facts.node], now, [*claims]).items():
             job = claims[name]
             if "error" in result:

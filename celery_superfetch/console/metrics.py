@@ -69,11 +69,11 @@ class Metrics(Collector):
         self._found: tuple[dict[str, Any], Counts, RunCounts] | None = None
 
     def collect(self) -> Iterator[Metric]:
-        found = self._read()
+        reading = self._read()
         text = "Whether the server could be asked; if not, it is all there is"
-        yield _gauge("up", text, found is not None)
-        if found is not None:
-            yield from families(*found)
+        yield _gauge("up", text, reading is not None)
+        if reading is not None:
+            yield from families(*reading)
 
     def _read(self) -> tuple[dict[str, Any], Counts, RunCounts] | None:
         with self._lock:
@@ -122,17 +122,17 @@ def families(overview: Mapping[str, Any], counts: Counts, runs: RunCounts) -> It
     beats = sorted(overview["beats"], key=lambda row: str(row["at"]))
     ages = {printable(row["app"]): passed(row["at"], overview["server_time"]) for row in beats}
     yield _gauge("beat_age_seconds", "Since the last tick of an app's beat", ages, ["app"])
-    found = Counter((one.level, one.code) for one in findings(overview))
+    tally = Counter((finding.level, finding.code) for finding in findings(overview))
     text = "What `superfetch status` finds; the codes stay"
-    yield _gauge("findings", text, found, ["level", "code"])
+    yield _gauge("findings", text, tally, ["level", "code"])
 
 
 def _of_jobs(counts: Counts, queues: Mapping[str, str]) -> Iterator[Metric]:
-    for name, (what, text) in JOBS.items():
+    for name, (event, text) in JOBS.items():
         # What is always there lets an alert see the first one of all.
         rows: Counter[tuple[str, str]] = Counter({("", ""): 0})
         for (which, queue_list, task), number in counts.jobs.items():
-            if which == what:
+            if which == event:
                 rows[_queue(queue_list, queues), printable(task)] += number
         yield _metric(CounterMetricFamily, name, text, rows, ["queue", "task"])
 

@@ -34,8 +34,8 @@ def overview_of(inspector: Inspector) -> dict[str, Any]:
     served = Counter(n for row in owners if row["verdict"] != "dead" for n in row["queues"])
     tombstones = inspector.registry.facts(inspector.registry.tombstones())
     left = inspector.holdings.of([*tombstones])
-    known = {n for row in owners for n in row["queues"]}
-    known |= {n for facts in tombstones.values() for n in facts.lists}
+    owners_lists = {n for row in owners for n in row["queues"]}
+    owners_lists |= {n for facts in tombstones.values() for n in facts.lists}
     deaths, last = inspector.history.deaths(DEATHS), _last_pass(inspector, now)
     return {
         "command": command(),
@@ -47,7 +47,7 @@ def overview_of(inspector: Inspector) -> dict[str, Any]:
             "owners": len(tombstones),
             "in_flight": sum(holding.in_flight for holding in left.values()),
         },
-        "queues": queue_rows(inspector, known, served),
+        "queues": queue_rows(inspector, owners_lists, served),
         "dead_set": {
             "size": len(inspector.dead_jobs),
             "limit": inspector.database.config.dead_limit,
@@ -77,24 +77,24 @@ def _killed(inspector: Inspector, now: int) -> dict[str, Any]:
 
 def _server(inspector: Inspector) -> dict[str, Any]:
     """What decides whether jobs survive the server; None where it may not be asked."""
-    told, saves = inspector.server()
+    fields, saves = inspector.server()
     lags = [
-        int(told["master_repl_offset"]) - int(replica["offset"])
-        for name, replica in told.items()
+        int(fields["master_repl_offset"]) - int(replica["offset"])
+        for name, replica in fields.items()
         if name.startswith("slave") and isinstance(replica, dict) and "offset" in replica
     ]
     return {
-        "version": told.get("valkey_version") or told.get("redis_version"),
-        "role": told.get("role"),
-        "eviction_policy": told.get("maxmemory_policy"),
-        "used_memory": told.get("used_memory"),
-        "maxmemory": told.get("maxmemory"),
-        "append_only": bool(int(told["aof_enabled"])) if "aof_enabled" in told else None,
+        "version": fields.get("valkey_version") or fields.get("redis_version"),
+        "role": fields.get("role"),
+        "eviction_policy": fields.get("maxmemory_policy"),
+        "used_memory": fields.get("used_memory"),
+        "maxmemory": fields.get("maxmemory"),
+        "append_only": bool(int(fields["aof_enabled"])) if "aof_enabled" in fields else None,
         # Empty: none is made by itself.
         "saves": saves,
-        "last_save": told.get("rdb_last_save_time"),
-        "last_save_ok": told.get("rdb_last_bgsave_status", "ok") == "ok",
-        "replicas": told.get("connected_slaves"),
+        "last_save": fields.get("rdb_last_save_time"),
+        "last_save_ok": fields.get("rdb_last_bgsave_status", "ok") == "ok",
+        "replicas": fields.get("connected_slaves"),
         "replica_lag_bytes": max(lags, default=0),
     }
 
@@ -153,12 +153,12 @@ def state_of(facts: Facts, age: float) -> str:
 
 
 def queue_rows(
-    inspector: Inspector, known: Iterable[str], consumers: Mapping[str, int]
+    inspector: Inspector, owners_lists: Iterable[str], consumers: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """Queue lists, with what is in them; ``known`` beside those of the app, and those that
+    """Queue lists, with what is in them; ``owners_lists`` beside those of the app, and those that
     nobody may serve any more are known by what is in them."""
     seen = inspector.queues.noted(), inspector.suspects.lists(), inspector.parked.lists()
-    lists = {*inspector.lists, *known, *chain.from_iterable(seen)}
+    lists = {*inspector.lists, *owners_lists, *chain.from_iterable(seen)}
     parts = sorted((*name.partition(inspector.separator), name) for name in lists)
     names = [name for *_, name in parts]
     ages, rows = inspector.queues.oldest(names), []

@@ -47,12 +47,12 @@ def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
         app: whose broker is asked; None: ``--broker`` names it.
     """
     options = _parser(app).parse_args(argv)
-    found, why = list[Answer](), f"no answer within {options.timeout:g} s"
+    answers, why = list[Answer](), f"no answer within {options.timeout:g} s"
 
     def ask() -> None:
         nonlocal why
         try:
-            found.append(_ask(options, app))
+            answers.append(_ask(options, app))
         except Exception as exc:
             why = str(exc)
 
@@ -60,17 +60,17 @@ def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(options.timeout)
-    if not found:
+    if not answers:
         text, fix = f"the broker cannot be asked: {why}", "see whether it runs"
-        found.append(Answer([Finding("critical", "unreachable", text, fix)], []))
-    answer = found[0]
-    bad = [one for one in answer.findings if one.level != "note"]
-    code = 2 if any(one.level == "critical" for one in bad) else int(bool(bad))
-    text = "; ".join(one.text for one in bad[:NAMED]) or ", ".join(answer.told)
-    more = f" (and {len(bad) - NAMED} more)" if len(bad) > NAMED else ""
-    line = f"{WORDS[code]}: {text}{more}"
+        answers.append(Answer([Finding("critical", "unreachable", text, fix)], []))
+    answer = answers[0]
+    bad = [finding for finding in answer.findings if finding.level != "note"]
+    code = 2 if any(finding.level == "critical" for finding in bad) else int(bool(bad))
+    text = "; ".join(finding.text for finding in bad[:NAMED]) or ", ".join(answer.told)
+    suffix = f" (and {len(bad) - NAMED} more)" if len(bad) > NAMED else ""
+    line = f"{WORDS[code]}: {text}{suffix}"
     if options.as_json:
-        rows = [one._asdict() for one in answer.findings]
+        rows = [finding._asdict() for finding in answer.findings]
         document = {"status": WORDS[code], "code": code, "text": line, "told": answer.told}
         print(json.dumps({**document, "findings": rows}, indent=2))
     else:

@@ -34,8 +34,8 @@ class Certificate:
 
     def until(self, owner: str) -> float:
         """Until when jobs that ``owner`` has claimed may start (``clock``); 0 for not now."""
-        known, until = self._heard
-        return until if known in (None, owner) and until > clock() else 0.0
+        name, until = self._heard
+        return until if name in (None, owner) and until > clock() else 0.0
 
     def is_past(self, owner: str) -> bool:
         """Whether this process goes on under another name than ``owner``, who was reaped."""

@@ -110,7 +110,7 @@ class DeadJob:
             queue_list=recovery.job.queue_list,
             owner=str(history[-1].get("owner")),
             history=history,
-            **{name: told for name, told in vars(recovery).items() if name in STORED.values()},
+            **{name: value for name, value in vars(recovery).items() if name in STORED.values()},
         )
 
     @classmethod

@@ -69,8 +69,8 @@ class Facts:
         text = {k.decode(errors="replace"): v.decode(errors="replace") for k, v in row.items()}
 
         def rows(name: str, length: int) -> list[Any]:
-            found = _read(json.loads, text.get(name), [])
-            return [row for row in found if isinstance(row, list) and len(row) == length]
+            items = _read(json.loads, text.get(name), [])
+            return [row for row in items if isinstance(row, list) and len(row) == length]
 
         host, _, rest = owner.partition("|")
         pid = rest.partition("|")[0]
@@ -106,7 +106,7 @@ class Facts:
 
 def _read(read: Callable[[Any], Any], value: Any, default: Any) -> Any:
     try:
-        found = read(value)
+        parsed = read(value)
     except (TypeError, ValueError, OverflowError, RecursionError):
         return default
-    return found if isinstance(found, type(default)) else default
+    return parsed if isinstance(parsed, type(default)) else default

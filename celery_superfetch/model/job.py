@@ -155,18 +155,18 @@ def parse(payload: bytes) -> Envelope:
         hash(properties["delivery_tag"])
     except UNREADABLE:
         return Envelope()
-    told = headers
+    fields = headers
     if "task" not in headers:  # protocol 1: the body says it, as far as that can be read
         with suppress(*UNREADABLE):
-            told = read_body(message)
-    told = told if isinstance(told, dict) else {}
-    task, *ids = told.get("task"), told.get("id"), properties.get("correlation_id")
+            fields = read_body(message)
+    fields = fields if isinstance(fields, dict) else {}
+    task, *ids = fields.get("task"), fields.get("id"), properties.get("correlation_id")
     return Envelope(
         message,
         task if isinstance(task, str) else None,
         next((id for id in ids if id and isinstance(id, str)), None),
         carried,
-        eta_of(told.get("eta")),
+        eta_of(fields.get("eta")),
     )
 
 

@@ -31,8 +31,8 @@ class Watch:
         self._last = now
 
     def _since(self, owner: str, score: int, before: float, now: float) -> tuple[int, float]:
-        known = self._still.get(owner, (score, before))
-        return known if known[0] == score else (score, now)
+        entry = self._still.get(owner, (score, before))
+        return entry if entry[0] == score else (score, now)
 
     def interrupt(self) -> None:
         """A look failed: whatever happened to others may have happened to us."""
@@ -43,8 +43,8 @@ class Watch:
         last = self._last  # another thread may look meanwhile
         if last is None or now - last > self.longest_gap:
             return None
-        known, since = self._still.get(owner, (None, now))
-        return now - since if known == score else 0.0
+        last_score, since = self._still.get(owner, (None, now))
+        return now - since if last_score == score else 0.0
 
     def silent(self, now: float, silence: float) -> list[str]:
         return [

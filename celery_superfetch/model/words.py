@@ -25,9 +25,9 @@ def span(seconds: float) -> str:
     return f"{int(seconds // size)} {unit}"
 
 
-def number(count: int, what: str) -> str:
+def number(count: int, noun: str) -> str:
     """``1 job``, ``12 jobs``."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def passed(then: str, now: str) -> float:

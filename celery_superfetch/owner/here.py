@@ -29,10 +29,10 @@ def owner_for(
                     _owners.pop(old, None)
         # No lock: another thread may be faster, and a signal handler may ask at any moment.
         made = _owners.get(key) or Owner(params, config, others, runner)
-        found = _owners.setdefault(key, made)
-        if found.follow(params):
+        owner = _owners.setdefault(key, made)
+        if owner.follow(params):
             break
-    return found
+    return owner
 
 
 def owners_here() -> list[Owner]:

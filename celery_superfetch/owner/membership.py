@@ -82,9 +82,9 @@ class Membership:
         """Have the server know this process and the queue lists (-> ms of x-expires) that a channel
         claims from; raises UnsupportedBroker where it cannot carry the guarantee."""
         with self._lock:
-            first, known = not self.name, self.heart.facts.lists
+            first, registered = not self.name, self.heart.facts.lists
             self._users[user] = lists
-            new = {name: ms for name, ms in lists.items() if known.get(name) != ms}
+            new = {name: ms for name, ms in lists.items() if registered.get(name) != ms}
             if not first and not new:
                 return
             if first:

@@ -37,16 +37,18 @@ def judge_all(
     # Asked at most once a pass, and not by a worker that has heard everybody lately.
     server_run = cache(lambda: run_id(registry.client))
     here, now, judged = ProcessImage.current(), watch.clock() if watch else 0.0, []
-    near = [known for known in facts.values() if here.same_ground(known.process)]
+    near = [neighbour for neighbour in facts.values() if here.same_ground(neighbour.process)]
     for owner in chosen:
         with surviving(f"owner {owner}"):
-            known = facts[owner]
+            owner_facts = facts[owner]
             quiet = watch.silent_for(owner, scores[owner], now) if watch else None
-            evidence = local_evidence(known, here, near, quiet)
-            missed = MISSED_HEARTBEATS * known.heartbeat_interval
+            evidence = local_evidence(owner_facts, here, near, quiet)
+            missed = MISSED_HEARTBEATS * owner_facts.heartbeat_interval
             if evidence.process is None and (quiet or 0.0) >= missed:
-                evidence = replace(evidence, connected=registry.connected(known, server_run()))
-            judged.append((known, scores[owner], judge(evidence)))
+                evidence = replace(
+                    evidence, connected=registry.connected(owner_facts, server_run())
+                )
+            judged.append((owner_facts, scores[owner], judge(evidence)))
     return judged
 
 

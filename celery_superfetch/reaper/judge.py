@@ -23,13 +23,13 @@ class Judge(StrikeCounters):
     ) -> list[Recovery]:
         """What is to be decided on: jobs of one owner that ran ``running``, with what is
         remembered of each; ``told`` as for ``Recovery.of``."""
-        found, counters = [], self.counters([digest(job.payload) for job in jobs])
-        for job, known in zip(jobs, counters, strict=True):
-            blamed = blame(job.claim_id, running, known, limits)
-            found.append(
-                Recovery.of(job, parse(job.payload), known, blame=blamed, limits=limits, **told)
+        recoveries, counters = [], self.counters([digest(job.payload) for job in jobs])
+        for job, record in zip(jobs, counters, strict=True):
+            blamed = blame(job.claim_id, running, record, limits)
+            recoveries.append(
+                Recovery.of(job, parse(job.payload), record, blame=blamed, limits=limits, **told)
             )
-        return found
+        return recoveries
 
 
 def ask(recovery: Recovery, sender: Any) -> Decision:

@@ -114,11 +114,11 @@ class Reaper(Structure):
         titles = self.drain(marked, reason.value, report)
         recovered, killed = report.recovered - before[0], report.killed - before[1]
         taken = recovered + killed
-        more = f" and {taken - len(titles)} more" if taken > len(titles) else ""
-        said = f": {', '.join(titles)}{more}" if titles else ""
+        suffix = f" and {taken - len(titles)} more" if taken > len(titles) else ""
+        said = f": {', '.join(titles)}{suffix}" if titles else ""
         name = f"{facts.node} ({owner})" if facts.node else owner
-        told = "Worker %s is dead: %s. %d of its jobs were taken back%s."
-        logger.warning(told, name, reason.value, taken, said)
+        text = "Worker %s is dead: %s. %d of its jobs were taken back%s."
+        logger.warning(text, name, reason.value, taken, said)
         pid = facts.process.pid
         reaped = ReapedOwner(owner, host, pid, facts.app, reason.value, recovered, killed)
         owner_reaped.send(sender=self.sender, reaped=reaped)
@@ -181,7 +181,7 @@ class Reaper(Structure):
                     self._note(outcome, titles, report)
             # Of two with the same bytes the other one was counted a moment ago. Where nothing went,
             # somebody else counts them: the next pass tries again.
-            again = [one.recovery.job for one in outcomes if one.answer == b"recounted"]
+            again = [result.recovery.job for result in outcomes if result.answer == b"recounted"]
             if len(again) < len(jobs):
                 claims = [*(job.claim_id for job in again), *claims]
 
@@ -189,10 +189,10 @@ class Reaper(Structure):
         self, jobs: list[Job], running: Running, facts: Facts, reason: str, report: Report
     ) -> list[Outcome]:
         """Decide on jobs and carry that out; one that cannot be decided on holds up no other."""
-        told = {"reason": reason, "app_name": facts.app, "node": facts.node}
+        details = {"reason": reason, "app_name": facts.app, "node": facts.node}
         try:
-            found = self.judge.look(jobs, running, self.limits, **told)
-            decided = [(recovery, ask(recovery, self.sender)) for recovery in found]
+            recoveries = self.judge.look(jobs, running, self.limits, **details)
+            decided = [(recovery, ask(recovery, self.sender)) for recovery in recoveries]
             expires = facts.lists.get(jobs[0].queue_list, 0)
             return self.judge.carry_out(decided, expires, marked=True, notice=self.notice)
         except Exception as exc:

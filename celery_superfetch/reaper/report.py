@@ -35,24 +35,24 @@ class Report:
     def did_something(self) -> bool:
         return bool(self.dead or self.recovered or self.killed or self.errors)
 
-    def failed(self, what: str, exc: Exception) -> None:
+    def failed(self, subject: str, exc: Exception) -> None:
         self.errors += 1
-        known = isinstance(exc, RedisError)
+        is_redis_error = isinstance(exc, RedisError)
         logger.log(
             # In a failover, or while a slot moves, this is nobody's fault.
             logging.WARNING if isinstance(exc, RedisConnectionError) else logging.ERROR,
             "reap: %s: %s. It was left as it is, nothing was lost; the next pass tries again.",
-            what,
-            exc if known else repr(exc),
-            exc_info=None if known else exc,
+            subject,
+            exc if is_redis_error else repr(exc),
+            exc_info=None if is_redis_error else exc,
         )
 
     @contextmanager
-    def surviving(self, what: str) -> Iterator[None]:
+    def surviving(self, subject: str) -> Iterator[None]:
         try:
             yield
         except Exception as exc:  # of Redis, of one job, or of an app's code: others wait
-            self.failed(what, exc)
+            self.failed(subject, exc)
 
     def __str__(self) -> str:
         if not self.ran:

@@ -48,11 +48,11 @@ class Arrivals(Structure):
 
     def found(self) -> bool:
         """Read the answer to a look: whether there is something to claim."""
-        found = bool(self.looker.read())
-        if not found:
+        has_jobs = bool(self.looker.read())
+        if not has_jobs:
             self.empty |= self._asked
         self._asked = set()
-        return found
+        return has_jobs
 
     def changed(self) -> set[str]:
         """Read what came: the lists that have changed."""

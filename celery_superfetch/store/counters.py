@@ -63,8 +63,8 @@ class StrikeCounters(Structure):
         spared = [recovery for recovery, decision in decided if decision is Decision.RECOVER]
         notices = [_made(notice, recovery) for recovery in killed]
         calls = [
-            self.dead_jobs.kill(recovery, expires, marked=marked, notice=told)
-            for recovery, told in zip(killed, notices, strict=True)
+            self.dead_jobs.kill(recovery, expires, marked=marked, notice=message)
+            for recovery, message in zip(killed, notices, strict=True)
         ]
         if spared:
             # One script for all, so that a waiting consumer finds the oldest in front.
@@ -75,9 +75,12 @@ class StrikeCounters(Structure):
             answers = [answers] * len(spared)
         replies = [reply if isinstance(reply, list) else [reply] for reply in [*replies, *answers]]
         outcomes = [
-            Outcome(one, *reply) for one, reply in zip([*killed, *spared], replies, strict=True)
+            Outcome(recovery, *reply)
+            for recovery, reply in zip([*killed, *spared], replies, strict=True)
         ]
-        return [outcome._replace(notice=told) for outcome, told in zip_longest(outcomes, notices)]
+        return [
+            outcome._replace(notice=message) for outcome, message in zip_longest(outcomes, notices)
+        ]
 
     def recover(self, recoveries: Sequence[Recovery], expires: int, *, marked: bool) -> Call:
         """The call that counts jobs of one owner, queue list and reason, the newest claim first,

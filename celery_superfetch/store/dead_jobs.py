@@ -92,21 +92,21 @@ class DeadJobs(Structure):
             JobNotFound: there is none, or more than one.
         """
         start, job = id.encode(), self.exact(id)
-        found = [job] if job else []
-        if not found and id and not FULL_ID.fullmatch(id):
-            found = self._load([row for row in self._rows() if row[0].startswith(start)][:BATCH])
+        matches = [job] if job else []
+        if not matches and id and not FULL_ID.fullmatch(id):
+            matches = self._load([row for row in self._rows() if row[0].startswith(start)][:BATCH])
             # In as few characters a digest and a UUID may begin alike.
-            if not found or len(id) <= UUID_BEGIN:
+            if not matches or len(id) <= UUID_BEGIN:
                 named = [job for job in self if (job.task_id or "").startswith(id)]
                 same = [job for job in named if job.task_id == id]
-                found += [job for job in same or named if job not in found]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            names = [f"{job.id} {job.task or 'unparseable'}[{job.task_id}]" for job in found]
-            more = [f"and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
-            rows = "\n  ".join(["", *names[:SHOWN], *more])
-            raise JobNotFound(f"{id!r} fits {len(found)} jobs of the dead set:{rows}")
+                matches += [job for job in same or named if job not in matches]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            names = [f"{job.id} {job.task or 'unparseable'}[{job.task_id}]" for job in matches]
+            remainder = [f"and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
+            rows = "\n  ".join(["", *names[:SHOWN], *remainder])
+            raise JobNotFound(f"{id!r} fits {len(matches)} jobs of the dead set:{rows}")
         raise JobNotFound(
             f"no job {id!r} in the dead set: it was retried, deleted or dropped by the cap, "
             "or never killed; `superfetch dead list` shows what is there"
@@ -157,8 +157,8 @@ class DeadJobs(Structure):
         # By ZSCAN: what is there from its begin to its end is found, whatever others move
         # meanwhile. By rank, each job that leaves would hide another.
         least, most = (which or DeadFilter()).window(self.database.server_time())
-        found = self.client.zscan_iter(self.keys.dead, count=IDS)
-        rows = {id: score for id, score in found if least <= score <= most}
+        entries = self.client.zscan_iter(self.keys.dead, count=IDS)
+        rows = {id: score for id, score in entries if least <= score <= most}
         return sorted(rows.items(), key=lambda row: (row[1], row[0]), reverse=True)
 
     def _load(self, rows: Sequence[tuple[bytes, float]]) -> list[DeadJob]:

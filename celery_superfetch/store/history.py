@@ -54,8 +54,8 @@ class History(Structure):
                 at = now - round((since - done) * 1000)
                 pipe.zadd(key, {json.dumps({"at": at, **death}): at})
                 if death.get("recovered", 0) + death.get("killed", 0):
-                    for field, more in noted_recovery(max(0, at - death["heard"])):
-                        pipe.hincrby(self.keys.stats, field, more)
+                    for field, growth in noted_recovery(max(0, at - death["heard"])):
+                        pipe.hincrby(self.keys.stats, field, growth)
             pipe.zremrangebyscore(key, "-inf", now - DAYS * 86_400_000)
             pipe.zremrangebyrank(key, 0, -MOST - 1)
             pipe.pexpire(key, DAYS * 86_400_000)
@@ -85,23 +85,23 @@ class History(Structure):
     def beats(self) -> list[dict[str, Any]]:
         """The beats of all apps, with their first and last ticks and the seconds between the last
         two."""
-        found = []
+        beats = []
         for name, row in sorted(self.client.hgetall(self.keys.beats).items()):
             app, host, pid = name.decode(errors="replace").rsplit(TAB, 2)
             since, at, interval = json.loads(row)
             times = {"since": utc(since / 1000), "at": utc(at / 1000), "interval": interval}
-            found.append({"app": app, "host": host, "pid": int(pid), **times})
-        return found
+            beats.append({"app": app, "host": host, "pid": int(pid), **times})
+        return beats
 
     def counts(self) -> Counts:
         """All counters; not more than some thousands (``shared.lua``)."""
-        found = self.client.hgetall(self.keys.stats)
-        rows = {tuple(k.decode(errors="replace").split(TAB, 2)): int(v) for k, v in found.items()}
+        fields = self.client.hgetall(self.keys.stats)
+        rows = {tuple(k.decode(errors="replace").split(TAB, 2)): int(v) for k, v in fields.items()}
         times = {name[1]: n for name, n in rows.items() if name[0] == "recovery" and name[1:]}
         sums = accumulate(times.get(f"{bound:g}", 0) for bound in BUCKETS)
         return Counts(
             {name[0]: n for name, n in sorted(rows.items()) if len(name) == 1},
-            {(what, *more): n for (what, *more), n in sorted(rows.items()) if len(more) == 2},
+            {(event, *parts): n for (event, *parts), n in sorted(rows.items()) if len(parts) == 2},
             {name[1]: n for name, n in rows.items() if name[0] == "pass" and name[1:]},
             dict(zip(BUCKETS, sums, strict=True)),
             times.get("ms", 0) / 1000,

@@ -62,17 +62,17 @@ class Holdings(Structure):
 
     def of(self, owners: Sequence[str]) -> dict[str, Holding]:
         """Owner -> what it holds, by a script for each fifty of them."""
-        keys, found = self.keys, {}
+        keys, holdings = self.keys, {}
         for some in chunks(owners, CHUNK):
-            names = [(keys.private(one), keys.landing(one, "")) for one in some]
+            names = [(keys.private(holder), keys.landing(holder, "")) for holder in some]
             rows = self.scripts.run("holdings", [*map(keys.facts, some)], [*chain(*names)])
             for owner, (runs, *row) in zip(some, rows, strict=True):
                 lists = {name.decode(errors="replace"): size for name, size in chunks(row, 2)}
                 size = sum(row[1::2])
                 # A record without its claim is by somebody's hand.
                 runs = min(runs, size)
-                found[owner] = Holding(runs, size - runs, lists)
-        return found
+                holdings[owner] = Holding(runs, size - runs, lists)
+        return holdings
 
     def look(self, places: Sequence[Place], most: int) -> Iterator[list[Found]]:
         """What is in some places, about ``most`` jobs of it in a round trip: what runs first, the

@@ -32,15 +32,15 @@ class Keyspace(Structure):
 
     def holders(self) -> set[str]:
         """Whoever has a private list, as far as a hundred steps of SCAN find them."""
-        found: set[str] = set()
+        holders: set[str] = set()
         cursor = 0
         for _ in range(SCAN_STEPS):
             cursor, rows = self.client.scan(cursor, self.keys.pattern(), SCAN_COUNT)
             parsed = map(self.keys.parse, rows)
-            found |= {owner for kind, owner, _ in parsed if kind in ("private:", "landing:")}
+            holders |= {owner for kind, owner, _ in parsed if kind in ("private:", "landing:")}
             if not cursor:
                 break
-        return found
+        return holders
 
     def left(self) -> tuple[int, list[bytes]]:
         """Number of jobs in flight, parked or on probation; the keys of all that holds no job."""

@@ -56,13 +56,13 @@ class Parked(Structure):
         keys = self.keys
         names = [keys.parked, keys.recovered, keys.on_probation]
         prefixes = [keys.parked_of(""), keys.queue(""), keys.probation(""), keys.recoveries("")]
-        known = [(name, ms) for name, ms in expires.items() if ms]
-        args: list[Any] = [max(EARLY, ahead), BATCH, ROOM, *prefixes, *chain.from_iterable(known)]
+        pairs = [(name, ms) for name, ms in expires.items() if ms]
+        args: list[Any] = [max(EARLY, ahead), BATCH, ROOM, *prefixes, *chain.from_iterable(pairs)]
         total = 0
         for _ in range(LOOKS):
-            count, more, now, due = self.scripts.run("release", names, args)
+            count, unfinished, now, due = self.scripts.run("release", names, args)
             total += count
-            if not (more and count):
+            if not (unfinished and count):
                 break
             args[0] = ahead
         return Released(total, int(now), None if due is None else float(due))

@@ -86,7 +86,7 @@ class PrivateLists(Structure):
     def claims(self, call: Call, lists: Sequence[str], reply: Any) -> Claims:
         if reply is None:
             return Claims(registered=False)
-        started, rows, *more = reply
+        started, rows, *failures = reply
         owner, first, jobs = call.args[0], call.args[8], []
         for number, (at, payload, mark) in enumerate(chunks(rows, 3), first):
             name = lists[at - 1]
@@ -94,7 +94,7 @@ class PrivateLists(Structure):
             jobs.append(Claimed(job, earlier_of(mark)))
         errors = [
             (lists[at - 1], why.decode(errors="replace"))
-            for reasons in more
+            for reasons in failures
             for at, why in chunks(reasons, 2)
         ]
         return Claims(True, jobs, errors, started)
@@ -178,10 +178,10 @@ class PrivateLists(Structure):
         names = [self.keys.private(owner) for owner, _ in claims]
         payloads = self.scripts.run("payloads", names, [room, *(id for _, id in claims)])
         rows = zip(claims, payloads, strict=False)
-        found = [
+        jobs = [
             Job(owner, queue_list_of(id), raw, id) for (owner, id), raw in rows if raw is not None
         ]
-        return found, len(payloads)
+        return jobs, len(payloads)
 
     def key_of(self, job: Job) -> str:
         return self.keys.private(job.owner)

@@ -23,12 +23,12 @@ class Queues(Structure):
         return list(zip(replies[::2], replies[1::2], strict=True))
 
     def oldest(
-        self, names: Sequence[str], told: Mapping[str, Any] | None = None
+        self, names: Sequence[str], summary: Mapping[str, Any] | None = None
     ) -> dict[str, float]:
         """Queue list -> seconds for which its oldest job has been seen as the oldest: no more than
-        its age, which no message tells. What is ``told`` of a pass that ends is noted as the last
+        its age, which no message tells. The ``summary`` of a pass that ends is noted as the last
         one, and so is who is next in each list."""
-        fields = [part for pair in (told or {}).items() for part in pair]
+        fields = [part for pair in (summary or {}).items() for part in pair]
         ages: dict[str, float] = {}
         for some in [*chunks(names, CHUNK)] or [names]:
             keys = [self.keys.heads, self.keys.last_pass, self.keys.stats]

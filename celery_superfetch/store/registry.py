@@ -48,8 +48,8 @@ class Registry(Structure):
         call = self._call(facts, 0, {"state": state})
         return b"".join(packed([self.scripts.command(call._replace(whole=True))]))
 
-    def _call(self, facts: Facts, since: int, fields: Mapping[str, str], *more: str) -> Call:
-        names = [*self._rows(facts), self.keys.on_probation, self.keys.parked, *more]
+    def _call(self, facts: Facts, since: int, fields: Mapping[str, str], *extra_keys: str) -> Call:
+        names = [*self._rows(facts), self.keys.on_probation, self.keys.parked, *extra_keys]
         args = [facts.owner, since, HEARTBEAT_ROWS, *chain.from_iterable(fields.items())]
         return Call("heartbeat", names, args)
 

@@ -75,11 +75,11 @@ class Runs(Structure):
     def counts(self) -> RunCounts:
         ends, times = {}, defaultdict[str, Counter[str]](Counter)
         for name, number in self.client.hgetall(self.keys.runs).items():
-            how, *more = name.decode(errors="replace").split(TAB, 2)
-            if how in ENDS and len(more) == 2:
-                ends[how, more[0], more[1]] = int(number)
-            elif how == "seconds" and len(more) == 2:
-                times[more[1]][more[0]] = int(number)
+            how, *labels = name.decode(errors="replace").split(TAB, 2)
+            if how in ENDS and len(labels) == 2:
+                ends[how, labels[0], labels[1]] = int(number)
+            elif how == "seconds" and len(labels) == 2:
+                times[labels[1]][labels[0]] = int(number)
         return RunCounts(ends, {task: _times(row) for task, row in sorted(times.items())})
 
 

@@ -69,16 +69,16 @@ class Channel(redis.Channel):
 
     def elsewhere(self) -> list[Params]:
         """Where the other servers of a failover list are; a cluster's are ``here``."""
-        found: list[Params] = []
+        places: list[Params] = []
         if (slot := self.here().get("slot")) and slot.clustered:
-            return found
+            return places
         port = self.connection.default_port
         for url in dict.fromkeys(self.connection.client.alt):
             client, channel = self.connection.client.clone(), copy(self)
             client.switch(url)
             channel.connection = SimpleNamespace(client=client, default_port=port)
-            found.append(channel._connparams())
-        return found
+            places.append(channel._connparams())
+        return places
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         params: dict[str, Any] = super()._connparams(asynchronous)

@@ -170,8 +170,8 @@ class QoS(virtual.QoS):
 
     def _in_hand(self) -> list[Job]:
         """The jobs that were delivered and not settled, the newest first."""
-        found = map(delivery_of, reversed(list(self._delivered.values())))
-        return [delivery.job for delivery in found if delivery is not None]
+        deliveries = map(delivery_of, reversed(list(self._delivered.values())))
+        return [delivery.job for delivery in deliveries if delivery is not None]
 
     def restore_unacked(self, client: Any = None) -> list[Any]:
         if not (back := self._in_hand()):

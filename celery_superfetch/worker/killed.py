@@ -30,7 +30,7 @@ def kill(state: Any, *, owner: str, jobs: Sequence[str], until: float) -> dict[s
     ``error``, or ``jobs``: claim id -> ``dead_id``, or ``error``. By Celery's ``revoke`` each
     worker would discard what is put back from the dead set."""
     worker = state.consumer.controller
-    mine = next((one for one in owners_of(worker) if one.name == owner), None)
+    mine = next((candidate for candidate in owners_of(worker) if candidate.name == owner), None)
     if mine is None:
         return {"error": f"this worker is not owner {owner} any more"}
     if mine.database.server_time() > until:
@@ -49,7 +49,7 @@ def _kill(worker: Any, owner: Owner, job: Job | None) -> dict[str, str]:
         if state in (State.CLAIMED, State.GATHERED):
             return {"error": BEGUN}
         out = list(worker.superfetch_gate.out) if runs else []
-        request = next((what.request for what in out if what.job == job), None)
+        request = next((handover.request for handover in out if handover.job == job), None)
         cannot = getattr(worker.pool.terminate_job, "__func__", None) is BasePool.terminate_job
         if runs and (cannot or request is None):
             return {"error": ENDLESS}

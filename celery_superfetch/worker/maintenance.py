@@ -92,13 +92,13 @@ class Rounds:
         longest, worker = self.owner.config.stuck_after, self.owner.runner.worker
         if longest is None or worker is None:  # a consumer of the same process has no pool
             return
-        now, found = time(), []
-        for what in list(worker.superfetch_gate.out):
-            request = what.request
+        now, stuck = time(), []
+        for handover in list(worker.superfetch_gate.out):
+            request = handover.request
             seconds = now - (request.time_start or now)
-            if seconds > longest and what.delivery.owner is self.owner:
-                found.append((request.type, request.id, digest(what.job.payload), int(seconds)))
-        self.owner.tell_of_stuck(tuple(found[:MOST_STUCK]))
+            if seconds > longest and handover.delivery.owner is self.owner:
+                stuck.append((request.type, request.id, digest(handover.job.payload), int(seconds)))
+        self.owner.tell_of_stuck(tuple(stuck[:MOST_STUCK]))
 
     def _reap(self, owners: Collection[str], lock: str) -> None:
         if self.reaper.database.take_turn(lock, LOOK_INTERVAL / 2):
@@ -120,16 +120,16 @@ class Rounds:
         after = sorted(self.owner.neighbours, key=lambda owner: (owner < own, owner))
         # Pool pids change, but matter only to the pass, which reads them again.
         self._facts = {owner: self._facts[owner] for owner in after if owner in self._facts}
-        found: list[Facts] = []
+        watched: list[Facts] = []
         for at in range(0, len(after), LOOKS):
             names = after[at : at + LOOKS]
             if new := [owner for owner in names if owner not in self._facts]:
                 self._facts.update(self.reaper.registry.facts(new))
-            known = map(self._facts.__getitem__, names)
-            found += [facts for facts in known if here.same_ground(facts.process)]
-            if len(found) >= LOOKS:
+            candidates = map(self._facts.__getitem__, names)
+            watched += [facts for facts in candidates if here.same_ground(facts.process)]
+            if len(watched) >= LOOKS:
                 break
-        return found[:LOOKS]
+        return watched[:LOOKS]
 
     def _due(self, now: float) -> list[str]:
         """Silent owners that are worth a verdict now: at once, then at each heartbeat."""

@@ -45,20 +45,20 @@ def keep_what_runs(pool: Any, forget: Callable[[Any], None]) -> None:
         processes = pool._pool
         if processes is None:  # a cold shutdown ends the pool before its consumers
             return
-        known, unwritten = dict(processes._cache), list(processes.outbound_buffer)
+        jobs, unwritten = dict(processes._cache), list(processes.outbound_buffer)
         # That of a dead child, too: the pool may give what is in it to whoever has its number next.
-        pipes = {id: job._write_to for id, job in known.items() if job not in unwritten}
-        reading = [known[id] for id in pipes if pipes[id] and not known[id]._accepted]
+        pipes = {id: job._write_to for id, job in jobs.items() if job not in unwritten}
+        reading = [jobs[id] for id in pipes if pipes[id] and not jobs[id]._accepted]
         for job in reading:
             job._accepted = True
-        kept = {id: job for id, job in known.items() if job._accepted}
+        kept = {id: job for id, job in jobs.items() if job._accepted}
         try:
             flush()
         finally:
             for job in reading:
                 job._accepted = job._time_accepted is not None
             _remember(processes, kept)
-            for id, job in reversed(list(known.items())):
+            for id, job in reversed(list(jobs.items())):
                 child = pipes.get(id)  # if it has died, so has all that was in its pipe
                 lost = id not in processes._cache or (child is not None and child.dead)
                 if lost and job._time_accepted is None and not job.ready():

@@ -88,10 +88,10 @@ def _due(message: Any, owner: Owner) -> float:
     something to say of it."""
     try:
         # Before protocol 2 the body says it.
-        told = message.headers if "task" in message.headers else message.payload
-        if told.get("id") in state.revoked:
+        fields = message.headers if "task" in message.headers else message.payload
+        if fields.get("id") in state.revoked:
             return 0.0
-        return max(eta_of(told.get("eta")), owner.runner.not_before(told.get("task"), owner))
+        return max(eta_of(fields.get("eta")), owner.runner.not_before(fields.get("task"), owner))
     except Exception:  # whatever a body can do to a decoder
         return 0.0
 
@@ -217,11 +217,11 @@ class Discards:
             discard = getattr(worker.consumer, name)
             setattr(worker.consumer, name, partial(self._instead_of, discard))
 
-    def _instead_of(self, discard: Callable[..., None], *told: Any) -> None:
-        message, exc = told[-2:]
+    def _instead_of(self, discard: Callable[..., None], *args: Any) -> None:
+        message, exc = args[-2:]
         delivery = delivery_of(message)
         if delivery is None or delivery.owner.config.unknown_tasks == "discard":
-            return self._discard(discard, *told)
+            return self._discard(discard, *args)
         if told_to_stop(delivery.owner):
             return None  # it goes back with the others, when the channel closes
         is_unknown = isinstance(exc, KeyError)  # the others have errors of their own
@@ -236,7 +236,7 @@ class Discards:
         owner = delivery.owner
         if not is_unknown:
             _settle(delivery, owner.kill, f"{here}; {why}", sender=self.worker.app)
-            return discard(*told)  # which is left to do: log it, and send its signal
+            return discard(*args)  # which is left to do: log it, and send its signal
         dead = delivery.end_by(owner.bury, f"{here}; {why}")
         if dead is not None:
             logger.error(
@@ -246,13 +246,13 @@ class Discards:
                 dead.id,
                 dead.reason,
             )
-            self._discard(discard, *told)  # which is left to do: tell its caller
+            self._discard(discard, *args)  # which is left to do: tell its caller
         return None
 
-    def _discard(self, discard: Callable[..., None], *told: Any) -> None:
+    def _discard(self, discard: Callable[..., None], *args: Any) -> None:
         """As Celery does, and end the chord that waits for a job of an unknown task."""
-        discard(*told)
-        message, exc = told[-2:]
+        discard(*args)
+        message, exc = args[-2:]
         if isinstance(exc, KeyError):
             is_v2 = "task" in message.headers
             embed = message.payload[2] if is_v2 else message.payload
@@ -290,6 +290,6 @@ class Discards:
         now, owner = monotonic(), delivery.owner
         if now - self._looked > REMEMBERED:
             well, mine = Registry(owner.database).well(), owner.facts.tasks
-            self._others, self._looked = [one for one in well if one.tasks != mine], now
+            self._others, self._looked = [facts for facts in well if facts.tasks != mine], now
         queue_list = delivery.job.queue_list
-        return next((one for one in self._others if queue_list in one.lists), None)
+        return next((facts for facts in self._others if queue_list in facts.lists), None)

@@ -178,10 +178,10 @@ class Gate(Runner):
                 with suppress(RedisError, OSError):
                     owner.post()
             return self._apply(target, args, kwargs or {}, **told_of_losses(target, options))
-        what = _Handover(delivery, request, target, args, kwargs or {}, options)
-        self._waiting.append(what)
+        handover = _Handover(delivery, request, target, args, kwargs or {}, options)
+        self._waiting.append(handover)
         self.pump()
-        what.waited = True
+        handover.waited = True
         # Celery keeps a weak reference to what this returns.
         return (result := request._apply_result) and result()
 
@@ -214,32 +214,32 @@ class Gate(Runner):
                 break
         return None
 
-    def _hand_over(self, what: _Handover, until: float) -> None:
-        request, options = what.request, dict(what.options)
+    def _hand_over(self, handover: _Handover, until: float) -> None:
+        request, options = handover.request, dict(handover.options)
         tell = options["callback"]
-        options["callback"] = partial(self.ended.hear, what.job.queue_list, request.type, tell)
+        options["callback"] = partial(self.ended.hear, handover.job.queue_list, request.type, tell)
         forks = not (self.inline or self.threads or self.green)
         for name in TOLD if forks else ():
-            options[name] = partial(self._tell, what, options[name])
+            options[name] = partial(self._tell, handover, options[name])
         if self.threads:
-            options["accept_callback"] = partial(what.accept, options["accept_callback"])
+            options["accept_callback"] = partial(handover.accept, options["accept_callback"])
         try:
             # Celery looked before the job waited here. Threads and greenlets are never told of it.
-            if what.waited and request.revoked():
-                self.out.discard(what)
+            if handover.waited and request.revoked():
+                self.out.discard(handover)
                 return self._release()
-            args = what.args if forks else what.decoded
-            handed = (until, what.claim(), what.target, *args)
-            result = self._apply(start, handed, what.kwargs, **options)
+            args = handover.args if forks else handover.decoded
+            handed = (until, handover.claim(), handover.target, *args)
+            result = self._apply(start, handed, handover.kwargs, **options)
         except BaseException as exc:
             # A pool that cannot start a thread has it in its line, and may have begun with it.
-            if self.threads and not what.take():
+            if self.threads and not handover.take():
                 self.failure = exc
                 return
-            what.owner.end(what.job)
-            self.out.discard(what)
+            handover.owner.end(handover.job)
+            self.out.discard(handover)
             if self.prefork:
-                call = what.args, what.kwargs
+                call = handover.args, handover.kwargs
                 request.message.is_read = not forget_unsendable(self.pool, request, call)
             # This may be a part of another's turn, who must not hear of it.
             short = self.threads and isinstance(exc, RuntimeError)
@@ -248,31 +248,33 @@ class Gate(Runner):
             raise
         request._apply_result = None if result is None else ref(result)
         if self.inline:
-            self._over(what)
+            self._over(handover)
         elif self.threads:
-            result.f.add_done_callback(partial(self._over, what))
+            result.f.add_done_callback(partial(self._over, handover))
         elif self.green:  # gevent's, whose ``link`` would start one more greenlet
-            result.rawlink(partial(self._over, what))
+            result.rawlink(partial(self._over, handover))
 
-    def _tell(self, what: _Handover, tell: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _tell(
+        self, handover: _Handover, tell: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
         """One of the pool's callbacks: its last word on a job, but for that of a soft limit."""
         try:
             return tell(*args, **kwargs)
         finally:
             if not kwargs.get("soft"):
-                self._over(what)
+                self._over(handover)
 
-    def _over(self, what: _Handover, *_: Any) -> None:
-        self.out.discard(what)
+    def _over(self, handover: _Handover, *_: Any) -> None:
+        self.out.discard(handover)
         if not self.green:
             self.pump()
         elif self._waiting:  # this is gevent's hub, where nothing may wait
             self.pool.spawn_n(self.pump)
 
-    def _drop(self, what: _Handover, why: str) -> None:
-        request = what.request
+    def _drop(self, handover: _Handover, why: str) -> None:
+        request = handover.request
         state.task_ready(request)
-        what.delivery.requeue()  # if that is open, and the job still ours
+        handover.delivery.requeue()  # if that is open, and the job still ours
         request.acknowledged = True
         logger.info("Job %s[%s] does not start here: %s.", request.name, request.id, why)
         self._release()
@@ -293,9 +295,9 @@ class Gate(Runner):
 
     def forget(self, request: Any) -> None:
         """The pool has forgotten a job that it had not begun with; it goes back to its queue."""
-        for what in [what for what in self.out if what.request is request]:
-            self.out.discard(what)
-            what.delivery.requeue()
+        for handover in [handover for handover in self.out if handover.request is request]:
+            self.out.discard(handover)
+            handover.delivery.requeue()
 
     def take_back(self, request: Any) -> None:
         """The pool came too late to a job: hand it over again, if it is still ours. If its channel

@@ -25,7 +25,7 @@ LOOK_INTERVAL = 0.5  # seconds between two looks for an order to stop: its handl
 
 
 def owners_of(worker: Any) -> list[Owner]:
-    return [one for one in owners_here() if one.runner.worker is worker]
+    return [owner for owner in owners_here() if owner.runner.worker is worker]
 
 
 def channels_of(worker: Any) -> list[Channel]:
@@ -72,7 +72,7 @@ class Stopper(threading.Thread):
 
     def give_back(self) -> None:
         try:
-            count = sum(one.qos.give_back_waiting() for one in channels_of(self.worker))
+            count = sum(channel.qos.give_back_waiting() for channel in channels_of(self.worker))
         except Exception:  # the channel's close gives it back
             logger.exception(
                 "Told to stop, and the jobs that wait could not be given back yet. They are safe "

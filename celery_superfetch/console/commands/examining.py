@@ -16,18 +16,21 @@ def doctor(session: Session) -> None:
     from ..doctor import diagnose
 
     know_tasks(session.app)
-    found = diagnose(session.app, session.inspector)
+    findings = diagnose(session.app, session.inspector)
 
     def say() -> None:
         line = session.tables.line
-        for one in found:
-            line(f"{one.level.capitalize()} [{one.code}]: {one.text}.", STYLES[one.level])
-            line(f"  Fix: {one.fix or 'nothing is to be done'}.")
-        if not found:
+        for finding in findings:
+            line(
+                f"{finding.level.capitalize()} [{finding.code}]: {finding.text}.",
+                STYLES[finding.level],
+            )
+            line(f"  Fix: {finding.fix or 'nothing is to be done'}.")
+        if not findings:
             line("Nothing is wrong with the app or the server.")
 
-    session.say({"findings": [one._asdict() for one in found]}, say)
-    if any(one.level != "note" for one in found):
+    session.say({"findings": [finding._asdict() for finding in findings]}, say)
+    if any(finding.level != "note" for finding in findings):
         raise click.exceptions.Exit(1)
 
 
@@ -54,6 +57,6 @@ def slots(session: Session, prefixes: tuple[str, ...]) -> None:
 
     Apps, or groups of queues, share the work of a cluster when their prefixes lie on several nodes.
     """
-    found = session.inspector.whereabouts(prefixes)
+    rows = session.inspector.whereabouts(prefixes)
     tables = session.tables
-    session.say({"prefixes": found}, lambda: tables.table(("Prefix", "Slot", "Node"), found))
+    session.say({"prefixes": rows}, lambda: tables.table(("Prefix", "Slot", "Node"), rows))

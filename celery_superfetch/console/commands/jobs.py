@@ -36,9 +36,9 @@ def jobs(session: Session, limit: int, wide: bool, **which: Any) -> None:
     look = Look(session.inspector, Which(**which))
     if not look.which.countable and (size := look.size()) > MANY:
         complain(f"Looking through {size:,} jobs ...")
-    found = look.first(limit)
+    document = look.first(limit)
     picked = any(value is not None for value in which.values())
-    session.say(found, lambda: print_jobs(session.tables, found, picked, wide))
+    session.say(document, lambda: print_jobs(session.tables, document, picked, wide))
 
 
 @command(jobs, "kill")
@@ -48,11 +48,11 @@ def jobs_kill(session: Session, ids: tuple[str, ...], yes: bool) -> None:
     """Move jobs in flight to the dead set, and tell their callers. What runs is ended."""
     from ..killing import kill, named, title_of
 
-    found, errors = named(session.inspector, ids)
-    if found and not yes:
-        number = f"{len(found)} jobs" if len(found) > 1 else title_of(found[0])
-        run = ", and end what runs" if any(job["state"] == "running" for job in found) else ""
+    rows, errors = named(session.inspector, ids)
+    if rows and not yes:
+        number = f"{len(rows)} jobs" if len(rows) > 1 else title_of(rows[0])
+        run = ", and end what runs" if any(job["state"] == "running" for job in rows) else ""
         click.confirm(f"Move {number} to the dead set{run}?", abort=True, err=True)
-    done, refused = kill(session.app, session.inspector, found)
+    done, refused = kill(session.app, session.inspector, rows)
     lines = [f"Killed, in the dead set as {job['dead_id']}: {title_of(job)}" for job in done]
     session.end({"killed": done}, [*errors, *refused], lines)

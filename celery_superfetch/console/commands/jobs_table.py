@@ -15,15 +15,15 @@ TITLES = ("State", "Task", "Id", "Queue", "Strikes", "Claimed", "Due")
 SPARE = ("Queue", "Strikes")
 
 
-def print_jobs(tables: Tables, found: dict[str, Any], picked: bool, wide: bool) -> None:
+def print_jobs(tables: Tables, document: dict[str, Any], picked: bool, wide: bool) -> None:
     """Print what a look has found; ``picked``: by conditions."""
     if wide:
         tables.widen()
-    jobs = [{**job, **_shown(tables, found, job)} for job in found["jobs"]]
+    jobs = [{**job, **_shown(tables, document, job)} for job in document["jobs"]]
     if tables.wide:
         tables.table(("Node", *TITLES), jobs)
     else:
-        owners = {owner["owner"]: owner for owner in by_need(found["owners"])}
+        owners = {owner["owner"]: owner for owner in by_need(document["owners"])}
         for at, (owner, some) in enumerate(groupby(jobs, key=lambda job: job["owner"])):
             if at:
                 tables.line()
@@ -31,7 +31,7 @@ def print_jobs(tables: Tables, found: dict[str, Any], picked: bool, wide: bool) 
             rows = sorted(some, key=_order)
             due = any(row["due"] for row in rows)
             tables.table(TITLES if due else TITLES[:-1], rows, SPARE)
-    tables.line(_end(len(jobs), found, picked))
+    tables.line(_end(len(jobs), document, picked))
 
 
 def _order(job: Mapping[str, Any]) -> int:
@@ -45,8 +45,8 @@ def _heading(owner: dict[str, Any]) -> str:
     )
 
 
-def _shown(tables: Tables, found: dict[str, Any], job: dict[str, Any]) -> dict[str, object]:
-    claimed, due, now = job["claimed"], job["due"], found["server_time"]
+def _shown(tables: Tables, document: dict[str, Any], job: dict[str, Any]) -> dict[str, object]:
+    claimed, due, now = job["claimed"], job["due"], document["server_time"]
     if not tables.wide:
         claimed, due = claimed and ago(claimed, now), due and ahead(due, now)
     return {
@@ -59,15 +59,15 @@ def _shown(tables: Tables, found: dict[str, Any], job: dict[str, Any]) -> dict[s
     }
 
 
-def _end(shown: int, found: dict[str, Any], picked: bool) -> str:
+def _end(shown: int, document: dict[str, Any], picked: bool) -> str:
     if not shown:
         return (
             "No job meets the conditions."
             if picked
             else "No job is in flight, parked or on probation."
         )
-    if not found["complete"]:
+    if not document["complete"]:
         return f"{number(shown, 'job')}, and more: not all were looked at."
-    if found["more"]:
-        return f"{number(shown, 'job')}, and {found['more']} more: --limit {shown + found['more']}"
+    if surplus := document["more"]:
+        return f"{number(shown, 'job')}, and {surplus} more: --limit {shown + surplus}"
     return f"{number(shown, 'job')}."

@@ -45,8 +45,8 @@ def bars(
         begin = int(death["at"] // (size * 1000)) * size * 1000
         died[begin] += 1
         recovered[begin] += int(death.get("recovered", 0))
-    found = []
+    chart = []
     for at, jobs in zip(begins(now, span), dead, strict=True):
         label = datetime.fromtimestamp(at / 1000, timezone.utc).strftime(form)
-        found.append(Bar(label, died[at], recovered[at], jobs))
-    return found
+        chart.append(Bar(label, died[at], recovered[at], jobs))
+    return chart

@@ -109,17 +109,17 @@ class Page:
     def jobs(self, request: Request, done: Any = None) -> Response:
         asked = request.query_params.get("state")
         state = asked if asked in JOB_STATES else "running"
-        found = self._seen.jobs(state)
+        document = self._seen.jobs(state)
         words: dict[str, Any] = {"state": state, "states": JOB_STATES, "ends": ENDS.get(state, ())}
-        return self._render(request, "jobs.html", found=found, done=done, **words)
+        return self._render(request, "jobs.html", found=document, done=done, **words)
 
     def dead(self, request: Request, done: Any = None) -> Response:
         first = request.query_params.get("first", "")
         at = min(int(first), 10**9) if first.isascii() and first.isdigit() else 0
         asked = _conditions(request)
-        found = self._seen.dead(at, asked)
+        document = self._seen.dead(at, asked)
         words: dict[str, Any] = {"first": at, "asked": asked, "query": urlencode(asked)}
-        return self._render(request, "dead.html", found=found, done=done, **words)
+        return self._render(request, "dead.html", found=document, done=done, **words)
 
     def job(self, request: Request) -> Response:
         return self._render(request, "job.html", job=self._seen.dead_job(request.path_params["id"]))
@@ -171,8 +171,8 @@ class Page:
                     tried = self._seen.dead_set(lambda dead: dead.retry_many(ids))
                 else:
                     tried = self._seen.retry_all(_conditions(request))
-                errors = [one.error for one in tried if one.error]
-                warnings = [one.warning for one in tried if one.warning]
+                errors = [attempt.error for attempt in tried if attempt.error]
+                warnings = [attempt.warning for attempt in tried if attempt.warning]
                 done = {"verb": "Put back", "count": len(tried) - len(errors), "of": len(tried)}
             case ["retry all"]:
                 asked = ", ".join(f"{name} {text}" for name, text in _conditions(request).items())

@@ -87,10 +87,10 @@ class Seen:
         """An overview as it is ``Judged``, who ``died``, and the numbers of ``dead`` jobs."""
 
         def look(inspector: Inspector) -> dict[str, Any]:
-            found, dead = judge(inspector), inspector.dead_jobs
-            now = datetime.fromisoformat(found.overview["server_time"]).timestamp()
+            judgement, dead = judge(inspector), inspector.dead_jobs
+            now = datetime.fromisoformat(judgement.overview["server_time"]).timestamp()
             return {
-                **found._asdict(),
+                **judgement._asdict(),
                 "now": now,
                 "died": inspector.history.deaths(),
                 "dead": {s: dead.died_within(begins(now, s)) for s in SPANS},
@@ -167,10 +167,10 @@ class Seen:
 
     def _hidden(self, job: DeadJob) -> dict[str, Any]:
         """A job without its secrets; and without its payload, which has them all."""
-        told = job.as_dict()
-        del told["payload"]
-        args = self._hiding.hide(told["args"], parameters_of(self.app, job.task))
-        return {**told, "args": args, "kwargs": self._hiding.hide(told["kwargs"])}
+        record = job.as_dict()
+        del record["payload"]
+        args = self._hiding.hide(record["args"], parameters_of(self.app, job.task))
+        return {**record, "args": args, "kwargs": self._hiding.hide(record["kwargs"])}
 
 
 def _patterns(asked: dict[str, str]) -> dict[str, Any]:

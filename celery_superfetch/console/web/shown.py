@@ -60,4 +60,7 @@ def clock(time: str | None) -> str:
     return f"{time[:10]} {time[11:19]} UTC" if time else "not noted"
 
 
-FILTERS = {one.__name__: one for one in (ago, ahead, clock, coded, number, sentence, span, told)}
+FILTERS = {
+    filter_.__name__: filter_
+    for filter_ in (ago, ahead, clock, coded, number, sentence, span, told)
+}

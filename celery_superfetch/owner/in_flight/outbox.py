@@ -297,7 +297,7 @@ class Outbox(Structure):
         self._again += parts
 
     def announce(self, job: Job) -> None:
-        known = parse(job.payload)
+        message = parse(job.payload)
         logger.warning(
             "Job %s from queue %s is no longer ours (owner %s was taken for dead or forgotten, or "
             "the job was moved by hand): it may run again elsewhere. Its ack removed nothing of "
@@ -308,4 +308,4 @@ class Outbox(Structure):
         )
         with suppress(RedisError):  # counting is not worth a failure
             self.history.lost(job)
-        ownership_lost.send(sender=None, lost=LostJob(*job[:3], known.task, known.task_id))
+        ownership_lost.send(sender=None, lost=LostJob(*job[:3], message.task, message.task_id))

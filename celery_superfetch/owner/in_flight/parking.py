@@ -23,10 +23,10 @@ class Parking:
         """The server says what its clock shows (ms), and when the next job is due, to somebody who
         ``asked`` then (s of ``clock``)."""
         self._clock = float(now), clock()
-        before, told = self._next
+        before, since = self._next
         due = inf if due is None else due
         # What was parked since then, it cannot have known of.
-        self._next = (min(before, due) if told > asked else due), clock()
+        self._next = (min(before, due) if since > asked else due), clock()
 
     def parked(self, due: float) -> None:
         self._next = min(self._next[0], due), clock()
@@ -45,5 +45,5 @@ class Parking:
     def is_due(self) -> bool:
         """Whether it is time to look: also where no heartbeat has told for longer than what others
         park may take to be due."""
-        due, told = self._next
-        return due <= self.now + EARLY or clock() - told > WORTH_PARKING + 0.5
+        due, since = self._next
+        return due <= self.now + EARLY or clock() - since > WORTH_PARKING + 0.5

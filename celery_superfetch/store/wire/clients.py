@@ -82,9 +82,9 @@ def known_as(connection: Any) -> tuple[int, str]:
     """The id of a connection, at which run of the server; 0 and an empty one where nobody tells.
     Asked once; a connection that was lost is opened again."""
     if connection._sock not in _known:
-        number, told = asked(connection, ("CLIENT", "ID"), ("INFO", "server"))
-        found = isinstance(told, bytes) and re.search(rb"^run_id:(\w+)", told, re.MULTILINE)
-        run = found[1].decode() if found else ""
+        number, reply = asked(connection, ("CLIENT", "ID"), ("INFO", "server"))
+        match = isinstance(reply, bytes) and re.search(rb"^run_id:(\w+)", reply, re.MULTILINE)
+        run = match[1].decode() if match else ""
         _known[connection._sock] = number if run and isinstance(number, int) else 0, run
     return _known[connection._sock]
 
@@ -126,20 +126,26 @@ def cut(client: Redis, run_id: str, ids: Sequence[int]) -> bool:
 def unblock(client: Redis, connections: Sequence[LoneConnection]) -> bool:
     """CLIENT UNBLOCK those that wait in a command, so that their replies can be read; False: they
     come when they come. RedisError: a connection broke."""
-    if any(not one.id or one.run_id != connections[0].run_id for one in connections):
+    if any(
+        not connection.id or connection.run_id != connections[0].run_id
+        for connection in connections
+    ):
         return False
-    if not all(one.connected for one in connections):  # to ask redis-py would be to connect anew
+    # To ask redis-py would be to connect anew.
+    if not all(connection.connected for connection in connections):
         raise RedisConnectionError("a blocking connection broke")
     deadline, pending = monotonic() + 1.0, list(connections)
     while pending:
-        run, ids = pending[0].run_id, [one.id for one in pending]
+        run, ids = pending[0].run_id, [connection.id for connection in pending]
         replies = _to_connections(client, run, ["UNBLOCK"], ids)
         if replies is None or monotonic() > deadline or not {0, 1}.issuperset(replies):
             return False
         # 0: it was answered already, or the server has not come to read it yet: asked again, since
         # to wait for its reply would be to wait until its block ends.
         answers = zip(pending, replies, strict=True)
-        pending = [one for one, reply in answers if not (reply or one.can_read(0.005))]
+        pending = [
+            connection for connection, reply in answers if not (reply or connection.can_read(0.005))
+        ]
     return True
 
 

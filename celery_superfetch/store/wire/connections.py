@@ -76,11 +76,11 @@ def greet(connection: Any) -> None:
     if connection.slot is not None:
         connection.slot.greet(connection)
     try:
-        told = reply_to(connection, "INFO", "replication")
+        reply = reply_to(connection, "INFO", "replication")
     except ResponseError:  # it is forbidden, and nobody knows which server this is
         return
-    told = told.decode() if isinstance(told, bytes) else told
-    fields = dict(re.findall(r"^(\w+):(\S*)", told, re.MULTILINE))
+    reply = reply.decode() if isinstance(reply, bytes) else reply
+    fields = dict(re.findall(r"^(\w+):(\S*)", reply, re.MULTILINE))
     if fields.get("role") == "slave" and fields.get("slave_read_only") != "0":
         raise Demoted(fields["master_host"], fields["master_port"])
     if connection.home is not None:
@@ -188,10 +188,10 @@ def following(connection_class: Any) -> Any:
 
 def leading_home(params: Params, slot: Slot | None) -> dict[str, Any]:
     """``params`` of connections that follow the primary, or whoever serves ``slot``."""
-    found = {**params, "connection_class": following(params.get("connection_class", Connection))}
+    kwargs = {**params, "connection_class": following(params.get("connection_class", Connection))}
     if slot is not None:  # whoever keeps ``retry`` asks once, and loses nothing by asking again
-        found.update(slot=slot, retry=Retry(NoBackoff(), TRIES, supported_errors=(NotServed,)))
-    return found
+        kwargs.update(slot=slot, retry=Retry(NoBackoff(), TRIES, supported_errors=(NotServed,)))
+    return kwargs
 
 
 def discreetly(discover_master: Callable[[str], Any], options: Params) -> Callable[[str], Any]:
@@ -241,14 +241,14 @@ def sentinel_params(pool: SentinelConnectionPool) -> dict[str, Any]:
     # Since redis-py 8 a pool adds handlers of its own, which a connection outside must not call.
     pools = "maint_", "orig_"
     given = {k: v for k, v in pool.connection_kwargs.items() if not k.startswith(pools)}
-    known = (client.connection_pool.connection_kwargs for client in manager.sentinels)
+    places = (client.connection_pool.connection_kwargs for client in manager.sentinels)
     return {
         **given,
         "connection_class": pool.connection_class,
         "max_connections": pool.max_connections,
         "connection_pool": Sentinels(
             pool.service_name,
-            tuple((at["host"], int(at["port"])) for at in known),
+            tuple((at["host"], int(at["port"])) for at in places),
             manager.min_other_sentinels,
             dict(manager.sentinel_kwargs),
         ),

@@ -65,8 +65,8 @@ def refused(client: Redis, never: str, keys: Sequence[str]) -> Refused | None:
         client.connection_pool.release(connection)
     if isinstance(begun, Exception):
         return None
-    told = zip(looks, replies, strict=True)
-    denied = [(*look, str(why)) for look, why in told if isinstance(why, NoPermissionError)]
+    answers = zip(looks, replies, strict=True)
+    denied = [(*look, str(why)) for look, why in answers if isinstance(why, NoPermissionError)]
     lines = [line for line, _, why in denied if "to run the" in why]
     return Refused(
         list(dict.fromkeys(name_of(line) for line in lines if line not in OPTIONAL)),

@@ -59,8 +59,8 @@ class Scripts:
 
     def command(self, call: Call) -> list[Any]:
         name, keys, args, whole = call
-        what = ["EVAL", self._source(name)] if whole else ["EVALSHA", self._digest(name)]
-        return [*what, len(keys) + 1, *keys, self._never, *args]
+        verb = ["EVAL", self._source(name)] if whole else ["EVALSHA", self._digest(name)]
+        return [*verb, len(keys) + 1, *keys, self._never, *args]
 
     def _source(self, name: str) -> str:
         return self._header + source(name)
@@ -132,7 +132,9 @@ class Line:
         """As they are sent: what nobody waits for has to be carried out although the server may
         not know it yet."""
         if not wait:
-            calls = [one if one.name in self._told else one._replace(whole=True) for one in calls]
+            calls = [
+                call if call.name in self._told else call._replace(whole=True) for call in calls
+            ]
             self._told.update(call.name for call in calls)
         return packed(map(self.scripts.command, calls))
 

@@ -39,16 +39,16 @@ def info(client: Redis, section: str = "default") -> dict[str, Any]:
 def setting(client: Redis, name: str) -> str | None:
     """One setting of the server; None where that is forbidden."""
     try:
-        found: Any = client.config_get(name)
+        settings: Any = client.config_get(name)
     except ResponseError:
         return None
-    return found.get(name)
+    return settings.get(name)
 
 
-def server_version(told: Mapping[str, Any]) -> tuple[int, int]:
+def server_version(fields: Mapping[str, Any]) -> tuple[int, int]:
     """Which Redis the server is, or is compatible with; the least supported where it is silent."""
     try:
-        major, minor = str(told["redis_version"]).split(".")[:2]
+        major, minor = str(fields["redis_version"]).split(".")[:2]
         return int(major), int(minor)
     except (KeyError, ValueError):
         return OLDEST_SERVER
@@ -66,28 +66,28 @@ def check_platform() -> None:
         warn_once(f"{DEADLOCK}. Other workers then recover its jobs. To mend it, {DEADLOCK_FIX}.")
 
 
-def check_cluster(told: Mapping[str, Any], prefix: str) -> None:
+def check_cluster(fields: Mapping[str, Any], prefix: str) -> None:
     """Refuse a cluster (UnsupportedBroker) that would spread the keys of one app over its nodes."""
-    if str(told.get("cluster_enabled", "0")) == "1" and not TAGGED.match(prefix):
+    if str(fields.get("cluster_enabled", "0")) == "1" and not TAGGED.match(prefix):
         raise UnsupportedBroker(NO_TAG)
 
 
 def check_server(client: Redis, prefix: str = "") -> None:
     """Refuse what cannot carry the guarantee (UnsupportedBroker); warn of what may break it."""
-    told = info(client)
-    check_cluster(told, prefix)
-    if "sentinel" in (told.get("redis_mode"), told.get("server_mode")):  # Redis, Valkey
+    fields = info(client)
+    check_cluster(fields, prefix)
+    if "sentinel" in (fields.get("redis_mode"), fields.get("server_mode")):  # Redis, Valkey
         raise UnsupportedBroker(
             "the broker is a Sentinel: it keeps no jobs, it knows who does. Name it in broker_url "
             "as sentinel://..., and the primary in broker_transport_options as 'master_name'"
         )
-    if server_version(told) < OLDEST_SERVER:
+    if server_version(fields) < OLDEST_SERVER:
         raise UnsupportedBroker(
-            f"the broker is Redis {told['redis_version']}; celery_superfetch needs Redis 6.2 or "
+            f"the broker is Redis {fields['redis_version']}; celery_superfetch needs Redis 6.2 or "
             "later, or Valkey. Nothing was claimed; upgrade the server, or remove "
             "celery_superfetch.install() from the app to go on with stock kombu."
         )
-    policy = str(told.get("maxmemory_policy", "noeviction"))
+    policy = str(fields.get("maxmemory_policy", "noeviction"))
     if policy != "noeviction":
         warn_once(
             f"The broker may evict keys (maxmemory-policy is {policy}): private lists, the dead "

@@ -70,7 +70,7 @@ class Slot:
         ways = [own]
         if self.clustered:
             ways = [*filter(None, [self._primary]), own, *self.seeds, *self._nodes]
-            ways.sort(key=lambda one: one == self._silent)
+            ways.sort(key=lambda way: way == self._silent)
             limit = connection.socket_connect_timeout or REACHED_WITHIN
             connection.socket_connect_timeout = min(limit, REACHED_WITHIN)
         tried: set[Address] = set()
@@ -121,18 +121,18 @@ class Slot:
 
     def _learn(self, connection: Any) -> None:
         try:
-            told = reply_to(connection, "CLUSTER", "SLOTS")
+            reply = reply_to(connection, "CLUSTER", "SLOTS")
         except NoPermissionError:  # MOVED tells who serves it, too
             with suppress(ResponseError):
-                told = str(reply_to(connection, "INFO", "cluster"))
-                self.clustered |= "cluster_enabled:1" in told
+                reply = str(reply_to(connection, "INFO", "cluster"))
+                self.clustered |= "cluster_enabled:1" in reply
             return
         except ResponseError:  # it is no cluster
             return
         self.clustered = True
         here = connection.host
-        found = (node for _, _, *nodes in told for node in nodes)
-        self._nodes = list(dict.fromkeys((_host(node[0]) or here, int(node[1])) for node in found))
+        peers = (node for _, _, *nodes in reply for node in nodes)
+        self._nodes = list(dict.fromkeys((_host(node[0]) or here, int(node[1])) for node in peers))
         self.one_node = len(self._nodes) == 1
 
 
@@ -152,9 +152,9 @@ def reply_to(connection: Any, *command: Any) -> Any:
     return connection.reply()
 
 
-def _host(told: Any) -> str:
+def _host(name: Any) -> str:
     """A node's address; empty where it goes by the one by which it was asked."""
-    host = told.decode() if isinstance(told, bytes) else str(told or "")
+    host = name.decode() if isinstance(name, bytes) else str(name or "")
     return "" if host == "?" else host
 
 
@@ -177,11 +177,11 @@ def whereabouts(client: Redis, prefixes: Iterable[str]) -> list[dict[str, Any]]:
         served: Any = client.execute_command("CLUSTER", "SLOTS")
     except ResponseError as exc:
         raise UnsupportedBroker(f"the broker does not say who serves which slot: {exc}") from exc
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     asked = client.connection_pool.connection_kwargs.get("host", "")
     for prefix in prefixes:
         slot = key_slot(prefix.encode())
         places = (primary for first, last, primary, *_ in served if first <= slot <= last)
         node = next((f"{_host(place[0]) or asked}:{place[1]}" for place in places), None)
-        found.append({"prefix": prefix, "slot": slot, "node": node})
-    return found
+        rows.append({"prefix": prefix, "slot": slot, "node": node})
+    return rows

@@ -25,14 +25,16 @@ def client_at(url: str, master: str, prefix: str, timeout: float) -> Redis:
     if scheme == "rediss":
         limits["ssl_cert_reqs"] = "none"  # kombu's default, where the URL says nothing
     if scheme != "sentinel":  # kombu has Python's names of what to verify
-        url = re.sub("=CERT_(NONE|OPTIONAL|REQUIRED)", lambda found: f"={found[1].lower()}", url)
+        url = re.sub("=CERT_(NONE|OPTIONAL|REQUIRED)", lambda match: f"={match[1].lower()}", url)
         slot = slot_of(prefix, [address_of(url)])
         kind = SSLConnection if scheme == "rediss" else Connection
         return Redis.from_url(url, **leading_home({**limits, "connection_class": kind}, slot))
     if not master:
         raise ValueError("--master has to name the primary of sentinel://")
-    urls = [one for one in url.split(";") if one]
-    host, port = Sentinels(master, [address_of(one, 26379) for one in urls]).get_master_address()
+    urls = [sentinel for sentinel in url.split(";") if sentinel]
+    host, port = Sentinels(
+        master, [address_of(sentinel, 26379) for sentinel in urls]
+    ).get_master_address()
     first = urlsplit(urls[0])
     home = f"redis://{first.netloc.rpartition('@')[0]}@{first.path}"  # credentials and database
     return Redis.from_url(home, host=host, port=port, **limits)

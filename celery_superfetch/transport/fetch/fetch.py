@@ -173,11 +173,11 @@ class Fetch:
         if self.owner.in_doubt:
             # With no claim on its way, lost replies spoke of what only the private lists hold.
             self.reads.close()
-            if found := self.owner.reconcile():
+            if back := self.owner.reconcile():
                 logger.warning(
                     "%d jobs were claimed by calls whose reply was lost: they are back on their "
                     "queues, without a strike.",
-                    found,
+                    back,
                 )
             self.reads.dry = False
             self.runner.pump()  # nothing starts while in doubt
@@ -284,9 +284,9 @@ class Fetch:
     def _landed(self, whose: str, queue_list: str, waited: float) -> None:
         if whose != self.owner.name or not self.channel.qos.credit():
             return self.owner.unland(whose, [queue_list])
-        more = bool(self.backlog) or waited < AT_ONCE
+        comes_on = bool(self.backlog) or waited < AT_ONCE
         self.backlog.landed.append((whose, queue_list))
-        self.reads.dry = self.reads.dry and not more
+        self.reads.dry = self.reads.dry and not comes_on
 
     def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
         self.owner.requeue(jobs, where)

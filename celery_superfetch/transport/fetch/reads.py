@@ -61,13 +61,13 @@ class BlockingRead(LoneConnection):
 
     def close(self) -> bool:
         """Close the connection, on the server too; False where a claim may land afterwards."""
-        told = True
+        closed = True
         self.owner.blocking.discard(self.id)
         if self.waits_since:
             with contextlib.suppress(RedisError):  # it or the server is gone, or none may kill it
-                told = bool(self.id) and cut(self.owner.client, self.run_id, [self.id])
+                closed = bool(self.id) and cut(self.owner.client, self.run_id, [self.id])
         self.disconnect()
-        return told
+        return closed
 
 
 @dataclass(eq=False)
@@ -99,8 +99,8 @@ class BlockingReads:
 
     def cover(self, lists: Collection[str]) -> bool:
         """Whether all of them can be waited on; else they have to be looked at."""
-        told = len(lists) > MOST_BLOCKS
-        untils = [until for what, until in self._refused.items() if told or what is not Arrivals]
+        beyond = len(lists) > MOST_BLOCKS
+        untils = [until for way, until in self._refused.items() if beyond or way is not Arrivals]
         return max(untils, default=0.0) <= monotonic()
 
     def refused(self, name: str, why: str) -> None:
