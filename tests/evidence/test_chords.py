@@ -71,7 +71,7 @@ def singers(
 
 
 def settled(db: Database) -> bool:
-    return not db.held() and not db.length()
+    return db.settled()
 
 
 def jobs(db: Database) -> int:

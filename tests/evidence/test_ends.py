@@ -26,7 +26,7 @@ def test_a_task_that_runs_out_of_memory_fails_like_any_other(
     failed = app.send_task("features.memory_error", ("odd",))
     shop.note.delay("behind")
     eventually(lambda: ledger.finishes().get("behind"))
-    eventually(lambda: not db.held() and not db.length())
+    eventually(db.settled)
     assert one.alive()
     assert ledger.runs()["odd"] == 1
     assert failed.state == "FAILURE"
@@ -71,6 +71,6 @@ def test_a_job_whose_end_cannot_be_told_does_not_stay_in_flight(
         app.control.revoke(job.id, terminate=True)
     if end == "timed out":  # nobody knows of its failure: it is run again, and that is counted
         eventually(db.dead)
-    eventually(lambda: not db.held() and not db.length())
+    eventually(db.settled)
     assert not db.running()
     assert ledger.runs()["odd"] == (3 if end == "timed out" else 1)

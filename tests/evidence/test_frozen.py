@@ -111,5 +111,5 @@ def test_a_job_that_need_not_ask_asks_when_that_was_long_ago(
         ),
         message="both work",
     )
-    eventually(lambda: not db.held() and not db.length())
+    eventually(db.settled)
     assert ledger.runs() == {"first": 1, "job": runs, **dict.fromkeys(names, 1)}

@@ -107,7 +107,7 @@ def cut_short(
         else:
             victim.kill9_all()
             worker(**settings)
-        eventually(lambda: not db.held() and not db.length(), 60, message="all is settled")
+        eventually(db.settled, 60, message="all is settled")
         assert ledger.runs() == {"job": kind.runs} or without
         return db.length(NEXT)
 

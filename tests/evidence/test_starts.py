@@ -46,7 +46,7 @@ def test_no_pool_process_has_a_connection_to_the_broker(
     one = worker(concurrency=2, result_url="", conf={"task_ignore_result": True})
     for number in range(20):
         shop.add.delay(number, number)
-    eventually(lambda: not db.held() and not db.length())
+    eventually(db.settled)
     assert one.log().count("succeeded") == 20
     port = db.client.connection_pool.connection_kwargs["port"]
 
@@ -126,7 +126,7 @@ def test_a_job_that_came_too_late_has_no_process_that_a_revoke_could_end(
     always(child.is_running, during=2.0)
     ledger.release()
     eventually(lambda: ledger.finishes().get("other"))
-    eventually(lambda: not db.held() and not db.length())
+    eventually(db.settled)
     assert list(ledger.starts()) == ["other"]
 
 
@@ -147,5 +147,5 @@ def test_a_job_that_is_revoked_while_it_waits_does_not_start(
     ledger.release()
     app.tasks["shop.note"].delay("behind")
     eventually(lambda: ledger.finishes().get("behind"))
-    eventually(lambda: not db.held() and not db.length() and not db.notes())
+    eventually(lambda: db.settled() and not db.notes())
     assert set(ledger.starts()) == {"first", "behind"}

@@ -87,7 +87,7 @@ def test_a_job_that_a_lost_connection_makes_the_pool_forget_is_given_back(
     one.wait_log("Connection to broker lost")
     no_children.unlink()
     eventually(lambda: ledger.finishes().get("job"))
-    eventually(lambda: not db.held() and not db.length())
+    eventually(db.settled)
     assert ledger.runs() == {"first": 1, "job": 1}
 
 

@@ -116,7 +116,7 @@ def test_a_job_whose_next_message_cannot_be_sent_runs_again(
         times=len(kinds),
     )
     eventually(lambda: jobs == set(ledger.starts()), message=f"{jobs} run")
-    eventually(lambda: not db.held() and not db.length())
+    eventually(db.settled)
     assert {job for job, runs in ledger.runs().items() if runs > 1} == {
         job for job in jobs if job in ("again", "replaced", "first", "linked", "fails")
     }
@@ -132,7 +132,7 @@ def test_the_control_what_it_was_to_send_never_runs(
 ) -> None:
     send, jobs = STEPS[kind]
     away("threads", send, jobs=1, says=says, without="sent_steps")
-    eventually(lambda: not db.held() and not db.length(), 60)
+    eventually(db.settled, 60)
     assert set(ledger.runs().values()) == {1}
     assert ledger.runs().keys() < jobs
 
@@ -147,7 +147,7 @@ def test_a_part_of_a_chord_waits_until_the_body_is_sent(
     """A second run would help nobody: Celery has forgotten by then how many parts had ended."""
     says = "is not done, and waits for the server"
     assert away(pool, chorus, jobs=2, says=says).get(timeout=60) == 2
-    eventually(lambda: not db.held() and not db.length())
+    eventually(db.settled)
     assert ledger.runs() == CHORUS
 
 

@@ -50,7 +50,7 @@ def cost(own: Server, make_app: Callable[..., Celery], worker: Any) -> Callable[
             args=[FOUR_EACH, "--without-mingle", "--without-gossip", "--without-heartbeat"],
         )
         db = Database(client)
-        eventually(lambda: not db.length() and not db.held() and not client.hlen("unacked"))
+        eventually(lambda: db.settled() and not client.hlen("unacked"))
         return commands(own, OURS if ours else STOCK) / JOBS
 
     return measure

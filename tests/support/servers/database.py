@@ -95,6 +95,11 @@ class Database:
             held[owner] = [name_of(claims[id]) for id in order if not id.startswith(NOTES)]
         return held
 
+    def settled(self) -> bool:
+        """Whether nothing waits and nothing is in flight: asked twice of the latter, since between
+        two looks a job may go from the one owner to its queue, and from there to another."""
+        return not (self.held() or self.length() or self.held())
+
     def running(self) -> list[str]:
         """Names of the jobs in private lists that are recorded as running."""
         held = self._claims().values()
