@@ -70,10 +70,6 @@ def singers(
     return start
 
 
-def settled(db: Database) -> bool:
-    return db.settled()
-
-
 def jobs(db: Database) -> int:
     return db.length() + sum(map(len, db.held().values()))
 
@@ -97,7 +93,7 @@ def kill_counted(
     ledger.release()
     choir(2).get(timeout=30)  # from here on the server knows the scripts
     ledger.clear()
-    eventually(lambda: settled(db))
+    eventually(db.settled)
     body = choir(2)
     eventually(lambda: len(ledger.starts()) == 2)
     counted = results.hold_at(lambda words: words[0] in (b"EXEC", b"EVALSHA"), 2, carried_out=True)
@@ -118,7 +114,7 @@ def test_a_part_that_runs_again_counts_once_and_its_second_result_goes(
     found = body.get(timeout=60)
     last = {line["job"]: line["pid"] for line in ledger.lines("started")}
     assert sorted(found) == [[index, last[f"part {index}"]] for index in range(2)]
-    eventually(lambda: settled(db))
+    eventually(db.settled)
     assert ledger.runs() == {"part 0": 2, "part 1": 2, "body": 1}
     assert left_of(body, db.client) == []
 
@@ -136,7 +132,7 @@ def test_a_part_that_celery_does_not_run_again_counts_all_the_same(
     ledger.release()
     choir(2).get(timeout=30)  # from here on the server knows the scripts
     ledger.clear()
-    eventually(lambda: settled(db))
+    eventually(db.settled)
     body = choir(2)
     eventually(lambda: len(ledger.starts()) == 2)
     stored = results.hold_at(lambda words: words[0] == b"EVALSHA", carried_out=False)
@@ -145,7 +141,7 @@ def test_a_part_that_celery_does_not_run_again_counts_all_the_same(
     victim.kill9_all()
     singers(proxied=False, **settings)
     ledger.release()
-    eventually(lambda: settled(db), 60)
+    eventually(db.settled, 60)
     assert ledger.runs() == {"part 0": 1, "part 1": 2, **({} if without else {"body": 1})}
     if not without:
         assert [index for index, _ in body.get(timeout=30)] == [0, 1]
@@ -178,7 +174,7 @@ def kill_completing(
     ledger.release()
     choir(2).get(timeout=30)  # from here on the server knows the scripts
     ledger.clear()
-    eventually(lambda: settled(db))
+    eventually(db.settled)
     ledger.release("part 0")
     body = choir(2)
     eventually(lambda: ledger.starts().get("part 1") and jobs(db) == 1)
@@ -216,7 +212,7 @@ def test_the_part_that_completes_its_chord_may_be_killed_anywhere(
     body, reached, sent = kill_completing(singers, choir, results, ledger, db, point, dies)
     found = body.get(timeout=60)
     assert [index for index, _ in found] == [0, 1]
-    eventually(lambda: settled(db))
+    eventually(db.settled)
     assert ledger.runs()["part 0"] == 1
     # What was sent once is sent again by the part that runs again.
     assert ledger.runs()["body"] <= 1 + (sent and reached.is_set())
@@ -231,7 +227,7 @@ def test_the_control_nobody_publishes_the_body(
     without = {"WITHOUT": "chord_counts"}
     body, reached, _ = kill_completing(singers, choir, results, ledger, db, 4, env=without)
     assert reached.is_set()
-    eventually(lambda: ledger.runs().get("part 1") == 2 and settled(db))
+    eventually(lambda: ledger.runs().get("part 1") == 2 and db.settled())
     assert body.state == "PENDING"
     assert "body" not in ledger.starts()
 
@@ -244,7 +240,7 @@ def test_the_control_a_part_that_lost_its_child_is_not_counted(
     without = {"WITHOUT": "second_runs"}
     body, reached, _ = kill_completing(singers, choir, results, ledger, db, 3, "child", env=without)
     assert reached.is_set()
-    eventually(lambda: settled(db))
+    eventually(db.settled)
     assert body.state == "PENDING"
     assert ledger.runs() == {"part 0": 1, "part 1": 1}
 
@@ -275,7 +271,7 @@ def test_a_part_that_kills_whoever_collects_fails_its_chord_by_its_name(
     [dead] = db.dead()
     assert dead["task_id"] in str(raised.value)
     assert AsyncResult(dead["task_id"], app=app).state == "SUCCESS"
-    eventually(lambda: settled(db))
+    eventually(db.settled)
     assert [line["job"] for line in ledger.lines("errback")] == [body.id]
     assert "body" not in ledger.starts()
     assert len(workers) == (1 if pool == "prefork" else 4)
@@ -287,7 +283,7 @@ def test_the_control_its_chord_waits_for_ever(
     worker(app="choirs", concurrency=1, env={"WITHOUT": "ends_of_chords"})
     body = send_deadly(app)
     eventually(lambda: db.dead() and not db.client.exists("superfetch:dead:unannounced"), 60)
-    eventually(lambda: settled(db))
+    eventually(db.settled)
     assert body.state == "PENDING"
 
 
@@ -303,7 +299,7 @@ def test_a_part_that_nobody_knows_fails_its_chord_by_its_name(
     assert isinstance(body.result, ChordError)
     named = f"Dependency {body.parent.results[1].id} raised Task of kind 'no.such' never registered"
     assert named in str(body.result)
-    eventually(lambda: settled(db))
+    eventually(db.settled)
 
 
 def test_tasks_that_have_a_backend_of_their_own_count_so_too(url: str) -> None:

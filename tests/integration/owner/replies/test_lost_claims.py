@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
 import pytest
 import redis
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import digest
 from celery_superfetch.owner.in_flight import lost_claims
 from celery_superfetch.owner.in_flight.jobs import State
 from celery_superfetch.owner.owner import Owner
 from celery_superfetch.signals import LostJob
 from support.servers.server import Server
+from support.servers.unheard import unheard
 from support.waiting import always, eventually
 from support.workers.bench import Bench, lost_job, payload
 
 TIMEOUT = 0.3
-
-
-def unheard(server: Server, call: Callable[[], Any]) -> None:
-    """Make a call whose reply does not come in time; the server carries it out later."""
-    server.pause()
-    with pytest.raises(RedisTimeoutError):
-        call()
-    server.resume()
 
 
 def test_a_claim_whose_reply_was_lost_is_given_back(
@@ -260,68 +250,3 @@ def test_a_second_job_of_the_same_bytes_is_not_acked_unseen(
         assert hasty.queue() == [again]
         hasty.client.delete("mail")
     membership.leave_for_good()
-
-
-def test_no_suspect_is_claimed_beside_one_that_a_lost_reply_may_have_brought(
-    server: Server, hasty: Bench, owner: Facts
-) -> None:
-    """Another channel of the process had passed its look at what is in doubt by then. With both
-    recorded, a death would blame neither. The control: once the doubt is gone, one has its turn."""
-    held, first, second = hasty.in_flight, payload("first"), payload("second")
-    hasty.client.lpush(hasty.keys.probation("mail"), first, second)
-    unheard(server, lambda: held.claim_alone(owner.owner, "mail"))
-    eventually(lambda: hasty.private(owner) == [first])
-    assert held.claim_alone(owner.owner, "mail") is None
-    assert hasty.recorded(owner) == [digest(first)]
-    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 1
-    assert hasty.recorded(owner) == []
-    claimed = held.claim_alone(owner.owner, "mail")
-    assert claimed is not None
-    assert held.jobs.alone == claimed.job
-
-
-def test_what_is_claimed_beside_a_suspect_that_a_lost_reply_may_have_brought_waits(
-    server: Server, hasty: Bench, owner: Facts
-) -> None:
-    """The control: with the doubt gone, as many as are asked for start with their claim."""
-    held, suspect = hasty.in_flight, payload("suspect")
-    hasty.client.lpush(hasty.keys.probation("mail"), suspect)
-    unheard(server, lambda: held.claim_alone(owner.owner, "mail"))
-    eventually(lambda: hasty.private(owner) == [suspect])
-    for number, started in ((1, 0), (2, 1)):
-        hasty.push("mail", payload(number))
-        claims = held.claim(owner.owner, ["mail"], 1, 1, [], starts=1)
-        assert (len(claims.jobs), claims.started) == (1, started)
-        held.lost_claims.reconcile(owner.owner, {"mail": 0})
-
-
-def test_nothing_starts_while_a_lost_reply_may_speak_of_a_suspect(
-    server: Server, hasty: Bench, owner: Facts
-) -> None:
-    """B. Beside it the crash of what starts would be the suspect's, which nobody has begun. The
-    control: once the doubt is gone, the job starts."""
-    held, one, suspect = hasty.in_flight, payload(1), payload("suspect")
-    hasty.push("mail", one)
-    [(job, _)] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
-    hasty.client.lpush(hasty.keys.probation("mail"), suspect)
-    unheard(server, lambda: held.claim_alone(owner.owner, "mail"))
-    eventually(lambda: hasty.private(owner) == [suspect, one])
-    assert not held.start(job)
-    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 1
-    assert held.start(job)
-    held.flush()
-    assert hasty.recorded(owner) == [digest(one)]
-
-
-def test_a_claim_for_a_suspect_that_comes_late_is_not_alone_with_what_starts(
-    hasty: Bench, owner: Facts
-) -> None:
-    """A network that stood still brought it after the doubt was cleared."""
-    held, one, suspect = hasty.in_flight, payload(1), payload("suspect")
-    hasty.push("mail", one)
-    [(job, _)] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
-    hasty.client.lpush(hasty.keys.probation("mail"), suspect)
-    assert hasty.run(hasty.lists.claim_alone(owner.owner, "mail"))[0] == b"ok"
-    assert held.start(job)
-    held.flush()
-    assert hasty.recorded(owner) == sorted(map(digest, (one, suspect)))
