@@ -69,7 +69,7 @@ def test_a_stuck_worker_starts_nothing_more(
     shop.note.delay("reserved")
     owner = db.owner_of("running")
     eventually(lambda: "reserved" in db.held()[owner])
-    file.touch()
+    file.write_text("trigger")
     shop.note.delay("trigger")
     eventually(lambda: db.fact(owner, "state") == "stuck", message="it says so")
     ledger.release()

@@ -1,4 +1,4 @@
-"""The shop, whose loop hangs at the next message while the file HANG is there."""
+"""The shop, whose loop hangs at the job that the file HANG names, while the file is there."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if "REPLY_TIMEOUT" in os.environ:
 
 
 @signals.task_received.connect
-def hang(**_: Any) -> None:
-    """Called in the loop's own thread."""
-    while HANG.exists():
+def hang(request: Any, **_: Any) -> None:
+    """Called in the loop's own thread, before the pool has the job."""
+    while HANG.exists() and HANG.read_text() in request.args:
         _sleep(0.05)
 
 
