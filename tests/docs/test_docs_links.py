@@ -14,7 +14,7 @@ PAGES = [*HERE.glob("*.md"), *HERE.glob("docs/**/*.md")]
 #: Folders of the repository, as pages name them.
 FOLDERS = "benchmarks|celery_superfetch|docs|examples|tests"
 #: The page that names modules by their places in the package, and scripts by their names.
-GUIDE = HERE / "docs" / "inside" / "architecture.md"
+GUIDE = HERE / "docs" / "contribute" / "architecture.md"
 #: Drawn, or written, when the docs are built.
 DRAWN = "_build/"
 #: Where our pages and files are for whoever reads README on a package index.

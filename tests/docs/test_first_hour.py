@@ -1,5 +1,5 @@
-"""docs/inside/first_hour.md: what it says of the files, and its exercises as a reader does them, in
-a copy of the checkout: the answers on the page are right, and each mistake turns its test red."""
+"""docs/contribute/first_hour.md: what it says of the files, and its exercises as a reader does them,
+in a copy of the checkout: the answers on the page are right, and each mistake turns its test red."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from support.house import HERE
 
-PAGE = (HERE / "docs" / "inside" / "first_hour.md").read_text()
+PAGE = (HERE / "docs" / "contribute" / "first_hour.md").read_text()
 #: Heading -> the text below, of each exercise.
 EXERCISES = dict(re.findall(r"(?ms)^### (.*?)\n(.*?)(?=^### |\Z)", PAGE))
 VERDICT, SCRIPT, OPTION = EXERCISES

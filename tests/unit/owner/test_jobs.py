@@ -9,7 +9,7 @@ import pytest
 from celery_superfetch.model.job import Job
 from celery_superfetch.owner.in_flight.jobs import MOVES, Jobs, Move, State
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "inside" / "architecture.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "contribute" / "architecture.md"
 JOB = Job("host|1|nonce", "mail", b"{}", "1")
 
 #: How a job comes into each state.
