@@ -1,5 +1,5 @@
-"""docs/contribute/first_hour.md: what it says of the files, and its exercises as a reader does them,
-in a copy of the checkout: the answers on the page are right, and each mistake turns its test red."""
+"""docs/contribute/first_hour.md: what it says of the files, and its exercises as readers do them:
+in a copy of the checkout the answers are right, and each mistake turns its test red."""
 
 from __future__ import annotations
 
