@@ -119,11 +119,7 @@ def test_without_a_result_backend_the_rest_is_told_all_the_same(
 ) -> None:
     """A worker that dies whole: its successor tells. Two strikes: the first is a recovery."""
     app = make_app(superfetch=False, result_url="")
-    settings = {
-        "app": "told",
-        "pool": "solo",
-        "options": {**ONE_STRIKE, "strike_limit": 2},
-    }
+    settings = {"app": "told", "pool": "solo", "options": {**ONE_STRIKE, "strike_limit": 2}}
     old = app.signature("told.old", app=app)
     app.signature("told.pill", args=("pill",), app=app).apply_async(link_error=old)
     worker(**settings, result_url="", ready=False).wait_exit()

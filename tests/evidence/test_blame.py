@@ -106,12 +106,7 @@ def test_what_ran_beside_others_is_a_suspect(
 
 @pytest.mark.parametrize("pool", SLOTS)
 def test_ten_deploys_in_a_row_strike_nothing(
-    worker: Any,
-    app: Celery,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-    pool: str,
+    worker: Any, app: Celery, shop: SimpleNamespace, ledger: Ledger, db: Database, pool: str
 ) -> None:
     """TERM, and KILL when the grace period is over: the job takes longer than that."""
     shop.hold.delay("long")

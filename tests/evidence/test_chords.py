@@ -52,9 +52,7 @@ def choir(app: Celery) -> Callable[..., AsyncResult]:
 
 
 @pytest.fixture
-def singers(
-    worker: Callable[..., Worker], results: FaultProxy, app: Celery
-) -> Callable[..., Worker]:
+def singers(worker: Any, results: FaultProxy, app: Celery) -> Callable[..., Worker]:
     """A worker whose results go through the proxy, or do not."""
 
     def start(
@@ -253,7 +251,7 @@ def send_deadly(app: Celery) -> AsyncResult:
 
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
 def test_a_part_that_kills_whoever_collects_fails_its_chord_by_its_name(
-    worker: Callable[..., Worker], app: Celery, ledger: Ledger, db: Database, pool: str
+    worker: Any, app: Celery, ledger: Ledger, db: Database, pool: str
 ) -> None:
     """Its result is stored, and yet nobody waits for ever."""
     start = {"app": "choirs", "pool": pool, "concurrency": 1, "ready": False}
@@ -277,9 +275,7 @@ def test_a_part_that_kills_whoever_collects_fails_its_chord_by_its_name(
     assert len(workers) == (1 if pool == "prefork" else 4)
 
 
-def test_the_control_its_chord_waits_for_ever(
-    worker: Callable[..., Worker], app: Celery, db: Database
-) -> None:
+def test_the_control_its_chord_waits_for_ever(worker: Any, app: Celery, db: Database) -> None:
     worker(app="choirs", concurrency=1, env={"WITHOUT": "ends_of_chords"})
     body = send_deadly(app)
     eventually(lambda: db.dead() and not db.client.exists("superfetch:dead:unannounced"), 60)
@@ -289,7 +285,7 @@ def test_the_control_its_chord_waits_for_ever(
 
 @pytest.mark.parametrize("unknown", ["requeue", "discard"])
 def test_a_part_that_nobody_knows_fails_its_chord_by_its_name(
-    worker: Callable[..., Worker], app: Celery, ledger: Ledger, db: Database, unknown: str
+    worker: Any, app: Celery, ledger: Ledger, db: Database, unknown: str
 ) -> None:
     worker(app="choirs", options={"unknown_tasks": unknown})
     ledger.release()

@@ -20,7 +20,6 @@ from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.waiting import always, eventually
 from support.workers.load import Load
-from support.workers.worker import Worker
 
 PREFIX = "{shop}:"
 OWNER_TTL = 5.0
@@ -94,8 +93,8 @@ LOSSLESS = [planned, moved, moved_at_once]
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("trouble", [*LOSSLESS, crashed, cut_off], ids=lambda one: one.__name__)
 def test_what_befalls_the_nodes_loses_nothing(
-    worker: Callable[..., Worker],
-    make_app: Callable[..., Any],
+    worker: Any,
+    make_app: Any,
     nodes: Cluster,
     place: dict[str, Any],
     there: Database,
@@ -139,8 +138,8 @@ def test_what_befalls_the_nodes_loses_nothing(
 
 @pytest.mark.timeout(180)
 def test_a_killed_worker_s_jobs_come_back(
-    worker: Callable[..., Worker],
-    make_app: Callable[..., Any],
+    worker: Any,
+    make_app: Any,
     nodes: Cluster,
     place: dict[str, Any],
     there: Database,
@@ -169,8 +168,8 @@ def test_a_killed_worker_s_jobs_come_back(
 
 
 def test_a_worker_that_does_not_look_for_its_slot_takes_no_job_after_a_failover(
-    worker: Callable[..., Worker],
-    make_app: Callable[..., Any],
+    worker: Any,
+    make_app: Any,
     nodes: Cluster,
     place: dict[str, Any],
     ledger: Ledger,
@@ -188,7 +187,7 @@ def test_a_worker_that_does_not_look_for_its_slot_takes_no_job_after_a_failover(
 
 
 def test_a_producer_without_patience_fails_while_a_primary_is_elected(
-    make_app: Callable[..., Any],
+    make_app: Any,
     nodes: Cluster,
     place: dict[str, Any],
     ledger: Ledger,

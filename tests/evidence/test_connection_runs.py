@@ -79,9 +79,7 @@ def ended(small: Callable[..., Fleet]) -> Callable[..., Fleet]:
     return end
 
 
-def test_a_greenlet_that_has_ended_is_not_killed_while_it_acks(
-    ended: Callable[..., Fleet],
-) -> None:
+def test_a_greenlet_that_has_ended_is_not_killed_while_it_acks(ended: Callable[..., Fleet]) -> None:
     fleet = ended()
     eventually(fleet.at_rest)
     assert sorted(fleet.ledger.runs()[job] for job in ("one", "two")) == [1, 2]
@@ -221,8 +219,6 @@ def test_a_result_that_was_read_in_part_is_read_on(small: Callable[..., Fleet]) 
     assert fleet.ledger.runs()["x" * 20_000] == 1
 
 
-def test_a_result_whose_beginning_is_forgotten_is_never_acked(
-    small: Callable[..., Fleet],
-) -> None:
+def test_a_result_whose_beginning_is_forgotten_is_never_acked(small: Callable[..., Fleet]) -> None:
     fleet = half_a_result(small, WITHOUT="half_a_result")
     always(fleet.left, during=2)

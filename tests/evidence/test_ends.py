@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,6 @@ from celery import Celery
 
 from support.servers.database import Database
 from support.servers.ledger import Ledger
-from support.servers.server import Server
 from support.waiting import eventually
 
 
@@ -48,12 +46,7 @@ IMPATIENT = {
 
 @pytest.mark.parametrize("end", ["rejected", "revoked", "timed out"])
 def test_a_job_whose_end_cannot_be_told_does_not_stay_in_flight(
-    worker: Any,
-    app: Celery,
-    ledger: Ledger,
-    db: Database,
-    fresh_server: Callable[..., Server],
-    end: str,
+    worker: Any, app: Celery, ledger: Ledger, db: Database, fresh_server: Any, end: str
 ) -> None:
     """B. Celery tells the result backend first, and raises if that is away. The job has ended: it
     counted as running, and against the prefetch, as long as the worker lived."""

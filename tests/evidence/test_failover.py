@@ -60,7 +60,7 @@ def place_of(group: Replicated, url: str, **settings: Any) -> dict[str, Any]:
 
 
 def fleet(
-    worker: Callable[..., Worker], place: dict[str, Any], options: dict[str, float] = OPTIONS
+    worker: Any, place: dict[str, Any], options: dict[str, float] = OPTIONS
 ) -> dict[str, Worker]:
     """A worker of each pool. One is elsewhere, where only its heartbeats tell that it lives."""
     hosts = {"threads": Host("elsewhere")} if namespaces_available()[0] else {}

@@ -84,7 +84,7 @@ def network(client: redis.Redis) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def cut_short(
-    worker: Callable[..., Worker], app: Celery, ledger: Ledger, network: FaultProxy, db: Database
+    worker: Any, app: Celery, ledger: Ledger, network: FaultProxy, db: Database
 ) -> Callable[..., int]:
     """`cut_short("chain", "prefork")`: kill whoever hands on between two messages, or between the
     last one and the ack; how many messages there are in the end."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +19,6 @@ from celery_superfetch.signals import job_recovering
 from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.servers.proxy import FaultProxy
-from support.servers.server import Server
 from support.waiting import always, eventually
 from support.workers.bench import Bench, payload
 
@@ -47,9 +46,7 @@ def proxy(client: redis.Redis) -> Iterator[FaultProxy]:
 
 
 @pytest.fixture
-def unannounced(
-    app: Celery, make_app: Callable[..., Celery], client: redis.Redis
-) -> dict[str, Any]:
+def unannounced(app: Celery, make_app: Any, client: redis.Redis) -> dict[str, Any]:
     """Results of three jobs that were killed, two of them in a chord; nobody has told that yet."""
     alone = app.signature("told.pill", ("alone",)).apply_async(link_error=app.signature("told.old"))
     body = app.signature("told.note", kwargs={"who": "never"})
@@ -156,12 +153,7 @@ def test_a_hook_that_hangs_costs_its_slot(worker: Any, app: Celery, ledger: Ledg
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_a_job_that_ends_while_the_result_backend_is_away_is_settled(
-    pool: str,
-    worker: Any,
-    fresh_server: Callable[..., Server],
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
+    pool: str, worker: Any, fresh_server: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> None:
     """It stayed in flight as long as its worker lived, but in a process; and Celery counted a slot
     as taken for ever."""

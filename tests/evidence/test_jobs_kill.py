@@ -18,7 +18,7 @@ from support.servers.ledger import Ledger
 from support.servers.proxy import FaultProxy
 from support.waiting import eventually
 from support.workers.bench import Bench
-from support.workers.cli import Result, superfetch_command
+from support.workers.cli import superfetch_command
 from support.workers.worker import process_env
 
 #: No pass and no heartbeat helps.
@@ -28,7 +28,7 @@ POOLS = ["prefork", "threads", "gevent"]
 
 @pytest.fixture
 def busy(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, cli: Callable[..., Result]
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, cli: Any
 ) -> Callable[..., SimpleNamespace]:
     """`busy(pool)`: a worker that runs one job, and has reserved two others of four it may have."""
 
@@ -45,7 +45,7 @@ def busy(
     return make
 
 
-def states(cli: Callable[..., Result]) -> dict[str, str]:
+def states(cli: Any) -> dict[str, str]:
     return {job["id"]: job["state"] for job in cli("jobs", "--json").json()["jobs"]}
 
 

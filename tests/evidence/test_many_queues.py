@@ -6,13 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from celery import Celery
 
 from support.servers.database import Database
 from support.servers.faults import kill_connections
 from support.servers.ledger import LEDGER_DB, Ledger
 from support.servers.proxy import FaultProxy
-from support.servers.server import Server
 from support.waiting import eventually
 
 QUEUES = [f"q{number}" for number in range(20)]
@@ -22,7 +20,7 @@ PRIORITIES = (0, 9)
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_a_job_of_any_queue_runs_once_however_connections_break(
-    pool: str, fresh_server: Callable[..., Server], make_app: Callable[..., Celery], worker: Any
+    pool: str, fresh_server: Any, make_app: Any, worker: Any
 ) -> None:
     own = fresh_server(appendonly=True)
     client = own.client()

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.process import Process
 from support.servers.database import Database
 from support.servers.ledger import Ledger
-from support.servers.server import Server, free_port
+from support.servers.server import free_port
 from support.waiting import eventually
 from support.workers.cli import superfetch_command
 from support.workers.worker import process_env
@@ -149,9 +149,7 @@ def test_a_kill_is_counted_and_all_that_alerts_and_dashboard_name_is_exported(
     promtool("check", "metrics", text=text)
 
 
-def test_a_scrape_of_a_silent_server_ends_and_says_so(
-    fresh_server: Callable[..., Server], exporter: Any
-) -> None:
+def test_a_scrape_of_a_silent_server_ends_and_says_so(fresh_server: Any, exporter: Any) -> None:
     server = fresh_server()
     _, at = exporter(url=server.url())
     assert value(samples(scrape(at)), "up") == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,7 +18,6 @@ from support.servers.ledger import Ledger
 from support.servers.proxy import FaultProxy
 from support.waiting import always, eventually
 from support.workers.bench import Bench
-from support.workers.worker import Worker
 
 UNANNOUNCED = "superfetch:dead:unannounced"
 LATER = "celery\x06\x166"
@@ -73,13 +72,7 @@ def orphaned(bench: Bench, *queues: str) -> None:
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 @pytest.mark.parametrize("how", SETTINGS)
 def test_it_comes_through_whatever_an_app_says_of_its_tasks(
-    how: str,
-    pool: str,
-    worker: Callable[..., Worker],
-    make_app: Callable[..., Celery],
-    bench: Bench,
-    ledger: Ledger,
-    proxy: FaultProxy,
+    how: str, pool: str, worker: Any, make_app: Any, bench: Bench, ledger: Ledger, proxy: FaultProxy
 ) -> None:
     """Also that of its second try: the first gets no answer of the result backend."""
     conf, names = SETTINGS[how], ("celery", LATER)
@@ -111,7 +104,7 @@ def test_it_comes_through_whatever_an_app_says_of_its_tasks(
 
 
 def test_what_kills_each_notice_ends_and_no_notice_follows_a_notice(
-    worker: Callable[..., Worker], app: Celery, db: Database, ledger: Ledger
+    worker: Any, app: Celery, db: Database, ledger: Ledger
 ) -> None:
     """A receiver of `job_killed` that ends its process: the caller is told without it."""
     one = worker(app="told", concurrency=1, options=ONE_STRIKE, env={"HALF_WAY": "job_killed"})
@@ -124,7 +117,7 @@ def test_what_kills_each_notice_ends_and_no_notice_follows_a_notice(
 
 
 def test_where_even_the_last_run_kills_the_notice_is_dead_and_nothing_follows(
-    worker: Callable[..., Worker], app: Celery, db: Database, ledger: Ledger
+    worker: Any, app: Celery, db: Database, ledger: Ledger
 ) -> None:
     worker(app="told", concurrency=1, options=ONE_STRIKE, env={"HALF_WAY": "each question"})
     app.signature("told.pill", ("one",)).apply_async()
@@ -135,7 +128,7 @@ def test_where_even_the_last_run_kills_the_notice_is_dead_and_nothing_follows(
 
 
 def test_one_that_is_cut_short_by_a_time_limit_tells_in_the_end(
-    worker: Callable[..., Worker], app: Celery, db: Database, ledger: Ledger
+    worker: Any, app: Celery, db: Database, ledger: Ledger
 ) -> None:
     """A hook that hangs, and a hard limit that is meant for all tasks."""
     conf = {"task_time_limit": 1}
@@ -148,12 +141,7 @@ def test_one_that_is_cut_short_by_a_time_limit_tells_in_the_end(
 
 
 def test_a_broker_that_goes_away_while_it_tells_loses_no_notice(
-    worker: Callable[..., Worker],
-    app: Celery,
-    db: Database,
-    ledger: Ledger,
-    proxy: FaultProxy,
-    url: str,
+    worker: Any, app: Celery, db: Database, ledger: Ledger, proxy: FaultProxy, url: str
 ) -> None:
     """Nor can its next try be sent: it goes back when the broker is there, and tells again."""
     env = {"HANGS": "hung"}
@@ -172,7 +160,7 @@ def test_a_broker_that_goes_away_while_it_tells_loses_no_notice(
 
 
 def test_a_stock_worker_that_discards_it_leaves_the_dead_set_whole_and_doctor_says_so(
-    worker: Callable[..., Worker], app: Celery, bench: Bench, cli: Any
+    worker: Any, app: Celery, bench: Bench, cli: Any
 ) -> None:
     app.signature("told.pill", ("one",)).apply_async()
     orphaned(bench, "celery")

@@ -4,7 +4,6 @@ parked them and whatever became of that worker."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,6 @@ from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.waiting import always, eventually
 from support.workers.bench import payload
-from support.workers.worker import Beat, Worker
 
 #: Seconds: more than what makes a job worth parking, with the time that a worker has to claim it.
 AHEAD = 8.0
@@ -57,8 +55,8 @@ class Due:
 def test_each_pool_starts_them_in_their_second(
     pool: str,
     conf: dict[str, Any],
-    worker: Callable[..., Worker],
-    make_app: Callable[..., Celery],
+    worker: Any,
+    make_app: Any,
     shop: SimpleNamespace,
     ledger: Ledger,
     db: Database,
@@ -81,7 +79,7 @@ def test_each_pool_starts_them_in_their_second(
 
 
 def test_without_it_a_worker_holds_them_all(
-    worker: Callable[..., Worker], shop: SimpleNamespace, db: Database
+    worker: Any, shop: SimpleNamespace, db: Database
 ) -> None:
     """The control: in memory, and its end moves each."""
     one = worker(env={"WITHOUT": "parking"})
@@ -94,7 +92,7 @@ def test_without_it_a_worker_holds_them_all(
 
 
 def test_an_end_moves_none_and_a_restart_of_all_loses_none(
-    worker: Callable[..., Worker], shop: SimpleNamespace, ledger: Ledger, db: Database
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> None:
     """Two workers, one of which ends as it should."""
     pair, due = [worker(), worker()], Due(AHEAD + 6)
@@ -113,11 +111,7 @@ def test_an_end_moves_none_and_a_restart_of_all_loses_none(
 
 
 def test_beat_wakes_a_fleet_at_zero(
-    worker: Callable[..., Worker],
-    beat: Callable[..., Beat],
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
+    worker: Any, beat: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> None:
     """What scales by the length of the queue sees them when they are due, and not before."""
     one, due = worker(), Due(AHEAD + 6)
@@ -140,7 +134,7 @@ def test_beat_wakes_a_fleet_at_zero(
 
 
 def test_a_stock_worker_in_the_same_fleet_holds_what_it_claims(
-    worker: Callable[..., Worker], shop: SimpleNamespace, ledger: Ledger, db: Database
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> None:
     worker(), worker(superfetch=False)
     due = Due()
@@ -152,7 +146,7 @@ def test_a_stock_worker_in_the_same_fleet_holds_what_it_claims(
 
 
 def test_a_retry_is_one_like_any_other(
-    worker: Callable[..., Worker], app: Celery, ledger: Ledger, db: Database
+    worker: Any, app: Celery, ledger: Ledger, db: Database
 ) -> None:
     worker()
     result = app.send_task("shop.put_off", ("job", AHEAD))
@@ -163,12 +157,7 @@ def test_a_retry_is_one_like_any_other(
 
 
 def test_the_revoked_never_run_and_the_purged_are_gone(
-    worker: Callable[..., Worker],
-    make_app: Callable[..., Celery],
-    shop: SimpleNamespace,
-    app: Celery,
-    ledger: Ledger,
-    db: Database,
+    worker: Any, make_app: Any, shop: SimpleNamespace, app: Celery, ledger: Ledger, db: Database
 ) -> None:
     worker(options=HOST)
     jobs = [shop.note.apply_async((f"job-{n}",), countdown=DAY) for n in range(60)]
@@ -189,7 +178,7 @@ def test_the_revoked_never_run_and_the_purged_are_gone(
 
 
 def test_whoever_looks_sees_them_and_when_the_next_is_due(
-    worker: Callable[..., Worker], shop: SimpleNamespace, cli: Any, db: Database
+    worker: Any, shop: SimpleNamespace, cli: Any, db: Database
 ) -> None:
     one = worker()
     shop.note.apply_async(("later",), countdown=DAY)
@@ -204,10 +193,7 @@ def test_whoever_looks_sees_them_and_when_the_next_is_due(
     dues = [datetime.fromisoformat(row["next_due"]) for row in rows.values()]
     assert sorted(
         round((due - datetime.now(timezone.utc)).total_seconds(), -2) for due in dues
-    ) == [
-        3_600,
-        DAY,
-    ]
+    ) == [3_600, DAY]
     assert "in 59 min" in cli("status").out
     listed = {job["id"]: job for job in cli("jobs", "--state", "parked", "--json").json()["jobs"]}
     assert len(listed) == 2
@@ -222,7 +208,7 @@ def test_whoever_looks_sees_them_and_when_the_next_is_due(
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_odd_times_and_odd_members_stop_nobody_and_lose_nothing(
-    pool: str, worker: Callable[..., Worker], ledger: Ledger, client: redis.Redis, db: Database
+    pool: str, worker: Any, ledger: Ledger, client: redis.Redis, db: Database
 ) -> None:
     one = worker(pool=pool)
     message = json.loads(payload("far", "celery", eta="9999-12-31T23:59:59+00:00"))

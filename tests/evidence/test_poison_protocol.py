@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ STRIKES = 3
 
 
 @pytest.fixture
-def old(make_app: Callable[..., Celery]) -> Celery:
+def old(make_app: Any) -> Celery:
     return make_app(superfetch=False, conf={"task_protocol": 1})
 
 

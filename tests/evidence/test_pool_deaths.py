@@ -25,12 +25,7 @@ Runs = Callable[[bool], int]
 
 @pytest.fixture
 def runs(
-    worker: Any,
-    app: Celery,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-    tmp_path: Path,
+    worker: Any, app: Celery, shop: SimpleNamespace, ledger: Ledger, db: Database, tmp_path: Path
 ) -> Runs:
     """How often a poison pill with two strikes ran, when it began unheard the first time."""
 

@@ -15,7 +15,6 @@ from celery_superfetch.model.job import digest
 from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.waiting import eventually
-from support.workers.cli import Result
 from support.workers.odd import KNOWN, fields, message, payload
 from support.workers.worker import Worker
 
@@ -94,7 +93,7 @@ def inbox(worker: Any, client: redis.Redis, ledger: Ledger) -> Callable[[str], I
 
 @pytest.mark.parametrize("pool", [*POOLS, "gevent"])
 def test_what_breaks_at_reception_is_put_aside(
-    pool: str, inbox: Callable[[str], Inbox], cli: Callable[..., Result]
+    pool: str, inbox: Callable[[str], Inbox], cli: Any
 ) -> None:
     """A1: each of these ended every worker of a fleet, or stayed in flight as long as one lived."""
     box = inbox(pool)

@@ -84,7 +84,7 @@ class Recipe:
 
 
 @pytest.fixture
-def server(fresh_server: Callable[..., Server]) -> Server:
+def server(fresh_server: Any) -> Server:
     """As the recipe for Compose configures it."""
     words = services()["valkey"]["command"][1:]
     options = {

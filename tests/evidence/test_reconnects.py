@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import redis
@@ -16,7 +17,6 @@ from support.servers.server import ExternalServer, Server
 from support.shown import STARTED
 from support.waiting import eventually
 from support.workers.fleet import Fleet
-from support.workers.worker import Worker
 
 #: One with an event loop, one without. (Threads and solo run the first one's code.)
 POOLS = {"prefork": 1, "gevent": 2}
@@ -121,11 +121,7 @@ def test_the_control_a_leak_of_each_kind_is_seen(
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_what_waits_for_its_time_when_the_connection_is_lost_runs_once(
-    worker: Callable[..., Worker],
-    shop: SimpleNamespace,
-    client: redis.Redis,
-    ledger: Ledger,
-    pool: str,
+    worker: Any, shop: SimpleNamespace, client: redis.Redis, ledger: Ledger, pool: str
 ) -> None:
     """Celery keeps those of the lost connection, too, until their time comes."""
     one = worker(pool=pool, concurrency=1)

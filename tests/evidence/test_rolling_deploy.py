@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,6 @@ from kombu.transport.redis import Channel
 from support.servers.database import Database, name_of
 from support.servers.ledger import Ledger
 from support.waiting import always, eventually
-from support.workers.cli import Result
 
 RESTORES_AT_ONCE = {
     "visibility_timeout": 1,
@@ -54,11 +53,7 @@ def load(*producers: Celery) -> Iterator[list[str]]:
 
 
 def test_a_fleet_is_rolled_from_stock_and_what_a_killed_worker_held_is_taken_over(
-    worker: Any,
-    make_app: Callable[..., Celery],
-    ledger: Ledger,
-    client: redis.Redis,
-    cli: Callable[..., Result],
+    worker: Any, make_app: Any, ledger: Ledger, client: redis.Redis, cli: Any
 ) -> None:
     stock, ours = make_app(superfetch=False), make_app()
     first = worker(superfetch=False, pool="threads")
@@ -106,12 +101,7 @@ def test_a_fleet_is_rolled_from_stock_and_what_a_killed_worker_held_is_taken_ove
 
 
 def test_back_to_stock_after_a_kill(
-    worker: Any,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-    client: redis.Redis,
-    cli: Callable[..., Result],
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, client: redis.Redis, cli: Any
 ) -> None:
     jobs = ["running", "n0", "n1"]
     one = worker(concurrency=1, args=["--prefetch-multiplier=10"])

@@ -34,7 +34,7 @@ def send(app: Celery, job: str, *args: Any) -> Callable[[], Any]:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_a_task_sees_that_it_is_a_recovery_and_how_often(
-    pool: str, worker: Any, make_app: Callable[..., Celery], db: Database, client: redis.Redis
+    pool: str, worker: Any, make_app: Any, db: Database, client: redis.Redis
 ) -> None:
     results, keys = {}, Keys()
     client.set(keys.recovered, 1)

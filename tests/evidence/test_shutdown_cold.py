@@ -10,7 +10,6 @@ from support.rows import row
 from support.servers.ledger import Ledger
 from support.waiting import eventually
 from support.workers.scene import Scene
-from support.workers.worker import Worker
 
 Stage = Callable[..., list[Scene]]
 
@@ -52,7 +51,7 @@ def test_quit_cuts_what_runs_and_gives_back_everything_in_order(scenes: Stage) -
     assert set(runs.values()) == {1}, runs
 
 
-def test_an_idle_worker_ends_at_once_and_without_an_error(worker: Callable[..., Worker]) -> None:
+def test_an_idle_worker_ends_at_once_and_without_an_error(worker: Any) -> None:
     """F2. Its pool is gone by the time at which Celery flushes it."""
     quick, remapped = worker(), worker(env={"REMAP_SIGTERM": "SIGQUIT"})
     quick.wait_ready().quit()
@@ -155,7 +154,7 @@ def test_a_group_that_is_told_to_stop_costs_nobody_a_strike(scenes: Stage) -> No
 
 
 def test_a_quit_that_finds_the_loop_at_work_on_its_jobs_comes_after_that(
-    worker: Callable[..., Worker], shop: Any, ledger: Ledger
+    worker: Any, shop: Any, ledger: Ledger
 ) -> None:
     """Celery's handler joins the threads of the pool, and one of them settles its job."""
     one = worker(env={"HAPPENS": "slow_loop"}, pool="threads", concurrency=1).wait_ready()

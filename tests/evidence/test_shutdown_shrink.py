@@ -40,10 +40,7 @@ def test_a_pool_process_that_is_replaced_takes_no_job_along(scenes: Stage) -> No
 @row("autoscale down")
 def test_a_pool_that_shrinks_leaves_running_and_reserved_jobs_alone(scenes: Stage) -> None:
     (scene,) = scenes(
-        "prefork",
-        jobs=False,
-        args=["--autoscale=3,1"],
-        env={"AUTOSCALE_KEEPALIVE": "1"},
+        "prefork", jobs=False, args=["--autoscale=3,1"], env={"AUTOSCALE_KEEPALIVE": "1"}
     )
     scene.worker.wait_ready()
     (scene.owner,) = scene.db.owners()

@@ -22,10 +22,7 @@ from support.workers.soak import Soak
 @pytest.mark.netns
 @pytest.mark.timeout(0)
 def test_the_soak_loses_nothing_and_explains_what_ran_twice(
-    request: pytest.FixtureRequest,
-    server: Server | ExternalServer,
-    ledger: Ledger,
-    tmp_path: Path,
+    request: pytest.FixtureRequest, server: Server | ExternalServer, ledger: Ledger, tmp_path: Path
 ) -> None:
     seed = request.config.getoption("--seed")
     seed = random.randrange(1_000_000) if seed is None else seed

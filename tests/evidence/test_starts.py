@@ -12,7 +12,6 @@ from celery import Celery
 
 from support.servers.database import Database
 from support.servers.ledger import Ledger
-from support.servers.server import Server
 from support.waiting import always, eventually
 from support.workers.worker import Worker
 
@@ -58,9 +57,7 @@ def test_no_pool_process_has_a_connection_to_the_broker(
 
 
 @pytest.fixture
-def unheard(
-    fresh_server: Callable[..., Server], make_app: Any, worker: Any, ledger: Ledger
-) -> Callable[..., Worker]:
+def unheard(fresh_server: Any, make_app: Any, worker: Any, ledger: Ledger) -> Callable[..., Worker]:
     """A worker with one slot, a job in it and one behind it, when its server stands still."""
 
     def start(pool: str, without: str = "") -> Worker:

@@ -43,11 +43,7 @@ def start(worker: Any, no_children: Path) -> Callable[..., Worker]:
 
 @pytest.fixture
 def behind_early(
-    start: Callable[..., Worker],
-    app: Celery,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
+    start: Callable[..., Worker], app: Celery, shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> Worker:
     """A worker whose only thread runs a job with early ack, before one with late ack."""
     one = start("threads")

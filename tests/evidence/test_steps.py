@@ -14,7 +14,6 @@ from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.servers.proxy import FaultProxy
 from support.waiting import eventually
-from support.workers.worker import Worker
 
 Send = Callable[[Celery], Any]
 
@@ -70,7 +69,7 @@ def network(client: redis.Redis) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def away(
-    worker: Callable[..., Worker], app: Celery, ledger: Ledger, network: FaultProxy, db: Database
+    worker: Any, app: Celery, ledger: Ledger, network: FaultProxy, db: Database
 ) -> Callable[..., Any]:
     """Let jobs end while the broker is away; what came of the first."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,6 @@ from celery_superfetch.transport.fetch.reads import LONE_BLOCK, MOST_BLOCKS
 from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.servers.proxy import FaultProxy
-from support.servers.server import Server
 from support.waiting import always, eventually
 from support.workers.worker import Worker
 
@@ -29,11 +27,7 @@ def holding(
 ) -> tuple[Worker, str]:
     """A worker that runs one job and holds three, and its owner."""
     one = worker(
-        app="stuck",
-        options=QUICK,
-        concurrency=1,
-        args=["--prefetch-multiplier=8"],
-        **settings,
+        app="stuck", options=QUICK, concurrency=1, args=["--prefetch-multiplier=8"], **settings
     )
     shop.hold.delay("running")
     eventually(lambda: ledger.starts())
@@ -135,13 +129,7 @@ def test_a_hung_gevent_worker_says_so_by_its_pulse(
 ) -> None:
     """C4: the heart's own thread is a greenlet there, and hangs with the hub."""
     file = tmp_path / "hang"
-    one = worker(
-        app="stuck",
-        pool="gevent",
-        options=QUICK,
-        concurrency=1,
-        env={"HANG": str(file)},
-    )
+    one = worker(app="stuck", pool="gevent", options=QUICK, concurrency=1, env={"HANG": str(file)})
     file.touch()
     shop.note.delay("trigger")
     owner = eventually(lambda: db.owner_of("trigger"))
@@ -194,7 +182,7 @@ def test_a_long_warm_shutdown_is_no_hang(
 
 
 def test_a_broker_that_is_away_for_long_makes_nobody_stuck(
-    worker: Any, fresh_server: Callable[..., Server], env: Any, ledger: Ledger, make_app: Any
+    worker: Any, fresh_server: Any, env: Any, ledger: Ledger, make_app: Any
 ) -> None:
     """C4: the loop waits for the server, and so does the heart."""
     own = fresh_server(appendonly=True, appendfsync="always")
@@ -242,14 +230,7 @@ def test_no_socket_of_a_worker_is_without_a_timeout(
 ) -> None:
     """C4: neither kombu's own, nor ours, nor those of a pool's processes; the user set none."""
     queues = ["celery", *(f"q{n}" for n in range(5))]  # so many that some are tracked
-    one = worker(
-        app="stuck",
-        pool=pool,
-        concurrency=2,
-        neighbours=True,
-        args=["-E"],
-        queues=queues,
-    )
+    one = worker(app="stuck", pool=pool, concurrency=2, neighbours=True, args=["-E"], queues=queues)
     for _ in range(3):
         without, opened = app.send_task("shop.sockets").get(timeout=30)
         assert (without, opened > 0) == ([], True), "in the process that runs it"

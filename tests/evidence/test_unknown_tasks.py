@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from hashlib import sha1
 from typing import Any
 
@@ -14,7 +13,6 @@ from support.servers.database import Database
 from support.servers.faults import kill_connections
 from support.servers.ledger import Ledger
 from support.waiting import always, eventually
-from support.workers.cli import Result
 
 #: A task of the app `builder`, which the shop does not have.
 NEW = "shop.build"
@@ -41,12 +39,7 @@ def test_they_go_to_who_knows_them_and_hold_up_no_others(
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_what_nobody_knows_is_in_the_dead_set_and_comes_back_with_who_knows_it(
-    worker: Any,
-    make_app: Callable[..., Celery],
-    ledger: Ledger,
-    db: Database,
-    cli: Callable[..., Result],
-    pool: str,
+    worker: Any, make_app: Any, ledger: Ledger, db: Database, cli: Any, pool: str
 ) -> None:
     one, _ = worker(name="one", pool=pool), worker(name="two", pool=pool)
     app = make_app()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from celery_superfetch import PoisonPill
 from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.waiting import eventually
-from support.workers.cli import Result
 from support.workers.odd import message, payload
 
 #: What its pickle names is a class of a module that nobody has.
@@ -77,7 +75,7 @@ def test_they_are_in_the_dead_set_and_their_callers_are_told(
 
 
 def test_they_go_to_who_can_read_them(
-    worker: Any, make_app: Callable[..., Celery], ledger: Ledger, db: Database
+    worker: Any, make_app: Any, ledger: Ledger, db: Database
 ) -> None:
     """A5. In a rolling deploy, workers of tomorrow accept what those of yesterday refuse."""
     old = worker(name="old", concurrency=1)
@@ -93,11 +91,7 @@ def test_they_go_to_who_can_read_them(
 
 
 def test_they_come_back_with_who_can_read_them(
-    worker: Any,
-    make_app: Callable[..., Celery],
-    ledger: Ledger,
-    db: Database,
-    cli: Callable[..., Result],
+    worker: Any, make_app: Any, ledger: Ledger, db: Database, cli: Any
 ) -> None:
     worker(name="old")
     app = make_app(conf={"task_serializer": "pickle", "accept_content": ["json", "pickle"]})

@@ -24,10 +24,7 @@ def test_an_idle_worker_is_woken_on_every_priority(
 
 
 def test_an_added_queue_is_served_and_a_cancelled_one_is_left_alone(
-    worker: Any,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
 ) -> None:
     app = shop.note.app
     one = worker(concurrency=1, neighbours=True)

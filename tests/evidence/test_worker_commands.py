@@ -27,13 +27,13 @@ MOST = {"prefork": 2.0, "threads": 2.5, "solo": 2.0, "gevent": 2.5}
 
 
 @pytest.fixture
-def own(fresh_server: Callable[..., Server]) -> Server:
+def own(fresh_server: Any) -> Server:
     """The server's counts are everybody's."""
     return fresh_server()
 
 
 @pytest.fixture
-def cost(own: Server, make_app: Callable[..., Celery], worker: Any) -> Callable[[str, bool], float]:
+def cost(own: Server, make_app: Any, worker: Any) -> Callable[[str, bool], float]:
     """`cost(pool, ours)`: commands a job, of a worker that finds a backlog of no-ops."""
 
     def measure(pool: str, ours: bool) -> float:
@@ -73,9 +73,7 @@ LONE = [(pool, 1) for pool in SLOTS] + [("solo", 4), ("prefork", 4)]
 
 
 @pytest.fixture
-def lone(
-    own: Server, make_app: Callable[..., Celery], worker: Any
-) -> Callable[..., tuple[float, float]]:
+def lone(own: Server, make_app: Any, worker: Any) -> Callable[..., tuple[float, float]]:
     """`lone(pool, queues, ours)`: the commands that a worker sends for a job that comes alone, and
     the calls that the server makes for it, the producer's LPUSH and those of scripts among them.
 
@@ -145,12 +143,7 @@ def test_the_control_stock_sends_nine(lone: Callable[..., tuple[float, float]]) 
 
 @pytest.mark.parametrize(("without", "kept"), [("", []), ("handover", ["done"])])
 def test_an_ack_does_not_wait_for_the_job_that_runs_next_in_the_same_thread(
-    worker: Any,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-    without: str,
-    kept: list[str],
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, without: str, kept: list[str]
 ) -> None:
     """It goes with that one's record. The control: nobody records."""
     shop.note.delay("done")

@@ -155,10 +155,7 @@ def scenes(
 
 @pytest.fixture
 def small(
-    request: pytest.FixtureRequest,
-    server: Server | ExternalServer,
-    ledger: Ledger,
-    tmp_path: Path,
+    request: pytest.FixtureRequest, server: Server | ExternalServer, ledger: Ledger, tmp_path: Path
 ) -> Iterator[Callable[..., Fleet]]:
     """`small(pools={...}, conf={...}, app=...)`: a fleet of the test's own."""
     with contextlib.ExitStack() as stack:

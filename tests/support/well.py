@@ -38,7 +38,7 @@ WELL: dict[str, Any] = {
             "verdict": "alive",
             "reason": "its heartbeats are heard",
             "stuck": [],
-        },
+        }
     ],
     "queues": [
         {
@@ -63,13 +63,7 @@ WELL: dict[str, Any] = {
         },
     ],
     "unacked": 0,
-    "dead_set": {
-        "size": 3,
-        "limit": 10_000,
-        "unannounced": 0,
-        "killed_lately": 0,
-        "newest": None,
-    },
+    "dead_set": {"size": 3, "limit": 10_000, "unannounced": 0, "killed_lately": 0, "newest": None},
     "beats": [],
     "last_pass": {"age": 12.0},
     "reap_interval": 10.0,

@@ -20,7 +20,6 @@ from support.servers.ledger import Ledger
 from support.waiting import eventually
 from support.workers.kills import recovered_by_its_neighbour
 from support.workers.scene import Scene
-from support.workers.worker import Worker
 
 #: The default, spelled out: these tests are about exactly this number of runs.
 STRIKES = 3
@@ -90,7 +89,7 @@ def test_another_worker_runs_meanwhile_what_a_stopping_one_gave_back(scenes: Sta
 
 
 def test_a_free_slot_is_filled_while_others_run_through_a_lost_connection(
-    worker: Callable[..., Worker], shop: SimpleNamespace, ledger: Ledger, client: redis.Redis
+    worker: Any, shop: SimpleNamespace, ledger: Ledger, client: redis.Redis
 ) -> None:
     """C9. What runs counts against the prefetch here; Celery's own reduction counted it again."""
     # Before 5.7 Celery forgets at a reconnect which of its processes are at work, and lets other

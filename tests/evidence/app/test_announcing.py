@@ -28,7 +28,7 @@ from support.workers.worker import Worker
 
 
 @pytest.fixture
-def tell(worker: Callable[..., Worker]) -> Callable[..., Worker]:
+def tell(worker: Any) -> Callable[..., Worker]:
     """`tell("hook")`: a worker of `told` that kills what a dead owner held, and tells of it."""
 
     def start(half_way: str, **env: str) -> Worker:
@@ -101,7 +101,7 @@ def test_what_kills_whoever_announces_is_left_out_in_the_end(
 
 
 def test_who_does_not_know_the_task_tells_its_caller_all_the_same(
-    app: Celery, bench: Bench, worker: Callable[..., Worker], ledger: Ledger
+    app: Celery, bench: Bench, worker: Any, ledger: Ledger
 ) -> None:
     """Its app knew it when it killed the job; the worker that has a slot is of another release."""
     told = app.signature("told.new")
@@ -121,7 +121,7 @@ def test_who_does_not_know_the_task_tells_its_caller_all_the_same(
 
 
 def test_what_users_say_of_all_tasks_is_not_meant_for_notices(
-    app: Celery, bench: Bench, worker: Callable[..., Worker]
+    app: Celery, bench: Bench, worker: Any
 ) -> None:
     """A rate limit of one an hour, another queue, and no JSON."""
     conf = {
@@ -139,7 +139,7 @@ def test_what_users_say_of_all_tasks_is_not_meant_for_notices(
 
 
 def test_a_notice_of_a_job_that_is_gone_says_so_and_ends(
-    app: Celery, bench: Bench, worker: Callable[..., Worker]
+    app: Celery, bench: Bench, worker: Any
 ) -> None:
     notice = Notices(app)("celery").replace(DEAD_ID.encode(), b"0" * 40)
     bench.push("celery", notice)
@@ -162,7 +162,7 @@ def announce(app: Celery, id: str) -> None:
 
 
 def test_a_broker_that_takes_no_events_holds_no_pass_up(
-    make_app: Callable[..., Celery], bench: Bench, url: str
+    make_app: Any, bench: Bench, url: str
 ) -> None:
     """It accepts connections and says nothing; what is read from is another."""
     with socket.create_server(("127.0.0.1", 0)) as mute:
@@ -177,9 +177,7 @@ def test_a_broker_that_takes_no_events_holds_no_pass_up(
     assert report.seconds < 10, "one wait of two seconds, not one for each"
 
 
-def test_a_receiver_of_task_failure_finds_the_error_under_way(
-    make_app: Callable[..., Celery], bench: Bench
-) -> None:
+def test_a_receiver_of_task_failure_finds_the_error_under_way(make_app: Any, bench: Bench) -> None:
     """F4. As where Celery sends it: elastic-apm and others ask `sys.exc_info()`."""
     app, seen = make_app(), []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -80,9 +79,7 @@ def everything(bench: Bench, dead: DeadSet) -> None:
     assert dead.purge() > BATCH
 
 
-def test_no_command_does_more_than_a_batch(
-    bench: Bench, own: redis.Redis, make_app: Callable[..., Any]
-) -> None:
+def test_no_command_does_more_than_a_batch(bench: Bench, own: redis.Redis, make_app: Any) -> None:
     with DeadSet(make_app(result_url=""), own) as dead, noted(own) as work:
         everything(bench, dead)
     check(work)
@@ -91,11 +88,7 @@ def test_no_command_does_more_than_a_batch(
 
 @pytest.mark.parametrize("unbounded", ["batch", "all at once"])
 def test_control_the_look_at_the_work_has_teeth(
-    bench: Bench,
-    own: redis.Redis,
-    make_app: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    unbounded: str,
+    bench: Bench, own: redis.Redis, make_app: Any, monkeypatch: pytest.MonkeyPatch, unbounded: str
 ) -> None:
     if unbounded == "batch":
         for module in (structure, app_dead_set):

@@ -17,7 +17,6 @@ from support.servers.cluster import Cluster
 from support.servers.faults import standstill
 from support.servers.ledger import Ledger
 from support.servers.sentinel import NAME, Replicated, SentinelGroup
-from support.servers.server import Server
 from support.waiting import always, eventually
 from support.workers.bench import Bench
 from support.workers.load import Load
@@ -50,7 +49,7 @@ def app_at(make_app: Any, url: str) -> Callable[..., Celery]:
 @pytest.mark.parametrize(("options", "once"), [({}, True), ({"socket_timeout": 0.5}, False)])
 def test_a_call_waits_for_a_server_that_stands_still_and_is_sent_once(
     app_at: Callable[..., Celery],
-    fresh_server: Callable[..., Server],
+    fresh_server: Any,
     monkeypatch: pytest.MonkeyPatch,
     options: dict[str, Any],
     once: bool,

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 from support.hosts import Host
 from support.servers.ledger import Ledger
 from support.waiting import eventually
-from support.workers.cli import Result
-from support.workers.worker import Worker
 
 SHORT = ("--seconds", "20", "--jobs", "3")
 
 
-def test_the_jobs_of_the_killed_worker_run_again_on_another(
-    cli: Callable[..., Result], worker: Callable[..., Worker]
-) -> None:
+def test_the_jobs_of_the_killed_worker_run_again_on_another(cli: Any, worker: Any) -> None:
     workers = worker(concurrency=3), worker(concurrency=3)
     done = cli("drill", "--queue", "celery", *SHORT, "--yes", "--json")
     document = done.json()
@@ -33,7 +29,7 @@ def test_the_jobs_of_the_killed_worker_run_again_on_another(
 
 
 def test_a_lone_worker_is_told_of_and_its_jobs_wait_for_its_successor(
-    cli: Callable[..., Result], worker: Callable[..., Worker]
+    cli: Any, worker: Any
 ) -> None:
     victim = worker(pool="threads")
     done = cli("drill", "--queue", "celery", *SHORT, "--yes", "--wait", "8", code=1)
@@ -44,10 +40,7 @@ def test_a_lone_worker_is_told_of_and_its_jobs_wait_for_its_successor(
 
 
 def test_jobs_of_others_are_spared_unless_it_is_told(
-    cli: Callable[..., Result],
-    worker: Callable[..., Worker],
-    shop: SimpleNamespace,
-    ledger: Ledger,
+    cli: Any, worker: Any, shop: SimpleNamespace, ledger: Ledger
 ) -> None:
     victim = worker(concurrency=2)
     shop.hold.delay("of mine")
@@ -63,15 +56,13 @@ def test_jobs_of_others_are_spared_unless_it_is_told(
     assert victim.alive()
 
 
-def test_a_worker_of_another_host_is_killed_there(
-    cli: Callable[..., Result], worker: Callable[..., Worker]
-) -> None:
+def test_a_worker_of_another_host_is_killed_there(cli: Any, worker: Any) -> None:
     far = worker(host=Host("far"), concurrency=2)
     done = cli("drill", "--queue", "celery", *SHORT, "--yes", "--wait", "2", code=1)
     assert "elsewhere. Kill it there, for example by `kill -9 " in done.err
     assert far.alive()
 
 
-def test_nobody_takes_its_jobs(cli: Callable[..., Result]) -> None:
+def test_nobody_takes_its_jobs(cli: Any) -> None:
     done = cli("drill", "--queue", "nobodys", "--yes", "--wait", "1", code=1)
     assert "no worker has started a job of the drill within 1 s" in done.err

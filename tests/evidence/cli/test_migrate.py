@@ -9,7 +9,6 @@ from typing import Any
 import kombu
 import pytest
 import redis
-from celery import Celery
 from kombu.transport.redis import Channel
 
 from celery_superfetch.app.queues import routes_of, unacked_of
@@ -31,9 +30,7 @@ RADIO = kombu.Queue("radio", FANOUT)
 
 
 @pytest.fixture
-def migrate(
-    make_app: Callable[..., Celery], client: redis.Redis
-) -> Iterator[Callable[..., Migrated]]:
+def migrate(make_app: Any, client: redis.Redis) -> Iterator[Callable[..., Migrated]]:
     """`migrate(queues=[...], options={...}, through=..., force=True)`: one pass for an app."""
 
     def run(

@@ -20,10 +20,9 @@ from celery_superfetch.store.unacked import Unacked
 from celery_superfetch.store.wire.connections import is_ours
 from support.process import Process
 from support.servers.ledger import LEDGER_DB
-from support.servers.server import Server
 from support.waiting import eventually
 from support.workers.bench import payload
-from support.workers.cli import Result, kill_in_the_middle, superfetch_command
+from support.workers.cli import kill_in_the_middle, superfetch_command
 from support.workers.inbox import Inbox, publish
 from support.workers.worker import process_env
 
@@ -87,9 +86,7 @@ def test_whoever_consumes_as_stock_does_is_in_the_way(url: str, client: redis.Re
         assert migrate(client).found == 0
 
 
-def test_who_holds_them_cannot_be_known_without_client_list(
-    fresh_server: Callable[..., Server],
-) -> None:
+def test_who_holds_them_cannot_be_known_without_client_list(fresh_server: Any) -> None:
     own = fresh_server()
     admin = own.client()
     publish(own.url(), "mail", 1)
@@ -104,9 +101,7 @@ def test_who_holds_them_cannot_be_known_without_client_list(
         assert migrate(shop).taken == 1
 
 
-def test_a_server_over_its_memory_limit_keeps_each_job_where_it_is(
-    fresh_server: Callable[..., Server],
-) -> None:
+def test_a_server_over_its_memory_limit_keeps_each_job_where_it_is(fresh_server: Any) -> None:
     own = fresh_server()
     client = own.client()
     publish(own.url(), "mail", *range(30))
@@ -123,11 +118,7 @@ def test_a_server_over_its_memory_limit_keeps_each_job_where_it_is(
 
 
 def test_the_command_refuses_waits_and_reports(
-    url: str,
-    client: redis.Redis,
-    cli: Callable[..., Result],
-    env: Callable[..., dict[str, str]],
-    tmp_path: Path,
+    url: str, client: redis.Redis, cli: Any, env: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:
     publish(url, "celery", 1, 2, 3)
     inbox = stock(url, "celery")

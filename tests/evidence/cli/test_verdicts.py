@@ -65,11 +65,7 @@ FAULTS: dict[str, tuple[str, Callable[[Server, Bench], None]]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_all_say_the_same(
-    fault: str,
-    cli: Callable[..., Any],
-    make_app: Callable[..., Any],
-    fresh_server: Callable[..., Server],
-    capsys: pytest.CaptureFixture[str],
+    fault: str, cli: Any, make_app: Any, fresh_server: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = fresh_server(appendonly=True)
     level, befall = FAULTS[fault]
@@ -98,7 +94,7 @@ def test_all_say_the_same(
 
 
 def test_a_job_that_was_just_killed_is_seen_wherever_one_looks(
-    worker: Any, shop: Any, db: Any, cli: Callable[..., Any], make_app: Callable[..., Any]
+    worker: Any, shop: Any, db: Any, cli: Any, make_app: Any
 ) -> None:
     """And at a full dead set the counter goes on, by which the alert goes."""
     options = {"strike_limit": 1, "dead_limit": 1, "reap_interval": 1}

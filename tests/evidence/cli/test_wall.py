@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from configparser import ConfigParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,8 +55,8 @@ def test_the_control_finds_no_extra(bare: Mapping[str, str]) -> None:
 
 def test_a_worker_and_operators_need_no_extra(
     bare: Mapping[str, str],
-    worker: Callable[..., Any],
-    cli: Callable[..., Any],
+    worker: Any,
+    cli: Any,
     shop: SimpleNamespace,
     ledger: Ledger,
     client: redis.Redis,
@@ -90,7 +90,7 @@ def test_a_worker_and_operators_need_no_extra(
 
 @pytest.mark.parametrize(("command", "extra"), [("metrics", "console"), ("web", "web")])
 def test_a_command_without_its_extra_says_in_one_line_what_to_install(
-    command: str, extra: str, bare: Mapping[str, str], cli: Callable[..., Any]
+    command: str, extra: str, bare: Mapping[str, str], cli: Any
 ) -> None:
     failed = cli(command, process=True, environ=bare, code=1)
     assert failed.out == ""
@@ -99,7 +99,7 @@ def test_a_command_without_its_extra_says_in_one_line_what_to_install(
 
 
 def test_a_worker_that_cannot_serve_its_metrics_says_what_to_install(
-    bare: Mapping[str, str], worker: Callable[..., Any]
+    bare: Mapping[str, str], worker: Any
 ) -> None:
     one = worker(pool="solo", options={"metrics_port": 1}, env=bare, ready=False)
     one.wait_log("pip install 'celery-superfetch[console]'")

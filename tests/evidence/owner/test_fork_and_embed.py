@@ -11,7 +11,6 @@ from typing import Any
 
 import kombu
 import pytest
-from celery import Celery
 from redis.connection import parse_url
 
 from celery_superfetch.owner.here import owner_for, owners_here
@@ -21,7 +20,6 @@ from celery_superfetch.worker.stopping import Stopper, told_to_stop
 from support.hosts import Host
 from support.process import Process
 from support.servers.database import Database
-from support.servers.server import Server
 from support.waiting import always, eventually
 from support.workers.bench import Bench, payload
 from support.workers.worker import process_env
@@ -147,7 +145,7 @@ def test_a_process_that_executes_itself_anew_takes_over_from_itself(
 
 
 def test_two_apps_with_different_brokers_in_one_process(
-    make_app: Callable[..., Celery], url: str, bench: Bench, fresh_server: Callable[..., Server]
+    make_app: Any, url: str, bench: Bench, fresh_server: Any
 ) -> None:
     other_server = fresh_server()
     other = Bench(other_server.client())

@@ -11,7 +11,6 @@ import pytest
 import redis
 
 from support.process import Process
-from support.servers.server import Server
 from support.waiting import eventually
 from support.workers.worker import TESTS, process_env
 
@@ -70,9 +69,7 @@ def test_it_is_heard_over(
     blocked(hub(url), own.client(), tmp_path)
 
 
-def test_it_mends_when_its_connection_was_lost(
-    hub: Any, fresh_server: Callable[..., Server], tmp_path: Path
-) -> None:
+def test_it_mends_when_its_connection_was_lost(hub: Any, fresh_server: Any, tmp_path: Path) -> None:
     own = fresh_server(appendonly=True, appendfsync="always")
     process, client = hub(own.url()), own.client()
     for _ in range(3):

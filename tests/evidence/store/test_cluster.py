@@ -22,7 +22,6 @@ from support.servers.server import Server
 from support.servers.whereabouts import content, places
 from support.workers.bench import Bench
 from support.workers.scripts import CASES, ONE, TWO, Case
-from support.workers.worker import Worker
 
 PREFIX = "{shop}:"
 SCRIPTS = Path(scripts.__file__).parents[1] / "lua"
@@ -57,7 +56,7 @@ def test_a_prefix_without_a_name_in_braces_is_refused(
 
 
 def test_a_worker_and_the_commands_refuse_a_cluster_with_the_line_that_mends_it(
-    nodes: Cluster, url: str, worker: Callable[..., Worker], cli: Callable[..., Any]
+    nodes: Cluster, url: str, worker: Any, cli: Any
 ) -> None:
     """They ended with a raw ClusterCrossSlotError, and `status` looked healthy."""
     where = {"url": nodes.home(PREFIX).url(), "result_url": url}
@@ -71,11 +70,7 @@ def test_a_worker_and_the_commands_refuse_a_cluster_with_the_line_that_mends_it(
 
 
 def test_an_app_in_one_slot_runs_its_jobs(
-    nodes: Cluster,
-    url: str,
-    worker: Callable[..., Worker],
-    make_app: Callable[..., Any],
-    cli: Callable[..., Any],
+    nodes: Cluster, url: str, worker: Any, make_app: Any, cli: Any
 ) -> None:
     options = {"global_keyprefix": PREFIX}
     where = {"url": nodes.home(PREFIX).url(), "result_url": url, "options": options}
@@ -186,7 +181,7 @@ def test_control_without_the_key_that_never_exists_a_script_ends_half_way(
 
 
 def test_whichever_node_is_named_the_one_that_has_the_slot_is_found(
-    nodes: Cluster, url: str, worker: Callable[..., Worker], make_app: Callable[..., Any]
+    nodes: Cluster, url: str, worker: Any, make_app: Any
 ) -> None:
     """MOVED is a reply like any other to redis-py: the worker ended with it."""
     at_home = nodes.home(PREFIX)
@@ -196,7 +191,7 @@ def test_whichever_node_is_named_the_one_that_has_the_slot_is_found(
     assert make_app(**where).tasks["shop.add"].delay(2, 3).get(timeout=30) == 5
 
 
-def test_a_producer_without_a_tag_is_refused(nodes: Cluster, make_app: Callable[..., Any]) -> None:
+def test_a_producer_without_a_tag_is_refused(nodes: Cluster, make_app: Any) -> None:
     """Without a retry: none would ever succeed."""
     [elsewhere, *_] = (node for node in nodes.nodes if node is not nodes.home("celery"))
     with pytest.raises(UnsupportedBroker, match=re.escape(REFUSED)):
@@ -204,7 +199,7 @@ def test_a_producer_without_a_tag_is_refused(nodes: Cluster, make_app: Callable[
 
 
 def test_a_database_that_a_cluster_does_not_have_is_refused(
-    nodes: Cluster, url: str, make_app: Callable[..., Any]
+    nodes: Cluster, url: str, make_app: Any
 ) -> None:
     where = {"url": nodes.nodes[0].url(1), "result_url": url}
     app = make_app(options={"global_keyprefix": PREFIX}, **where)

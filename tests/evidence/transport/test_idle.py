@@ -37,9 +37,7 @@ def heard(own: Server, seconds: float) -> tuple[list[str], float]:
     return commands, monotonic() - began
 
 
-def test_an_idle_worker_sends_few_commands(
-    fresh_server: Callable[..., Server], worker: Any
-) -> None:
+def test_an_idle_worker_sends_few_commands(fresh_server: Any, worker: Any) -> None:
     """In the time of its longest wait, after which all of them begin anew. With one queue and with
     twenty, side by side."""
 
@@ -59,7 +57,7 @@ def test_an_idle_worker_sends_few_commands(
         assert any(command.startswith("BLMOVE") for command in commands), "it has listened"
 
 
-def test_a_job_wakes_one_of_many_consumers(fresh_server: Callable[..., Server]) -> None:
+def test_a_job_wakes_one_of_many_consumers(fresh_server: Any) -> None:
     own = fresh_server()
     client = own.client()
     with ExitStack() as stack:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from typing import Any
 
 import kombu
 import pytest
 
-from support.servers.server import Server
 from support.waiting import always, eventually
 from support.workers.bench import Bench, payload
 from support.workers.inbox import TRANSPORT
 
 
-def test_a_get_whose_reply_was_lost_is_found_by_the_next(
-    fresh_server: Callable[..., Server],
-) -> None:
+def test_a_get_whose_reply_was_lost_is_found_by_the_next(fresh_server: Any) -> None:
     """Nothing but gets: no consumer's loop compares the private lists with what is held."""
     own = fresh_server()
     bench = Bench(own.client())

@@ -70,11 +70,7 @@ def test_a_worker_is_led_by_any_sentinel_that_answers(
 ) -> None:
     """Passwords, a database number, and a first Sentinel that is gone."""
     broker = f"sentinel://:{PASSWORD}@127.0.0.1:{free_port()}/3;{urls(group, 3)}"
-    settings = {
-        "url": broker,
-        "result_url": url,
-        "conf": {"broker_transport_options": OPTIONS},
-    }
+    settings = {"url": broker, "result_url": url, "conf": {"broker_transport_options": OPTIONS}}
     one: Process = worker(pool="threads", concurrency=1, **settings)
     app = make_app(**{**settings, "url": urls(group, 3)})
     assert app.tasks["shop.add"].delay(2, 3).get(timeout=30) == 5

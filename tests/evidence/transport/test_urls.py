@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from celery_superfetch.app.broker import client_of
@@ -11,13 +10,7 @@ from support.waiting import eventually
 from support.workers.worker import Worker
 
 
-def served(
-    worker: Callable[..., Worker],
-    make_app: Callable[..., Any],
-    own: Server,
-    url: str,
-    **settings: Any,
-) -> Worker:
+def served(worker: Any, make_app: Any, own: Server, url: str, **settings: Any) -> Worker:
     """A worker on ``url`` runs a job that a producer on ``url`` sent."""
     settings = {"url": url, "result_url": own.url(1), **settings}
     process = worker(concurrency=1, **settings)

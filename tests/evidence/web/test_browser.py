@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
-from celery import Celery
 
 from celery_superfetch.console.web import create_app
 from support.browser import chromium
@@ -19,7 +18,7 @@ from support.workers.bench import Bench, payload
 
 
 @pytest.fixture
-def page(make_app: Callable[..., Celery], bench: Bench) -> Iterator[str]:
+def page(make_app: Any, bench: Bench) -> Iterator[str]:
     """The page's URL; it is served from a thread."""
     port = free_port()
     config = uvicorn.Config(

@@ -184,7 +184,7 @@ def asked(app: Celery, browsers: int, silent: socket.socket) -> int:
     return tried
 
 
-def test_all_who_have_waited_are_told_by_one_failure(make_app: Callable[..., Celery]) -> None:
+def test_all_who_have_waited_are_told_by_one_failure(make_app: Any) -> None:
     tries = []
     for browsers in (1, 4):
         with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -200,9 +200,7 @@ def test_the_page_is_as_patient_as_a_probe(app: Celery, bench: Bench) -> None:
     assert seen._inspector.database.client.get_connection_kwargs()["socket_timeout"] == 5.0
 
 
-def test_a_server_that_is_away_is_said_and_found_again(
-    make_app: Callable[..., Celery], fresh_server: Callable[..., Any]
-) -> None:
+def test_a_server_that_is_away_is_said_and_found_again(make_app: Any, fresh_server: Any) -> None:
     own = fresh_server()
     browser = TestClient(create_app(make_app(url=own.url())), base_url="http://localhost")
     assert browser.get("/").status_code == 200

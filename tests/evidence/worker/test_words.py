@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,9 @@ from support.servers.database import Database
 from support.servers.faults import kill_connections
 from support.servers.ledger import Ledger
 from support.waiting import eventually
-from support.workers.worker import Worker
 
 
-def test_one_line_at_the_start_says_what_a_worker_goes_by(
-    worker: Callable[..., Worker], client: redis.Redis
-) -> None:
+def test_one_line_at_the_start_says_what_a_worker_goes_by(worker: Any, client: redis.Redis) -> None:
     """E7. Once, also when it loses its connection."""
     options = {"owner_ttl": 45, "strike_limit": 5}
     one = worker(options=options, conf={"task_reject_on_worker_lost": False})
@@ -33,14 +29,14 @@ def test_one_line_at_the_start_says_what_a_worker_goes_by(
     assert "INFO" in line
 
 
-def test_another_broker_is_warned_of_once(worker: Callable[..., Worker]) -> None:
+def test_another_broker_is_warned_of_once(worker: Any) -> None:
     """E7. A worker asks for its transport seventeen times at its start."""
     one = worker(url="memory://", result_url="", pool="solo")
     assert one.log().count("is installed, but the broker is") == 1
 
 
 def test_a_worker_of_another_broker_runs_with_the_options_of_that(
-    worker: Callable[..., Worker], ledger: Ledger, tmp_path: Path
+    worker: Any, ledger: Ledger, tmp_path: Path
 ) -> None:
     """C5. They are none of ours, whatever they are called; it refused to start."""
     folders = {f"data_folder_{way}": str(tmp_path) for way in ("in", "out")}
@@ -56,7 +52,7 @@ def test_a_worker_of_another_broker_runs_with_the_options_of_that(
 
 
 def test_options_of_another_broker_stop_no_worker_and_are_named_once(
-    worker: Callable[..., Worker], shop: Any, ledger: Ledger
+    worker: Any, shop: Any, ledger: Ledger
 ) -> None:
     """C5. Stock ignores them."""
     foreign = {"confirm_publish": True, "predefined_queues": {}, "retry_policy": {"timeout": 5.0}}

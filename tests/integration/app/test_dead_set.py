@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ SHORT_LIVED = Queue("short-lived", expires=60)
 
 
 @pytest.fixture
-def app(make_app: Callable[..., Celery]) -> Celery:
+def app(make_app: Any) -> Celery:
     return make_app()
 
 
@@ -132,9 +132,7 @@ def test_on_another_queue_a_job_keeps_its_priority(dead: DeadSet, bench: Bench) 
 
 
 @pytest.mark.skipif(not hasattr(Channel, "_get_queue_expire"), reason="kombu knows no x-expires")
-def test_a_queue_of_the_app_that_expires_goes_on_expiring(
-    make_app: Callable[..., Celery], bench: Bench
-) -> None:
+def test_a_queue_of_the_app_that_expires_goes_on_expiring(make_app: Any, bench: Bench) -> None:
     app = make_app()
     app.conf.task_queues = [Queue("celery"), SHORT_LIVED]
     bench.killed(JOB, queue="short-lived")
@@ -250,9 +248,7 @@ def test_a_reservation_ends_by_itself(dead: DeadSet, bench: Bench) -> None:
     assert dead.retry(job).error is None
 
 
-def test_the_permissions_that_the_docs_name_suffice(
-    fresh_server: Callable[..., Any], make_app: Callable[..., Celery]
-) -> None:
+def test_the_permissions_that_the_docs_name_suffice(fresh_server: Any, make_app: Any) -> None:
     docs = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "options.md").read_text()
     [worker] = re.findall(r"ACL SETUSER shop on >password (.*?)```", docs, re.DOTALL)
     [more] = re.findall(r"on\s+\[the dead set\]\S+ `([^`]+)`", docs)

@@ -11,7 +11,6 @@ import redis
 
 from celery_superfetch.owner.owner import Owner
 from celery_superfetch.store.wire.clients import run_id
-from support.servers.server import Server
 from support.waiting import eventually
 from support.workers.bench import Bench
 
@@ -108,7 +107,7 @@ def test_that_it_stops_is_told_before_a_heartbeat_is_due(make: Make, bench: Benc
 
 
 def test_the_heart_survives_an_outage_and_says_so_once(
-    fresh_server: Callable[..., Server], caplog: pytest.LogCaptureFixture
+    fresh_server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     server = fresh_server(appendonly=True, appendfsync="always")
@@ -128,7 +127,7 @@ def test_the_heart_survives_an_outage_and_says_so_once(
 
 
 def test_a_heart_that_could_not_connect_where_it_moved_goes_there_later(
-    fresh_server: Callable[..., Server], make: Make, caplog: pytest.LogCaptureFixture
+    fresh_server: Any, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It went on at the server that was left, while claims went to the other: in silence there."""
     caplog.set_level(logging.INFO)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import redis
@@ -11,7 +12,6 @@ from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Counters
 from celery_superfetch.owner.owner import Owner
 from celery_superfetch.signals import LostJob
-from support.servers.server import Server
 from support.workers.bench import Bench, payload
 
 ONE, TWO, THREE, FOUR = (payload(n) for n in range(1, 5))
@@ -180,7 +180,7 @@ def test_what_landed_for_a_reaped_owner_is_recovered_and_not_put_back_twice(
     assert bench.counters(ONE) == Counters(), "nobody has seen it"
 
 
-def test_while_the_server_is_away_putting_back_waits(fresh_server: Callable[..., Server]) -> None:
+def test_while_the_server_is_away_putting_back_waits(fresh_server: Any) -> None:
     server = fresh_server(appendonly=True, appendfsync="always")
     bench = Bench(server.client())
     member = Owner({"host": "127.0.0.1", "port": server.port}, bench.config)

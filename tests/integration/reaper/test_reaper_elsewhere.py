@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -115,9 +116,7 @@ def test_an_owner_is_judged_by_its_own_settings(
     slow = make_bench(heartbeat_interval=30, owner_ttl=LONG)
     patient, hasty = remote(slow, line), quick.owner(elsewhere("b"))
     quick.registry.heartbeat(
-        hasty,
-        0,
-        {"connections": f"[{line.client_id()}]", "run_id": run_id(quick.client)},
+        hasty, 0, {"connections": f"[{line.client_id()}]", "run_id": run_id(quick.client)}
     )
     line.close()
     assert eventually(dead, 10) == {hasty.owner: Reason.DISCONNECTED}
@@ -143,9 +142,7 @@ def test_a_first_pass_convicts_nobody_however_old_the_heartbeat_is(quick: Bench)
     assert dead() == {}
 
 
-def test_an_outage_between_two_passes_convicts_nobody(
-    fresh_server: Callable[..., object],
-) -> None:
+def test_an_outage_between_two_passes_convicts_nobody(fresh_server: Any) -> None:
     """Nobody could be heard meanwhile. The pass after it must leave the owners time to speak."""
     server = fresh_server()
     bench = Bench(

@@ -148,9 +148,7 @@ def test_a_queue_key_of_another_type_holds_its_own_jobs_up_only(bench: Bench) ->
     assert bench.queue("broken") == [b"1", b"2"]
 
 
-def test_a_job_whose_kill_the_server_refuses_holds_up_no_other(
-    own: redis.Redis,
-) -> None:
+def test_a_job_whose_kill_the_server_refuses_holds_up_no_other(own: redis.Redis) -> None:
     """A7. Its record is more than one argument may have: the server hangs up, at each pass."""
     bench, guard = Bench(own), object()
     # JSON within JSON: each quote of the payload is two bytes, and four in the record.

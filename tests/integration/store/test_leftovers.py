@@ -36,11 +36,7 @@ def left(bench: Bench) -> dict[str, int]:
 
 def is_left(bench: Bench, **expected: int) -> None:
     """Fails unless what is left are these keys of ours, with about these TTLs."""
-    names = {
-        "facts": "owner:",
-        "counters": "recoveries:",
-        "tombstone": "reaped",
-    }
+    names = {"facts": "owner:", "counters": "recoveries:", "tombstone": "reaped"}
     found: dict[str, int] = {}
     for name, ttl in left(bench).items():
         own = name.removeprefix("superfetch:")

@@ -124,10 +124,7 @@ def test_a_job_that_was_delivered_before_is_marked(bench: Bench) -> None:
     bench.requeue(first.job)
     bench.push("mail", b"2")
     again, other = bench.claim(owner).jobs
-    assert (again.job.payload, again.earlier) == (
-        b"1",
-        Counters(requeues=1, token=first.token),
-    )
+    assert (again.job.payload, again.earlier) == (b"1", Counters(requeues=1, token=first.token))
     assert again.token > first.token
     assert (other.job.payload, other.earlier) == (b"2", None)
     assert (bool(again.earlier), bool(other.earlier)) == (True, False)

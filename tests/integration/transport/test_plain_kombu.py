@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import kombu
 import pytest
 
-from support.servers.server import Server
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 from support.workers.inbox import TRANSPORT, Inbox, publish
@@ -93,9 +91,7 @@ def test_channels_of_one_connection_share_an_owner_and_nothing_else(url: str, be
     assert left_over(bench) == set()
 
 
-def test_connections_to_several_databases_are_an_owner_in_each(
-    fresh_server: Callable[..., Server],
-) -> None:
+def test_connections_to_several_databases_are_an_owner_in_each(fresh_server: Any) -> None:
     """What one gives back or acks never ends up in the other."""
     own = fresh_server()
     benches = [Bench(own.client(db)) for db in (0, 3)]

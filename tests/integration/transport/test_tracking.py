@@ -28,7 +28,7 @@ UNTOLD = ("on", "nopass", "~*", "&*", "+@all", "-client", "+client|id", "+client
 
 
 @pytest.fixture
-def server(fresh_server: Callable[..., Server]) -> Server:
+def server(fresh_server: Any) -> Server:
     """One of our own: what is done there is counted."""
     return fresh_server()
 
@@ -219,9 +219,7 @@ def test_the_control_where_the_server_may_not_tell_all_lists_are_blocked_on(
     assert not caplog.records, "nobody waits for longer"
 
 
-def test_what_came_alone_only_gets_a_name_and_what_came_at_once_is_claimed(
-    server: Server,
-) -> None:
+def test_what_came_alone_only_gets_a_name_and_what_came_at_once_is_claimed(server: Server) -> None:
     with Inbox(server.url()) as inbox:
         eventually(lambda: inbox.turn() or blocked(server) == 4)
         always(lambda: inbox.turn() or True, during=2 * AT_ONCE)

@@ -22,10 +22,7 @@ PRIORITY = 3
 URGENT, LATER = "celery", f"celery\x06\x16{PRIORITY}"
 
 #: What waits on each list behind the running job, in the order of publishing.
-REST = {
-    URGENT: ["n0", "n1", "n2", "late"],
-    LATER: ["p0", "p1", "p2", "p3"],
-}
+REST = {URGENT: ["n0", "n1", "n2", "late"], LATER: ["p0", "p1", "p2", "p3"]}
 
 #: No heartbeat is due before a scene is over: what the registry learns, it is told at once.
 OPTIONS = {"heartbeat_interval": 60.0, "owner_ttl": 300.0}
