@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 from redis.connection import parse_url
 
+from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Job
+from celery_superfetch.model.strikes import Limits
 from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.owner.owner import Owner
 from support.workers.bench import Bench
@@ -42,3 +45,14 @@ def owner(bench: Bench) -> Facts:
 def cut_short(bench: Bench) -> LostRuns:
     """What decides on jobs that lost their run."""
     return LostRuns(bench.in_flight)
+
+
+@pytest.fixture
+def lose(bench: Bench, cut_short: LostRuns) -> Callable[..., DeadJob | None]:
+    """`lose(job)`: its pool child is lost; the dead job, if that is its end."""
+    limits = Limits.of(bench.config)
+
+    def recover_or_kill(job: Job, sender: str = "nobody's", **how: Any) -> DeadJob | None:
+        return cut_short.recover_or_kill(job, "pool child lost", sender, limits, **how)
+
+    return recover_or_kill

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 
 import pytest
 
+from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Job
 from celery_superfetch.model.strikes import Blame, Counters, Decision, Limits, Recovery
@@ -13,6 +15,7 @@ from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.signals import LostJob, job_recovering
 from support.workers.bench import Bench, lost_job, payload
 
+Lose = Callable[..., DeadJob | None]
 _numbers = count(1)
 
 
@@ -23,15 +26,10 @@ def nobodys_app() -> str:
 
 
 def test_a_job_that_lost_its_child_is_recovered_and_counted(
-    bench: Bench, owner: Facts, cut_short: LostRuns
+    bench: Bench, owner: Facts, lose: Lose
 ) -> None:
     [claimed] = bench.take(owner, payload(1))
-    assert (
-        cut_short.recover_or_kill(
-            claimed.job, "pool child lost", nobodys_app(), Limits.of(bench.config)
-        )
-        is None
-    )
+    assert lose(claimed.job) is None
     assert bench.queue() == [payload(1)]
     counters = bench.counters(payload(1))
     assert (counters.strikes, counters.recoveries) == (1, 1)
@@ -41,50 +39,31 @@ def test_a_job_that_lost_its_child_is_recovered_and_counted(
 
 
 def test_a_job_that_lost_its_child_is_killed_when_a_receiver_says_so(
-    bench: Bench, owner: Facts, cut_short: LostRuns
+    bench: Bench, owner: Facts, lose: Lose, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """And that is logged once, with the way back."""
     sender = nobodys_app()
-
-    def kill(recovery: Recovery, **_: object) -> Decision:
-        return Decision.KILL
-
-    job_recovering.connect(kill, sender=sender)
+    job_recovering.connect(lambda **_: Decision.KILL, sender=sender, weak=False)
     [claimed] = bench.take(owner, payload(1))
-    dead = cut_short.recover_or_kill(
-        claimed.job, "pool child lost", sender, Limits.of(bench.config)
-    )
+    dead = lose(claimed.job, sender)
     assert dead is not None
     assert (dead.payload, dead.reason, dead.strikes) == (payload(1), "pool child lost", 1)
     assert [job.id for job in bench.dead_set.find()] == [dead.id]
     assert bench.queue() == bench.private(owner) == []
     assert len(bench.in_flight.jobs) == 0
-
-
-def test_a_killed_job_is_logged_once_and_with_the_way_back(
-    bench: Bench, owner: Facts, cut_short: LostRuns, caplog: pytest.LogCaptureFixture
-) -> None:
-    sender = nobodys_app()
-    job_recovering.connect(lambda **_: Decision.KILL, sender=sender, weak=False)
-    [claimed] = bench.take(owner, payload(1))
-    dead = cut_short.recover_or_kill(
-        claimed.job, "pool child lost", sender, Limits.of(bench.config)
-    )
-    assert dead is not None
     [said] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert f"{claimed.job.title} was killed after 1 strike and 1 recovery" in said
     assert f"dead set as {dead.id}" in said
 
 
 def test_each_strike_is_a_warning_that_names_the_job(
-    bench: Bench, owner: Facts, cut_short: LostRuns, caplog: pytest.LogCaptureFixture
+    bench: Bench, owner: Facts, lose: Lose, caplog: pytest.LogCaptureFixture
 ) -> None:
     """E7. Strikes 1 and 2 of a lost child were nameless."""
     for strike, then in ((1, "killed at strike 3"), (2, "on probation")):
         [claimed] = bench.take(owner, payload(1))
         with caplog.at_level("WARNING"):
-            cut_short.recover_or_kill(
-                claimed.job, "pool child lost", nobodys_app(), Limits.of(bench.config)
-            )
+            lose(claimed.job)
         said = caplog.messages[-1]
         assert said.startswith(f"Job shop.note[1]: strike {strike} of 3; ")
         assert then in said
@@ -92,30 +71,23 @@ def test_each_strike_is_a_warning_that_names_the_job(
         bench.client.delete("mail", bench.keys.probation("mail"))
     before = len(caplog.messages)
     [claimed] = bench.take(owner, payload(2))
-    cut_short.recover_or_kill(
-        claimed.job, "pool child lost", nobodys_app(), Limits.of(bench.config), stopping=True
-    )
+    lose(claimed.job, stopping=True)
     assert len(caplog.messages) == before, "no strike, no warning"
 
 
 def test_a_job_that_lost_its_child_and_was_taken_away_is_announced(
-    bench: Bench, owner: Facts, cut_short: LostRuns, lost: list[LostJob]
+    bench: Bench, owner: Facts, lose: Lose, lost: list[LostJob]
 ) -> None:
     [claimed] = bench.take(owner, payload(1))
     bench.client.delete(bench.keys.private(owner.owner))
-    assert (
-        cut_short.recover_or_kill(
-            claimed.job, "pool child lost", nobodys_app(), Limits.of(bench.config)
-        )
-        is None
-    )
+    assert lose(claimed.job) is None
     assert lost == [lost_job(claimed.job)]
     assert bench.queue() == []
     assert bench.counters(payload(1)) == Counters()
 
 
 def test_a_decision_is_taken_anew_when_somebody_else_counted(
-    bench: Bench, owner: Facts, cut_short: LostRuns
+    bench: Bench, owner: Facts, lose: Lose
 ) -> None:
     """Another process changes the counters between question and answer."""
     sender, asked = nobodys_app(), []
@@ -127,14 +99,14 @@ def test_a_decision_is_taken_anew_when_somebody_else_counted(
             bench.client.hincrby(bench.keys.recoveries(recovery.digest), "recoveries", 1)
 
     job_recovering.connect(meddle, sender=sender)
-    cut_short.recover_or_kill(claimed.job, "pool child lost", sender, Limits.of(bench.config))
+    lose(claimed.job, sender)
     assert asked == [1, 2, 3]
     assert bench.queue() == [payload(1)]
     assert bench.counters(payload(1)).recoveries == 3
 
 
 def test_without_end_of_counting_the_job_is_safe_on_its_queue(
-    bench: Bench, owner: Facts, cut_short: LostRuns
+    bench: Bench, owner: Facts, lose: Lose
 ) -> None:
     sender = nobodys_app()
     [claimed] = bench.take(owner, payload(1))
@@ -143,17 +115,14 @@ def test_without_end_of_counting_the_job_is_safe_on_its_queue(
         bench.client.hincrby(bench.keys.recoveries(recovery.digest), "recoveries", 1)
 
     job_recovering.connect(meddle, sender=sender)
-    assert (
-        cut_short.recover_or_kill(claimed.job, "pool child lost", sender, Limits.of(bench.config))
-        is None
-    )
+    assert lose(claimed.job, sender) is None
     assert bench.queue() == [payload(1)]
     assert bench.private(owner) == []
     assert len(bench.in_flight.jobs) == 0
 
 
 def test_the_record_of_its_start_is_in_before_it_is_removed(
-    bench: Bench, owner: Facts, cut_short: LostRuns
+    bench: Bench, owner: Facts, lose: Lose
 ) -> None:
     """It goes by another connection: what came in late would forbid other starts."""
     sender, on_their_way = nobodys_app(), []
@@ -166,22 +135,17 @@ def test_the_record_of_its_start_is_in_before_it_is_removed(
         on_their_way.append(in_flight.unread)
 
     job_recovering.connect(look, sender=sender)
-    cut_short.recover_or_kill(claimed.job, "pool child lost", sender, Limits.of(bench.config))
+    lose(claimed.job, sender)
     assert on_their_way == [False]
     assert not bench.client.exists(bench.keys.private(owner.owner))
 
 
-def spared(bench: Bench, owner: Facts, cut_short: LostRuns, stopping: bool = False) -> Job:
+def spared(bench: Bench, owner: Facts, lose: Lose, stopping: bool = False) -> Job:
     """A claimed job with three strikes, and perhaps a recovery for which it has none."""
     bench.push("mail", payload(1))
     for last in (False, False, False, *[True] * stopping):
         [claimed] = bench.take(owner)
-        assert (
-            cut_short.recover_or_kill(
-                claimed.job, "lost", nobodys_app(), Limits.of(bench.config), stopping=last
-            )
-            is None
-        )
+        assert lose(claimed.job, stopping=last) is None
         if not bench.queue():
             bench.client.rename(bench.keys.probation("mail"), "mail")
     [claimed] = bench.take(owner)
@@ -192,7 +156,7 @@ def spared(bench: Bench, owner: Facts, cut_short: LostRuns, stopping: bool = Fal
 
 @pytest.mark.parametrize("decision", Decision)
 def test_who_comes_back_over_its_limit_is_killed_unless_it_is_spared_again(
-    bench: Bench, owner: Facts, cut_short: LostRuns, decision: Decision
+    bench: Bench, owner: Facts, cut_short: LostRuns, lose: Lose, decision: Decision
 ) -> None:
     """A4: whoever recovered it may have been of another app."""
     sender, seen = nobodys_app(), []
@@ -201,7 +165,7 @@ def test_who_comes_back_over_its_limit_is_killed_unless_it_is_spared_again(
         seen.append(recovery)
         return decision
 
-    job = spared(bench, owner, cut_short)
+    job = spared(bench, owner, lose)
     job_recovering.connect(answer, sender=sender)
     dead = cut_short.kill_spared(job, sender, Limits.of(bench.config))
     [asked] = seen
@@ -211,16 +175,21 @@ def test_who_comes_back_over_its_limit_is_killed_unless_it_is_spared_again(
         assert job in bench.in_flight.jobs
         return
     assert dead is not None
-    assert (dead.reason, dead.strikes, dead.recoveries, len(dead.history)) == ("lost", 3, 3, 3)
+    assert (dead.reason, dead.strikes, dead.recoveries, len(dead.history)) == (
+        "pool child lost",
+        3,
+        3,
+        3,
+    )
     assert [job.record() for job in bench.dead_set.find()] == [dead.record()]
     assert bench.private(owner) == bench.queue() == []
 
 
 def test_who_comes_back_over_its_limit_by_no_fault_of_its_own_is_spared(
-    bench: Bench, owner: Facts, cut_short: LostRuns
+    bench: Bench, owner: Facts, cut_short: LostRuns, lose: Lose
 ) -> None:
     """A4: the last strike has to be its own."""
-    job = spared(bench, owner, cut_short, stopping=True)
+    job = spared(bench, owner, lose, stopping=True)
     sender = nobodys_app()
     job_recovering.connect(lambda **_: Decision.KILL, sender=sender, weak=False)
     assert cut_short.kill_spared(job, sender, Limits.of(bench.config)) is None

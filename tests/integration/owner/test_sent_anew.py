@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import Carried, digest
+from celery_superfetch.model.job import Carried, Job, digest
 from celery_superfetch.model.strikes import Blame, Decision, Limits, Recovery
 from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.signals import LostJob, job_recovering
@@ -19,10 +19,13 @@ def sent_anew(
     bench: Bench, owner: Facts, cut_short: LostRuns, raw: bytes, sender: object = None, **how: Any
 ) -> Any:
     [claimed] = bench.take(owner, raw)
+    return judged(bench, cut_short, claimed.job, sender, **how)
+
+
+def judged(bench: Bench, cut_short: LostRuns, job: Job, sender: object = None, **how: Any) -> Any:
     how = {"blame": Blame.EXACT, "settled": False, **how}
-    return cut_short.sent_anew(
-        claimed.job, "pool child lost", sender or object(), Limits.of(bench.config), **how
-    )
+    limits = Limits.of(bench.config)
+    return cut_short.sent_anew(job, "pool child lost", sender or object(), limits, **how)
 
 
 def test_what_celery_sends_anew_carries_all_its_strikes(
@@ -100,11 +103,5 @@ def test_a_job_that_was_taken_away_is_not_sent_anew(
     [claimed] = bench.take(owner, payload(1))
     bench.client.delete(bench.keys.private(owner.owner))
     for _ in range(2):
-        how: dict[str, Any] = {"blame": Blame.EXACT, "settled": False}
-        assert (
-            cut_short.sent_anew(
-                claimed.job, "pool child lost", object(), Limits.of(bench.config), **how
-            )
-            is None
-        )
+        assert judged(bench, cut_short, claimed.job) is None
     assert lost == [lost_job(claimed.job)], "said once"

@@ -42,8 +42,7 @@ def test_a_claim_whose_reply_was_lost_is_given_back(
 def test_what_is_held_is_not_given_back_with_it(server: Server, hasty: Bench, owner: Facts) -> None:
     """Of two equal payloads one is held, one came with the lost reply."""
     held = hasty.in_flight
-    hasty.push("mail", payload("same"))
-    [known] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    [known] = hasty.take(owner, payload("same"))
     hasty.push("mail", payload("same"), payload("other"))
     unheard(server, lambda: held.claim(owner.owner, ["mail"], 2, 1, []))
     eventually(lambda: len(hasty.private(owner)) == 3)
@@ -68,22 +67,6 @@ def test_a_claim_that_arrives_after_the_look_is_found_by_the_second_one(
     assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 1
     assert hasty.queue() == [payload(1)]
     always(lambda: not held.lost_claims.due, during=0.5)
-
-
-def test_an_ack_whose_reply_was_lost_is_sent_again_without_an_alarm(
-    server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
-) -> None:
-    held = hasty.in_flight
-    hasty.push("mail", payload(1))
-    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
-    held.ack(claimed)
-    unheard(server, held.flush)
-    assert held.jobs.counts[State.SETTLED] == 1
-    eventually(lambda: hasty.private(owner) == [], message="the control: acked all the same")
-    held.flush()
-    assert held.jobs.counts[State.SETTLED] == 0
-    assert lost == [], "it found nothing, which proves nothing"
-    assert len(held.jobs) == 0
 
 
 def test_an_ack_beside_a_start_that_is_said_again_is_no_alarm(
@@ -111,8 +94,7 @@ def test_only_the_resent_ack_is_silent(
     server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
 ) -> None:
     held = hasty.in_flight
-    hasty.push("mail", payload(1), payload(2))
-    one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
+    one, two = hasty.take(owner, payload(1), payload(2))
     held.ack(one)
     unheard(server, held.flush)
     hasty.client.delete(hasty.keys.private(owner.owner))
@@ -121,30 +103,11 @@ def test_only_the_resent_ack_is_silent(
     assert lost == [lost_job(two.job)]
 
 
-def test_an_ack_that_never_arrived_is_sent_again(
-    server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
-) -> None:
-    """The server died before it read it, and came back with its data."""
-    held = hasty.in_flight
-    hasty.push("mail", payload(1))
-    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
-    held.ack(claimed)
-    server.kill()
-    with pytest.raises(redis.ConnectionError):
-        held.flush()
-    server.restart()
-    assert hasty.private(owner) == [payload(1)]
-    held.flush()
-    assert hasty.private(owner) == []
-    assert lost == []
-
-
 def test_a_return_whose_reply_was_lost_goes_back_once(
     server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
 ) -> None:
     held = hasty.in_flight
-    hasty.push("mail", payload(1))
-    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    [claimed] = hasty.take(owner, payload(1))
     server.pause()
     held.requeue([claimed.job])  # does not raise: it is called at close and at exit
     assert held.jobs.counts[State.RETURNING] == 1
@@ -215,8 +178,7 @@ def test_what_a_promoted_replica_had_not_seen_acked_is_acked_again(
 ) -> None:
     """The control: without the memory of what was settled it goes back, and runs again."""
     held = hasty.in_flight
-    hasty.push("mail", payload(1))
-    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    [claimed] = hasty.take(owner, payload(1))
     held.ack(claimed)
     held.flush()
     hasty.push("mail", payload(2))
