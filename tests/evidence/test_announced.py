@@ -12,7 +12,6 @@ from celery import Celery, chain, chord, group
 from celery.exceptions import ChordError
 
 from celery_superfetch import PoisonPill
-from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.waiting import eventually
 
@@ -51,13 +50,8 @@ def said(ledger: Ledger, what: str) -> list[str]:
 
 
 def test_everybody_hears_of_a_job_that_killed_its_pool_child(
-    worker: Any,
-    app: Celery,
-    told: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-    failures: list[dict[str, Any]],
-) -> None:
+    worker, app, told, ledger, db, failures
+):
     conf = {"result_extended": True}
     one = worker(app="told", concurrency=2, options=ONE_STRIKE, args=["-E"], conf=conf)
     errbacks = [told.old(), told.new(), told.old().set(queue="elsewhere"), app.signature("no.such")]
@@ -114,9 +108,7 @@ def test_everybody_hears_of_a_job_that_killed_its_pool_child(
     assert "PoisonPill" in event["exception"]
 
 
-def test_without_a_result_backend_the_rest_is_told_all_the_same(
-    worker: Any, cli: Any, make_app: Any, ledger: Ledger, db: Database
-) -> None:
+def test_without_a_result_backend_the_rest_is_told_all_the_same(worker, cli, make_app, ledger, db):
     """A worker that dies whole: its successor tells. Two strikes: the first is a recovery."""
     app = make_app(superfetch=False, result_url="")
     settings = {"app": "told", "pool": "solo", "options": {**ONE_STRIKE, "strike_limit": 2}}
@@ -134,9 +126,7 @@ def test_without_a_result_backend_the_rest_is_told_all_the_same(
     assert "Traceback" not in heir.log()
 
 
-def test_what_runs_beside_a_notice_that_kills_is_not_touched_by_it(
-    worker: Any, told: SimpleNamespace, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_what_runs_beside_a_notice_that_kills_is_not_touched_by_it(worker, told, shop, ledger, db):
     worker(app="told", concurrency=2, options=ONE_STRIKE, env={"HALF_WAY": "always"})
     shop.hold.delay("innocent", 600.0)
     eventually(lambda: ledger.starts().get("innocent"))

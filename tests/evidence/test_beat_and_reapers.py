@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
-from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.waiting import always, eventually
 
 QUICK = {"heartbeat_interval": 1, "owner_ttl": 5, "reap_interval": 1}
 
 
-def test_beat_reaps_when_no_worker_looks_after_the_others(
-    worker: Any, beat: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_beat_reaps_when_no_worker_looks_after_the_others(worker, beat, shop, ledger, db):
     victim = worker(concurrency=1, options=QUICK)
     shop.hold.delay("running")
     eventually(lambda: ledger.starts())
@@ -30,9 +25,7 @@ def test_beat_reaps_when_no_worker_looks_after_the_others(
     assert ledger.runs()["running"] == 2
 
 
-def test_the_task_of_beat_reports_and_the_users_own_entries_run(
-    worker: Any, beat: Any, ledger: Ledger, db: Database
-) -> None:
+def test_the_task_of_beat_reports_and_the_users_own_entries_run(worker, beat, ledger, db):
     tick = {"task": "shop.note", "schedule": 0.5, "args": ["tick"]}
     conf = {"beat_schedule": {"tick": tick}, "beat_max_loop_interval": 0.2}
     # At INFO neither says anything of a pass that had nothing to do.
@@ -56,9 +49,7 @@ def beat_codes(cli: Any) -> set[str]:
     return {one["code"] for one in found if one["code"].startswith("beat")}
 
 
-def test_a_beat_that_stands_still_is_told_of_until_it_ticks_again(
-    worker: Any, beat: Any, cli: Any, db: Database
-) -> None:
+def test_a_beat_that_stands_still_is_told_of_until_it_ticks_again(worker, beat, cli, db):
     worker(concurrency=1, options=QUICK)
     eventually(lambda: db.client.exists("superfetch:pass"), message="a worker has made a pass")
     assert not cli("status", "--json").json()["beats"], "who has no beat is not warned of it"
@@ -89,7 +80,7 @@ def test_a_beat_that_stands_still_is_told_of_until_it_ticks_again(
     eventually(lambda: not beat_codes(cli), message="another took its place")
 
 
-def test_two_beats_at_once_are_told_of(worker: Any, beat: Any, cli: Any, db: Database) -> None:
+def test_two_beats_at_once_are_told_of(worker, beat, cli, db):
     first, second = beat(options=QUICK), beat(options=QUICK)
     eventually(lambda: beat_codes(cli) == {"beat-double"}, message="both tick")
     [said] = (
@@ -104,16 +95,14 @@ def test_two_beats_at_once_are_told_of(worker: Any, beat: Any, cli: Any, db: Dat
     eventually(lambda: not beat_codes(cli), message="one is left")
 
 
-def test_whoever_sends_our_task_by_hand_is_no_beat(make_app: Any, worker: Any, cli: Any) -> None:
+def test_whoever_sends_our_task_by_hand_is_no_beat(make_app, worker, cli):
     one = worker(concurrency=1, options=QUICK, loglevel="DEBUG")
     make_app().tasks["celery_superfetch.reap"].delay()
     one.wait_log("Task celery_superfetch.reap[")
     assert not cli("status", "--json").json()["beats"]
 
 
-def test_one_death_is_reaped_once_however_many_look(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_one_death_is_reaped_once_however_many_look(worker, shop, ledger, db):
     victim = worker(concurrency=2, options=QUICK)
     for name in ("a", "b"):
         shop.hold.delay(name)

@@ -62,9 +62,7 @@ def waiting(pool: str, running: int) -> dict[str, tuple[int, str]]:
 
 
 @pytest.mark.parametrize("pool", SLOTS)
-def test_what_ran_alone_is_blamed_for_its_workers_end(
-    busy: Busy, app: Celery, db: Database, pool: str
-) -> None:
+def test_what_ran_alone_is_blamed_for_its_workers_end(busy, app, db, pool):
     busy(pool, "one").kill9_all()
     reap(app, db)
     assert db.strikes() == {"one": (1, "exact"), **waiting(pool, 1)}
@@ -73,14 +71,8 @@ def test_what_ran_alone_is_blamed_for_its_workers_end(
 @pytest.mark.parametrize(("without", "strikes"), [("", (1, "exact")), ("handover", (0, ""))])
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
 def test_what_kills_in_its_first_line_is_blamed_although_its_record_was_only_sent(
-    worker: Any,
-    app: Celery,
-    shop: SimpleNamespace,
-    db: Database,
-    pool: str,
-    without: str,
-    strikes: tuple[int, str],
-) -> None:
+    worker, app, shop, db, pool, without, strikes
+):
     """It waits for the slot of others; nobody waits for the answer. The control records nothing."""
     for pill in ("one", "two", "three"):
         for number in range(9):
@@ -95,9 +87,7 @@ def test_what_kills_in_its_first_line_is_blamed_although_its_record_was_only_sen
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_what_ran_beside_others_is_a_suspect(
-    busy: Busy, app: Celery, db: Database, pool: str
-) -> None:
+def test_what_ran_beside_others_is_a_suspect(busy, app, db, pool):
     busy(pool, "one", "two").kill9_all()
     reap(app, db)
     suspects = {"one": (1, "suspect"), "two": (1, "suspect")}
@@ -105,9 +95,7 @@ def test_what_ran_beside_others_is_a_suspect(
 
 
 @pytest.mark.parametrize("pool", SLOTS)
-def test_ten_deploys_in_a_row_strike_nothing(
-    worker: Any, app: Celery, shop: SimpleNamespace, ledger: Ledger, db: Database, pool: str
-) -> None:
+def test_ten_deploys_in_a_row_strike_nothing(worker, app, shop, ledger, db, pool):
     """TERM, and KILL when the grace period is over: the job takes longer than that."""
     shop.hold.delay("long")
     deploys = 10 if pool == "prefork" else 3
@@ -128,9 +116,7 @@ def test_ten_deploys_in_a_row_strike_nothing(
     assert not db.dead()
 
 
-def test_a_pool_child_that_is_lost_while_its_worker_stops_strikes_nothing(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_a_pool_child_that_is_lost_while_its_worker_stops_strikes_nothing(worker, shop, ledger, db):
     """systemd signals the whole group."""
     one = worker(concurrency=1, options=OPTIONS)
     shop.hold.delay("job")

@@ -6,12 +6,9 @@ Twenty of them: `pytest tests/evidence/test_campaign.py --runs=20`; one again: `
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
-from support.servers.ledger import Ledger
-from support.servers.server import ExternalServer, Server
 from support.shown import STARTED
 from support.workers.fleet import SOCKET_TIMEOUT, Fleet
 from support.workers.troubles import TROUBLES
@@ -31,12 +28,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_connection_troubles_lose_nothing_and_run_nothing_twice(
-    request: pytest.FixtureRequest,
-    server: Server | ExternalServer,
-    ledger: Ledger,
-    tmp_path: Path,
-    seed: int,
-) -> None:
+    request, server, ledger, tmp_path, seed
+):
     dice = random.Random(seed)
     told: list[str] = []
     with Fleet(server.url(), ledger, tmp_path) as fleet:

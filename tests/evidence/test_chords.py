@@ -106,8 +106,8 @@ def kill_counted(
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_a_part_that_runs_again_counts_once_and_its_second_result_goes(
-    singers: Any, choir: Any, results: FaultProxy, ledger: Ledger, db: Database, ordered: bool
-) -> None:
+    singers, choir, results, ledger, db, ordered
+):
     body = kill_counted(singers, choir, results, ledger, db, ordered=ordered)
     found = body.get(timeout=60)
     last = {line["job"]: line["pid"] for line in ledger.lines("started")}
@@ -119,8 +119,8 @@ def test_a_part_that_runs_again_counts_once_and_its_second_result_goes(
 
 @pytest.mark.parametrize("without", ["", "completing"])
 def test_a_part_that_celery_does_not_run_again_counts_all_the_same(
-    singers: Any, choir: Any, results: FaultProxy, ledger: Ledger, db: Database, without: str
-) -> None:
+    singers, choir, results, ledger, db, without
+):
     """It has its result, by ``worker_deduplicate_successful_tasks``, and died before it counted.
 
     The control: the body waits for ever.
@@ -148,9 +148,7 @@ def test_a_part_that_celery_does_not_run_again_counts_all_the_same(
 
 @pytest.mark.skipif(CELERY_57, reason="from 5.7 on Celery counts parts, and not runs")
 @pytest.mark.parametrize("ordered", [True, False])
-def test_the_control_counts_runs(
-    singers: Any, choir: Any, results: FaultProxy, ledger: Ledger, db: Database, ordered: bool
-) -> None:
+def test_the_control_counts_runs(singers, choir, results, ledger, db, ordered):
     without = {"WITHOUT": "chord_counts"}
     body = kill_counted(singers, choir, results, ledger, db, ordered=ordered, env=without)
     assert [index for index, _ in body.get(timeout=60)] == [0, 0]
@@ -199,14 +197,8 @@ def kill_completing(
 @pytest.mark.parametrize("dies", ["worker", "child"])
 @pytest.mark.parametrize("point", range(1, MOST + 1))
 def test_the_part_that_completes_its_chord_may_be_killed_anywhere(
-    singers: Any,
-    choir: Any,
-    results: FaultProxy,
-    ledger: Ledger,
-    db: Database,
-    point: int,
-    dies: str,
-) -> None:
+    singers, choir, results, ledger, db, point, dies
+):
     body, reached, sent = kill_completing(singers, choir, results, ledger, db, point, dies)
     found = body.get(timeout=60)
     assert [index for index, _ in found] == [0, 1]
@@ -218,9 +210,7 @@ def test_the_part_that_completes_its_chord_may_be_killed_anywhere(
 
 
 @pytest.mark.skipif(not CELERY_57, reason="before 5.7 Celery has no lease")
-def test_the_control_nobody_publishes_the_body(
-    singers: Any, choir: Any, results: FaultProxy, ledger: Ledger, db: Database
-) -> None:
+def test_the_control_nobody_publishes_the_body(singers, choir, results, ledger, db):
     """The run that was killed has a lease on it for 6 s, and the next one is over by then."""
     without = {"WITHOUT": "chord_counts"}
     body, reached, _ = kill_completing(singers, choir, results, ledger, db, 4, env=without)
@@ -231,9 +221,7 @@ def test_the_control_nobody_publishes_the_body(
 
 
 @pytest.mark.skipif(not CELERY_57, reason="before 5.7 Celery lets it run again")
-def test_the_control_a_part_that_lost_its_child_is_not_counted(
-    singers: Any, choir: Any, results: FaultProxy, ledger: Ledger, db: Database
-) -> None:
+def test_the_control_a_part_that_lost_its_child_is_not_counted(singers, choir, results, ledger, db):
     """Its result was stored, and so Celery acks it."""
     without = {"WITHOUT": "second_runs"}
     body, reached, _ = kill_completing(singers, choir, results, ledger, db, 3, "child", env=without)
@@ -251,8 +239,8 @@ def send_deadly(app: Celery) -> AsyncResult:
 
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
 def test_a_part_that_kills_whoever_collects_fails_its_chord_by_its_name(
-    worker: Any, app: Celery, ledger: Ledger, db: Database, pool: str
-) -> None:
+    worker, app, ledger, db, pool
+):
     """Its result is stored, and yet nobody waits for ever."""
     start = {"app": "choirs", "pool": pool, "concurrency": 1, "ready": False}
     workers = [worker(**start)]
@@ -275,7 +263,7 @@ def test_a_part_that_kills_whoever_collects_fails_its_chord_by_its_name(
     assert len(workers) == (1 if pool == "prefork" else 4)
 
 
-def test_the_control_its_chord_waits_for_ever(worker: Any, app: Celery, db: Database) -> None:
+def test_the_control_its_chord_waits_for_ever(worker, app, db):
     worker(app="choirs", concurrency=1, env={"WITHOUT": "ends_of_chords"})
     body = send_deadly(app)
     eventually(lambda: db.dead() and not db.client.exists("superfetch:dead:unannounced"), 60)
@@ -284,9 +272,7 @@ def test_the_control_its_chord_waits_for_ever(worker: Any, app: Celery, db: Data
 
 
 @pytest.mark.parametrize("unknown", ["requeue", "discard"])
-def test_a_part_that_nobody_knows_fails_its_chord_by_its_name(
-    worker: Any, app: Celery, ledger: Ledger, db: Database, unknown: str
-) -> None:
+def test_a_part_that_nobody_knows_fails_its_chord_by_its_name(worker, app, ledger, db, unknown):
     worker(app="choirs", options={"unknown_tasks": unknown})
     ledger.release()
     parts = [app.signature("choir.part", (0,)), app.signature("no.such")]
@@ -298,7 +284,7 @@ def test_a_part_that_nobody_knows_fails_its_chord_by_its_name(
     eventually(db.settled)
 
 
-def test_tasks_that_have_a_backend_of_their_own_count_so_too(url: str) -> None:
+def test_tasks_that_have_a_backend_of_their_own_count_so_too(url):
     before = Celery("before", broker=url, backend=url, set_as_current=False)
     own = before._get_backend()
 

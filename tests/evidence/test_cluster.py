@@ -6,7 +6,6 @@ Twenty of each: `pytest tests/evidence/test_cluster.py --runs=20`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +16,6 @@ import redis
 from celery_superfetch.store.wire import slots
 from support.servers.cluster import Cluster, is_primary
 from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.waiting import always, eventually
 from support.workers.load import Load
 
@@ -93,15 +91,8 @@ LOSSLESS = [planned, moved, moved_at_once]
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("trouble", [*LOSSLESS, crashed, cut_off], ids=lambda one: one.__name__)
 def test_what_befalls_the_nodes_loses_nothing(
-    worker: Any,
-    make_app: Any,
-    nodes: Cluster,
-    place: dict[str, Any],
-    there: Database,
-    ledger: Ledger,
-    trouble: Callable[[Cluster], None],
-    run: int,
-) -> None:
+    worker, make_app, nodes, place, there, ledger, trouble, run
+):
     workers = [
         worker(pool=pool, concurrency=size, name=pool, queues=[pool], **place)
         for pool, size in POOLS.items()
@@ -137,15 +128,7 @@ def test_what_befalls_the_nodes_loses_nothing(
 
 
 @pytest.mark.timeout(180)
-def test_a_killed_worker_s_jobs_come_back(
-    worker: Any,
-    make_app: Any,
-    nodes: Cluster,
-    place: dict[str, Any],
-    there: Database,
-    ledger: Ledger,
-    run: int,
-) -> None:
+def test_a_killed_worker_s_jobs_come_back(worker, make_app, nodes, place, there, ledger, run):
     """Also while the slot is on its way to another node."""
     start = {"pool": "prefork", "concurrency": 3, **place}
     victim, _ = worker(**start), worker(**start)
@@ -168,13 +151,8 @@ def test_a_killed_worker_s_jobs_come_back(
 
 
 def test_a_worker_that_does_not_look_for_its_slot_takes_no_job_after_a_failover(
-    worker: Any,
-    make_app: Any,
-    nodes: Cluster,
-    place: dict[str, Any],
-    ledger: Ledger,
-    there: Database,
-) -> None:
+    worker, make_app, nodes, place, ledger, there
+):
     home = {**place, "url": nodes.home(PREFIX).url()}
     worker(pool="threads", concurrency=1, env={"WITHOUT": "slots"}, **home)
     note = make_app(**place).tasks["shop.note"]
@@ -187,12 +165,8 @@ def test_a_worker_that_does_not_look_for_its_slot_takes_no_job_after_a_failover(
 
 
 def test_a_producer_without_patience_fails_while_a_primary_is_elected(
-    make_app: Any,
-    nodes: Cluster,
-    place: dict[str, Any],
-    ledger: Ledger,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    make_app, nodes, place, ledger, monkeypatch
+):
     monkeypatch.setattr(slots, "PATIENCE", 0.0)
     with Load(make_app(**place), ledger, every=0.05, retry=True) as load:
         eventually(lambda: len(load.published) > 3)

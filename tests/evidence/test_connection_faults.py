@@ -58,7 +58,7 @@ def fleet(request: pytest.FixtureRequest, fleets: Callable[[], Fleet]) -> Fleet:
     return found
 
 
-def test_connections_are_cut_once_and_ten_times_in_a_row(fleet: Fleet) -> None:
+def test_connections_are_cut_once_and_ten_times_in_a_row(fleet):
     with fleet.load("cut") as load:
         load.wait_progress()
         assert kill_connections(fleet.server.client()) > 10
@@ -71,7 +71,7 @@ def test_connections_are_cut_once_and_ten_times_in_a_row(fleet: Fleet) -> None:
         fleet.check(load)
 
 
-def test_the_server_is_restarted_and_killed(fleet: Fleet) -> None:
+def test_the_server_is_restarted_and_killed(fleet):
     with fleet.load("restart") as load:
         load.wait_progress()
         fleet.server.restart()
@@ -81,7 +81,7 @@ def test_the_server_is_restarted_and_killed(fleet: Fleet) -> None:
         fleet.check(load)
 
 
-def test_the_server_stands_still(fleet: Fleet) -> None:
+def test_the_server_stands_still(fleet):
     with fleet.load("still") as load:
         load.wait_progress()
         with standstill(fleet.server):
@@ -91,7 +91,7 @@ def test_the_server_stands_still(fleet: Fleet) -> None:
         fleet.check(load)
 
 
-def test_a_firewall_forgets_every_connection(fleet: Fleet) -> None:
+def test_a_firewall_forgets_every_connection(fleet):
     with fleet.load("hole") as load:
         load.wait_progress()
         assert fleet.proxy.black_hole() > 10
@@ -105,7 +105,7 @@ def of(pool: str, matches: Callable[[Words], bool]) -> Callable[[Words], bool]:
     return lambda words: matches(words) and any(pool.encode() in word for word in words)
 
 
-def test_single_replies_and_commands_are_lost(fleet: Fleet) -> None:
+def test_single_replies_and_commands_are_lost(fleet):
     kinds = {"claim": script(source("claim")), "ack": script(source("ack"))}
     kinds["blocking read"] = command("BLMOVE")
     # Light enough for everybody to be idle now and then: only then do they block.
@@ -126,7 +126,7 @@ def test_single_replies_and_commands_are_lost(fleet: Fleet) -> None:
 # -- the controls
 
 
-def test_stock_runs_a_job_twice_when_its_connection_is_cut(small: Callable[..., Fleet]) -> None:
+def test_stock_runs_a_job_twice_when_its_connection_is_cut(small):
     fleet = small(pools={"prefork": 2}, superfetch=False)
     with fleet.load("stock") as load:
         load.wait_progress()
@@ -138,7 +138,7 @@ def without(safety: str, small: Callable[..., Fleet]) -> Fleet:
     return small(pools={"threads": 2}, env={"WITHOUT": safety})
 
 
-def test_a_lost_claim_that_nobody_looks_for_is_stranded(small: Callable[..., Fleet]) -> None:
+def test_a_lost_claim_that_nobody_looks_for_is_stranded(small):
     fleet = without("lost_claims", small)
     done = fleet.proxy.cut_at(of("threads", command("BLMOVE")), nth=8, reply_lost=True)
     note = fleet.app.tasks["shop.note"]
@@ -154,9 +154,7 @@ def test_a_lost_claim_that_nobody_looks_for_is_stranded(small: Callable[..., Fle
     assert fleet.db.owner_of(name)
 
 
-def test_an_ack_that_is_not_sent_again_leaves_its_job_in_flight(
-    small: Callable[..., Fleet],
-) -> None:
+def test_an_ack_that_is_not_sent_again_leaves_its_job_in_flight(small):
     fleet = without("lost_acks", small)
     note = fleet.app.tasks["shop.note"]
     done = fleet.proxy.cut_at(script(source("ack")), reply_lost=False)
@@ -167,7 +165,7 @@ def test_an_ack_that_is_not_sent_again_leaves_its_job_in_flight(
     always(lambda: fleet.db.owner_of("job"), during=1)
 
 
-def test_what_runs_and_is_given_back_runs_twice(small: Callable[..., Fleet]) -> None:
+def test_what_runs_and_is_given_back_runs_twice(small):
     fleet = without("running", small)
     fleet.app.tasks["shop.hold"].apply_async(("job",), queue="threads")
     eventually(lambda: fleet.ledger.starts().get("job"))

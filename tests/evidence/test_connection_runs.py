@@ -24,9 +24,7 @@ def cancelled(worker: Worker, load: Load) -> Counter[str]:
     return Counter(load.ids[found] for found in ids)
 
 
-def test_what_celery_cancels_at_a_connection_loss_is_requeued_once(
-    small: Callable[..., Fleet],
-) -> None:
+def test_what_celery_cancels_at_a_connection_loss_is_requeued_once(small):
     """Threads cannot be cancelled: what runs there goes on, and must not be requeued."""
     pools = {"prefork": 2, "threads": 2, "gevent": 4}
     fleet = small(pools=pools, conf={"worker_cancel_long_running_tasks_on_connection_loss": True})
@@ -79,20 +77,18 @@ def ended(small: Callable[..., Fleet]) -> Callable[..., Fleet]:
     return end
 
 
-def test_a_greenlet_that_has_ended_is_not_killed_while_it_acks(ended: Callable[..., Fleet]) -> None:
+def test_a_greenlet_that_has_ended_is_not_killed_while_it_acks(ended):
     fleet = ended()
     eventually(fleet.at_rest)
     assert sorted(fleet.ledger.runs()[job] for job in ("one", "two")) == [1, 2]
 
 
-def test_otherwise_its_job_stays_with_its_worker(ended: Callable[..., Fleet]) -> None:
+def test_otherwise_its_job_stays_with_its_worker(ended):
     fleet = ended(WITHOUT="settling")
     always(lambda: bool(fleet.left()), during=5.0)
 
 
-def test_greenlets_go_on_while_their_worker_waits_for_the_next_try(
-    small: Callable[..., Fleet],
-) -> None:
+def test_greenlets_go_on_while_their_worker_waits_for_the_next_try(small):
     fleet = small(pools={"gevent": 2})
     fleet.app.tasks["shop.hold"].apply_async(("job",), queue="gevent")
     eventually(lambda: fleet.ledger.starts().get("job"))
@@ -112,9 +108,7 @@ OF_THE_CHILD = "cannot be given back yet"
 OF_EITHER = f"{OF_THE_CHILD}|Trying again in"
 
 
-def test_a_child_that_is_lost_while_the_server_is_away_costs_its_job_no_more_than_that(
-    small: Callable[..., Fleet],
-) -> None:
+def test_a_child_that_is_lost_while_the_server_is_away_costs_its_job_no_more_than_that(small):
     fleet = small(pools={"prefork": 1})
     worker = fleet.workers["prefork"]
     for attempt in range(1, 9):
@@ -141,9 +135,7 @@ def test_a_child_that_is_lost_while_the_server_is_away_costs_its_job_no_more_tha
     pytest.fail("it never learned of its child before it connected again")
 
 
-def test_a_worker_whose_children_have_died_at_once_connects_again(
-    small: Callable[..., Fleet],
-) -> None:
+def test_a_worker_whose_children_have_died_at_once_connects_again(small):
     fleet = small(pools={"prefork": 4})
     worker = fleet.workers["prefork"]
     dead = worker.children()
@@ -160,9 +152,7 @@ def test_a_worker_whose_children_have_died_at_once_connects_again(
     assert fleet.ledger.runs()["job"] == 1
 
 
-def test_a_job_that_came_too_late_to_its_child_outlasts_two_lost_connections(
-    small: Callable[..., Fleet],
-) -> None:
+def test_a_job_that_came_too_late_to_its_child_outlasts_two_lost_connections(small):
     fleet = small(pools={"prefork": 1})
     worker = fleet.workers["prefork"]
     hold: Any = fleet.app.tasks["shop.hold"]
@@ -212,13 +202,13 @@ def half_a_result(small: Callable[..., Fleet], **env: str) -> Fleet:
     return fleet
 
 
-def test_a_result_that_was_read_in_part_is_read_on(small: Callable[..., Fleet]) -> None:
+def test_a_result_that_was_read_in_part_is_read_on(small):
     fleet = half_a_result(small)
     eventually(lambda: fleet.ledger.finishes().get("next"))
     eventually(lambda: not fleet.left())
     assert fleet.ledger.runs()["x" * 20_000] == 1
 
 
-def test_a_result_whose_beginning_is_forgotten_is_never_acked(small: Callable[..., Fleet]) -> None:
+def test_a_result_whose_beginning_is_forgotten_is_never_acked(small):
     fleet = half_a_result(small, WITHOUT="half_a_result")
     always(fleet.left, during=2)

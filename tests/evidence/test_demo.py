@@ -14,7 +14,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import redis
 
 from support.process import is_alive
 from support.servers.server import find_binary
@@ -114,9 +113,7 @@ def embedded(demo: Callable[..., Demo]) -> Callable[..., Demo]:
         ([("a", 1, 1, None), ("b", 1, 1, None), ("a", 2, 2, 3), ("b", 2, 2, 3)], "more than 1"),
     ],
 )
-def test_the_books_balance_only_when_the_promise_was_kept(
-    monkeypatch: pytest.MonkeyPatch, runs: list[tuple[str, int, float, float | None]], problem: str
-) -> None:
+def test_the_books_balance_only_when_the_promise_was_kept(monkeypatch, runs, problem):
     """Worker 1 is killed at 100 s; runs are job, worker, start, end."""
     monkeypatch.syspath_prepend(str(ROOT))
     books = importlib.import_module("examples.demo.books")
@@ -144,9 +141,7 @@ def check_the_story(run: Demo) -> None:
     assert not run.processes()
 
 
-def test_the_demo_loses_nothing_and_leaves_a_server_named_by_url_as_it_was(
-    demo: Callable[..., Demo], url: str, client: redis.Redis
-) -> None:
+def test_the_demo_loses_nothing_and_leaves_a_server_named_by_url_as_it_was(demo, url, client):
     """On a server of its own it is run as a block of the README, and as the control below."""
     client.rpush("celery", "somebody's job")
     client.set("superfetch:owners:not-ours", "1")
@@ -154,9 +149,7 @@ def test_the_demo_loses_nothing_and_leaves_a_server_named_by_url_as_it_was(
     assert {key.decode() for key in client.keys("*")} == {"celery", "superfetch:owners:not-ours"}
 
 
-def test_the_control_stock_transport_strands_jobs_and_the_demo_says_so(
-    embedded: Callable[..., Demo],
-) -> None:
+def test_the_control_stock_transport_strands_jobs_and_the_demo_says_so(embedded):
     run = embedded("--stock")
     assert run.wait() == 1, run.output()
     assert run.summary()["lost"] > 0, run.output()
@@ -164,9 +157,7 @@ def test_the_control_stock_transport_strands_jobs_and_the_demo_says_so(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
-def test_a_demo_that_is_interrupted_stops_what_it_started_and_cleans_up(
-    demo: Callable[..., Demo], url: str, client: redis.Redis, number: signal.Signals
-) -> None:
+def test_a_demo_that_is_interrupted_stops_what_it_started_and_cleans_up(demo, url, client, number):
     run = demo("--url", url)
     run.wait_output("Enqueued")
     assert len(run.processes()) > 8, "two workers with their pools, beat and the demo"
@@ -178,7 +169,7 @@ def test_a_demo_that_is_interrupted_stops_what_it_started_and_cleans_up(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes the children along")
-def test_a_demo_that_is_killed_takes_everything_along(embedded: Callable[..., Demo]) -> None:
+def test_a_demo_that_is_killed_takes_everything_along(embedded):
     run = embedded()
     run.wait_output("Enqueued")
     run.popen.kill()
@@ -186,9 +177,7 @@ def test_a_demo_that_is_killed_takes_everything_along(embedded: Callable[..., De
     eventually(lambda: not run.processes(), 10, message="all its processes are gone")
 
 
-def test_jobs_on_the_demos_queue_are_not_touched_unless_told_so(
-    demo: Callable[..., Demo], url: str, client: redis.Redis
-) -> None:
+def test_jobs_on_the_demos_queue_are_not_touched_unless_told_so(demo, url, client):
     client.rpush(f"{PREFIX}superfetch-demo", "left from a demo that was killed")
     refused = demo("--url", url)
     assert refused.wait() == 1
@@ -208,7 +197,7 @@ def test_jobs_on_the_demos_queue_are_not_touched_unless_told_so(
         ("redis://localhost:many/0", "the URL cannot be read"),
     ],
 )
-def test_a_wrong_url_is_told_in_one_line(demo: Callable[..., Demo], url: str, cause: str) -> None:
+def test_a_wrong_url_is_told_in_one_line(demo, url, cause):
     run = demo("--url", url)
     assert run.wait() == 1
     assert cause in run.output()

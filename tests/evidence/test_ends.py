@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
-from celery import Celery
 
-from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.waiting import eventually
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
-def test_a_task_that_runs_out_of_memory_fails_like_any_other(
-    worker: Any, app: Celery, shop: SimpleNamespace, ledger: Ledger, db: Database, pool: str
-) -> None:
+def test_a_task_that_runs_out_of_memory_fails_like_any_other(worker, app, shop, ledger, db, pool):
     """A, B. Celery raises a task's MemoryError once more in the MainProcess. With processes that
     ended the worker, who gave the job back uncounted: to the next, through the whole fleet. With
     threads and greenlets it was in flight, and running, as long as the worker lived."""
@@ -31,7 +23,7 @@ def test_a_task_that_runs_out_of_memory_fails_like_any_other(
     assert not db.dead()
 
 
-def test_the_control_ends_over_it(worker: Any, app: Celery, db: Database) -> None:
+def test_the_control_ends_over_it(worker, app, db):
     one = worker(app="features", concurrency=1, superfetch=False)
     app.send_task("features.memory_error", ("odd",))
     one.wait_exit()
@@ -46,8 +38,8 @@ IMPATIENT = {
 
 @pytest.mark.parametrize("end", ["rejected", "revoked", "timed out"])
 def test_a_job_whose_end_cannot_be_told_does_not_stay_in_flight(
-    worker: Any, app: Celery, ledger: Ledger, db: Database, fresh_server: Any, end: str
-) -> None:
+    worker, app, ledger, db, fresh_server, end
+):
     """B. Celery tells the result backend first, and raises if that is away. The job has ended: it
     counted as running, and against the prefetch, as long as the worker lived."""
     results = fresh_server()

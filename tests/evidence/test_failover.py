@@ -95,8 +95,8 @@ def heard_again(there: Database, owners: set[str]) -> None:
 
 @pytest.mark.parametrize("kind", [Replicated, SentinelGroup], ids=["list", "sentinel"])
 def test_a_planned_and_an_unplanned_failover_lose_and_double_nothing(
-    worker: Any, make_app: Any, ledger: Ledger, url: str, start: Any, kind: type[Replicated]
-) -> None:
+    worker, make_app, ledger, url, start, kind
+):
     group = start(kind())
     place = place_of(group, url)
     workers = fleet(worker, place)
@@ -141,8 +141,8 @@ def test_a_planned_and_an_unplanned_failover_lose_and_double_nothing(
 
 @pytest.mark.parametrize("kind", [Replicated, SentinelGroup], ids=["list", "sentinel"])
 def test_a_primary_that_is_cut_off_for_longer_than_owner_ttl_convicts_nobody(
-    worker: Any, make_app: Any, ledger: Ledger, url: str, start: Any, kind: type[Replicated]
-) -> None:
+    worker, make_app, ledger, url, start, kind
+):
     group = start(kind())
     place = place_of(group, url)
     # Whoever waits for it gives up before it wakes: its last act may be to take what is sent to it.
@@ -175,9 +175,7 @@ def test_a_primary_that_is_cut_off_for_longer_than_owner_ttl_convicts_nobody(
     eventually(lambda: not there.private_lists(), message="the acks arrived")
 
 
-def test_stock_takes_no_job_after_its_primary_handed_over(
-    worker: Any, make_app: Any, ledger: Ledger, url: str, start: Any
-) -> None:
+def test_stock_takes_no_job_after_its_primary_handed_over(worker, make_app, ledger, url, start):
     """The control: it stays with the replica, or its process ends, though nobody told it to."""
     group = start(Replicated())
     place = place_of(group, url, superfetch=False)
@@ -190,9 +188,7 @@ def test_stock_takes_no_job_after_its_primary_handed_over(
     assert Database(after.client()).waiting() == ["after"]
 
 
-def test_an_owner_that_does_not_follow_never_settles_its_job(
-    worker: Any, make_app: Any, ledger: Ledger, url: str, start: Any
-) -> None:
+def test_an_owner_that_does_not_follow_never_settles_its_job(worker, make_app, ledger, url, start):
     """The control: what becomes of a running job when the servers of a list are strangers."""
     group = start(Replicated())
     place = place_of(group, url)
@@ -207,8 +203,8 @@ def test_an_owner_that_does_not_follow_never_settles_its_job(
 
 @pytest.mark.parametrize("without", ["", "leaving"])
 def test_an_address_that_leads_elsewhere_is_asked_again(
-    worker: Any, make_app: Any, ledger: Ledger, url: str, start: Any, without: str
-) -> None:
+    worker, make_app, ledger, url, start, without
+):
     """A virtual IP or a name: the old connections live, and lead to a replica."""
     group = start(Replicated())
     with FaultProxy(group.primary.port) as address:
@@ -249,8 +245,8 @@ def one_busy(without: str) -> dict[str, Any]:
 
 
 def test_a_sentinel_that_does_not_coordinate_loses_what_the_old_primary_still_takes(
-    make_app: Any, ledger: Ledger, url: str, start: Any
-) -> None:
+    make_app, ledger, url, start
+):
     """What is not promised, and why the documentation asks for `COORDINATED`."""
     group = start(SentinelGroup())
     before = group.primary
@@ -264,8 +260,8 @@ def test_a_sentinel_that_does_not_coordinate_loses_what_the_old_primary_still_ta
 
 @pytest.mark.parametrize("without", ["", "home"])
 def test_a_primary_that_wakes_after_the_election_is_believed_by_nobody(
-    worker: Any, make_app: Any, ledger: Ledger, url: str, start: Any, without: str
-) -> None:
+    worker, make_app, ledger, url, start, without
+):
     """Whoever waits for it hears it before any Sentinel has told it: jobs stood still for 50 s, ran
     again, and their acks found nothing."""
     group = start(SentinelGroup())

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.waiting import always, eventually
 
 #: Nobody else gives anything back while these tests last.
@@ -24,14 +20,8 @@ def forget(db: Database, *patterns: str) -> None:
 @pytest.mark.parametrize("keys", [["*"], ["owner:*"], ["owners", "owner:*"]])
 @pytest.mark.parametrize(("pool", "without"), [("threads", ""), ("solo", ""), ("threads", NAMES)])
 def test_an_idle_worker_strands_no_job_once_it_is_forgotten(
-    worker: Any,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-    pool: str,
-    without: str,
-    keys: list[str],
-) -> None:
+    worker, shop, ledger, db, pool, without, keys
+):
     """Its reads went on to claim for the old name, and nobody looked at what they brought."""
     queues = ["celery", "mail", "slow"]
     env = {"WITHOUT": without}
@@ -55,9 +45,7 @@ def test_an_idle_worker_strands_no_job_once_it_is_forgotten(
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_what_waits_in_a_forgotten_worker_runs_all_the_same(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, pool: str
-) -> None:
+def test_what_waits_in_a_forgotten_worker_runs_all_the_same(worker, shop, ledger, db, pool):
     """One runs, three wait for a slot in Celery, one waits for its time."""
     worker(pool=pool, concurrency=1, options=ALONE, args=["--prefetch-multiplier=8"])
     shop.hold.delay("running")

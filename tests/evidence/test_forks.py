@@ -8,8 +8,6 @@ import pytest
 from celery import Celery
 
 from celery_superfetch import PoisonPill
-from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.waiting import always, eventually
 from support.workers.bench import Bench, payload
 
@@ -30,22 +28,20 @@ def a_child_is_lost(worker: Any, app: Celery, bench: Bench, without: str = "") -
     bench.dead_owner([payload("orphan", "celery", "shop.add")], "celery", lists=["celery"])
 
 
-def test_a_new_child_publishes_whatever_its_parent_was_about(
-    worker: Any, app: Celery, bench: Bench, ledger: Ledger
-) -> None:
+def test_a_new_child_publishes_whatever_its_parent_was_about(worker, app, bench, ledger):
     """A6: receivers of `job_recovered` are told, in another thread, while its child is replaced."""
     a_child_is_lost(worker, app, bench)
     eventually(lambda: "innocent" in ledger.finishes(), message="the new child publishes")
 
 
-def test_the_control_hangs(worker: Any, app: Celery, bench: Bench, ledger: Ledger) -> None:
+def test_the_control_hangs(worker, app, bench, ledger):
     """A6: without the gate the child inherits a lock that nobody is there to give back."""
     a_child_is_lost(worker, app, bench, without="gate")
     eventually(lambda: "pill" in ledger.starts())
     always(lambda: "innocent" not in ledger.finishes(), during=10)
 
 
-def test_no_child_hangs(run: int, worker: Any, app: Celery, ledger: Ledger, db: Database) -> None:
+def test_no_child_hangs(run, worker, app, ledger, db):
     """A6: children are replaced under events, announcements and heartbeats (`--runs=200`)."""
     one = worker(
         app="forking",

@@ -50,9 +50,7 @@ def freeze_with_jobs_in_the_pool(
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_a_thawed_worker_drops_what_it_had_not_started(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, pool: str
-) -> None:
+def test_a_thawed_worker_drops_what_it_had_not_started(worker, shop, ledger, db, pool):
     thawed = freeze_with_jobs_in_the_pool(worker, shop, ledger, db, pool)
     assert "is no longer ours" in thawed.log(), "the running one is reported"
     assert db.stat("ownership_lost") == 1
@@ -72,9 +70,7 @@ def test_a_thawed_worker_drops_what_it_had_not_started(
     assert [name for name in db.owners() if name.startswith("here")] == []
 
 
-def test_the_control_runs_twice_what_it_had_not_started(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_the_control_runs_twice_what_it_had_not_started(worker, shop, ledger, db):
     """Without asking at the start; one that had not started is enough to show it."""
     freeze_with_jobs_in_the_pool(worker, shop, ledger, db, "threads", "handover")
     eventually(lambda: max(ledger.runs()[name] for name in RESERVED) == 2)
@@ -82,8 +78,8 @@ def test_the_control_runs_twice_what_it_had_not_started(
 
 @pytest.mark.parametrize(("without", "runs"), [("", 1), ("an_end_of_trust", 2)])
 def test_a_job_that_need_not_ask_asks_when_that_was_long_ago(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, without: str, runs: int
-) -> None:
+    worker, shop, ledger, db, without, runs
+):
     """Its child is frozen before it reads the job, its worker after it has said that it runs.
 
     The control: what the claim has told is believed for ever.

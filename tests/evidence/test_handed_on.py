@@ -121,15 +121,13 @@ def cut_short(
         *((kind, pool) for pool in ("threads", "gevent", "solo") for kind in ("chain", "retry")),
     ],
 )
-def test_a_step_is_handed_on_once(
-    cut_short: Callable[..., int], db: Database, kind: str, pool: str
-) -> None:
+def test_a_step_is_handed_on_once(cut_short, db, kind, pool):
     assert cut_short(kind, pool) == KINDS[kind].messages
     assert not db.keys("superfetch:recoveries:*"), "what was noted is gone with the job"
 
 
 @pytest.mark.parametrize("kind", ["chain", "retry", "chord"])
-def test_the_control_hands_it_on_twice(cut_short: Callable[..., int], kind: str) -> None:
+def test_the_control_hands_it_on_twice(cut_short, kind):
     messages = KINDS[kind].messages
     assert cut_short(kind, "prefork", "handing_on") == messages + 1
 
@@ -160,9 +158,7 @@ def thaw(
 
 @pytest.mark.netns
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
-def test_who_was_taken_for_dead_hands_on_nothing(
-    worker: Any, app: Celery, ledger: Ledger, db: Database, pool: str
-) -> None:
+def test_who_was_taken_for_dead_hands_on_nothing(worker, app, ledger, db, pool):
     sleeper = thaw(worker, app, ledger, db, pool)
     sleeper.wait_log("is no longer ours, and may run elsewhere by now: this run hands on nothing")
     eventually(lambda: db.stat("ownership_lost") == 1)
@@ -170,8 +166,6 @@ def test_who_was_taken_for_dead_hands_on_nothing(
 
 
 @pytest.mark.netns
-def test_the_control_hands_on_what_is_anothers(
-    worker: Any, app: Celery, ledger: Ledger, db: Database
-) -> None:
+def test_the_control_hands_on_what_is_anothers(worker, app, ledger, db):
     thaw(worker, app, ledger, db, "threads", "handing_on")
     assert db.length(NEXT) == 2

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from support.hosts import Host
 from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.waiting import always, eventually
 
 pytestmark = pytest.mark.netns
@@ -18,9 +14,7 @@ pytestmark = pytest.mark.netns
 QUICK = {"heartbeat_interval": 1, "owner_ttl": 5, "reap_interval": 1}
 
 
-def test_a_restarted_container_takes_back_what_its_predecessor_held(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_a_restarted_container_takes_back_what_its_predecessor_held(worker, shop, ledger, db):
     victim = worker(host=Host("box"), options=QUICK, name="same", concurrency=1)
     shop.hold.delay("running")
     eventually(lambda: ledger.starts())
@@ -37,8 +31,8 @@ def test_a_restarted_container_takes_back_what_its_predecessor_held(
 
 
 def test_of_two_containers_with_one_name_and_pid_the_survivor_keeps_its_jobs(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+    worker, shop, ledger, db
+):
     victim = worker(host=Host("twin"), options=QUICK, name="same", concurrency=2)
     for name in ("a0", "a1"):
         shop.hold.delay(name)
@@ -65,8 +59,8 @@ def test_of_two_containers_with_one_name_and_pid_the_survivor_keeps_its_jobs(
 
 
 def test_a_frozen_owner_keeps_its_jobs_for_owner_ttl_and_goes_on_under_a_new_name(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+    worker, shop, ledger, db
+):
     sleeper = worker(host=Host("here"), options=QUICK, concurrency=1)
     shop.hold.delay("running")
     eventually(lambda: ledger.starts())
@@ -94,14 +88,8 @@ def test_a_frozen_owner_keeps_its_jobs_for_owner_ttl_and_goes_on_under_a_new_nam
 
 @pytest.mark.parametrize("forbidden", ["", "-client|kill", "-client"])
 def test_a_claim_that_lands_after_its_owner_was_reaped_is_recovered(
-    worker: Any,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-    fresh_server: Any,
-    make_app: Any,
-    forbidden: str,
-) -> None:
+    worker, shop, ledger, db, fresh_server, make_app, forbidden
+):
     """The blocking read of a frozen process still claims, unless the reaper could cut it."""
     own = fresh_server()
     rules = ["on", ">pw", "~*", "&*", "+@all", *([forbidden] if forbidden else [])]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from celery_superfetch.app.notice import Notices
 from celery_superfetch.app.passes import reaper_of
 from celery_superfetch.model.strikes import Decision
 from celery_superfetch.signals import job_recovering
-from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.servers.proxy import FaultProxy
 from support.waiting import always, eventually
@@ -66,14 +64,7 @@ def said(ledger: Ledger, what: str) -> set[str]:
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
-def test_a_result_backend_that_hangs_stops_nobody(
-    pool: str,
-    worker: Any,
-    unannounced: dict[str, Any],
-    client: redis.Redis,
-    ledger: Ledger,
-    proxy: FaultProxy,
-) -> None:
+def test_a_result_backend_that_hangs_stops_nobody(pool, worker, unannounced, client, ledger, proxy):
     """C1: it takes back a dead neighbour's jobs and runs them; callers hear later, errbacks and
     chord included."""
     proxy.stall()
@@ -96,9 +87,7 @@ def test_a_result_backend_that_hangs_stops_nobody(
     assert [line["job"] for line in ledger.lines("job_killed")].count(unannounced["alone"].id) == 1
 
 
-def test_many_notices_leave_slots_to_others_while_results_hang(
-    worker: Any, app: Celery, client: redis.Redis, ledger: Ledger, proxy: FaultProxy
-) -> None:
+def test_many_notices_leave_slots_to_others_while_results_hang(worker, app, client, ledger, proxy):
     """Each would wait for as long as the backend has to answer: all slots were theirs in turn."""
     many_notices(client, app)
     proxy.stall()
@@ -110,9 +99,7 @@ def test_many_notices_leave_slots_to_others_while_results_hang(
     eventually(lambda: not client.exists("superfetch:dead:unannounced"), within=60)
 
 
-def test_notices_that_would_wait_are_parked_before_they_get_a_slot(
-    worker: Any, app: Celery, client: redis.Redis, proxy: FaultProxy
-) -> None:
+def test_notices_that_would_wait_are_parked_before_they_get_a_slot(worker, app, client, proxy):
     """Each that was run, only to be sent anew, kept other jobs waiting: a thousand for 9 s."""
     many_notices(client, app)
     proxy.stall()
@@ -127,9 +114,7 @@ def test_notices_that_would_wait_are_parked_before_they_get_a_slot(
     eventually(lambda: not client.exists("superfetch:dead:unannounced"), within=60)
 
 
-def test_the_control_where_all_wait_at_once(
-    worker: Any, app: Celery, client: redis.Redis, ledger: Ledger, proxy: FaultProxy
-) -> None:
+def test_the_control_where_all_wait_at_once(worker, app, client, ledger, proxy):
     many_notices(client, app)
     proxy.stall()
     worker(app="told", result_url=proxy.url(), concurrency=2, env={"WITHOUT": "turns"})
@@ -137,7 +122,7 @@ def test_the_control_where_all_wait_at_once(
     always(lambda: "note" not in ledger.starts(), during=10)
 
 
-def test_a_hook_that_hangs_costs_its_slot(worker: Any, app: Celery, ledger: Ledger) -> None:
+def test_a_hook_that_hangs_costs_its_slot(worker, app, ledger):
     options = {**OFTEN, "strike_limit": 1}
     worker(app="told", options=options, env={"HANGS": "hung"}, concurrency=2)
     hung = app.send_task("told.pill", ("hung",))
@@ -153,8 +138,8 @@ def test_a_hook_that_hangs_costs_its_slot(worker: Any, app: Celery, ledger: Ledg
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_a_job_that_ends_while_the_result_backend_is_away_is_settled(
-    pool: str, worker: Any, fresh_server: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+    pool, worker, fresh_server, shop, ledger, db
+):
     """It stayed in flight as long as its worker lived, but in a process; and Celery counted a slot
     as taken for ever."""
     results = fresh_server()

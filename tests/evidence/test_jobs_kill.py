@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +11,10 @@ import pytest
 
 from celery_superfetch import PoisonPill
 from celery_superfetch.store.wire.scripts import source
-from support.servers.database import Database
 from support.servers.faults import script
 from support.servers.ledger import Ledger
 from support.servers.proxy import FaultProxy
 from support.waiting import eventually
-from support.workers.bench import Bench
 from support.workers.cli import superfetch_command
 from support.workers.worker import process_env
 
@@ -49,9 +46,7 @@ def states(cli: Any) -> dict[str, str]:
     return {job["id"]: job["state"] for job in cli("jobs", "--json").json()["jobs"]}
 
 
-def test_what_is_not_meant_is_refused_with_what_to_do(
-    busy: Any, cli: Any, shop: Any, db: Database
-) -> None:
+def test_what_is_not_meant_is_refused_with_what_to_do(busy, cli, shop, db):
     here = busy("prefork")
     begin = here.runs.id[:8]
     later = shop.note.apply_async(("later",), countdown=3600, task_id=f"{begin}-later")
@@ -65,9 +60,7 @@ def test_what_is_not_meant_is_refused_with_what_to_do(
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_killed_job_is_in_the_dead_set_and_does_not_run(
-    busy: Any, cli: Any, make_app: Any, ledger: Ledger, db: Database, pool: str
-) -> None:
+def test_a_killed_job_is_in_the_dead_set_and_does_not_run(busy, cli, make_app, ledger, db, pool):
     here = busy(pool)
     assert "Aborted" in cli("jobs", "kill", here.first.id, code=1).err
     told = cli("jobs", "kill", "--yes", "--json", here.first.id, here.second.id).json()
@@ -89,9 +82,7 @@ def test_a_killed_job_is_in_the_dead_set_and_does_not_run(
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
-def test_a_run_is_ended_and_its_place_is_free(
-    busy: Any, cli: Any, make_app: Any, ledger: Ledger, db: Database, pool: str
-) -> None:
+def test_a_run_is_ended_and_its_place_is_free(busy, cli, make_app, ledger, db, pool):
     here = busy(pool)
     cli("jobs", "kill", "--yes", here.runs.id)
     eventually(lambda: {"first", "second"} <= set(ledger.finishes()))
@@ -109,9 +100,7 @@ def test_a_run_is_ended_and_its_place_is_free(
     assert make_app().AsyncResult(here.runs.id).get(timeout=20) == "runs"
 
 
-def test_the_control_what_celery_has_revoked_is_not_run_again(
-    busy: Any, cli: Any, make_app: Any, ledger: Ledger, db: Database
-) -> None:
+def test_the_control_what_celery_has_revoked_is_not_run_again(busy, cli, make_app, ledger, db):
     """A worker keeps the ids that were revoked, and tells them to those that start."""
     here = busy("prefork")
     make_app().control.revoke(here.runs.id)
@@ -123,9 +112,7 @@ def test_the_control_what_celery_has_revoked_is_not_run_again(
     assert make_app().AsyncResult(here.runs.id).state == "REVOKED"
 
 
-def test_a_job_that_ends_before_it_is_killed_has_ended(
-    busy: Any, env: Any, ledger: Ledger, db: Database, tmp_path: Path
-) -> None:
+def test_a_job_that_ends_before_it_is_killed_has_ended(busy, env, ledger, db, tmp_path):
     """While the operator is asked whether it is meant."""
     here = busy("prefork")
     command = superfetch_command("jobs", "kill", here.runs.id)
@@ -146,8 +133,8 @@ def test_a_job_that_ends_before_it_is_killed_has_ended(
 
 @pytest.mark.parametrize("killed", [True, False], ids=["the reply is lost", "the call is lost"])
 def test_a_job_whose_kill_was_not_answered_does_not_run_beside_its_death(
-    busy: Any, cli: Any, server: Any, ledger: Ledger, db: Database, killed: bool
-) -> None:
+    busy, cli, server, ledger, db, killed
+):
     """Its worker cannot know whether it is in the dead set. Where it is not, it is not lost."""
     with FaultProxy(server.port) as proxy:
         here = busy("threads", url=proxy.url())
@@ -163,9 +150,7 @@ def test_a_job_whose_kill_was_not_answered_does_not_run_beside_its_death(
         assert ledger.runs() == expected
 
 
-def test_the_control_a_job_that_is_moved_from_outside_runs_all_the_same(
-    busy: Any, bench: Bench, ledger: Ledger, db: Database
-) -> None:
+def test_the_control_a_job_that_is_moved_from_outside_runs_all_the_same(busy, bench, ledger, db):
     here = busy("threads")
     [owner] = db.owners()
     [job] = [job for job in bench.held(owner) if here.first.id in str(job.payload)]
@@ -175,7 +160,7 @@ def test_the_control_a_job_that_is_moved_from_outside_runs_all_the_same(
     eventually(lambda: not db.held())
 
 
-def test_threads_cannot_be_ended(busy: Any, cli: Any, db: Database) -> None:
+def test_threads_cannot_be_ended(busy, cli, db):
     here = busy("threads")
     said = cli("jobs", "kill", "--yes", here.runs.id, code=1).err
     assert "cannot end it" in said
@@ -183,9 +168,7 @@ def test_threads_cannot_be_ended(busy: Any, cli: Any, db: Database) -> None:
     assert states(cli)[here.runs.id] == "running"
 
 
-def test_a_solo_worker_does_not_answer_while_it_runs_and_leaves_it_undone(
-    busy: Any, cli: Any, ledger: Ledger, db: Database
-) -> None:
+def test_a_solo_worker_does_not_answer_while_it_runs_and_leaves_it_undone(busy, cli, ledger, db):
     here = busy("solo")
     assert "did not answer" in cli("jobs", "kill", "--yes", here.second.id, code=1).err
     ledger.release()
@@ -196,8 +179,8 @@ def test_a_solo_worker_does_not_answer_while_it_runs_and_leaves_it_undone(
 
 
 def test_what_waits_for_its_rate_limit_is_in_no_line_and_may_be_killed(
-    worker: Any, cli: Any, shop: Any, ledger: Ledger, db: Database
-) -> None:
+    worker, cli, shop, ledger, db
+):
     limited = {"task_annotations": {"shop.note": {"rate_limit": "1/h"}}}
     worker(options=ALONE, conf=limited)
     shop.note.delay("first")
@@ -210,9 +193,7 @@ def test_what_waits_for_its_rate_limit_is_in_no_line_and_may_be_killed(
     assert ledger.runs() == {"first": 1}
 
 
-def test_a_worker_of_another_app_may_have_the_same_name(
-    worker: Any, cli: Any, shop: Any, db: Database
-) -> None:
+def test_a_worker_of_another_app_may_have_the_same_name(worker, cli, shop, db):
     """It answers, too, that the job is none of its: as often as not first."""
     conf = {"worker_prefetch_multiplier": 4}
     worker(name="same", options=ALONE, conf=conf)
@@ -226,9 +207,7 @@ def test_a_worker_of_another_app_may_have_the_same_name(
     assert len(db.dead()) == len(later)
 
 
-def test_an_empty_id_is_not_that_of_the_only_job(
-    worker: Any, cli: Any, shop: Any, db: Database
-) -> None:
+def test_an_empty_id_is_not_that_of_the_only_job(worker, cli, shop, db):
     """A shell variable that is not set."""
     worker(options=ALONE)
     only = shop.note.apply_async(("only",), countdown=3600)
@@ -237,7 +216,7 @@ def test_an_empty_id_is_not_that_of_the_only_job(
     assert not db.dead()
 
 
-def test_what_is_on_probation_is_nobodys(cli: Any, shop: Any, client: Any) -> None:
+def test_what_is_on_probation_is_nobodys(cli, shop, client):
     suspect = shop.note.delay("suspect")
     client.rename("celery", "superfetch:probation:celery")
     client.sadd("superfetch:probation", "celery")
@@ -245,7 +224,7 @@ def test_what_is_on_probation_is_nobodys(cli: Any, shop: Any, client: Any) -> No
     assert "no worker has it" in cli("jobs", "kill", "--yes", suspect.id, code=1).err
 
 
-def test_what_a_dead_worker_has_is_for_a_pass(busy: Any, cli: Any, db: Database) -> None:
+def test_what_a_dead_worker_has_is_for_a_pass(busy, cli, db):
     here = busy("prefork")
     here.worker.kill9_all()
     here.worker.wait_gone()

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
-from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.waiting import always, eventually
 from support.workers.kills import RESERVED, RUNNING, fill, recovered_by_its_neighbour
 
@@ -16,16 +11,14 @@ from support.workers.kills import RESERVED, RUNNING, fill, recovered_by_its_neig
 @pytest.mark.parametrize(
     ("pool", "how"), [("prefork", "kill9_main"), ("threads", "kill9_all"), ("gevent", "kill9_all")]
 )
-def test_a_worker_that_is_killed_otherwise_is_recovered(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, pool: str, how: str
-) -> None:
+def test_a_worker_that_is_killed_otherwise_is_recovered(worker, shop, ledger, db, pool, how):
     """Prefork and solo, killed as a whole, are in the core."""
     recovered_by_its_neighbour(worker, shop, ledger, db, pool, how)
 
 
 def test_a_killed_pool_child_costs_its_job_one_strike_and_its_neighbours_nothing(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+    worker, shop, ledger, db
+):
     one = worker(concurrency=2)
     owner = fill(shop, ledger, db, RUNNING, 5)
     pids = {line["job"]: line["pid"] for line in ledger.lines("started")}
@@ -42,9 +35,7 @@ def test_a_killed_pool_child_costs_its_job_one_strike_and_its_neighbours_nothing
     eventually(lambda: not db.counters(), message="a job that is settled has a clean record")
 
 
-def test_the_last_worker_is_recovered_at_its_successors_start(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_the_last_worker_is_recovered_at_its_successors_start(worker, shop, ledger, db):
     victim = worker(concurrency=2)
     owner = fill(shop, ledger, db, RUNNING, 5)
     victim.kill9_all()
@@ -58,9 +49,7 @@ def test_the_last_worker_is_recovered_at_its_successors_start(
     assert log.index("reap: 1 of") < log.index(" ready."), "it looks before it serves"
 
 
-def test_recovered_jobs_run_before_a_backlog_and_in_their_old_order(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_recovered_jobs_run_before_a_backlog_and_in_their_old_order(worker, shop, ledger, db):
     victim = worker(concurrency=1)
     shop.hold.delay("first")
     eventually(lambda: ledger.starts())

@@ -5,12 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.waiting import always, eventually
 from support.workers.worker import Worker
@@ -49,9 +46,7 @@ def storm(
 
 
 @pytest.mark.timeout(240)
-def test_1000_jobs_survive_eight_rounds_of_kill_9(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_1000_jobs_survive_eight_rounds_of_kill_9(worker, shop, ledger, db):
     names = [f"job-{n}" for n in range(1000)]
 
     def publish() -> None:
@@ -75,9 +70,7 @@ def test_1000_jobs_survive_eight_rounds_of_kill_9(
     assert db.stat("recovered") >= kills, "too mild a storm: every kill should cost jobs in flight"
 
 
-def test_stock_strands_jobs_in_the_same_storm(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_stock_strands_jobs_in_the_same_storm(worker, shop, ledger, db):
     """The control: without the package, the storm of the test above costs jobs."""
     names = [f"job-{n}" for n in range(150)]
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from support.servers.ledger import Ledger
 from support.waiting import eventually
 
 QUICK = {"heartbeat_interval": 1, "owner_ttl": 30, "reap_interval": 1}
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
-def test_a_job_that_runs_too_long_is_told_of_and_never_touched(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, cli: Any, pool: str
-) -> None:
+def test_a_job_that_runs_too_long_is_told_of_and_never_touched(worker, shop, ledger, cli, pool):
     one = worker(pool=pool, options={**QUICK, "stuck_after": 1}, concurrency=1)
     runs = shop.hold.delay("runs")
     eventually(lambda: ledger.starts().get("runs"))

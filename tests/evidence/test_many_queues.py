@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -20,8 +19,8 @@ PRIORITIES = (0, 9)
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_a_job_of_any_queue_runs_once_however_connections_break(
-    pool: str, fresh_server: Any, make_app: Any, worker: Any
-) -> None:
+    pool, fresh_server, make_app, worker
+):
     own = fresh_server(appendonly=True)
     client = own.client()
     with FaultProxy(own.port) as proxy:

@@ -11,7 +11,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -19,8 +18,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.process import Process
-from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.servers.server import free_port
 from support.waiting import eventually
 from support.workers.cli import superfetch_command
@@ -86,8 +83,8 @@ def promtool(*args: str, text: str = "") -> None:
 
 
 def test_a_kill_is_counted_and_all_that_alerts_and_dashboard_name_is_exported(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, exporter: Any
-) -> None:
+    worker, shop, ledger, db, exporter
+):
     port = free_port()
     options = {"metrics_port": port, "reap_interval": 1}
     victim = worker(concurrency=2, options=options)
@@ -149,7 +146,7 @@ def test_a_kill_is_counted_and_all_that_alerts_and_dashboard_name_is_exported(
     promtool("check", "metrics", text=text)
 
 
-def test_a_scrape_of_a_silent_server_ends_and_says_so(fresh_server: Any, exporter: Any) -> None:
+def test_a_scrape_of_a_silent_server_ends_and_says_so(fresh_server, exporter):
     server = fresh_server()
     _, at = exporter(url=server.url())
     assert value(samples(scrape(at)), "up") == 1
@@ -163,13 +160,13 @@ def test_a_scrape_of_a_silent_server_ends_and_says_so(fresh_server: Any, exporte
     eventually(lambda: value(samples(scrape(at)), "up") == 1, 40)
 
 
-def test_once_prints_them_and_fails_where_there_are_none(cli: Any) -> None:
+def test_once_prints_them_and_fails_where_there_are_none(cli):
     assert value(samples(cli("metrics", "--once").out), "up") == 1
     gone = cli("metrics", "--once", url=f"redis://127.0.0.1:{free_port()}/0", code=1)
     assert value(samples(gone.out), "up") == 0
 
 
-def test_without_the_extra_it_says_what_to_install(cli: Any) -> None:
+def test_without_the_extra_it_says_what_to_install(cli):
     with mock.patch.dict(sys.modules, {"prometheus_client": None}):
         sys.modules.pop("celery_superfetch.console.metrics", None)
         error = cli("metrics", "--once", code=1).err
@@ -177,14 +174,14 @@ def test_without_the_extra_it_says_what_to_install(cli: Any) -> None:
     assert "Traceback" not in error
 
 
-def test_each_alert_is_valid_and_says_what_to_do() -> None:
+def test_each_alert_is_valid_and_says_what_to_do():
     alerts = re.findall(r"- alert: (\w+)", ALERTS.read_text())
     documented = re.findall(r"^\| `(Superfetch\w+)` \|", ALERTS_PAGE.read_text(), re.MULTILINE)
     assert alerts == documented
     promtool("check", "rules", str(ALERTS))
 
 
-def test_the_dashboard_is_one_that_grafana_reads() -> None:
+def test_the_dashboard_is_one_that_grafana_reads():
     board = json.loads(DASHBOARD.read_text())
     panels = board["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels) > 10

@@ -13,7 +13,6 @@ from celery_superfetch import PoisonPill
 from celery_superfetch.app.notice import Notices
 from celery_superfetch.model.strikes import Decision
 from celery_superfetch.signals import job_recovering
-from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.servers.proxy import FaultProxy
 from support.waiting import always, eventually
@@ -72,8 +71,8 @@ def orphaned(bench: Bench, *queues: str) -> None:
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 @pytest.mark.parametrize("how", SETTINGS)
 def test_it_comes_through_whatever_an_app_says_of_its_tasks(
-    how: str, pool: str, worker: Any, make_app: Any, bench: Bench, ledger: Ledger, proxy: FaultProxy
-) -> None:
+    how, pool, worker, make_app, bench, ledger, proxy
+):
     """Also that of its second try: the first gets no answer of the result backend."""
     conf, names = SETTINGS[how], ("celery", LATER)
     sent = {name: conf[name] for name in conf if name not in ("task_routes", "task_always_eager")}
@@ -103,9 +102,7 @@ def test_it_comes_through_whatever_an_app_says_of_its_tasks(
     assert not bench.client.exists("elsewhere")
 
 
-def test_what_kills_each_notice_ends_and_no_notice_follows_a_notice(
-    worker: Any, app: Celery, db: Database, ledger: Ledger
-) -> None:
+def test_what_kills_each_notice_ends_and_no_notice_follows_a_notice(worker, app, db, ledger):
     """A receiver of `job_killed` that ends its process: the caller is told without it."""
     one = worker(app="told", concurrency=1, options=ONE_STRIKE, env={"HALF_WAY": "job_killed"})
     pill = app.signature("told.pill", ("one",)).apply_async()
@@ -117,8 +114,8 @@ def test_what_kills_each_notice_ends_and_no_notice_follows_a_notice(
 
 
 def test_where_even_the_last_run_kills_the_notice_is_dead_and_nothing_follows(
-    worker: Any, app: Celery, db: Database, ledger: Ledger
-) -> None:
+    worker, app, db, ledger
+):
     worker(app="told", concurrency=1, options=ONE_STRIKE, env={"HALF_WAY": "each question"})
     app.signature("told.pill", ("one",)).apply_async()
     dead = ["celery_superfetch.announce", "told.pill"]
@@ -127,9 +124,7 @@ def test_where_even_the_last_run_kills_the_notice_is_dead_and_nothing_follows(
     always(lambda: not db.length() and len(db.dead()) == 2, during=3)
 
 
-def test_one_that_is_cut_short_by_a_time_limit_tells_in_the_end(
-    worker: Any, app: Celery, db: Database, ledger: Ledger
-) -> None:
+def test_one_that_is_cut_short_by_a_time_limit_tells_in_the_end(worker, app, db, ledger):
     """A hook that hangs, and a hard limit that is meant for all tasks."""
     conf = {"task_time_limit": 1}
     one = worker(app="told", concurrency=1, options=ONE_STRIKE, conf=conf, env={"HANGS": "hung"})
@@ -141,8 +136,8 @@ def test_one_that_is_cut_short_by_a_time_limit_tells_in_the_end(
 
 
 def test_a_broker_that_goes_away_while_it_tells_loses_no_notice(
-    worker: Any, app: Celery, db: Database, ledger: Ledger, proxy: FaultProxy, url: str
-) -> None:
+    worker, app, db, ledger, proxy, url
+):
     """Nor can its next try be sent: it goes back when the broker is there, and tells again."""
     env = {"HANGS": "hung"}
     worker(app="told", url=proxy.url(), result_url=url, options=ONE_STRIKE, env=env)
@@ -160,8 +155,8 @@ def test_a_broker_that_goes_away_while_it_tells_loses_no_notice(
 
 
 def test_a_stock_worker_that_discards_it_leaves_the_dead_set_whole_and_doctor_says_so(
-    worker: Any, app: Celery, bench: Bench, cli: Any
-) -> None:
+    worker, app, bench, cli
+):
     app.signature("told.pill", ("one",)).apply_async()
     orphaned(bench, "celery")
     killer = Celery("shop", set_as_current=False)

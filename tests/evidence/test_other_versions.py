@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
-
-from support.servers.database import Database
 
 
 @pytest.mark.parametrize(
@@ -18,9 +13,7 @@ from support.servers.database import Database
         ("redis==9.0.0", "solo", "pip install 'redis>=5.0,<9'"),
     ],
 )
-def test_a_worker_refuses_to_start(
-    worker: Any, shop: SimpleNamespace, db: Database, version: str, pool: str, pin: str
-) -> None:
+def test_a_worker_refuses_to_start(worker, shop, db, version, pool, pin):
     shop.note.delay("job")
     env = {"VERSION": version}
     one = worker(app="support.apps.versioned", pool=pool, env=env, ready=False)
@@ -39,9 +32,7 @@ def test_a_worker_refuses_to_start(
     ("version", "told"),
     [("kombu==5.8.0", "SUPERFETCH_ANY_VERSION is 1"), ("celery==5.7.99", "used all the same")],
 )
-def test_one_that_may_be_used_is_told_of_once(
-    worker: Any, shop: SimpleNamespace, version: str, told: str
-) -> None:
+def test_one_that_may_be_used_is_told_of_once(worker, shop, version, told):
     env = {"VERSION": version, "SUPERFETCH_ANY_VERSION": "1"}
     one = worker(app="support.apps.versioned", pool="threads", env=env)
     assert shop.add.delay(2, 3).get(timeout=30) == 5

@@ -5,15 +5,10 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta, timezone
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import redis
-from celery import Celery
 from celery.result import AsyncResult
 
-from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.waiting import always, eventually
 from support.workers.bench import payload
@@ -52,15 +47,7 @@ class Due:
         ("gevent", {}),
     ],
 )
-def test_each_pool_starts_them_in_their_second(
-    pool: str,
-    conf: dict[str, Any],
-    worker: Any,
-    make_app: Any,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-) -> None:
+def test_each_pool_starts_them_in_their_second(pool, conf, worker, make_app, shop, ledger, db):
     """Of both protocols and any priority; meanwhile the worker holds nothing."""
     one = worker(pool=pool, conf=conf)
     due = Due()
@@ -78,9 +65,7 @@ def test_each_pool_starts_them_in_their_second(
     assert one.alive()
 
 
-def test_without_it_a_worker_holds_them_all(
-    worker: Any, shop: SimpleNamespace, db: Database
-) -> None:
+def test_without_it_a_worker_holds_them_all(worker, shop, db):
     """The control: in memory, and its end moves each."""
     one = worker(env={"WITHOUT": "parking"})
     for name in range(20):
@@ -91,9 +76,7 @@ def test_without_it_a_worker_holds_them_all(
     assert db.length() == 20
 
 
-def test_an_end_moves_none_and_a_restart_of_all_loses_none(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_an_end_moves_none_and_a_restart_of_all_loses_none(worker, shop, ledger, db):
     """Two workers, one of which ends as it should."""
     pair, due = [worker(), worker()], Due(AHEAD + 6)
     names = [f"job-{number}" for number in range(30)]
@@ -110,9 +93,7 @@ def test_an_end_moves_none_and_a_restart_of_all_loses_none(
     assert not db.counters(), "nobody takes them for lost"
 
 
-def test_beat_wakes_a_fleet_at_zero(
-    worker: Any, beat: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_beat_wakes_a_fleet_at_zero(worker, beat, shop, ledger, db):
     """What scales by the length of the queue sees them when they are due, and not before."""
     one, due = worker(), Due(AHEAD + 6)
     shop.note.apply_async(("job",), eta=due.at)
@@ -133,9 +114,7 @@ def test_beat_wakes_a_fleet_at_zero(
     assert ledger.starts()["job"][0] >= due.at.timestamp()
 
 
-def test_a_stock_worker_in_the_same_fleet_holds_what_it_claims(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_a_stock_worker_in_the_same_fleet_holds_what_it_claims(worker, shop, ledger, db):
     worker(), worker(superfetch=False)
     due = Due()
     names = [f"job-{number}" for number in range(30)]
@@ -145,9 +124,7 @@ def test_a_stock_worker_in_the_same_fleet_holds_what_it_claims(
     due.were_punctual(ledger, *names)
 
 
-def test_a_retry_is_one_like_any_other(
-    worker: Any, app: Celery, ledger: Ledger, db: Database
-) -> None:
+def test_a_retry_is_one_like_any_other(worker, app, ledger, db):
     worker()
     result = app.send_task("shop.put_off", ("job", AHEAD))
     eventually(lambda: db.client.zcard("superfetch:parked:celery") == 1)
@@ -156,9 +133,7 @@ def test_a_retry_is_one_like_any_other(
     assert AHEAD <= second - first < AHEAD + LATE
 
 
-def test_the_revoked_never_run_and_the_purged_are_gone(
-    worker: Any, make_app: Any, shop: SimpleNamespace, app: Celery, ledger: Ledger, db: Database
-) -> None:
+def test_the_revoked_never_run_and_the_purged_are_gone(worker, make_app, shop, app, ledger, db):
     worker(options=HOST)
     jobs = [shop.note.apply_async((f"job-{n}",), countdown=DAY) for n in range(60)]
     eventually(lambda: len(db.parked()) == 60)
@@ -177,9 +152,7 @@ def test_the_revoked_never_run_and_the_purged_are_gone(
     assert not ledger.starts()
 
 
-def test_whoever_looks_sees_them_and_when_the_next_is_due(
-    worker: Any, shop: SimpleNamespace, cli: Any, db: Database
-) -> None:
+def test_whoever_looks_sees_them_and_when_the_next_is_due(worker, shop, cli, db):
     one = worker()
     shop.note.apply_async(("later",), countdown=DAY)
     shop.note.apply_async(("sooner",), countdown=3_600, priority=3)
@@ -207,9 +180,7 @@ def test_whoever_looks_sees_them_and_when_the_next_is_due(
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
-def test_odd_times_and_odd_members_stop_nobody_and_lose_nothing(
-    pool: str, worker: Any, ledger: Ledger, client: redis.Redis, db: Database
-) -> None:
+def test_odd_times_and_odd_members_stop_nobody_and_lose_nothing(pool, worker, ledger, client, db):
     one = worker(pool=pool)
     message = json.loads(payload("far", "celery", eta="9999-12-31T23:59:59+00:00"))
     message["content-type"] = "application/x-nobody-can-decode-it"

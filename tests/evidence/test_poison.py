@@ -7,8 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import redis
-from celery import Celery
 from celery.result import AsyncResult
 
 from celery_superfetch import PoisonPill
@@ -35,9 +33,7 @@ def ended_by_its_strikes(pill: AsyncResult, shop: SimpleNamespace, ledger: Ledge
     assert ledger.runs()["pill"] == STRIKES
 
 
-def test_a_task_that_is_loaded_later_is_guarded_like_the_others(
-    worker: Any, app: Celery, ledger: Ledger, db: Database
-) -> None:
+def test_a_task_that_is_loaded_later_is_guarded_like_the_others(worker, app, ledger, db):
     """A5: it ran for ever, by Celery's own request class."""
     worker(concurrency=1, conf={"worker_pool_restarts": True})
     [reply] = app.control.pool_restart(
@@ -50,9 +46,7 @@ def test_a_task_that_is_loaded_later_is_guarded_like_the_others(
     assert [record["task_id"] for record in db.dead()] == [pill.id]
 
 
-def test_without_the_guard_a_poison_pill_goes_on(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_without_the_guard_a_poison_pill_goes_on(worker, shop, ledger, db):
     """The control: what ends the loop is the limit, and nothing else."""
     worker(concurrency=1, options={"strike_limit": 1000, "recovery_limit": 1000})
     shop.kill_child.delay("pill")
@@ -60,9 +54,7 @@ def test_without_the_guard_a_poison_pill_goes_on(
     assert not db.dead()
 
 
-def test_a_hard_time_limit_without_ack_ends_too(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_a_hard_time_limit_without_ack_ends_too(worker, shop, ledger, db):
     worker(concurrency=1, conf={"task_acks_on_failure_or_timeout": False})
     pill = shop.hold.apply_async(("slow",), time_limit=1)
     eventually(lambda: db.dead(), message="it is killed")
@@ -82,8 +74,8 @@ def test_a_hard_time_limit_without_ack_ends_too(
     "junk", [b"no message \xff at all", b"[]", b'{"body": ""}', b"null", b""], ids=repr
 )
 def test_an_item_that_is_no_message_is_put_aside_and_the_worker_goes_on(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, junk: bytes
-) -> None:
+    worker, shop, ledger, db, junk
+):
     one = worker(pool="solo", concurrency=1)
     db.client.lpush(f"{db.prefix}celery", junk)
     shop.note.delay("next")
@@ -96,9 +88,7 @@ def test_an_item_that_is_no_message_is_put_aside_and_the_worker_goes_on(
     eventually(lambda: not db.private_lists())
 
 
-def test_junk_that_a_killed_worker_held_is_recovered_and_put_aside(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_junk_that_a_killed_worker_held_is_recovered_and_put_aside(worker, shop, ledger, db):
     victim = worker(pool="solo", concurrency=1)
     shop.hold.delay("running")
     eventually(lambda: ledger.starts())
@@ -113,8 +103,8 @@ def test_junk_that_a_killed_worker_held_is_recovered_and_put_aside(
 
 
 def test_a_job_retried_from_the_dead_set_runs_again_with_a_clean_record(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, client: redis.Redis
-) -> None:
+    worker, shop, ledger, db, client
+):
     worker(concurrency=1, options={"strike_limit": 2})
     shop.kill_child.delay("pill")
     eventually(lambda: len(db.dead()) == 1)
@@ -151,13 +141,8 @@ def spared(
 
 @pytest.mark.parametrize("theirs", [STRIKES, 10], ids=["on probation", "on its queue"])
 def test_what_another_app_has_spared_its_own_kills_before_it_runs_again(
-    worker: Any,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-    spared: Callable[[int], AsyncResult],
-    theirs: int,
-) -> None:
+    worker, shop, ledger, db, spared, theirs
+):
     """A4: the stranger was always the first to look, and the job went on for ever."""
     pill = spared(theirs)
     worker(pool="solo", concurrency=1)
@@ -168,9 +153,7 @@ def test_what_another_app_has_spared_its_own_kills_before_it_runs_again(
     assert not db.on_probation()
 
 
-def test_otherwise_it_runs_again(
-    worker: Any, ledger: Ledger, spared: Callable[[int], AsyncResult]
-) -> None:
+def test_otherwise_it_runs_again(worker, ledger, spared):
     """A4, the control."""
     spared(STRIKES)
     env = {"WITHOUT": "reception"}

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
-import redis
 
-from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.waiting import eventually
 from support.workers.bench import payload
 from support.workers.worker import Worker
 
 
-def test_each_task_has_a_limit_of_its_own(
-    worker: Any, app: Any, ledger: Ledger, db: Database
-) -> None:
+def test_each_task_has_a_limit_of_its_own(worker, app, ledger, db):
     worker(app="limits", concurrency=1)
     for name in ("once", "twice", "never"):
         app.send_task(f"limits.{name}", (name,))
@@ -42,14 +36,8 @@ def test_each_task_has_a_limit_of_its_own(
     ids=["small", "large", "with an ETA"],
 )
 def test_a_payload_that_kills_whoever_decodes_it_ends_in_the_dead_set(
-    worker: Any,
-    ledger: Ledger,
-    db: Database,
-    client: redis.Redis,
-    size: int,
-    eta: dict[str, str],
-    strikes: list[str],
-) -> None:
+    worker, ledger, db, client, size, eta, strikes
+):
     """It takes the worker down before it runs. Claimed for a free slot it counts as running, unless
     it had a time of its own, which has come: then it is only reserved, and has its strikes when it
     is alone. Before its time nobody decodes it.

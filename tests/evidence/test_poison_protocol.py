@@ -8,8 +8,6 @@ import pytest
 from celery import Celery
 
 from celery_superfetch import PoisonPill
-from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.waiting import eventually
 
 STRIKES = 3
@@ -20,9 +18,7 @@ def old(make_app: Any) -> Celery:
     return make_app(superfetch=False, conf={"task_protocol": 1})
 
 
-def test_a_pill_that_kills_its_pool_child_runs_three_times(
-    worker: Any, old: Celery, ledger: Ledger, db: Database
-) -> None:
+def test_a_pill_that_kills_its_pool_child_runs_three_times(worker, old, ledger, db):
     """A2: the guard knew no task of that name, and spared it for ever."""
     worker(concurrency=1)
     kill, note = old.tasks["shop.kill_child"], old.tasks["shop.note"]
@@ -35,9 +31,7 @@ def test_a_pill_that_kills_its_pool_child_runs_three_times(
     assert (record["task"], record["task_id"]) == ("shop.kill_child", pill.id)
 
 
-def test_a_pill_that_kills_its_worker_runs_three_times(
-    worker: Any, old: Celery, ledger: Ledger, db: Database
-) -> None:
+def test_a_pill_that_kills_its_worker_runs_three_times(worker, old, ledger, db):
     """A2: on threads each run ended a worker."""
     pill = old.tasks["shop.kill_owner"].delay("pill")
     for _ in range(STRIKES):

@@ -11,7 +11,6 @@ import celery
 import pytest
 from celery.states import READY_STATES
 
-from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.waiting import eventually
 
@@ -53,9 +52,7 @@ def outcome(shop: SimpleNamespace, task_id: str) -> str:
     return type(meta["result"]).__name__ if meta["status"] == "FAILURE" else str(meta["status"])
 
 
-def test_every_loop_ends(
-    worker: Any, shop: SimpleNamespace, send: Send, ledger: Ledger, db: Database
-) -> None:
+def test_every_loop_ends(worker, shop, send, ledger, db):
     one = worker(app="features", concurrency=4, conf=SENT_ANEW)
     ids = {
         "for ever": send("dies", "for ever", "child"),
@@ -88,9 +85,7 @@ def test_every_loop_ends(
     assert one.alive()
 
 
-def test_the_strikes_go_on_when_the_next_run_takes_the_worker_down(
-    worker: Any, shop: SimpleNamespace, send: Send, ledger: Ledger, db: Database
-) -> None:
+def test_the_strikes_go_on_when_the_next_run_takes_the_worker_down(worker, shop, send, ledger, db):
     task_id = send("dies", "pill", "child", "owner")
     for _ in range(2):
         worker(app="features", concurrency=1, conf=SENT_ANEW, ready=False).wait_exit()
@@ -104,9 +99,7 @@ def test_the_strikes_go_on_when_the_next_run_takes_the_worker_down(
     assert "pool process lost" not in "".join(reasons[1:])
 
 
-def test_a_child_that_is_lost_at_a_deploy_costs_neither_strike_nor_retry(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_a_child_that_is_lost_at_a_deploy_costs_neither_strike_nor_retry(worker, shop, ledger, db):
     one = worker(concurrency=1, conf=SENT_ANEW)
     shop.hold.delay("held")
     eventually(lambda: ledger.starts().get("held"))
@@ -121,9 +114,7 @@ def test_a_child_that_is_lost_at_a_deploy_costs_neither_strike_nor_retry(
     assert (counters["recoveries"], counters["strikes"]) == ("1", "0")
 
 
-def test_without_the_guard_what_is_sent_anew_loops(
-    worker: Any, send: Send, ledger: Ledger, db: Database
-) -> None:
+def test_without_the_guard_what_is_sent_anew_loops(worker, send, ledger, db):
     """The control: Celery counts retries, and `max_retries=None` says that it must not."""
     worker(app="features", superfetch=False, concurrency=1, conf=SENT_ANEW)
     send("dies", "for ever", "child")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from celery_superfetch import PoisonPill
-from support.servers.database import Database
-from support.servers.ledger import Ledger
 
 #: Judge without a strike, and then the strikes.
 RECOVERIES, STRIKES = 2, 3
@@ -21,9 +18,7 @@ def lives(worker: Any, count: int, **options: int) -> None:
         worker(concurrency=1, options=options, ready=False).wait_exit()
 
 
-def test_a_loop_that_begins_with_term_ends(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_a_loop_that_begins_with_term_ends(worker, shop, ledger, db):
     """A3: each was a requeue, counted by nobody: 25 runs in 25 s."""
     limits = {"recovery_limit": RECOVERIES, "strike_limit": STRIKES}
     pill = shop.stop_owner.delay("pill")
@@ -48,9 +43,7 @@ def test_a_loop_that_begins_with_term_ends(
         pill.get(timeout=10)
 
 
-def test_without_the_limit_it_goes_on(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_without_the_limit_it_goes_on(worker, shop, ledger, db):
     """A3, the control: what ends the loop is the limit of recoveries."""
     shop.stop_owner.delay("pill")
     lives(worker, RECOVERIES + STRIKES + 1, strike_limit=STRIKES, recovery_limit=1000)

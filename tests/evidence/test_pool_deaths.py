@@ -67,11 +67,11 @@ def runs(
     return count
 
 
-def test_each_of_its_runs_is_a_strike(runs: Runs) -> None:
+def test_each_of_its_runs_is_a_strike(runs):
     assert runs(False) == 2
 
 
-def test_otherwise_it_runs_once_more(runs: Runs) -> None:
+def test_otherwise_it_runs_once_more(runs):
     assert runs(True) == 3
 
 
@@ -88,24 +88,18 @@ def slow_end(worker: Any, app: Celery, ledger: Ledger) -> Callable[..., None]:
     return end
 
 
-def test_a_child_that_is_not_dead_yet_when_that_is_told_is_replaced_at_once(
-    slow_end: Callable[..., None], ledger: Ledger, db: Database
-) -> None:
+def test_a_child_that_is_not_dead_yet_when_that_is_told_is_replaced_at_once(slow_end, ledger, db):
     slow_end()
     eventually(db.dead)
     assert ledger.runs()["job"] == 2
 
 
-def test_otherwise_it_is_when_celery_looks_again(
-    slow_end: Callable[..., None], ledger: Ledger
-) -> None:
+def test_otherwise_it_is_when_celery_looks_again(slow_end, ledger):
     slow_end(without="second_looks")
     always(lambda: ledger.runs()["job"] == 1, during=3.0)
 
 
-def test_a_child_that_dies_while_its_worker_reconnects_is_missed(
-    worker: Any, client: redis.Redis, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_a_child_that_dies_while_its_worker_reconnects_is_missed(worker, client, shop, ledger, db):
     """Its job stayed in flight until the worker ended."""
     one = worker(env={"HAPPENS": "sudden_ends"})
     shop.hold.delay("job")
@@ -119,9 +113,7 @@ def test_a_child_that_dies_while_its_worker_reconnects_is_missed(
 
 
 @pytest.mark.skipif(celery.VERSION >= (5, 6), reason="later versions remember it by themselves")
-def test_otherwise_its_job_stays_with_the_worker(
-    worker: Any, client: redis.Redis, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_otherwise_its_job_stays_with_the_worker(worker, client, shop, ledger, db):
     one = worker(env={"HAPPENS": "sudden_ends", "WITHOUT": "dead_children"})
     shop.hold.delay("job")
     eventually(lambda: ledger.starts().get("job"))
@@ -157,9 +149,7 @@ GUARDED = pytest.mark.skipif(celery.VERSION < (5, 7), reason="there the worker e
 
 
 @GUARDED
-def test_what_was_cancelled_while_the_result_backend_is_away_is_run_again(
-    cancelled: Callable[..., Worker], ledger: Ledger, db: Database
-) -> None:
+def test_what_was_cancelled_while_the_result_backend_is_away_is_run_again(cancelled, ledger, db):
     """It was taken for revoked, acked and gone."""
     one = cancelled()
     eventually(lambda: ledger.runs()["job"] == 2)
@@ -171,9 +161,7 @@ def test_what_was_cancelled_while_the_result_backend_is_away_is_run_again(
 
 
 @GUARDED
-def test_otherwise_it_is_taken_for_a_job_that_killed_its_child(
-    cancelled: Callable[..., Worker], ledger: Ledger
-) -> None:
+def test_otherwise_it_is_taken_for_a_job_that_killed_its_child(cancelled, ledger):
     one = cancelled(WITHOUT="cancelled")
     eventually(lambda: ledger.runs()["job"] == 2)
     one.wait_log("strike 1 of 3")
@@ -203,8 +191,8 @@ def victim(
 
 
 def test_a_child_that_outlived_the_signal_for_one_job_loses_the_next_like_any_other(
-    victim: Callable[..., Worker], ledger: Ledger, db: Database
-) -> None:
+    victim, ledger, db
+):
     """billiard remembers that the child was told to end; Celery took the next job for revoked."""
     victim()
     eventually(lambda: ledger.runs()["victim"] == 2)
@@ -213,9 +201,7 @@ def test_a_child_that_outlived_the_signal_for_one_job_loses_the_next_like_any_ot
     assert set(ledger.finishes()) == {"deaf", "victim"}
 
 
-def test_otherwise_the_next_is_revoked_and_gone(
-    victim: Callable[..., Worker], ledger: Ledger, db: Database
-) -> None:
+def test_otherwise_the_next_is_revoked_and_gone(victim, ledger, db):
     victim(WITHOUT="outlived")
     eventually(lambda: not db.held())
     assert not db.waiting()
@@ -235,8 +221,8 @@ def test_otherwise_the_next_is_revoked_and_gone(
     ],
 )
 def test_a_task_that_exits_is_a_strike_and_its_reason_is_one_line(
-    worker: Any, app: Celery, ledger: Ledger, db: Database, pool: str, status: Any, reason: str
-) -> None:
+    worker, app, ledger, db, pool, status, reason
+):
     worker(app="features", pool=pool, concurrency=1, options={"strike_limit": 2})
     app.send_task("features.exits", ("job", status))
     [record] = eventually(db.dead)
@@ -244,9 +230,7 @@ def test_a_task_that_exits_is_a_strike_and_its_reason_is_one_line(
     assert ledger.runs() == {"job": 2}
 
 
-def test_a_task_that_shuts_a_solo_worker_down_goes_back_without_a_strike(
-    worker: Any, app: Celery, ledger: Ledger, db: Database
-) -> None:
+def test_a_task_that_shuts_a_solo_worker_down_goes_back_without_a_strike(worker, app, ledger, db):
     """It asks for a warm shutdown, as SIGTERM does: each worker that runs it stops."""
     app.send_task("features.stops", ("job",))
     for runs in range(1, 5):

@@ -84,9 +84,7 @@ def programme(shop: SimpleNamespace, ledger: Ledger) -> Iterator[Programme]:
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_features(
-    name: str, worker: Any, programme: Programme, ledger: Ledger, db: Database
-) -> None:
+def test_features(name, worker, programme, ledger, db):
     line = LINES[name]
     if line.conf == DISABLED and celery.VERSION < (5, 6):
         pytest.skip("worker_disable_prefetch came with Celery 5.6")

@@ -38,9 +38,7 @@ def busy(worker: Any, ledger: Ledger, burn: Any, db: Database, **settings: Any) 
 
 
 @pytest.mark.parametrize("pool", ["gevent", "solo", "threads"])
-def test_an_owner_is_heard_while_a_task_computes(
-    worker: Any, burn: Any, ledger: Ledger, db: Database, shop: SimpleNamespace, pool: str
-) -> None:
+def test_an_owner_is_heard_while_a_task_computes(worker, burn, ledger, db, shop, pool):
     one, end, owner = busy(worker, ledger, burn, db, pool=pool)
     for _ in range(10):
         before = db.heard(owner)
@@ -60,9 +58,7 @@ def test_an_owner_is_heard_while_a_task_computes(
     assert [key for key in db.keys("superfetch:*") if owner in key] == []
 
 
-def test_without_its_pulse_gevents_owner_falls_silent(
-    worker: Any, burn: Any, ledger: Ledger, db: Database
-) -> None:
+def test_without_its_pulse_gevents_owner_falls_silent(worker, burn, ledger, db):
     """The control."""
     one, end, owner = busy(worker, ledger, burn, db, pool="gevent", env={"WITHOUT": "pulse"})
     last = db.heard(owner)

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.waiting import always, eventually
 
 NAMES = [f"n{n}" for n in range(30)]
@@ -29,9 +27,7 @@ def full(worker: Any, shop: SimpleNamespace) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("pool", ["gevent", "threads"])
-def test_an_ack_wakes_a_consumer_that_sleeps_over_a_full_prefetch(
-    full: Any, ledger: Ledger, db: Database, pool: str
-) -> None:
+def test_an_ack_wakes_a_consumer_that_sleeps_over_a_full_prefetch(full, ledger, db, pool):
     """The loop's own timeout is 2 s (gevent) or 1 s: without a wake-up these take 15 s or more."""
     one = full(pool)
     eventually(lambda: set(ledger.finishes()) == set(NAMES), within=10)
@@ -40,16 +36,14 @@ def test_an_ack_wakes_a_consumer_that_sleeps_over_a_full_prefetch(
     assert one.wait_exit() == 0
 
 
-def test_stock_sleeps_over_a_full_prefetch(full: Any, ledger: Ledger) -> None:
+def test_stock_sleeps_over_a_full_prefetch(full, ledger):
     """The control."""
     full("gevent", superfetch=False)
     eventually(lambda: ledger.finishes())
     always(lambda: len(ledger.finishes()) < len(NAMES), during=4)
 
 
-def test_a_pool_that_grows_and_shrinks_loses_nothing(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_a_pool_that_grows_and_shrinks_loses_nothing(worker, shop, ledger, db):
     one = worker(args=["--autoscale=4,1"], env={"AUTOSCALE_KEEPALIVE": "1"})
     holds = [f"hold{n}" for n in range(4)]
     for name in holds:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import redis
 
 from celery_superfetch.model.job import digest
 from support.servers.database import OWN, Database
-from support.servers.ledger import Ledger
 from support.waiting import always, eventually
 from support.workers.load import Load
 from support.workers.worker import Worker
@@ -60,13 +58,7 @@ def until(supervisor: Supervisor, done: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_one_job_that_takes_the_worker_down_among_innocents(
-    supervised: Callable[..., Supervisor],
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-    pool: str,
-) -> None:
+def test_one_job_that_takes_the_worker_down_among_innocents(supervised, shop, ledger, db, pool):
     for name in INNOCENTS[:8]:
         shop.hold.delay(name, 1.0)
     shop.kill_owner.delay("pill")
@@ -87,9 +79,7 @@ def test_one_job_that_takes_the_worker_down_among_innocents(
     assert not db.counters()
 
 
-def test_whoever_blames_all_that_ran_kills_innocents(
-    supervised: Callable[..., Supervisor], shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_whoever_blames_all_that_ran_kills_innocents(supervised, shop, ledger, db):
     """The control, and what Sidekiq Pro does."""
     for name in INNOCENTS[:7]:
         shop.hold.delay(name)
@@ -112,14 +102,8 @@ def suspect(db: Database, client: redis.Redis, job: str) -> None:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_a_suspect_gets_its_turn_under_load_and_runs_with_nothing_beside(
-    worker: Any,
-    app: Any,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-    client: redis.Redis,
-    pool: str,
-) -> None:
+    worker, app, shop, ledger, db, client, pool
+):
     shop.hold.delay("suspect", 1.0)
     suspect(db, client, "suspect")
     shop.hold.delay("long", 3.0)
@@ -142,9 +126,7 @@ def test_a_suspect_gets_its_turn_under_load_and_runs_with_nothing_beside(
     eventually(lambda: not db.counters(), message="settled, it is innocent")
 
 
-def test_a_suspect_whose_worker_is_deployed_goes_on_with_the_next(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, client: redis.Redis
-) -> None:
+def test_a_suspect_whose_worker_is_deployed_goes_on_with_the_next(worker, shop, ledger, db, client):
     shop.hold.delay("suspect")
     suspect(db, client, "suspect")
     one = worker(concurrency=2, options=OPTIONS)
@@ -163,9 +145,7 @@ def test_a_suspect_whose_worker_is_deployed_goes_on_with_the_next(
     assert not db.dead()
 
 
-def test_another_worker_goes_on_with_the_rest(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, client: redis.Redis
-) -> None:
+def test_another_worker_goes_on_with_the_rest(worker, shop, ledger, db, client):
     shop.hold.delay("suspect")
     suspect(db, client, "suspect")
     worker(concurrency=2, options=OPTIONS)

@@ -92,9 +92,7 @@ def inbox(worker: Any, client: redis.Redis, ledger: Ledger) -> Callable[[str], I
 
 
 @pytest.mark.parametrize("pool", [*POOLS, "gevent"])
-def test_what_breaks_at_reception_is_put_aside(
-    pool: str, inbox: Callable[[str], Inbox], cli: Any
-) -> None:
+def test_what_breaks_at_reception_is_put_aside(pool, inbox, cli):
     """A1: each of these ended every worker of a fleet, or stayed in flight as long as one lived."""
     box = inbox(pool)
     box.takes(*KNOWN.values())
@@ -106,9 +104,7 @@ def test_what_breaks_at_reception_is_put_aside(
     assert "unparseable payload" in listed
 
 
-def test_what_cannot_be_put_aside_yet_is_later(
-    worker: Any, client: redis.Redis, db: Database, ledger: Ledger
-) -> None:
+def test_what_cannot_be_put_aside_yet_is_later(worker, client, db, ledger):
     """A1: the server refuses, and neither the worker nor the jobs behind it wait for that."""
     one = worker(app="odd", pool="threads")
     broken = payload(message("odd", **KNOWN["past, timelimit [1]"]))
@@ -124,9 +120,7 @@ def test_what_cannot_be_put_aside_yet_is_later(
     assert one.alive()
 
 
-def test_else_it_ends_each_worker_and_nobody_counts(
-    worker: Any, client: redis.Redis, db: Database
-) -> None:
+def test_else_it_ends_each_worker_and_nobody_counts(worker, client, db):
     """A1, the control."""
     client.lpush("celery", payload(message("odd", task="shop.note", **KNOWN["body []"])))
     for _ in range(2):
@@ -136,9 +130,7 @@ def test_else_it_ends_each_worker_and_nobody_counts(
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_whatever_arrives_the_worker_lives(
-    pool: str, inbox: Callable[[str], Inbox], request: pytest.FixtureRequest
-) -> None:
+def test_whatever_arrives_the_worker_lives(pool, inbox, request):
     """A1: envelopes, headers, properties and bodies of both protocols, broken in each place."""
     box = inbox(pool)
     rounds, number = request.config.getoption("fuzz"), request.config.getoption("seed")

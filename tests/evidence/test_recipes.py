@@ -114,9 +114,7 @@ def recipe(
 
 @pytest.mark.netns
 @pytest.mark.timeout(240)
-def test_compose_a_killed_worker_is_found_and_its_job_is_finished(
-    recipe: Callable[[str], Recipe],
-) -> None:
+def test_compose_a_killed_worker_is_found_and_its_job_is_finished(recipe):
     shop, found = recipe("compose"), services()
     worker = found["worker"]
     names = [f"worker-{number + 1}" for number in range(worker["deploy"]["replicas"])]
@@ -171,9 +169,7 @@ def number(query: str, metrics: str) -> float:
     return float(eval(sums, {"__builtins__": {}, "clamp_max": min}))
 
 
-def test_kubernetes_jobs_that_a_dead_worker_left_wake_a_fleet_at_zero(
-    recipe: Callable[[str], Recipe], server: Server
-) -> None:
+def test_kubernetes_jobs_that_a_dead_worker_left_wake_a_fleet_at_zero(recipe, server):
     """What KEDA's two triggers say, from the first job until all is done."""
     shop = recipe("kubernetes")
     scaled = documents()["ScaledObject", "shop-worker"]["spec"]["triggers"]
@@ -229,7 +225,7 @@ def test_kubernetes_jobs_that_a_dead_worker_left_wake_a_fleet_at_zero(
     shop.stop(exporter)
 
 
-def test_systemd_each_unit_starts_and_stops_as_it_says(recipe: Callable[[str], Recipe]) -> None:
+def test_systemd_each_unit_starts_and_stops_as_it_says(recipe):
     shop = recipe("systemd")
     check = exec_start("shop-check.service")
     assert shop.run(check)[0] == CRITICAL

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import redis
 
 from support.servers.database import Database
 from support.servers.faults import kill_connections
@@ -79,9 +75,7 @@ def grown(before: Resources, now: Resources) -> dict[str, dict[str, str]]:
     }
 
 
-def test_fifty_reconnects_leave_nothing_behind(
-    request: pytest.FixtureRequest, server: Server, books: Ledger, tmp_path: Path
-) -> None:
+def test_fifty_reconnects_leave_nothing_behind(request, server, books, tmp_path):
     with Fleet(server.url(), books, tmp_path, pools=POOLS, app="watched") as fleet:
         request.node.stash[STARTED] = list(fleet.workers.values())
         rows = []
@@ -100,9 +94,7 @@ def test_fifty_reconnects_leave_nothing_behind(
         eventually(at_rest, 15)
 
 
-def test_the_control_a_leak_of_each_kind_is_seen(
-    request: pytest.FixtureRequest, server: Server, books: Ledger, tmp_path: Path
-) -> None:
+def test_the_control_a_leak_of_each_kind_is_seen(request, server, books, tmp_path):
     leaky = {"app": "watched", "env": {"LEAK": "1"}}
     with Fleet(server.url(), books, tmp_path, pools=POOLS, **leaky) as fleet:
         request.node.stash[STARTED] = list(fleet.workers.values())
@@ -121,8 +113,8 @@ def test_the_control_a_leak_of_each_kind_is_seen(
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_what_waits_for_its_time_when_the_connection_is_lost_runs_once(
-    worker: Any, shop: SimpleNamespace, client: redis.Redis, ledger: Ledger, pool: str
-) -> None:
+    worker, shop, client, ledger, pool
+):
     """Celery keeps those of the lost connection, too, until their time comes."""
     one = worker(pool=pool, concurrency=1)
     names = ["one", "two", "three"]

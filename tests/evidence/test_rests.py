@@ -77,8 +77,8 @@ def begin_more(ledger: Ledger, workers: Sequence[Worker], jobs: int = 5) -> bool
 
 
 def test_one_owner_of_the_database_comes_to_rest_and_the_others_go_on(
-    fleet: Any, app: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, client: redis.Redis
-) -> None:
+    fleet, app, shop, ledger, db, client
+):
     """C2: with all workers busy, one after the other stopped; at once one for each queue list."""
     workers = fleet(3, env={"HAPPENS": "rests", "RESTS": "600,10"})  # whatever this takes
     with Load(app, ledger, ["celery", "mail"], name="short", every=0.02) as load:
@@ -105,8 +105,8 @@ def test_one_owner_of_the_database_comes_to_rest_and_the_others_go_on(
 
 
 def test_an_owner_whose_jobs_do_not_end_in_time_goes_back_to_work(
-    fleet: Any, app: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, client: redis.Redis
-) -> None:
+    fleet, app, shop, ledger, db, client
+):
     """C2: it rested until its jobs had ended, which may take a day."""
     [one] = fleet(1, env={"HAPPENS": "rests", "RESTS": "1,4"})
     with Load(app, ledger, ["celery", "mail"], name="short", every=0.05) as load:
@@ -126,9 +126,7 @@ def test_an_owner_whose_jobs_do_not_end_in_time_goes_back_to_work(
         assert load.settle().clean
 
 
-def test_nobody_rests_for_an_empty_list(
-    fleet: Any, app: Any, ledger: Ledger, db: Database, client: redis.Redis
-) -> None:
+def test_nobody_rests_for_an_empty_list(fleet, app, ledger, db, client):
     """C2: what a purge, or an expired queue, left in the set made owners rest."""
     [one] = fleet(1)
     with Load(app, ledger, ["celery", "mail"], name="short", every=0.05):
@@ -139,9 +137,7 @@ def test_nobody_rests_for_an_empty_list(
     ledger.release()
 
 
-def test_where_everybody_rests_one_suspect_stops_the_fleet(
-    fleet: Any, app: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, client: redis.Redis
-) -> None:
+def test_where_everybody_rests_one_suspect_stops_the_fleet(fleet, app, shop, ledger, db, client):
     """C2, the control: what a fleet does whose owners rest as they like."""
     workers = fleet(2, env={"WITHOUT": "rests"})
     with Load(app, ledger, ["celery", "mail"], name="short", every=0.02) as load:

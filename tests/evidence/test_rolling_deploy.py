@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +13,7 @@ import redis
 from celery import Celery
 from kombu.transport.redis import Channel
 
-from support.servers.database import Database, name_of
-from support.servers.ledger import Ledger
+from support.servers.database import name_of
 from support.waiting import always, eventually
 
 RESTORES_AT_ONCE = {
@@ -53,8 +51,8 @@ def load(*producers: Celery) -> Iterator[list[str]]:
 
 
 def test_a_fleet_is_rolled_from_stock_and_what_a_killed_worker_held_is_taken_over(
-    worker: Any, make_app: Any, ledger: Ledger, client: redis.Redis, cli: Any
-) -> None:
+    worker, make_app, ledger, client, cli
+):
     stock, ours = make_app(superfetch=False), make_app()
     first = worker(superfetch=False, pool="threads")
     doomed = worker(superfetch=False, queues=["old"], args=["--prefetch-multiplier=4"])
@@ -100,9 +98,7 @@ def test_a_fleet_is_rolled_from_stock_and_what_a_killed_worker_held_is_taken_ove
     assert not client.exists("unacked", "unacked_index", "celery", "old")
 
 
-def test_back_to_stock_after_a_kill(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, client: redis.Redis, cli: Any
-) -> None:
+def test_back_to_stock_after_a_kill(worker, shop, ledger, db, client, cli):
     jobs = ["running", "n0", "n1"]
     one = worker(concurrency=1, args=["--prefetch-multiplier=10"])
     shop.hold.delay("running")
@@ -135,8 +131,8 @@ def test_back_to_stock_after_a_kill(
     reason="this kombu restores every 100 s only",
 )
 def test_side_by_side_stock_restores_its_own_long_jobs_and_never_ours(
-    worker: Any, app: Celery, ledger: Ledger, db: Database, client: redis.Redis
-) -> None:
+    worker, app, ledger, db, client
+):
     restoring = {"broker_transport_options": RESTORES_AT_ONCE}
     worker(
         superfetch=False,

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from celery_superfetch.store.runs import RunCounts, Runs
-from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.waiting import eventually
 from support.workers.bench import Bench
 
@@ -23,8 +18,8 @@ def counts(bench: Bench) -> RunCounts:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_each_end_is_counted_at_the_latest_when_the_worker_stops(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, bench: Bench, pool: str
-) -> None:
+    worker, shop, ledger, db, bench, pool
+):
     one = worker(pool=pool, concurrency=2, options=RARELY)
     for name in ("a", "b"):
         shop.note.delay(name)
@@ -48,9 +43,7 @@ def test_each_end_is_counted_at_the_latest_when_the_worker_stops(
     }
 
 
-def test_a_run_that_was_cut_short_is_none_of_them(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, bench: Bench
-) -> None:
+def test_a_run_that_was_cut_short_is_none_of_them(worker, shop, ledger, db, bench):
     worker(concurrency=1, options={"heartbeat_interval": 1, "owner_ttl": 10})
     shop.kill_child.delay("pill")
     eventually(db.dead)

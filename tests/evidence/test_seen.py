@@ -7,13 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery
 from celery.app.task import Context
 
 from celery_superfetch.model.job import digest, parse
 from celery_superfetch.store.keys import Keys
-from support.servers.database import Database
 from support.waiting import eventually
 
 COUNTS = {"recoveries": 2, "strikes": 1, "requeues": 4}
@@ -33,9 +31,7 @@ def send(app: Celery, job: str, *args: Any) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
-def test_a_task_sees_that_it_is_a_recovery_and_how_often(
-    pool: str, worker: Any, make_app: Any, db: Database, client: redis.Redis
-) -> None:
+def test_a_task_sees_that_it_is_a_recovery_and_how_often(pool, worker, make_app, db, client):
     results, keys = {}, Keys()
     client.set(keys.recovered, 1)
     for protocol in (1, 2):
@@ -69,7 +65,7 @@ def test_a_task_sees_that_it_is_a_recovery_and_how_often(
     eventually(lambda: not db.counters())
 
 
-def test_without_our_request_what_a_task_sees_would_go_on_with_its_retries() -> None:
+def test_without_our_request_what_a_task_sees_would_go_on_with_its_retries():
     """The control: to Celery it is a header like any other."""
     options = Context({"id": "1", "task": "t", "superfetch": COUNTS}).as_execution_options()
     assert options["headers"] == {"superfetch": COUNTS}

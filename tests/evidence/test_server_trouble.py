@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import redis
 
 from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.servers.server import Server
 from support.waiting import always, eventually
 
 QUICK = {"heartbeat_interval": 1, "owner_ttl": 3, "reap_interval": 1}
 
 
-def test_deleting_the_registry_under_load_runs_nothing_twice(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_deleting_the_registry_under_load_runs_nothing_twice(worker, shop, ledger, db):
     for _ in range(2):
         worker(concurrency=2, options=QUICK)
     before = set(db.owners())
@@ -35,9 +29,7 @@ def test_deleting_the_registry_under_load_runs_nothing_twice(
     assert db.stat("owners_reaped") == 0
 
 
-def test_deleting_the_registry_of_a_dead_owner_loses_nothing(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, cli: Any
-) -> None:
+def test_deleting_the_registry_of_a_dead_owner_loses_nothing(worker, shop, ledger, db, cli):
     """Nobody registers it again, until `reap --full` finds its private lists."""
     victim = worker(concurrency=1, options=QUICK)
     shop.hold.delay("running")
@@ -54,8 +46,8 @@ def test_deleting_the_registry_of_a_dead_owner_loses_nothing(
 
 
 def test_a_full_server_is_drained_and_nobody_is_judged_by_silence(
-    worker: Any, make_app: Any, ledger: Ledger, url: str, fresh_server: Any
-) -> None:
+    worker, make_app, ledger, url, fresh_server
+):
     own: Server = fresh_server()
     there = Database(own.client())
     place = {"url": own.url(), "result_url": url, "options": QUICK}
@@ -83,9 +75,7 @@ def test_a_full_server_is_drained_and_nobody_is_judged_by_silence(
     eventually(lambda: ledger.finishes().get("after"), message="idle workers are woken again")
 
 
-def test_a_full_server_does_not_stop_the_reaper(
-    worker: Any, make_app: Any, ledger: Ledger, url: str, fresh_server: Any
-) -> None:
+def test_a_full_server_does_not_stop_the_reaper(worker, make_app, ledger, url, fresh_server):
     own: Server = fresh_server()
     there = Database(own.client())
     place = {"url": own.url(), "result_url": url, "options": QUICK, "concurrency": 1}
@@ -101,7 +91,7 @@ def test_a_full_server_does_not_stop_the_reaper(
     eventually(lambda: not there.private_lists(), message="its ack is accepted")
 
 
-def test_a_server_that_may_evict_keys_is_warned_of(worker: Any, fresh_server: Any) -> None:
+def test_a_server_that_may_evict_keys_is_warned_of(worker, fresh_server):
     own: Server = fresh_server(maxmemory_policy="allkeys-lru")
     one = worker(url=own.url(), concurrency=1)
     log = one.log()
@@ -110,8 +100,8 @@ def test_a_server_that_may_evict_keys_is_warned_of(worker: Any, fresh_server: An
 
 
 def test_a_wrong_password_is_said_and_the_queue_is_left_alone(
-    worker: Any, make_app: Any, ledger: Ledger, fresh_server: Any
-) -> None:
+    worker, make_app, ledger, fresh_server
+):
     own: Server = fresh_server(requirepass="right")
     make_app(superfetch=False, url=own.url()).tasks["shop.note"].delay("job")
     url = own.url().replace(":right@", ":wrong@")
@@ -124,8 +114,8 @@ def test_a_wrong_password_is_said_and_the_queue_is_left_alone(
 
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_a_read_only_replica_is_refused_by_name_until_it_is_promoted(
-    worker: Any, make_app: Any, ledger: Ledger, url: str, fresh_server: Any, seed: str
-) -> None:
+    worker, make_app, ledger, url, fresh_server, seed
+):
     """Celery orders its steps by hash: kombu's own writes may come before our check."""
     primary: Server = fresh_server()
     replica: Server = fresh_server(replicaof=["127.0.0.1", str(primary.port)])
@@ -146,14 +136,8 @@ def test_a_read_only_replica_is_refused_by_name_until_it_is_promoted(
 @pytest.mark.parametrize("prefix", ["", "{shop}:"])
 @pytest.mark.parametrize("running", [False, True])
 def test_a_replica_without_its_primary_is_waited_for(
-    worker: Any,
-    make_app: Any,
-    ledger: Ledger,
-    url: str,
-    fresh_server: Any,
-    prefix: str,
-    running: bool,
-) -> None:
+    worker, make_app, ledger, url, fresh_server, prefix, running
+):
     """It answers MASTERDOWN where it is to serve no stale data, as after a failover until it has
     the new primary's. It is no cluster, and a worker that ended would help nobody."""
     own: Server = fresh_server(replica_serve_stale_data="no")
@@ -171,9 +155,7 @@ def test_a_replica_without_its_primary_is_waited_for(
     assert ledger.runs() == {"job": 1}
 
 
-def test_a_queue_key_of_another_type_is_named_and_the_other_queues_go_on(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_a_queue_key_of_another_type_is_named_and_the_other_queues_go_on(worker, shop, ledger, db):
     one = worker(concurrency=1, queues=["broken", "celery"])
     db.client.set("broken", "precious")
     for name in ("a", "b"):
@@ -189,8 +171,8 @@ def test_a_queue_key_of_another_type_is_named_and_the_other_queues_go_on(
 
 
 def test_a_worker_that_finds_a_queue_key_of_another_type_at_its_start_names_it(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+    worker, shop, ledger, db
+):
     """E3. kombu itself asks for the queue's length, and the worker ended with that. The others go
     on, and nothing is overwritten."""
     db.client.set("broken", "precious")
@@ -207,9 +189,7 @@ def test_a_worker_that_finds_a_queue_key_of_another_type_at_its_start_names_it(
     assert ledger.runs() == {"job": 1, "mended": 1}
 
 
-def test_an_acl_user_without_scripts_is_refused_by_name(
-    worker: Any, make_app: Any, ledger: Ledger, fresh_server: Any
-) -> None:
+def test_an_acl_user_without_scripts_is_refused_by_name(worker, make_app, ledger, fresh_server):
     own: Server = fresh_server()
     rules = ["on", ">pw", "~*", "&*", "+@all", "-@scripting"]
     own.client().execute_command("ACL", "SETUSER", "shop", *rules)
@@ -232,8 +212,8 @@ def test_an_acl_user_without_scripts_is_refused_by_name(
 
 
 def test_a_server_that_refuses_writes_for_a_while_loses_and_doubles_nothing(
-    worker: Any, make_app: Any, ledger: Ledger, url: str, fresh_server: Any
-) -> None:
+    worker, make_app, ledger, url, fresh_server
+):
     """As workers see a planned failover, or a disk that is full: an error to each write."""
     own: Server = fresh_server()
     one = worker(url=own.url(), result_url=url, concurrency=1, options=QUICK)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from typing import Any
 
 from support.rows import row
-from support.servers.ledger import Ledger
 from support.waiting import eventually
 from support.workers.scene import Scene
 
@@ -32,7 +30,7 @@ def is_cut(scene: Scene, code: int | None = None) -> None:
 
 
 @row("QUIT")
-def test_quit_cuts_what_runs_and_gives_back_everything_in_order(scenes: Stage) -> None:
+def test_quit_cuts_what_runs_and_gives_back_everything_in_order(scenes):
     cut = scenes("prefork", "solo", "gevent")
     (threads,) = scenes("threads")
     settle_and_tell([*cut, threads], signal.SIGQUIT)
@@ -51,7 +49,7 @@ def test_quit_cuts_what_runs_and_gives_back_everything_in_order(scenes: Stage) -
     assert set(runs.values()) == {1}, runs
 
 
-def test_an_idle_worker_ends_at_once_and_without_an_error(worker: Any) -> None:
+def test_an_idle_worker_ends_at_once_and_without_an_error(worker):
     """F2. Its pool is gone by the time at which Celery flushes it."""
     quick, remapped = worker(), worker(env={"REMAP_SIGTERM": "SIGQUIT"})
     quick.wait_ready().quit()
@@ -62,7 +60,7 @@ def test_an_idle_worker_ends_at_once_and_without_an_error(worker: Any) -> None:
 
 
 @row("INT twice")
-def test_a_second_int_makes_a_warm_shutdown_cold(scenes: Stage) -> None:
+def test_a_second_int_makes_a_warm_shutdown_cold(scenes):
     cut = scenes("prefork", "solo", "gevent")
     settle_and_tell(cut, signal.SIGINT)
     for scene in cut:
@@ -74,9 +72,7 @@ def test_a_second_int_makes_a_warm_shutdown_cold(scenes: Stage) -> None:
 
 
 @row("worker_soft_shutdown_timeout")
-def test_a_soft_shutdown_gives_back_at_once_and_cuts_only_what_takes_too_long(
-    scenes: Stage,
-) -> None:
+def test_a_soft_shutdown_gives_back_at_once_and_cuts_only_what_takes_too_long(scenes):
     soft = {"worker_soft_shutdown_timeout": SOFT}
     quick = scenes("prefork", "threads", "solo", "gevent", conf=soft)
     slow = scenes("prefork", "solo", "gevent", conf=soft)
@@ -100,7 +96,7 @@ def test_a_soft_shutdown_gives_back_at_once_and_cuts_only_what_takes_too_long(
 
 
 @row("worker_enable_soft_shutdown_on_idle")
-def test_an_idle_worker_has_no_job_for_later_though_it_waits(scenes: Stage) -> None:
+def test_an_idle_worker_has_no_job_for_later_though_it_waits(scenes):
     soft = {"worker_soft_shutdown_timeout": SOFT, "worker_enable_soft_shutdown_on_idle": True}
     idle = scenes("prefork", "solo", conf=soft, jobs=False)
     for scene in idle:
@@ -120,7 +116,7 @@ def test_an_idle_worker_has_no_job_for_later_though_it_waits(scenes: Stage) -> N
 
 
 @row("TERM, then KILL")
-def test_a_deploy_whose_patience_ended_costs_nobody_a_strike(scenes: Stage) -> None:
+def test_a_deploy_whose_patience_ended_costs_nobody_a_strike(scenes):
     both = scenes("prefork", "threads")
     settle_and_tell(both, signal.SIGTERM)
     for scene in both:
@@ -139,7 +135,7 @@ def test_a_deploy_whose_patience_ended_costs_nobody_a_strike(scenes: Stage) -> N
 
 
 @row("TERM to the group")
-def test_a_group_that_is_told_to_stop_costs_nobody_a_strike(scenes: Stage) -> None:
+def test_a_group_that_is_told_to_stop_costs_nobody_a_strike(scenes):
     """As systemd does it: the pool's children get the SIGTERM, too, and die of it."""
     (scene,) = scenes("prefork")
     scene.settle()
@@ -153,9 +149,7 @@ def test_a_group_that_is_told_to_stop_costs_nobody_a_strike(scenes: Stage) -> No
     assert not scene.db.dead()
 
 
-def test_a_quit_that_finds_the_loop_at_work_on_its_jobs_comes_after_that(
-    worker: Any, shop: Any, ledger: Ledger
-) -> None:
+def test_a_quit_that_finds_the_loop_at_work_on_its_jobs_comes_after_that(worker, shop, ledger):
     """Celery's handler joins the threads of the pool, and one of them settles its job."""
     one = worker(env={"HAPPENS": "slow_loop"}, pool="threads", concurrency=1).wait_ready()
     shop.hold.delay("job")

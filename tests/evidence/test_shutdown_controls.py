@@ -16,7 +16,7 @@ Stage = Callable[..., list[Scene]]
 WAITED = 2.0
 
 
-def test_stock_keeps_what_waits_to_the_end_and_turns_it_round(scenes: Stage) -> None:
+def test_stock_keeps_what_waits_to_the_end_and_turns_it_round(scenes):
     (scene,) = scenes("threads", superfetch=False)
     scene.settle()
     scene.tell(signal.SIGTERM)
@@ -29,7 +29,7 @@ def test_stock_keeps_what_waits_to_the_end_and_turns_it_round(scenes: Stage) -> 
     assert [n for n in scene.db.waiting() if n in ("n0", "n1", "n2")] != ["n0", "n1", "n2"]
 
 
-def test_stock_loses_the_running_job_on_solo_and_gevent_when_told_to_quit(scenes: Stage) -> None:
+def test_stock_loses_the_running_job_on_solo_and_gevent_when_told_to_quit(scenes):
     lost = scenes("solo", "gevent", superfetch=False)
     for scene in lost:
         scene.worker.wait_ready()
@@ -47,7 +47,7 @@ def test_stock_loses_the_running_job_on_solo_and_gevent_when_told_to_quit(scenes
         always(gone, 0.5, message="the job is nowhere")
 
 
-def test_without_the_stopper_what_waits_is_kept_until_the_job_ends(scenes: Stage) -> None:
+def test_without_the_stopper_what_waits_is_kept_until_the_job_ends(scenes):
     kept = scenes("solo", "threads", env={"WITHOUT": "stopper"})
     for scene in kept:
         scene.settle()
@@ -71,7 +71,7 @@ def on_its_way(scene: Scene) -> psutil.Process:
     return child
 
 
-def test_a_job_on_its_way_to_the_pool_runs_there_and_nowhere_else(scenes: Stage) -> None:
+def test_a_job_on_its_way_to_the_pool_runs_there_and_nowhere_else(scenes):
     """Celery's pool forgets it at the shutdown, and the process runs it all the same."""
     ours, control = scenes("prefork", jobs=False) + scenes(
         "prefork", jobs=False, env={"WITHOUT": "stopper"}

@@ -23,7 +23,7 @@ def goes_on(scene: Scene, jobs: set[str]) -> None:
 
 
 @row("--max-tasks-per-child", "--max-memory-per-child")
-def test_a_pool_process_that_is_replaced_takes_no_job_along(scenes: Stage) -> None:
+def test_a_pool_process_that_is_replaced_takes_no_job_along(scenes):
     jobs = [f"job{n}" for n in range(12)]
     both = scenes("prefork", jobs=False, concurrency=2, args=["--max-tasks-per-child=2"])
     both += scenes("prefork", jobs=False, concurrency=2, args=["--max-memory-per-child=1"])
@@ -38,7 +38,7 @@ def test_a_pool_process_that_is_replaced_takes_no_job_along(scenes: Stage) -> No
 
 
 @row("autoscale down")
-def test_a_pool_that_shrinks_leaves_running_and_reserved_jobs_alone(scenes: Stage) -> None:
+def test_a_pool_that_shrinks_leaves_running_and_reserved_jobs_alone(scenes):
     (scene,) = scenes(
         "prefork", jobs=False, args=["--autoscale=3,1"], env={"AUTOSCALE_KEEPALIVE": "1"}
     )
@@ -59,9 +59,7 @@ def test_a_pool_that_shrinks_leaves_running_and_reserved_jobs_alone(scenes: Stag
 
 
 @row("control pool_restart")
-def test_a_pool_that_is_restarted_finishes_what_runs_and_runs_what_is_reserved(
-    scenes: Stage,
-) -> None:
+def test_a_pool_that_is_restarted_finishes_what_runs_and_runs_what_is_reserved(scenes):
     (scene,) = scenes("prefork", jobs=False, conf={"worker_pool_restarts": True})
     scene.worker.wait_ready()
     (scene.owner,) = scene.db.owners()
@@ -81,9 +79,7 @@ def test_a_pool_that_is_restarted_finishes_what_runs_and_runs_what_is_reserved(
 
 
 @row("control cancel_consumer", "control add_consumer")
-def test_a_queue_that_is_cancelled_keeps_what_comes_and_its_reserved_jobs_run(
-    scenes: Stage,
-) -> None:
+def test_a_queue_that_is_cancelled_keeps_what_comes_and_its_reserved_jobs_run(scenes):
     both = scenes("prefork", "gevent", jobs=False)
     for scene in both:
         scene.worker.wait_ready()

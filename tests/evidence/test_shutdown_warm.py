@@ -33,7 +33,7 @@ def play(scenes: list[Scene], how: int | str, *, code: int | None = 0, again: bo
 
 
 @row("TERM")
-def test_term_gives_back_what_waits_at_once_and_lets_run_what_runs(scenes: Stage) -> None:
+def test_term_gives_back_what_waits_at_once_and_lets_run_what_runs(scenes):
     all_pools = scenes("prefork", "threads", "solo", "gevent")
     play(all_pools, signal.SIGTERM)
     runs = all_pools[0].plays_out()
@@ -41,7 +41,7 @@ def test_term_gives_back_what_waits_at_once_and_lets_run_what_runs(scenes: Stage
 
 
 @row("TERM")
-def test_a_busy_worker_that_is_told_to_stop_loses_and_doubles_nothing(scenes: Stage) -> None:
+def test_a_busy_worker_that_is_told_to_stop_loses_and_doubles_nothing(scenes):
     """Many short jobs: some are between the queue, the worker, its pool and their ack."""
     jobs = {f"job{n}" for n in range(600)}
     busy = scenes("prefork", "threads", "gevent", jobs=False, concurrency=4)
@@ -64,17 +64,17 @@ def test_a_busy_worker_that_is_told_to_stop_loses_and_doubles_nothing(scenes: St
 
 
 @row("TERM twice")
-def test_a_second_term_changes_nothing(scenes: Stage) -> None:
+def test_a_second_term_changes_nothing(scenes):
     play(scenes("prefork", "gevent"), signal.SIGTERM, again=True)
 
 
 @row("INT")
-def test_int_is_a_warm_shutdown_with_another_exit_code(scenes: Stage) -> None:
+def test_int_is_a_warm_shutdown_with_another_exit_code(scenes):
     play(scenes("prefork", "solo"), signal.SIGINT, code=1)
 
 
 @row("control shutdown")
-def test_a_shutdown_by_remote_control_is_as_warm_as_term(scenes: Stage) -> None:
+def test_a_shutdown_by_remote_control_is_as_warm_as_term(scenes):
     """It comes without a signal of Celery's. (Solo reads it when its job has ended.)"""
     play(scenes("prefork", "gevent"), SHUTDOWN)
     (solo,) = scenes("solo")
@@ -90,7 +90,7 @@ def test_a_shutdown_by_remote_control_is_as_warm_as_term(scenes: Stage) -> None:
 
 
 @row("HUP")
-def test_hup_stops_warmly_and_starts_again_under_the_same_pid(scenes: Stage) -> None:
+def test_hup_stops_warmly_and_starts_again_under_the_same_pid(scenes):
     both = scenes("prefork", "threads", program=[SCRIPT])
     for scene in both:
         scene.settle()

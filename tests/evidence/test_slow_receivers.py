@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
-from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.waiting import always, eventually
 
 QUICK = {"heartbeat_interval": 0.3, "reap_interval": 600}
@@ -18,14 +12,8 @@ QUICK = {"heartbeat_interval": 0.3, "reap_interval": 600}
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 @pytest.mark.parametrize("without", ["", "heart_of_its_own"], ids=["heart", "control"])
 def test_a_receiver_of_a_loss_that_blocks_leaves_its_owner_heard(
-    worker: Any,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-    tmp_path: Path,
-    pool: str,
-    without: str,
-) -> None:
+    worker, shop, ledger, db, tmp_path, pool, without
+):
     """C3: a worker that was taken for dead says so by a signal. The control is the old way."""
     block = tmp_path / "block"
     block.touch()

@@ -9,9 +9,9 @@ from celery_superfetch.model.config import Config
 from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.wire.scripts import Call, Scripts
-from evidence.model import WORLDS, Sound, caught, world
+from evidence.model import WORLDS, caught, world
 from evidence.small.keyspace import JOBS, QUEUE
-from evidence.small.mutants import MUTANTS, Mutant
+from evidence.small.mutants import MUTANTS
 from evidence.small.processes import Step
 from evidence.small.search import search
 from evidence.small.state import IDLE, State
@@ -29,7 +29,7 @@ EASY = [
 
 
 @pytest.mark.parametrize("sound", WORLDS, ids=lambda sound: sound.what)
-def test_no_state_breaks_an_invariant(client: redis.Redis, sound: Sound) -> None:
+def test_no_state_breaks_an_invariant(client, sound):
     made = world(client, pill=sound.pill)
     made.failover, made.others = sound.failover, sound.others
     result = search(made, sound.harms, most=20_000)
@@ -40,7 +40,7 @@ def test_no_state_breaks_an_invariant(client: redis.Redis, sound: Sound) -> None
 @pytest.mark.parametrize(
     "mutant", [one for one in MUTANTS if one.what in EASY], ids=lambda mutant: mutant.what
 )
-def test_what_is_missing_is_found(client: redis.Redis, mutant: Mutant) -> None:
+def test_what_is_missing_is_found(client, mutant):
     result = caught(client, mutant, most=20_000)
     assert result.wrong
     assert result.trace
@@ -58,7 +58,7 @@ class Noted(Scripts):
         return super().run_all(calls, errors=errors)
 
 
-def test_the_reaper_of_the_model_asks_for_what_the_real_one_does(client: redis.Redis) -> None:
+def test_the_reaper_of_the_model_asks_for_what_the_real_one_does(client):
     database = Database(client, Config(app_name="shop"))
     noted = database.__dict__["scripts"] = Noted(client, database.keys.never)
     bench = Bench(client)

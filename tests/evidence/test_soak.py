@@ -7,13 +7,10 @@ and its report; a job that ran twice has to have a reason in the log of faults.
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
 from support.servers.database import Database
-from support.servers.ledger import Ledger
-from support.servers.server import ExternalServer, Server
 from support.shown import STARTED
 from support.workers.runs import Harm, report
 from support.workers.soak import Soak
@@ -21,9 +18,7 @@ from support.workers.soak import Soak
 
 @pytest.mark.netns
 @pytest.mark.timeout(0)
-def test_the_soak_loses_nothing_and_explains_what_ran_twice(
-    request: pytest.FixtureRequest, server: Server | ExternalServer, ledger: Ledger, tmp_path: Path
-) -> None:
+def test_the_soak_loses_nothing_and_explains_what_ran_twice(request, server, ledger, tmp_path):
     seed = request.config.getoption("--seed")
     seed = random.randrange(1_000_000) if seed is None else seed
     minutes = request.config.getoption("--minutes")
@@ -47,12 +42,12 @@ def line(event: str, job: str, at: float, worker: str = "w1", pid: int = 1) -> d
     return {"event": event, "job": job, "message": "m", "at": at, "worker": worker, "pid": pid}
 
 
-def test_a_job_that_did_not_finish_is_lost() -> None:
+def test_a_job_that_did_not_finish_is_lost():
     found = report(["a", "b"], [line("started", "a", 1)], [])
     assert found.lost == ["a", "b"]
 
 
-def test_a_second_run_needs_a_reason() -> None:
+def test_a_second_run_needs_a_reason():
     lines = [
         line("started", "a", 1),
         line("started", "a", 20, "w2"),
@@ -69,7 +64,7 @@ def test_a_second_run_needs_a_reason() -> None:
         assert not report(["a"], lines, [other]).good
 
 
-def test_a_run_that_was_over_and_settled_is_no_reason() -> None:
+def test_a_run_that_was_over_and_settled_is_no_reason():
     lines = [
         line("started", "a", 1),
         line("finished", "a", 2),
@@ -80,7 +75,7 @@ def test_a_run_that_was_over_and_settled_is_no_reason() -> None:
     assert not report(["a"], lines, [late]).good
 
 
-def test_a_requeue_on_purpose_is_no_second_run() -> None:
+def test_a_requeue_on_purpose_is_no_second_run():
     lines = [
         line("started", "a", 1),
         line("rejected", "a", 2),

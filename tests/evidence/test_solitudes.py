@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 
 from celery_superfetch.model.job import digest
-from support.servers.database import OWN, Database
+from support.servers.database import OWN
 from support.servers.ledger import Ledger
 from support.waiting import always, eventually
 from support.workers.load import Load
@@ -39,14 +38,8 @@ def suspected(client: redis.Redis) -> Any:
 @pytest.mark.parametrize("without", ["", "ends_of_solitude"])
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_after_its_minute_others_start_beside_a_long_suspect(
-    worker: Any,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-    suspected: Any,
-    pool: str,
-    without: str,
-) -> None:
+    worker, shop, ledger, db, suspected, pool, without
+):
     """It kept them waiting until it ended. The control: they do."""
     suspected(shop.hold, "long", 600.0)
     env = {"HAPPENS": "solitudes", "SOLITUDE": "1", "WITHOUT": without}
@@ -71,14 +64,8 @@ def test_after_its_minute_others_start_beside_a_long_suspect(
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("without", ["", "longer_solitudes"])
 def test_a_killer_that_takes_longer_than_its_solitude_is_found_in_the_next(
-    worker: Any,
-    app: Any,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-    suspected: Any,
-    without: str,
-) -> None:
+    worker, app, shop, ledger, db, suspected, without
+):
     """And none of those who died with it is killed. The control goes on for ever."""
     suspected(shop.kill_owner, "pill", 3.0)
     env = {"HAPPENS": "solitudes,rests", "SOLITUDE": "1", "RESTS": "60,1", "WITHOUT": without}
@@ -113,14 +100,8 @@ def test_a_killer_that_takes_longer_than_its_solitude_is_found_in_the_next(
 
 @pytest.mark.parametrize("without", ["", "patience"])
 def test_where_jobs_wait_for_all_one_owner_at_a_time_is_there_for_suspects(
-    worker: Any,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-    client: redis.Redis,
-    suspected: Any,
-    without: str,
-) -> None:
+    worker, shop, ledger, db, client, suspected, without
+):
     """Between two jobs each of them ran nothing, and took one. The control: two at once."""
     env = {"HAPPENS": "rests", "RESTS": "60,1", "WITHOUT": without}
     for number in range(2000):

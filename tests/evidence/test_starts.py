@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
-from celery import Celery
 
 from support.servers.database import Database
 from support.servers.ledger import Ledger
@@ -19,9 +17,7 @@ POOLS = ("prefork", "threads", "solo", "gevent")
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_an_app_that_a_task_makes_has_no_say_in_what_starts(
-    worker: Any, app: Celery, ledger: Ledger, db: Database, pool: str
-) -> None:
+def test_an_app_that_a_task_makes_has_no_say_in_what_starts(worker, app, ledger, db, pool):
     """B. Jobs behind it asked the broker of whichever app was the current one, for 10 s each, and
     ran unrecorded."""
     jobs = [f"job-{n}" for n in range(6)]
@@ -38,9 +34,7 @@ def test_an_app_that_a_task_makes_has_no_say_in_what_starts(
     assert "could not be asked" not in one.log()
 
 
-def test_no_pool_process_has_a_connection_to_the_broker(
-    worker: Any, shop: SimpleNamespace, db: Database
-) -> None:
+def test_no_pool_process_has_a_connection_to_the_broker(worker, shop, db):
     """B. Each had one of its own, to ask whether its job might start."""
     one = worker(concurrency=2, result_url="", conf={"task_ignore_result": True})
     for number in range(20):
@@ -85,9 +79,7 @@ def unheard(fresh_server: Any, make_app: Any, worker: Any, ledger: Ledger) -> Ca
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_nothing_new_starts_while_the_owner_is_not_heard(
-    unheard: Callable[..., Worker], ledger: Ledger, pool: str
-) -> None:
+def test_nothing_new_starts_while_the_owner_is_not_heard(unheard, ledger, pool):
     """B. Another may have what waits here, for all that its owner knows. What runs goes on."""
     one = unheard(pool)
     ledger.release()
@@ -98,15 +90,13 @@ def test_nothing_new_starts_while_the_owner_is_not_heard(
     assert ledger.runs()["behind"] == 1
 
 
-def test_the_control_starts_it_unheard(unheard: Callable[..., Worker], ledger: Ledger) -> None:
+def test_the_control_starts_it_unheard(unheard, ledger):
     unheard("threads", "an_end_of_trust")
     ledger.release()
     eventually(lambda: ledger.starts().get("behind"))
 
 
-def test_a_job_that_came_too_late_has_no_process_that_a_revoke_could_end(
-    worker: Any, app: Celery, ledger: Ledger, db: Database
-) -> None:
+def test_a_job_that_came_too_late_has_no_process_that_a_revoke_could_end(worker, app, ledger, db):
     """B. A frozen child comes too late to its job, and runs the next; that died of the order to end
     the first, and was gone: it counted as revoked."""
     one = worker(concurrency=1, options={"heartbeat_interval": 1})
@@ -130,8 +120,8 @@ def test_a_job_that_came_too_late_has_no_process_that_a_revoke_could_end(
 @pytest.mark.parametrize("terminate", [True, False])
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_a_job_that_is_revoked_while_it_waits_does_not_start(
-    worker: Any, app: Celery, ledger: Ledger, db: Database, pool: str, terminate: bool
-) -> None:
+    worker, app, ledger, db, pool, terminate
+):
     """B. It waits in the MainProcess. Threads and greenlets ran it, or with ``terminate`` left it
     in flight, and running, as long as the worker lived."""
     worker(pool=pool, concurrency=1)

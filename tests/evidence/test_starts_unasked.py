@@ -56,13 +56,8 @@ def behind_early(
 
 @pytest.mark.parametrize("written", [False, True])
 def test_a_job_that_a_lost_connection_makes_the_pool_forget_is_given_back(
-    start: Callable[..., Worker],
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-    no_children: Path,
-    written: bool,
-) -> None:
+    start, shop, ledger, db, no_children, written
+):
     """It waits for a child to come up; or is in the pipe of one that has died."""
     one = start()
     shop.note.delay("first")
@@ -88,9 +83,7 @@ def test_a_job_that_a_lost_connection_makes_the_pool_forget_is_given_back(
 
 
 @pytest.mark.parametrize("end", ["connection", "term"])
-def test_a_job_behind_one_with_early_ack_is_given_back(
-    behind_early: Worker, ledger: Ledger, db: Database, end: str
-) -> None:
+def test_a_job_behind_one_with_early_ack_is_given_back(behind_early, ledger, db, end):
     """What was acked before it runs has the slot all the same."""
     assert not db.running()
     if end == "term":
@@ -108,9 +101,7 @@ def test_a_job_behind_one_with_early_ack_is_given_back(
     assert ledger.runs()["late"] == 1
 
 
-def test_a_job_behind_one_with_early_ack_is_not_blamed_for_it(
-    behind_early: Worker, app: Celery, db: Database
-) -> None:
+def test_a_job_behind_one_with_early_ack_is_not_blamed_for_it(behind_early, app, db):
     behind_early.kill9_all()
     eventually(lambda: reaper_of(app, db.client).reap().dead)
     assert db.strikes() == {"late": (0, "")}

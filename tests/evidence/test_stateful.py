@@ -21,9 +21,7 @@ from celery_superfetch.store.wire import scripts
 
 # A failure takes some minutes to be told: first its sequence is made as short as can be.
 @pytest.mark.timeout(900)
-def test_whatever_happens_no_job_is_lost_and_no_innocent_is_killed(
-    request: pytest.FixtureRequest, play: Callable[..., Counter[str]], run: int
-) -> None:
+def test_whatever_happens_no_job_is_lost_and_no_innocent_is_killed(request, play, run):
     first = request.config.getoption("--seed")
     number = random.randrange(2**32) if first is None else first + run
     print(f"--seed={number}")
@@ -44,12 +42,8 @@ CONTROLS = [
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("script", "line", "other"), CONTROLS)
 def test_the_control_finds_what_a_script_without_one_of_its_lines_does(
-    monkeypatch: pytest.MonkeyPatch,
-    play: Callable[..., Counter[str]],
-    script: str,
-    line: str,
-    other: str,
-) -> None:
+    monkeypatch, play, script, line, other
+):
     source = scripts.source
     assert line in source(script)
     monkeypatch.setattr(

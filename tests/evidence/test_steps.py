@@ -103,9 +103,7 @@ def away(
     ],
     ids=lambda value: value if isinstance(value, str) else "+".join(value),
 )
-def test_a_job_whose_next_message_cannot_be_sent_runs_again(
-    away: Callable[..., Any], ledger: Ledger, db: Database, pool: str, kinds: list[str]
-) -> None:
+def test_a_job_whose_next_message_cannot_be_sent_runs_again(away, ledger, db, pool, kinds):
     jobs = set.union(*(STEPS[kind][1] for kind in kinds))
     away(
         pool,
@@ -126,9 +124,7 @@ def test_a_job_whose_next_message_cannot_be_sent_runs_again(
     ("kind", "says"),
     [("retry", "celery.exceptions.Reject"), ("chain", "raised unexpected: OperationalError")],
 )
-def test_the_control_what_it_was_to_send_never_runs(
-    away: Callable[..., Any], ledger: Ledger, db: Database, kind: str, says: str
-) -> None:
+def test_the_control_what_it_was_to_send_never_runs(away, ledger, db, kind, says):
     send, jobs = STEPS[kind]
     away("threads", send, jobs=1, says=says, without="sent_steps")
     eventually(db.settled, 60)
@@ -140,9 +136,7 @@ CHORUS = {"part 0": 1, "part 1": 1, "body": 1}
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
-def test_a_part_of_a_chord_waits_until_the_body_is_sent(
-    away: Callable[..., Any], ledger: Ledger, db: Database, pool: str
-) -> None:
+def test_a_part_of_a_chord_waits_until_the_body_is_sent(away, ledger, db, pool):
     """A second run would help nobody: Celery has forgotten by then how many parts had ended."""
     says = "is not done, and waits for the server"
     assert away(pool, chorus, jobs=2, says=says).get(timeout=60) == 2
@@ -150,14 +144,14 @@ def test_a_part_of_a_chord_waits_until_the_body_is_sent(
     assert ledger.runs() == CHORUS
 
 
-def test_the_control_the_body_never_runs(away: Callable[..., Any], ledger: Ledger) -> None:
+def test_the_control_the_body_never_runs(away, ledger):
     body = away("threads", chorus, jobs=2, says="Chord callback for", without="sent_steps")
     with pytest.raises(ChordError):
         body.get(timeout=60)
     assert ledger.runs().keys() == CHORUS.keys() - {"body"}
 
 
-def test_what_a_body_sends_it_hears_of_itself(away: Callable[..., Any], ledger: Ledger) -> None:
+def test_what_a_body_sends_it_hears_of_itself(away, ledger):
     def delays(app: Celery) -> Any:
         return signature(app, "features.delays", "delays").delay()
 

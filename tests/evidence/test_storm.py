@@ -7,7 +7,6 @@ import json
 import os
 import random
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ def words(request: pytest.FixtureRequest, *, minutes: float) -> tuple[int, list[
 
 
 @pytest.mark.timeout(0)
-def test_nothing_is_unexplained(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_nothing_is_unexplained(request, tmp_path):
     minutes = request.config.getoption("--minutes")
     seed, arguments = words(request, minutes=minutes)
     path = tmp_path / f"storm-{seed}.jsonl"
@@ -38,9 +37,7 @@ def test_nothing_is_unexplained(request: pytest.FixtureRequest, tmp_path: Path) 
 
 
 @pytest.mark.timeout(0)
-def test_the_control_the_checker_finds_what_stock_does(
-    request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_control_the_checker_finds_what_stock_does(request, tmp_path, capsys):
     _, arguments = words(request, minutes=0.5)
     code = main(
         [*arguments, "--side=stock", "--patience=45", f"--history={tmp_path / 'stock.jsonl'}"]

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery
 
 from celery_superfetch.transport.fetch.reads import LONE_BLOCK, MOST_BLOCKS
 from support.servers.database import Database
@@ -57,15 +56,7 @@ def hung(
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_a_hung_workers_jobs_go_to_others(
-    worker: Any,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-    cli: Any,
-    tmp_path: Path,
-    pool: str,
-) -> None:
+def test_a_hung_workers_jobs_go_to_others(worker, shop, ledger, db, cli, tmp_path, pool):
     """C4: each job that had not started runs once, elsewhere; what ran may run twice."""
     one = hung(worker, shop, ledger, db, tmp_path, pool=pool)
     eventually(lambda: db.fact(one.owner, "state") in ("stuck", "reaped"), message="it says so")
@@ -90,9 +81,7 @@ def test_a_hung_workers_jobs_go_to_others(
     assert one.worker.wait_exit() == 0
 
 
-def test_status_names_a_hung_worker(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, cli: Any, tmp_path: Path
-) -> None:
+def test_status_names_a_hung_worker(worker, shop, ledger, db, cli, tmp_path):
     """C4: a worker that nobody reaps (there is no maintenance in it) is dead in `status`."""
     env = {"WITHOUT": "maintenance"}
     one = hung(worker, shop, ledger, db, tmp_path, pool="threads", env=env)
@@ -109,9 +98,7 @@ def test_status_names_a_hung_worker(
     assert ledger.runs() == dict.fromkeys(["running", *RESERVED, "trigger"], 1)
 
 
-def test_the_control_keeps_its_jobs_for_as_long_as_it_hangs(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, tmp_path: Path
-) -> None:
+def test_the_control_keeps_its_jobs_for_as_long_as_it_hangs(worker, shop, ledger, db, tmp_path):
     """C4's control: the heart vouches without a look."""
     one = hung(
         worker, shop, ledger, db, tmp_path, pool="threads", env={"WITHOUT": "look_at_the_loop"}
@@ -124,9 +111,7 @@ def test_the_control_keeps_its_jobs_for_as_long_as_it_hangs(
     assert ledger.runs() == dict.fromkeys(["running", *RESERVED, "trigger"], 1)
 
 
-def test_a_hung_gevent_worker_says_so_by_its_pulse(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, tmp_path: Path
-) -> None:
+def test_a_hung_gevent_worker_says_so_by_its_pulse(worker, shop, ledger, db, tmp_path):
     """C4: the heart's own thread is a greenlet there, and hangs with the hub."""
     file = tmp_path / "hang"
     one = worker(app="stuck", pool="gevent", options=QUICK, concurrency=1, env={"HANG": str(file)})
@@ -148,9 +133,7 @@ def never_stuck(db: Database, owner: str, during: float = 2.5 * TTL) -> None:
 
 
 @pytest.mark.parametrize("pool", ["solo", "gevent"])
-def test_a_long_job_in_the_loops_own_thread_is_no_hang(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, make_app: Any, pool: str
-) -> None:
+def test_a_long_job_in_the_loops_own_thread_is_no_hang(worker, shop, ledger, db, make_app, pool):
     """C4: it takes longer than owner_ttl."""
     one = worker(app="stuck", pool=pool, options=QUICK, concurrency=2)
     shop.note.app.send_task("shop.keep", ("long",))
@@ -164,9 +147,7 @@ def test_a_long_job_in_the_loops_own_thread_is_no_hang(
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_a_long_warm_shutdown_is_no_hang(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, pool: str
-) -> None:
+def test_a_long_warm_shutdown_is_no_hang(worker, shop, ledger, db, pool):
     """C4: the loop does not turn while the pool is joined."""
     one = worker(app="stuck", pool=pool, options=QUICK, concurrency=1)
     shop.hold.delay("long")
@@ -182,8 +163,8 @@ def test_a_long_warm_shutdown_is_no_hang(
 
 
 def test_a_broker_that_is_away_for_long_makes_nobody_stuck(
-    worker: Any, fresh_server: Any, env: Any, ledger: Ledger, make_app: Any
-) -> None:
+    worker, fresh_server, env, ledger, make_app
+):
     """C4: the loop waits for the server, and so does the heart."""
     own = fresh_server(appendonly=True, appendfsync="always")
     one = worker(app="stuck", url=own.url(), options=QUICK, concurrency=1)
@@ -204,9 +185,7 @@ def test_a_broker_that_is_away_for_long_makes_nobody_stuck(
     assert ledger.runs() == {"long": 1}
 
 
-def test_a_reply_that_is_cut_half_way_keeps_nobody(
-    worker: Any, server: Any, url: str, ledger: Ledger, db: Database, shop: SimpleNamespace
-) -> None:
+def test_a_reply_that_is_cut_half_way_keeps_nobody(worker, server, url, ledger, db, shop):
     """C4: half of a BLMOVE's reply comes, and the connection stays open."""
     with FaultProxy(server.port) as proxy:
         worker(app="stuck", url=proxy.url(), concurrency=1, env={"REPLY_TIMEOUT": "1"})
@@ -225,9 +204,7 @@ def test_a_reply_that_is_cut_half_way_keeps_nobody(
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
-def test_no_socket_of_a_worker_is_without_a_timeout(
-    worker: Any, app: Celery, shop: SimpleNamespace, ledger: Ledger, pool: str
-) -> None:
+def test_no_socket_of_a_worker_is_without_a_timeout(worker, app, shop, ledger, pool):
     """C4: neither kombu's own, nor ours, nor those of a pool's processes; the user set none."""
     queues = ["celery", *(f"q{n}" for n in range(5))]  # so many that some are tracked
     one = worker(app="stuck", pool=pool, concurrency=2, neighbours=True, args=["-E"], queues=queues)
@@ -242,15 +219,7 @@ def test_no_socket_of_a_worker_is_without_a_timeout(
 
 
 @pytest.mark.parametrize("without", ["", "look_at_the_loop"], ids=["heart", "control"])
-def test_a_black_holed_workers_jobs_go_to_others(
-    worker: Any,
-    server: Any,
-    url: str,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-    without: str,
-) -> None:
+def test_a_black_holed_workers_jobs_go_to_others(worker, server, url, shop, ledger, db, without):
     """C4: a firewall forgot its connections, and its loop waits for an answer that cannot come.
 
     Its heart finds the server again. The control: it vouches without a look, and the jobs wait.

@@ -3,14 +3,8 @@ dead: A4."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
-from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.servers.proxy import FaultProxy
 from support.waiting import always, eventually
 
@@ -19,14 +13,8 @@ QUICK = {"heartbeat_interval": 1, "owner_ttl": 3, "reap_interval": 1}
 
 @pytest.mark.parametrize(("without", "strikes"), [("", "0"), ("excuses", "1")])
 def test_a_result_backend_that_hangs_the_loops_strikes_no_job(
-    worker: Any,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-    server: Any,
-    without: str,
-    strikes: str,
-) -> None:
+    worker, shop, ledger, db, server, without, strikes
+):
     """A2: each MainProcess stores that an expired job was revoked, and Celery waits for 120 s."""
     with FaultProxy(server.port) as proxy:
         settings = {"options": QUICK, "concurrency": 1, "result_url": proxy.url(5)}
@@ -49,9 +37,7 @@ def test_a_result_backend_that_hangs_the_loops_strikes_no_job(
 
 
 @pytest.mark.parametrize("without", ["", "ended_certificates"], ids=["", "control"])
-def test_a_stuck_worker_starts_nothing_more(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, tmp_path: Path, without: str
-) -> None:
+def test_a_stuck_worker_starts_nothing_more(worker, shop, ledger, db, tmp_path, without):
     """A3: its pool's threads go on, and a job that was only reserved may be another's by now."""
     file = tmp_path / "hang"
     # The latest heartbeat before is young: it would be good for two seconds more, at least.
@@ -85,8 +71,8 @@ def test_a_stuck_worker_starts_nothing_more(
 
 @pytest.mark.parametrize("without", ["", "a_hearing"], ids=["", "control"])
 def test_a_neighbour_that_is_heard_lives_whatever_its_start_time_seems_to_be(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, without: str
-) -> None:
+    worker, shop, ledger, db, without
+):
     """A4: the clock was set, and what tells the start time of a process tells another now.
 
     Killed, it is dead at once: its pid is gone.

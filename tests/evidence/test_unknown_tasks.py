@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from hashlib import sha1
-from typing import Any
 
 import pytest
-from celery import Celery
 from celery.exceptions import NotRegistered
 
-from support.servers.database import Database
 from support.servers.faults import kill_connections
-from support.servers.ledger import Ledger
 from support.waiting import always, eventually
 
 #: A task of the app `builder`, which the shop does not have.
@@ -21,9 +17,7 @@ NEW = "shop.build"
 @pytest.mark.parametrize(
     ("pool", "other"), [("prefork", "threads"), ("gevent", "solo"), ("solo", "gevent")]
 )
-def test_they_go_to_who_knows_them_and_hold_up_no_others(
-    worker: Any, app: Celery, ledger: Ledger, db: Database, pool: str, other: str
-) -> None:
+def test_they_go_to_who_knows_them_and_hold_up_no_others(worker, app, ledger, db, pool, other):
     old = worker(name="old", pool=pool, concurrency=1, args=["--prefetch-multiplier=1"])
     new = worker(name="new", app="builder", pool=other)
     jobs = [f"n{n}" for n in range(10)]
@@ -39,8 +33,8 @@ def test_they_go_to_who_knows_them_and_hold_up_no_others(
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_what_nobody_knows_is_in_the_dead_set_and_comes_back_with_who_knows_it(
-    worker: Any, make_app: Any, ledger: Ledger, db: Database, cli: Any, pool: str
-) -> None:
+    worker, make_app, ledger, db, cli, pool
+):
     one, _ = worker(name="one", pool=pool), worker(name="two", pool=pool)
     app = make_app()
     sent = app.send_task(NEW, ("a",))
@@ -64,9 +58,7 @@ def test_what_nobody_knows_is_in_the_dead_set_and_comes_back_with_who_knows_it(
     assert one.alive()
 
 
-def test_it_ends_where_all_give_it_to_each_other(
-    worker: Any, app: Celery, db: Database, client: Any
-) -> None:
+def test_it_ends_where_all_give_it_to_each_other(worker, app, db, client):
     """Each of two workers has a task that the other lacks, and neither has this one."""
     soon = {"HAPPENS": "short_pauses"}
     worker(name="one", app="stuck", env=soon), worker(name="two", env=soon)
@@ -82,9 +74,7 @@ def test_it_ends_where_all_give_it_to_each_other(
     assert client.hget("superfetch:stats", "requeued") == b"1"
 
 
-def test_no_more_than_a_thousand_wait_in_one_worker(
-    worker: Any, app: Celery, db: Database, client: Any
-) -> None:
+def test_no_more_than_a_thousand_wait_in_one_worker(worker, app, db, client):
     """They take no place from others, so that a queue full of them would all be in its memory."""
     worker(name="one", app="stuck"), worker(name="two")
     app.send_task(NEW, ("a",), queue="nobody's")
@@ -103,8 +93,8 @@ def test_no_more_than_a_thousand_wait_in_one_worker(
 
 
 def test_those_that_a_lost_connection_gave_back_do_not_count_any_more(
-    worker: Any, app: Celery, ledger: Ledger, db: Database, client: Any
-) -> None:
+    worker, app, ledger, db, client
+):
     """Celery 5.5 forgets at each what was to give them back. Beyond a thousand each held up all."""
     one, other = worker(name="one", app="stuck"), worker(name="two")
     eventually(lambda: len(db.owners()) == 2)
@@ -128,9 +118,7 @@ def test_those_that_a_lost_connection_gave_back_do_not_count_any_more(
     eventually(lambda: waiting() > 890, message="they wait as before")
 
 
-def test_the_control_celery_alone_discards_them(
-    worker: Any, app: Celery, ledger: Ledger, db: Database, client: Any
-) -> None:
+def test_the_control_celery_alone_discards_them(worker, app, ledger, db, client):
     old = worker(name="old", options={"unknown_tasks": "discard"})
     app.send_task(NEW, ("a",))
     old.wait_log("Received unregistered task")
@@ -141,7 +129,7 @@ def test_the_control_celery_alone_discards_them(
     assert not client.exists("celery")
 
 
-def test_they_go_back_at_once_from_one_that_stops(worker: Any, app: Celery, db: Database) -> None:
+def test_they_go_back_at_once_from_one_that_stops(worker, app, db):
     other = worker(name="other", app="builder")
     old = worker(name="old")
     eventually(lambda: len(db.owners()) == 2)

@@ -6,12 +6,8 @@ import base64
 from typing import Any
 
 import pytest
-import redis
-from celery import Celery
 
 from celery_superfetch import PoisonPill
-from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.waiting import eventually
 from support.workers.odd import message, payload
 
@@ -46,9 +42,7 @@ def may_unpickle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
-def test_they_are_in_the_dead_set_and_their_callers_are_told(
-    worker: Any, app: Celery, db: Database, ledger: Ledger, client: redis.Redis, pool: str
-) -> None:
+def test_they_are_in_the_dead_set_and_their_callers_are_told(worker, app, db, ledger, client, pool):
     """A5. Nothing was left of them: no job, no result."""
     accepts = ["json", "pickle"]
     one = worker(pool=pool, conf={"accept_content": accepts})
@@ -74,9 +68,7 @@ def test_they_are_in_the_dead_set_and_their_callers_are_told(
     assert two.alive()
 
 
-def test_they_go_to_who_can_read_them(
-    worker: Any, make_app: Any, ledger: Ledger, db: Database
-) -> None:
+def test_they_go_to_who_can_read_them(worker, make_app, ledger, db):
     """A5. In a rolling deploy, workers of tomorrow accept what those of yesterday refuse."""
     old = worker(name="old", concurrency=1)
     app = make_app(conf={"task_serializer": "pickle", "accept_content": ["pickle"]})
@@ -90,9 +82,7 @@ def test_they_go_to_who_can_read_them(
     assert old.alive()
 
 
-def test_they_come_back_with_who_can_read_them(
-    worker: Any, make_app: Any, ledger: Ledger, db: Database, cli: Any
-) -> None:
+def test_they_come_back_with_who_can_read_them(worker, make_app, ledger, db, cli):
     worker(name="old")
     app = make_app(conf={"task_serializer": "pickle", "accept_content": ["json", "pickle"]})
     sent = app.send_task("shop.note", ("a",))
@@ -105,9 +95,7 @@ def test_they_come_back_with_who_can_read_them(
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_the_control_celery_alone_discards_them(
-    worker: Any, app: Celery, ledger: Ledger, db: Database, client: redis.Redis, name: str
-) -> None:
+def test_the_control_celery_alone_discards_them(worker, app, ledger, db, client, name):
     how, accepted, _ = UNREADABLE[name]
     worker(options={"unknown_tasks": "discard"}, conf={"accept_content": accepted})
     unreadable = payload(message(name, task="shop.note", **how))

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from types import SimpleNamespace
-from typing import Any
 
-from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.waiting import always, eventually
 
 
-def test_an_idle_worker_is_woken_on_every_priority(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger
-) -> None:
+def test_an_idle_worker_is_woken_on_every_priority(worker, shop, ledger):
     """With mingle and gossip on, other channels consume beside the one that fetches jobs."""
     shop.note.delay("before its start")
     worker(concurrency=1, neighbours=True)
@@ -23,9 +17,7 @@ def test_an_idle_worker_is_woken_on_every_priority(
         eventually(lambda name=f"p{priority}": ledger.starts().get(name), within=20)
 
 
-def test_an_added_queue_is_served_and_a_cancelled_one_is_left_alone(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_an_added_queue_is_served_and_a_cancelled_one_is_left_alone(worker, shop, ledger, db):
     app = shop.note.app
     one = worker(concurrency=1, neighbours=True)
     # Just after its start it may not listen yet.
@@ -52,9 +44,7 @@ def test_an_added_queue_is_served_and_a_cancelled_one_is_left_alone(
     assert set(ledger.runs().values()) == {1}
 
 
-def test_cancelling_a_queue_that_is_being_drained_loses_nothing(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_cancelling_a_queue_that_is_being_drained_loses_nothing(worker, shop, ledger, db):
     """Claimed but not yet delivered when the queue is cancelled: given back, in order."""
     app = shop.note.app
     one = worker(concurrency=1, queues=["celery", "extra"], args=["--prefetch-multiplier=64"])

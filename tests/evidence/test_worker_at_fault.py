@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery
 
 from celery_superfetch import PoisonPill
@@ -44,9 +43,7 @@ def sent(app: Celery, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_a_worker_short_of_threads_ends_and_its_jobs_wait(
-    worker: Any, app: Celery, innocent: Callable[[list[str]], None], threads: int
-) -> None:
+def test_a_worker_short_of_threads_ends_and_its_jobs_wait(worker, app, innocent, threads):
     """A1. 1,200 jobs: none ran, 1,000 were in the dead set, 200 gone. With two threads 30 ran, and
     28 of them were dead as well: the executor has a job in its line when it fails to start one."""
     short = worker(pool="threads", concurrency=30, env=few_threads(threads))
@@ -56,7 +53,7 @@ def test_a_worker_short_of_threads_ends_and_its_jobs_wait(
     innocent(jobs)
 
 
-def test_else_its_jobs_are_killed(worker: Any, app: Celery, db: Database, ledger: Ledger) -> None:
+def test_else_its_jobs_are_killed(worker, app, db, ledger):
     """A1, the control."""
     env = {**few_threads(2), "WITHOUT": "reading"}
     worker(pool="threads", concurrency=30, env=env)
@@ -71,8 +68,8 @@ def few_threads(most: int) -> dict[str, str]:
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("what", ["broken_requests", "broken_handover"])
 def test_a_request_class_that_fails_ends_its_worker_and_its_jobs_wait(
-    worker: Any, app: Celery, innocent: Callable[[list[str]], None], pool: str, what: str
-) -> None:
+    worker, app, innocent, pool, what
+):
     """A1. Of 1,500 jobs 500 were lost, and 1,000 among the unparseable items."""
     broken = worker(pool=pool, env={"HAPPENS": what})
     jobs = sent(app, 100)
@@ -82,9 +79,7 @@ def test_a_request_class_that_fails_ends_its_worker_and_its_jobs_wait(
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_it_ends_as_well_where_a_timer_would_swallow_that(
-    worker: Any, app: Celery, innocent: Callable[[list[str]], None], pool: str
-) -> None:
+def test_it_ends_as_well_where_a_timer_would_swallow_that(worker, app, innocent, pool):
     """A1. The job would stay in flight for as long as the worker lives."""
     broken = worker(pool=pool, env={"HAPPENS": "broken_handover"})
     app.send_task("shop.note", ("later",), countdown=0.5)
@@ -92,9 +87,7 @@ def test_it_ends_as_well_where_a_timer_would_swallow_that(
     innocent(["later"])
 
 
-def test_if_it_ends_worker_after_worker_it_is_killed_in_the_end(
-    worker: Any, app: Celery, db: Database, client: redis.Redis
-) -> None:
+def test_if_it_ends_worker_after_worker_it_is_killed_in_the_end(worker, app, db, client):
     """A1. After `recovery_limit` ends it has a worker for itself; what ends then is its doing."""
     options = {"recovery_limit": 2, "strike_limit": 2}
     result = app.send_task("shop.note", ("a",))

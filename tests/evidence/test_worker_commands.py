@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
-from celery import Celery
 
 from support.servers.commands import OURS, STOCK, commands
 from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.servers.server import Server
 from support.waiting import always, eventually
 
@@ -57,13 +54,11 @@ def cost(own: Server, make_app: Any, worker: Any) -> Callable[[str, bool], float
 
 
 @pytest.mark.parametrize("pool", SLOTS)
-def test_a_worker_sends_few_commands_for_a_job(
-    cost: Callable[[str, bool], float], pool: str
-) -> None:
+def test_a_worker_sends_few_commands_for_a_job(cost, pool):
     assert cost(pool, True) <= MOST[pool]
 
 
-def test_the_control_stock_sends_several(cost: Callable[[str, bool], float]) -> None:
+def test_the_control_stock_sends_several(cost):
     assert cost("threads", False) >= 2 * MOST["threads"]
 
 
@@ -127,15 +122,13 @@ def lone(own: Server, make_app: Any, worker: Any) -> Callable[..., tuple[float, 
 
 
 @pytest.mark.parametrize(("pool", "queues"), LONE)
-def test_a_lone_job_costs_a_lone_job(
-    lone: Callable[..., tuple[float, float]], pool: str, queues: int
-) -> None:
+def test_a_lone_job_costs_a_lone_job(lone, pool, queues):
     sent, executed = lone(pool, queues, True)
     assert sent <= 3
     assert executed <= 9
 
 
-def test_the_control_stock_sends_nine(lone: Callable[..., tuple[float, float]]) -> None:
+def test_the_control_stock_sends_nine(lone):
     sent, executed = lone("solo", 1, False)
     assert sent >= 9
     assert executed >= 10
@@ -143,8 +136,8 @@ def test_the_control_stock_sends_nine(lone: Callable[..., tuple[float, float]]) 
 
 @pytest.mark.parametrize(("without", "kept"), [("", []), ("handover", ["done"])])
 def test_an_ack_does_not_wait_for_the_job_that_runs_next_in_the_same_thread(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, without: str, kept: list[str]
-) -> None:
+    worker, shop, ledger, db, without, kept
+):
     """It goes with that one's record. The control: nobody records."""
     shop.note.delay("done")
     shop.hold.delay("running")
@@ -160,9 +153,7 @@ def test_an_ack_does_not_wait_for_the_job_that_runs_next_in_the_same_thread(
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
-def test_a_limit_of_one_connection_is_kombus_alone(
-    worker: Any, app: Celery, shop: SimpleNamespace, ledger: Ledger, pool: str
-) -> None:
+def test_a_limit_of_one_connection_is_kombus_alone(worker, app, shop, ledger, pool):
     """The loop and the maintenance of a worker had two between them, and an ack keeps one."""
     conf = {"broker_transport_options": {"max_connections": 1}}
     busy = {"reap_interval": 1, "heartbeat_interval": 1}

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
 
 # A failure takes some minutes to be told: first its sequence is made as short as can be.
 @pytest.mark.timeout(900)
-def test_whatever_happens_no_job_is_lost_and_no_innocent_is_killed(
-    request: pytest.FixtureRequest, play: Callable[..., Counter[str]]
-) -> None:
+def test_whatever_happens_no_job_is_lost_and_no_innocent_is_killed(request, play):
     seed = request.config.getoption("--seed")
     number = random.randrange(2**32) if seed is None else seed
     print(f"--seed={number}")

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import celery
 import pytest
-import redis
 
 from celery_superfetch import PoisonPill
 from support.hosts import Host
 from support.rows import row
-from support.servers.database import Database
 from support.servers.faults import kill_connections
-from support.servers.ledger import Ledger
 from support.waiting import eventually
 from support.workers.kills import recovered_by_its_neighbour
 from support.workers.scene import Scene
@@ -31,15 +26,11 @@ Stage = Callable[..., list[Scene]]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
-def test_a_killed_workers_jobs_run_on_its_neighbour(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database, pool: str
-) -> None:
+def test_a_killed_workers_jobs_run_on_its_neighbour(worker, shop, ledger, db, pool):
     recovered_by_its_neighbour(worker, shop, ledger, db, pool, "kill9_all")
 
 
-def test_a_job_that_kills_its_pool_child_runs_three_times_and_no_more(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_a_job_that_kills_its_pool_child_runs_three_times_and_no_more(worker, shop, ledger, db):
     worker(concurrency=1)
     pill = shop.kill_child.delay("pill")
     shop.note.delay("bystander")
@@ -55,9 +46,7 @@ def test_a_job_that_kills_its_pool_child_runs_three_times_and_no_more(
     assert not db.counters()
 
 
-def test_a_job_that_kills_its_worker_runs_three_times_and_no_more(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_a_job_that_kills_its_worker_runs_three_times_and_no_more(worker, shop, ledger, db):
     pill = shop.kill_owner.delay("pill")
     for _ in range(STRIKES):
         worker(pool="solo", concurrency=1, ready=False).wait_exit()
@@ -74,7 +63,7 @@ def test_a_job_that_kills_its_worker_runs_three_times_and_no_more(
 
 
 @row("TERM")
-def test_another_worker_runs_meanwhile_what_a_stopping_one_gave_back(scenes: Stage) -> None:
+def test_another_worker_runs_meanwhile_what_a_stopping_one_gave_back(scenes):
     """The point of it: the running job may go on for hours."""
     (scene,) = scenes("solo")
     scene.settle()
@@ -89,8 +78,8 @@ def test_another_worker_runs_meanwhile_what_a_stopping_one_gave_back(scenes: Sta
 
 
 def test_a_free_slot_is_filled_while_others_run_through_a_lost_connection(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, client: redis.Redis
-) -> None:
+    worker, shop, ledger, client
+):
     """C9. What runs counts against the prefetch here; Celery's own reduction counted it again."""
     # Before 5.7 Celery forgets at a reconnect which of its processes are at work, and lets other
     # jobs wait behind what they run.
@@ -108,9 +97,7 @@ def test_a_free_slot_is_filled_while_others_run_through_a_lost_connection(
     eventually(lambda: {*running} <= set(ledger.finishes()))
 
 
-def test_a_dead_host_is_recovered_by_another(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, db: Database
-) -> None:
+def test_a_dead_host_is_recovered_by_another(worker, shop, ledger, db):
     victim = worker(host=Host("here"), options=QUICK, concurrency=1)
     shop.hold.delay("running")
     eventually(lambda: ledger.starts())
@@ -128,7 +115,7 @@ def test_a_dead_host_is_recovered_by_another(
 
 
 @row("REMAP_SIGTERM=SIGQUIT")
-def test_a_remapped_term_is_a_quit(scenes: Stage) -> None:
+def test_a_remapped_term_is_a_quit(scenes):
     cut = scenes("prefork", "solo", env={"REMAP_SIGTERM": "SIGQUIT"})
     for scene in cut:
         scene.settle()

@@ -64,9 +64,7 @@ def said(ledger: Ledger, what: str) -> list[str]:
 
 
 @pytest.mark.parametrize("step", ["result", "count", "counted", "hook"])
-def test_a_notice_whose_process_died_goes_on(
-    app: Celery, bench: Bench, tell: Any, ledger: Ledger, step: str
-) -> None:
+def test_a_notice_whose_process_died_goes_on(app, bench, tell, ledger, step):
     waiting = choir(app, bench)
     tell(step)
     eventually(lambda: announced(bench), within=60)
@@ -86,9 +84,7 @@ def test_a_notice_whose_process_died_goes_on(
     assert "never" not in ledger.starts()
 
 
-def test_what_kills_whoever_announces_is_left_out_in_the_end(
-    app: Celery, bench: Bench, tell: Any, ledger: Ledger
-) -> None:
+def test_what_kills_whoever_announces_is_left_out_in_the_end(app, bench, tell, ledger):
     pill = app.signature("told.pill", ("one",)).apply_async()
     orphaned(bench)
     one = tell("always")
@@ -100,9 +96,7 @@ def test_what_kills_whoever_announces_is_left_out_in_the_end(
     assert len(bench.dead_set) == 1
 
 
-def test_who_does_not_know_the_task_tells_its_caller_all_the_same(
-    app: Celery, bench: Bench, worker: Any, ledger: Ledger
-) -> None:
+def test_who_does_not_know_the_task_tells_its_caller_all_the_same(app, bench, worker, ledger):
     """Its app knew it when it killed the job; the worker that has a slot is of another release."""
     told = app.signature("told.new")
     pill = app.signature("told.pill", ("one",)).apply_async(link_error=told)
@@ -120,9 +114,7 @@ def test_who_does_not_know_the_task_tells_its_caller_all_the_same(
     assert bench.client.llen("celery") == 0 or "told.new" in str(bench.queue("celery"))
 
 
-def test_what_users_say_of_all_tasks_is_not_meant_for_notices(
-    app: Celery, bench: Bench, worker: Any
-) -> None:
+def test_what_users_say_of_all_tasks_is_not_meant_for_notices(app, bench, worker):
     """A rate limit of one an hour, another queue, and no JSON."""
     conf = {
         "task_annotations": {"*": {"rate_limit": "1/h"}},
@@ -138,9 +130,7 @@ def test_what_users_say_of_all_tasks_is_not_meant_for_notices(
     assert bench.client.llen("elsewhere") == 0
 
 
-def test_a_notice_of_a_job_that_is_gone_says_so_and_ends(
-    app: Celery, bench: Bench, worker: Any
-) -> None:
+def test_a_notice_of_a_job_that_is_gone_says_so_and_ends(app, bench, worker):
     notice = Notices(app)("celery").replace(DEAD_ID.encode(), b"0" * 40)
     bench.push("celery", notice)
     one = worker()
@@ -161,9 +151,7 @@ def announce(app: Celery, id: str) -> None:
         task.pop_request()
 
 
-def test_a_broker_that_takes_no_events_holds_no_pass_up(
-    make_app: Any, bench: Bench, url: str
-) -> None:
+def test_a_broker_that_takes_no_events_holds_no_pass_up(make_app, bench, url):
     """It accepts connections and says nothing; what is read from is another."""
     with socket.create_server(("127.0.0.1", 0)) as mute:
         port = mute.getsockname()[1]
@@ -177,7 +165,7 @@ def test_a_broker_that_takes_no_events_holds_no_pass_up(
     assert report.seconds < 10, "one wait of two seconds, not one for each"
 
 
-def test_a_receiver_of_task_failure_finds_the_error_under_way(make_app: Any, bench: Bench) -> None:
+def test_a_receiver_of_task_failure_finds_the_error_under_way(make_app, bench):
     """F4. As where Celery sends it: elastic-apm and others ask `sys.exc_info()`."""
     app, seen = make_app(), []
 
@@ -200,7 +188,7 @@ def test_a_receiver_of_task_failure_finds_the_error_under_way(make_app: Any, ben
 
 
 @pytest.mark.parametrize("queue", ["celery", "celery\x06\x166"])
-def test_a_notice_comes_next_and_names_its_job(app: Celery, bench: Bench, queue: str) -> None:
+def test_a_notice_comes_next_and_names_its_job(app, bench, queue):
     """Also where two jobs of the same bytes are killed, each with an id of its own."""
     make = Notices(app)
     app.send_task("told.pill", ("one",))
@@ -220,9 +208,7 @@ def test_a_notice_comes_next_and_names_its_job(app: Celery, bench: Bench, queue:
     assert 0 < bench.client.pttl(bench.keys.queue(queue)) <= 60_000
 
 
-def test_where_its_queue_is_none_any_more_a_job_is_dead_all_the_same(
-    app: Celery, bench: Bench
-) -> None:
+def test_where_its_queue_is_none_any_more_a_job_is_dead_all_the_same(app, bench):
     owner = bench.owner(lists=["mail"])
     [claimed] = bench.claimed(owner, b'{"headers": {"task": "a"}}')
     bench.client.delete("mail")
@@ -233,7 +219,7 @@ def test_where_its_queue_is_none_any_more_a_job_is_dead_all_the_same(
     assert (len(bench.dead_set), bench.client.get("mail")) == (1, b"something else")
 
 
-def test_no_base_class_of_an_apps_tasks_has_a_say(bench: Bench, url: str) -> None:
+def test_no_base_class_of_an_apps_tasks_has_a_say(bench, url):
     class Refusing(Task):
         rate_limit = "1/h"
 

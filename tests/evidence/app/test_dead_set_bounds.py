@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import redis
 
@@ -79,7 +77,7 @@ def everything(bench: Bench, dead: DeadSet) -> None:
     assert dead.purge() > BATCH
 
 
-def test_no_command_does_more_than_a_batch(bench: Bench, own: redis.Redis, make_app: Any) -> None:
+def test_no_command_does_more_than_a_batch(bench, own, make_app):
     with DeadSet(make_app(result_url=""), own) as dead, noted(own) as work:
         everything(bench, dead)
     check(work)
@@ -87,9 +85,7 @@ def test_no_command_does_more_than_a_batch(bench: Bench, own: redis.Redis, make_
 
 
 @pytest.mark.parametrize("unbounded", ["batch", "all at once"])
-def test_control_the_look_at_the_work_has_teeth(
-    bench: Bench, own: redis.Redis, make_app: Any, monkeypatch: pytest.MonkeyPatch, unbounded: str
-) -> None:
+def test_control_the_look_at_the_work_has_teeth(bench, own, make_app, monkeypatch, unbounded):
     if unbounded == "batch":
         for module in (structure, app_dead_set):
             monkeypatch.setattr(module, "BATCH", 100_000)

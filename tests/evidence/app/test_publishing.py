@@ -13,9 +13,7 @@ from kombu.exceptions import OperationalError
 
 from celery_superfetch.app.broker import client_of
 from celery_superfetch.store.wire import connections
-from support.servers.cluster import Cluster
 from support.servers.faults import standstill
-from support.servers.ledger import Ledger
 from support.servers.sentinel import NAME, Replicated, SentinelGroup
 from support.waiting import always, eventually
 from support.workers.bench import Bench
@@ -48,12 +46,8 @@ def app_at(make_app: Any, url: str) -> Callable[..., Celery]:
 
 @pytest.mark.parametrize(("options", "once"), [({}, True), ({"socket_timeout": 0.5}, False)])
 def test_a_call_waits_for_a_server_that_stands_still_and_is_sent_once(
-    app_at: Callable[..., Celery],
-    fresh_server: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    options: dict[str, Any],
-    once: bool,
-) -> None:
+    app_at, fresh_server, monkeypatch, options, once
+):
     """C1. The control: a limit that the user set holds for calls, too, as in stock."""
     monkeypatch.setattr(connections, "REPLY_TIMEOUT", 0.5)
     server = fresh_server()
@@ -70,13 +64,8 @@ def test_a_call_waits_for_a_server_that_stands_still_and_is_sent_once(
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_what_a_task_sends_while_the_server_stands_still_is_sent_once(
-    worker: Any,
-    app_at: Callable[..., Celery],
-    fresh_server: Any,
-    ledger: Ledger,
-    url: str,
-    pool: str,
-) -> None:
+    worker, app_at, fresh_server, ledger, url, pool
+):
     """C1. Our limit of 15 s held for what a worker's jobs send, too."""
     server = fresh_server()
     worker(pool=pool, concurrency=1, url=server.url(), result_url=url)
@@ -94,9 +83,7 @@ def test_what_a_task_sends_while_the_server_stands_still_is_sent_once(
     assert ledger.runs() == dict.fromkeys(("connected", "first", "second", "last"), 1)
 
 
-def test_whatever_else_is_asked_has_its_limit(
-    app_at: Callable[..., Celery], fresh_server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_else_is_asked_has_its_limit(app_at, fresh_server, monkeypatch):
     """C1. After a call on the same connection, and on those by which workers claim."""
     monkeypatch.setattr(connections, "REPLY_TIMEOUT", 0.5)
     server = fresh_server()
@@ -113,9 +100,7 @@ def test_whatever_else_is_asked_has_its_limit(
 # -- its primary is another
 
 
-def test_behind_sentinels_a_planned_failover_fails_no_call(
-    app_at: Callable[..., Celery], group: SentinelGroup, ledger: Ledger
-) -> None:
+def test_behind_sentinels_a_planned_failover_fails_no_call(app_at, group, ledger):
     """B4. The Sentinels name the old primary for a while; after a plain FAILOVER for long."""
     with Load(app_at(group.sentinel_url(), **NAMED), ledger, every=0.01, retry=True) as load:
         for way in (SentinelGroup.failover, Replicated.failover):
@@ -126,18 +111,14 @@ def test_behind_sentinels_a_planned_failover_fails_no_call(
     assert not load.in_doubt
 
 
-def test_a_first_call_behind_sentinels_waits_for_the_election(
-    app_at: Callable[..., Celery], group: SentinelGroup
-) -> None:
+def test_a_first_call_behind_sentinels_waits_for_the_election(app_at, group):
     """B3. It raised after 4 s, or at once; one of a connected process waits."""
     group.kill_primary()
     app_at(group.sentinel_url(), **NAMED).tasks["shop.note"].delay("job")
     assert len(Bench(group.promote().client()).queue("celery")) == 1
 
 
-def test_a_first_call_on_a_cluster_waits_for_the_election(
-    app_at: Callable[..., Celery], nodes: Cluster
-) -> None:
+def test_a_first_call_on_a_cluster_waits_for_the_election(app_at, nodes):
     """B3. The election takes longer than the 4 s that Celery gives a connection."""
     home = nodes.home(TAG["global_keyprefix"])
     for node in nodes.living:
@@ -148,9 +129,7 @@ def test_a_first_call_on_a_cluster_waits_for_the_election(
     assert nodes.client().llen("{shop}:celery") == 1
 
 
-def test_a_first_call_goes_on_to_whoever_is_named_behind_one_that_stands_still(
-    app_at: Callable[..., Celery], nodes: Cluster
-) -> None:
+def test_a_first_call_goes_on_to_whoever_is_named_behind_one_that_stands_still(app_at, nodes):
     """B3. The silent one has the whole limit; Celery's 4 s were over by then."""
     home = nodes.home(TAG["global_keyprefix"])
     silent = next(node for node in nodes.nodes if node is not home)
@@ -168,13 +147,8 @@ OPS = Exchange("ops", type="topic")
 @pytest.mark.parametrize("protocol", [1, 2])
 @pytest.mark.parametrize("kind", ["topic", "direct"])
 def test_a_task_whose_binding_is_gone_is_sent_all_the_same(
-    app_at: Callable[..., Celery],
-    url: str,
-    bench: Bench,
-    caplog: pytest.LogCaptureFixture,
-    protocol: int,
-    kind: str,
-) -> None:
+    app_at, url, bench, caplog, protocol, kind
+):
     """C2. 3 of 3 were lost without a word, as in stock."""
     app = app_at(url)
     exchange = Exchange(f"ops-{kind}", type=kind)
@@ -189,9 +163,7 @@ def test_a_task_whose_binding_is_gone_is_sent_all_the_same(
     assert "They were declared again" in caplog.text
 
 
-def test_a_task_that_no_queue_takes_is_an_error_that_names_it(
-    app_at: Callable[..., Celery], url: str
-) -> None:
+def test_a_task_that_no_queue_takes_is_an_error_that_names_it(app_at, url):
     app = app_at(url)
     app.conf.task_queues = [Queue("pack", OPS, routing_key="pack.#")]
     note = app.tasks["shop.note"]
@@ -200,9 +172,7 @@ def test_a_task_that_no_queue_takes_is_an_error_that_names_it(
         note.apply_async(("job",), **to)
 
 
-def test_what_is_no_task_goes_nowhere_without_a_word_as_in_stock(
-    app_at: Callable[..., Celery], url: str
-) -> None:
+def test_what_is_no_task_goes_nowhere_without_a_word_as_in_stock(app_at, url):
     """A reply to a command whose asker has gone, say."""
     app = app_at(url)
     with app.producer_or_acquire() as producer:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 from support.hosts import Host
-from support.servers.ledger import Ledger
 from support.waiting import eventually
 
 SHORT = ("--seconds", "20", "--jobs", "3")
 
 
-def test_the_jobs_of_the_killed_worker_run_again_on_another(cli: Any, worker: Any) -> None:
+def test_the_jobs_of_the_killed_worker_run_again_on_another(cli, worker):
     workers = worker(concurrency=3), worker(concurrency=3)
     done = cli("drill", "--queue", "celery", *SHORT, "--yes", "--json")
     document = done.json()
@@ -28,9 +24,7 @@ def test_the_jobs_of_the_killed_worker_run_again_on_another(cli: Any, worker: An
     assert {run["again"].partition("@")[0] for run in document["jobs"]} == {other.name}
 
 
-def test_a_lone_worker_is_told_of_and_its_jobs_wait_for_its_successor(
-    cli: Any, worker: Any
-) -> None:
+def test_a_lone_worker_is_told_of_and_its_jobs_wait_for_its_successor(cli, worker):
     victim = worker(pool="threads")
     done = cli("drill", "--queue", "celery", *SHORT, "--yes", "--wait", "8", code=1)
     victim.wait_gone()
@@ -39,9 +33,7 @@ def test_a_lone_worker_is_told_of_and_its_jobs_wait_for_its_successor(
     assert "Stock Celery would have lost them" in done.out
 
 
-def test_jobs_of_others_are_spared_unless_it_is_told(
-    cli: Any, worker: Any, shop: SimpleNamespace, ledger: Ledger
-) -> None:
+def test_jobs_of_others_are_spared_unless_it_is_told(cli, worker, shop, ledger):
     victim = worker(concurrency=2)
     shop.hold.delay("of mine")
     eventually(lambda: ledger.starts().get("of mine"))
@@ -56,13 +48,13 @@ def test_jobs_of_others_are_spared_unless_it_is_told(
     assert victim.alive()
 
 
-def test_a_worker_of_another_host_is_killed_there(cli: Any, worker: Any) -> None:
+def test_a_worker_of_another_host_is_killed_there(cli, worker):
     far = worker(host=Host("far"), concurrency=2)
     done = cli("drill", "--queue", "celery", *SHORT, "--yes", "--wait", "2", code=1)
     assert "elsewhere. Kill it there, for example by `kill -9 " in done.err
     assert far.alive()
 
 
-def test_nobody_takes_its_jobs(cli: Any) -> None:
+def test_nobody_takes_its_jobs(cli):
     done = cli("drill", "--queue", "nobodys", "--yes", "--wait", "1", code=1)
     assert "no worker has started a job of the drill within 1 s" in done.err

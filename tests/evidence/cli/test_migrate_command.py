@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -51,7 +49,7 @@ def stock(url: str, *queues: str, **how: Any) -> Inbox:
     return Inbox(url, *queues, transport=None, **how)
 
 
-def test_whoever_consumes_as_stock_does_is_in_the_way(url: str, client: redis.Redis) -> None:
+def test_whoever_consumes_as_stock_does_is_in_the_way(url, client):
     publish(url, "mail", 1, 2)
     with ExitStack() as stack:
         # Not in the way: our own consumers (that of a queue without ack consumes just as stock
@@ -86,7 +84,7 @@ def test_whoever_consumes_as_stock_does_is_in_the_way(url: str, client: redis.Re
         assert migrate(client).found == 0
 
 
-def test_who_holds_them_cannot_be_known_without_client_list(fresh_server: Any) -> None:
+def test_who_holds_them_cannot_be_known_without_client_list(fresh_server):
     own = fresh_server()
     admin = own.client()
     publish(own.url(), "mail", 1)
@@ -101,7 +99,7 @@ def test_who_holds_them_cannot_be_known_without_client_list(fresh_server: Any) -
         assert migrate(shop).taken == 1
 
 
-def test_a_server_over_its_memory_limit_keeps_each_job_where_it_is(fresh_server: Any) -> None:
+def test_a_server_over_its_memory_limit_keeps_each_job_where_it_is(fresh_server):
     own = fresh_server()
     client = own.client()
     publish(own.url(), "mail", *range(30))
@@ -117,9 +115,7 @@ def test_a_server_over_its_memory_limit_keeps_each_job_where_it_is(fresh_server:
     assert migrate(client).taken == client.llen("mail") == 30
 
 
-def test_the_command_refuses_waits_and_reports(
-    url: str, client: redis.Redis, cli: Any, env: Callable[..., dict[str, str]], tmp_path: Path
-) -> None:
+def test_the_command_refuses_waits_and_reports(url, client, cli, env, tmp_path):
     publish(url, "celery", 1, 2, 3)
     inbox = stock(url, "celery")
     inbox.receive(3)
@@ -150,8 +146,8 @@ def test_the_command_refuses_waits_and_reports(
 
 
 def test_a_kill_in_the_middle_loses_nothing_doubles_nothing_and_keeps_the_order(
-    url: str, client: redis.Redis, env: Callable[..., dict[str, str]], tmp_path: Path
-) -> None:
+    url, client, env, tmp_path
+):
     jobs = [payload(n, "celery") for n in range(MANY)]
 
     def hold() -> None:

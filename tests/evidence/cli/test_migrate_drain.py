@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,9 +29,7 @@ def drain(bench: Bench) -> GiveBack:
 
 
 @pytest.mark.parametrize("prefix", ["", "shop-a:"])
-def test_all_comes_back_in_order_uncounted_and_stock_runs_it(
-    url: str, client: redis.Redis, make_bench: Callable[..., Bench], prefix: str
-) -> None:
+def test_all_comes_back_in_order_uncounted_and_stock_runs_it(url, client, make_bench, prefix):
     bench = make_bench(global_keyprefix=prefix)
     step = "mail\x06\x163"
     many = jobs(*range(150))
@@ -74,7 +70,7 @@ def test_all_comes_back_in_order_uncounted_and_stock_runs_it(
     assert not client.exists(f"{prefix}unacked")
 
 
-def test_a_living_owner_is_in_the_way_and_a_forced_one_claims_no_more(bench: Bench) -> None:
+def test_a_living_owner_is_in_the_way_and_a_forced_one_claims_no_more(bench):
     alive = bench.owner()
     far = bench.owner(elsewhere("web7"))
     bench.give(alive.owner, "mail", jobs("a"))
@@ -102,7 +98,7 @@ def test_a_living_owner_is_in_the_way_and_a_forced_one_claims_no_more(bench: Ben
         drain(bench).forget(report)
 
 
-def test_a_list_that_cannot_be_given_back_keeps_its_jobs(bench: Bench) -> None:
+def test_a_list_that_cannot_be_given_back_keeps_its_jobs(bench):
     bench.client.set("taken", "by something else")
     owner = bench.dead_owner(jobs("a", "b"), "taken", lists=["taken", "mail"])
     bench.give(owner.owner, "mail", jobs("c"))
@@ -115,9 +111,7 @@ def test_a_list_that_cannot_be_given_back_keeps_its_jobs(bench: Bench) -> None:
     assert drain(bench).run().given_back == 2
 
 
-def test_an_owner_elsewhere_is_drained_once_its_silence_is_known(
-    make_bench: Callable[..., Bench],
-) -> None:
+def test_an_owner_elsewhere_is_drained_once_its_silence_is_known(make_bench):
     bench = make_bench(heartbeat_interval=0.2, owner_ttl=0.4)
     far = bench.owner(elsewhere("web7"))
     bench.give(far.owner, "mail", jobs("a"))
@@ -129,9 +123,7 @@ def test_an_owner_elsewhere_is_drained_once_its_silence_is_known(
     assert bench.queue() == jobs("a")
 
 
-def test_a_kill_in_the_middle_loses_nothing_and_keeps_the_order(
-    bench: Bench, env: Callable[..., dict[str, str]], tmp_path: Path
-) -> None:
+def test_a_kill_in_the_middle_loses_nothing_and_keeps_the_order(bench, env, tmp_path):
     many = jobs(*range(10_000))
     owner = bench.dead_owner()
 
@@ -155,9 +147,7 @@ def test_a_kill_in_the_middle_loses_nothing_and_keeps_the_order(
     assert bench.queue() == many
 
 
-def test_the_command_refuses_and_forgets_all_but_the_dead(
-    url: str, client: redis.Redis, bench: Bench, cli: Any
-) -> None:
+def test_the_command_refuses_and_forgets_all_but_the_dead(url, client, bench, cli):
     publish(url, "celery", "first", "second")
     before = client.lrange("celery", 0, -1)
     inbox = Inbox(url, "celery")

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from time import monotonic
-from typing import Any
 
 from celery_superfetch.model.verdict import Reason
-from support.workers.bench import Bench, elsewhere, payload
+from support.workers.bench import elsewhere, payload
 
 QUICK = {"heartbeat_interval": 0.4, "owner_ttl": 1}
 LONG = 60.0
 
 
-def test_a_silent_owner_of_another_host_is_reaped_by_a_pass_that_stays(
-    make_bench: Callable[..., Bench], cli: Any
-) -> None:
+def test_a_silent_owner_of_another_host_is_reaped_by_a_pass_that_stays(make_bench, cli):
     bench = make_bench(**QUICK)
     far = bench.owner(elsewhere())
     bench.give(far.owner, "mail", [payload(1)])
@@ -33,9 +29,7 @@ def test_a_silent_owner_of_another_host_is_reaped_by_a_pass_that_stays(
     assert bench.queue() == [payload(1)]
 
 
-def test_a_living_owner_of_another_host_is_not_waited_for(
-    make_bench: Callable[..., Bench], cli: Any
-) -> None:
+def test_a_living_owner_of_another_host_is_not_waited_for(make_bench, cli):
     bench = make_bench(**QUICK)
     far, over = bench.owner(elsewhere()), threading.Event()
     bench.give(far.owner, "mail", [payload(1)])
@@ -57,9 +51,7 @@ def test_a_living_owner_of_another_host_is_not_waited_for(
     assert done["dead"] == {far.owner: Reason.SILENT.value}, "the control"
 
 
-def test_an_unknown_owner_is_registered_and_then_watched(
-    make_bench: Callable[..., Bench], cli: Any
-) -> None:
+def test_an_unknown_owner_is_registered_and_then_watched(make_bench, cli):
     bench, stranger = make_bench(**QUICK), "web-9|4|x"
     bench.give(stranger, "mail", [payload(1)])
     without = cli("reap", "--wait", LONG, "--json", options=QUICK).json()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from celery_superfetch.cli.unregistered import register_unknown
 from celery_superfetch.model.verdict import Reason
 from celery_superfetch.reaper.evidence import Onlooker
-from support.workers.bench import Bench
 
 
-def test_an_unknown_private_list_is_registered_and_never_drained_at_once(bench: Bench) -> None:
+def test_an_unknown_private_list_is_registered_and_never_drained_at_once(bench):
     stranger = "web-9|4|0123456789ab"
     bench.give(stranger, "a:b", [b"1"])
     assert register_unknown(bench.reaper()) == 1
@@ -24,7 +21,7 @@ def test_an_unknown_private_list_is_registered_and_never_drained_at_once(bench: 
     assert not bench.reaper().reap().did_something
 
 
-def test_an_adopted_owner_is_reaped_after_the_ttl(make_bench: Callable[..., Bench]) -> None:
+def test_an_adopted_owner_is_reaped_after_the_ttl(make_bench):
     bench = make_bench(heartbeat_interval=0.1, owner_ttl=0.4, reap_interval=0.1)
     bench.give("web-9|4|x", "mail", [b"1"])
     reaper, onlooker = bench.reaper(), Onlooker(bench.registry)
@@ -34,7 +31,7 @@ def test_an_adopted_owner_is_reaped_after_the_ttl(make_bench: Callable[..., Benc
     assert bench.queue() == [b"1"]
 
 
-def test_one_for_whom_something_landed_is_registered_too(make_bench: Callable[..., Bench]) -> None:
+def test_one_for_whom_something_landed_is_registered_too(make_bench):
     bench = make_bench(heartbeat_interval=0.1, owner_ttl=0.4, reap_interval=0.1)
     bench.land("web-9|4|x", "a:b", b"1", b"2")
     reaper, onlooker = bench.reaper(), Onlooker(bench.registry)
@@ -45,16 +42,14 @@ def test_one_for_whom_something_landed_is_registered_too(make_bench: Callable[..
     assert bench.queue("a:b") == [b"1", b"2"]
 
 
-def test_a_pass_does_not_look_for_strangers(bench: Bench) -> None:
+def test_a_pass_does_not_look_for_strangers(bench):
     bench.give("web-9|4|x", "mail", [b"1"])
     assert not bench.reaper().reap().did_something
     assert bench.registry.owners() == {}
 
 
 @pytest.mark.parametrize("prefix", ["", "shop:", "a*b[c]?"])
-def test_only_lists_of_ones_own_prefix_are_found(
-    make_bench: Callable[..., Bench], prefix: str
-) -> None:
+def test_only_lists_of_ones_own_prefix_are_found(make_bench, prefix):
     own, other = make_bench(global_keyprefix=prefix), make_bench(global_keyprefix="a__bc_")
     own.give("web-9|4|own", "mail", [b"1"])
     other.give("web-9|4|other", "mail", [b"2"])
@@ -63,7 +58,7 @@ def test_only_lists_of_ones_own_prefix_are_found(
     assert other.registry.owners() == {}
 
 
-def test_more_lists_than_one_step_of_the_scan_are_found(bench: Bench) -> None:
+def test_more_lists_than_one_step_of_the_scan_are_found(bench):
     for n in range(50):
         bench.give(f"web-{n}|4|x", "mail", [b"1"])
     with bench.client.pipeline() as pipe:
@@ -73,7 +68,7 @@ def test_more_lists_than_one_step_of_the_scan_are_found(bench: Bench) -> None:
     assert register_unknown(bench.reaper()) == 50
 
 
-def test_a_key_of_another_type_is_not_in_the_way(bench: Bench) -> None:
+def test_a_key_of_another_type_is_not_in_the_way(bench):
     bench.client.set(bench.keys.private("web-1|4|x"), "a text")
     bench.client.set(bench.keys.landing("web-3|4|x", "mail"), "a text")
     bench.give("web-2|4|x", "mail", [b"1"])
@@ -81,7 +76,7 @@ def test_a_key_of_another_type_is_not_in_the_way(bench: Bench) -> None:
     assert set(bench.registry.owners()) == {"web-2|4|x"}
 
 
-def test_a_name_that_is_no_text_is_not_in_the_way(bench: Bench) -> None:
+def test_a_name_that_is_no_text_is_not_in_the_way(bench):
     bench.client.hset(b"superfetch:private:\xff|1|x", "1:mail", b"1")
     bench.client.lpush(b"superfetch:landing:\xfe|1|x:mail", b"1")
     bench.give("web-2|4|x", "mail", [b"1"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -64,9 +63,7 @@ FAULTS: dict[str, tuple[str, Callable[[Server, Bench], None]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_all_say_the_same(
-    fault: str, cli: Any, make_app: Any, fresh_server: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_say_the_same(fault, cli, make_app, fresh_server, capsys):
     server = fresh_server(appendonly=True)
     level, befall = FAULTS[fault]
     befall(server, Bench(server.client()))
@@ -93,9 +90,7 @@ def test_all_say_the_same(
     assert (title, first.partition(":")[0]) == (said, said)
 
 
-def test_a_job_that_was_just_killed_is_seen_wherever_one_looks(
-    worker: Any, shop: Any, db: Any, cli: Any, make_app: Any
-) -> None:
+def test_a_job_that_was_just_killed_is_seen_wherever_one_looks(worker, shop, db, cli, make_app):
     """And at a full dead set the counter goes on, by which the alert goes."""
     options = {"strike_limit": 1, "dead_limit": 1, "reap_interval": 1}
     worker(concurrency=1, options=options)

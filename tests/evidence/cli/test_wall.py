@@ -9,15 +9,12 @@ import sys
 from collections.abc import Mapping
 from configparser import ConfigParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import redis
 from packaging.requirements import Requirement
 
 from support.house import HERE
-from support.servers.ledger import Ledger
 from support.waiting import eventually
 from support.workers.bench import payload
 from support.workers.worker import process_env
@@ -44,7 +41,7 @@ def bare(tmp_path: Path) -> Mapping[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(shadows), process_env({})["PYTHONPATH"]])}
 
 
-def test_the_control_finds_no_extra(bare: Mapping[str, str]) -> None:
+def test_the_control_finds_no_extra(bare):
     assert {"prometheus_client", "starlette", "jinja2", "uvicorn", "rich"} <= {*extras()}
     for name in extras():
         done = subprocess.run(
@@ -53,14 +50,7 @@ def test_the_control_finds_no_extra(bare: Mapping[str, str]) -> None:
         assert f"no {name} in this process" in done.stderr
 
 
-def test_a_worker_and_operators_need_no_extra(
-    bare: Mapping[str, str],
-    worker: Any,
-    cli: Any,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    client: redis.Redis,
-) -> None:
+def test_a_worker_and_operators_need_no_extra(bare, worker, cli, shop, ledger, client):
     def run(*words: str, **how: Any) -> Any:
         return cli(*words, process=True, environ=bare, **how)
 
@@ -89,18 +79,14 @@ def test_a_worker_and_operators_need_no_extra(
 
 
 @pytest.mark.parametrize(("command", "extra"), [("metrics", "console"), ("web", "web")])
-def test_a_command_without_its_extra_says_in_one_line_what_to_install(
-    command: str, extra: str, bare: Mapping[str, str], cli: Any
-) -> None:
+def test_a_command_without_its_extra_says_in_one_line_what_to_install(command, extra, bare, cli):
     failed = cli(command, process=True, environ=bare, code=1)
     assert failed.out == ""
     [line] = failed.err.splitlines()
     assert f"pip install 'celery-superfetch[{extra}]'" in line
 
 
-def test_a_worker_that_cannot_serve_its_metrics_says_what_to_install(
-    bare: Mapping[str, str], worker: Any
-) -> None:
+def test_a_worker_that_cannot_serve_its_metrics_says_what_to_install(bare, worker):
     one = worker(pool="solo", options={"metrics_port": 1}, env=bare, ready=False)
     one.wait_log("pip install 'celery-superfetch[console]'")
     assert one.wait_exit() == 1

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -18,9 +16,7 @@ WATCH = superfetch_command("status", "--watch", "0.3")
 VERDICTS = "All is well", "Warning", "Critical"
 
 
-def test_it_shows_a_death_and_outlives_its_server(
-    worker: Any, env: Callable[..., dict[str, str]], fresh_server: Any
-) -> None:
+def test_it_shows_a_death_and_outlives_its_server(worker, env, fresh_server):
     server = fresh_server(appendonly=True)
     first = worker(name="first", url=server.url(), options={"reap_interval": 3600})
     with Terminal(WATCH, process_env(env(url=server.url())), lines=40) as terminal:
@@ -43,9 +39,7 @@ def test_it_shows_a_death_and_outlives_its_server(
         assert terminal.wait_exit() == 0
 
 
-def test_the_verdict_stays_on_a_low_terminal_also_of_a_server_that_hangs(
-    env: Callable[..., dict[str, str]], fresh_server: Any
-) -> None:
+def test_the_verdict_stays_on_a_low_terminal_also_of_a_server_that_hangs(env, fresh_server):
     server = fresh_server()
     stale = {"COLUMNS": "80", "LINES": "24"}  # as readline leaves them to whatever is started
     with Terminal(WATCH, {**process_env(env(url=server.url())), **stale}) as terminal:
@@ -60,9 +54,7 @@ def test_the_verdict_stays_on_a_low_terminal_also_of_a_server_that_hangs(
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_into_a_pipe_it_prints_one_after_the_other(
-    as_json: bool, env: Callable[..., dict[str, str]]
-) -> None:
+def test_into_a_pipe_it_prints_one_after_the_other(as_json, env):
     command = [*WATCH, *["--json"] * as_json]
     with subprocess.Popen(
         command, env=process_env(env()), stdout=subprocess.PIPE, text=True

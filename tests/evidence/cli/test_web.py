@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import httpx
 
 from support.process import Process
 from support.servers.server import free_port
 from support.waiting import eventually
-from support.workers.bench import Bench
 from support.workers.cli import superfetch_command
 from support.workers.worker import process_env
 
 
-def test_it_serves_who_has_the_token_until_it_is_told_to_stop(
-    env: Callable[..., dict[str, str]], bench: Bench, tmp_path: Path
-) -> None:
+def test_it_serves_who_has_the_token_until_it_is_told_to_stop(env, bench, tmp_path):
     bench.owner(node="w1@host")
     port, token = free_port(), "correct-horse-battery"
     command = superfetch_command("web", "--host", "0.0.0.0", "--port", str(port))
@@ -35,7 +29,7 @@ def test_it_serves_who_has_the_token_until_it_is_told_to_stop(
         assert "Traceback" not in serving.log()
 
 
-def test_it_is_not_served_to_others_without_a_token(cli: Any, url: Any) -> None:
+def test_it_is_not_served_to_others_without_a_token(cli, url):
     refused = cli("web", "--host", "0.0.0.0", code=2)
     assert "others can reach 0.0.0.0: say --token, or set SUPERFETCH_WEB_TOKEN" in refused.err
     refused = cli("web", "--host", "0.0.0.0", "--token", "short", code=1)

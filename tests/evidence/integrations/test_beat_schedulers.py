@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import sqlite3
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
 from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.waiting import always, eventually
 
 REAP = "celery_superfetch.reap"
@@ -33,7 +31,7 @@ def reaps_as_ever(worker: Any, start: Any, db: Database) -> None:
     assert "succeeded" in one.log()
 
 
-def test_django_celery_beat(worker: Any, beat: Any, db: Database, tmp_path: Path) -> None:
+def test_django_celery_beat(worker, beat, db, tmp_path):
     pytest.importorskip("django_celery_beat", reason="django-celery-beat is not installed")
     tables = tmp_path / "django.sqlite3"
 
@@ -52,7 +50,7 @@ def test_django_celery_beat(worker: Any, beat: Any, db: Database, tmp_path: Path
     assert (REAP,) in rows
 
 
-def test_redbeat(worker: Any, beat: Any, db: Database, ledger: Ledger) -> None:
+def test_redbeat(worker, beat, db, ledger):
     pytest.importorskip("redbeat", reason="celery-redbeat is not installed")
 
     def start() -> None:

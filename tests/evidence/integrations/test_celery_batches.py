@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import redis
 from celery import Celery
 from celery.result import AsyncResult
 
 from support.servers.database import Database
 from support.servers.faults import kill_connections
-from support.servers.ledger import Ledger
 from support.waiting import eventually
 
 pytest.importorskip("celery_batches", reason="celery-batches is not installed")
@@ -28,9 +24,7 @@ def settled(db: Database) -> bool:
     return not (db.length() or db.on_probation() or any(db.held().values()))
 
 
-def test_a_batch_whose_child_was_lost_runs_again(
-    worker: Any, app: Celery, db: Database, ledger: Ledger
-) -> None:
+def test_a_batch_whose_child_was_lost_runs_again(worker, app, db, ledger):
     one = worker(app="batched", options=OPTIONS)
     send(app, "accident", "a", "b")
     eventually(lambda: {*ledger.finishes()} == {"accident", "a", "b"})
@@ -39,9 +33,7 @@ def test_a_batch_whose_child_was_lost_runs_again(
     assert one.log().count("strike 1 of 2") == 3
 
 
-def test_a_poison_pill_is_killed_and_its_batch_is_not(
-    worker: Any, app: Celery, db: Database, ledger: Ledger
-) -> None:
+def test_a_poison_pill_is_killed_and_its_batch_is_not(worker, app, db, ledger):
     """One that shares a batch is no more than suspected: alone, it is found to be innocent."""
     worker(app="batched", options=OPTIONS)
     results = send(app, "a", "pill", "b")
@@ -55,8 +47,8 @@ def test_a_poison_pill_is_killed_and_its_batch_is_not(
 
 
 def test_a_pill_on_probation_shares_no_batch_with_those_that_come_meanwhile(
-    worker: Any, app: Celery, db: Database, ledger: Ledger
-) -> None:
+    worker, app, db, ledger
+):
     worker(app="batched", options=OPTIONS)
     pill = send(app, "a", "pill", "b")["pill"]
     innocent = ["a", "b"]
@@ -72,9 +64,7 @@ def test_a_pill_on_probation_shares_no_batch_with_those_that_come_meanwhile(
     assert {"pill"} <= again <= {"a", "b", "pill", "job 2"}, "only what was in its first batch"
 
 
-def test_a_batch_beyond_the_hard_time_limit_has_failed(
-    worker: Any, app: Celery, db: Database, ledger: Ledger
-) -> None:
+def test_a_batch_beyond_the_hard_time_limit_has_failed(worker, app, db, ledger):
     worker(app="batched", options=OPTIONS, conf={"task_time_limit": 3})
     results = send(app, "a", "idler", "b")
     eventually(lambda: {one.state for one in results.values()} == {"FAILURE"})
@@ -83,8 +73,8 @@ def test_a_batch_beyond_the_hard_time_limit_has_failed(
 
 
 def test_a_batch_that_outlived_its_connection_and_is_lost_counts_against_nobody(
-    worker: Any, app: Celery, db: Database, ledger: Ledger, client: redis.Redis
-) -> None:
+    worker, app, db, ledger, client
+):
     """Its calls went back when the connection was lost: they are others by now."""
     one = worker(app="batched", options=OPTIONS, concurrency=1)
     send(app, "idler", "a", "b")

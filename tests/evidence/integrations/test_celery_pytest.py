@@ -55,9 +55,9 @@ def run(tests: str, directory: Path) -> str:
     return done.stdout
 
 
-def test_two_embedded_workers_one_after_the_other_run_jobs(url: str, tmp_path: Path) -> None:
+def test_two_embedded_workers_one_after_the_other_run_jobs(url, tmp_path):
     assert "2 passed" in run(TESTS.format(url=url, superfetch=True), tmp_path)
 
 
-def test_stock_runs_them_as_well(url: str, tmp_path: Path) -> None:
+def test_stock_runs_them_as_well(url, tmp_path):
     assert "2 passed" in run(TESTS.format(url=url, superfetch=False), tmp_path)

@@ -8,7 +8,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,18 +47,14 @@ def page(
     flower.close()
 
 
-def test_flowers_broker_page_shows_the_queues(
-    page: Callable[[str], str], shop: SimpleNamespace
-) -> None:
+def test_flowers_broker_page_shows_the_queues(page, shop):
     shop.note.delay("a")
     body = eventually(lambda: page("/broker"), within=40)
     assert "celery" in body
     assert "redis://" in body
 
 
-def test_flower_shows_a_killed_job_as_failed(
-    page: Callable[[str], str], worker: Any, shop: SimpleNamespace
-) -> None:
+def test_flower_shows_a_killed_job_as_failed(page, worker, shop):
     eventually(lambda: page("/broker"), within=40)  # it hears from here on
     worker(args=["-E"], options={"strike_limit": 1})
     shop.note.delay("a")

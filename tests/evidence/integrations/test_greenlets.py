@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
-from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.waiting import eventually
 
 OPTIONS = {"strike_limit": 1, "heartbeat_interval": 1}
 
 
-def test_jobs_run_and_the_worker_stops_without_an_error(
-    worker: Any, shop: SimpleNamespace, db: Database, ledger: Ledger
-) -> None:
+def test_jobs_run_and_the_worker_stops_without_an_error(worker, shop, db, ledger):
     one = worker(pool="gevent", concurrency=4, options=OPTIONS)
     jobs = {f"job {number}" for number in range(20)}
     for job in jobs:
@@ -28,9 +21,7 @@ def test_jobs_run_and_the_worker_stops_without_an_error(
     assert not any(db.held().values())
 
 
-def test_a_poison_pill_is_killed_and_announced(
-    worker: Any, shop: SimpleNamespace, db: Database, ledger: Ledger
-) -> None:
+def test_a_poison_pill_is_killed_and_announced(worker, shop, db, ledger):
     """It ends its worker; the next one finds it, and tells its caller once."""
     first = worker(pool="gevent", concurrency=4, options=OPTIONS)
     pill = shop.kill_owner.apply_async(["pill"], link_error=shop.note.si("told"))
@@ -46,9 +37,7 @@ def test_a_poison_pill_is_killed_and_announced(
     assert ledger.runs()["told"] == 1
 
 
-def test_eventlet_is_refused_and_takes_no_job(
-    worker: Any, shop: SimpleNamespace, db: Database
-) -> None:
+def test_eventlet_is_refused_and_takes_no_job(worker, shop, db):
     pytest.importorskip("eventlet", reason="eventlet is not installed")
     shop.note.delay("job")
     refused = worker(pool="eventlet", concurrency=4, ready=False)

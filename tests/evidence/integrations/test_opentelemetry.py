@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
-from celery import Celery
 
 from support.servers.ledger import Ledger
 from support.waiting import eventually
@@ -39,9 +37,7 @@ def spans(ledger: Ledger) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 @pytest.mark.parametrize("superfetch", [True, False], ids=["ours", "stock"])
-def test_the_span_of_a_run_is_tied_to_that_of_its_publish(
-    superfetch: bool, pool: str, worker: Any, app: Celery, ledger: Ledger
-) -> None:
+def test_the_span_of_a_run_is_tied_to_that_of_its_publish(superfetch, pool, worker, app, ledger):
     worker(app="traced", superfetch=superfetch, pool=pool)
     app.send_task("traced.sends", ["a"])
     names = {"run/traced.sends", "apply_async/shop.note", "run/shop.note"}
@@ -56,9 +52,7 @@ def test_the_span_of_a_run_is_tied_to_that_of_its_publish(
     assert run["context"]["trace_id"] == publish["context"]["trace_id"]
 
 
-def test_what_becomes_of_a_pill_is_in_the_trace_of_its_publish(
-    worker: Any, app: Celery, ledger: Ledger
-) -> None:
+def test_what_becomes_of_a_pill_is_in_the_trace_of_its_publish(worker, app, ledger):
     """As `examples/observability/tracing.py` has it: the runs themselves have left no span."""
     worker(app="traced", options={"strike_limit": 2})
     app.send_task("traced.sends", ["pill", "shop.kill_child"])
@@ -85,8 +79,8 @@ def nobody_listens_any_more() -> Iterator[None]:
 
 @pytest.mark.usefixtures("nobody_listens_any_more")
 def test_recoveries_are_counted_and_a_job_without_a_trace_has_a_span_all_the_same(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger, cli: Any
-) -> None:
+    worker, shop, ledger, cli
+):
     """A pass in this process, whose providers keep all in memory."""
     exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
     tracers = TracerProvider()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,9 +22,7 @@ def events(ledger: Ledger, about: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("superfetch", [True, False], ids=["ours", "stock"])
-def test_the_event_of_a_failing_task_names_it(
-    superfetch: bool, worker: Any, shop: SimpleNamespace, ledger: Ledger
-) -> None:
+def test_the_event_of_a_failing_task_names_it(superfetch, worker, shop, ledger):
     worker(app="sentried", superfetch=superfetch)
     failed = shop.fail.delay("a")
     [event] = eventually(lambda: events(ledger, "fails on purpose"))
@@ -35,9 +32,7 @@ def test_the_event_of_a_failing_task_names_it(
     assert event["tags"]["celery_task_id"] == failed.id
 
 
-def test_the_kill_of_a_poison_pill_is_an_event(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger
-) -> None:
+def test_the_kill_of_a_poison_pill_is_an_event(worker, shop, ledger):
     worker(app="sentried", options={"strike_limit": 1})
     pill = shop.kill_child.delay("pill")
     [event] = eventually(lambda: events(ledger, "was killed"))
@@ -48,9 +43,7 @@ def test_the_kill_of_a_poison_pill_is_an_event(
 RECIPE = {"RECIPE": "1"}
 
 
-def test_a_kill_is_one_event_and_groups_by_its_task(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger
-) -> None:
+def test_a_kill_is_one_event_and_groups_by_its_task(worker, shop, ledger):
     """As `examples/observability/sentry.py` has it; a strike before is none."""
     worker(app="sentried", options={"strike_limit": 2}, env=RECIPE)
     pills = [shop.kill_child.delay(name) for name in ("one", "two")]
@@ -67,9 +60,7 @@ def test_a_kill_is_one_event_and_groups_by_its_task(
     assert len(events(ledger, "")) == 3, "and nothing else"
 
 
-def test_a_job_that_is_lost_for_good_is_one_event_too(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger
-) -> None:
+def test_a_job_that_is_lost_for_good_is_one_event_too(worker, shop, ledger):
     worker(app="sentried", conf={"task_acks_late": False}, env=RECIPE)
     lost = shop.kill_child.delay("lost")
     [event] = eventually(lambda: events(ledger, "was lost"), 60)
@@ -81,8 +72,8 @@ def test_a_job_that_is_lost_for_good_is_one_event_too(
 
 
 def test_the_control_without_the_recipe_a_kill_is_five_events_and_its_task_no_group(
-    worker: Any, shop: SimpleNamespace, ledger: Ledger
-) -> None:
+    worker, shop, ledger
+):
     worker(app="sentried", options={"strike_limit": 2})
     shop.kill_child.delay("one")
     eventually(lambda: len(events(ledger, "")) == 5, 60)

@@ -80,9 +80,7 @@ def nothing_left(bench: Bench) -> bool:
 
 
 @pytest.mark.parametrize("how", ["fork", "os.fork", "spawn"])
-def test_a_child_is_an_owner_of_its_own_and_leaves_its_parents_jobs_alone(
-    program: Callable[..., Program], bench: Bench, how: str
-) -> None:
+def test_a_child_is_an_owner_of_its_own_and_leaves_its_parents_jobs_alone(program, bench, how):
     """`fork` is multiprocessing's: kombu then closes inherited pools in the child, unasked."""
     bench.push("mail", *(payload(n) for n in range(5)))
     process = program("consume_then_fork", how)
@@ -104,9 +102,7 @@ def test_a_child_is_an_owner_of_its_own_and_leaves_its_parents_jobs_alone(
     assert nothing_left(bench)
 
 
-def test_a_child_that_took_itself_for_its_parent_would_double_its_jobs(
-    program: Callable[..., Program], bench: Bench
-) -> None:
+def test_a_child_that_took_itself_for_its_parent_would_double_its_jobs(program, bench):
     """The control: with the guards out of the way, closing gives back what the parent runs."""
     bench.push("mail", *(payload(n) for n in range(5)))
     process = program("consume_then_fork", "unguarded")
@@ -114,9 +110,7 @@ def test_a_child_that_took_itself_for_its_parent_would_double_its_jobs(
     assert len(bench.queue()) == 5, "the three that its parent works on among them"
 
 
-def test_a_pre_fork_server_publishes_and_is_nobodys_owner(
-    program: Callable[..., Program], bench: Bench
-) -> None:
+def test_a_pre_fork_server_publishes_and_is_nobodys_owner(program, bench):
     process = program("serve")
     assert process.wait_exit() == 0
     said = process.said()
@@ -128,9 +122,7 @@ def test_a_pre_fork_server_publishes_and_is_nobodys_owner(
     assert not [name for name in bench.key_names() if "superfetch" in name]
 
 
-def test_a_process_that_executes_itself_anew_takes_over_from_itself(
-    program: Callable[..., Program], bench: Bench
-) -> None:
+def test_a_process_that_executes_itself_anew_takes_over_from_itself(program, bench):
     """Same pid, same start time: only the newer registration tells that the older is over."""
     bench.push("mail", *(payload(n) for n in range(4)))
     process = program("execute_anew")
@@ -144,9 +136,7 @@ def test_a_process_that_executes_itself_anew_takes_over_from_itself(
     assert process.wait_exit() == 0
 
 
-def test_two_apps_with_different_brokers_in_one_process(
-    make_app: Any, url: str, bench: Bench, fresh_server: Any
-) -> None:
+def test_two_apps_with_different_brokers_in_one_process(make_app, url, bench, fresh_server):
     other_server = fresh_server()
     other = Bench(other_server.client())
     apps = [make_app(), make_app(url=other_server.url()), make_app(superfetch=False)]
@@ -172,9 +162,7 @@ def test_two_apps_with_different_brokers_in_one_process(
     assert nothing_left(other)
 
 
-def test_a_second_embedded_worker_runs_jobs_while_the_first_ends(
-    program: Callable[..., Program],
-) -> None:
+def test_a_second_embedded_worker_runs_jobs_while_the_first_ends(program):
     """C9. The first's pool is still at a job, so its owner stays, and is stopping. As with stock,
     the next worker of the process has nothing to do with that, and no thread is left."""
     process = program("embed")
@@ -183,9 +171,7 @@ def test_a_second_embedded_worker_runs_jobs_while_the_first_ends(
     assert process.wait_exit() == 0
 
 
-def test_a_worker_that_is_told_to_stop_does_not_speak_for_its_neighbours(
-    url: str, make_bench: Callable[..., Bench]
-) -> None:
+def test_a_worker_that_is_told_to_stop_does_not_speak_for_its_neighbours(url, make_bench):
     """F3. Two workers in one process, of the same app or of another, and a plain consumer."""
     params, config = parse_url(url), make_bench().config
     first, second, runners = object(), object(), (Runner(), Runner(), Runner())
@@ -202,9 +188,7 @@ def test_a_worker_that_is_told_to_stop_does_not_speak_for_its_neighbours(
 
 
 @pytest.mark.netns
-def test_two_apps_of_one_process_are_judged_by_their_own_settings(
-    program: Callable[..., Program], make_bench: Callable[..., Bench]
-) -> None:
+def test_two_apps_of_one_process_are_judged_by_their_own_settings(program, make_bench):
     """Frozen together, and looked at from another host whose settings are different again."""
     judge = make_bench(heartbeat_interval=0.3, owner_ttl=20)
     judge.push("mail", payload("h"), payload("p"))

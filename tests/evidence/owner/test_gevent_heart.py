@@ -57,9 +57,7 @@ def blocked(process: Process, client: redis.Redis, directory: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["tcp", "unix", "tls"])
-def test_it_is_heard_over(
-    way: str, request: pytest.FixtureRequest, hub: Any, fresh_server: Any, tmp_path: Path
-) -> None:
+def test_it_is_heard_over(way, request, hub, fresh_server, tmp_path):
     if way == "tls":
         own, port = request.getfixturevalue("tls_port")
         url = f"rediss://127.0.0.1:{port}/0?ssl_cert_reqs=none"
@@ -69,7 +67,7 @@ def test_it_is_heard_over(
     blocked(hub(url), own.client(), tmp_path)
 
 
-def test_it_mends_when_its_connection_was_lost(hub: Any, fresh_server: Any, tmp_path: Path) -> None:
+def test_it_mends_when_its_connection_was_lost(hub, fresh_server, tmp_path):
     own = fresh_server(appendonly=True, appendfsync="always")
     process, client = hub(own.url()), own.client()
     for _ in range(3):

@@ -47,9 +47,7 @@ def far(proxy: FaultProxy) -> Iterator[Callable[..., redis.Redis]]:
         yield make
 
 
-def test_a_cut_before_a_command_means_it_never_arrived(
-    proxy: FaultProxy, far: Callable[..., redis.Redis], direct: redis.Redis
-) -> None:
+def test_a_cut_before_a_command_means_it_never_arrived(proxy, far, direct):
     client = far()
     done = proxy.cut_at(command("LPUSH"), nth=2, reply_lost=False)
     client.lpush("list", "one")
@@ -62,9 +60,7 @@ def test_a_cut_before_a_command_means_it_never_arrived(
     assert direct.llen("list") == 2, "one cut, once"
 
 
-def test_a_cut_after_a_command_means_it_was_carried_out(
-    proxy: FaultProxy, far: Callable[..., redis.Redis], direct: redis.Redis
-) -> None:
+def test_a_cut_after_a_command_means_it_was_carried_out(proxy, far, direct):
     client = far()
     text = "return redis.call('INCR', KEYS[1])"
     digest = client.script_load(text)
@@ -75,9 +71,7 @@ def test_a_cut_after_a_command_means_it_was_carried_out(
     assert direct.get("count") == b"1"
 
 
-def test_a_blocking_read_is_cut_when_it_has_claimed(
-    proxy: FaultProxy, far: Callable[..., redis.Redis], direct: redis.Redis
-) -> None:
+def test_a_blocking_read_is_cut_when_it_has_claimed(proxy, far, direct):
     client = far()
     done = proxy.cut_at(command("BLMOVE"), reply_lost=True)
     client.connection.send_command("BLMOVE", "from", "to", "RIGHT", "LEFT", 20)
@@ -88,9 +82,7 @@ def test_a_blocking_read_is_cut_when_it_has_claimed(
     assert direct.lrange("to", 0, -1) == [b"job"]
 
 
-def test_in_a_black_hole_everything_vanishes_and_new_connections_work(
-    proxy: FaultProxy, far: Callable[..., redis.Redis], direct: redis.Redis
-) -> None:
+def test_in_a_black_hole_everything_vanishes_and_new_connections_work(proxy, far, direct):
     old, blocked = far(socket_timeout=0.3), far(socket_timeout=0.3)
     old.ping()
     blocked.connection.send_command("BLMOVE", "from", "to", "RIGHT", "LEFT", 20)
@@ -107,7 +99,7 @@ def test_in_a_black_hole_everything_vanishes_and_new_connections_work(
     assert direct.exists("b")
 
 
-def test_refused_stalled_and_healed(proxy: FaultProxy, far: Callable[..., redis.Redis]) -> None:
+def test_refused_stalled_and_healed(proxy, far):
     client = far(socket_timeout=0.5)
     client.ping()
     proxy.refuse()
@@ -121,9 +113,7 @@ def test_refused_stalled_and_healed(proxy: FaultProxy, far: Callable[..., redis.
     far().ping()
 
 
-def test_what_was_stalled_is_not_lost(
-    proxy: FaultProxy, far: Callable[..., redis.Redis], direct: redis.Redis
-) -> None:
+def test_what_was_stalled_is_not_lost(proxy, far, direct):
     client = far()
     client.ping()
     proxy.stall()
@@ -133,9 +123,7 @@ def test_what_was_stalled_is_not_lost(
     assert client.connection.read_response() == b"OK"
 
 
-def test_every_connection_is_reset_at_once(
-    proxy: FaultProxy, far: Callable[..., redis.Redis], direct: redis.Redis
-) -> None:
+def test_every_connection_is_reset_at_once(proxy, far, direct):
     clients = [far() for _ in range(3)]
     for client in clients:
         client.ping()

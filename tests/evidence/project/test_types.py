@@ -45,18 +45,18 @@ def check(folder: Path, *leave_out: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_users_program_passes_a_strict_check(tmp_path: Path) -> None:
+def test_a_users_program_passes_a_strict_check(tmp_path):
     done = check(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_control_without_the_marker_there_are_no_types(tmp_path: Path) -> None:
+def test_control_without_the_marker_there_are_no_types(tmp_path):
     done = check(tmp_path, "py.typed")
     assert done.returncode == 1
     assert 'Expression is of type "Any"' in done.stdout
 
 
-def test_the_program_uses_what_users_can_import() -> None:
+def test_the_program_uses_what_users_can_import():
     """But for what only a name is to be had of: a class to derive from, or to name in a URL."""
     used = set(re.findall(r"\w+", PROGRAM.read_text()))
     rest = {"ForkedConnection", "StillInUse", "SuperfetchError", "UnsupportedBroker", "WrongType"}
@@ -64,14 +64,14 @@ def test_the_program_uses_what_users_can_import() -> None:
     assert {*celery_superfetch.__all__} - used == rest
 
 
-def test_install_is_told_of_every_option() -> None:
+def test_install_is_told_of_every_option():
     [written] = re.findall(r"\*,\n(.*?)\*\*kombu", Path(installation.__file__).read_text(), re.S)
     told = dict(re.findall(r"(\w+): (.*) = \.\.\.,", written))
     assert told == {name: Config.__annotations__[name] for name in told}
     assert set(Config.__annotations__) - set(told) == {"app_name"}, "which it sets itself"
 
 
-def test_install_is_told_of_options_that_kombu_has() -> None:
+def test_install_is_told_of_options_that_kombu_has():
     [written] = re.findall(
         r"class Kombu.*?\n(.*?)\n\n", Path(installation.__file__).read_text(), re.S
     )
@@ -80,5 +80,5 @@ def test_install_is_told_of_options_that_kombu_has() -> None:
     assert named <= KNOWN_OPTIONS
 
 
-def test_conditions_are_those_of_the_filter() -> None:
+def test_conditions_are_those_of_the_filter():
     assert Conditions.__annotations__.keys() == DeadFilter.__annotations__.keys()

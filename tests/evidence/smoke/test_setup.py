@@ -51,9 +51,7 @@ def exited(node: Any) -> bool:
     return bool(node.container.status == "exited")
 
 
-def test_it_is_ready_gives_results_and_stops_warmly(
-    celery_setup: Any, send: Callable[..., Any], ledger: Ledger, db: Database
-) -> None:
+def test_it_is_ready_gives_results_and_stops_warmly(celery_setup, send, ledger, db):
     assert celery_setup.ready(ping=True, control=True, docker=True)
     assert send("add", 2, 3).get(timeout=30) == 5
     (owner,) = db.owners()
@@ -72,9 +70,7 @@ def test_it_is_ready_gives_results_and_stops_warmly(
     assert ledger.runs() == {"held": 1}
 
 
-def test_a_killed_worker_that_comes_back_runs_its_job_once_more(
-    celery_setup: Any, send: Callable[..., Any], ledger: Ledger, db: Database
-) -> None:
+def test_a_killed_worker_that_comes_back_runs_its_job_once_more(celery_setup, send, ledger, db):
     result = send("hold", "held")
     eventually(lambda: running(ledger, "held"))
     celery_setup.worker.kill()
@@ -90,8 +86,8 @@ def test_a_killed_worker_that_comes_back_runs_its_job_once_more(
 
 @pytest.mark.parametrize("superfetch", [False])
 def test_the_control_a_stock_worker_that_comes_back_leaves_its_job_where_it_was(
-    celery_setup: Any, send: Callable[..., Any], ledger: Ledger, db: Database
-) -> None:
+    celery_setup, send, ledger, db
+):
     send("hold", "held")
     eventually(lambda: running(ledger, "held"))
     celery_setup.worker.kill()
@@ -101,9 +97,7 @@ def test_the_control_a_stock_worker_that_comes_back_leaves_its_job_where_it_was(
     assert db.client.hlen("unacked") == 1
 
 
-def test_a_restarted_broker_costs_no_job_and_no_second_run(
-    celery_setup: Any, send: Callable[..., Any], ledger: Ledger
-) -> None:
+def test_a_restarted_broker_costs_no_job_and_no_second_run(celery_setup, send, ledger):
     result = send("hold", "held")
     eventually(lambda: running(ledger, "held"))
     celery_setup.broker.restart(force=True)
@@ -114,8 +108,8 @@ def test_a_restarted_broker_costs_no_job_and_no_second_run(
 
 
 def test_a_paused_worker_leaves_the_queue_alone_and_goes_on_under_its_name(
-    celery_setup: Any, send: Callable[..., Any], ledger: Ledger, db: Database
-) -> None:
+    celery_setup, send, ledger, db
+):
     result = send("hold", "held")
     eventually(lambda: running(ledger, "held"))
     owners = db.owners()
@@ -132,9 +126,7 @@ def test_a_paused_worker_leaves_the_queue_alone_and_goes_on_under_its_name(
 
 
 @pytest.mark.parametrize("options", [{"strike_limit": STRIKES}])
-def test_a_poison_pill_ends_in_the_dead_set(
-    celery_setup: Any, send: Callable[..., Any], ledger: Ledger, db: Database
-) -> None:
+def test_a_poison_pill_ends_in_the_dead_set(celery_setup, send, ledger, db):
     with pytest.raises(Exception, match="was killed"):
         send("kill_child", "pill").get(timeout=60)
     assert ledger.runs() == {"pill": STRIKES}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from support.servers.cluster import Cluster, cluster
 from support.servers.server import Server
 from support.servers.whereabouts import content, places
 from support.workers.bench import Bench
-from support.workers.scripts import CASES, ONE, TWO, Case
+from support.workers.scripts import CASES, ONE, TWO
 
 PREFIX = "{shop}:"
 SCRIPTS = Path(scripts.__file__).parents[1] / "lua"
@@ -45,9 +45,7 @@ def nodes(running: Cluster) -> Cluster:
     ("prefix", "fits"),
     [("", False), ("shop:", False), ("{}shop:", False), ("{shop", False), ("a{shop}:", True)],
 )
-def test_a_prefix_without_a_name_in_braces_is_refused(
-    nodes: Cluster, prefix: str, fits: bool
-) -> None:
+def test_a_prefix_without_a_name_in_braces_is_refused(nodes, prefix, fits):
     client = nodes.nodes[0].client()
     if fits:
         return check_server(client, prefix)
@@ -56,8 +54,8 @@ def test_a_prefix_without_a_name_in_braces_is_refused(
 
 
 def test_a_worker_and_the_commands_refuse_a_cluster_with_the_line_that_mends_it(
-    nodes: Cluster, url: str, worker: Any, cli: Any
-) -> None:
+    nodes, url, worker, cli
+):
     """They ended with a raw ClusterCrossSlotError, and `status` looked healthy."""
     where = {"url": nodes.home(PREFIX).url(), "result_url": url}
     one = worker(concurrency=1, ready=False, **where)
@@ -69,9 +67,7 @@ def test_a_worker_and_the_commands_refuse_a_cluster_with_the_line_that_mends_it(
         assert "Traceback" not in result.err
 
 
-def test_an_app_in_one_slot_runs_its_jobs(
-    nodes: Cluster, url: str, worker: Any, make_app: Any, cli: Any
-) -> None:
+def test_an_app_in_one_slot_runs_its_jobs(nodes, url, worker, make_app, cli):
     options = {"global_keyprefix": PREFIX}
     where = {"url": nodes.home(PREFIX).url(), "result_url": url, "options": options}
     worker(concurrency=1, **where)
@@ -121,9 +117,7 @@ SUBSETS = 16
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_a_script_is_refused_as_a_whole_while_its_slot_is_moved(
-    nodes: Cluster, bench: Bench, move: tuple[Server, Server], case: Callable[[Bench], Case]
-) -> None:
+def test_a_script_is_refused_as_a_whole_while_its_slot_is_moved(nodes, bench, move, case):
     """It aborted between a job's departure and its arrival, at a key that it had emptied itself."""
     home, other = move
     slot, dice = nodes.slot(PREFIX), random.Random(1)
@@ -154,9 +148,7 @@ def test_a_script_is_refused_as_a_whole_while_its_slot_is_moved(
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in SCRIPTS.glob("*.lua")))
-def test_no_script_at_all_runs_while_its_slot_is_moved(
-    nodes: Cluster, bench: Bench, move: tuple[Server, Server], name: str
-) -> None:
+def test_no_script_at_all_runs_while_its_slot_is_moved(nodes, bench, move, name):
     """With whatever arguments: the server does not come to look at them."""
     home, other = move
     before = dumped(home)
@@ -166,9 +158,7 @@ def test_no_script_at_all_runs_while_its_slot_is_moved(
     assert dumped(home) == before
 
 
-def test_control_without_the_key_that_never_exists_a_script_ends_half_way(
-    nodes: Cluster, bench: Bench, move: tuple[Server, Server]
-) -> None:
+def test_control_without_the_key_that_never_exists_a_script_ends_half_way(nodes, bench, move):
     home, other = move
     owner = bench.owner().owner
     [job] = bench.give(owner, "mail", [ONE])
@@ -180,9 +170,7 @@ def test_control_without_the_key_that_never_exists_a_script_ends_half_way(
     assert call.keys[0].encode() not in dumped(home), "a job has left the private list"
 
 
-def test_whichever_node_is_named_the_one_that_has_the_slot_is_found(
-    nodes: Cluster, url: str, worker: Any, make_app: Any
-) -> None:
+def test_whichever_node_is_named_the_one_that_has_the_slot_is_found(nodes, url, worker, make_app):
     """MOVED is a reply like any other to redis-py: the worker ended with it."""
     at_home = nodes.home(PREFIX)
     [elsewhere, *_] = (node for node in nodes.nodes if node is not at_home)
@@ -191,16 +179,14 @@ def test_whichever_node_is_named_the_one_that_has_the_slot_is_found(
     assert make_app(**where).tasks["shop.add"].delay(2, 3).get(timeout=30) == 5
 
 
-def test_a_producer_without_a_tag_is_refused(nodes: Cluster, make_app: Any) -> None:
+def test_a_producer_without_a_tag_is_refused(nodes, make_app):
     """Without a retry: none would ever succeed."""
     [elsewhere, *_] = (node for node in nodes.nodes if node is not nodes.home("celery"))
     with pytest.raises(UnsupportedBroker, match=re.escape(REFUSED)):
         make_app(url=elsewhere.url()).tasks["shop.add"].delay(2, 3)
 
 
-def test_a_database_that_a_cluster_does_not_have_is_refused(
-    nodes: Cluster, url: str, make_app: Any
-) -> None:
+def test_a_database_that_a_cluster_does_not_have_is_refused(nodes, url, make_app):
     where = {"url": nodes.nodes[0].url(1), "result_url": url}
     app = make_app(options={"global_keyprefix": PREFIX}, **where)
     with pytest.raises(UnsupportedBroker, match=r"has no database 1 .* database 0 alone"):

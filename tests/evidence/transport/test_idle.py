@@ -6,7 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from time import monotonic
-from typing import Any
 
 import redis
 
@@ -37,7 +36,7 @@ def heard(own: Server, seconds: float) -> tuple[list[str], float]:
     return commands, monotonic() - began
 
 
-def test_an_idle_worker_sends_few_commands(fresh_server: Any, worker: Any) -> None:
+def test_an_idle_worker_sends_few_commands(fresh_server, worker):
     """In the time of its longest wait, after which all of them begin anew. With one queue and with
     twenty, side by side."""
 
@@ -57,7 +56,7 @@ def test_an_idle_worker_sends_few_commands(fresh_server: Any, worker: Any) -> No
         assert any(command.startswith("BLMOVE") for command in commands), "it has listened"
 
 
-def test_a_job_wakes_one_of_many_consumers(fresh_server: Any) -> None:
+def test_a_job_wakes_one_of_many_consumers(fresh_server):
     own = fresh_server()
     client = own.client()
     with ExitStack() as stack:

@@ -6,11 +6,11 @@ import json
 
 import kombu
 
-from support.workers.bench import Bench, payload
+from support.workers.bench import payload
 from support.workers.inbox import TRANSPORT, Inbox, publish
 
 
-def test_basic_get_passes_however_much_junk(url: str, bench: Bench) -> None:
+def test_basic_get_passes_however_much_junk(url, bench):
     """E3. It called itself for each item: 1,500 of them were a RecursionError."""
     bench.push("mail", *(b"junk %d" % number for number in range(1500)))
     publish(url, "mail", "one")
@@ -21,7 +21,7 @@ def test_basic_get_passes_however_much_junk(url: str, bench: Bench) -> None:
     assert bench.stat("killed") == 1500
 
 
-def test_ten_thousand_jobs_pass_through_in_order(url: str, bench: Bench) -> None:
+def test_ten_thousand_jobs_pass_through_in_order(url, bench):
     count = 10_000
     template = json.loads(payload(0))
     raws = []

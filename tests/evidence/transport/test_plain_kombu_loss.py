@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from typing import Any
 
 import kombu
 import pytest
@@ -15,7 +14,7 @@ from support.workers.bench import Bench, payload
 from support.workers.inbox import TRANSPORT
 
 
-def test_a_get_whose_reply_was_lost_is_found_by_the_next(fresh_server: Any) -> None:
+def test_a_get_whose_reply_was_lost_is_found_by_the_next(fresh_server):
     """Nothing but gets: no consumer's loop compares the private lists with what is held."""
     own = fresh_server()
     bench = Bench(own.client())
@@ -51,9 +50,7 @@ while True:
 
 
 @pytest.mark.parametrize("acked", [True, False])
-def test_an_ack_arrives_although_nobody_lives_to_read_the_answer(
-    url: str, bench: Bench, acked: bool
-) -> None:
+def test_an_ack_arrives_although_nobody_lives_to_read_the_answer(url, bench, acked):
     """The control: what was not acked stays."""
     bench.push("mail", payload(1))
     command = [sys.executable, "-c", DIES_WITH_ITS_ACK, url, TRANSPORT, "ack" if acked else ""]

@@ -45,7 +45,7 @@ def group() -> Iterator[SentinelGroup]:
         yield made
 
 
-def test_more_queues_than_blocking_reads(group: SentinelGroup) -> None:
+def test_more_queues_than_blocking_reads(group):
     """The connections that are told of changes lead to the primary, too."""
     queues = [f"mail-{number}" for number in range(20)]
     with Inbox(urls(group, 6), *queues, transport=SENTINEL, **OPTIONS) as inbox:
@@ -65,9 +65,7 @@ def urls(group: SentinelGroup, db: int) -> str:
     return group.sentinel_url(db).replace("sentinel://", f"sentinel://:{PASSWORD}@")
 
 
-def test_a_worker_is_led_by_any_sentinel_that_answers(
-    worker: Any, make_app: Any, group: SentinelGroup, url: str
-) -> None:
+def test_a_worker_is_led_by_any_sentinel_that_answers(worker, make_app, group, url):
     """Passwords, a database number, and a first Sentinel that is gone."""
     broker = f"sentinel://:{PASSWORD}@127.0.0.1:{free_port()}/3;{urls(group, 3)}"
     settings = {"url": broker, "result_url": url, "conf": {"broker_transport_options": OPTIONS}}
@@ -84,23 +82,19 @@ def test_a_worker_is_led_by_any_sentinel_that_answers(
     assert there.owners() == []
 
 
-def test_a_worker_without_the_name_of_the_primary_says_so_and_ends(
-    worker: Any, group: SentinelGroup, url: str
-) -> None:
+def test_a_worker_without_the_name_of_the_primary_says_so_and_ends(worker, group, url):
     one = worker(concurrency=1, url=urls(group, 0), result_url=url, ready=False)
     one.wait_log("set 'master_name' in broker_transport_options")
     assert one.wait_exit() != 0
 
 
-def test_a_sentinel_named_as_if_it_were_a_server_is_refused_by_name(group: SentinelGroup) -> None:
+def test_a_sentinel_named_as_if_it_were_a_server_is_refused_by_name(group):
     sentinel = group.sentinels[0].client()
     with pytest.raises(UnsupportedBroker, match="sentinel://"):
         check_server(sentinel)
 
 
-def test_connections_of_our_own_have_all_that_kombus_have(
-    make_app: Any, group: SentinelGroup
-) -> None:
+def test_connections_of_our_own_have_all_that_kombus_have(make_app, group):
     options = {**OPTIONS, "socket_timeout": 7}
     app = make_app(url=urls(group, 2), conf={"broker_transport_options": options})
     with client_of(app) as client:
@@ -108,16 +102,14 @@ def test_connections_of_our_own_have_all_that_kombus_have(
         assert client.connection_pool.connection_kwargs["socket_timeout"] == 7
 
 
-def test_too_few_sentinels_know_no_primary(make_app: Any, group: SentinelGroup) -> None:
+def test_too_few_sentinels_know_no_primary(make_app, group):
     options = {**OPTIONS, "min_other_sentinels": 3}
     app = make_app(url=urls(group, 0), conf={"broker_transport_options": options})
     with pytest.raises(redis.exceptions.ConnectionError, match="No master found"):
         client_of(app)
 
 
-def test_no_error_shows_the_password_of_the_sentinels(
-    make_app: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_error_shows_the_password_of_the_sentinels(make_app, monkeypatch):
     """E4. redis-py before 8 puts it into its error: workers logged it, commands printed it."""
     monkeypatch.setattr(redis.ConnectionPool, "SENSITIVE_REPR_KEYS", frozenset(), raising=False)
     broker = f"sentinel://127.0.0.1:{free_port()}/0"
@@ -131,7 +123,7 @@ def test_no_error_shows_the_password_of_the_sentinels(
         assert SENTINEL_PASSWORD not in "".join(format_exception(caught.value))
 
 
-def test_a_probe_is_led_to_the_primary_and_its_database() -> None:
+def test_a_probe_is_led_to_the_primary_and_its_database():
     """By Sentinels without a password: it has no option for theirs."""
     group = SentinelGroup(about={"auth-pass": PASSWORD}, requirepass=PASSWORD, masterauth=PASSWORD)
     with group:
@@ -141,7 +133,7 @@ def test_a_probe_is_led_to_the_primary_and_its_database() -> None:
         assert main([*words, "--broker", urls(group, 5)]) == 2
 
 
-def test_a_group_is_one_database_in_whatever_order_it_is_named() -> None:
+def test_a_group_is_one_database_in_whatever_order_it_is_named():
     def place(name: str, *ports: int) -> object:
         asked = tuple(("127.0.0.1", port) for port in ports)
         return place_of({"connection_pool": Sentinels(name, asked), "db": 0})
@@ -151,7 +143,7 @@ def test_a_group_is_one_database_in_whatever_order_it_is_named() -> None:
     assert place("shop", 1, 2, 3) != place("shop", 4, 5, 6)
 
 
-def test_a_heart_that_connects_anew_doubts_what_it_was_told(url: str, bench: Bench) -> None:
+def test_a_heart_that_connects_anew_doubts_what_it_was_told(url, bench):
     """A restart or a failover may have undone acks and claims that were confirmed."""
     params = redis.connection.parse_url(url)
     membership = Owner(params, bench.config)
@@ -180,8 +172,8 @@ class Named:
 
 @pytest.mark.parametrize("first", ["the heart", "the others"])
 def test_connections_of_one_process_never_disagree_on_the_run_of_the_server(
-    bench: Bench, replicated: Replicated, first: str
-) -> None:
+    bench, replicated, first
+):
     """Two servers are primaries: whoever is led to the other one takes all along."""
     before, after = replicated.servers
     named = Named(before)
@@ -213,8 +205,8 @@ def test_connections_of_one_process_never_disagree_on_the_run_of_the_server(
 
 
 def test_an_owner_goes_on_at_the_replica_and_at_no_other_server(
-    fresh_server: Any, make_bench: Any, replicated: Replicated
-) -> None:
+    fresh_server, make_bench, replicated
+):
     """A stranger, and a copy of long ago, are not taken for the server's successor."""
     pair, stranger = replicated, fresh_server()
     primary, replica = pair.servers

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from threading import Thread
 from typing import Any
 
@@ -56,9 +55,7 @@ def place(nodes: Cluster) -> dict[str, Any]:
     return {"url": where, "result_url": results, "options": OPTIONS, "conf": RESULTS}
 
 
-def test_an_app_needs_nothing_but_the_cluster(
-    nodes: Cluster, worker: Any, make_app: Any, place: dict[str, Any]
-) -> None:
+def test_an_app_needs_nothing_but_the_cluster(nodes, worker, make_app, place):
     worker(concurrency=2, **place)
     app = make_app(**place)
     add = app.tasks["shop.add"]
@@ -74,7 +71,7 @@ def test_an_app_needs_nothing_but_the_cluster(
     assert chord([add.s(n, n) for n in range(5)], body)().get(timeout=30) == [0, 2, 4, 6, 8]
 
 
-def test_results_without_a_tag_are_refused(nodes: Cluster, make_app: Any) -> None:
+def test_results_without_a_tag_are_refused(nodes, make_app):
     where = {"url": urls(others(nodes)), "options": OPTIONS}
     app = make_app(result_url=f"celery_superfetch:RedisBackend+{urls(nodes.nodes)}", **where)
     with pytest.raises(ConfigError, match="Set result_backend_transport_options"):
@@ -82,17 +79,15 @@ def test_results_without_a_tag_are_refused(nodes: Cluster, make_app: Any) -> Non
 
 
 def test_celery_s_own_results_on_a_cluster_are_refused_with_the_line_that_mends_it(
-    nodes: Cluster, worker: Any, place: dict[str, Any]
-) -> None:
+    nodes, worker, place
+):
     """The job ran, its result could not be stored, and nobody acked it."""
     one = worker(concurrency=1, ready=False, **{**place, "result_url": nodes.nodes[0].url()})
     one.wait_log('Put "celery_superfetch:RedisBackend+" before the URL in result_backend')
     assert one.wait_exit() != 0
 
 
-def test_every_tool_works_there(
-    nodes: Cluster, worker: Any, make_app: Any, cli: Any, place: dict[str, Any]
-) -> None:
+def test_every_tool_works_there(nodes, worker, make_app, cli, place):
     worker(concurrency=2, args=["-E"], **place)
     app = make_app(**place)
     events: list[str] = []
@@ -134,9 +129,7 @@ def test_every_tool_works_there(
     assert client_of(app).exists(f"{PREFIX}superfetch:owners") == 1
 
 
-def test_a_probe_without_an_app_finds_the_slot(
-    nodes: Cluster, url: str, worker: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_probe_without_an_app_finds_the_slot(nodes, url, worker, capsys):
     seed = next(filter(is_primary, others(nodes)))
     worker(concurrency=1, url=seed.url(), result_url=url, options={**OPTIONS, "reap_interval": 1})
     asked = ["--broker", seed.url(), "--prefix", PREFIX, "--timeout", "20"]
@@ -146,7 +139,7 @@ def test_a_probe_without_an_app_finds_the_slot(
     assert "the broker is a cluster" in capsys.readouterr().out
 
 
-def test_where_prefixes_lie(nodes: Cluster, cli: Any, place: dict[str, Any]) -> None:
+def test_where_prefixes_lie(nodes, cli, place):
     wanted = [PREFIX, "{mail}:", "{media}:"]
     found = cli("slots", *wanted, "--json", **place).json()["prefixes"]
     assert [row["prefix"] for row in found] == wanted
@@ -157,9 +150,7 @@ def test_where_prefixes_lie(nodes: Cluster, cli: Any, place: dict[str, Any]) -> 
     assert "has no name in braces" in cli("slots", "shop:", code=1, **place).err
 
 
-def test_where_nodes_go_by_no_name_it_is_the_one_by_which_they_were_asked(
-    nodes: Cluster, cli: Any, place: dict[str, Any]
-) -> None:
+def test_where_nodes_go_by_no_name_it_is_the_one_by_which_they_were_asked(nodes, cli, place):
     names = "cluster-preferred-endpoint-type"
     try:
         for node in nodes.nodes:
@@ -171,15 +162,15 @@ def test_where_nodes_go_by_no_name_it_is_the_one_by_which_they_were_asked(
     assert row["node"] == f"127.0.0.1:{nodes.home(PREFIX).port}"
 
 
-def test_on_a_single_server_there_are_no_slots(url: str, cli: Any) -> None:
+def test_on_a_single_server_there_are_no_slots(url, cli):
     found = cli("slots", code=1, url=url, options=OPTIONS).err
     assert "does not say who serves which slot" in found
 
 
 @pytest.mark.parametrize("named", ["home", "another"])
 def test_a_user_who_may_not_ask_about_the_cluster_is_led_by_what_it_answers(
-    nodes: Cluster, url: str, worker: Any, make_app: Any, named: str
-) -> None:
+    nodes, url, worker, make_app, named
+):
     """And is one owner: it is known for a cluster before the slot has moved, too."""
     for node in nodes.nodes:
         node.client().execute_command(
@@ -200,22 +191,14 @@ def test_a_user_who_may_not_ask_about_the_cluster_is_led_by_what_it_answers(
     assert there.owners() == [owner]
 
 
-def test_of_nodes_that_are_gone_another_is_asked(
-    nodes: Cluster, url: str, worker: Any, make_app: Any
-) -> None:
+def test_of_nodes_that_are_gone_another_is_asked(nodes, url, worker, make_app):
     gone = f"redis://:{PASSWORD}@127.0.0.1:{free_port()}/0"
     place = {"url": f"{gone};{urls(others(nodes)[:1])}", "result_url": url, "options": OPTIONS}
     worker(concurrency=1, **place)
     assert make_app(**place).tasks["shop.add"].delay(2, 3).get(timeout=30) == 5
 
 
-def test_a_cluster_behind_tls(
-    url: str,
-    worker: Any,
-    make_app: Any,
-    behind_tls: Callable[[Server], int],
-    certificate: tuple[Path, Path],
-) -> None:
+def test_a_cluster_behind_tls(url, worker, make_app, behind_tls, certificate):
     """MOVED and CLUSTER SLOTS name the ports behind which there is TLS."""
     with cluster() as made:
         ports = {}
@@ -235,9 +218,7 @@ def test_a_cluster_behind_tls(
         assert make_app(**place).tasks["shop.add"].delay(2, 3).get(timeout=30) == 5
 
 
-def test_control_a_connection_that_does_not_follow_is_of_no_use(
-    nodes: Cluster, make_app: Any, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_a_connection_that_does_not_follow_is_of_no_use(nodes, make_app, url, monkeypatch):
     monkeypatch.setattr(celery_superfetch.Transport.Channel, "_slot", lambda *_: None)
     seed = next(filter(is_primary, others(nodes)))
     place = {"url": seed.url(), "result_url": url, "options": OPTIONS}

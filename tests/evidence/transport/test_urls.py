@@ -20,12 +20,12 @@ def served(worker: Any, make_app: Any, own: Server, url: str, **settings: Any) -
     return process
 
 
-def test_a_unix_socket(worker: Any, make_app: Any, fresh_server: Any) -> None:
+def test_a_unix_socket(worker, make_app, fresh_server):
     own = fresh_server(unixsocket=True)
     served(worker, make_app, own, own.unix_url())
 
 
-def test_a_password_and_a_database_number(worker: Any, make_app: Any, fresh_server: Any) -> None:
+def test_a_password_and_a_database_number(worker, make_app, fresh_server):
     own = fresh_server(requirepass="s3cret")
     process = worker(concurrency=1, url=own.url(3), result_url=own.url(1), ledger_url=own.url(9))
     app = make_app(url=own.url(3), result_url=own.url(1), ledger_url=own.url(9))
@@ -36,15 +36,13 @@ def test_a_password_and_a_database_number(worker: Any, make_app: Any, fresh_serv
     assert process.wait_exit() == 0
 
 
-def test_an_acl_user(worker: Any, make_app: Any, fresh_server: Any) -> None:
+def test_an_acl_user(worker, make_app, fresh_server):
     own = fresh_server()
     own.client().execute_command("ACL", "SETUSER", "shop", "on", ">pw", "~*", "&*", "+@all")
     served(worker, make_app, own, f"redis://shop:pw@127.0.0.1:{own.port}/0")
 
 
-def test_an_acl_user_without_dangerous_commands(
-    worker: Any, make_app: Any, fresh_server: Any
-) -> None:
+def test_an_acl_user_without_dangerous_commands(worker, make_app, fresh_server):
     """CLIENT LIST, KILL, UNBLOCK and INFO are forbidden: verdicts wait longer, nothing breaks."""
     own = fresh_server()
     own.client().execute_command(
@@ -57,9 +55,7 @@ def test_an_acl_user_without_dangerous_commands(
     assert process.wait_exit() == 0
 
 
-def test_an_acl_user_who_may_touch_only_its_own_keys(
-    worker: Any, make_app: Any, fresh_server: Any
-) -> None:
+def test_an_acl_user_who_may_touch_only_its_own_keys(worker, make_app, fresh_server):
     own = fresh_server()
     patterns = ["~celery*", "~_kombu*", "~superfetch:*", "~*.pidbox*"]
     own.client().execute_command("ACL", "SETUSER", "shop", "on", ">pw", *patterns, "&*", "+@all")
@@ -71,9 +67,7 @@ def test_an_acl_user_who_may_touch_only_its_own_keys(
     assert not own.client().exists("superfetch:owners")
 
 
-def test_a_failover_list_keeps_the_transport_after_a_switch(
-    worker: Any, make_app: Any, fresh_server: Any
-) -> None:
+def test_a_failover_list_keeps_the_transport_after_a_switch(worker, make_app, fresh_server):
     own = fresh_server()
     nobody = f"redis://127.0.0.1:{free_port()}/0"
     url = f"{nobody};{own.url()}"
@@ -88,16 +82,14 @@ def test_a_failover_list_keeps_the_transport_after_a_switch(
     assert process.wait_exit() == 0
 
 
-def test_the_last_of_a_long_failover_list_is_found(make_app: Any, fresh_server: Any) -> None:
+def test_the_last_of_a_long_failover_list_is_found(make_app, fresh_server):
     """By what makes clients of its own, as kombu's consumers do: they try all of them."""
     own = fresh_server()
     gone = [f"redis://127.0.0.1:{free_port()}/0" for _ in range(3)]
     assert client_of(make_app(url=";".join([*gone, own.url()]))).ping()
 
 
-def test_rediss_has_stock_kombus_tls_defaults(
-    worker: Any, make_app: Any, tls_port: tuple[Server, int]
-) -> None:
+def test_rediss_has_stock_kombus_tls_defaults(worker, make_app, tls_port):
     own, port = tls_port
     process = served(worker, make_app, own, f"rediss://127.0.0.1:{port}/0", ledger_url=own.url(9))
     process.term()

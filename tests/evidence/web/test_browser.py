@@ -39,9 +39,7 @@ def browser(tmp_path: Path) -> Iterator[Any]:
         yield started
 
 
-def test_a_job_that_dies_is_seen_and_put_back_by_a_click(
-    browser: Any, page: str, bench: Bench
-) -> None:
+def test_a_job_that_dies_is_seen_and_put_back_by_a_click(browser, page, bench):
     def all_of(css: str) -> list[Any]:
         return browser.find_elements("css selector", css)
 

@@ -6,12 +6,10 @@ import re
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from html.parser import HTMLParser
-from typing import Any
 from urllib.parse import quote
 
 from celery import Celery
@@ -20,7 +18,7 @@ from starlette.testclient import TestClient
 from celery_superfetch.console.web import create_app
 from celery_superfetch.console.web.seen import Seen
 from support.forms import key
-from support.workers.bench import Bench, elsewhere, payload
+from support.workers.bench import elsewhere, payload
 
 TOKEN = "correct-horse-battery"
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\u202e\x1b[2J"
@@ -40,9 +38,7 @@ class Tags(HTMLParser):
         self.attributes |= {name for name, _ in attrs}
 
 
-def test_the_overview_says_what_is_wrong_and_who_died(
-    app: Celery, bench: Bench, browse: Callable[..., TestClient]
-) -> None:
+def test_the_overview_says_what_is_wrong_and_who_died(app, bench, browse):
     page = browse().get("/").text
     assert "No live worker is registered" in page
     bench.push("celery", payload("waits", queue="celery"))
@@ -61,9 +57,7 @@ def test_the_overview_says_what_is_wrong_and_who_died(
     assert 'aria-label="jobs recovered: 2 in all, 2 at most in a day' in week
 
 
-def test_long_tables_are_cut_unless_all_is_asked_for(
-    bench: Bench, browse: Callable[..., TestClient]
-) -> None:
+def test_long_tables_are_cut_unless_all_is_asked_for(bench, browse):
     for number in range(45):
         silent = bench.owner(elsewhere(f"web-{number}"), node=f"w{number}@host", lists=["mail"])
         bench.age(silent, 20_000)
@@ -79,7 +73,7 @@ def test_long_tables_are_cut_unless_all_is_asked_for(
     assert not re.findall(r"and \d+ more", whole)
 
 
-def test_jobs_in_flight_by_state(bench: Bench, browse: Callable[..., TestClient]) -> None:
+def test_jobs_in_flight_by_state(bench, browse):
     owner = bench.owner(node="w1@host")
     bench.give(owner.owner, "mail", [payload("a"), payload("b", task=EVIL)])
     browser = browse()
@@ -92,9 +86,7 @@ def test_jobs_in_flight_by_state(bench: Bench, browse: Callable[..., TestClient]
         assert "No job is" in browser.get("/jobs", params={"state": state}).text
 
 
-def test_nothing_of_a_payload_is_markup_or_obeyed(
-    bench: Bench, browse: Callable[..., TestClient]
-) -> None:
+def test_nothing_of_a_payload_is_markup_or_obeyed(bench, browse):
     [job] = bench.killed(
         payload(EVIL, task=EVIL, argsrepr=f"({EVIL},)", kwargsrepr=EVIL), queue=EVIL, reason=EVIL
     )
@@ -125,9 +117,7 @@ def test_nothing_of_a_payload_is_markup_or_obeyed(
     assert "&lt;script&gt;" in pages[2].text
 
 
-def test_secrets_are_hidden_in_the_list_and_on_a_jobs_own_page(
-    app: Celery, bench: Bench, browse: Callable[..., TestClient]
-) -> None:
+def test_secrets_are_hidden_in_the_list_and_on_a_jobs_own_page(app, bench, browse):
     @app.task(name="shop.pay", shared=False)
     def pay(order: str, card: str) -> None: ...
 
@@ -141,9 +131,7 @@ def test_secrets_are_hidden_in_the_list_and_on_a_jobs_own_page(
     assert "S3CRET" in browse(hide=["n"]).get("/dead").text
 
 
-def test_pages_and_a_search_that_looks_at_so_many_jobs(
-    bench: Bench, browse: Callable[..., TestClient]
-) -> None:
+def test_pages_and_a_search_that_looks_at_so_many_jobs(bench, browse):
     for at, job in enumerate(bench.killed(*(payload(n) for n in range(120)))):
         bench.die_at(job, 1e12 + at)
     [rare] = bench.killed(payload("rare", task="shop.rare"))
@@ -184,7 +172,7 @@ def asked(app: Celery, browsers: int, silent: socket.socket) -> int:
     return tried
 
 
-def test_all_who_have_waited_are_told_by_one_failure(make_app: Any) -> None:
+def test_all_who_have_waited_are_told_by_one_failure(make_app):
     tries = []
     for browsers in (1, 4):
         with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -193,14 +181,14 @@ def test_all_who_have_waited_are_told_by_one_failure(make_app: Any) -> None:
     assert tries[0] == tries[1] > 0
 
 
-def test_the_page_is_as_patient_as_a_probe(app: Celery, bench: Bench) -> None:
+def test_the_page_is_as_patient_as_a_probe(app, bench):
     seen = Seen(app, ())
     assert seen.overview()
     assert seen._inspector is not None
     assert seen._inspector.database.client.get_connection_kwargs()["socket_timeout"] == 5.0
 
 
-def test_a_server_that_is_away_is_said_and_found_again(make_app: Any, fresh_server: Any) -> None:
+def test_a_server_that_is_away_is_said_and_found_again(make_app, fresh_server):
     own = fresh_server()
     browser = TestClient(create_app(make_app(url=own.url())), base_url="http://localhost")
     assert browser.get("/").status_code == 200

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
-from celery import Celery
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
@@ -15,7 +13,7 @@ from celery_superfetch.console.web import create_app
 from celery_superfetch.console.web.access import OwnNamesOnly
 from celery_superfetch.errors import ConfigError
 from support.forms import key
-from support.workers.bench import Bench, payload
+from support.workers.bench import payload
 
 TOKEN = "correct-horse-battery"
 
@@ -23,9 +21,7 @@ TOKEN = "correct-horse-battery"
 # -- what is changed
 
 
-def test_some_are_put_back_and_one_that_is_gone_is_told(
-    bench: Bench, browse: Callable[..., TestClient]
-) -> None:
+def test_some_are_put_back_and_one_that_is_gone_is_told(bench, browse):
     raws = [payload(n) for n in range(3)]
     jobs = bench.killed(*raws)
     browser = browse(read_only=False)
@@ -38,7 +34,7 @@ def test_some_are_put_back_and_one_that_is_gone_is_told(
     assert jobs[1].id in page
 
 
-def test_to_delete_it_asks_first(bench: Bench, browse: Callable[..., TestClient]) -> None:
+def test_to_delete_it_asks_first(bench, browse):
     jobs = bench.killed(*(payload(n) for n in range(3)))
     browser = browse(read_only=False)
     form = {"key": key(browser), "id": [job.id for job in jobs[:2]], "do": "delete"}
@@ -50,7 +46,7 @@ def test_to_delete_it_asks_first(bench: Bench, browse: Callable[..., TestClient]
     assert bench.queue() == []
 
 
-def test_who_may_only_look_changes_nothing(bench: Bench, browse: Callable[..., TestClient]) -> None:
+def test_who_may_only_look_changes_nothing(bench, browse):
     [job] = bench.killed(payload("a"))
     browser = browse()
     for path in ("/dead", f"/dead/{job.id}"):
@@ -62,9 +58,7 @@ def test_who_may_only_look_changes_nothing(bench: Bench, browse: Callable[..., T
     assert len(bench.dead_set) == 1
 
 
-def test_a_form_of_another_site_changes_nothing(
-    bench: Bench, browse: Callable[..., TestClient]
-) -> None:
+def test_a_form_of_another_site_changes_nothing(bench, browse):
     [job] = bench.killed(payload("a"))
     browser = browse(read_only=False)
     good = {"key": key(browser), "id": job.id, "do": "retry"}
@@ -90,9 +84,7 @@ def test_a_form_of_another_site_changes_nothing(
 # -- who may see it
 
 
-def test_a_token_opens_it_in_a_header_or_by_the_form(
-    bench: Bench, browse: Callable[..., TestClient]
-) -> None:
+def test_a_token_opens_it_in_a_header_or_by_the_form(bench, browse):
     [job] = bench.killed(payload("a"))
     browser = browse(token=TOKEN, read_only=False)
     for path in ("/", "/dead", f"/dead/{job.id}"):
@@ -114,13 +106,13 @@ def test_a_token_opens_it_in_a_header_or_by_the_form(
     assert other.get("/").status_code == 401, "another token ends the login"
 
 
-def test_a_short_token_is_refused(app: Celery) -> None:
+def test_a_short_token_is_refused(app):
     for token in ("", "short"):
         with pytest.raises(ConfigError, match="at least"):
             create_app(app, token=token)
 
 
-def test_it_is_mounted_under_a_prefix_with_links_that_lead_there(app: Celery, bench: Bench) -> None:
+def test_it_is_mounted_under_a_prefix_with_links_that_lead_there(app, bench):
     jobs = bench.killed(payload("a"), payload("b"))
     page = create_app(app, read_only=False, token=TOKEN)
     outer = Starlette(routes=[Mount("/ops/jobs", page)])
@@ -141,7 +133,7 @@ def test_it_is_mounted_under_a_prefix_with_links_that_lead_there(app: Celery, be
     assert "Put back 1 of 1 job" in browser.post("/ops/jobs/dead", data=form).text
 
 
-def test_without_a_token_no_name_of_another_site_leads_here(app: Celery) -> None:
+def test_without_a_token_no_name_of_another_site_leads_here(app):
     browser = TestClient(OwnNamesOnly(create_app(app)))
     for host, status in {
         "localhost:5566": 200,

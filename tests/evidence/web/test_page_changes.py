@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from celery import Celery
 from starlette.testclient import TestClient
 
 from celery_superfetch.console.web import seen
 from support.forms import key
-from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.waiting import eventually
-from support.workers.bench import Bench, payload
+from support.workers.bench import payload
 
 
 def post(browser: TestClient, path: str, do: str, *ids: str) -> str:
@@ -26,13 +20,7 @@ def post(browser: TestClient, path: str, do: str, *ids: str) -> str:
     return answer.text
 
 
-def test_a_job_that_runs_is_killed_after_a_question(
-    worker: Any,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-    browse: Callable[..., TestClient],
-) -> None:
+def test_a_job_that_runs_is_killed_after_a_question(worker, shop, ledger, db, browse):
     worker(concurrency=1)
     sent = shop.hold.delay("h")
     eventually(lambda: ledger.starts().get("h"))
@@ -49,13 +37,7 @@ def test_a_job_that_runs_is_killed_after_a_question(
     assert "no such job is in flight" in gone
 
 
-def test_a_parked_job_that_is_revoked_does_not_run(
-    worker: Any,
-    shop: SimpleNamespace,
-    ledger: Ledger,
-    db: Database,
-    browse: Callable[..., TestClient],
-) -> None:
+def test_a_parked_job_that_is_revoked_does_not_run(worker, shop, ledger, db, browse):
     worker(concurrency=1)
     sent = shop.note.apply_async(("later",), countdown=8)
     eventually(db.parked)
@@ -68,9 +50,7 @@ def test_a_parked_job_that_is_revoked_does_not_run(
     assert "later" not in ledger.starts()
 
 
-def test_all_that_match_are_put_back_after_a_question(
-    bench: Bench, browse: Callable[..., TestClient]
-) -> None:
+def test_all_that_match_are_put_back_after_a_question(bench, browse):
     for number in range(60):
         bench.killed(payload(f"n{number}", task="shop.note"))
     bench.killed(payload("other", task="shop.charge"))
@@ -95,25 +75,21 @@ def test_all_that_match_are_put_back_after_a_question(
         ("reason=nothing+like+it", set()),
     ],
 )
-def test_dead_jobs_are_found_by_task_queue_and_reason(
-    bench: Bench, browse: Callable[..., TestClient], query: str, names: set[str]
-) -> None:
+def test_dead_jobs_are_found_by_task_queue_and_reason(bench, browse, query, names):
     for task in ("shop.a", "shop.b"):
         bench.killed(payload(task, task=task))
     page = browse().get(f"/dead?{query}").text
     assert set(re.findall(r"<b>(shop\.\w)</b>", page)) == names
 
 
-def test_a_page_that_changes_nothing_ends_no_job(browse: Callable[..., TestClient]) -> None:
+def test_a_page_that_changes_nothing_ends_no_job(browse):
     browser = browse()
     for path, do in (("/jobs", "kill now"), ("/jobs", "revoke now"), ("/dead", "retry all now")):
         assert browser.post(path, data={"do": do, "id": "x"}).status_code == 403
     assert browse(read_only=False).post("/jobs", data={"do": "kill now"}).status_code == 403
 
 
-def test_the_overview_has_runs_a_minute_and_who_was_killed_lately(
-    app: Celery, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_overview_has_runs_a_minute_and_who_was_killed_lately(app, bench, monkeypatch):
     monkeypatch.setattr(seen, "MINUTE", 1.0)
     monkeypatch.setattr(seen, "FRESH", 0.01)
     page = seen.Seen(app, ())

@@ -7,13 +7,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.waiting import eventually
 from support.workers.worker import process_env
 
@@ -43,9 +41,7 @@ def multi(env: Callable[..., dict[str, str]], tmp_path: Path) -> Iterator[Callab
             process.send_signal(signal.SIGKILL)
 
 
-def test_celery_multi_starts_and_stops_workers(
-    multi: Callable[..., str], shop: Any, ledger: Ledger, client: Any
-) -> None:
+def test_celery_multi_starts_and_stops_workers(multi, shop, ledger, client):
     """Daemons: they fork twice before they consume."""
     database = Database(client)
     start = ("one", "two", "-A", "support.apps.shop", "-c", "1", "-P", "prefork", "-l", "INFO")

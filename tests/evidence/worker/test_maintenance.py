@@ -30,9 +30,7 @@ def beside(client: redis.Redis, url: str) -> Iterator[tuple[Celery, Owner]]:
     membership.leave_for_good()
 
 
-def test_a_consumer_beside_the_worker_is_served_like_any_owner(
-    beside: tuple[Celery, Owner], client: redis.Redis
-) -> None:
+def test_a_consumer_beside_the_worker_is_served_like_any_owner(beside, client):
     """It has no pool, so nothing is told of its runs."""
     app, membership = beside
     bench = Bench(client)
@@ -45,9 +43,7 @@ def test_a_consumer_beside_the_worker_is_served_like_any_owner(
     assert [*membership.in_flight.jobs] == [claimed.job]
 
 
-def test_of_those_who_see_a_death_in_one_second_one_makes_a_pass(
-    beside: tuple[Celery, Owner], client: redis.Redis
-) -> None:
+def test_of_those_who_see_a_death_in_one_second_one_makes_a_pass(beside, client):
     """The control is a turn that nobody has taken."""
     app, membership = beside
     bench, rounds = Bench(client), Rounds(app, membership)

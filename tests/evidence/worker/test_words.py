@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import redis
 from celery import Celery
 
 from celery_superfetch import __version__
 from support.servers.database import Database
 from support.servers.faults import kill_connections
-from support.servers.ledger import Ledger
 from support.waiting import eventually
 
 
-def test_one_line_at_the_start_says_what_a_worker_goes_by(worker: Any, client: redis.Redis) -> None:
+def test_one_line_at_the_start_says_what_a_worker_goes_by(worker, client):
     """E7. Once, also when it loses its connection."""
     options = {"owner_ttl": 45, "strike_limit": 5}
     one = worker(options=options, conf={"task_reject_on_worker_lost": False})
@@ -29,15 +24,13 @@ def test_one_line_at_the_start_says_what_a_worker_goes_by(worker: Any, client: r
     assert "INFO" in line
 
 
-def test_another_broker_is_warned_of_once(worker: Any) -> None:
+def test_another_broker_is_warned_of_once(worker):
     """E7. A worker asks for its transport seventeen times at its start."""
     one = worker(url="memory://", result_url="", pool="solo")
     assert one.log().count("is installed, but the broker is") == 1
 
 
-def test_a_worker_of_another_broker_runs_with_the_options_of_that(
-    worker: Any, ledger: Ledger, tmp_path: Path
-) -> None:
+def test_a_worker_of_another_broker_runs_with_the_options_of_that(worker, ledger, tmp_path):
     """C5. They are none of ours, whatever they are called; it refused to start."""
     folders = {f"data_folder_{way}": str(tmp_path) for way in ("in", "out")}
     options = {**folders, "control_folder": str(tmp_path / "control"), "owner_ttls": 1}
@@ -51,9 +44,7 @@ def test_a_worker_of_another_broker_runs_with_the_options_of_that(
     assert one.wait_exit() == 0
 
 
-def test_options_of_another_broker_stop_no_worker_and_are_named_once(
-    worker: Any, shop: Any, ledger: Ledger
-) -> None:
+def test_options_of_another_broker_stop_no_worker_and_are_named_once(worker, shop, ledger):
     """C5. Stock ignores them."""
     foreign = {"confirm_publish": True, "predefined_queues": {}, "retry_policy": {"timeout": 5.0}}
     one = worker(conf={"broker_transport_options": foreign})

@@ -49,7 +49,7 @@ def fail(app: Celery, id: str) -> None:
 # -- looking
 
 
-def test_it_is_looked_at(dead: DeadSet, bench: Bench) -> None:
+def test_it_is_looked_at(dead, bench):
     bench.killed(*(payload(n) for n in range(3)))
     bench.killed(payload("slow", task="shop.add"), queue="slow")
     assert len(dead) == 4
@@ -65,7 +65,7 @@ def test_it_is_looked_at(dead: DeadSet, bench: Bench) -> None:
 # -- putting back
 
 
-def test_one_is_put_back_as_new(dead: DeadSet, app: Celery, bench: Bench) -> None:
+def test_one_is_put_back_as_new(dead, app, bench):
     [job] = bench.killed(JOB)
     fail(app, "id-1")
     assert app.AsyncResult("id-1").state == states.FAILURE
@@ -80,16 +80,14 @@ def test_one_is_put_back_as_new(dead: DeadSet, app: Celery, bench: Bench) -> Non
     assert bench.queue() == [JOB]
 
 
-def test_a_success_is_not_forgotten(dead: DeadSet, app: Celery, bench: Bench) -> None:
+def test_a_success_is_not_forgotten(dead, app, bench):
     [job] = bench.killed(JOB)
     app.backend.store_result("id-1", 5, states.SUCCESS)
     dead.retry(job)
     assert app.AsyncResult("id-1").result == 5
 
 
-def test_a_job_that_cannot_be_put_there_keeps_its_result(
-    dead: DeadSet, app: Celery, bench: Bench
-) -> None:
+def test_a_job_that_cannot_be_put_there_keeps_its_result(dead, app, bench):
     [job] = bench.killed(JOB)
     fail(app, "id-1")
     bench.client.set("taken", "by something else")
@@ -100,7 +98,7 @@ def test_a_job_that_cannot_be_put_there_keeps_its_result(
     assert dead.retry(job).error is None, "and it is not held up by the try"
 
 
-def test_all_of_a_filter_are_put_back_in_the_order_they_died(dead: DeadSet, bench: Bench) -> None:
+def test_all_of_a_filter_are_put_back_in_the_order_they_died(dead, bench):
     raws = [payload(n) for n in range(250)]
     for at, job in enumerate(bench.killed(*raws)):
         bench.die_at(job, 1e12 + at)
@@ -113,9 +111,7 @@ def test_all_of_a_filter_are_put_back_in_the_order_they_died(dead: DeadSet, benc
     assert ids(dead) == ["other"]
 
 
-def test_one_that_cannot_be_put_back_does_not_hold_up_the_others(
-    dead: DeadSet, bench: Bench
-) -> None:
+def test_one_that_cannot_be_put_back_does_not_hold_up_the_others(dead, bench):
     bench.killed(payload("taken"), queue="taken")
     bench.killed(JOB)
     bench.client.set("taken", "by something else")
@@ -125,14 +121,14 @@ def test_one_that_cannot_be_put_back_does_not_hold_up_the_others(
     assert bench.queue() == [JOB]
 
 
-def test_on_another_queue_a_job_keeps_its_priority(dead: DeadSet, bench: Bench) -> None:
+def test_on_another_queue_a_job_keeps_its_priority(dead, bench):
     [job] = bench.killed(JOB, queue="mail\x06\x163")
     assert dead.retry(job, to="slow").queue == "slow\x06\x163"
     assert bench.queue("slow\x06\x163") == [JOB]
 
 
 @pytest.mark.skipif(not hasattr(Channel, "_get_queue_expire"), reason="kombu knows no x-expires")
-def test_a_queue_of_the_app_that_expires_goes_on_expiring(make_app: Any, bench: Bench) -> None:
+def test_a_queue_of_the_app_that_expires_goes_on_expiring(make_app, bench):
     app = make_app()
     app.conf.task_queues = [Queue("celery"), SHORT_LIVED]
     bench.killed(JOB, queue="short-lived")
@@ -159,7 +155,7 @@ def race(app: Celery, threads: int = 4) -> list[module.Retried]:
         return [one for done in pool.map(retry, range(threads)) for one in done]
 
 
-def test_of_several_who_retry_a_job_one_puts_it_back(app: Celery, bench: Bench) -> None:
+def test_of_several_who_retry_a_job_one_puts_it_back(app, bench):
     raws = [payload(n) for n in range(300)]
     bench.killed(*raws)
     done = race(app)
@@ -169,9 +165,7 @@ def test_of_several_who_retry_a_job_one_puts_it_back(app: Celery, bench: Bench) 
     assert len(bench.dead_set) == 0
 
 
-def test_control_without_the_look_into_the_dead_set_a_job_is_put_back_twice(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_without_the_look_into_the_dead_set_a_job_is_put_back_twice(bench, monkeypatch):
     own = scripts.source
     guard = "if redis.call('HEXISTS', jobs, id) == 0 then return 0 end"
     assert guard in own("revive")
@@ -219,18 +213,14 @@ def slow_one_and_quick_one(
     return done, app.AsyncResult("id-1").state
 
 
-def test_nobody_forgets_the_result_of_the_next_run(
-    app: Celery, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_forgets_the_result_of_the_next_run(app, bench, monkeypatch):
     [done], state = slow_one_and_quick_one(app, bench, monkeypatch)
     assert "by somebody else at this moment" in (done.error or "")
     assert state == states.PENDING
     assert bench.queue() == [JOB]
 
 
-def test_control_without_the_reservation_it_is_forgotten(
-    app: Celery, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_without_the_reservation_it_is_forgotten(app, bench, monkeypatch):
     monkeypatch.setattr(structure.DeadJobs, "reserve", lambda self, jobs: [True] * len(jobs))
     [done], state = slow_one_and_quick_one(app, bench, monkeypatch)
     assert done.error is None
@@ -238,7 +228,7 @@ def test_control_without_the_reservation_it_is_forgotten(
     assert bench.queue() == []
 
 
-def test_a_reservation_ends_by_itself(dead: DeadSet, bench: Bench) -> None:
+def test_a_reservation_ends_by_itself(dead, bench):
     [job] = bench.killed(JOB)
     assert bench.dead_set.reserve([job, job]) == [True, False]
     assert 0 < bench.client.pttl(bench.keys.lock(f"retry:{job.id}")) <= structure.RETRY_LOCK
@@ -248,7 +238,7 @@ def test_a_reservation_ends_by_itself(dead: DeadSet, bench: Bench) -> None:
     assert dead.retry(job).error is None
 
 
-def test_the_permissions_that_the_docs_name_suffice(fresh_server: Any, make_app: Any) -> None:
+def test_the_permissions_that_the_docs_name_suffice(fresh_server, make_app):
     docs = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "options.md").read_text()
     [worker] = re.findall(r"ACL SETUSER shop on >password (.*?)```", docs, re.DOTALL)
     [more] = re.findall(r"on\s+\[the dead set\]\S+ `([^`]+)`", docs)

@@ -12,7 +12,6 @@ from typing import Any
 import kombu
 import pytest
 
-from support.workers.bench import Bench
 from support.workers.worker import process_env
 
 REPORT = """
@@ -38,13 +37,13 @@ def run(url: str, code: str) -> dict[str, Any]:
     return report
 
 
-def test_importing_the_package_costs_nothing() -> None:
+def test_importing_the_package_costs_nothing():
     report = run("", "import celery_superfetch")
     assert report["modules"] == ["celery_superfetch"]
     assert report["threads"] == ["MainThread"]
 
 
-def test_an_installed_app_that_publishes_is_nobodys_owner(url: str, bench: Bench) -> None:
+def test_an_installed_app_that_publishes_is_nobodys_owner(url, bench):
     report = run(
         url,
         """
@@ -65,7 +64,7 @@ def test_an_installed_app_that_publishes_is_nobodys_owner(url: str, bench: Bench
     assert not {name for name in bench.key_names() if "superfetch" in name}
 
 
-def test_a_producer_on_windows_publishes(url: str, bench: Bench) -> None:
+def test_a_producer_on_windows_publishes(url, bench):
     """E3. As far as it can be had here: what Python lacks there is taken away first."""
     run(
         url,
@@ -86,7 +85,7 @@ def test_a_producer_on_windows_publishes(url: str, bench: Bench) -> None:
     assert len(bench.queue("celery")) == 1
 
 
-def test_what_stock_kombu_ignores_stops_no_producer(url: str, bench: Bench) -> None:
+def test_what_stock_kombu_ignores_stops_no_producer(url, bench):
     """E2. What is nearly one of ours is said; a worker refuses to start with it."""
     run(
         url,
@@ -109,7 +108,7 @@ def test_what_stock_kombu_ignores_stops_no_producer(url: str, bench: Bench) -> N
     assert len(bench.queue("celery")) == 1
 
 
-def test_with_the_named_transport_a_producer_needs_nothing_but_it(url: str, bench: Bench) -> None:
+def test_with_the_named_transport_a_producer_needs_nothing_but_it(url, bench):
     report = run(
         url,
         """
@@ -128,7 +127,7 @@ def test_with_the_named_transport_a_producer_needs_nothing_but_it(url: str, benc
     assert not {name for name in bench.key_names() if "superfetch" in name}
 
 
-def test_what_is_published_is_what_stock_kombu_publishes(url: str, bench: Bench) -> None:
+def test_what_is_published_is_what_stock_kombu_publishes(url, bench):
     code = """
         import os
         import kombu
@@ -148,8 +147,8 @@ def test_what_is_published_is_what_stock_kombu_publishes(url: str, bench: Bench)
     ("transport", "published"), [("celery_superfetch:Transport", 1), ("redis", 0)]
 )
 def test_a_producer_goes_on_when_another_thread_closes_its_channel(
-    url: str, bench: Bench, transport: str, published: int
-) -> None:
+    url, bench, transport, published
+):
     """As when a worker's connections are closed while a task sends its own retry."""
     with kombu.Connection(url, transport=transport) as connection:
         producer = connection.Producer(routing_key="mail")

@@ -12,7 +12,6 @@ from celery import Celery
 from celery.beat import Scheduler
 
 from celery_superfetch.model.config import REAP_ENTRY, REAP_TASK
-from support.workers.bench import Bench
 
 Make = Callable[..., Celery]
 
@@ -26,15 +25,13 @@ def due(make_app: Make) -> Callable[[], None]:
     return lambda: scheduler.apply_async(entry, advance=False)
 
 
-def test_nothing_is_sent_where_there_is_nobody_to_look_at(
-    due: Callable[[], None], bench: Bench
-) -> None:
+def test_nothing_is_sent_where_there_is_nobody_to_look_at(due, bench):
     """E1. Else a fleet that is scaled by the length of its queue never comes to rest."""
     due()
     assert bench.key_names() == {bench.keys.beats}
 
 
-def test_one_message_waits_at_most(due: Callable[[], None], bench: Bench, make_app: Make) -> None:
+def test_one_message_waits_at_most(due, bench, make_app):
     """E1. Where no worker serves its queue, 8,600 a day piled up."""
     bench.owner()
     for _ in range(5):
@@ -47,7 +44,7 @@ def test_one_message_waits_at_most(due: Callable[[], None], bench: Bench, make_a
     assert len(bench.queue("celery")) == 2, "the first has run as far as it knows"
 
 
-def test_a_tombstone_is_looked_at_as_well(due: Callable[[], None], bench: Bench) -> None:
+def test_a_tombstone_is_looked_at_as_well(due, bench):
     """E1. What landed late in the lists of a reaped owner is drained by later passes."""
     bench.dead_owner()
     assert bench.reaper().reap().dead
@@ -56,9 +53,7 @@ def test_a_tombstone_is_looked_at_as_well(due: Callable[[], None], bench: Bench)
     assert len(bench.queue("celery")) == 1
 
 
-def test_what_could_not_be_sent_does_not_wait(
-    make_app: Make, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_could_not_be_sent_does_not_wait(make_app, bench, monkeypatch):
     bench.owner()
     task = make_app().tasks[REAP_TASK]
 
@@ -73,9 +68,7 @@ def test_what_could_not_be_sent_does_not_wait(
     assert len(bench.queue("celery")) == 1
 
 
-def test_without_a_queue_for_it_one_warning_says_so(
-    make_app: Make, bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_queue_for_it_one_warning_says_so(make_app, bench, caplog):
     """F7. Beat logged an error with a traceback each ten seconds."""
     bench.owner()
     app = make_app()
@@ -88,9 +81,7 @@ def test_without_a_queue_for_it_one_warning_says_so(
 
 
 @pytest.mark.parametrize("name", ["celery.worker.strategy", "celery.app.trace"])
-def test_celerys_lines_on_it_are_no_info(
-    make_app: Make, caplog: pytest.LogCaptureFixture, name: str
-) -> None:
+def test_celerys_lines_on_it_are_no_info(make_app, caplog, name):
     """E1. A pass that did something has a line of its own."""
     make_app()
     caplog.set_level(logging.DEBUG, name)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from celery_superfetch.model.facts import Facts
 from celery_superfetch.owner.in_flight.jobs import State
-from support.workers.bench import Bench, payload
+from support.workers.bench import payload
 
 ONE, TWO, THREE = payload(1), payload(2), payload(3)
 
 
-def test_a_job_that_was_handed_over_is_not_given_back(bench: Bench, owner: Facts) -> None:
+def test_a_job_that_was_handed_over_is_not_given_back(bench, owner):
     [one] = bench.take(owner, ONE)
     assert bench.hand_over(one)
     bench.in_flight.requeue([one.job])
@@ -22,9 +21,7 @@ def test_a_job_that_was_handed_over_is_not_given_back(bench: Bench, owner: Facts
     assert not bench.in_flight.jobs.counts[State.OUTLIVED]
 
 
-def test_the_control_gives_back_a_job_that_nobody_was_said_to_have(
-    bench: Bench, owner: Facts
-) -> None:
+def test_the_control_gives_back_a_job_that_nobody_was_said_to_have(bench, owner):
     """Which is right, too, for one that its pool says that it has forgotten."""
     [one] = bench.take(owner, ONE)
     bench.hand_over(one)
@@ -34,7 +31,7 @@ def test_the_control_gives_back_a_job_that_nobody_was_said_to_have(
     assert bench.recorded(owner) == []
 
 
-def test_a_job_that_was_given_back_does_not_start(bench: Bench, owner: Facts) -> None:
+def test_a_job_that_was_given_back_does_not_start(bench, owner):
     """Claimed again by the same owner: the first delivery is still the wrong one to run."""
     [one] = bench.take(owner, ONE)
     bench.in_flight.requeue([one.job])
@@ -43,7 +40,7 @@ def test_a_job_that_was_given_back_does_not_start(bench: Bench, owner: Facts) ->
     assert bench.hand_over(again)
 
 
-def test_nor_does_one_that_cannot_be_given_back_yet(bench: Bench, owner: Facts) -> None:
+def test_nor_does_one_that_cannot_be_given_back_yet(bench, owner):
     [one] = bench.take(owner, ONE)
     bench.client.rename("mail", "aside") if bench.client.exists("mail") else None
     bench.client.set("mail", "no queue")
@@ -52,9 +49,7 @@ def test_nor_does_one_that_cannot_be_given_back_yet(bench: Bench, owner: Facts) 
     assert bench.hand_over(one) == 0
 
 
-def test_only_those_that_are_handed_over_first_can_be_taken_back(
-    bench: Bench, owner: Facts
-) -> None:
+def test_only_those_that_are_handed_over_first_can_be_taken_back(bench, owner):
     """Whoever runs jobs as they come may have begun."""
     one, two, three = bench.take(owner, ONE, TWO, THREE)
     for claimed in (two, three):
@@ -64,16 +59,14 @@ def test_only_those_that_are_handed_over_first_can_be_taken_back(
     assert bench.queue() == [TWO]
 
 
-def test_at_the_end_all_are_given_back(bench: Bench, owner: Facts) -> None:
+def test_at_the_end_all_are_given_back(bench, owner):
     [one] = bench.take(owner, ONE)
     bench.hand_over(one)
     bench.in_flight.requeue_all()
     assert (bench.queue(), bench.private(owner)) == ([ONE], [])
 
 
-def test_a_return_that_comes_after_its_repetition_leaves_the_new_claim_alone(
-    bench: Bench, owner: Facts
-) -> None:
+def test_a_return_that_comes_after_its_repetition_leaves_the_new_claim_alone(bench, owner):
     """A network that stood still: the call was repeated, served, and then the first one arrives."""
     [one] = bench.take(owner, ONE)
     late = bench.lists.requeue([one.job], "front", 0)
@@ -87,7 +80,7 @@ def test_a_return_that_comes_after_its_repetition_leaves_the_new_claim_alone(
     assert again.earlier.requeues == 1
 
 
-def test_of_some_that_are_given_back_those_go_that_are_there(bench: Bench, owner: Facts) -> None:
+def test_of_some_that_are_given_back_those_go_that_are_there(bench, owner):
     """An operator has killed one, say; the same bytes under another claim are another job."""
     one, two, same = bench.take(owner, ONE, TWO, ONE)
     bench.client.hdel(bench.keys.private(owner.owner), one.job.claim_id)
@@ -97,7 +90,7 @@ def test_of_some_that_are_given_back_those_go_that_are_there(bench: Bench, owner
     assert [*bench.in_flight.jobs] == [same.job]
 
 
-def test_what_a_return_leaves_in_redis_is_bounded(bench: Bench, owner: Facts) -> None:
+def test_what_a_return_leaves_in_redis_is_bounded(bench, owner):
     """C3. However many are given back, nothing is kept of each that somebody has to remove."""
     kept = []
     for _ in range(20):

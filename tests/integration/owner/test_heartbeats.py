@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import redis
 
 from celery_superfetch.owner.owner import Owner
@@ -17,7 +16,7 @@ from support.workers.bench import Bench
 Make = Callable[..., Owner]
 
 
-def test_the_heart_goes_on_while_the_main_thread_is_blocked(make: Make, bench: Bench) -> None:
+def test_the_heart_goes_on_while_the_main_thread_is_blocked(make, bench):
     membership = make(heartbeat_interval=0.1)
     membership.join(1, {"mail": 0})
     before = bench.score(membership)
@@ -25,7 +24,7 @@ def test_the_heart_goes_on_while_the_main_thread_is_blocked(make: Make, bench: B
     assert bench.score(membership) - before > 500
 
 
-def test_the_heart_needs_no_connection_of_the_others(make: Make, bench: Bench) -> None:
+def test_the_heart_needs_no_connection_of_the_others(make, bench):
     """A pool that is used up."""
     membership = make(heartbeat_interval=0.1)
     membership.join(1, {"mail": 0})
@@ -37,7 +36,7 @@ def test_the_heart_needs_no_connection_of_the_others(make: Make, bench: Bench) -
     taken.close()
 
 
-def test_the_heart_takes_nobodys_lock(make: Make, bench: Bench) -> None:
+def test_the_heart_takes_nobodys_lock(make, bench):
     """C3: others hold theirs while they wait for the server, or run a user's receiver."""
     membership = make(heartbeat_interval=0.1)
     membership.join(1, {"mail": 0})
@@ -60,9 +59,7 @@ def test_the_heart_takes_nobodys_lock(make: Make, bench: Bench) -> None:
     assert membership.heart.outages == 1
 
 
-def test_its_connections_are_registered_and_named_anew_when_they_change(
-    make: Make, bench: Bench
-) -> None:
+def test_its_connections_are_registered_and_named_anew_when_they_change(make, bench):
     membership = make(heartbeat_interval=0.1)
     membership.join(1, {"mail": 0})
 
@@ -82,9 +79,7 @@ def test_its_connections_are_registered_and_named_anew_when_they_change(
     eventually(lambda: 4711 not in facts().connections, 5)
 
 
-def test_what_changes_is_told_with_the_next_heartbeat(
-    make: Make, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_changes_is_told_with_the_next_heartbeat(make, bench, monkeypatch):
     membership = make(heartbeat_interval=0.1)
     membership.join(1, {"mail": 0})
     monkeypatch.setattr(membership.runner, "pids", lambda: [(7, "start")])
@@ -97,7 +92,7 @@ def test_what_changes_is_told_with_the_next_heartbeat(
     eventually(told, 5)
 
 
-def test_that_it_stops_is_told_before_a_heartbeat_is_due(make: Make, bench: Bench) -> None:
+def test_that_it_stops_is_told_before_a_heartbeat_is_due(make, bench):
     membership = make(heartbeat_interval=600, owner_ttl=6000)
     membership.join(1, {"mail": 0})
     membership.heart.stopping = True
@@ -106,9 +101,7 @@ def test_that_it_stops_is_told_before_a_heartbeat_is_due(make: Make, bench: Benc
     )
 
 
-def test_the_heart_survives_an_outage_and_says_so_once(
-    fresh_server: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_heart_survives_an_outage_and_says_so_once(fresh_server, caplog):
     caplog.set_level(logging.INFO)
     server = fresh_server(appendonly=True, appendfsync="always")
     bench = Bench(server.client(), heartbeat_interval=0.1)
@@ -126,9 +119,7 @@ def test_the_heart_survives_an_outage_and_says_so_once(
     membership.leave_for_good()
 
 
-def test_a_heart_that_could_not_connect_where_it_moved_goes_there_later(
-    fresh_server: Any, make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_heart_that_could_not_connect_where_it_moved_goes_there_later(fresh_server, make, caplog):
     """It went on at the server that was left, while claims went to the other: in silence there."""
     caplog.set_level(logging.INFO)
     there, membership = fresh_server(), make(heartbeat_interval=0.1)

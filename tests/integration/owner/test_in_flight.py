@@ -10,7 +10,6 @@ import pytest
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed
 from celery_superfetch.owner.in_flight.in_flight import InFlight
-from celery_superfetch.signals import LostJob
 from celery_superfetch.store.private_lists import WAITS
 from support.waiting import eventually
 from support.workers.bench import Bench, lost_job, payload, settling
@@ -21,7 +20,7 @@ def owner(bench: Bench) -> Facts:
     return bench.owner(lists=["mail", "slow"])
 
 
-def test_a_claimed_job_is_held_until_it_is_settled(bench: Bench, owner: Facts) -> None:
+def test_a_claimed_job_is_held_until_it_is_settled(bench, owner):
     [claimed] = bench.take(owner, payload(1))
     held = bench.in_flight
     assert claimed.job in held.jobs
@@ -34,7 +33,7 @@ def test_a_claimed_job_is_held_until_it_is_settled(bench: Bench, owner: Facts) -
     assert (len(held.jobs), claimed.job in held.jobs) == (0, False)
 
 
-def test_acks_travel_with_the_next_claim(bench: Bench, owner: Facts) -> None:
+def test_acks_travel_with_the_next_claim(bench, owner):
     first = bench.take(owner, payload(1), payload(2))
     for claimed in first:
         bench.in_flight.ack(claimed)
@@ -44,7 +43,7 @@ def test_acks_travel_with_the_next_claim(bench: Bench, owner: Facts) -> None:
     assert settling(bench.in_flight) == (0, 0)
 
 
-def test_two_equal_payloads_are_two_jobs(bench: Bench, owner: Facts) -> None:
+def test_two_equal_payloads_are_two_jobs(bench, owner):
     same, other = bench.take(owner, payload(1), payload(1))
     assert len(bench.in_flight.jobs) == 2
     bench.in_flight.ack(same)
@@ -54,9 +53,7 @@ def test_two_equal_payloads_are_two_jobs(bench: Bench, owner: Facts) -> None:
     assert bench.held(owner) == [other.job]
 
 
-def test_an_ack_that_finds_nothing_is_announced(
-    bench: Bench, owner: Facts, lost: list[LostJob]
-) -> None:
+def test_an_ack_that_finds_nothing_is_announced(bench, owner, lost):
     taken, kept = bench.take(owner, payload("taken"), payload("kept"))
     bench.client.hdel(
         bench.keys.private(owner.owner), taken.job.claim_id, WAITS + taken.job.claim_id
@@ -68,7 +65,7 @@ def test_an_ack_that_finds_nothing_is_announced(
     assert len(bench.in_flight.jobs) == 0
 
 
-def test_calls_for_a_claim_that_nobody_knows_move_nothing(bench: Bench, owner: Facts) -> None:
+def test_calls_for_a_claim_that_nobody_knows_move_nothing(bench, owner):
     """Though it has the bytes of one that is there."""
     [one] = bench.take(owner, payload(1))
     unknown = one.job._replace(claim_id="ff:mail")
@@ -83,7 +80,7 @@ def test_calls_for_a_claim_that_nobody_knows_move_nothing(bench: Bench, owner: F
     assert not bench.client.exists(bench.keys.parked, bench.keys.parked_of("mail"))
 
 
-def test_a_requeue_is_not_held_any_more_and_keeps_the_order(bench: Bench, owner: Facts) -> None:
+def test_a_requeue_is_not_held_any_more_and_keeps_the_order(bench, owner):
     raws = [payload(n) for n in range(100)]
     jobs = [claimed.job for claimed in bench.take(owner, *raws)]
     bench.push("mail", b"backlog")
@@ -92,7 +89,7 @@ def test_a_requeue_is_not_held_any_more_and_keeps_the_order(bench: Bench, owner:
     assert len(bench.in_flight.jobs) == 0
 
 
-def test_giving_all_back_keeps_the_order_for_any_number(bench: Bench, owner: Facts) -> None:
+def test_giving_all_back_keeps_the_order_for_any_number(bench, owner):
     raws = [payload(n) for n in range(250)]
     bench.push("mail", *raws)
     while bench.queue():
@@ -102,9 +99,7 @@ def test_giving_all_back_keeps_the_order_for_any_number(bench: Bench, owner: Fac
     assert len(bench.in_flight.jobs) == 0
 
 
-def test_what_waits_to_be_acked_is_not_given_back(
-    bench: Bench, owner: Facts, lost: list[LostJob]
-) -> None:
+def test_what_waits_to_be_acked_is_not_given_back(bench, owner, lost):
     done, open_ = bench.take(owner, payload("done"), payload("open"))
     bench.in_flight.ack(done)
     bench.in_flight.requeue_all()
@@ -116,9 +111,7 @@ def test_what_waits_to_be_acked_is_not_given_back(
     assert open_.job not in bench.in_flight.jobs
 
 
-def test_a_broken_queue_keeps_its_own_jobs_and_holds_up_no_other(
-    bench: Bench, owner: Facts
-) -> None:
+def test_a_broken_queue_keeps_its_own_jobs_and_holds_up_no_other(bench, owner):
     """Its key became something else while a job of it was in flight."""
     [stuck] = bench.take(owner, payload("stuck"), queue="slow")
     [other] = bench.take(owner, payload("other"))
@@ -140,7 +133,7 @@ def test_a_broken_queue_keeps_its_own_jobs_and_holds_up_no_other(
     eventually(given_back, 10, message="given back when the key is mended")
 
 
-def test_a_broken_queue_does_not_delay_the_returns_of_others(bench: Bench, owner: Facts) -> None:
+def test_a_broken_queue_does_not_delay_the_returns_of_others(bench, owner):
     [stuck] = bench.take(owner, payload("stuck"), queue="slow")
     [other] = bench.take(owner, payload("other"))
     bench.client.set("slow", "a text")
@@ -150,17 +143,13 @@ def test_a_broken_queue_does_not_delay_the_returns_of_others(bench: Bench, owner
     assert bench.private(owner, "slow") == [payload("stuck")]
 
 
-def test_giving_all_back_gives_equal_payloads_back_as_often_as_held(
-    bench: Bench, owner: Facts
-) -> None:
+def test_giving_all_back_gives_equal_payloads_back_as_often_as_held(bench, owner):
     bench.take(owner, payload(1), payload(1))
     bench.in_flight.requeue_all()
     assert bench.queue() == [payload(1), payload(1)]
 
 
-def test_what_an_owner_that_was_lost_has_on_its_way_out_gets_there(
-    bench: Bench, owner: Facts
-) -> None:
+def test_what_an_owner_that_was_lost_has_on_its_way_out_gets_there(bench, owner):
     acked, returned = bench.take(owner, payload("acked"), payload("returned"))
     bench.in_flight.ack(acked)
     bench.client.set("mail", "a text")
@@ -174,9 +163,7 @@ def test_what_an_owner_that_was_lost_has_on_its_way_out_gets_there(
     assert len(bench.in_flight.jobs) == 0, "or the process could never leave"
 
 
-def test_settling_from_many_threads_loses_nothing(
-    bench: Bench, owner: Facts, lost: list[LostJob]
-) -> None:
+def test_settling_from_many_threads_loses_nothing(bench, owner, lost):
     jobs = bench.take(owner, *(payload(n) for n in range(100)))
 
     def settle(part: list[Claimed]) -> None:
@@ -195,13 +182,13 @@ def test_settling_from_many_threads_loses_nothing(
     assert (len(bench.in_flight.jobs), lost) == (0, [])
 
 
-def test_a_new_process_holds_nothing(bench: Bench) -> None:
+def test_a_new_process_holds_nothing(bench):
     fresh = InFlight(bench.database)
     assert (len(fresh.jobs), fresh.doubt) == (0, False)
     assert settling(fresh) == (0, 0)
 
 
-def test_jobs_that_went_back_leave_no_payload_behind(bench: Bench) -> None:
+def test_jobs_that_went_back_leave_no_payload_behind(bench):
     """C10. What was called off was remembered by its payload for 300 s: 40 s of
     `Reject(requeue=True)` took 193 MB, and what a lost reply had brought is remembered for 60 s."""
     owner, held = bench.owner().owner, bench.in_flight

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import redis
 
-from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Counters
 from celery_superfetch.owner.owner import Owner
-from celery_superfetch.signals import LostJob
 from support.workers.bench import Bench, payload
 
 ONE, TWO, THREE, FOUR = (payload(n) for n in range(1, 5))
@@ -26,7 +23,7 @@ def member(make: Callable[..., Owner]) -> Owner:
     return membership
 
 
-def test_the_next_claim_names_it_before_it_takes_others(bench: Bench, owner: Facts) -> None:
+def test_the_next_claim_names_it_before_it_takes_others(bench, owner):
     bench.land(owner, "mail", ONE)
     bench.push("mail", TWO)
     claims = bench.in_flight.claim(owner.owner, ["mail"], 10, 1, ["mail"])
@@ -36,7 +33,7 @@ def test_the_next_claim_names_it_before_it_takes_others(bench: Bench, owner: Fac
     assert [*bench.in_flight.jobs] == [claimed.job for claimed in claims.jobs]
 
 
-def test_a_claim_that_is_for_no_others_leaves_them(bench: Bench, owner: Facts) -> None:
+def test_a_claim_that_is_for_no_others_leaves_them(bench, owner):
     """It came alone: its list was found dry."""
     bench.land(owner, "mail", ONE)
     bench.push("mail", TWO)
@@ -45,29 +42,27 @@ def test_a_claim_that_is_for_no_others_leaves_them(bench: Bench, owner: Facts) -
     assert bench.queue() == [TWO]
 
 
-def test_what_an_earlier_read_left_without_a_name_comes_along(bench: Bench, owner: Facts) -> None:
+def test_what_an_earlier_read_left_without_a_name_comes_along(bench, owner):
     bench.land(owner, "mail", ONE, TWO)
     claims = bench.in_flight.claim(owner.owner, ["mail"], 10, 0, ["mail"])
     assert [claimed.job.payload for claimed in claims.jobs] == [ONE, TWO], "the oldest first"
 
 
-def test_of_more_than_is_asked_for_the_rest_stays(bench: Bench, owner: Facts) -> None:
+def test_of_more_than_is_asked_for_the_rest_stays(bench, owner):
     bench.land(owner, "mail", ONE, TWO)
     [claimed] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, ["mail"]).jobs
     assert claimed.job.payload == ONE
     assert bench.landed(owner) == [TWO]
 
 
-def test_where_nothing_landed_a_claim_takes_what_waits(bench: Bench, owner: Facts) -> None:
+def test_where_nothing_landed_a_claim_takes_what_waits(bench, owner):
     """Another thread has put it back meanwhile."""
     bench.push("mail", ONE)
     [claimed] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, ["mail"]).jobs
     assert claimed.job.payload == ONE
 
 
-def test_a_claim_that_cannot_be_written_leaves_each_job_whence_it_came(
-    bench: Bench, owner: Facts
-) -> None:
+def test_a_claim_that_cannot_be_written_leaves_each_job_whence_it_came(bench, owner):
     bench.client.set(bench.keys.private(owner.owner), "no hash")
     bench.land(owner, "mail", ONE, TWO)
     bench.push("mail", THREE, FOUR)
@@ -80,7 +75,7 @@ def test_a_claim_that_cannot_be_written_leaves_each_job_whence_it_came(
     assert [claimed.job.payload for claimed in claims.jobs] == [ONE, TWO, THREE, FOUR]
 
 
-def test_a_claim_may_take_more_than_lua_hands_over_at_once(bench: Bench, owner: Facts) -> None:
+def test_a_claim_may_take_more_than_lua_hands_over_at_once(bench, owner):
     """A high `claim_limit`: all were lost between the queue and the private list."""
     raws = [payload(n) for n in range(5000)]
     bench.push("mail", *raws)
@@ -92,9 +87,7 @@ def test_a_claim_may_take_more_than_lua_hands_over_at_once(bench: Bench, owner: 
     assert held.running == {*held.claims}
 
 
-def test_where_a_key_is_something_else_the_other_lists_are_served(
-    bench: Bench, owner: Facts
-) -> None:
+def test_where_a_key_is_something_else_the_other_lists_are_served(bench, owner):
     bench.client.set(bench.keys.landing(owner.owner, "mail"), "no list")
     bench.land(owner, "slow", ONE)
     claims = bench.in_flight.claim(owner.owner, ["mail", "slow"], 10, 0, ["mail", "slow"])
@@ -107,7 +100,7 @@ def test_where_a_key_is_something_else_the_other_lists_are_served(
 # -- put back
 
 
-def test_it_is_put_back_in_front_and_uncounted(bench: Bench, owner: Facts) -> None:
+def test_it_is_put_back_in_front_and_uncounted(bench, owner):
     bench.push("mail", THREE)
     bench.land(owner, "mail", ONE, TWO)
     assert bench.in_flight.lists.unland(owner.owner, MAIL) == 2
@@ -117,16 +110,14 @@ def test_it_is_put_back_in_front_and_uncounted(bench: Bench, owner: Facts) -> No
     assert bench.in_flight.lists.unland(owner.owner, MAIL) == 0, "a repetition finds nothing"
 
 
-def test_a_queue_that_expires_goes_on_expiring(bench: Bench, owner: Facts) -> None:
+def test_a_queue_that_expires_goes_on_expiring(bench, owner):
     bench.land(owner, "mail", ONE)
     bench.in_flight.lists.unland(owner.owner, {"mail": 60_000})
     assert 0 < bench.client.pttl("mail") <= 60_000
 
 
 @pytest.mark.parametrize("is_queue", [True, False], ids=["queue", "landing list"])
-def test_what_cannot_be_put_back_stays_and_holds_up_no_other(
-    bench: Bench, owner: Facts, is_queue: bool
-) -> None:
+def test_what_cannot_be_put_back_stays_and_holds_up_no_other(bench, owner, is_queue):
     landing = bench.keys.landing(owner.owner, "mail")
     if is_queue:
         bench.land(owner, "mail", ONE)
@@ -141,9 +132,7 @@ def test_what_cannot_be_put_back_stays_and_holds_up_no_other(
         assert bench.queue() == [ONE]
 
 
-def test_a_doubt_puts_it_back_behind_what_was_claimed_before(
-    bench: Bench, owner: Facts, lost: list[LostJob]
-) -> None:
+def test_a_doubt_puts_it_back_behind_what_was_claimed_before(bench, owner, lost):
     """Whoever looks for lost replies has closed the reads whose replies spoke of it."""
     [kept] = bench.take(owner, payload("kept"))
     bench.push("mail", ONE, TWO)
@@ -156,7 +145,7 @@ def test_a_doubt_puts_it_back_behind_what_was_claimed_before(
     assert lost == []
 
 
-def test_what_landed_for_a_forgotten_owner_goes_back(member: Owner, bench: Bench) -> None:
+def test_what_landed_for_a_forgotten_owner_goes_back(member, bench):
     old, raws = member.name, [ONE, TWO]
     bench.land(old, "mail", *raws)
     bench.client.delete(bench.keys.owners, bench.keys.facts(old))
@@ -167,9 +156,7 @@ def test_what_landed_for_a_forgotten_owner_goes_back(member: Owner, bench: Bench
     assert bench.stat("ownership_lost") == 0
 
 
-def test_what_landed_for_a_reaped_owner_is_recovered_and_not_put_back_twice(
-    member: Owner, bench: Bench
-) -> None:
+def test_what_landed_for_a_reaped_owner_is_recovered_and_not_put_back_twice(member, bench):
     old = member.name
     bench.land(old, "mail", ONE)
     assert bench.mark(member, "silent")
@@ -180,7 +167,7 @@ def test_what_landed_for_a_reaped_owner_is_recovered_and_not_put_back_twice(
     assert bench.counters(ONE) == Counters(), "nobody has seen it"
 
 
-def test_while_the_server_is_away_putting_back_waits(fresh_server: Any) -> None:
+def test_while_the_server_is_away_putting_back_waits(fresh_server):
     server = fresh_server(appendonly=True, appendfsync="always")
     bench = Bench(server.client())
     member = Owner({"host": "127.0.0.1", "port": server.port}, bench.config)
@@ -197,7 +184,7 @@ def test_while_the_server_is_away_putting_back_waits(fresh_server: Any) -> None:
     member.leave_for_good()
 
 
-def test_nobody_leaves_while_something_has_landed_for_it(member: Owner, bench: Bench) -> None:
+def test_nobody_leaves_while_something_has_landed_for_it(member, bench):
     """Else it would lie there for ever."""
     bench.land(member, "mail", ONE)
     member.leave(1)

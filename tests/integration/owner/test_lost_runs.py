@@ -11,8 +11,7 @@ from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Job
 from celery_superfetch.model.strikes import Blame, Counters, Decision, Limits, Recovery
-from celery_superfetch.owner.in_flight.lost_runs import LostRuns
-from celery_superfetch.signals import LostJob, job_recovering
+from celery_superfetch.signals import job_recovering
 from support.workers.bench import Bench, lost_job, payload
 
 Lose = Callable[..., DeadJob | None]
@@ -25,9 +24,7 @@ def nobodys_app() -> str:
     return f"app {next(_numbers)}"
 
 
-def test_a_job_that_lost_its_child_is_recovered_and_counted(
-    bench: Bench, owner: Facts, lose: Lose
-) -> None:
+def test_a_job_that_lost_its_child_is_recovered_and_counted(bench, owner, lose):
     [claimed] = bench.take(owner, payload(1))
     assert lose(claimed.job) is None
     assert bench.queue() == [payload(1)]
@@ -38,9 +35,7 @@ def test_a_job_that_lost_its_child_is_recovered_and_counted(
     assert again.earlier
 
 
-def test_a_job_that_lost_its_child_is_killed_when_a_receiver_says_so(
-    bench: Bench, owner: Facts, lose: Lose, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_job_that_lost_its_child_is_killed_when_a_receiver_says_so(bench, owner, lose, caplog):
     """And that is logged once, with the way back."""
     sender = nobodys_app()
     job_recovering.connect(lambda **_: Decision.KILL, sender=sender, weak=False)
@@ -56,9 +51,7 @@ def test_a_job_that_lost_its_child_is_killed_when_a_receiver_says_so(
     assert f"dead set as {dead.id}" in said
 
 
-def test_each_strike_is_a_warning_that_names_the_job(
-    bench: Bench, owner: Facts, lose: Lose, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_strike_is_a_warning_that_names_the_job(bench, owner, lose, caplog):
     """E7. Strikes 1 and 2 of a lost child were nameless."""
     for strike, then in ((1, "killed at strike 3"), (2, "on probation")):
         [claimed] = bench.take(owner, payload(1))
@@ -75,9 +68,7 @@ def test_each_strike_is_a_warning_that_names_the_job(
     assert len(caplog.messages) == before, "no strike, no warning"
 
 
-def test_a_job_that_lost_its_child_and_was_taken_away_is_announced(
-    bench: Bench, owner: Facts, lose: Lose, lost: list[LostJob]
-) -> None:
+def test_a_job_that_lost_its_child_and_was_taken_away_is_announced(bench, owner, lose, lost):
     [claimed] = bench.take(owner, payload(1))
     bench.client.delete(bench.keys.private(owner.owner))
     assert lose(claimed.job) is None
@@ -86,9 +77,7 @@ def test_a_job_that_lost_its_child_and_was_taken_away_is_announced(
     assert bench.counters(payload(1)) == Counters()
 
 
-def test_a_decision_is_taken_anew_when_somebody_else_counted(
-    bench: Bench, owner: Facts, lose: Lose
-) -> None:
+def test_a_decision_is_taken_anew_when_somebody_else_counted(bench, owner, lose):
     """Another process changes the counters between question and answer."""
     sender, asked = nobodys_app(), []
     [claimed] = bench.take(owner, payload(1))
@@ -105,9 +94,7 @@ def test_a_decision_is_taken_anew_when_somebody_else_counted(
     assert bench.counters(payload(1)).recoveries == 3
 
 
-def test_without_end_of_counting_the_job_is_safe_on_its_queue(
-    bench: Bench, owner: Facts, lose: Lose
-) -> None:
+def test_without_end_of_counting_the_job_is_safe_on_its_queue(bench, owner, lose):
     sender = nobodys_app()
     [claimed] = bench.take(owner, payload(1))
 
@@ -121,9 +108,7 @@ def test_without_end_of_counting_the_job_is_safe_on_its_queue(
     assert len(bench.in_flight.jobs) == 0
 
 
-def test_the_record_of_its_start_is_in_before_it_is_removed(
-    bench: Bench, owner: Facts, lose: Lose
-) -> None:
+def test_the_record_of_its_start_is_in_before_it_is_removed(bench, owner, lose):
     """It goes by another connection: what came in late would forbid other starts."""
     sender, on_their_way = nobodys_app(), []
     in_flight = bench.in_flight
@@ -156,8 +141,8 @@ def spared(bench: Bench, owner: Facts, lose: Lose, stopping: bool = False) -> Jo
 
 @pytest.mark.parametrize("decision", Decision)
 def test_who_comes_back_over_its_limit_is_killed_unless_it_is_spared_again(
-    bench: Bench, owner: Facts, cut_short: LostRuns, lose: Lose, decision: Decision
-) -> None:
+    bench, owner, cut_short, lose, decision
+):
     """A4: whoever recovered it may have been of another app."""
     sender, seen = nobodys_app(), []
 
@@ -186,8 +171,8 @@ def test_who_comes_back_over_its_limit_is_killed_unless_it_is_spared_again(
 
 
 def test_who_comes_back_over_its_limit_by_no_fault_of_its_own_is_spared(
-    bench: Bench, owner: Facts, cut_short: LostRuns, lose: Lose
-) -> None:
+    bench, owner, cut_short, lose
+):
     """A4: the last strike has to be its own."""
     job = spared(bench, owner, lose, stopping=True)
     sender = nobodys_app()
@@ -197,9 +182,7 @@ def test_who_comes_back_over_its_limit_by_no_fault_of_its_own_is_spared(
 
 
 @pytest.mark.parametrize("raw", [b"no JSON", b"\xff\x00", b""], ids=repr)
-def test_what_is_no_message_is_quarantined(
-    bench: Bench, owner: Facts, cut_short: LostRuns, raw: bytes
-) -> None:
+def test_what_is_no_message_is_quarantined(bench, owner, cut_short, raw):
     [claimed] = bench.take(owner, raw)
     cut_short.quarantine(claimed.job)
     [job] = bench.dead_set.find()

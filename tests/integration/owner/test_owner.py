@@ -44,16 +44,14 @@ def hearts(member: Owner) -> int:
     )
 
 
-def test_before_it_joins_a_process_is_nobody(make: Make, bench: Bench) -> None:
+def test_before_it_joins_a_process_is_nobody(make, bench):
     membership = make()
     assert membership.name == ""
     assert not hearts(membership)
     assert bench.key_names() == set()
 
 
-def test_joining_registers_process_and_lists_before_the_first_claim(
-    make: Make, bench: Bench
-) -> None:
+def test_joining_registers_process_and_lists_before_the_first_claim(make, bench):
     membership = make()
     membership.join(1, {"mail": 0, "slow": 60000})
     assert membership.name
@@ -65,9 +63,7 @@ def test_joining_registers_process_and_lists_before_the_first_claim(
     assert hearts(membership) == 1
 
 
-def test_a_queue_that_is_added_is_registered_before_its_first_claim(
-    member: Owner, bench: Bench
-) -> None:
+def test_a_queue_that_is_added_is_registered_before_its_first_claim(member, bench):
     owner = member.name
     member.join(1, {"mail": 0, "more": 0})
     assert member.name == owner
@@ -75,7 +71,7 @@ def test_a_queue_that_is_added_is_registered_before_its_first_claim(
     assert hearts(member) == 1, "still one"
 
 
-def test_lists_that_nobody_claims_from_any_more_are_forgotten(member: Owner, bench: Bench) -> None:
+def test_lists_that_nobody_claims_from_any_more_are_forgotten(member, bench):
     """C10. A thousand queues, one after the other, left facts of 100 kB for good."""
     member.join(2, {"also": 0})
     for number in range(3 * MANY_UNUSED):
@@ -93,9 +89,7 @@ def test_lists_that_nobody_claims_from_any_more_are_forgotten(member: Owner, ben
     assert bench.stat("ownership_lost") == 0
 
 
-def test_while_it_is_not_known_what_is_in_a_list_it_stays_registered(
-    member: Owner, bench: Bench
-) -> None:
+def test_while_it_is_not_known_what_is_in_a_list_it_stays_registered(member, bench):
     """C10. A lost reply may have brought a job, and a second look may find it."""
     bench.give(member.name, "reply-7", [payload(7)])
 
@@ -115,7 +109,7 @@ def test_while_it_is_not_known_what_is_in_a_list_it_stays_registered(
     assert "reply-7" not in join(600)
 
 
-def test_a_member_claims_and_settles(member: Owner, bench: Bench) -> None:
+def test_a_member_claims_and_settles(member, bench):
     bench.push("mail", payload(1))
     [claimed] = member.claim(["mail"], 10, 1).jobs
     assert claimed.job.owner == member.name
@@ -124,9 +118,7 @@ def test_a_member_claims_and_settles(member: Owner, bench: Bench) -> None:
     assert bench.private(member.name) == []
 
 
-def test_a_deleted_registry_is_written_again_and_nothing_runs_twice(
-    member: Owner, bench: Bench
-) -> None:
+def test_a_deleted_registry_is_written_again_and_nothing_runs_twice(member, bench):
     owner = member.name
     bench.push("mail", payload(1), payload(2))
     [held] = member.claim(["mail"], 1, 1).jobs
@@ -143,7 +135,7 @@ def test_a_deleted_registry_is_written_again_and_nothing_runs_twice(
     assert bench.private(owner) == []
 
 
-def test_an_emptied_database_makes_it_a_new_owner(member: Owner, bench: Bench) -> None:
+def test_an_emptied_database_makes_it_a_new_owner(member, bench):
     old = member.name
     bench.client.flushdb()
     bench.push("mail", payload(1))
@@ -153,9 +145,7 @@ def test_an_emptied_database_makes_it_a_new_owner(member: Owner, bench: Bench) -
     assert set(bench.registry.facts([member.name])[member.name].lists) == {"mail"}
 
 
-def test_a_reaped_process_goes_on_as_a_new_owner(
-    member: Owner, bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_reaped_process_goes_on_as_a_new_owner(member, bench, caplog):
     old = member.name
     bench.push("mail", payload(1))
     [thawed] = member.claim(["mail"], 1, 1).jobs
@@ -174,7 +164,7 @@ def test_a_reaped_process_goes_on_as_a_new_owner(
     assert bench.private(member.name) == []
 
 
-def test_a_heartbeat_finds_out_that_it_was_reaped_too(make: Make, bench: Bench) -> None:
+def test_a_heartbeat_finds_out_that_it_was_reaped_too(make, bench):
     membership = make(heartbeat_interval=0.1)
     membership.join(1, {"mail": 0})
     old = membership.name
@@ -182,7 +172,7 @@ def test_a_heartbeat_finds_out_that_it_was_reaped_too(make: Make, bench: Bench) 
     eventually(lambda: set(bench.registry.owners()) == {membership.name} != {old}, 10)
 
 
-def test_leaving_takes_every_key_along(member: Owner, bench: Bench) -> None:
+def test_leaving_takes_every_key_along(member, bench):
     bench.push("mail", payload(1))
     [claimed] = member.claim(["mail"], 1, 1).jobs
     member.in_flight.ack(claimed)
@@ -193,7 +183,7 @@ def test_leaving_takes_every_key_along(member: Owner, bench: Bench) -> None:
     eventually(lambda: not hearts(member), 5)
 
 
-def test_a_process_leaves_with_its_last_channel(member: Owner, bench: Bench) -> None:
+def test_a_process_leaves_with_its_last_channel(member, bench):
     member.join(2, {"mail": 0})
     member.leave(1)
     assert member.name
@@ -202,9 +192,7 @@ def test_a_process_leaves_with_its_last_channel(member: Owner, bench: Bench) -> 
     assert bench.registry.owners() == {}
 
 
-def test_a_process_with_a_running_job_stays_registered_when_its_channel_closes(
-    member: Owner, bench: Bench
-) -> None:
+def test_a_process_with_a_running_job_stays_registered_when_its_channel_closes(member, bench):
     bench.push("mail", payload(1))
     [running] = member.claim(["mail"], 1, 1).jobs
     member.leave(1)
@@ -216,7 +204,7 @@ def test_a_process_with_a_running_job_stays_registered_when_its_channel_closes(
     assert bench.key_names() == set()
 
 
-def test_at_its_end_a_process_gives_back_what_it_holds(member: Owner, bench: Bench) -> None:
+def test_at_its_end_a_process_gives_back_what_it_holds(member, bench):
     raws = [payload(n) for n in range(150)]
     bench.push("mail", *raws)
     while bench.queue():
@@ -227,9 +215,7 @@ def test_at_its_end_a_process_gives_back_what_it_holds(member: Owner, bench: Ben
     assert bench.private(member.name) == []
 
 
-def test_connections_that_were_cut_a_moment_ago_keep_nobody_from_leaving_in_order(
-    make: Make, bench: Bench
-) -> None:
+def test_connections_that_were_cut_a_moment_ago_keep_nobody_from_leaving_in_order(make, bench):
     member = make(heartbeat_interval=30)  # its heart does not learn of it first
     member.join(1, {"mail": 0})
     bench.push("mail", payload(1), payload(2), payload(3))
@@ -244,7 +230,7 @@ def test_connections_that_were_cut_a_moment_ago_keep_nobody_from_leaving_in_orde
     assert bench.private(member.name) == []
 
 
-def test_one_who_left_can_come_back_as_a_new_owner(member: Owner, bench: Bench) -> None:
+def test_one_who_left_can_come_back_as_a_new_owner(member, bench):
     old = member.name
     member.heart.stopping = True
     member.leave(1)
@@ -254,7 +240,7 @@ def test_one_who_left_can_come_back_as_a_new_owner(member: Owner, bench: Bench) 
     assert bench.registry.facts([member.name])[member.name].state == "running"
 
 
-def test_a_heartbeat_under_way_does_not_bring_back_one_who_left(make: Make, bench: Bench) -> None:
+def test_a_heartbeat_under_way_does_not_bring_back_one_who_left(make, bench):
     membership = make(heartbeat_interval=0.001)
     for user in range(200):
         membership.join(user, {"mail": 0})
@@ -263,7 +249,7 @@ def test_a_heartbeat_under_way_does_not_bring_back_one_who_left(make: Make, benc
         assert bench.registry.owners() == {}, f"in round {user}"
 
 
-def test_a_forked_child_is_not_its_parents_owner(member: Owner, bench: Bench, url: str) -> None:
+def test_a_forked_child_is_not_its_parents_owner(member, bench, url):
     mine = owner_for(parse_url(url), bench.config)
     assert mine in owners_here()
     bench.push("mail", payload(1))
@@ -279,9 +265,7 @@ def test_a_forked_child_is_not_its_parents_owner(member: Owner, bench: Bench, ur
     assert mine in owners_here()
 
 
-def test_the_channels_of_a_process_share_one_membership_per_database(
-    url: str, make_bench: Callable[..., Bench]
-) -> None:
+def test_the_channels_of_a_process_share_one_membership_per_database(url, make_bench):
     params, config = parse_url(url), make_bench().config
     one = owner_for(params, config)
     assert owner_for(dict(params), config) is one
@@ -290,7 +274,7 @@ def test_the_channels_of_a_process_share_one_membership_per_database(
     assert owner_for(params, make_bench(global_keyprefix="x:").config) is not one
 
 
-def test_a_server_that_cannot_be_asked_registers_nobody(make: Make) -> None:
+def test_a_server_that_cannot_be_asked_registers_nobody(make):
     membership = make(params={"port": 1})
     with pytest.raises(redis.ConnectionError):
         membership.join(1, {"mail": 0})

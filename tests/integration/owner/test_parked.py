@@ -33,7 +33,7 @@ def due(bench: Bench) -> int:
     return bench.in_flight.parked.release({}, HOUR + 60_000).jobs
 
 
-def test_a_job_for_later_leaves_with_the_next_round_trip(bench: Bench, owner: Facts) -> None:
+def test_a_job_for_later_leaves_with_the_next_round_trip(bench, owner):
     first, second = claim(bench, owner, 1, 2)
     park(bench, first)
     assert len(bench.private(owner)) == 2
@@ -46,7 +46,7 @@ def test_a_job_for_later_leaves_with_the_next_round_trip(bench: Bench, owner: Fa
     assert not bench.client.exists(bench.keys.parked, bench.keys.parked_of("mail"))
 
 
-def test_two_jobs_of_the_same_bytes_are_parked_as_two(bench: Bench, owner: Facts) -> None:
+def test_two_jobs_of_the_same_bytes_are_parked_as_two(bench, owner):
     park(bench, *claim(bench, owner, 1, 1))
     bench.in_flight.flush()
     assert parked(bench) == [payload(1), payload(1)]
@@ -54,7 +54,7 @@ def test_two_jobs_of_the_same_bytes_are_parked_as_two(bench: Bench, owner: Facts
     assert bench.queue() == [payload(1), payload(1)]
 
 
-def test_what_is_due_soon_stays(bench: Bench, owner: Facts) -> None:
+def test_what_is_due_soon_stays(bench, owner):
     [soon] = claim(bench, owner, 1)
     now = bench.database.server_time()
     assert not bench.in_flight.park(soon.job, now + WORTH_PARKING * 1000 - 500)
@@ -62,9 +62,7 @@ def test_what_is_due_soon_stays(bench: Bench, owner: Facts) -> None:
     assert (len(bench.private(owner)), parked(bench)) == (1, [])
 
 
-def test_one_that_was_settled_or_given_back_before_is_not_parked(
-    bench: Bench, owner: Facts
-) -> None:
+def test_one_that_was_settled_or_given_back_before_is_not_parked(bench, owner):
     settled, back = claim(bench, owner, 1, 2)
     park(bench, settled, back)
     bench.in_flight.ack(settled)
@@ -74,7 +72,7 @@ def test_one_that_was_settled_or_given_back_before_is_not_parked(
     assert parked(bench) == [payload(1)], "its ack comes behind; nobody had begun with it"
 
 
-def test_they_go_to_the_front_in_the_order_of_their_time(bench: Bench, owner: Facts) -> None:
+def test_they_go_to_the_front_in_the_order_of_their_time(bench, owner):
     jobs = claim(bench, owner, *range(BATCH + 50))
     jobs += bench.in_flight.claim(owner.owner, ["mail"], 100, 1, []).jobs
     park(bench, *jobs)
@@ -84,7 +82,7 @@ def test_they_go_to_the_front_in_the_order_of_their_time(bench: Bench, owner: Fa
     assert bench.queue() == [*(payload(n) for n in range(BATCH + 50)), payload("waits")]
 
 
-def test_what_is_due_in_one_list_does_not_wait_for_thousands_in_another(bench: Bench) -> None:
+def test_what_is_due_in_one_list_does_not_wait_for_thousands_in_another(bench):
     parked = Parked(bench.database)
     for name, count in (("full", 30 * BATCH), ("mail", 1)):
         rows = {f'"{n}" x-{n}\n'.encode() + payload(n, name): 1.0 for n in range(count)}
@@ -99,7 +97,7 @@ def test_what_is_due_in_one_list_does_not_wait_for_thousands_in_another(bench: B
     assert len(bench.queue("full")) == 30 * BATCH
 
 
-def test_a_suspect_goes_back_on_probation(bench: Bench, owner: Facts) -> None:
+def test_a_suspect_goes_back_on_probation(bench, owner):
     suspect, other = claim(bench, owner, 1, 2)
     bench.client.hset(bench.keys.recoveries(digest(payload(1))), "probation", 1)
     bench.client.set(bench.keys.recovered, 1)
@@ -110,14 +108,14 @@ def test_a_suspect_goes_back_on_probation(bench: Bench, owner: Facts) -> None:
     assert bench.client.smembers(bench.keys.on_probation) == {b"mail"}
 
 
-def test_a_queue_that_expires_goes_on_expiring(bench: Bench, owner: Facts) -> None:
+def test_a_queue_that_expires_goes_on_expiring(bench, owner):
     park(bench, *claim(bench, owner, 1))
     bench.in_flight.flush()
     bench.in_flight.parked.release({"mail": 60_000}, HOUR + 60_000)
     assert 0 < bench.client.pttl("mail") <= 60_000
 
 
-def test_a_call_that_comes_behind_its_successor_parks_nothing(bench: Bench, owner: Facts) -> None:
+def test_a_call_that_comes_behind_its_successor_parks_nothing(bench, owner):
     """A network that stood still brings it when the job went back, and is another claim by now."""
     [claimed] = claim(bench, owner, 1)
     late = bench.in_flight.parked.park({claimed.job: 1})
@@ -127,9 +125,7 @@ def test_a_call_that_comes_behind_its_successor_parks_nothing(bench: Bench, owne
     assert (bench.private(owner), parked(bench)) == ([again.job.payload], [])
 
 
-def test_where_it_cannot_be_parked_it_goes_back_and_is_not_tried_again_at_once(
-    bench: Bench, owner: Facts
-) -> None:
+def test_where_it_cannot_be_parked_it_goes_back_and_is_not_tried_again_at_once(bench, owner):
     bench.client.set(bench.keys.parked_of("mail"), "something else")
     [claimed] = claim(bench, owner, 1)
     park(bench, claimed)
@@ -141,7 +137,7 @@ def test_where_it_cannot_be_parked_it_goes_back_and_is_not_tried_again_at_once(
     assert not bench.in_flight.park(again.job, 1e15), "it waits in memory, as in stock"
 
 
-def test_the_revoked_come_at_once(bench: Bench, owner: Facts) -> None:
+def test_the_revoked_come_at_once(bench, owner):
     names = ["one", 'a"b\n*[x]', "one more"]
     park(bench, *claim(bench, owner, *names))
     bench.in_flight.flush()
@@ -151,14 +147,14 @@ def test_the_revoked_come_at_once(bench: Bench, owner: Facts) -> None:
     assert parked(bench) == [payload("one more")]
 
 
-def test_what_is_no_message_is_nobodys_loss(bench: Bench) -> None:
+def test_what_is_no_message_is_nobodys_loss(bench):
     bench.client.zadd(bench.keys.parked_of("mail"), {b"junk": 1, b"\n": 2, b"a\nb\nc": 3})
     bench.client.zadd(bench.keys.parked, {"mail": 1, "gone": 1})
     assert Parked(bench.database).release({}).jobs == 3
     assert bench.queue() == [b"junk", b"", b"b\nc"]
 
 
-def test_whoever_parks_knows_when_it_is_due_whatever_an_older_answer_says() -> None:
+def test_whoever_parks_knows_when_it_is_due_whatever_an_older_answer_says():
     parking = Parking()
     assert not parking.is_worth(1e15), "nobody has heard the server's clock"
     asked = clock()
@@ -172,7 +168,7 @@ def test_whoever_parks_knows_when_it_is_due_whatever_an_older_answer_says() -> N
     assert not parking.is_due
 
 
-def test_of_thousands_due_in_a_moment_few_go_before_their_time(bench: Bench) -> None:
+def test_of_thousands_due_in_a_moment_few_go_before_their_time(bench):
     """They wait in the memory of whoever claims them; what is due already all goes."""
     soon, late = bench.database.server_time() + EARLY - 100, 1
     for first, due in ((0, soon), (1000, late)):
@@ -183,7 +179,7 @@ def test_of_thousands_due_in_a_moment_few_go_before_their_time(bench: Bench) -> 
     assert bench.client.zcount(bench.keys.parked_of("mail"), soon, soon) == 1000 - BATCH
 
 
-def test_many_are_revoked_by_one_look_at_all(bench: Bench, owner: Facts) -> None:
+def test_many_are_revoked_by_one_look_at_all(bench, owner):
     names = [f"job-{number}" for number in range(90)]
     park(bench, *claim(bench, owner, *names))
     bench.in_flight.flush()
@@ -193,9 +189,7 @@ def test_many_are_revoked_by_one_look_at_all(bench: Bench, owner: Facts) -> None
     assert looks <= 2, "and not one for each"
 
 
-def test_a_suspect_with_an_end_of_its_solitude_waits_for_its_time_like_others(
-    bench: Bench, owner: Facts
-) -> None:
+def test_a_suspect_with_an_end_of_its_solitude_waits_for_its_time_like_others(bench, owner):
     raw = payload("suspect")
     bench.client.lpush(bench.keys.probation("mail"), raw)
     bench.client.sadd(bench.keys.on_probation, "mail")
@@ -213,7 +207,7 @@ def test_a_suspect_with_an_end_of_its_solitude_waits_for_its_time_like_others(
     assert bench.on_probation() == [raw]
 
 
-def test_when_it_is_due_the_servers_clock_says_and_no_other() -> None:
+def test_when_it_is_due_the_servers_clock_says_and_no_other():
     """Which is set forward, and back; and where heartbeats are rare, it is asked in between."""
     parking = Parking()
     parking.heard(1_000, 100_000, clock())

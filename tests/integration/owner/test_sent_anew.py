@@ -11,7 +11,7 @@ from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Carried, Job, digest
 from celery_superfetch.model.strikes import Blame, Decision, Limits, Recovery
 from celery_superfetch.owner.in_flight.lost_runs import LostRuns
-from celery_superfetch.signals import LostJob, job_recovering
+from celery_superfetch.signals import job_recovering
 from support.workers.bench import Bench, lost_job, payload
 
 
@@ -28,9 +28,7 @@ def judged(bench: Bench, cut_short: LostRuns, job: Job, sender: object = None, *
     return cut_short.sent_anew(job, "pool child lost", sender or object(), limits, **how)
 
 
-def test_what_celery_sends_anew_carries_all_its_strikes(
-    bench: Bench, owner: Facts, cut_short: LostRuns
-) -> None:
+def test_what_celery_sends_anew_carries_all_its_strikes(bench, owner, cut_short):
     """Those of the messages before, those that were counted since, and the one of now."""
     first = sent_anew(bench, owner, cut_short, payload(1))
     assert first.strikes == 1
@@ -49,9 +47,7 @@ def test_what_celery_sends_anew_carries_all_its_strikes(
     assert bench.private(owner) == [raw, payload(1)], "and acks the old one then"
 
 
-def test_what_celery_sends_anew_carries_no_strike_that_is_nobodys(
-    bench: Bench, owner: Facts, cut_short: LostRuns
-) -> None:
+def test_what_celery_sends_anew_carries_no_strike_that_is_nobodys(bench, owner, cut_short):
     asked: list[object] = []
 
     def note(recovery: Recovery, **_: object) -> None:
@@ -65,9 +61,7 @@ def test_what_celery_sends_anew_carries_no_strike_that_is_nobodys(
     assert not asked
 
 
-def test_strikes_of_long_ago_are_not_carried(
-    bench: Bench, owner: Facts, cut_short: LostRuns
-) -> None:
+def test_strikes_of_long_ago_are_not_carried(bench, owner, cut_short):
     now = bench.client.time()[0]
     old = Carried(2, now - bench.config.strike_window - 1)
     assert sent_anew(bench, owner, cut_short, payload(1, **old.headers())).strikes == 1
@@ -76,9 +70,7 @@ def test_strikes_of_long_ago_are_not_carried(
 
 
 @pytest.mark.parametrize("settled", [False, True])
-def test_at_its_last_strike_a_job_is_not_sent_anew(
-    bench: Bench, owner: Facts, cut_short: LostRuns, settled: bool
-) -> None:
+def test_at_its_last_strike_a_job_is_not_sent_anew(bench, owner, cut_short, settled):
     sender = object()
 
     def kill(recovery: Recovery, **_: object) -> Decision:
@@ -97,9 +89,7 @@ def test_at_its_last_strike_a_job_is_not_sent_anew(
     assert len(bench.in_flight.jobs) == 0
 
 
-def test_a_job_that_was_taken_away_is_not_sent_anew(
-    bench: Bench, owner: Facts, cut_short: LostRuns, lost: list[LostJob]
-) -> None:
+def test_a_job_that_was_taken_away_is_not_sent_anew(bench, owner, cut_short, lost):
     [claimed] = bench.take(owner, payload(1))
     bench.client.delete(bench.keys.private(owner.owner))
     for _ in range(2):

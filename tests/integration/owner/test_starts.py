@@ -34,7 +34,7 @@ def commands(bench: Bench) -> int:
 # -- how long it may
 
 
-def test_nothing_starts_while_the_owner_is_not_heard(bench: Bench, owner: Facts) -> None:
+def test_nothing_starts_while_the_owner_is_not_heard(bench, owner):
     """B. The verdict of others needs two heartbeats of silence, and one and a half are over."""
     one, two = bench.take(owner, ONE, TWO, starts=1)
     bench.in_flight.certificate.heard(owner.owner, monotonic() - 1.6 * 5)
@@ -45,7 +45,7 @@ def test_nothing_starts_while_the_owner_is_not_heard(bench: Bench, owner: Facts)
     assert bench.hand_over(one) > monotonic()
 
 
-def test_nothing_of_a_former_self_starts(bench: Bench, owner: Facts) -> None:
+def test_nothing_of_a_former_self_starts(bench, owner):
     [one] = bench.take(owner, ONE)
     bench.in_flight.wait(one.job)
     bench.in_flight.certificate.heard("somebody|1|new", monotonic())
@@ -57,7 +57,7 @@ def test_nothing_of_a_former_self_starts(bench: Bench, owner: Facts) -> None:
 # -- recorded by the claim
 
 
-def test_a_claim_records_the_first_of_its_jobs_as_running(bench: Bench, owner: Facts) -> None:
+def test_a_claim_records_the_first_of_its_jobs_as_running(bench, owner):
     one, two, three = bench.take(owner, ONE, TWO, THREE, starts=2)
     assert bench.recorded(owner) == digests(ONE, TWO)
     assert running(bench, owner) == {one.job.claim_id, two.job.claim_id}
@@ -69,7 +69,7 @@ def test_a_claim_records_the_first_of_its_jobs_as_running(bench: Bench, owner: F
     eventually(lambda: bench.recorded(owner) == digests(ONE, TWO, THREE))
 
 
-def test_what_a_blocking_read_brought_starts_first(bench: Bench, owner: Facts) -> None:
+def test_what_a_blocking_read_brought_starts_first(bench, owner):
     bench.push("mail", TWO)
     bench.land(owner, "mail", ONE)
     claims = bench.claim(owner, landed=["mail"], starts=1)
@@ -78,21 +78,19 @@ def test_what_a_blocking_read_brought_starts_first(bench: Bench, owner: Facts) -
     assert bench.recorded(owner) == digests(ONE)
 
 
-def test_fewer_jobs_than_might_start_are_all_recorded(bench: Bench, owner: Facts) -> None:
+def test_fewer_jobs_than_might_start_are_all_recorded(bench, owner):
     [one] = bench.take(owner, ONE, starts=5)
     assert bench.recorded(owner) == digests(ONE)
     [two] = bench.take(owner, TWO)
     assert one.job.claim_id != two.job.claim_id
 
 
-def test_one_that_is_to_wait_is_not_recorded_and_so_are_those_behind_it(
-    bench: Bench, owner: Facts
-) -> None:
+def test_one_that_is_to_wait_is_not_recorded_and_so_are_those_behind_it(bench, owner):
     bench.take(owner, ONE, payload(2, eta="2030-01-01T00:00:00"), THREE, starts=3)
     assert bench.recorded(owner) == digests(ONE)
 
 
-def test_of_two_of_the_same_bytes_one_is_recorded(bench: Bench, owner: Facts) -> None:
+def test_of_two_of_the_same_bytes_one_is_recorded(bench, owner):
     one, two = bench.take(owner, ONE, ONE, starts=1)
     assert running(bench, owner) == {one.job.claim_id}
     bench.in_flight.ack(one)
@@ -101,7 +99,7 @@ def test_of_two_of_the_same_bytes_one_is_recorded(bench: Bench, owner: Facts) ->
     assert running(bench, owner) == {two.job.claim_id}
 
 
-def test_a_job_that_only_waits_does_not_count_as_running(bench: Bench, owner: Facts) -> None:
+def test_a_job_that_only_waits_does_not_count_as_running(bench, owner):
     """For its rate limit, say."""
     one, two = bench.take(owner, ONE, TWO, starts=2)
     bench.in_flight.delivered(one.job)
@@ -114,7 +112,7 @@ def test_a_job_that_only_waits_does_not_count_as_running(bench: Bench, owner: Fa
     assert bench.recorded(owner) == digests(ONE, TWO), "it runs now"
 
 
-def test_a_job_that_was_acked_unrun_costs_no_question(bench: Bench, owner: Facts) -> None:
+def test_a_job_that_was_acked_unrun_costs_no_question(bench, owner):
     """Revoked, say."""
     [one] = bench.take(owner, ONE, starts=1)
     bench.in_flight.ack(one)
@@ -129,7 +127,7 @@ def test_a_job_that_was_acked_unrun_costs_no_question(bench: Bench, owner: Facts
 # -- recorded when the pool gets it
 
 
-def test_a_job_is_recorded_with_the_ack_that_made_room(bench: Bench, owner: Facts) -> None:
+def test_a_job_is_recorded_with_the_ack_that_made_room(bench, owner):
     one, two, three = bench.take(owner, ONE, TWO, THREE)
     assert bench.hand_over(one)
     assert bench.hand_over(two)
@@ -143,7 +141,7 @@ def test_a_job_is_recorded_with_the_ack_that_made_room(bench: Bench, owner: Fact
     assert bench.in_flight.jobs.counts[State.SETTLED] == 1, "nobody has waited for the answer"
 
 
-def test_a_task_with_early_ack_is_not_recorded(bench: Bench, owner: Facts) -> None:
+def test_a_task_with_early_ack_is_not_recorded(bench, owner):
     """Its ack may come first, and nothing would remove the record."""
     [one] = bench.take(owner, ONE)
     assert bench.in_flight.start(one.job, record=False)
@@ -151,7 +149,7 @@ def test_a_task_with_early_ack_is_not_recorded(bench: Bench, owner: Facts) -> No
     assert bench.recorded(owner) == []
 
 
-def test_a_job_whose_record_cannot_be_sent_does_not_start(bench: Bench, owner: Facts) -> None:
+def test_a_job_whose_record_cannot_be_sent_does_not_start(bench, owner):
     one, two = bench.take(owner, ONE, TWO)
     kill_connections(bench.client)
     # The kernel takes the first, or says at once that the other end is gone.
@@ -166,7 +164,7 @@ def test_a_job_whose_record_cannot_be_sent_does_not_start(bench: Bench, owner: F
     assert digest(TWO) in bench.recorded(owner)
 
 
-def test_a_job_that_ended_meanwhile_is_only_settled(bench: Bench, owner: Facts) -> None:
+def test_a_job_that_ended_meanwhile_is_only_settled(bench, owner):
     [one] = bench.take(owner, ONE)
     kill_connections(bench.client)
     bench.hand_over(one)
@@ -192,16 +190,12 @@ def suspect(bench: Bench, owner: Facts) -> Job:
     return claimed.job
 
 
-def test_a_suspect_counts_as_running_from_its_claim_on(
-    bench: Bench, owner: Facts, suspect: Job
-) -> None:
+def test_a_suspect_counts_as_running_from_its_claim_on(bench, owner, suspect):
     """It may kill whoever decodes it."""
     assert bench.recorded(owner) == [digest(suspect.payload)]
 
 
-def test_a_suspect_that_was_not_started_goes_back_on_probation(
-    bench: Bench, owner: Facts, suspect: Job
-) -> None:
+def test_a_suspect_that_was_not_started_goes_back_on_probation(bench, owner, suspect):
     bench.in_flight.requeue([suspect])
     assert bench.on_probation() == [payload("suspect")]
     assert bench.in_flight.jobs.alone is None
@@ -209,9 +203,7 @@ def test_a_suspect_that_was_not_started_goes_back_on_probation(
     assert bench.in_flight.claim_alone(owner.owner, "mail"), "and has its turn again"
 
 
-def test_a_suspect_that_waits_for_its_time_keeps_nothing_else_from_starting(
-    bench: Bench, owner: Facts, suspect: Job
-) -> None:
+def test_a_suspect_that_waits_for_its_time_keeps_nothing_else_from_starting(bench, owner, suspect):
     """Whoever decoded it lives, and it may be due in a month."""
     bench.in_flight.parking.heard(0, None, 0.0)
     assert bench.in_flight.park(suspect, 1e15)
@@ -220,16 +212,14 @@ def test_a_suspect_that_waits_for_its_time_keeps_nothing_else_from_starting(
     assert bench.recorded(owner) == []
 
 
-def test_a_suspect_that_was_started_stays(bench: Bench, owner: Facts, suspect: Job) -> None:
+def test_a_suspect_that_was_started_stays(bench, owner, suspect):
     assert bench.in_flight.start(suspect)
     bench.in_flight.requeue([suspect])
     assert bench.in_flight.jobs.alone == suspect, "it runs"
     assert bench.on_probation() == []
 
 
-def test_what_is_claimed_beside_a_suspect_does_not_start(
-    bench: Bench, owner: Facts, suspect: Job
-) -> None:
+def test_what_is_claimed_beside_a_suspect_does_not_start(bench, owner, suspect):
     """B. With both recorded its crash would blame neither. The control: another channel's claim,
     once it has been alone for long enough."""
     assert bench.in_flight.start(suspect)
@@ -240,7 +230,7 @@ def test_what_is_claimed_beside_a_suspect_does_not_start(
     assert bench.recorded(owner) == sorted(digests(suspect.payload, TWO))
 
 
-def test_no_suspect_is_claimed_beside_what_has_just_started(bench: Bench, owner: Facts) -> None:
+def test_no_suspect_is_claimed_beside_what_has_just_started(bench, owner):
     """B. A thread of the pool hands over the next job while the loop finds that nothing runs: the
     claim of the suspect took its record away, and its crash would have been nobody's."""
     [one] = bench.take(owner, ONE)
@@ -255,7 +245,7 @@ def test_no_suspect_is_claimed_beside_what_has_just_started(bench: Bench, owner:
 # -- no longer than its claim
 
 
-def test_no_record_outlives_its_claim(bench: Bench, owner: Facts) -> None:
+def test_no_record_outlives_its_claim(bench, owner):
     """What a lost or a late call left would forbid other starts, and share the blame of a crash."""
     one, two = bench.take(owner, ONE, TWO, starts=2)
     late = bench.lists.ack(owner.owner, [], [one.job])
@@ -266,7 +256,7 @@ def test_no_record_outlives_its_claim(bench: Bench, owner: Facts) -> None:
     assert not bench.client.exists(bench.keys.private(owner.owner))
 
 
-def test_a_start_that_comes_late_says_nothing_of_the_next_claim(bench: Bench, owner: Facts) -> None:
+def test_a_start_that_comes_late_says_nothing_of_the_next_claim(bench, owner):
     [one] = bench.take(owner, ONE)
     late = bench.lists.ack(owner.owner, [], [one.job])
     bench.in_flight.requeue([one.job])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from celery_superfetch.model.job import Claimed
 from celery_superfetch.model.strikes import Counters
-from support.workers.bench import Bench, payload
+from support.workers.bench import payload
 
 
-def test_a_stopping_owner_gives_no_strike(bench: Bench) -> None:
+def test_a_stopping_owner_gives_no_strike(bench):
     deploy, crash = payload("deploy"), payload("crash")
     bench.dead_owner([deploy], running=[deploy], state="stopping")
     bench.dead_owner([crash], running=[crash], state="running")
@@ -16,7 +16,7 @@ def test_a_stopping_owner_gives_no_strike(bench: Bench) -> None:
     assert bench.counters(crash).strikes == 1
 
 
-def test_who_ran_when_the_owner_died_is_blamed_and_who_only_waited_is_not(bench: Bench) -> None:
+def test_who_ran_when_the_owner_died_is_blamed_and_who_only_waited_is_not(bench):
     two, three, reserved = payload(2), payload(3), payload("reserved")
     bench.dead_owner([two, three, reserved], running=[two, three])
     one = payload(1)
@@ -28,7 +28,7 @@ def test_who_ran_when_the_owner_died_is_blamed_and_who_only_waited_is_not(bench:
     assert strikes == ["exact", "suspect", "suspect", "", ""]
 
 
-def test_what_lands_for_a_dead_owner_has_not_run_and_is_counted_no_more(bench: Bench) -> None:
+def test_what_lands_for_a_dead_owner_has_not_run_and_is_counted_no_more(bench):
     """Its process is gone; its blocking read is served all the same, a moment later."""
     one, two = payload(1), payload(2)
     owner = bench.dead_owner([one, two], running=[one, two])
@@ -41,7 +41,7 @@ def test_what_lands_for_a_dead_owner_has_not_run_and_is_counted_no_more(bench: B
     assert [bench.counters(raw) for raw in (one, two)] == before
 
 
-def test_the_one_that_ran_is_alone_with_it_whatever_landed_or_waited(bench: Bench) -> None:
+def test_the_one_that_ran_is_alone_with_it_whatever_landed_or_waited(bench):
     ran, waited, landed = payload("ran"), payload("waited"), payload("landed")
     owner = bench.dead_owner([ran, waited], running=[ran])
     bench.land(owner, "mail", landed)
@@ -52,7 +52,7 @@ def test_the_one_that_ran_is_alone_with_it_whatever_landed_or_waited(bench: Benc
     assert bench.counters(landed) == Counters()
 
 
-def test_of_two_copies_one_ran_and_each_is_counted(bench: Bench) -> None:
+def test_of_two_copies_one_ran_and_each_is_counted(bench):
     """They share their counters, and one batch has both."""
     ran, waited = payload("ran"), payload("waited")
     owner = bench.dead_owner([ran, ran, waited, waited], running=[ran])
@@ -63,9 +63,7 @@ def test_of_two_copies_one_ran_and_each_is_counted(bench: Bench) -> None:
     assert (bench.counters(waited).strikes, bench.counters(waited).recoveries) == (0, 2)
 
 
-def test_what_a_frozen_owner_settles_late_does_not_leave_the_other_alone_with_the_blame(
-    bench: Bench,
-) -> None:
+def test_what_a_frozen_owner_settles_late_does_not_leave_the_other_alone_with_the_blame(bench):
     one, two = payload(1), payload(2)
     owner = bench.dead_owner([one, two], running=[one, two])
     late = Claimed(bench.held(owner)[-1])
@@ -77,7 +75,7 @@ def test_what_a_frozen_owner_settles_late_does_not_leave_the_other_alone_with_th
     assert bench.counters(two).history[0]["strike"] == "suspect"
 
 
-def test_a_suspect_is_never_killed_for_it(bench: Bench) -> None:
+def test_a_suspect_is_never_killed_for_it(bench):
     """Whoever ran beside it: two strikes of three, and there it stays."""
     one, two = payload(1), payload(2)
     for _ in range(6):

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import redis
 from celery import Celery
 
 from celery_superfetch.model.facts import Facts
@@ -21,7 +20,7 @@ from support.servers.work import noted
 from support.workers.bench import Bench, elsewhere, payload
 
 
-def test_a_heartbeat_tells_of_all_who_are_silent(bench: Bench) -> None:
+def test_a_heartbeat_tells_of_all_who_are_silent(bench):
     """Of 1,000 with the same 128 first, the last would be watched only after eight minutes."""
     silent = {bench.owner(elsewhere(f"gone-{n}")).owner for n in range(1000)}
     mine = bench.owner()
@@ -32,7 +31,7 @@ def test_a_heartbeat_tells_of_all_who_are_silent(bench: Bench) -> None:
 LISTS = [f"list-{n}" for n in range(40)]
 
 
-def test_a_tombstone_costs_four_commands(own: redis.Redis) -> None:
+def test_a_tombstone_costs_four_commands(own):
     bench = Bench(own)
     owners = [bench.dead_owner(lists=LISTS) for _ in range(20)]
     reaper = bench.reaper()
@@ -46,7 +45,7 @@ def test_a_tombstone_costs_four_commands(own: redis.Redis) -> None:
     assert len(work.commands) <= 4 * len(owners) + 60, work.commands
 
 
-def test_who_died_with_many_empty_lists_is_reaped_in_a_few_round_trips(own: redis.Redis) -> None:
+def test_who_died_with_many_empty_lists_is_reaped_in_a_few_round_trips(own):
     bench = Bench(own)
     owner = bench.dead_owner(lists=LISTS)
     bench.give(owner.owner, LISTS[11], [payload("job")])
@@ -86,9 +85,7 @@ def neighbours(bench: Bench, count: int, grounds: int) -> list[Facts]:
 
 
 @pytest.mark.parametrize("grounds", [1, 3])
-def test_each_worker_of_a_host_looks_at_a_few_and_every_death_is_seen(
-    bench: Bench, grounds: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_worker_of_a_host_looks_at_a_few_and_every_death_is_seen(bench, grounds, monkeypatch):
     everybody = neighbours(bench, 200, grounds)
     chance = random.Random(1)
     # To each of them its own ground is "here".
@@ -115,7 +112,7 @@ def test_each_worker_of_a_host_looks_at_a_few_and_every_death_is_seen(
                 assert any(watched[owner] & dead for owner in there - dead)
 
 
-def test_the_pass_at_a_workers_start_reads_of_its_own_host_alone(own: redis.Redis) -> None:
+def test_the_pass_at_a_workers_start_reads_of_its_own_host_alone(own):
     """A thousand of them would read a million facts."""
     bench = Bench(own)
     gone = bench.dead_owner([payload(1)])

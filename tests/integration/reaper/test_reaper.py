@@ -7,7 +7,6 @@ import threading
 from dataclasses import replace
 from time import monotonic
 
-import pytest
 import redis
 from celery.utils.dispatch import Signal
 
@@ -33,7 +32,7 @@ def heard(signal: Signal, sender: object) -> list[dict[str, object]]:
     return calls
 
 
-def test_a_dead_owners_jobs_go_back_in_their_old_order_before_the_backlog(bench: Bench) -> None:
+def test_a_dead_owners_jobs_go_back_in_their_old_order_before_the_backlog(bench):
     orphans = jobs(250)
     owner = bench.dead_owner(orphans)
     bench.push("mail", b"backlog")
@@ -47,7 +46,7 @@ def test_a_dead_owners_jobs_go_back_in_their_old_order_before_the_backlog(bench:
     assert {bench.counters(raw).strikes for raw in orphans} == {0}, "nothing says that they ran"
 
 
-def test_every_list_of_the_owner_is_emptied_into_its_own_queue(bench: Bench) -> None:
+def test_every_list_of_the_owner_is_emptied_into_its_own_queue(bench):
     lists = ["mail", "mail\x06\x163", "a:b"]
     owner = bench.dead_owner(lists=lists)
     for name in lists:
@@ -56,7 +55,7 @@ def test_every_list_of_the_owner_is_emptied_into_its_own_queue(bench: Bench) -> 
     assert [bench.queue(name) for name in lists] == [[name.encode()] for name in lists]
 
 
-def test_a_live_owner_keeps_everything(bench: Bench) -> None:
+def test_a_live_owner_keeps_everything(bench):
     mine, dead = bench.owner(), bench.dead_owner([payload(2)])
     bench.give(mine.owner, "mail", [payload(1)])
     report = bench.reaper().reap()
@@ -65,7 +64,7 @@ def test_a_live_owner_keeps_everything(bench: Bench) -> None:
     assert set(bench.registry.owners()) == {mine.owner}
 
 
-def test_a_pass_with_nothing_to_do_does_nothing(bench: Bench) -> None:
+def test_a_pass_with_nothing_to_do_does_nothing(bench):
     bench.owner()
     before = bench.key_names()
     report = bench.reaper().reap()
@@ -74,14 +73,14 @@ def test_a_pass_with_nothing_to_do_does_nothing(bench: Bench) -> None:
     assert bench.key_names() == before
 
 
-def test_a_pass_can_be_kept_to_some_owners(bench: Bench) -> None:
+def test_a_pass_can_be_kept_to_some_owners(bench):
     one, other = bench.dead_owner([payload(1)]), bench.dead_owner([payload(2)])
     report = bench.reaper().reap([one.owner, "nobody|1|x"])
     assert set(report.dead) == {one.owner}
     assert bench.private(other) == [payload(2)]
 
 
-def test_a_dry_run_judges_and_changes_nothing(bench: Bench, client: redis.Redis) -> None:
+def test_a_dry_run_judges_and_changes_nothing(bench, client):
     owner = bench.dead_owner(jobs(3))
     bench.give("stranger|1|x", "mail", [b"unknown"])
 
@@ -97,7 +96,7 @@ def test_a_dry_run_judges_and_changes_nothing(bench: Bench, client: redis.Redis)
     assert bench.reaper().reap().recovered == 3, "the control"
 
 
-def test_a_hup_leaves_one_owner_and_the_older_is_dead(bench: Bench) -> None:
+def test_a_hup_leaves_one_owner_and_the_older_is_dead(bench):
     """The same process, executed again: its pid and start time are those of the older owner."""
     image = ProcessImage.current()
     older = bench.owner(replace(image, image="older"))
@@ -109,7 +108,7 @@ def test_a_hup_leaves_one_owner_and_the_older_is_dead(bench: Bench) -> None:
     assert set(bench.registry.owners()) == {newer.owner}
 
 
-def test_ones_own_pid_tells_at_once_and_anothers_once_it_is_not_heard(bench: Bench) -> None:
+def test_ones_own_pid_tells_at_once_and_anothers_once_it_is_not_heard(bench):
     """A4. A container comes back with its pids; after a step of a clock it only seems so."""
     before = bench.owner(replace(ProcessImage.current(), start_time="1"))
     parent = bench.owner(replace(image_of(os.getppid()), start_time="1"))
@@ -125,7 +124,7 @@ def test_ones_own_pid_tells_at_once_and_anothers_once_it_is_not_heard(bench: Ben
     assert reaper.reap().dead == {parent.owner: Reason.PID_REUSED}
 
 
-def test_two_reapers_at_once_lose_nothing_and_double_nothing(bench: Bench, url: str) -> None:
+def test_two_reapers_at_once_lose_nothing_and_double_nothing(bench, url):
     orphans = jobs(500)
     owner = bench.dead_owner(orphans)
     benches = [Bench(redis.Redis.from_url(url)) for _ in range(4)]
@@ -150,7 +149,7 @@ def test_two_reapers_at_once_lose_nothing_and_double_nothing(bench: Bench, url: 
     assert {bench.counters(raw).recoveries for raw in orphans} == {1}
 
 
-def test_a_claim_that_lands_late_is_drained_by_the_next_pass(bench: Bench) -> None:
+def test_a_claim_that_lands_late_is_drained_by_the_next_pass(bench):
     """The blocked BLMOVE of a frozen process: Redis serves it after the owner was reaped."""
     owner = bench.dead_owner([payload(1)])
     bench.reaper().reap()
@@ -163,7 +162,7 @@ def test_a_claim_that_lands_late_is_drained_by_the_next_pass(bench: Bench) -> No
     assert bench.registry.tombstones(), "and it is drained again until its time is over"
 
 
-def test_a_job_that_lands_while_its_owner_is_drained_is_not_left(bench: Bench) -> None:
+def test_a_job_that_lands_while_its_owner_is_drained_is_not_left(bench):
     """A frozen process waits on a list: the first job that comes back there is served to it."""
     orphans = jobs(3)
     owner = bench.dead_owner(orphans)
@@ -180,7 +179,7 @@ def test_a_job_that_lands_while_its_owner_is_drained_is_not_left(bench: Bench) -
     assert bench.landed(owner) == []
 
 
-def test_a_tombstone_is_kept_while_something_has_landed(bench: Bench) -> None:
+def test_a_tombstone_is_kept_while_something_has_landed(bench):
     owner = bench.dead_owner()
     bench.reaper().reap()
     bench.client.zadd(bench.keys.reaped, {owner.owner: 1})
@@ -193,7 +192,7 @@ def test_a_tombstone_is_kept_while_something_has_landed(bench: Bench) -> None:
     assert (bench.queue(), bench.registry.tombstones()) == ([payload(1)], {})
 
 
-def test_a_tombstone_goes_when_its_time_is_over_and_its_lists_are_empty(bench: Bench) -> None:
+def test_a_tombstone_goes_when_its_time_is_over_and_its_lists_are_empty(bench):
     owner = bench.dead_owner([payload(1)])
     bench.reaper().reap()
     bench.client.zadd(bench.keys.reaped, {owner.owner: 1})
@@ -203,7 +202,7 @@ def test_a_tombstone_goes_when_its_time_is_over_and_its_lists_are_empty(bench: B
     assert bench.registry.facts([owner.owner])[owner.owner].state == "reaped", "for a thawed one"
 
 
-def test_what_a_crashed_reaper_left_is_finished_by_the_next(bench: Bench) -> None:
+def test_what_a_crashed_reaper_left_is_finished_by_the_next(bench):
     """It died right after its mark, and after some of the jobs."""
     orphans = jobs(4)
     owner = bench.dead_owner(orphans, state="stopping")
@@ -216,7 +215,7 @@ def test_what_a_crashed_reaper_left_is_finished_by_the_next(bench: Bench) -> Non
     assert {bench.counters(raw).strikes for raw in orphans} == {0}, "it was stopping: a deploy"
 
 
-def test_signals_tell_what_was_done(bench: Bench) -> None:
+def test_signals_tell_what_was_done(bench):
     sender = object()
     reaped, recovered = heard(owner_reaped, sender), heard(job_recovered, sender)
     owner = bench.dead_owner(jobs(2))
@@ -235,9 +234,7 @@ def test_signals_tell_what_was_done(bench: Bench) -> None:
     assert len(recovered) == 2
 
 
-def test_what_is_said_of_a_dead_owner_names_its_jobs(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_said_of_a_dead_owner_names_its_jobs(bench, caplog):
     """E7. "7 of its jobs were taken back" named none."""
     bench.dead_owner(jobs(2))
     bench.dead_owner(jobs(NAMED + 3, "many"))
@@ -253,7 +250,7 @@ def test_what_is_said_of_a_dead_owner_names_its_jobs(
     assert many.count("shop.note[many-") == NAMED
 
 
-def test_a_mark_on_an_old_verdict_robs_nobody(bench: Bench) -> None:
+def test_a_mark_on_an_old_verdict_robs_nobody(bench):
     """Heard between verdict and mark; the control shows what a mark without the score does."""
     mine = bench.owner()
     [claimed] = bench.claimed(mine, payload(1))
@@ -270,7 +267,7 @@ def test_a_mark_on_an_old_verdict_robs_nobody(bench: Bench) -> None:
     assert bench.ack(mine, claimed) == [1], "though its owner was at it"
 
 
-def test_the_digest_of_a_job_is_its_name_for_ever(bench: Bench) -> None:
+def test_the_digest_of_a_job_is_its_name_for_ever(bench):
     """Recovered twice by two dead owners: one history."""
     raw = payload(1)
     bench.push("mail", raw)

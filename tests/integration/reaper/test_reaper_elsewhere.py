@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import redis
@@ -64,7 +63,7 @@ class Passes:
         return self.now >= end
 
 
-def test_unconnected_and_silent_for_two_heartbeats_is_dead(quick: Bench, line: redis.Redis) -> None:
+def test_unconnected_and_silent_for_two_heartbeats_is_dead(quick, line):
     dead = Passes(quick)
     owner = remote(quick, line)
     line.close()
@@ -73,7 +72,7 @@ def test_unconnected_and_silent_for_two_heartbeats_is_dead(quick: Bench, line: r
     assert quick.queue() == [payload(1)]
 
 
-def test_connected_and_silent_is_not_dead_before_its_ttl(quick: Bench, line: redis.Redis) -> None:
+def test_connected_and_silent_is_not_dead_before_its_ttl(quick, line):
     dead = Passes(quick)
     owner = remote(quick, line)
     assert dead.find_nobody(10 * HEARTBEAT)
@@ -81,9 +80,7 @@ def test_connected_and_silent_is_not_dead_before_its_ttl(quick: Bench, line: red
     assert eventually(dead, 10) == {owner.owner: Reason.DISCONNECTED}, "the control"
 
 
-def test_connected_and_silent_for_its_ttl_is_dead(
-    make_bench: Callable[..., Bench], line: redis.Redis
-) -> None:
+def test_connected_and_silent_for_its_ttl_is_dead(make_bench, line):
     bench = make_bench(heartbeat_interval=0.1, owner_ttl=0.6, reap_interval=0.1)
     dead = Passes(bench)
     owner = remote(bench, line)
@@ -99,18 +96,14 @@ def test_connected_and_silent_for_its_ttl_is_dead(
     [{"run_id": ""}, {"run_id": "another run"}, {"connections": ()}],
     ids=["no run id", "another run of the server", "no ids"],
 )
-def test_where_connections_are_unusable_only_the_ttl_counts(
-    quick: Bench, line: redis.Redis, facts: dict[str, object]
-) -> None:
+def test_where_connections_are_unusable_only_the_ttl_counts(quick, line, facts):
     dead = Passes(quick)
     remote(quick, line, **facts)
     line.close()
     assert dead.find_nobody(10 * HEARTBEAT)
 
 
-def test_an_owner_is_judged_by_its_own_settings(
-    quick: Bench, make_bench: Callable[..., Bench], line: redis.Redis
-) -> None:
+def test_an_owner_is_judged_by_its_own_settings(quick, make_bench, line):
     """Two apps on one database, or two versions during a rollout."""
     dead = Passes(quick)
     slow = make_bench(heartbeat_interval=30, owner_ttl=LONG)
@@ -124,7 +117,7 @@ def test_an_owner_is_judged_by_its_own_settings(
     assert quick.private(patient) == [payload(1)]
 
 
-def test_an_owner_that_is_heard_is_not_dead(quick: Bench) -> None:
+def test_an_owner_that_is_heard_is_not_dead(quick):
     dead = Passes(quick)
     owner = remote(quick, connections=(1 << 40,), run_id=run_id(quick.client))
 
@@ -134,7 +127,7 @@ def test_an_owner_that_is_heard_is_not_dead(quick: Bench) -> None:
     assert eventually(dead, 10) == {owner.owner: Reason.DISCONNECTED}, "the control"
 
 
-def test_a_first_pass_convicts_nobody_however_old_the_heartbeat_is(quick: Bench) -> None:
+def test_a_first_pass_convicts_nobody_however_old_the_heartbeat_is(quick):
     """A server that was down for a day, or whose clock was set forward."""
     dead = Passes(quick)
     owner = remote(quick, connections=(1 << 40,), run_id=run_id(quick.client))
@@ -142,7 +135,7 @@ def test_a_first_pass_convicts_nobody_however_old_the_heartbeat_is(quick: Bench)
     assert dead() == {}
 
 
-def test_an_outage_between_two_passes_convicts_nobody(fresh_server: Any) -> None:
+def test_an_outage_between_two_passes_convicts_nobody(fresh_server):
     """Nobody could be heard meanwhile. The pass after it must leave the owners time to speak."""
     server = fresh_server()
     bench = Bench(
@@ -158,7 +151,7 @@ def test_an_outage_between_two_passes_convicts_nobody(fresh_server: Any) -> None
     assert eventually(dead, 10) == {owner.owner: Reason.DISCONNECTED}, "the control"
 
 
-def test_by_the_watch_of_a_heart_the_same_holds(quick: Bench, line: redis.Redis) -> None:
+def test_by_the_watch_of_a_heart_the_same_holds(quick, line):
     """A worker's maintenance: silence is what its own heartbeats saw."""
     owner, mine = remote(quick, line), quick.owner()
     last, now = 0, 0.0
@@ -179,9 +172,7 @@ def test_by_the_watch_of_a_heart_the_same_holds(quick: Bench, line: redis.Redis)
     assert eventually(beat, 10) == {owner.owner: Reason.DISCONNECTED}
 
 
-def test_two_containers_of_one_name_and_pid_are_two_owners(
-    quick: Bench, url: str, line: redis.Redis
-) -> None:
+def test_two_containers_of_one_name_and_pid_are_two_owners(quick, url, line):
     """Same host name, same pid 1, another pid namespace: one dies, the other keeps its jobs."""
     dead = Passes(quick)
     with redis.Redis.from_url(url, single_connection_client=True) as living_line:

@@ -57,12 +57,12 @@ def shop(bench: Bench, **options: Any) -> Celery:
     return app
 
 
-def test_without_anybody_to_ask_a_job_is_recovered(bench: Bench) -> None:
+def test_without_anybody_to_ask_a_job_is_recovered(bench):
     for _ in range(5):
         assert die(bench, Sender()).recovered == 1
 
 
-def test_a_receiver_sees_the_job_its_owner_and_its_counts(bench: Bench) -> None:
+def test_a_receiver_sees_the_job_its_owner_and_its_counts(bench):
     sender = Sender()
     questions = asked(sender, lambda recovery: None)
     die(bench, sender)
@@ -75,9 +75,7 @@ def test_a_receiver_sees_the_job_its_owner_and_its_counts(bench: Bench) -> None:
     assert "gone" in one.reason
 
 
-def test_a_first_strike_that_is_the_last_kills_the_copy_that_ran_alone(
-    make_bench: Callable[..., Bench],
-) -> None:
+def test_a_first_strike_that_is_the_last_kills_the_copy_that_ran_alone(make_bench):
     bench, sender = make_bench(strike_limit=1), Sender()
     asked(sender, decide)
     report = die(bench, sender, JOB, JOB)
@@ -86,7 +84,7 @@ def test_a_first_strike_that_is_the_last_kills_the_copy_that_ran_alone(
     assert not bench.counters(JOB).strikes
 
 
-def test_a_receivers_kill_kills(bench: Bench) -> None:
+def test_a_receivers_kill_kills(bench):
     sender = Sender()
     asked(sender, lambda recovery: Decision.KILL)
     killed: list[DeadJob] = []
@@ -103,7 +101,7 @@ def test_a_receivers_kill_kills(bench: Bench) -> None:
     assert [dead.id for dead in killed] == [job.id]
 
 
-def test_kill_outweighs_recover_among_receivers(bench: Bench) -> None:
+def test_kill_outweighs_recover_among_receivers(bench):
     sender = Sender()
     asked(sender, lambda recovery: Decision.RECOVER)
     asked(sender, lambda recovery: Decision.KILL)
@@ -112,13 +110,13 @@ def test_kill_outweighs_recover_among_receivers(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("answer", [None, True, "KILL", "kill", 0], ids=repr)
-def test_any_other_answer_has_no_say(bench: Bench, answer: Any) -> None:
+def test_any_other_answer_has_no_say(bench, answer):
     sender = Sender()
     assert asked(sender, lambda recovery: answer) == []
     assert die(bench, sender).recovered == 1
 
 
-def test_a_receiver_that_raises_has_no_say(bench: Bench) -> None:
+def test_a_receiver_that_raises_has_no_say(bench):
     sender = Sender()
 
     def fail(recovery: Recovery) -> None:
@@ -131,7 +129,7 @@ def test_a_receiver_that_raises_has_no_say(bench: Bench) -> None:
     assert die(bench, sender).killed == 1, "and the others have theirs"
 
 
-def test_each_job_of_a_batch_is_asked_about(bench: Bench) -> None:
+def test_each_job_of_a_batch_is_asked_about(bench):
     sender = Sender()
     asked(sender, lambda r: Decision.KILL if r.task_id in ("1", "3") else None)
     report = die(bench, sender, *(payload(n) for n in range(5)))
@@ -140,7 +138,7 @@ def test_each_job_of_a_batch_is_asked_about(bench: Bench) -> None:
     assert {job.task_id for job in bench.dead_set.find()} == {"1", "3"}
 
 
-def test_the_shipped_guard_kills_at_the_third_strike(bench: Bench) -> None:
+def test_the_shipped_guard_kills_at_the_third_strike(bench):
     app = shop(bench)
     outcomes = [(report.recovered, report.killed) for report in (die(bench, app) for _ in "123")]
     assert outcomes == [(1, 0), (1, 0), (0, 1)]
@@ -148,13 +146,13 @@ def test_the_shipped_guard_kills_at_the_third_strike(bench: Bench) -> None:
     assert (job.strikes, len(job.history)) == (3, 3)
 
 
-def test_another_receiver_overrules_the_shipped_guard(bench: Bench) -> None:
+def test_another_receiver_overrules_the_shipped_guard(bench):
     app = shop(bench)
     asked(app, lambda recovery: Decision.RECOVER)
     assert all(die(bench, app).recovered == 1 for _ in range(5))
 
 
-def test_deploys_do_not_strike_a_job_out(bench: Bench) -> None:
+def test_deploys_do_not_strike_a_job_out(bench):
     app = shop(bench)
     for _ in range(19):
         assert die(bench, app, state="stopping").recovered == 1
@@ -163,9 +161,7 @@ def test_deploys_do_not_strike_a_job_out(bench: Bench) -> None:
     assert bench.on_probation() == [JOB], "but their number has a limit, too"
 
 
-def test_a_loop_of_deploys_that_ends_each_worker_it_has_for_itself_ends(
-    make_bench: Callable[..., Bench],
-) -> None:
+def test_a_loop_of_deploys_that_ends_each_worker_it_has_for_itself_ends(make_bench):
     bench = make_bench(recovery_limit=5)
     app = shop(bench)
     assert all(die(bench, app, state="stopping").recovered == 1 for _ in range(5))
@@ -174,9 +170,7 @@ def test_a_loop_of_deploys_that_ends_each_worker_it_has_for_itself_ends(
 
 
 @pytest.mark.parametrize("eta", [{}, {"eta": "2999-01-01T00:00:00+00:00"}], ids=["due", "ahead"])
-def test_what_kills_whoever_decodes_it_ends(
-    make_bench: Callable[..., Bench], eta: dict[str, str]
-) -> None:
+def test_what_kills_whoever_decodes_it_ends(make_bench, eta):
     """It never runs, so nothing strikes it until it is alone, whatever its ETA."""
     bench = make_bench(recovery_limit=5)
     app, bomb = shop(bench), payload("bomb", **eta)
@@ -194,15 +188,13 @@ def test_what_kills_whoever_decodes_it_ends(
     [(JOB, {"app": "another"}), (payload(1, task="shop.unknown"), {})],
     ids=["of another app", "of a task this app does not have"],
 )
-def test_a_strangers_job_is_recovered_not_killed(
-    bench: Bench, raw: bytes, facts: dict[str, Any]
-) -> None:
+def test_a_strangers_job_is_recovered_not_killed(bench, raw, facts):
     app = shop(bench)
     assert all(die(bench, app, raw, **facts).recovered == 1 for _ in range(5))
     assert len(bench.dead_set) == 0
 
 
-def test_what_cannot_be_parsed_is_counted_and_killed_like_the_rest(bench: Bench) -> None:
+def test_what_cannot_be_parsed_is_counted_and_killed_like_the_rest(bench):
     app = shop(bench)
     outcomes = [die(bench, app, b"\xffjunk").killed for _ in range(3)]
     assert outcomes == [0, 0, 1]
@@ -211,7 +203,7 @@ def test_what_cannot_be_parsed_is_counted_and_killed_like_the_rest(bench: Bench)
     assert not job.parsed
 
 
-def test_a_pass_leaves_it_to_notices_to_tell(bench: Bench) -> None:
+def test_a_pass_leaves_it_to_notices_to_tell(bench):
     """C1: no pass waits for a result backend. Of junk it tells itself: nobody waits for that."""
     sender, told = Sender(), list[bytes]()
     asked(sender, lambda recovery: Decision.KILL)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 import pytest
-import redis
 from celery import Celery
 
 from celery_superfetch.app.poison_pill import limits_of
@@ -29,9 +28,7 @@ def shop(limit: object) -> Celery:
 
 
 @pytest.mark.parametrize("limit", BAD_LIMITS, ids=lambda limit: type(limit).__name__)
-def test_a_limit_that_is_none_is_said_once_and_the_options_own_holds(
-    limit: object, bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_limit_that_is_none_is_said_once_and_the_options_own_holds(limit, bench, caplog):
     limits = limits_of(shop(limit))
     bench.dead_owner([payload(1)], running=[payload(1)])
     with caplog.at_level(logging.ERROR):
@@ -45,7 +42,7 @@ def test_a_limit_that_is_none_is_said_once_and_the_options_own_holds(
 
 
 @pytest.mark.parametrize("limit", [None, 1, 10], ids=repr)
-def test_a_limit_that_is_one_holds(limit: int | None) -> None:
+def test_a_limit_that_is_one_holds(limit):
     assert limits_of(shop(limit)).strikes("shop.note") == limit
 
 
@@ -60,7 +57,7 @@ def failing(name: str) -> Limits:
     return Limits(strikes, 20)
 
 
-def test_a_job_that_cannot_be_decided_on_holds_up_no_other(bench: Bench) -> None:
+def test_a_job_that_cannot_be_decided_on_holds_up_no_other(bench):
     """Neither in its batch, nor behind it, nor in another list, nor of another owner."""
     bad = payload("bad", task="shop.bad")
     good = [payload(number) for number in range(120)]
@@ -78,7 +75,7 @@ def test_a_job_that_cannot_be_decided_on_holds_up_no_other(bench: Bench) -> None
     assert bench.private(owner) == []
 
 
-def test_the_rest_of_a_pass_is_reached(bench: Bench) -> None:
+def test_the_rest_of_a_pass_is_reached(bench):
     """Tombstones and the caps of the dead set, whatever the others raise."""
     left = bench.dead_owner([payload("left")])
     bench.reaper().reap()
@@ -103,9 +100,7 @@ ODD_FACTS = {
 
 
 @pytest.mark.parametrize("facts", ODD_FACTS.values(), ids=ODD_FACTS)
-def test_an_owner_that_says_odd_things_holds_up_no_other(
-    facts: dict[str, str], bench: Bench
-) -> None:
+def test_an_owner_that_says_odd_things_holds_up_no_other(facts, bench):
     odd, dead = bench.owner(), bench.dead_owner([payload(1)])
     bench.client.hset(bench.keys.facts(odd.owner), mapping=facts)
     reaper: Reaper = bench.reaper()
@@ -118,9 +113,7 @@ def test_an_owner_that_says_odd_things_holds_up_no_other(
 @pytest.mark.parametrize(
     ("member", "score"), [(b"\xff|1|x", 1.0), (b"a|1|x", float("inf"))], ids=["name", "time"]
 )
-def test_a_row_that_is_no_owners_ends_neither_passes_nor_hearts(
-    bench: Bench, member: bytes, score: float
-) -> None:
+def test_a_row_that_is_no_owners_ends_neither_passes_nor_hearts(bench, member, score):
     mine = bench.owner()
     bench.client.zadd(bench.keys.owners, {member: score})
     bench.client.zadd(bench.keys.reaped, {member: score})
@@ -132,7 +125,7 @@ def test_a_row_that_is_no_owners_ends_neither_passes_nor_hearts(
     assert bench.queue() == [payload(1)]
 
 
-def test_a_queue_key_of_another_type_holds_its_own_jobs_up_only(bench: Bench) -> None:
+def test_a_queue_key_of_another_type_holds_its_own_jobs_up_only(bench):
     owner = bench.dead_owner(lists=["broken", "mail"])
     bench.give(owner.owner, "broken", [b"1", b"2"])
     bench.give(owner.owner, "mail", [b"3"])
@@ -148,7 +141,7 @@ def test_a_queue_key_of_another_type_holds_its_own_jobs_up_only(bench: Bench) ->
     assert bench.queue("broken") == [b"1", b"2"]
 
 
-def test_a_job_whose_kill_the_server_refuses_holds_up_no_other(own: redis.Redis) -> None:
+def test_a_job_whose_kill_the_server_refuses_holds_up_no_other(own):
     """A7. Its record is more than one argument may have: the server hangs up, at each pass."""
     bench, guard = Bench(own), object()
     # JSON within JSON: each quote of the payload is two bytes, and four in the record.
@@ -171,7 +164,7 @@ def test_a_job_whose_kill_the_server_refuses_holds_up_no_other(own: redis.Redis)
     assert bench.private(owner) == []
 
 
-def test_a_claim_by_a_name_that_is_none_of_ours_holds_up_no_other(bench: Bench) -> None:
+def test_a_claim_by_a_name_that_is_none_of_ours_holds_up_no_other(bench):
     """As another version may give it, or somebody's hand: it is a job, and older than all."""
     owner = bench.dead_owner([payload(1), payload(2)], running=[payload(1)])
     odd = {"zz:mail": payload("odd"), b"\xff:mail": payload("no text")}
@@ -185,7 +178,7 @@ def test_a_claim_by_a_name_that_is_none_of_ours_holds_up_no_other(bench: Bench) 
     assert owner.owner in bench.registry.tombstones()
 
 
-def test_a_tombstone_is_not_forgotten_while_a_job_is_left(bench: Bench) -> None:
+def test_a_tombstone_is_not_forgotten_while_a_job_is_left(bench):
     """A10. A day later its facts had expired: nothing said in which list the job was."""
     owner = bench.dead_owner([payload(1)])
     bench.client.set("mail", "a text")
@@ -203,7 +196,7 @@ def test_a_tombstone_is_not_forgotten_while_a_job_is_left(bench: Bench) -> None:
     assert bench.client.ttl(bench.keys.facts(owner.owner)) > 0, "for whoever thaws"
 
 
-def test_an_error_on_one_owner_does_not_end_the_pass(bench: Bench) -> None:
+def test_an_error_on_one_owner_does_not_end_the_pass(bench):
     owners = [bench.dead_owner(process=ended_process()) for _ in range(3)]
     for n, owner in enumerate(owners):
         bench.give(owner.owner, "mail", [payload(n)])
@@ -215,14 +208,14 @@ def test_an_error_on_one_owner_does_not_end_the_pass(bench: Bench) -> None:
     assert set(bench.queue()) == {payload(0), payload(2)}
 
 
-def test_facts_that_cannot_be_read_do_not_end_the_pass(bench: Bench) -> None:
+def test_facts_that_cannot_be_read_do_not_end_the_pass(bench):
     broken, dead = bench.dead_owner(), bench.dead_owner([payload(1)])
     bench.client.hset(bench.keys.facts(broken.owner), "pool", "[1, 2]")
     assert dead.owner in bench.reaper().reap().dead
     assert bench.queue() == [payload(1)]
 
 
-def test_facts_of_another_type_do_not_end_the_pass(bench: Bench) -> None:
+def test_facts_of_another_type_do_not_end_the_pass(bench):
     broken, dead = bench.owner(), bench.dead_owner([payload(1)])
     bench.client.delete(bench.keys.facts(broken.owner))
     bench.client.set(bench.keys.facts(broken.owner), "a text")

@@ -45,7 +45,7 @@ def scripts(work: Work) -> int:
     return sum(command.name == "evalsha" for command in work.commands)
 
 
-def test_a_pass_over_many_jobs_works_in_batches(bench: Bench, own: redis.Redis) -> None:
+def test_a_pass_over_many_jobs_works_in_batches(bench, own):
     raws = jobs(JOBS)
     bench.dead_owner(raws)
     reaper = bench.reaper()
@@ -60,9 +60,7 @@ def test_a_pass_over_many_jobs_works_in_batches(bench: Bench, own: redis.Redis) 
     assert len(whole) <= 10
 
 
-def test_control_the_look_at_the_work_has_teeth(
-    bench: Bench, own: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_the_look_at_the_work_has_teeth(bench, own, monkeypatch):
     monkeypatch.setattr("celery_superfetch.reaper.reaper.BATCH", 100_000)
     bench.dead_owner(jobs(JOBS))
     reaper = bench.reaper()
@@ -72,7 +70,7 @@ def test_control_the_look_at_the_work_has_teeth(
         check(work)
 
 
-def test_large_jobs_are_recovered_a_few_at_a_time(bench: Bench, own: redis.Redis) -> None:
+def test_large_jobs_are_recovered_a_few_at_a_time(bench, own):
     raws = jobs(13, size=ROOM // 4) + jobs(2, "huge", size=2 * ROOM)
     bench.dead_owner(raws)
     reaper = bench.reaper()
@@ -83,7 +81,7 @@ def test_large_jobs_are_recovered_a_few_at_a_time(bench: Bench, own: redis.Redis
     check(work, batch=4)
 
 
-def test_what_another_reaper_moved_is_asked_for_by_name(bench: Bench, own: redis.Redis) -> None:
+def test_what_another_reaper_moved_is_asked_for_by_name(bench, own):
     owner = bench.dead_owner(jobs(JOBS))
     assert bench.mark(owner)
     unknown = [
@@ -97,7 +95,7 @@ def test_what_another_reaper_moved_is_asked_for_by_name(bench: Bench, own: redis
     check(work)
 
 
-def test_what_the_owner_holds_and_ran_is_read_once(bench: Bench, own: redis.Redis) -> None:
+def test_what_the_owner_holds_and_ran_is_read_once(bench, own):
     """A worker of greenlets may run thousands."""
     raws = jobs(JOBS)
     owner = bench.dead_owner(raws, running=raws)

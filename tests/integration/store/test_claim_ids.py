@@ -8,10 +8,9 @@ import pytest
 
 from celery_superfetch.model.job import claimed_at
 from celery_superfetch.store.wire import scripts
-from support.workers.bench import Bench
 
 
-def test_a_record_ends_with_its_claim_and_never_begins_without_one(bench: Bench) -> None:
+def test_a_record_ends_with_its_claim_and_never_begins_without_one(bench):
     owner = bench.owner()
     bench.push("mail", b"acked", b"requeued")
     acked, back = bench.claim(owner, starts=2).jobs
@@ -26,9 +25,7 @@ def test_a_record_ends_with_its_claim_and_never_begins_without_one(bench: Bench)
 
 @pytest.mark.parametrize("gone", [(), (0,), (1,), (0, 1), (2,), (0, 2), (1, 2), (0, 1, 2, 3)])
 @pytest.mark.parametrize("started", [0, 1, 2])
-def test_an_ack_knows_what_was_taken_away_whatever_starts_beside_it(
-    bench: Bench, gone: tuple[int, ...], started: int
-) -> None:
+def test_an_ack_knows_what_was_taken_away_whatever_starts_beside_it(bench, gone, started):
     """One call removes the last claim and the notes of those that start."""
     owner = bench.owner()
     bench.push("mail", b"0", b"1", b"2", b"3")
@@ -43,9 +40,7 @@ def test_an_ack_knows_what_was_taken_away_whatever_starts_beside_it(
     assert bench.lists.held(owner.owner).running == {job.claim_id for job in left}
 
 
-def test_control_without_a_look_at_those_that_start_an_ack_is_in_error(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_without_a_look_at_those_that_start_an_ack_is_in_error(bench, monkeypatch):
     whole = scripts.source
     line = "if redis.call('HEXISTS', private, ARGV[at]) == 0 then"
     assert line in whole("ack")
@@ -57,7 +52,7 @@ def test_control_without_a_look_at_those_that_start_an_ack_is_in_error(
     assert bench.ack(owner, settled, starting=[starting.job]) == [1], "it was there"
 
 
-def test_what_runs_no_longer_is_no_record_and_is_held(bench: Bench) -> None:
+def test_what_runs_no_longer_is_no_record_and_is_held(bench):
     owner = bench.owner()
     bench.push("mail", b"1", b"2")
     one, two = (claimed.job for claimed in bench.claim(owner, starts=2).jobs)
@@ -67,7 +62,7 @@ def test_what_runs_no_longer_is_no_record_and_is_held(bench: Bench) -> None:
     assert bench.held(owner) == [two, one]
 
 
-def test_two_equal_payloads_are_two_claims(bench: Bench) -> None:
+def test_two_equal_payloads_are_two_claims(bench):
     owner = bench.owner()
     same, other = bench.claimed(owner, b"same", b"same")
     assert bench.ack(owner, same) == []
@@ -78,7 +73,7 @@ def test_two_equal_payloads_are_two_claims(bench: Bench) -> None:
     assert bench.lists.has(other.job)
 
 
-def test_what_comes_late_does_not_meet_the_next_claim_of_its_job(bench: Bench) -> None:
+def test_what_comes_late_does_not_meet_the_next_claim_of_its_job(bench):
     """Another thread of this very process has it by then, and runs it."""
     owner = bench.owner()
     [first] = bench.claimed(owner, b"1")
@@ -90,7 +85,7 @@ def test_what_comes_late_does_not_meet_the_next_claim_of_its_job(bench: Bench) -
     assert bench.lists.held(owner.owner).running == {again.job.claim_id}
 
 
-def test_a_claim_is_named_by_its_time_and_its_queue_list(bench: Bench) -> None:
+def test_a_claim_is_named_by_its_time_and_its_queue_list(bench):
     """Later ones have greater names, and those of a process share none."""
     owner, lists = bench.owner(), ["mail", "a:b\x06\x163"]
     before = int(time())
@@ -104,7 +99,7 @@ def test_a_claim_is_named_by_its_time_and_its_queue_list(bench: Bench) -> None:
     assert all(before <= (claimed_at(job.claim_id) or 0) <= time() for job in jobs)
 
 
-def test_what_is_in_flight_can_be_listed(bench: Bench) -> None:
+def test_what_is_in_flight_can_be_listed(bench):
     one, two = bench.owner(lists=["mail", "slow"]), bench.owner()
     first, second = bench.give(one, "mail", [b"1", b"2"])
     [third] = bench.give(one, "slow", [b"3"])
@@ -117,7 +112,7 @@ def test_what_is_in_flight_can_be_listed(bench: Bench) -> None:
     assert bench.lists.held(two.owner) == ([], frozenset())
 
 
-def test_claims_are_read_as_far_as_they_have_room(bench: Bench) -> None:
+def test_claims_are_read_as_far_as_they_have_room(bench):
     owner = bench.owner().owner
     claimed = bench.give(owner, "mail", [b"1", b"22", b"333"])
     one, two, three = (job.claim_id for job in claimed)
@@ -129,9 +124,7 @@ def test_claims_are_read_as_far_as_they_have_room(bench: Bench) -> None:
     assert bench.lists.jobs(owner, [], 100) == ([], 0)
 
 
-def test_what_no_claim_of_ours_wrote_is_no_reason_to_fail_and_is_told_of(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_no_claim_of_ours_wrote_is_no_reason_to_fail_and_is_told_of(bench, caplog):
     """Names by somebody's hand: what names a queue list is a job, and the others stay."""
     owner = bench.owner()
     odd = {"": b"0", "?": b"1", "no number:mail": b"2", b"\xff:mail": b"3"}

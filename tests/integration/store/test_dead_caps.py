@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
@@ -12,9 +11,7 @@ from celery_superfetch.store.dead_jobs import BATCH, JUNK_LIMIT
 from support.workers.bench import Bench, payload
 
 
-def test_trimming_drops_what_is_too_old_and_counts_it(
-    make_bench: Callable[..., Bench], bench: Bench
-) -> None:
+def test_trimming_drops_what_is_too_old_and_counts_it(make_bench, bench):
     old, new = bench.killed(payload("old"), payload("new"))
     assert bench.dead_set.trim() == (0, 0)
     short = make_bench(dead_ttl=100).dead_set
@@ -25,7 +22,7 @@ def test_trimming_drops_what_is_too_old_and_counts_it(
     assert bench.stat("dead_dropped") == 1
 
 
-def test_the_cap_drops_the_oldest_and_counts_it(make_bench: Callable[..., Bench]) -> None:
+def test_the_cap_drops_the_oldest_and_counts_it(make_bench):
     bench = make_bench(dead_limit=3)
     for n in range(5):
         [job] = bench.killed(payload(n))
@@ -36,7 +33,7 @@ def test_the_cap_drops_the_oldest_and_counts_it(make_bench: Callable[..., Bench]
     assert {job.task_id for job in bench.untold()} == {"2", "3", "4"}
 
 
-def test_junk_has_a_cap_of_its_own(bench: Bench) -> None:
+def test_junk_has_a_cap_of_its_own(bench):
     """It must not push out what can be retried."""
     [job] = bench.killed(payload("id-1"))
     bench.die_at(job, 1)  # the oldest of all
@@ -49,7 +46,7 @@ def test_junk_has_a_cap_of_its_own(bench: Bench) -> None:
     assert bench.stat("dead_dropped") == 5
 
 
-def test_the_one_that_comes_is_not_the_one_that_goes(make_bench: Callable[..., Bench]) -> None:
+def test_the_one_that_comes_is_not_the_one_that_goes(make_bench):
     """However early it died, by a clock that was set back, or in the same millisecond."""
     bench = make_bench(dead_limit=1)
     for n in range(5):
@@ -62,7 +59,7 @@ def of_each_app(bench: Bench) -> dict[str, int]:
     return dict(Counter(job.app_name if job.parsed else "junk" for job in bench.dead_set.find()))
 
 
-def test_the_caps_of_one_app_leave_anothers_jobs_alone(make_bench: Callable[..., Bench]) -> None:
+def test_the_caps_of_one_app_leave_anothers_jobs_alone(make_bench):
     """E5. One with a cap of 100 cut the 300 of another on its database to 100."""
     shop = make_bench(dead_limit=30)
     blog = make_bench(app_name="blog", dead_limit=5, dead_ttl=100)
@@ -82,7 +79,7 @@ def test_the_caps_of_one_app_leave_anothers_jobs_alone(make_bench: Callable[...,
     assert shop.dead_set.get(other.id).app_name == "shop"
 
 
-def test_who_kills_a_job_of_another_app_caps_nothing(make_bench: Callable[..., Bench]) -> None:
+def test_who_kills_a_job_of_another_app_caps_nothing(make_bench):
     """E5. A receiver of the user's may answer KILL for any app's."""
     shop, blog = make_bench(dead_limit=3), make_bench(app_name="blog", dead_limit=1)
     for n in range(4):
@@ -95,7 +92,7 @@ def test_who_kills_a_job_of_another_app_caps_nothing(make_bench: Callable[..., B
 
 
 @pytest.mark.parametrize("app_name", ["", "shop:dead", "a{b}", "schön"])
-def test_an_app_of_any_name_leaves_nothing(make_bench: Callable[..., Bench], app_name: str) -> None:
+def test_an_app_of_any_name_leaves_nothing(make_bench, app_name):
     """E5. Whatever takes a job away by its id alone finds where it is counted."""
     bench = make_bench(app_name=app_name, dead_limit=5)
     junk, _ = bench.killed(b"junk", b"more junk")
@@ -111,7 +108,7 @@ def test_an_app_of_any_name_leaves_nothing(make_bench: Callable[..., Bench], app
     assert not [name for name in bench.key_names() if name.startswith(bench.keys.dead)]
 
 
-def test_what_the_cap_drops_is_told_once(make_bench: Callable[..., Bench]) -> None:
+def test_what_the_cap_drops_is_told_once(make_bench):
     bench = make_bench(dead_limit=3)
     bench.killed(*(payload(n) for n in range(5)))
     assert bench.dead_set.trim() == (0, 2)
@@ -120,9 +117,7 @@ def test_what_the_cap_drops_is_told_once(make_bench: Callable[..., Bench]) -> No
     assert not bench.client.exists(bench.keys.dead_overflow("shop"))
 
 
-def test_a_lowered_limit_is_reached_a_batch_at_a_time(
-    make_bench: Callable[..., Bench], bench: Bench
-) -> None:
+def test_a_lowered_limit_is_reached_a_batch_at_a_time(make_bench, bench):
     jobs = bench.killed(*(payload(n) for n in range(BATCH + 7)))
     for at, job in enumerate(jobs):
         bench.die_at(job, job.died_at - 1000 + at)
@@ -132,9 +127,7 @@ def test_a_lowered_limit_is_reached_a_batch_at_a_time(
     assert bench.stat("dead_dropped") == BATCH + 5
 
 
-def test_a_pass_logs_what_the_caps_drop(
-    make_bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_pass_logs_what_the_caps_drop(make_bench, caplog):
     bench = make_bench(dead_limit=2, dead_ttl=100)
     bench.killed(*(payload(n) for n in range(3)))
     [job, _] = bench.dead_set.find()

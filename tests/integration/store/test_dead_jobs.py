@@ -49,7 +49,7 @@ def killed(bench: Bench, owner: Facts, raw: bytes) -> DeadJob:
     return bench.dead_set.get(digest(raw))
 
 
-def test_a_killed_job_is_kept_whole(bench: Bench, owner: Facts) -> None:
+def test_a_killed_job_is_kept_whole(bench, owner):
     counters = bench.keys.recoveries(digest(JOB))
     history = [{"owner": "earlier", "reason": "gone", "strike": 1, "at": 7}]
     bench.client.hset(
@@ -77,7 +77,7 @@ def test_a_killed_job_is_kept_whole(bench: Bench, owner: Facts) -> None:
     [b"\xff\xfe\x00", b"", "schön".encode(), "\ud800".encode("utf-8", "surrogatepass"), b"\0"],
     ids=repr,
 )
-def test_any_payload_comes_back_byte_for_byte(bench: Bench, owner: Facts, raw: bytes) -> None:
+def test_any_payload_comes_back_byte_for_byte(bench, owner, raw):
     job = killed(bench, owner, raw)
     assert job.payload == raw
     assert json.loads(json.dumps(job.as_dict()))["id"] == digest(raw)
@@ -85,7 +85,7 @@ def test_any_payload_comes_back_byte_for_byte(bench: Bench, owner: Facts, raw: b
     assert bench.queue() == [raw]
 
 
-def test_nothing_is_killed_while_the_owner_is_not_marked(bench: Bench) -> None:
+def test_nothing_is_killed_while_the_owner_is_not_marked(bench):
     owner = bench.dead_owner()
     assert kill(bench, owner, JOB)[0] == b"unmarked"
     assert bench.private(owner) == [JOB]
@@ -93,20 +93,20 @@ def test_nothing_is_killed_while_the_owner_is_not_marked(bench: Bench) -> None:
     assert kill(bench, owner, JOB, marked=False, held=False)[0] == b"ok", "it asks for its own"
 
 
-def test_what_somebody_else_moved_is_not_killed(bench: Bench, owner: Facts) -> None:
+def test_what_somebody_else_moved_is_not_killed(bench, owner):
     assert kill(bench, owner, JOB, held=False)[0] == b"moved"
     assert len(bench.dead_set) == 0
     assert bench.stat("killed") == 0
 
 
-def test_a_decision_on_old_counters_does_not_hold(bench: Bench, owner: Facts) -> None:
+def test_a_decision_on_old_counters_does_not_hold(bench, owner):
     bench.client.hset(bench.keys.recoveries(digest(JOB)), "recoveries", 2)
     assert kill(bench, owner, JOB, Counters())[0] == b"recounted"
     assert bench.private(owner) == [JOB]
     assert len(bench.dead_set) == 0
 
 
-def test_a_killed_job_waits_to_be_announced_and_junk_does_not(bench: Bench, owner: Facts) -> None:
+def test_a_killed_job_waits_to_be_announced_and_junk_does_not(bench, owner):
     job = killed(bench, owner, JOB)
     killed(bench, owner, b"junk")
     assert bench.untold() == [job]
@@ -115,7 +115,7 @@ def test_a_killed_job_waits_to_be_announced_and_junk_does_not(bench: Bench, owne
     assert len(bench.dead_set) == 2
 
 
-def test_pages_begin_with_the_newest(bench: Bench, owner: Facts) -> None:
+def test_pages_begin_with_the_newest(bench, owner):
     for n in range(7):
         bench.die_at(killed(bench, owner, payload(n)), 1000 + n)
     ids = [job.task_id for job in bench.dead_set.page(0, 3)]
@@ -126,7 +126,7 @@ def test_pages_begin_with_the_newest(bench: Bench, owner: Facts) -> None:
     assert len(bench.dead_set) == 7
 
 
-def test_a_job_is_found_by_id_by_its_start_and_by_task_id(bench: Bench, owner: Facts) -> None:
+def test_a_job_is_found_by_id_by_its_start_and_by_task_id(bench, owner):
     job = killed(bench, owner, JOB)
     killed(bench, owner, payload("id-2"))
     assert bench.dead_set.get(job.id) == job
@@ -134,7 +134,7 @@ def test_a_job_is_found_by_id_by_its_start_and_by_task_id(bench: Bench, owner: F
     assert bench.dead_set.get("id-1") == job
 
 
-def test_an_id_that_fits_several_is_refused_and_names_them(bench: Bench, owner: Facts) -> None:
+def test_an_id_that_fits_several_is_refused_and_names_them(bench, owner):
     one, other = (payload("same", queue=queue) for queue in ("mail", "slow"))
     killed(bench, owner, one)
     killed(bench, owner, other)
@@ -146,13 +146,13 @@ def test_an_id_that_fits_several_is_refused_and_names_them(bench: Bench, owner: 
 
 
 @pytest.mark.parametrize("id", ["nobody", "", "0" * 40])
-def test_an_id_that_is_not_there_is_refused(bench: Bench, owner: Facts, id: str) -> None:
+def test_an_id_that_is_not_there_is_refused(bench, owner, id):
     killed(bench, owner, JOB)
     with pytest.raises(JobNotFound, match="superfetch dead list"):
         bench.dead_set.get(id)
 
 
-def test_a_retried_job_is_as_new(bench: Bench, owner: Facts) -> None:
+def test_a_retried_job_is_as_new(bench, owner):
     job = killed(bench, owner, JOB)
     bench.client.hset(bench.keys.recoveries(job.id), "strikes", 2)
     bench.push("mail", b"backlog")
@@ -164,7 +164,7 @@ def test_a_retried_job_is_as_new(bench: Bench, owner: Facts) -> None:
     assert bench.stat("retried") == 1
 
 
-def test_strikes_that_a_retried_job_carries_are_forgiven(bench: Bench, owner: Facts) -> None:
+def test_strikes_that_a_retried_job_carries_are_forgiven(bench, owner):
     raw = payload(1, **Carried(2, 1, ({"owner": "h|1|n"},)).headers())
     kill(bench, owner, raw)
     [job] = bench.dead_set.find()
@@ -178,19 +178,19 @@ def test_strikes_that_a_retried_job_carries_are_forgiven(bench: Bench, owner: Fa
     assert bench.counters(raw) == Counters()
 
 
-def test_a_job_is_retried_once(bench: Bench, owner: Facts) -> None:
+def test_a_job_is_retried_once(bench, owner):
     job = killed(bench, owner, JOB)
     assert [bench.retry(job) for _ in range(3)] == [True, False, False]
     assert bench.queue() == [JOB]
 
 
-def test_a_job_can_be_retried_on_another_queue(bench: Bench, owner: Facts) -> None:
+def test_a_job_can_be_retried_on_another_queue(bench, owner):
     assert bench.retry(killed(bench, owner, JOB), "slow")
     assert bench.queue("slow") == [JOB]
     assert bench.queue() == []
 
 
-def test_a_job_cannot_be_retried_on_a_key_of_another_type(bench: Bench, owner: Facts) -> None:
+def test_a_job_cannot_be_retried_on_a_key_of_another_type(bench, owner):
     job = killed(bench, owner, JOB)
     bench.client.set("mail", "a text")
     with pytest.raises(ResponseError, match="WRONGTYPE"):
@@ -198,7 +198,7 @@ def test_a_job_cannot_be_retried_on_a_key_of_another_type(bench: Bench, owner: F
     assert bench.dead_set.get(job.id) == job
 
 
-def test_deleting_and_purging_count_what_was_there(bench: Bench, owner: Facts) -> None:
+def test_deleting_and_purging_count_what_was_there(bench, owner):
     jobs = [killed(bench, owner, payload(n)) for n in range(250)]
     assert bench.dead_set.delete(jobs[0].id, "nobody", jobs[1].id) == 2
     assert bench.dead_set.delete() == 0
@@ -208,7 +208,7 @@ def test_deleting_and_purging_count_what_was_there(bench: Bench, owner: Facts) -
     assert left == set()
 
 
-def test_two_items_of_the_same_bytes_are_both_kept(bench: Bench) -> None:
+def test_two_items_of_the_same_bytes_are_both_kept(bench):
     """Killing is not losing: the second must not take the place of the first."""
     [first] = bench.killed(JOB)
     [second] = bench.killed(JOB, queue="slow", reason="again")
@@ -225,14 +225,14 @@ def test_two_items_of_the_same_bytes_are_both_kept(bench: Bench) -> None:
     assert bench.queue() == [JOB]
 
 
-def test_a_retry_clears_the_counters_of_a_second_item_of_the_same_bytes(bench: Bench) -> None:
+def test_a_retry_clears_the_counters_of_a_second_item_of_the_same_bytes(bench):
     _, second = bench.killed(JOB, JOB)
     bench.client.hset(bench.keys.recoveries(digest(JOB)), "strikes", 2)
     assert bench.retry(second)
     assert bench.counters(JOB) == Counters()
 
 
-def test_all_are_found_while_others_leave(bench: Bench) -> None:
+def test_all_are_found_while_others_leave(bench):
     """Page by page, each that leaves would hide another: the control."""
     bench.killed(*(payload(n) for n in range(2 * BATCH + 10)))
     seen = []
@@ -248,7 +248,7 @@ def test_all_are_found_while_others_leave(bench: Bench) -> None:
     assert paged < 2 * BATCH + 10
 
 
-def test_a_filter_picks_by_what_is_asked(bench: Bench) -> None:
+def test_a_filter_picks_by_what_is_asked(bench):
     now = bench.database.server_time()
     made = [
         *bench.killed(payload("a"), reason="its process is gone"),
@@ -275,7 +275,7 @@ def test_a_filter_picks_by_what_is_asked(bench: Bench) -> None:
     assert found(task="nobody's") == ""
 
 
-def test_a_queue_that_expires_is_renewed(bench: Bench) -> None:
+def test_a_queue_that_expires_is_renewed(bench):
     known, unknown = bench.killed(payload("known"), payload("unknown"))
     for name in ("mail", "slow"):
         bench.push(name, b"backlog")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from celery_superfetch.cli.to_stock import GiveBack
 from celery_superfetch.model.facts import Facts
 from support.workers.bench import Bench, payload
@@ -20,9 +18,7 @@ def first(bench: Bench, owner: Facts) -> Facts:
     return owner
 
 
-def test_what_a_dead_one_held_is_back_in_its_old_order(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_dead_one_held_is_back_in_its_old_order(bench, caplog):
     owner = first(bench, bench.dead_owner())
     report = bench.reaper().reap()
     assert report.recovered == len(RAWS) + 1
@@ -31,7 +27,7 @@ def test_what_a_dead_one_held_is_back_in_its_old_order(
     assert f"121 jobs of {owner.owner} were kept in an earlier form (schema 1)" in caplog.text
 
 
-def test_a_tombstone_that_was_left_half_drained_is_drained_again(bench: Bench) -> None:
+def test_a_tombstone_that_was_left_half_drained_is_drained_again(bench):
     owner = bench.dead_owner()
     assert bench.mark(owner)
     first(bench, owner)
@@ -39,9 +35,7 @@ def test_a_tombstone_that_was_left_half_drained_is_drained_again(bench: Bench) -
     assert len(bench.queue()) == len(RAWS) + 1
 
 
-def test_one_that_lives_is_told_of_and_left_alone(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_that_lives_is_told_of_and_left_alone(bench, caplog):
     owner = first(bench, bench.owner(node="old@here"))
     assert bench.reaper().reap().recovered == 0
     assert bench.queue() == []
@@ -49,14 +43,14 @@ def test_one_that_lives_is_told_of_and_left_alone(
     assert bench.client.llen(bench.keys.first_schema(owner.owner, "mail")[0]) == len(RAWS)
 
 
-def test_an_operator_drains_it_too(bench: Bench) -> None:
+def test_an_operator_drains_it_too(bench):
     first(bench, bench.dead_owner())
     done = GiveBack(bench.reaper()).run()
     assert (done.given_back, done.errors) == (len(RAWS) + 1, 0)
     assert bench.queue() == [payload("later"), *RAWS]
 
 
-def test_what_is_left_of_it_is_counted_and_not_deleted(bench: Bench) -> None:
+def test_what_is_left_of_it_is_counted_and_not_deleted(bench):
     first(bench, bench.owner())
     jobs, others = bench.reaper().keyspace.left()
     assert jobs == len(RAWS) + 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -69,7 +68,7 @@ def done(bench: Bench, *raws: bytes) -> None:
     assert bench.registry.leave(owner, 0) == 0
 
 
-def test_an_owner_that_ran_its_jobs_and_left_leaves_nothing(bench: Bench) -> None:
+def test_an_owner_that_ran_its_jobs_and_left_leaves_nothing(bench):
     owner = bench.owner()
     bench.push("mail", ONE, TWO)
     claims = bench.claim(owner, starts=2)
@@ -79,7 +78,7 @@ def test_an_owner_that_ran_its_jobs_and_left_leaves_nothing(bench: Bench) -> Non
     is_left(bench)
 
 
-def test_an_owner_whose_last_claim_may_come_late_leaves_a_tombstone(bench: Bench) -> None:
+def test_an_owner_whose_last_claim_may_come_late_leaves_a_tombstone(bench):
     owner = bench.owner()
     seen(bench)
     assert bench.registry.leave(owner, 20) == 0
@@ -89,7 +88,7 @@ def test_an_owner_whose_last_claim_may_come_late_leaves_a_tombstone(bench: Bench
     is_left(bench, facts=TOMBSTONE_FACTS)
 
 
-def test_jobs_that_went_back_leave_their_counters_for_the_window(bench: Bench) -> None:
+def test_jobs_that_went_back_leave_their_counters_for_the_window(bench):
     owner = bench.owner()
     jobs = [claimed.job for claimed in bench.claimed(owner, ONE)]
     bench.requeue(*jobs)
@@ -98,7 +97,7 @@ def test_jobs_that_went_back_leave_their_counters_for_the_window(bench: Bench) -
     is_left(bench, counters=WINDOW, recovered=WINDOW)
 
 
-def test_jobs_that_waited_for_their_time_leave_nothing(bench: Bench) -> None:
+def test_jobs_that_waited_for_their_time_leave_nothing(bench):
     owner = bench.owner()
     parked = Parked(bench.database)
     jobs = [claimed.job for claimed in bench.claimed(owner, ONE, TWO)]
@@ -110,14 +109,14 @@ def test_jobs_that_waited_for_their_time_leave_nothing(bench: Bench) -> None:
     is_left(bench)
 
 
-def test_a_reaped_owner_leaves_what_it_may_ask_for_when_it_thaws(bench: Bench) -> None:
+def test_a_reaped_owner_leaves_what_it_may_ask_for_when_it_thaws(bench):
     reaped(bench, ONE, TWO, running=[ONE, TWO])
     done(bench, ONE, TWO)
     is_left(bench, **KEPT, recovered=WINDOW)
 
 
 @pytest.mark.parametrize("running", [[], [ONE]])
-def test_what_a_reaped_owner_sends_late_leaves_no_more(bench: Bench, running: list[bytes]) -> None:
+def test_what_a_reaped_owner_sends_late_leaves_no_more(bench, running):
     """A frozen network brings its record of a start, and a requeue, after it was reaped."""
     owner = reaped(bench, ONE, running=running)
     late = Job(owner.owner, "mail", TWO, "77:mail")
@@ -128,7 +127,7 @@ def test_what_a_reaped_owner_sends_late_leaves_no_more(bench: Bench, running: li
     is_left(bench, **KEPT, recovered=WINDOW)
 
 
-def test_what_landed_leaves_nothing(bench: Bench) -> None:
+def test_what_landed_leaves_nothing(bench):
     owner = bench.owner()
     bench.land(owner, "mail", ONE)
     claims = bench.claim(owner, landed=["mail"], starts=1)
@@ -140,7 +139,7 @@ def test_what_landed_leaves_nothing(bench: Bench) -> None:
     is_left(bench)
 
 
-def test_what_landed_for_a_reaped_owner_is_drained(bench: Bench) -> None:
+def test_what_landed_for_a_reaped_owner_is_drained(bench):
     owner = bench.dead_owner()
     seen(bench)
     bench.land(owner, "mail", ONE)
@@ -150,7 +149,7 @@ def test_what_landed_for_a_reaped_owner_is_drained(bench: Bench) -> None:
     is_left(bench, **KEPT)
 
 
-def test_a_record_that_outlived_its_claim_goes_with_its_owner(bench: Bench) -> None:
+def test_a_record_that_outlived_its_claim_goes_with_its_owner(bench):
     """Nothing of ours leaves one; whatever did, it is no job that would keep its owner."""
     owner = bench.owner()
     [job] = bench.give(owner, "mail", [ONE])
@@ -160,7 +159,7 @@ def test_a_record_that_outlived_its_claim_goes_with_its_owner(bench: Bench) -> N
     is_left(bench)
 
 
-def test_a_job_on_probation_leaves_nothing(bench: Bench) -> None:
+def test_a_job_on_probation_leaves_nothing(bench):
     bench.client.lpush(bench.keys.probation("mail"), ONE)
     bench.client.sadd(bench.keys.on_probation, "mail")
     bench.client.hset(bench.keys.recoveries(digest(ONE)), "probation", 1)
@@ -174,7 +173,7 @@ def test_a_job_on_probation_leaves_nothing(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("how", ["retried", "deleted"])
-def test_a_killed_job_leaves_nothing_when_it_has_left_the_dead_set(bench: Bench, how: str) -> None:
+def test_a_killed_job_leaves_nothing_when_it_has_left_the_dead_set(bench, how):
     [job] = bench.killed(ONE)
     kept = ("dead", "dead:jobs", "dead:unannounced", "dead:caps", "dead:of:shop")
     is_left(bench, **dict.fromkeys(kept, FOR_EVER))
@@ -187,12 +186,12 @@ def test_a_killed_job_leaves_nothing_when_it_has_left_the_dead_set(bench: Bench,
     is_left(bench)
 
 
-def test_locks_expire(bench: Bench) -> None:
+def test_locks_expire(bench):
     assert bench.database.take_turn("pass", 30)
     is_left(bench, **{"lock:pass": 30})
 
 
-def test_a_lock_does_not_outlive_a_clock_that_was_set_back(bench: Bench) -> None:
+def test_a_lock_does_not_outlive_a_clock_that_was_set_back(bench):
     """A11. The server's expiry is a time of day: an hour back, and no pass was made for an hour."""
     [job] = bench.killed(ONE)
     turn, retry = bench.keys.lock("pass"), bench.keys.lock(f"retry:{job.id}")
@@ -207,9 +206,7 @@ def test_a_lock_does_not_outlive_a_clock_that_was_set_back(bench: Bench) -> None
     assert [bench.client.ttl(lock) for lock in (turn, retry)] == pytest.approx([10, 60], abs=5)
 
 
-def test_owners_whose_registry_was_deleted_are_registered_by_hand(
-    make_bench: Callable[..., Bench],
-) -> None:
+def test_owners_whose_registry_was_deleted_are_registered_by_hand(make_bench):
     """Their facts, and the rows of their hosts, stayed for ever."""
     bench = make_bench(heartbeat_interval=0.1, owner_ttl=0.3, reap_interval=0.1)
     dead, alive = bench.dead_owner(), bench.owner()
@@ -223,7 +220,7 @@ def test_owners_whose_registry_was_deleted_are_registered_by_hand(
     assert register_unknown(bench.reaper()) == 0, "a tombstone is none of them"
 
 
-def test_control_a_key_that_is_left_is_seen(bench: Bench) -> None:
+def test_control_a_key_that_is_left_is_seen(bench):
     bench.client.hset(bench.keys.private("web-9|4|x"), "w1:mail", "")
     with pytest.raises(AssertionError):
         is_left(bench)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery_superfetch.model.job import Claimed, Counters, Job, digest
 from celery_superfetch.store.private_lists import CLAIM_BYTES, Claims
-from support.workers.bench import Bench, payload
+from support.workers.bench import payload
 
 MB = 1024 * 1024
 
@@ -13,7 +13,7 @@ def names(claims: Claims) -> list[bytes]:
     return [claimed.job.payload for claimed in claims.jobs]
 
 
-def test_a_claim_takes_the_oldest_jobs_first_and_no_more_than_asked(bench: Bench) -> None:
+def test_a_claim_takes_the_oldest_jobs_first_and_no_more_than_asked(bench):
     owner = bench.owner()
     bench.push("mail", b"1", b"2", b"3", b"4")
     claims = bench.claim(owner, most=3)
@@ -24,7 +24,7 @@ def test_a_claim_takes_the_oldest_jobs_first_and_no_more_than_asked(bench: Bench
     assert not any(claimed.earlier for claimed in claims.jobs)
 
 
-def test_a_claim_of_nothing_is_empty(bench: Bench) -> None:
+def test_a_claim_of_nothing_is_empty(bench):
     owner = bench.owner()
     assert bench.claim(owner) == Claims(registered=True, jobs=[], errors=[])
     bench.push("mail", b"1")
@@ -32,7 +32,7 @@ def test_a_claim_of_nothing_is_empty(bench: Bench) -> None:
     assert bench.queue() == [b"1"]
 
 
-def test_lists_are_drained_in_the_order_given(bench: Bench) -> None:
+def test_lists_are_drained_in_the_order_given(bench):
     owner = bench.owner()
     bench.push("mail\x06\x163", b"later")
     bench.push("mail", b"urgent 1", b"urgent 2")
@@ -41,7 +41,7 @@ def test_lists_are_drained_in_the_order_given(bench: Bench) -> None:
     assert bench.private(owner, "mail\x06\x163") == [b"later"]
 
 
-def test_equal_queues_are_served_one_job_each_in_turn(bench: Bench) -> None:
+def test_equal_queues_are_served_one_job_each_in_turn(bench):
     owner = bench.owner()
     for queue in ("a", "b", "c"):
         bench.push(queue, *(f"{queue}{n}".encode() for n in range(3)))
@@ -50,7 +50,7 @@ def test_equal_queues_are_served_one_job_each_in_turn(bench: Bench) -> None:
     ]  # fmt: skip
 
 
-def test_a_deep_queue_starves_no_equal_one_and_a_dry_one_costs_nothing(bench: Bench) -> None:
+def test_a_deep_queue_starves_no_equal_one_and_a_dry_one_costs_nothing(bench):
     owner = bench.owner()
     bench.push("deep", *(f"d{n}".encode() for n in range(9)))
     bench.push("small", b"s0")
@@ -58,7 +58,7 @@ def test_a_deep_queue_starves_no_equal_one_and_a_dry_one_costs_nothing(bench: Be
     assert names(claims) == [b"d0", b"s0", b"d1", b"d2", b"d3"]
 
 
-def test_turns_go_priority_by_priority(bench: Bench) -> None:
+def test_turns_go_priority_by_priority(bench):
     """Two queues, two steps: all urgent jobs of both before any later one of either."""
     owner = bench.owner()
     lists = ["a", "b", "a9", "b9"]
@@ -69,7 +69,7 @@ def test_turns_go_priority_by_priority(bench: Bench) -> None:
     ]  # fmt: skip
 
 
-def test_a_claim_is_bounded_in_bytes(bench: Bench) -> None:
+def test_a_claim_is_bounded_in_bytes(bench):
     owner = bench.owner()
     big = [bytes([n]) * (CLAIM_BYTES // 2 + 1) for n in range(4)]
     bench.push("mail", *big)
@@ -77,7 +77,7 @@ def test_a_claim_is_bounded_in_bytes(bench: Bench) -> None:
     assert names(bench.claim(owner, most=4)) == big[2:]
 
 
-def test_one_job_above_the_bound_can_be_claimed(bench: Bench) -> None:
+def test_one_job_above_the_bound_can_be_claimed(bench):
     owner = bench.owner()
     huge = b"x" * (CLAIM_BYTES + MB)
     bench.push("mail", huge, b"small")
@@ -85,7 +85,7 @@ def test_one_job_above_the_bound_can_be_claimed(bench: Bench) -> None:
     assert names(bench.claim(owner)) == [b"small"]
 
 
-def test_an_owner_that_nobody_knows_claims_nothing(bench: Bench) -> None:
+def test_an_owner_that_nobody_knows_claims_nothing(bench):
     bench.push("mail", b"1")
     stranger = bench.owner(register=False)
     assert bench.claim(stranger) == Claims(registered=False)
@@ -93,7 +93,7 @@ def test_an_owner_that_nobody_knows_claims_nothing(bench: Bench) -> None:
     assert bench.key_names() == {"mail"}
 
 
-def test_a_reaped_owner_claims_nothing(bench: Bench) -> None:
+def test_a_reaped_owner_claims_nothing(bench):
     owner = bench.owner()
     bench.mark(owner)
     bench.land(owner, "mail", b"landed")
@@ -102,7 +102,7 @@ def test_a_reaped_owner_claims_nothing(bench: Bench) -> None:
     assert (bench.queue(), bench.landed(owner), bench.held(owner)) == ([b"1"], [b"landed"], [])
 
 
-def test_what_came_alone_is_named_by_one_look(bench: Bench) -> None:
+def test_what_came_alone_is_named_by_one_look(bench):
     """It is in a list of its own, and the queues were found dry."""
     owner = bench.owner()
     calls = {}
@@ -117,7 +117,7 @@ def test_what_came_alone_is_named_by_one_look(bench: Bench) -> None:
     assert calls["control"] == {**calls["alone"], "rpop": 2}
 
 
-def test_a_job_that_was_delivered_before_is_marked(bench: Bench) -> None:
+def test_a_job_that_was_delivered_before_is_marked(bench):
     owner = bench.owner()
     [first] = bench.claimed(owner, b"1")
     assert not first.earlier
@@ -130,7 +130,7 @@ def test_a_job_that_was_delivered_before_is_marked(bench: Bench) -> None:
     assert (bool(again.earlier), bool(other.earlier)) == (True, False)
 
 
-def test_a_key_of_another_type_is_reported_and_the_others_are_served(bench: Bench) -> None:
+def test_a_key_of_another_type_is_reported_and_the_others_are_served(bench):
     owner = bench.owner()
     bench.client.hset("broken", "a", 1)
     bench.push("mail", b"1")
@@ -144,7 +144,7 @@ def test_a_key_of_another_type_is_reported_and_the_others_are_served(bench: Benc
     assert bench.client.hgetall("broken") == {b"a": b"1"}, "and left as it was"
 
 
-def test_payloads_are_bytes(bench: Bench) -> None:
+def test_payloads_are_bytes(bench):
     owner = bench.owner()
     odd = [b"", b"\x00\xff\xfe", b"\r\n", "ö".encode(), b"-1", b'{"a": []}']
     bench.push("mail", *odd)
@@ -154,7 +154,7 @@ def test_payloads_are_bytes(bench: Bench) -> None:
     assert bench.private(owner) == []
 
 
-def test_an_ack_settles_each_job_once_and_says_which_were_not_there(bench: Bench) -> None:
+def test_an_ack_settles_each_job_once_and_says_which_were_not_there(bench):
     owner = bench.owner()
     one, two = bench.claimed(owner, b"1", b"2")
     unknown = [Claimed(one.job._replace(claim_id=id)) for id in ("", "r", "?", "ff:mail")]
@@ -162,7 +162,7 @@ def test_an_ack_settles_each_job_once_and_says_which_were_not_there(bench: Bench
     assert bench.ack(owner, one) == [1]
 
 
-def test_acks_of_all_kinds_and_a_start_go_together(bench: Bench) -> None:
+def test_acks_of_all_kinds_and_a_start_go_together(bench):
     owner = bench.owner()
     first, plain, following = bench.claimed(owner, b"1", b"2", b"3")
     counters = [bench.keys.recoveries(digest(raw)) for raw in (b"1", b"9")]
@@ -176,7 +176,7 @@ def test_acks_of_all_kinds_and_a_start_go_together(bench: Bench) -> None:
     assert bench.recorded(owner) == [digest(b"3")]
 
 
-def test_an_ack_clears_the_counters_of_a_job_that_was_delivered_before(bench: Bench) -> None:
+def test_an_ack_clears_the_counters_of_a_job_that_was_delivered_before(bench):
     owner = bench.owner()
     [first] = bench.claimed(owner, b"1")
     bench.requeue(first.job)
@@ -187,7 +187,7 @@ def test_an_ack_clears_the_counters_of_a_job_that_was_delivered_before(bench: Be
     assert not bench.client.exists(counters)
 
 
-def test_an_ack_that_finds_nothing_clears_no_counters(bench: Bench) -> None:
+def test_an_ack_that_finds_nothing_clears_no_counters(bench):
     """The job is somebody else's by now, and so is its history."""
     counters = bench.keys.recoveries(digest(b"1"))
     bench.client.hset(counters, "strikes", 2)
@@ -196,7 +196,7 @@ def test_an_ack_that_finds_nothing_clears_no_counters(bench: Bench) -> None:
     assert bench.client.hgetall(counters) == {b"strikes": b"2"}
 
 
-def test_an_ack_acts_on_its_own_owners_list_alone(bench: Bench) -> None:
+def test_an_ack_acts_on_its_own_owners_list_alone(bench):
     """kombu's delivery tag survives a redelivery; in stock a late ack settles the second copy."""
     late, owner = bench.owner(), bench.owner()
     [claimed] = bench.claimed(owner, payload(1))
@@ -204,7 +204,7 @@ def test_an_ack_acts_on_its_own_owners_list_alone(bench: Bench) -> None:
     assert bench.private(owner) == [payload(1)]
 
 
-def test_requeued_to_the_front_jobs_keep_their_old_order(bench: Bench) -> None:
+def test_requeued_to_the_front_jobs_keep_their_old_order(bench):
     owner = bench.owner()
     jobs = [claimed.job for claimed in bench.claimed(owner, *(b"%d" % n for n in range(250)))]
     bench.push("mail", b"backlog")
@@ -215,7 +215,7 @@ def test_requeued_to_the_front_jobs_keep_their_old_order(bench: Bench) -> None:
     assert bench.private(owner) == []
 
 
-def test_requeued_to_the_back_a_job_waits_its_turn(bench: Bench) -> None:
+def test_requeued_to_the_back_a_job_waits_its_turn(bench):
     owner = bench.owner()
     [claimed] = bench.claimed(owner, b"1")
     bench.push("mail", b"2", b"3")
@@ -223,7 +223,7 @@ def test_requeued_to_the_back_a_job_waits_its_turn(bench: Bench) -> None:
     assert bench.queue() == [b"2", b"3", b"1"]
 
 
-def test_a_requeue_is_never_counted_against_the_job(bench: Bench) -> None:
+def test_a_requeue_is_never_counted_against_the_job(bench):
     owner = bench.owner()
     [claimed] = bench.claimed(owner, b"1")
     bench.requeue(claimed.job)
@@ -233,7 +233,7 @@ def test_a_requeue_is_never_counted_against_the_job(bench: Bench) -> None:
     assert bench.stat("requeued") == 1
 
 
-def test_what_is_no_longer_there_is_not_requeued(bench: Bench) -> None:
+def test_what_is_no_longer_there_is_not_requeued(bench):
     owner = bench.owner()
     [claimed] = bench.claimed(owner, b"1")
     gone = claimed.job._replace(claim_id="ff:mail")
@@ -242,7 +242,7 @@ def test_what_is_no_longer_there_is_not_requeued(bench: Bench) -> None:
     assert bench.queue() == [b"1"]
 
 
-def test_a_requeue_renews_the_expiry_of_its_queue(bench: Bench) -> None:
+def test_a_requeue_renews_the_expiry_of_its_queue(bench):
     owner = bench.owner()
     [claimed] = bench.claimed(owner, b"1")
     bench.requeue(claimed.job, expires=60_000)
@@ -252,7 +252,7 @@ def test_a_requeue_renews_the_expiry_of_its_queue(bench: Bench) -> None:
     assert bench.client.pttl("mail") == -1, "and without one it lives for ever"
 
 
-def test_a_requeue_to_a_key_of_another_type_moves_nothing(bench: Bench) -> None:
+def test_a_requeue_to_a_key_of_another_type_moves_nothing(bench):
     owner = bench.owner()
     [claimed] = bench.claimed(owner, b"1")
     bench.client.set("mail", "a text")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Counters, Job, digest
@@ -43,7 +43,7 @@ def newest(bench: Bench, owner: Facts, raw: bytes) -> Job:
     return next((job for job in bench.held(owner) if job.payload == raw), gone)
 
 
-def test_an_orphan_goes_back_to_the_front_and_is_counted(bench: Bench) -> None:
+def test_an_orphan_goes_back_to_the_front_and_is_counted(bench):
     owner = reaped(bench, JOB)
     bench.push("mail", b"backlog")
     assert recover(bench, owner, [JOB]) == [b"ok"]
@@ -57,12 +57,12 @@ def test_an_orphan_goes_back_to_the_front_and_is_counted(bench: Bench) -> None:
     assert bench.stat("recovered") == 1
 
 
-def test_without_a_strike_only_the_recovery_is_counted(bench: Bench) -> None:
+def test_without_a_strike_only_the_recovery_is_counted(bench):
     recover(bench, reaped(bench, JOB), [JOB], blame=Blame.NONE)
     assert (bench.counters(JOB).strikes, bench.counters(JOB).recoveries) == (0, 1)
 
 
-def test_nothing_moves_while_the_owner_is_not_marked(bench: Bench) -> None:
+def test_nothing_moves_while_the_owner_is_not_marked(bench):
     owner = bench.dead_owner([JOB])
     assert recover(bench, owner, [JOB]) == [b"unmarked"]
     assert bench.private(owner) == [JOB]
@@ -70,13 +70,13 @@ def test_nothing_moves_while_the_owner_is_not_marked(bench: Bench) -> None:
     assert bench.counters(JOB) == Counters()
 
 
-def test_a_live_owner_may_ask_for_a_job_of_its_own(bench: Bench) -> None:
+def test_a_live_owner_may_ask_for_a_job_of_its_own(bench):
     owner = bench.dead_owner([JOB])
     assert recover(bench, owner, [JOB], marked=False) == [b"ok"]
     assert bench.queue() == [JOB]
 
 
-def test_what_somebody_else_moved_is_not_moved_twice(bench: Bench) -> None:
+def test_what_somebody_else_moved_is_not_moved_twice(bench):
     owner = reaped(bench, JOB)
     before = Counters()
     assert recover(bench, owner, [JOB], before) == [b"ok"]
@@ -85,7 +85,7 @@ def test_what_somebody_else_moved_is_not_moved_twice(bench: Bench) -> None:
     assert bench.counters(JOB).recoveries == 1
 
 
-def test_a_decision_on_old_counters_does_not_hold(bench: Bench) -> None:
+def test_a_decision_on_old_counters_does_not_hold(bench):
     owner = reaped(bench, JOB)
     bench.client.hset(bench.keys.recoveries(digest(JOB)), "recoveries", 2)
     assert recover(bench, owner, [JOB], Counters()) == [b"recounted"]
@@ -94,7 +94,7 @@ def test_a_decision_on_old_counters_does_not_hold(bench: Bench) -> None:
     assert bench.counters(JOB).recoveries == 3
 
 
-def test_each_job_of_a_batch_has_its_own_outcome(bench: Bench) -> None:
+def test_each_job_of_a_batch_has_its_own_outcome(bench):
     one, gone, counted = payload(1), payload("gone"), payload("counted")
     owner = reaped(bench, one, counted)
     bench.client.hset(bench.keys.recoveries(digest(counted)), "recoveries", 1)
@@ -105,7 +105,7 @@ def test_each_job_of_a_batch_has_its_own_outcome(bench: Bench) -> None:
     assert bench.stat("recovered") == 1
 
 
-def test_the_old_order_is_the_new_one_for_any_number_of_jobs(bench: Bench) -> None:
+def test_the_old_order_is_the_new_one_for_any_number_of_jobs(bench):
     jobs = [payload(n) for n in range(250)]
     owner = reaped(bench, *jobs)
     bench.push("mail", b"backlog")
@@ -115,7 +115,7 @@ def test_the_old_order_is_the_new_one_for_any_number_of_jobs(bench: Bench) -> No
     assert bench.queue() == [*jobs, b"backlog"]
 
 
-def test_equal_payloads_are_recovered_one_by_one(bench: Bench) -> None:
+def test_equal_payloads_are_recovered_one_by_one(bench):
     """By their bytes they are one job that was recovered twice."""
     owner = reaped(bench, JOB, JOB)
     assert recover(bench, owner, [JOB], blame=Blame.NONE) == [b"ok"]
@@ -124,7 +124,7 @@ def test_equal_payloads_are_recovered_one_by_one(bench: Bench) -> None:
     assert bench.queue() == [JOB, JOB]
 
 
-def test_a_waiting_consumer_gets_the_oldest(bench: Bench) -> None:
+def test_a_waiting_consumer_gets_the_oldest(bench):
     """All jobs of a batch move in one step: BLMOVE is served after the script, not during it."""
     jobs = [payload(n) for n in range(50)]
     owner = reaped(bench, *jobs)
@@ -139,9 +139,7 @@ def test_a_waiting_consumer_gets_the_oldest(bench: Bench) -> None:
     assert got == [jobs[0]]
 
 
-def test_counters_live_for_one_window_from_the_first_recovery(
-    make_bench: Callable[..., Bench],
-) -> None:
+def test_counters_live_for_one_window_from_the_first_recovery(make_bench):
     bench = make_bench(strike_window=1000)
     owner = reaped(bench, JOB)
     recover(bench, owner, [JOB])
@@ -154,7 +152,7 @@ def test_counters_live_for_one_window_from_the_first_recovery(
     assert 0 < bench.client.ttl(key) <= 100, "the window is not prolonged"
 
 
-def test_the_history_is_bounded(bench: Bench) -> None:
+def test_the_history_is_bounded(bench):
     owner = reaped(bench, JOB)
     for n in range(25):
         recover(bench, owner, [JOB], reason=f"time {n}")
@@ -165,7 +163,7 @@ def test_the_history_is_bounded(bench: Bench) -> None:
     assert [entry["reason"] for entry in counters.history] == [f"time {n}" for n in range(5, 25)]
 
 
-def test_a_recovered_job_is_delivered_as_a_redelivered_one(bench: Bench) -> None:
+def test_a_recovered_job_is_delivered_as_a_redelivered_one(bench):
     recover(bench, reaped(bench, JOB), [JOB])
     [claimed] = bench.claim(bench.owner()).jobs
     assert claimed.job.payload == JOB, "byte for byte"
@@ -173,12 +171,12 @@ def test_a_recovered_job_is_delivered_as_a_redelivered_one(bench: Bench) -> None
     assert claimed.token > claimed.earlier.token > 0
 
 
-def test_the_expiry_of_the_queue_is_renewed(bench: Bench) -> None:
+def test_the_expiry_of_the_queue_is_renewed(bench):
     recover(bench, reaped(bench, JOB), [JOB], expires=60_000)
     assert 0 < bench.client.pttl("mail") <= 60_000
 
 
-def test_a_queue_key_of_another_type_moves_nothing_and_counts_nothing(bench: Bench) -> None:
+def test_a_queue_key_of_another_type_moves_nothing_and_counts_nothing(bench):
     owner = reaped(bench, JOB)
     bench.client.set("mail", "a text")
     call = bench.recoveries.recover([bench.recovery(newest(bench, owner, JOB))], 0, marked=True)
@@ -192,7 +190,7 @@ def test_a_queue_key_of_another_type_moves_nothing_and_counts_nothing(bench: Ben
 # -- probation
 
 
-def test_a_suspect_waits_behind_those_that_wait_already(bench: Bench) -> None:
+def test_a_suspect_waits_behind_those_that_wait_already(bench):
     """Two strikes of three: it runs alone from here on."""
     first, second, third = payload(1), payload(2), payload(3)
     bench.client.lpush(bench.keys.probation("mail"), first)
@@ -205,7 +203,7 @@ def test_a_suspect_waits_behind_those_that_wait_already(bench: Bench) -> None:
     assert bench.counters(second).probation
 
 
-def test_probation_lasts_until_the_job_is_settled(bench: Bench) -> None:
+def test_probation_lasts_until_the_job_is_settled(bench):
     owner = reaped(bench, JOB)
     recover(bench, owner, [JOB], Counters(strikes=1, recoveries=0), blame=Blame.SUSPECT)
     bench.client.delete(bench.keys.probation("mail"))
@@ -234,7 +232,7 @@ def test_probation_lasts_until_the_job_is_settled(bench: Bench) -> None:
 # -- what goes wrong half way
 
 
-def test_counters_of_another_type_move_nothing(bench: Bench) -> None:
+def test_counters_of_another_type_move_nothing(bench):
     """Found half way it would cost the jobs that had left their list by then."""
     other = payload(2)
     owner = reaped(bench, other, JOB)
@@ -246,7 +244,7 @@ def test_counters_of_another_type_move_nothing(bench: Bench) -> None:
     assert bench.counters(JOB) == Counters()
 
 
-def test_a_probation_list_of_another_type_moves_nothing(bench: Bench) -> None:
+def test_a_probation_list_of_another_type_moves_nothing(bench):
     owner = reaped(bench, JOB)
     bench.client.set(bench.keys.probation("mail"), "a text")
     suspect = bench.recovery(newest(bench, owner, JOB), Counters(strikes=1))
@@ -256,14 +254,14 @@ def test_a_probation_list_of_another_type_moves_nothing(bench: Bench) -> None:
     assert bench.private(owner) == [JOB]
 
 
-def test_a_history_that_cannot_be_read_is_begun_anew(bench: Bench) -> None:
+def test_a_history_that_cannot_be_read_is_begun_anew(bench):
     owner = reaped(bench, JOB)
     bench.client.hset(bench.keys.recoveries(digest(JOB)), "history", "{broken")
     assert recover(bench, owner, [JOB], Counters()) == [b"ok"]
     assert len(bench.counters(JOB).history) == 1
 
 
-def test_a_copy_is_not_blamed_for_the_run_that_was_blamed_already(bench: Bench) -> None:
+def test_a_copy_is_not_blamed_for_the_run_that_was_blamed_already(bench):
     """Two reapers drain one owner; a read that was under way takes the job again in between."""
     owner = reaped(bench, JOB, running=[JOB])
     [ran] = bench.held(owner)

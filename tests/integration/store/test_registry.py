@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import redis
 
 from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.store.wire.clients import cut, run_id
 from support.waiting import eventually
-from support.workers.bench import Bench, elsewhere, ended_process
+from support.workers.bench import elsewhere, ended_process
 
 HERE = ProcessImage.current().host
 
 
-def test_a_registered_owner_is_there_with_all_its_facts(bench: Bench) -> None:
+def test_a_registered_owner_is_there_with_all_its_facts(bench):
     facts = bench.owner(lists={"mail": 0, "slow": 60000}, pool=((7, "8"),), connections=(5,))
     score = bench.score(facts)
     assert abs(bench.database.server_time() - score) < 5000
@@ -24,7 +22,7 @@ def test_a_registered_owner_is_there_with_all_its_facts(bench: Bench) -> None:
     assert read.registered_at == score
 
 
-def test_registering_again_is_a_heartbeat_and_keeps_the_first_date(bench: Bench) -> None:
+def test_registering_again_is_a_heartbeat_and_keeps_the_first_date(bench):
     facts = bench.owner()
     first = bench.registry.facts([facts.owner])[facts.owner].registered_at
     bench.age(facts, 5000)
@@ -35,14 +33,14 @@ def test_registering_again_is_a_heartbeat_and_keeps_the_first_date(bench: Bench)
     assert bench.score(facts) >= first
 
 
-def test_a_reaped_owner_cannot_register(bench: Bench) -> None:
+def test_a_reaped_owner_cannot_register(bench):
     facts = bench.owner()
     assert bench.mark(facts)
     assert bench.registry.register(facts).status == "reaped"
     assert bench.registry.owners() == {}
 
 
-def test_a_heartbeat_moves_the_score_and_writes_what_changed(bench: Bench) -> None:
+def test_a_heartbeat_moves_the_score_and_writes_what_changed(bench):
     facts = bench.owner()
     old = bench.age(facts, 5000)
     beat = bench.registry.heartbeat(facts, 0, {"state": "stopping"})
@@ -53,7 +51,7 @@ def test_a_heartbeat_moves_the_score_and_writes_what_changed(bench: Bench) -> No
     assert read.app == facts.app, "the rest is as it was"
 
 
-def test_a_heartbeat_without_a_row_says_missing(bench: Bench) -> None:
+def test_a_heartbeat_without_a_row_says_missing(bench):
     facts = bench.owner()
     bench.client.delete(bench.keys.owners)
     assert bench.registry.heartbeat(facts, 0, {}).status == "missing"
@@ -64,14 +62,14 @@ def test_a_heartbeat_without_a_row_says_missing(bench: Bench) -> None:
     assert not bench.client.exists(bench.keys.facts(facts.owner))
 
 
-def test_the_heartbeat_of_a_reaped_owner_says_so_and_does_not_revive_it(bench: Bench) -> None:
+def test_the_heartbeat_of_a_reaped_owner_says_so_and_does_not_revive_it(bench):
     facts = bench.owner()
     bench.mark(facts)
     assert bench.registry.heartbeat(facts, 0, {}).status == "reaped"
     assert bench.registry.owners() == {}
 
 
-def test_a_heartbeat_returns_who_was_quiet_since_the_last_one(bench: Bench) -> None:
+def test_a_heartbeat_returns_who_was_quiet_since_the_last_one(bench):
     mine, quiet, heard = bench.owner(), bench.owner(elsewhere("a")), bench.owner(elsewhere("b"))
     since = bench.registry.heartbeat(mine, 0, {}).now
     score = bench.age(quiet, 10)
@@ -81,7 +79,7 @@ def test_a_heartbeat_returns_who_was_quiet_since_the_last_one(bench: Bench) -> N
     assert bench.registry.heartbeat(mine, 0, {}).quiet == {}, "with nothing to compare with"
 
 
-def test_scores_from_the_future_are_quiet_ones(bench: Bench) -> None:
+def test_scores_from_the_future_are_quiet_ones(bench):
     """They were written before the server's clock was set back."""
     mine, ahead = bench.owner(), bench.owner(elsewhere())
     since = bench.registry.heartbeat(mine, 0, {}).now
@@ -89,7 +87,7 @@ def test_scores_from_the_future_are_quiet_ones(bench: Bench) -> None:
     assert bench.registry.heartbeat(mine, since, {}).quiet[ahead.owner] == score
 
 
-def test_a_heartbeat_returns_the_owners_of_its_own_host(bench: Bench) -> None:
+def test_a_heartbeat_returns_the_owners_of_its_own_host(bench):
     mine, neighbour = bench.owner(), bench.owner(ended_process())
     stranger = bench.owner(elsewhere())
     beat = bench.registry.heartbeat(mine, 0, {})
@@ -97,7 +95,7 @@ def test_a_heartbeat_returns_the_owners_of_its_own_host(bench: Bench) -> None:
     assert bench.registry.heartbeat(stranger, 0, {}).neighbours == (stranger.owner,)
 
 
-def test_a_mark_needs_the_score_the_verdict_was_built_on(bench: Bench) -> None:
+def test_a_mark_needs_the_score_the_verdict_was_built_on(bench):
     facts = bench.owner()
     seen = bench.age(facts, 5000)
     bench.registry.heartbeat(facts, 0, {})
@@ -107,7 +105,7 @@ def test_a_mark_needs_the_score_the_verdict_was_built_on(bench: Bench) -> None:
     assert bench.mark(facts), "the control"
 
 
-def test_a_mark_is_set_once(bench: Bench) -> None:
+def test_a_mark_is_set_once(bench):
     facts = bench.owner()
     score = bench.score(facts)
     first, *others = [bench.registry.mark(facts, score, 60, "gone") for _ in range(3)]
@@ -117,7 +115,7 @@ def test_a_mark_is_set_once(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("state", ["running", "stopping"])
-def test_a_mark_leaves_a_tombstone_that_knows_the_state_before(bench: Bench, state: str) -> None:
+def test_a_mark_leaves_a_tombstone_that_knows_the_state_before(bench, state):
     facts = bench.owner(state=state)
     ran, _ = bench.give(facts, "mail", [b"ran", b"waited"])
     bench.run_one(ran)
@@ -135,13 +133,13 @@ def test_a_mark_leaves_a_tombstone_that_knows_the_state_before(bench: Bench, sta
     assert not bench.client.smembers(bench.keys.host(HERE))
 
 
-def test_leaving_takes_every_key_along(bench: Bench) -> None:
+def test_leaving_takes_every_key_along(bench):
     facts = bench.owner(lists=["mail", "slow"])
     assert bench.registry.leave(facts, 0) == 0
     assert bench.key_names() == set()
 
 
-def test_leaving_is_refused_while_jobs_are_left(bench: Bench) -> None:
+def test_leaving_is_refused_while_jobs_are_left(bench):
     facts = bench.owner(lists=["mail", "slow"])
     before = bench.key_names()
     one, two = bench.give(facts, "slow", [b"1", b"2"])
@@ -154,7 +152,7 @@ def test_leaving_is_refused_while_jobs_are_left(bench: Bench) -> None:
     assert facts.owner in bench.registry.owners()
 
 
-def test_leaving_with_a_claim_on_its_way_leaves_a_tombstone(bench: Bench) -> None:
+def test_leaving_with_a_claim_on_its_way_leaves_a_tombstone(bench):
     facts = bench.owner()
     assert bench.registry.leave(facts, 20) == 0
     assert bench.registry.owners() == {}
@@ -165,7 +163,7 @@ def test_leaving_with_a_claim_on_its_way_leaves_a_tombstone(bench: Bench) -> Non
     assert bench.client.ttl(bench.keys.facts(facts.owner)) > 0
 
 
-def test_leaving_after_it_was_reaped_changes_nothing(bench: Bench) -> None:
+def test_leaving_after_it_was_reaped_changes_nothing(bench):
     facts = bench.owner()
     bench.mark(facts)
     assert bench.registry.leave(facts, 0) == -1, "and says so"
@@ -175,7 +173,7 @@ def test_leaving_after_it_was_reaped_changes_nothing(bench: Bench) -> None:
 UNKNOWN = "web-9|4|0123456789ab"
 
 
-def test_an_unknown_owner_is_adopted_with_its_list_and_no_job_moves(bench: Bench) -> None:
+def test_an_unknown_owner_is_adopted_with_its_list_and_no_job_moves(bench):
     bench.give(UNKNOWN, "a:b", [b"1"])
     assert bench.registry.adopt(UNKNOWN, {"a:b"})
     assert set(bench.registry.owners()) == {UNKNOWN}
@@ -187,7 +185,7 @@ def test_an_unknown_owner_is_adopted_with_its_list_and_no_job_moves(bench: Bench
     assert not bench.registry.adopt(UNKNOWN, {"a:b"})
 
 
-def test_a_list_that_its_owner_did_not_register_is_listed(bench: Bench) -> None:
+def test_a_list_that_its_owner_did_not_register_is_listed(bench):
     facts = bench.owner(lists={"mail": 60000})
     bench.give(facts.owner, "slow", [b"1"])
     before = bench.registry.owners()
@@ -198,7 +196,7 @@ def test_a_list_that_its_owner_did_not_register_is_listed(bench: Bench) -> None:
     assert not bench.registry.adopt(facts.owner, {"slow"})
 
 
-def test_a_tombstone_without_jobs_is_not_listed_again(bench: Bench) -> None:
+def test_a_tombstone_without_jobs_is_not_listed_again(bench):
     facts = bench.owner()
     bench.mark(facts)
     bench.registry.forget_tombstone(facts.owner)
@@ -207,7 +205,7 @@ def test_a_tombstone_without_jobs_is_not_listed_again(bench: Bench) -> None:
     assert not bench.registry.tombstones()
 
 
-def test_a_forgotten_tombstone_is_listed_again_not_registered(bench: Bench) -> None:
+def test_a_forgotten_tombstone_is_listed_again_not_registered(bench):
     """A claim that landed after its tombstone was taken off the list."""
     facts = bench.owner()
     bench.mark(facts)
@@ -219,7 +217,7 @@ def test_a_forgotten_tombstone_is_listed_again_not_registered(bench: Bench) -> N
     assert bench.registry.owners() == {}
 
 
-def test_an_owner_whose_row_alone_was_lost_gets_its_row_back(bench: Bench) -> None:
+def test_an_owner_whose_row_alone_was_lost_gets_its_row_back(bench):
     facts = bench.owner()
     bench.give(facts.owner, "mail", [b"1"])
     bench.client.delete(bench.keys.owners)
@@ -228,9 +226,7 @@ def test_an_owner_whose_row_alone_was_lost_gets_its_row_back(bench: Bench) -> No
     assert read.process == facts.process, "with the facts it had registered itself"
 
 
-def test_connections_are_looked_up_by_id_in_the_same_run_of_the_server(
-    bench: Bench, url: str
-) -> None:
+def test_connections_are_looked_up_by_id_in_the_same_run_of_the_server(bench, url):
     run = run_id(bench.client)
     other = redis.Redis.from_url(url, single_connection_client=True)
     facts = bench.owner(connections=(other.client_id(),), run_id=run)
@@ -243,7 +239,7 @@ def test_connections_are_looked_up_by_id_in_the_same_run_of_the_server(
     eventually(lambda: bench.registry.connected(facts, run) is False, 5)
 
 
-def test_cutting_an_owners_connections_ends_them(bench: Bench, url: str) -> None:
+def test_cutting_an_owners_connections_ends_them(bench, url):
     run = run_id(bench.client)
     with redis.Redis.from_url(url, single_connection_client=True) as other:
         facts = bench.owner(connections=(other.client_id(),), run_id=run)
@@ -254,7 +250,7 @@ def test_cutting_an_owners_connections_ends_them(bench: Bench, url: str) -> None
         eventually(lambda: bench.registry.connected(facts, run) is False, 5)
 
 
-def test_a_prefix_keeps_two_registries_apart(make_bench: Callable[..., Bench]) -> None:
+def test_a_prefix_keeps_two_registries_apart(make_bench):
     one, two = make_bench(global_keyprefix="one:"), make_bench(global_keyprefix="two:")
     facts = one.owner()
     assert set(one.registry.owners()) == {facts.owner}

@@ -11,10 +11,9 @@ from celery_superfetch.store.database import Database
 from celery_superfetch.store.runs import MOST, Runs
 from celery_superfetch.worker.ended import Ended
 from support.servers.server import free_port
-from support.workers.bench import Bench
 
 
-def test_how_it_ended_is_what_it_raised(bench: Bench) -> None:
+def test_how_it_ended_is_what_it_raised(bench):
     ended = Ended()
     for error in (None, ValueError(), Retry(), Ignore(), Reject(), None):
         ended.note("mail", "t", error, 0.5)
@@ -31,7 +30,7 @@ def test_how_it_ended_is_what_it_raised(bench: Bench) -> None:
     assert [times.buckets[bound] for bound in (0.1, 0.5, 1, float("inf"))] == [0, 6, 6, 6]
 
 
-def test_workers_add_up_and_count_each_run_once(bench: Bench) -> None:
+def test_workers_add_up_and_count_each_run_once(bench):
     for _ in range(2):
         ended = Ended()
         ended.note("mail", "t", None, 7200.5)
@@ -43,7 +42,7 @@ def test_workers_add_up_and_count_each_run_once(bench: Bench) -> None:
     assert found.times["t"].buckets[float("inf")] == 2
 
 
-def test_while_the_server_is_away_counts_are_kept(bench: Bench) -> None:
+def test_while_the_server_is_away_counts_are_kept(bench):
     ended = Ended()
     ended.note("mail", "t", None, 1)
     away = Database(redis.Redis(port=free_port(), retry=None), Config())
@@ -54,7 +53,7 @@ def test_while_the_server_is_away_counts_are_kept(bench: Bench) -> None:
     assert Runs(bench.database).counts().ends == {("succeeded", "mail", "t"): 2}
 
 
-def test_rows_are_bounded_and_no_run_is_left_out(bench: Bench) -> None:
+def test_rows_are_bounded_and_no_run_is_left_out(bench):
     ended = Ended()
     for number in range(MOST + 7):
         ended.note("mail", f"t{number}", None, 1)
@@ -66,7 +65,7 @@ def test_rows_are_bounded_and_no_run_is_left_out(bench: Bench) -> None:
     assert ends["succeeded", "mail", ""] == 7
 
 
-def test_what_a_hand_has_written_there_is_passed_over(bench: Bench) -> None:
+def test_what_a_hand_has_written_there_is_passed_over(bench):
     bench.client.hset(bench.keys.runs, mapping={"odd": 1, "succeeded": 2, "seconds\tx": 3})
     found = Runs(bench.database).counts()
     assert (found.ends, found.times) == ({}, {})

@@ -44,9 +44,7 @@ WRONG: dict[str, Callable[[redis.Redis, str], Any]] = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 @each_script
-def test_what_holds_something_else_is_found_before_anything_moves(
-    bench: Bench, client: redis.Redis, case: Callable[[Bench], Case], wrong: str
-) -> None:
+def test_what_holds_something_else_is_found_before_anything_moves(bench, client, case, wrong):
     """A script that answers with an error has changed nothing, whichever key is to blame."""
 
     def keys(made: Case) -> list[str]:
@@ -100,9 +98,7 @@ COMMANDS = 60
 
 
 @each_script
-def test_an_error_at_any_command_leaves_each_job_in_one_place(
-    bench: Bench, client: redis.Redis, case: Callable[[Bench], Case]
-) -> None:
+def test_an_error_at_any_command_leaves_each_job_in_one_place(bench, client, case):
     failed = 0
     for number in range(1, COMMANDS):
         client.flushall()
@@ -119,9 +115,7 @@ def test_an_error_at_any_command_leaves_each_job_in_one_place(
     assert failed >= 2, "there were errors"
 
 
-def test_control_a_job_that_leaves_before_the_check_is_lost(
-    bench: Bench, client: redis.Redis
-) -> None:
+def test_control_a_job_that_leaves_before_the_check_is_lost(bench, client):
     """The look at the places has teeth."""
     made = park(bench)
     before = content(client)
@@ -132,9 +126,7 @@ def test_control_a_job_that_leaves_before_the_check_is_lost(
         check(content(client), before, settles=False)
 
 
-def test_control_a_claim_that_is_refused_and_not_undone_loses_its_jobs(
-    bench: Bench, client: redis.Redis
-) -> None:
+def test_control_a_claim_that_is_refused_and_not_undone_loses_its_jobs(bench, client):
     made = claim(bench)
     private = made.call.keys[2]
     client.set(private, "?")

@@ -24,7 +24,7 @@ from celery_superfetch.store.holdings import (
 )
 from celery_superfetch.store.queues import Queues
 from support.waiting import eventually
-from support.workers.bench import Bench, payload
+from support.workers.bench import payload
 
 ONE, TWO, THREE = payload("1"), payload("2"), payload("3")
 #: What a pass says of itself.
@@ -35,7 +35,7 @@ def nothing() -> None:
     """A task."""
 
 
-def test_what_an_owner_holds_is_told_apart(bench: Bench) -> None:
+def test_what_an_owner_holds_is_told_apart(bench):
     owner, idle = bench.owner(), bench.owner()
     bench.push("mail", ONE, TWO)
     bench.claim(owner, starts=1)
@@ -48,7 +48,7 @@ def test_what_an_owner_holds_is_told_apart(bench: Bench) -> None:
     }
 
 
-def test_many_owners_are_counted_by_a_few_scripts(bench: Bench) -> None:
+def test_many_owners_are_counted_by_a_few_scripts(bench):
     owners = [bench.owner().owner for _ in range(CHUNK + 1)]
     bench.give(owners[-1], "mail", [ONE])
     before = bench.client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
@@ -59,7 +59,7 @@ def test_many_owners_are_counted_by_a_few_scripts(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("place", [RESERVED, PARKED, PROBATION])
-def test_a_look_ends_although_what_it_looked_at_has_gone(bench: Bench, place: str) -> None:
+def test_a_look_ends_although_what_it_looked_at_has_gone(bench, place):
     """All the rest was acked between two pages: its script turned until somebody killed it, and
     nobody else was served."""
     owner, last = bench.owner().owner, bench.owner().owner
@@ -83,7 +83,7 @@ def test_a_look_ends_although_what_it_looked_at_has_gone(bench: Bench, place: st
     assert [found.payload for some in pages for found in some] == [ONE]
 
 
-def test_a_look_shows_what_runs_then_the_oldest_claims_and_what_landed(bench: Bench) -> None:
+def test_a_look_shows_what_runs_then_the_oldest_claims_and_what_landed(bench):
     owner = bench.owner()
     one, two, three = bench.give(owner, "mail", [ONE, TWO, THREE])
     bench.run_one(two)
@@ -95,7 +95,7 @@ def test_a_look_shows_what_runs_then_the_oldest_claims_and_what_landed(bench: Be
     assert [*chain(*pages)] == [*expected, Found(landing, b"landed")]
 
 
-def test_what_landed_is_in_flight_and_begins_with_nobody(bench: Bench) -> None:
+def test_what_landed_is_in_flight_and_begins_with_nobody(bench):
     """A record without its claim is no job: none is counted for it."""
     owner = bench.owner(lists=["mail", "slow"])
     [job] = bench.give(owner, "mail", [ONE])
@@ -108,7 +108,7 @@ def test_what_landed_is_in_flight_and_begins_with_nobody(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("lists", ["{", "[]", "7", '"mail"'])
-def test_facts_that_cannot_be_read_hold_up_nobody(bench: Bench, lists: str) -> None:
+def test_facts_that_cannot_be_read_hold_up_nobody(bench, lists):
     broken, whole = bench.owner(), bench.owner()
     bench.give(whole.owner, "mail", [ONE])
     bench.client.hset(bench.keys.facts(broken.owner), "lists", lists)
@@ -116,7 +116,7 @@ def test_facts_that_cannot_be_read_hold_up_nobody(bench: Bench, lists: str) -> N
     assert [found[o.owner].in_flight for o in (broken, whole)] == [0, 1]
 
 
-def test_the_oldest_job_of_a_queue_grows_old_while_it_is_the_next(bench: Bench) -> None:
+def test_the_oldest_job_of_a_queue_grows_old_while_it_is_the_next(bench):
     queues = Queues(bench.database)
     bench.push("mail", ONE, TWO)
     assert queues.oldest(["mail"]) == {}, "nobody has noted it"
@@ -131,7 +131,7 @@ def test_the_oldest_job_of_a_queue_grows_old_while_it_is_the_next(bench: Bench) 
     assert bench.client.exists(bench.keys.heads) == 0
 
 
-def test_what_waits_where_nobody_consumes_is_noted_too(bench: Bench) -> None:
+def test_what_waits_where_nobody_consumes_is_noted_too(bench):
     app = Celery("shop", set_as_current=False)
     app.conf.task_queues = [Queue("mail"), Queue("late")]
     bench.push("late\x06\x166", ONE)
@@ -140,7 +140,7 @@ def test_what_waits_where_nobody_consumes_is_noted_too(bench: Bench) -> None:
     assert bench.client.hkeys(bench.keys.heads) == [b"late\x06\x166"]
 
 
-def test_a_queue_that_only_a_task_a_route_or_beat_names_is_noted_too(bench: Bench) -> None:
+def test_a_queue_that_only_a_task_a_route_or_beat_names_is_noted_too(bench):
     app = Celery("shop", set_as_current=False)
     for task, queue in ("shop.send", "mail"), ("shop.scan", Queue("scans")):
         app.task(name=task, queue=queue, shared=False)(nothing)
@@ -155,12 +155,12 @@ def test_a_queue_that_only_a_task_a_route_or_beat_names_is_noted_too(bench: Benc
     assert {name.decode() for name in bench.client.hkeys(bench.keys.heads)} == named
 
 
-def test_a_key_of_another_type_is_no_queue(bench: Bench) -> None:
+def test_a_key_of_another_type_is_no_queue(bench):
     bench.client.set("mail", "not a list")
     assert Queues(bench.database).oldest(["mail"], PASS) == {}
 
 
-def test_a_death_is_remembered_with_what_became_of_its_jobs(bench: Bench) -> None:
+def test_a_death_is_remembered_with_what_became_of_its_jobs(bench):
     owner = bench.dead_owner([ONE, TWO], node="mail@host")
     bench.reaper().reap()
     [death] = History(bench.database).deaths()
@@ -169,7 +169,7 @@ def test_a_death_is_remembered_with_what_became_of_its_jobs(bench: Bench) -> Non
     assert death["heard"] <= death["at"]
 
 
-def test_deaths_are_capped(bench: Bench) -> None:
+def test_deaths_are_capped(bench):
     history = History(bench.database)
     bench.client.zadd(bench.keys.deaths, {f'{{"owner": "{n}"}}': n + 1 for n in range(3)})
     history.died([(monotonic(), {"owner": "new"})])
@@ -181,7 +181,7 @@ def test_deaths_are_capped(bench: Bench) -> None:
     assert history.deaths(1)[0]["owner"] == "newest"
 
 
-def test_a_pass_is_remembered_with_who_made_it(bench: Bench) -> None:
+def test_a_pass_is_remembered_with_who_made_it(bench):
     history = History(bench.database)
     assert history.last_pass() == {}
     owner = bench.owner()

@@ -8,12 +8,12 @@ from celery_superfetch.app.passes import note
 from celery_superfetch.model.job import Job
 from celery_superfetch.store.history import BUCKETS, History, noted_recovery
 from celery_superfetch.store.queues import CHUNK
-from support.workers.bench import Bench, payload
+from support.workers.bench import payload
 
 LOW = "mail\x06\x169"
 
 
-def test_what_became_of_jobs_is_counted_by_queue_and_task(bench: Bench) -> None:
+def test_what_became_of_jobs_is_counted_by_queue_and_task(bench):
     stats = History(bench.database)
     bench.dead_owner([payload("1"), payload("2", task="shop.charge")])
     bench.dead_owner([payload("3")], queue=LOW, lists=[LOW])
@@ -48,13 +48,13 @@ def test_what_became_of_jobs_is_counted_by_queue_and_task(bench: Bench) -> None:
         (b"\xff\x00 no message", ""),
     ],
 )
-def test_a_task_is_what_the_headers_say(bench: Bench, raw: bytes, task: str) -> None:
+def test_a_task_is_what_the_headers_say(bench, raw, task):
     stats = History(bench.database)
     stats.lost(Job("web-1|1|x", "mail", raw))
     assert stats.counts().jobs == {("ownership_lost", "mail", task): 1}
 
 
-def test_rows_are_bounded_and_none_is_lost(bench: Bench) -> None:
+def test_rows_are_bounded_and_none_is_lost(bench):
     stats = History(bench.database)
     bench.client.hset(bench.keys.stats, mapping={f"recovered\tq\t{n}": 1 for n in range(1999)})
     for number in range(600):
@@ -71,7 +71,7 @@ def test_rows_are_bounded_and_none_is_lost(bench: Bench) -> None:
     assert stats.counts().jobs["ownership_lost", "q5", ""] == 2, "known rows go on"
 
 
-def test_passes_and_recoveries_are_summed_up(bench: Bench) -> None:
+def test_passes_and_recoveries_are_summed_up(bench):
     stats, reaper = History(bench.database), bench.reaper()
     lists = [f"q{n}" for n in range(CHUNK + 1)]
     bench.owner(lists=lists)
@@ -88,14 +88,14 @@ def test_passes_and_recoveries_are_summed_up(bench: Bench) -> None:
     assert "pass" not in counts.totals
 
 
-def test_each_time_has_its_bucket() -> None:
+def test_each_time_has_its_bucket():
     assert dict(noted_recovery(1000)) == {"recovery\t1": 1, "recovery\tms": 1000}
     assert dict(noted_recovery(1001))["recovery\t2"] == 1
     assert dict(noted_recovery(10**9))["recovery\tinf"] == 1
     assert sorted(BUCKETS) == list(BUCKETS)
 
 
-def test_a_key_of_another_type_holds_up_no_job(bench: Bench) -> None:
+def test_a_key_of_another_type_holds_up_no_job(bench):
     bench.client.set(bench.keys.stats, "no hash")
     bench.dead_owner([payload("1")])
     assert bench.reaper().reap().recovered == 1

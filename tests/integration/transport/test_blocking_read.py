@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from time import monotonic
-from typing import Any
 
 import pytest
 import redis
@@ -14,9 +13,8 @@ from celery_superfetch.owner.membership import BLOCK_TIMEOUT
 from celery_superfetch.store.wire.clients import cut, run_id, unblock
 from celery_superfetch.transport.fetch.reads import BlockingRead
 from support.servers.proxy import FaultProxy
-from support.servers.server import Server
 from support.waiting import eventually
-from support.workers.bench import Bench, payload
+from support.workers.bench import payload
 from support.workers.inbox import Inbox
 
 
@@ -33,7 +31,7 @@ def opened(inbox: Inbox) -> BlockingRead:
     return read
 
 
-def test_a_read_that_the_server_has_not_seen_yet_is_called_off_all_the_same(inbox: Inbox) -> None:
+def test_a_read_that_the_server_has_not_seen_yet_is_called_off_all_the_same(inbox):
     """They come by two connections, so that UNBLOCK may be there first; its reply is 0 then."""
     with inbox:
         read = opened(inbox)
@@ -47,7 +45,7 @@ def test_a_read_that_the_server_has_not_seen_yet_is_called_off_all_the_same(inbo
         read.close()
 
 
-def test_a_read_that_was_served_already_brings_its_job(inbox: Inbox, bench: Bench) -> None:
+def test_a_read_that_was_served_already_brings_its_job(inbox, bench):
     with inbox:
         read = opened(inbox)
         read.arm()
@@ -57,14 +55,14 @@ def test_a_read_that_was_served_already_brings_its_job(inbox: Inbox, bench: Benc
         read.close()
 
 
-def test_what_cannot_be_called_off_in_time_is_left_to_wait(inbox: Inbox) -> None:
+def test_what_cannot_be_called_off_in_time_is_left_to_wait(inbox):
     with inbox:
         read = opened(inbox)  # never armed: the server knows it, and it never blocks
         assert not unblock(inbox.channel.owner.client, [read])
         read.close()
 
 
-def test_the_ids_of_one_server_are_strangers_at_another(fresh_server: Any) -> None:
+def test_the_ids_of_one_server_are_strangers_at_another(fresh_server):
     """D5. A failover behind one address: the read still leads to the old server, and whoever
     calls it off, or cuts it, connects to the new one."""
     old, new = fresh_server(), fresh_server()
@@ -97,7 +95,7 @@ def test_the_ids_of_one_server_are_strangers_at_another(fresh_server: Any) -> No
         inbox.close()
 
 
-def test_what_one_channel_names_no_other_has(bench: Bench) -> None:
+def test_what_one_channel_names_no_other_has(bench):
     """One owner, two channels that wait on one list: whoever claims first has what landed for both,
     and a reply that is read later speaks of nothing."""
     mine, raws = bench.owner(), [payload(1), payload(1), payload(2)]
@@ -109,7 +107,7 @@ def test_what_one_channel_names_no_other_has(bench: Bench) -> None:
     assert second.jobs == []
 
 
-def test_what_another_channel_gave_back_is_in_its_queue_alone(bench: Bench) -> None:
+def test_what_another_channel_gave_back_is_in_its_queue_alone(bench):
     mine = bench.owner()
     bench.land(mine, "mail", payload(1), payload(2))
     assert bench.in_flight.lost_claims.reconcile(mine.owner, {"mail": 0}) == 2
@@ -117,9 +115,7 @@ def test_what_another_channel_gave_back_is_in_its_queue_alone(bench: Bench) -> N
     assert bench.in_flight.claim(mine.owner, ["mail"], 5, 0, ["mail"]).jobs == []
 
 
-def test_a_read_that_broke_with_a_job_leaves_none_behind(
-    server: Server, url: str, bench: Bench
-) -> None:
+def test_a_read_that_broke_with_a_job_leaves_none_behind(server, url, bench):
     """The server has moved the job, its reply is lost, and the first to notice calls it off."""
     with FaultProxy(server.port) as proxy, Inbox(proxy.url()) as inbox:
         done = proxy.cut_at(lambda words: words[:2] == [b"BLMOVE", b"mail"], reply_lost=True)
@@ -135,9 +131,7 @@ def test_a_read_that_broke_with_a_job_leaves_none_behind(
     assert bench.registry.owners() == {}
 
 
-def test_what_no_claim_has_named_goes_back_when_its_connection_is_gone(
-    url: str, bench: Bench
-) -> None:
+def test_what_no_claim_has_named_goes_back_when_its_connection_is_gone(url, bench):
     with Inbox(url, prefetch=1) as inbox:
         inbox.settle_in()
         fetch = inbox.channel.fetch

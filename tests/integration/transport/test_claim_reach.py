@@ -49,9 +49,7 @@ def make_busy(bench: Bench) -> None:
         bench.push(queue, *(payload(f"{queue} {n}", queue) for n in range(4)))
 
 
-def test_busy_queues_are_claimed_from_one_list_at_a_time(
-    url: str, bench: Bench, named: list[int]
-) -> None:
+def test_busy_queues_are_claimed_from_one_list_at_a_time(url, bench, named):
     make_busy(bench)
     with Inbox(url, *QUEUES, prefetch=1) as inbox:
         ids = receive(inbox, 20)
@@ -59,18 +57,14 @@ def test_busy_queues_are_claimed_from_one_list_at_a_time(
     assert named == ALIKE * [20] + (20 - ALIKE) * [1]
 
 
-def test_one_busy_queue_among_many_is_reached_without_the_lower_priorities(
-    url: str, bench: Bench, named: list[int]
-) -> None:
+def test_one_busy_queue_among_many_is_reached_without_the_lower_priorities(url, bench, named):
     bench.push("q2", *(payload(n, "q2") for n in range(18)))
     with Inbox(url, *QUEUES, prefetch=3) as inbox:
         receive(inbox, 18)
     assert named == ALIKE * [20] + (6 - ALIKE) * [5]
 
 
-def test_a_claim_that_falls_short_asks_all_the_others_at_once(
-    url: str, bench: Bench, named: list[int]
-) -> None:
+def test_a_claim_that_falls_short_asks_all_the_others_at_once(url, bench, named):
     """And only then waits for more."""
     bench.push("q0", *(payload(f"first {n}", "q0") for n in range(ALIKE)))
     bench.push("q4\x06\x169", payload("last", "q4"))
@@ -86,9 +80,7 @@ def test_a_claim_that_falls_short_asks_all_the_others_at_once(
         assert named[ALIKE:] == [1, 20, 20], "and so they are before it waits"
 
 
-def test_what_is_urgent_comes_first_however_few_lists_are_named(
-    url: str, bench: Bench, named: list[int]
-) -> None:
+def test_what_is_urgent_comes_first_however_few_lists_are_named(url, bench, named):
     bench.push("q0\x06\x163", *(payload(f"late {n}", "q0") for n in range(ALIKE + 2)))
     with Inbox(url, *QUEUES, prefetch=1) as inbox:
         receive(inbox, ALIKE + 1)
@@ -98,8 +90,8 @@ def test_what_is_urgent_comes_first_however_few_lists_are_named(
 
 
 def test_equal_queues_are_served_in_turn_when_there_is_room_for_more_than_one_again(
-    url: str, bench: Bench, named: list[int]
-) -> None:
+    url, bench, named
+):
     """What was enough for one job is not for several."""
     make_busy(bench)
     with Inbox(url, *QUEUES, prefetch=1) as inbox:
@@ -111,9 +103,7 @@ def test_equal_queues_are_served_in_turn_when_there_is_room_for_more_than_one_ag
 
 
 @pytest.mark.parametrize("others", [["q0"], [*QUEUES, "more"]])
-def test_the_queues_may_change_meanwhile(
-    url: str, bench: Bench, named: list[int], others: list[str]
-) -> None:
+def test_the_queues_may_change_meanwhile(url, bench, named, others):
     bench.push("q0", *(payload(n, "q0") for n in range(ALIKE + 3)))
     with Inbox(url, *QUEUES, prefetch=1) as inbox:
         receive(inbox, ALIKE + 1)
@@ -130,7 +120,7 @@ def test_the_queues_may_change_meanwhile(
         assert len(named) == before + 1, "one that names all says that there is no more"
 
 
-def test_a_claim_that_took_as_many_bytes_as_it_may_has_not_fallen_short(bench: Bench) -> None:
+def test_a_claim_that_took_as_many_bytes_as_it_may_has_not_fallen_short(bench):
     owner, large = bench.owner().owner, payload("x" * (CLAIM_BYTES // 4))
     bench.push("mail", *3 * [large])
     claims = bench.in_flight.claim(owner, ["mail"], 3, 1, [])
@@ -145,14 +135,8 @@ def test_a_claim_that_took_as_many_bytes_as_it_may_has_not_fallen_short(bench: B
 @pytest.mark.parametrize("strategy", ["round_robin", "sorted", "priority"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_jobs_come_in_the_order_of_claims_which_name_all(
-    url: str,
-    bench: Bench,
-    named: list[int],
-    monkeypatch: pytest.MonkeyPatch,
-    prefetch: int,
-    strategy: str,
-    seed: int,
-) -> None:
+    url, bench, named, monkeypatch, prefetch, strategy, seed
+):
     chance = random.Random(seed)
     steps = [chance.randrange(2) for _ in range(150)]
     lists = [chance.choice(QUEUES) + STEPS[2 * step] for step in steps]

@@ -62,19 +62,15 @@ def cost(
             return commands(server, transport) / JOBS
 
 
-def test_a_consumer_without_a_loop_sends_an_ack_for_each_job_and_claims_in_batches(
-    own: Server,
-) -> None:
+def test_a_consumer_without_a_loop_sends_an_ack_for_each_job_and_claims_in_batches(own):
     assert cost(own, OURS, drained) <= 1.3
 
 
-def test_a_turn_of_the_loop_settles_and_claims_for_many(own: Server) -> None:
+def test_a_turn_of_the_loop_settles_and_claims_for_many(own):
     """Were one job delivered in each turn, it would be two."""
     assert cost(own, OURS, hubbed) <= 1.0
 
 
 @pytest.mark.parametrize("loop", [drained, hubbed])
-def test_the_control_stock_sends_several_for_each(
-    own: Server, loop: Callable[[kombu.Connection], Callable[[], object]]
-) -> None:
+def test_the_control_stock_sends_several_for_each(own, loop):
     assert cost(own, STOCK, loop) >= 5

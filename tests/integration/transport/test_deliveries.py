@@ -14,7 +14,7 @@ from kombu.asynchronous.hub import Hub
 from celery_superfetch.owner.in_flight.runner import Runner
 from celery_superfetch.transport import poller
 from support.waiting import always, eventually
-from support.workers.bench import Bench, payload
+from support.workers.bench import payload
 from support.workers.inbox import Inbox, publish, turn_of
 
 LOOPS = ["hub", "drain_events"]
@@ -57,9 +57,7 @@ def listen(inbox: Inbox, news: list[Any]) -> None:
     kombu.Consumer(channel, radio, no_ack=True, on_message=news.append).consume()
 
 
-def test_a_turn_delivers_all_that_it_can_claim(
-    url: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_turn_delivers_all_that_it_can_claim(url, bench, monkeypatch):
     monkeypatch.setattr(poller, "DELIVERING", 60.0)
     bench.push("mail", *map(payload, range(20)))
     in_flight: list[int] = []
@@ -76,9 +74,7 @@ def test_a_turn_delivers_all_that_it_can_claim(
     assert bench.queue() == []
 
 
-def test_acks_go_together_and_are_sent_when_the_last_job_has_its(
-    url: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_acks_go_together_and_are_sent_when_the_last_job_has_its(url, bench, monkeypatch):
     """The server has done with them by the time of the next claim, which is waited for."""
     monkeypatch.setattr(poller, "DELIVERING", 60.0)
     bench.push("mail", *map(payload, range(6)))
@@ -96,9 +92,7 @@ def test_acks_go_together_and_are_sent_when_the_last_job_has_its(
 
 
 @pytest.mark.parametrize("loop", [*LOOPS, "synloop"])
-def test_jobs_without_end_keep_nothing_else_from_its_turn(
-    url: str, bench: Bench, loop: str
-) -> None:
+def test_jobs_without_end_keep_nothing_else_from_its_turn(url, bench, loop):
     """Each job brings the next."""
     news: list[Any] = []
 
@@ -114,9 +108,7 @@ def test_jobs_without_end_keep_nothing_else_from_its_turn(
         eventually(lambda: turn() and news, 10, 0)
 
 
-def test_the_control_without_a_bound_they_do(
-    url: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_control_without_a_bound_they_do(url, bench, monkeypatch):
     monkeypatch.setattr(poller, "DELIVERING", math.inf)
     news: list[Any] = []
 
@@ -134,7 +126,7 @@ def test_the_control_without_a_bound_they_do(
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_callback_may_close_the_connection(url: str, bench: Bench, loop: str) -> None:
+def test_a_callback_may_close_the_connection(url, bench, loop):
     bench.push("mail", payload(1), payload(2))
     inboxes: list[Inbox] = []
 

@@ -18,9 +18,7 @@ def rings(poller: Poller) -> bool:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_ring_beside_the_loops_answer_is_not_drowned(
-    monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
+def test_a_ring_beside_the_loops_answer_is_not_drowned(monkeypatch, when):
     """It would leave the doorbell marked as ringing, and silent, for ever."""
     poller, read = Poller(), os.read
 
@@ -48,7 +46,7 @@ def test_a_ring_beside_the_loops_answer_is_not_drowned(
     poller.close()
 
 
-def test_two_rings_at_once_are_one() -> None:
+def test_two_rings_at_once_are_one():
     """Two threads may both find it silent; a byte that is left would keep the loop busy."""
     poller = Poller()
     poller.ring()
@@ -59,7 +57,7 @@ def test_two_rings_at_once_are_one() -> None:
     poller.close()
 
 
-def test_a_settlement_of_the_loops_own_thread_rings_nothing() -> None:
+def test_a_settlement_of_the_loops_own_thread_rings_nothing():
     poller = Poller()
     poller.ring()
     poller._answer()

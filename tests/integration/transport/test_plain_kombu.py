@@ -20,9 +20,7 @@ def left_over(bench: Bench) -> set[str]:
     return {name for name in bench.key_names() if name.startswith(kinds)}
 
 
-def test_a_simple_queue_hands_out_each_message_once_however_it_is_asked(
-    url: str, bench: Bench
-) -> None:
+def test_a_simple_queue_hands_out_each_message_once_however_it_is_asked(url, bench):
     """A blocking get claims ahead; what it has claimed is still in the queue to its user."""
     with (
         kombu.Connection(url, transport=TRANSPORT) as connection,
@@ -51,7 +49,7 @@ def test_a_simple_queue_hands_out_each_message_once_however_it_is_asked(
     assert bench.queue() == []
 
 
-def test_a_get_without_ack_says_that_a_message_was_delivered_before(url: str, bench: Bench) -> None:
+def test_a_get_without_ack_says_that_a_message_was_delivered_before(url, bench):
     publish(url, "mail", "one", "two")
     with kombu.Connection(url, transport=TRANSPORT) as connection:
         queue = kombu.Queue("mail")(connection.channel())
@@ -62,7 +60,7 @@ def test_a_get_without_ack_says_that_a_message_was_delivered_before(url: str, be
         assert flags == {"one": True, "two": None}
 
 
-def test_channels_of_one_connection_share_an_owner_and_nothing_else(url: str, bench: Bench) -> None:
+def test_channels_of_one_connection_share_an_owner_and_nothing_else(url, bench):
     """Each has its own prefetch, its own deliveries, and gives back its own at its close."""
     bench.push("mail", *(payload(n) for n in range(10)))
     with kombu.Connection(url, transport=TRANSPORT) as connection:
@@ -91,7 +89,7 @@ def test_channels_of_one_connection_share_an_owner_and_nothing_else(url: str, be
     assert left_over(bench) == set()
 
 
-def test_connections_to_several_databases_are_an_owner_in_each(fresh_server: Any) -> None:
+def test_connections_to_several_databases_are_an_owner_in_each(fresh_server):
     """What one gives back or acks never ends up in the other."""
     own = fresh_server()
     benches = [Bench(own.client(db)) for db in (0, 3)]
@@ -116,7 +114,7 @@ THREADS = 6
 JOBS = 300
 
 
-def test_consumers_in_threads_run_each_message_once(url: str, bench: Bench) -> None:
+def test_consumers_in_threads_run_each_message_once(url, bench):
     """Each thread has its connection; some close early, and give back what they have not run."""
     bench.push("mail", *(payload(n) for n in range(JOBS)))
     ran: list[str] = []
@@ -145,7 +143,7 @@ def test_consumers_in_threads_run_each_message_once(url: str, bench: Bench) -> N
     assert left_over(bench) == set()
 
 
-def test_what_a_callback_raises_is_its_consumers_own_affair(url: str, bench: Bench) -> None:
+def test_what_a_callback_raises_is_its_consumers_own_affair(url, bench):
     """A1: outside Celery nobody puts a message aside for it."""
     bench.push("mail", payload(1))
 
@@ -159,7 +157,7 @@ def test_what_a_callback_raises_is_its_consumers_own_affair(url: str, bench: Ben
     assert bench.queue() == [payload(1)]
 
 
-def test_no_prefetch_means_as_many_as_claim_limit_and_one_means_one(url: str, bench: Bench) -> None:
+def test_no_prefetch_means_as_many_as_claim_limit_and_one_means_one(url, bench):
     """Two consumers that are to share the work."""
 
     def held(**how: Any) -> int:
@@ -174,9 +172,7 @@ def test_no_prefetch_means_as_many_as_claim_limit_and_one_means_one(url: str, be
     assert held(prefetch=1) == 1
 
 
-def test_an_ack_that_comes_early_leaves_a_copy_with_the_same_tag_alone(
-    url: str, bench: Bench
-) -> None:
+def test_an_ack_that_comes_early_leaves_a_copy_with_the_same_tag_alone(url, bench):
     """Celery acks a turn of its loop later, by the tag. A job copied by hand brings that twice."""
     publish(url, "mail", "one")
     bench.client.rpush("mail", bench.client.lindex("mail", 0))

@@ -44,9 +44,7 @@ def receive(inbox: Inbox, hub: Hub, expected: list[str]) -> None:
     eventually(lambda: turn_of(hub) and names(inbox) == expected, 10, 0)
 
 
-def test_the_event_loop_consumes_on_after_its_connections_were_cut(
-    url: str, bench: Bench, hub: Hub
-) -> None:
+def test_the_event_loop_consumes_on_after_its_connections_were_cut(url, bench, hub):
     """All of them at once, three times; the consumer connects again, as Celery's does."""
     inbox = registered(Inbox(url), hub)
     expected: list[str] = []
@@ -71,9 +69,7 @@ def test_the_event_loop_consumes_on_after_its_connections_were_cut(
 
 
 @pytest.mark.parametrize("looped", [True, False], ids=["hub", "drain_events"])
-def test_what_arrives_after_the_credit_is_used_up_waits_for_the_ack(
-    url: str, bench: Bench, hub: Hub, looped: bool
-) -> None:
+def test_what_arrives_after_the_credit_is_used_up_waits_for_the_ack(url, bench, hub, looped):
     """A blocking read is under way when the prefetch is lowered to what is held already."""
     with Inbox(url, prefetch=2) as inbox:
         if looped:
@@ -99,9 +95,7 @@ def test_what_arrives_after_the_credit_is_used_up_waits_for_the_ack(
 
 
 @pytest.mark.parametrize("end", ["cancel", "close"])
-def test_what_arrives_late_survives_cancel_and_close(
-    url: str, bench: Bench, hub: Hub, end: str
-) -> None:
+def test_what_arrives_late_survives_cancel_and_close(url, bench, hub, end):
     """It is in the socket already, and its consumer goes away before it is read."""
     with registered(Inbox(url, prefetch=2), hub) as inbox:
         bench.push("mail", payload(1))
@@ -118,7 +112,7 @@ def test_what_arrives_late_survives_cancel_and_close(
         assert bench.queue() == [payload(2)]
 
 
-def test_a_channel_without_credit_does_not_stop_another(url: str, bench: Bench, hub: Hub) -> None:
+def test_a_channel_without_credit_does_not_stop_another(url, bench, hub):
     with registered(Inbox(url, prefetch=1), hub) as inbox:
         other: list[Any] = []
         consumer = kombu.Consumer(
@@ -137,7 +131,7 @@ def test_a_channel_without_credit_does_not_stop_another(url: str, bench: Bench, 
     assert bench.queue() == []
 
 
-def test_a_requeue_that_fails_is_kept_and_done_later(url: str, bench: Bench) -> None:
+def test_a_requeue_that_fails_is_kept_and_done_later(url, bench):
     """The connection breaks with it: the message is in exactly one place all the time."""
     bench.push("mail", payload(1))
     with Inbox(url) as inbox:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -41,7 +40,7 @@ def rest(bench: Bench, field: str) -> int:
     return int(found)
 
 
-def test_one_owner_of_a_database_rests_at_a_time(bench: Bench, suspect: bytes) -> None:
+def test_one_owner_of_a_database_rests_at_a_time(bench, suspect):
     """C2: it was one for each queue list."""
     wait(bench, "post", payload("another"))
     assert ask(bench, "a", "mail") == 1
@@ -52,7 +51,7 @@ def test_one_owner_of_a_database_rests_at_a_time(bench: Bench, suspect: bytes) -
     assert bench.client.pttl(bench.keys.rest) > LONG * 1000, "remembered beyond its end"
 
 
-def test_the_next_rest_is_twice_as_long_and_some_time_later(bench: Bench, suspect: bytes) -> None:
+def test_the_next_rest_is_twice_as_long_and_some_time_later(bench, suspect):
     """C2: who rested in vain went on for ever."""
     assert ask(bench, "a", "mail", first=SHORT) == 1
     first = rest(bench, "until")
@@ -63,9 +62,7 @@ def test_the_next_rest_is_twice_as_long_and_some_time_later(bench: Bench, suspec
     assert rest(bench, "until") - rest(bench, "since") == 2 * SHORT * 1000
 
 
-def test_a_rest_ends_when_a_suspect_had_its_turn_and_the_next_is_a_first_one(
-    bench: Bench, suspect: bytes
-) -> None:
+def test_a_rest_ends_when_a_suspect_had_its_turn_and_the_next_is_a_first_one(bench, suspect):
     assert ask(bench, "a", "mail") == 1
     assert rest(bench, "next") == 2 * LONG * 1000
     eventually(lambda: bench.database.server_time() > rest(bench, "since"))
@@ -79,7 +76,7 @@ def test_a_rest_ends_when_a_suspect_had_its_turn_and_the_next_is_a_first_one(
     eventually(lambda: ask(bench, "b", "mail", work=LITTLE), message="and no more than that")
 
 
-def test_nobody_rests_for_an_empty_list(bench: Bench, suspect: bytes) -> None:
+def test_nobody_rests_for_an_empty_list(bench, suspect):
     """C2: a purge left its member in the set."""
     bench.client.sadd(bench.keys.on_probation, "post")
     assert ask(bench, "a", "post") == -1
@@ -92,7 +89,7 @@ def test_nobody_rests_for_an_empty_list(bench: Bench, suspect: bytes) -> None:
     assert not bench.client.exists(bench.keys.on_probation)
 
 
-def test_a_clock_that_was_set_back_keeps_nobody_from_rest(bench: Bench, suspect: bytes) -> None:
+def test_a_clock_that_was_set_back_keeps_nobody_from_rest(bench, suspect):
     hour = bench.database.server_time() + 3_600_000
     latest = {"owner": "a", "since": hour, "until": hour + 1, "next": 7_200_000}
     bench.client.hset(bench.keys.rest, mapping=latest)
@@ -101,9 +98,7 @@ def test_a_clock_that_was_set_back_keeps_nobody_from_rest(bench: Bench, suspect:
 
 
 @pytest.mark.parametrize("prefix", ["", "shop:"])
-def test_a_purge_leaves_nothing_of_a_queues_suspects(
-    url: str, make_bench: Callable[..., Bench], prefix: str
-) -> None:
+def test_a_purge_leaves_nothing_of_a_queues_suspects(url, make_bench, prefix):
     """C2: the member in the set stayed, and owners came to rest for it."""
     bench = make_bench(global_keyprefix=prefix)
     wait(bench, "mail", payload("suspect"))

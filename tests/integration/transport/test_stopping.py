@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from support.waiting import eventually
-from support.workers.bench import Bench, payload
+from support.workers.bench import payload
 from support.workers.inbox import Inbox
 
 
-def test_what_a_read_has_claimed_by_then_overtakes_nothing_that_waits(
-    url: str, bench: Bench
-) -> None:
+def test_what_a_read_has_claimed_by_then_overtakes_nothing_that_waits(url, bench):
     """It came back to the front, when the others had gone there."""
     raws = [payload(n) for n in range(4)]
     bench.push("mail", *raws[:3])

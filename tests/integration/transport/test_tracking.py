@@ -60,7 +60,7 @@ def kill(server: Server, connection: Any) -> None:
     server.client().client_kill_filter(addr=f"{name[0]}:{name[1]}")
 
 
-def test_a_job_for_any_of_many_queues_is_told_of(inbox: Inbox, server: Server) -> None:
+def test_a_job_for_any_of_many_queues_is_told_of(inbox, server):
     for number, queue in enumerate(QUEUES, 1):
         for priority in (0, 9):
             publish(server.url(), queue, [queue, priority], priority=priority)
@@ -68,15 +68,13 @@ def test_a_job_for_any_of_many_queues_is_told_of(inbox: Inbox, server: Server) -
     assert sorted(map(tuple, inbox.said())) == sorted((q, p) for q in QUEUES for p in (0, 9))
 
 
-def test_nobody_looks_while_nothing_comes(inbox: Inbox, server: Server) -> None:
+def test_nobody_looks_while_nothing_comes(inbox, server):
     before = looked(server.client())
     inbox.turn(3 * POLL_INTERVAL)
     assert looked(server.client()) == before
 
 
-def test_the_control_a_server_that_may_not_tell_is_looked_at(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_control_a_server_that_may_not_tell_is_looked_at(server, caplog):
     server.client().execute_command("ACL", "SETUSER", "untold", *UNTOLD)
     url = server.url().replace("redis://", "redis://untold:x@")
     with caplog.at_level(logging.WARNING), Inbox(url, *QUEUES) as inbox:
@@ -91,7 +89,7 @@ def test_the_control_a_server_that_may_not_tell_is_looked_at(
 
 
 @pytest.mark.parametrize("which", ["looker", "hearer"])
-def test_a_connection_that_is_lost_is_replaced(inbox: Inbox, server: Server, which: str) -> None:
+def test_a_connection_that_is_lost_is_replaced(inbox, server, which):
     told = inbox.channel.fetch.reads
     lost = told._arrivals
     kill(server, getattr(lost, which))
@@ -100,7 +98,7 @@ def test_a_connection_that_is_lost_is_replaced(inbox: Inbox, server: Server, whi
     assert inbox.receive(1) == ["after"]
 
 
-def test_both_may_be_lost_at_once(inbox: Inbox, server: Server) -> None:
+def test_both_may_be_lost_at_once(inbox, server):
     """The loop sees both in one round, and the first that is read closes the other."""
     told = inbox.channel.fetch.reads
     for lost in (told._arrivals.looker, told._arrivals.hearer):
@@ -110,9 +108,7 @@ def test_both_may_be_lost_at_once(inbox: Inbox, server: Server) -> None:
     assert inbox.receive(1) == ["after"]
 
 
-def test_a_hearer_that_says_nothing_is_replaced(
-    inbox: Inbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_hearer_that_says_nothing_is_replaced(inbox, monkeypatch, caplog):
     """A firewall forgot its connection: no message comes, and no answer either."""
     told = inbox.channel.fetch.reads
     deaf = told._arrivals
@@ -125,15 +121,13 @@ def test_a_hearer_that_says_nothing_is_replaced(
     assert "both connections are replaced" in caplog.text
 
 
-def test_after_a_flush_the_next_job_is_told_of(inbox: Inbox, server: Server) -> None:
+def test_after_a_flush_the_next_job_is_told_of(inbox, server):
     server.client().flushall()
     publish(server.url(), LAST, "anew")
     assert inbox.receive(1) == ["anew"]
 
 
-def test_a_list_that_cannot_be_claimed_from_costs_one_look_a_second(
-    inbox: Inbox, server: Server
-) -> None:
+def test_a_list_that_cannot_be_claimed_from_costs_one_look_a_second(inbox, server):
     server.client().hset(LAST, "not", "a list")
     before = looked(server.client())
     eventually(lambda: inbox.turn(POLL_INTERVAL) or looked(server.client()) > before)
@@ -146,9 +140,7 @@ def test_a_list_that_cannot_be_claimed_from_costs_one_look_a_second(
     assert inbox.receive(1) == ["others"]
 
 
-def test_a_list_to_which_something_came_gets_the_next_free_read(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_to_which_something_came_gets_the_next_free_read(server, monkeypatch):
     """One that is told of wakes everybody, and one that is waited on only one."""
     monkeypatch.setattr(blocking, "BLOCK_TIMEOUT", 1)
     with waits(Inbox(server.url(), *QUEUES)) as inbox:
@@ -164,9 +156,7 @@ def test_a_list_to_which_something_came_gets_the_next_free_read(
         assert inbox.receive(2) == ["first", "second"]
 
 
-def test_over_its_memory_limit_the_server_is_asked_to_block_on_a_few_at_a_time(
-    server: Server,
-) -> None:
+def test_over_its_memory_limit_the_server_is_asked_to_block_on_a_few_at_a_time(server):
     server.client().config_set("maxmemory", "1mb")
     with Inbox(server.url(), *QUEUES) as inbox:
         began = monotonic()
@@ -184,9 +174,7 @@ def blocked(server: Server) -> int:
     return int(server.client().info("clients")["blocked_clients"])
 
 
-def test_with_a_prefetch_of_one_a_single_read_waits_where_something_came_last(
-    server: Server,
-) -> None:
+def test_with_a_prefetch_of_one_a_single_read_waits_where_something_came_last(server):
     """A job would call off all others, and have them begin anew."""
     with Inbox(server.url(), "mail", "post", prefetch=1) as inbox:
         reads = inbox.channel.fetch.reads
@@ -204,9 +192,7 @@ def test_with_a_prefetch_of_one_a_single_read_waits_where_something_came_last(
         assert inbox.said() == [1, 2, 3]
 
 
-def test_the_control_where_the_server_may_not_tell_all_lists_are_blocked_on(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_control_where_the_server_may_not_tell_all_lists_are_blocked_on(server, caplog):
     server.client().execute_command("ACL", "SETUSER", "untold", *UNTOLD)
     url = server.url().replace("redis://", "redis://untold:x@")
     with Inbox(url, "mail", "post", prefetch=1) as inbox:
@@ -219,7 +205,7 @@ def test_the_control_where_the_server_may_not_tell_all_lists_are_blocked_on(
     assert not caplog.records, "nobody waits for longer"
 
 
-def test_what_came_alone_only_gets_a_name_and_what_came_at_once_is_claimed(server: Server) -> None:
+def test_what_came_alone_only_gets_a_name_and_what_came_at_once_is_claimed(server):
     with Inbox(server.url()) as inbox:
         eventually(lambda: inbox.turn() or blocked(server) == 4)
         always(lambda: inbox.turn() or True, during=2 * AT_ONCE)
@@ -256,7 +242,7 @@ def told(server: Server) -> Iterator[tuple[BlockingReads, redis.Redis]]:
     made.close()
 
 
-def test_what_arrives_between_the_look_and_its_answer_is_not_missed(told: Any) -> None:
+def test_what_arrives_between_the_look_and_its_answer_is_not_missed(told):
     watcher, client = told
     watcher.dry = True
     watcher._look_at(["mail"])
@@ -271,7 +257,7 @@ def test_what_arrives_between_the_look_and_its_answer_is_not_missed(told: Any) -
     assert not watcher.dry
 
 
-def test_what_is_there_already_is_told_of_until_it_is_gone(told: Any) -> None:
+def test_what_is_there_already_is_told_of_until_it_is_gone(told):
     watcher, client = told
     client.lpush("mail", "job")
     for _ in range(2):
@@ -286,9 +272,7 @@ def test_what_is_there_already_is_told_of_until_it_is_gone(told: Any) -> None:
     assert watcher.dry
 
 
-def test_an_answer_that_nobody_had_time_to_read_is_not_overdue(
-    told: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_answer_that_nobody_had_time_to_read_is_not_overdue(told, monkeypatch, caplog):
     """A job ran in this thread meanwhile."""
     watcher, _ = told
     watcher._look_at(["mail"])
@@ -301,7 +285,7 @@ def test_an_answer_that_nobody_had_time_to_read_is_not_overdue(
     assert not caplog.records
 
 
-def test_what_is_known_is_not_asked_again(told: Any) -> None:
+def test_what_is_known_is_not_asked_again(told):
     watcher, client = told
     watcher._look_at(["mail", "urgent"])
     watcher._seen()

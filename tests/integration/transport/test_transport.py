@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 from uuid import UUID
@@ -25,7 +24,7 @@ def private_lists(bench: Bench) -> set[str]:
     return {job.queue_list for owner in owners for job in bench.held(owner)}
 
 
-def test_messages_arrive_in_order_and_leave_nothing_when_acked(url: str, bench: Bench) -> None:
+def test_messages_arrive_in_order_and_leave_nothing_when_acked(url, bench):
     publish(url, "mail", *MESSAGES)
     with Inbox(url) as inbox:
         assert inbox.receive(5) == MESSAGES
@@ -36,7 +35,7 @@ def test_messages_arrive_in_order_and_leave_nothing_when_acked(url: str, bench: 
     assert not {name for name in bench.key_names() if name.startswith("superfetch")}
 
 
-def test_an_unacked_message_is_in_the_private_list_byte_for_byte(url: str, bench: Bench) -> None:
+def test_an_unacked_message_is_in_the_private_list_byte_for_byte(url, bench):
     publish(url, "mail", "one")
     [raw] = bench.queue()
     with Inbox(url) as inbox:
@@ -46,7 +45,7 @@ def test_an_unacked_message_is_in_the_private_list_byte_for_byte(url: str, bench
         assert "mail" in bench.registry.facts([owner])[owner].lists
 
 
-def test_a_stock_consumer_and_ours_share_a_queue(url: str) -> None:
+def test_a_stock_consumer_and_ours_share_a_queue(url):
     """Whatever one gives back, the other can take: nothing of the format is ours alone."""
     publish(url, "mail", "one")
     with Inbox(url) as ours:
@@ -59,7 +58,7 @@ def test_a_stock_consumer_and_ours_share_a_queue(url: str) -> None:
         ours.ack_all()
 
 
-def test_headers_of_types_that_json_has_not_come_back_as_they_were(url: str) -> None:
+def test_headers_of_types_that_json_has_not_come_back_as_they_were(url):
     """kombu writes them as dicts, which its decoder looks for."""
     headers = {"due": datetime(2026, 1, 2, 3, tzinfo=timezone.utc), "id": UUID(int=7), "plain": "é"}
     for transport in (TRANSPORT, None):
@@ -71,7 +70,7 @@ def test_headers_of_types_that_json_has_not_come_back_as_they_were(url: str) -> 
             inbox.ack_all()
 
 
-def test_a_simple_queue_puts_and_gets(url: str, bench: Bench) -> None:
+def test_a_simple_queue_puts_and_gets(url, bench):
     with kombu.Connection(url, transport=TRANSPORT) as connection:
         queue = connection.SimpleQueue("mail")
         queue.put({"n": 1})
@@ -88,7 +87,7 @@ def test_a_simple_queue_puts_and_gets(url: str, bench: Bench) -> None:
     assert bench.registry.owners() == {}
 
 
-def test_basic_get_is_reliable_as_well(url: str, bench: Bench) -> None:
+def test_basic_get_is_reliable_as_well(url, bench):
     publish(url, "mail", "one", "two")
     with kombu.Connection(url, transport=TRANSPORT) as connection:
         queue = kombu.Queue("mail")(connection.channel())
@@ -101,7 +100,7 @@ def test_basic_get_is_reliable_as_well(url: str, bench: Bench) -> None:
     assert [json.loads(raw)["headers"] is not None for raw in bench.queue()] == [True]
 
 
-def test_basic_get_without_ack_protects_nothing(url: str, bench: Bench) -> None:
+def test_basic_get_without_ack_protects_nothing(url, bench):
     publish(url, "mail", "one")
     with kombu.Connection(url, transport=TRANSPORT) as connection:
         queue = kombu.Queue("mail")(connection.channel())
@@ -110,7 +109,7 @@ def test_basic_get_without_ack_protects_nothing(url: str, bench: Bench) -> None:
         assert bench.registry.owners() == {}
 
 
-def test_a_consumer_without_ack_uses_no_private_list(url: str, bench: Bench) -> None:
+def test_a_consumer_without_ack_uses_no_private_list(url, bench):
     """pidbox replies and results: it registers nobody, and its messages are gone at once."""
     with Inbox(url, no_ack=True) as inbox:
         inbox.settle_in()
@@ -119,7 +118,7 @@ def test_a_consumer_without_ack_uses_no_private_list(url: str, bench: Bench) -> 
         assert not {name for name in bench.key_names() if name.startswith("superfetch")}
 
 
-def test_consumers_with_and_without_ack_on_one_channel(url: str, bench: Bench) -> None:
+def test_consumers_with_and_without_ack_on_one_channel(url, bench):
     with Inbox(url, "mail") as inbox:
         fast: list[Any] = []
         consumer = kombu.Consumer(
@@ -136,7 +135,7 @@ def test_consumers_with_and_without_ack_on_one_channel(url: str, bench: Bench) -
         assert private_lists(bench) == {"mail"}
 
 
-def test_urgent_messages_come_first(url: str) -> None:
+def test_urgent_messages_come_first(url):
     for priority in (9, 6, 3, 0):
         publish(url, "mail", f"p{priority}", priority=priority)
     with Inbox(url) as inbox:
@@ -144,7 +143,7 @@ def test_urgent_messages_come_first(url: str) -> None:
         inbox.ack_all()
 
 
-def test_priority_steps_and_separator_are_kombus_options(url: str, bench: Bench) -> None:
+def test_priority_steps_and_separator_are_kombus_options(url, bench):
     options = {"priority_steps": list(range(4)), "sep": ":", "queue_order_strategy": "priority"}
     for priority in (3, 2, 1, 0):
         publish(url, "mail", priority, priority=priority, options=options)
@@ -156,7 +155,7 @@ def test_priority_steps_and_separator_are_kombus_options(url: str, bench: Bench)
     assert len(bench.queue("mail:2")) == 1, "and went back to the very list it came from"
 
 
-def test_a_key_prefix_is_put_before_every_key(url: str, bench: Bench) -> None:
+def test_a_key_prefix_is_put_before_every_key(url, bench):
     options = {"global_keyprefix": "shop:"}
     publish(url, "mail", *MESSAGES, options=options)
     publish(url, "mail", "a stranger's")
@@ -170,7 +169,7 @@ def test_a_key_prefix_is_put_before_every_key(url: str, bench: Bench) -> None:
     assert len(bench.queue("mail")) == 1
 
 
-def test_a_fanout_reaches_everybody_and_uses_no_private_list(url: str, bench: Bench) -> None:
+def test_a_fanout_reaches_everybody_and_uses_no_private_list(url, bench):
     exchange = kombu.Exchange("news", type="fanout")
     with (
         Inbox(url, kombu.Queue("one", exchange)) as one,
@@ -186,7 +185,7 @@ def test_a_fanout_reaches_everybody_and_uses_no_private_list(url: str, bench: Be
         assert bench.registry.owners() == {}
 
 
-def test_a_queue_that_expires_goes_on_expiring(url: str, bench: Bench) -> None:
+def test_a_queue_that_expires_goes_on_expiring(url, bench):
     queue = kombu.Queue(
         "temporary", kombu.Exchange("temporary"), routing_key="temporary", expires=60
     )
@@ -202,9 +201,7 @@ def test_a_queue_that_expires_goes_on_expiring(url: str, bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"no JSON", b"\xff\xfe", b"[1]", b"{}", b""], ids=repr)
-def test_what_is_no_message_is_quarantined_and_the_next_is_served(
-    url: str, bench: Bench, raw: bytes
-) -> None:
+def test_what_is_no_message_is_quarantined_and_the_next_is_served(url, bench, raw):
     bench.push("mail", raw, payload("good"))
     with Inbox(url) as inbox:
         inbox.receive(1)
@@ -217,7 +214,7 @@ def test_what_is_no_message_is_quarantined_and_the_next_is_served(
             assert kombu.Queue("mail")(connection.channel()).get() is None
 
 
-def test_a_message_that_may_not_be_decoded_is_the_consumers_affair(url: str, bench: Bench) -> None:
+def test_a_message_that_may_not_be_decoded_is_the_consumers_affair(url, bench):
     """A content type that it does not accept: it is delivered, and can be rejected."""
     publish(url, "mail", "one")
     with Inbox(url, accept=["yaml"]) as inbox:
@@ -228,7 +225,7 @@ def test_a_message_that_may_not_be_decoded_is_the_consumers_affair(url: str, ben
         assert (bench.queue(), private_lists(bench)) == ([], set())
 
 
-def test_rejected_for_good_a_message_is_gone(url: str, bench: Bench) -> None:
+def test_rejected_for_good_a_message_is_gone(url, bench):
     publish(url, "mail", "one")
     with Inbox(url) as inbox:
         inbox.receive(1)
@@ -236,7 +233,7 @@ def test_rejected_for_good_a_message_is_gone(url: str, bench: Bench) -> None:
     assert bench.queue() == []
 
 
-def test_a_queue_whose_key_becomes_something_else_stops_no_other(url: str, bench: Bench) -> None:
+def test_a_queue_whose_key_becomes_something_else_stops_no_other(url, bench):
     with Inbox(url, "broken", "mail") as inbox:
         inbox.settle_in()
         bench.client.hset("broken", "a", 1)
@@ -250,7 +247,7 @@ def test_a_queue_whose_key_becomes_something_else_stops_no_other(url: str, bench
         inbox.ack_all()
 
 
-def test_a_job_copied_by_hand_is_two_jobs(url: str, bench: Bench) -> None:
+def test_a_job_copied_by_hand_is_two_jobs(url, bench):
     """The copy brings the same delivery tag; acking one must not settle both."""
     bench.push("mail", payload(1), payload(1))
     with Inbox(url) as inbox:
@@ -262,7 +259,7 @@ def test_a_job_copied_by_hand_is_two_jobs(url: str, bench: Bench) -> None:
         eventually(lambda: bench.private(owner) == [])
 
 
-def test_a_second_ack_settles_nothing(url: str, bench: Bench) -> None:
+def test_a_second_ack_settles_nothing(url, bench):
     bench.push("mail", payload(1), payload(1))
     with Inbox(url) as inbox:
         inbox.receive(2)
@@ -273,16 +270,14 @@ def test_a_second_ack_settles_nothing(url: str, bench: Bench) -> None:
         assert bench.private(owner) == [payload(1)]
 
 
-def test_a_wrong_option_is_refused_at_once(url: str) -> None:
+def test_a_wrong_option_is_refused_at_once(url):
     from celery_superfetch.errors import ConfigError
 
     with pytest.raises(ConfigError, match="did you mean 'owner_ttl'"):
         Inbox(url, owner_tll=1)
 
 
-def test_two_connections_of_one_process_are_one_owner(
-    url: str, bench: Bench, make_bench: Callable[..., Bench]
-) -> None:
+def test_two_connections_of_one_process_are_one_owner(url, bench, make_bench):
     with Inbox(url, "mail") as one, Inbox(url, "slow") as two:
         one.settle_in()
         two.settle_in()

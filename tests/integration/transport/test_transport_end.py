@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import kombu
 import pytest
@@ -18,7 +17,7 @@ def bodies(bench: Bench, queue: str = "mail") -> list[bytes]:
     return bench.queue(queue)
 
 
-def test_a_rejected_message_is_requeued_to_the_back(url: str, bench: Bench) -> None:
+def test_a_rejected_message_is_requeued_to_the_back(url, bench):
     publish(url, "mail", "one", "two", "three")
     one, two, three = bench.queue()
     with Inbox(url, prefetch=1) as inbox:
@@ -29,7 +28,7 @@ def test_a_rejected_message_is_requeued_to_the_back(url: str, bench: Bench) -> N
         assert bench.queue() == [two, three, one]
 
 
-def test_a_closed_channel_gives_everything_back_in_the_old_order(url: str, bench: Bench) -> None:
+def test_a_closed_channel_gives_everything_back_in_the_old_order(url, bench):
     raws = [payload(n) for n in range(130)]
     bench.push("mail", *raws)
     with Inbox(url) as inbox:
@@ -41,7 +40,7 @@ def test_a_closed_channel_gives_everything_back_in_the_old_order(url: str, bench
     assert not [name for name in bench.key_names() if owner in name], "no key of its own is left"
 
 
-def test_what_was_acked_is_not_given_back(url: str, bench: Bench) -> None:
+def test_what_was_acked_is_not_given_back(url, bench):
     raws = [payload(n) for n in range(10)]
     bench.push("mail", *raws)
     with Inbox(url) as inbox:
@@ -51,9 +50,7 @@ def test_what_was_acked_is_not_given_back(url: str, bench: Bench) -> None:
     assert bench.queue() == raws[1::2]
 
 
-def test_several_queues_and_priorities_go_back_to_where_they_came_from(
-    url: str, bench: Bench
-) -> None:
+def test_several_queues_and_priorities_go_back_to_where_they_came_from(url, bench):
     lists = ["mail", "mail\x06\x163", "slow", "slow\x06\x169"]
     for name in lists:
         bench.push(name, payload(f"{name} 1"), payload(f"{name} 2"))
@@ -63,7 +60,7 @@ def test_several_queues_and_priorities_go_back_to_where_they_came_from(
         assert bench.queue(name) == [payload(f"{name} 1"), payload(f"{name} 2")]
 
 
-def test_closing_twice_is_harmless(url: str, bench: Bench) -> None:
+def test_closing_twice_is_harmless(url, bench):
     publish(url, "mail", "one")
     inbox = Inbox(url)
     inbox.receive(1)
@@ -75,7 +72,7 @@ def test_closing_twice_is_harmless(url: str, bench: Bench) -> None:
     assert bench.registry.owners() == {}
 
 
-def test_an_ack_after_the_channel_is_closed_finds_its_way(url: str, bench: Bench) -> None:
+def test_an_ack_after_the_channel_is_closed_finds_its_way(url, bench):
     """Celery's pool finishes a job while the consumer reconnects."""
     bench.push("mail", payload("running"), payload("waiting"))
     inbox = Inbox(url)
@@ -93,9 +90,7 @@ def test_an_ack_after_the_channel_is_closed_finds_its_way(url: str, bench: Bench
     inbox.close()
 
 
-def test_what_outlives_its_channel_counts_against_the_prefetch_of_the_next(
-    url: str, bench: Bench
-) -> None:
+def test_what_outlives_its_channel_counts_against_the_prefetch_of_the_next(url, bench):
     """Else each lost connection would reserve more jobs behind those that run."""
     bench.push("mail", *(payload(n) for n in range(4)))
     first = Inbox(url, prefetch=2)
@@ -113,7 +108,7 @@ def test_what_outlives_its_channel_counts_against_the_prefetch_of_the_next(
     first.close()
 
 
-def test_what_comes_back_is_marked_and_its_bytes_are_not_changed(url: str, bench: Bench) -> None:
+def test_what_comes_back_is_marked_and_its_bytes_are_not_changed(url, bench):
     publish(url, "mail", "one")
     [raw] = bench.queue()
     with Inbox(url) as inbox:
@@ -134,7 +129,7 @@ def test_what_comes_back_is_marked_and_its_bytes_are_not_changed(url: str, bench
         assert not inbox.messages[0].delivery_info.get("redelivered"), "another one is not"
 
 
-def test_a_recovered_message_is_marked_too(url: str, bench: Bench) -> None:
+def test_a_recovered_message_is_marked_too(url, bench):
     bench.dead_owner([payload(1)])
     bench.reaper().reap()
     with Inbox(url) as inbox:
@@ -146,7 +141,7 @@ def test_a_recovered_message_is_marked_too(url: str, bench: Bench) -> None:
         assert bench.counters(payload(1)).recoveries == 0, "settled, its counters are cleared"
 
 
-def test_a_message_without_headers_can_be_marked(url: str, bench: Bench) -> None:
+def test_a_message_without_headers_can_be_marked(url, bench):
     raw = json.loads(payload(1))
     del raw["headers"]
     bench.dead_owner([json.dumps(raw).encode()])
@@ -158,7 +153,7 @@ def test_a_message_without_headers_can_be_marked(url: str, bench: Bench) -> None
     assert not list(bench.dead_set.find())
 
 
-def test_what_a_message_says_of_its_deliveries_is_not_believed(url: str, bench: Bench) -> None:
+def test_what_a_message_says_of_its_deliveries_is_not_believed(url, bench):
     bench.push("mail", payload(1, superfetch={"strikes": 7}))
     with Inbox(url) as inbox:
         inbox.receive(1)
@@ -166,9 +161,7 @@ def test_what_a_message_says_of_its_deliveries_is_not_believed(url: str, bench: 
         inbox.ack_all()
 
 
-def test_strikes_that_a_message_carries_are_told_until_it_has_some_of_its_own(
-    url: str, bench: Bench
-) -> None:
+def test_strikes_that_a_message_carries_are_told_until_it_has_some_of_its_own(url, bench):
     raw = payload(1, **Carried(2, 1).headers())
     bench.push("mail", raw)
     for strikes in (2, 3):
@@ -182,7 +175,7 @@ def test_strikes_that_a_message_carries_are_told_until_it_has_some_of_its_own(
 
 
 @pytest.mark.parametrize("body", [[], {}, {"a": []}, "ö\x00", None, 1.0, 12345678901234567890])
-def test_a_redelivery_says_what_was_published(url: str, body: Any) -> None:
+def test_a_redelivery_says_what_was_published(url, body):
     """Lua's cjson would make {} of [] and 1.0 of 1: no script may rewrite a message."""
     publish(url, "mail", body)
     for _ in range(2):
@@ -190,7 +183,7 @@ def test_a_redelivery_says_what_was_published(url: str, body: Any) -> None:
             assert inbox.receive(1) == [body]
 
 
-def test_cancelling_a_queue_gives_its_waiting_messages_back(url: str, bench: Bench) -> None:
+def test_cancelling_a_queue_gives_its_waiting_messages_back(url, bench):
     for queue in ("mail", "slow"):
         bench.push(queue, *(payload(f"{queue} {n}") for n in range(10)))
     with Inbox(url, "mail", "slow") as inbox:
@@ -204,7 +197,7 @@ def test_cancelling_a_queue_gives_its_waiting_messages_back(url: str, bench: Ben
         assert sum(m.headers["id"][:4] == "mail" for m in inbox.messages) == 10
 
 
-def test_a_queue_that_is_cancelled_can_be_consumed_again(url: str, bench: Bench) -> None:
+def test_a_queue_that_is_cancelled_can_be_consumed_again(url, bench):
     with Inbox(url) as inbox:
         inbox.settle_in()
         inbox.consumer.cancel()
@@ -215,7 +208,7 @@ def test_a_queue_that_is_cancelled_can_be_consumed_again(url: str, bench: Bench)
         assert inbox.receive(1) == ["one"]
 
 
-def test_purging_and_deleting_a_queue_leaves_what_is_in_flight(url: str, bench: Bench) -> None:
+def test_purging_and_deleting_a_queue_leaves_what_is_in_flight(url, bench):
     publish(url, "mail", "one", "two")
     with Inbox(url, prefetch=1) as inbox:
         inbox.receive(1)
@@ -226,9 +219,7 @@ def test_purging_and_deleting_a_queue_leaves_what_is_in_flight(url: str, bench: 
     assert bodies(bench) == []
 
 
-def test_a_reaped_owner_does_not_deliver_what_was_given_to_somebody_else(
-    url: str, bench: Bench
-) -> None:
+def test_a_reaped_owner_does_not_deliver_what_was_given_to_somebody_else(url, bench):
     """Taken for dead with claimed messages still waiting for the loop: they run elsewhere."""
     raws = [payload(n) for n in range(10)]
     bench.push("mail", *raws)
@@ -247,7 +238,7 @@ def test_a_reaped_owner_does_not_deliver_what_was_given_to_somebody_else(
         assert bench.queue() == []
 
 
-def test_a_lost_connection_loses_nothing_and_doubles_nothing(url: str, bench: Bench) -> None:
+def test_a_lost_connection_loses_nothing_and_doubles_nothing(url, bench):
     raws = [payload(n) for n in range(20)]
     bench.push("mail", *raws)
     with Inbox(url, prefetch=5) as inbox:
@@ -265,15 +256,13 @@ def test_a_lost_connection_loses_nothing_and_doubles_nothing(url: str, bench: Be
     assert bench.queue() == []
 
 
-def test_a_connection_without_a_server_raises_what_kombu_can_mend(url: str) -> None:
+def test_a_connection_without_a_server_raises_what_kombu_can_mend(url):
     connection = kombu.Connection("redis://127.0.0.1:1/0", transport=TRANSPORT)
     with pytest.raises(connection.connection_errors):
         kombu.Queue("mail")(connection.channel()).get()
 
 
-def test_what_its_consumer_lets_go_goes_back_at_once_and_cannot_start(
-    url: str, bench: Bench
-) -> None:
+def test_what_its_consumer_lets_go_goes_back_at_once_and_cannot_start(url, bench):
     """A worker that is told to stop: the channel stays open for the jobs that run."""
     raws = [payload(n) for n in range(8)]
     bench.push("mail", *raws)

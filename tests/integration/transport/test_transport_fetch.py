@@ -44,7 +44,7 @@ def held(bench: Bench) -> int:
 
 
 @pytest.mark.parametrize("prefetch", [1, 4])
-def test_no_more_is_claimed_than_the_prefetch_allows(url: str, bench: Bench, prefetch: int) -> None:
+def test_no_more_is_claimed_than_the_prefetch_allows(url, bench, prefetch):
     bench.push("mail", *(payload(n) for n in range(20)))
     with Inbox(url, prefetch=prefetch) as inbox:
         inbox.receive(prefetch)
@@ -57,9 +57,7 @@ def test_no_more_is_claimed_than_the_prefetch_allows(url: str, bench: Bench, pre
         assert held(bench) == prefetch
 
 
-def test_no_more_is_claimed_than_the_prefetch_allows_by_blocking_reads_either(
-    url: str, bench: Bench
-) -> None:
+def test_no_more_is_claimed_than_the_prefetch_allows_by_blocking_reads_either(url, bench):
     """Many lists wait at once, and all of them are served in one instant."""
     queues = [f"q{n}" for n in range(4)]
     with Inbox(url, *queues, prefetch=2) as inbox:
@@ -77,7 +75,7 @@ def test_no_more_is_claimed_than_the_prefetch_allows_by_blocking_reads_either(
         assert sorted(m.headers["id"] for m in inbox.messages) == queues
 
 
-def test_without_a_prefetch_one_claim_takes_as_many_as_the_limit(url: str, bench: Bench) -> None:
+def test_without_a_prefetch_one_claim_takes_as_many_as_the_limit(url, bench):
     bench.push("mail", *(payload(n) for n in range(100)))
     with Inbox(url, claim_limit=30) as inbox:
         inbox.receive(1)
@@ -85,7 +83,7 @@ def test_without_a_prefetch_one_claim_takes_as_many_as_the_limit(url: str, bench
         inbox.receive(100)
 
 
-def test_equal_queues_are_served_in_turn(url: str, bench: Bench) -> None:
+def test_equal_queues_are_served_in_turn(url, bench):
     """A deep queue must not starve a shallow one."""
     bench.push("deep", *(payload(f"deep {n}") for n in range(200)))
     with Inbox(url, "deep", "small", prefetch=10) as inbox:
@@ -97,7 +95,7 @@ def test_equal_queues_are_served_in_turn(url: str, bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("queue", ["first", "last", "first\x06\x169"])
-def test_an_idle_consumer_is_woken_by_the_job(url: str, bench: Bench, queue: str) -> None:
+def test_an_idle_consumer_is_woken_by_the_job(url, bench, queue):
     with Inbox(url, "first", "last") as inbox, looping(inbox):
         eventually(lambda: blocked(bench) >= 1)
         always(lambda: not inbox.messages, 0.3)
@@ -107,7 +105,7 @@ def test_an_idle_consumer_is_woken_by_the_job(url: str, bench: Bench, queue: str
         assert monotonic() - sent < 0.5
 
 
-def test_a_job_wakes_exactly_one_of_several_idle_consumers(url: str, bench: Bench) -> None:
+def test_a_job_wakes_exactly_one_of_several_idle_consumers(url, bench):
     """Each runs on its own; nobody gets what another one has."""
     inboxes = [Inbox(url, prefetch=1) for _ in range(5)]
     with looping(*inboxes):
@@ -124,7 +122,7 @@ def test_a_job_wakes_exactly_one_of_several_idle_consumers(url: str, bench: Benc
         inbox.close()
 
 
-def test_jobs_for_all_reach_all_and_each_job_one(url: str, bench: Bench) -> None:
+def test_jobs_for_all_reach_all_and_each_job_one(url, bench):
     inboxes = [Inbox(url, prefetch=1) for _ in range(4)]
     with looping(*inboxes):
         eventually(lambda: blocked(bench) >= len(inboxes))
@@ -135,7 +133,7 @@ def test_jobs_for_all_reach_all_and_each_job_one(url: str, bench: Bench) -> None
         inbox.close()
 
 
-def test_an_idle_consumer_does_not_poll(url: str, bench: Bench) -> None:
+def test_an_idle_consumer_does_not_poll(url, bench):
     with Inbox(url, "mail", "slow") as inbox, looping(inbox):
         eventually(lambda: blocked(bench) >= 8, message="it waits on 2 queues of 4 steps")
         before = sum(_calls(bench).values())
@@ -146,7 +144,7 @@ def test_an_idle_consumer_does_not_poll(url: str, bench: Bench) -> None:
         assert commands <= 6, "the test's own, and a heartbeat"
 
 
-def test_a_full_consumer_waits_for_nothing_and_takes_nothing(url: str, bench: Bench) -> None:
+def test_a_full_consumer_waits_for_nothing_and_takes_nothing(url, bench):
     with Inbox(url, prefetch=1) as inbox, looping(inbox):
         bench.push("mail", payload(1))
         eventually(lambda: inbox.messages)
@@ -154,7 +152,7 @@ def test_a_full_consumer_waits_for_nothing_and_takes_nothing(url: str, bench: Be
         always(lambda: len(bench.queue()) == 1, 0.5)
 
 
-def test_more_lists_than_connections_are_served_all_the_same(url: str, bench: Bench) -> None:
+def test_more_lists_than_connections_are_served_all_the_same(url, bench):
     queues = [f"q{n}" for n in range(12)]  # of 4 steps each
     with Inbox(url, *queues) as inbox, looping(inbox):
         eventually(lambda: blocked(bench) >= 1)
@@ -164,7 +162,7 @@ def test_more_lists_than_connections_are_served_all_the_same(url: str, bench: Be
         eventually(lambda: len(inbox.messages) == len(queues), 5)
 
 
-def test_urgent_jobs_overtake_what_waits(url: str, bench: Bench) -> None:
+def test_urgent_jobs_overtake_what_waits(url, bench):
     bench.push("mail\x06\x169", *(payload(f"late {n}") for n in range(5)))
     with Inbox(url, prefetch=1) as inbox:
         inbox.receive(1)
@@ -174,7 +172,7 @@ def test_urgent_jobs_overtake_what_waits(url: str, bench: Bench) -> None:
         assert inbox.messages[1].headers["id"] == "urgent"
 
 
-def test_a_consumer_that_comes_back_gets_what_is_urgent_first(url: str) -> None:
+def test_a_consumer_that_comes_back_gets_what_is_urgent_first(url):
     """It was idle when it went: what waits now is not left to reads, of which any may be first."""
     with Inbox(url) as inbox:
         inbox.settle_in()

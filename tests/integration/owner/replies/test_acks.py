@@ -17,15 +17,13 @@ from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import digest
 from celery_superfetch.owner.in_flight.jobs import State
 from celery_superfetch.owner.in_flight.outbox import LEFT_MOST
-from celery_superfetch.signals import LostJob
 from celery_superfetch.store.wire.scripts import Scripts
 from support.servers.faults import kill_connections
-from support.servers.server import Server
 from support.waiting import eventually
 from support.workers.bench import Bench, payload, settling
 
 
-def test_an_ack_that_is_posted_waits_for_nobody(server: Server, hasty: Bench, owner: Facts) -> None:
+def test_an_ack_that_is_posted_waits_for_nobody(server, hasty, owner):
     """Somebody who comes by later reads the answer."""
     held = hasty.in_flight
     hasty.push("mail", payload(1), payload(2), payload(3))
@@ -61,7 +59,7 @@ def post_one_by_one(bench: Bench, owner: Facts, count: int) -> list[int]:
     return unread
 
 
-def test_answers_are_read_some_at_a_time(hasty: Bench, owner: Facts, lost: list[LostJob]) -> None:
+def test_answers_are_read_some_at_a_time(hasty, owner, lost):
     """A look at the socket costs as much as a send; and what is not known to be settled is kept."""
     rising = [*range(1, LEFT_MOST + 1)]
     unread = post_one_by_one(hasty, owner, 2 * LEFT_MOST + 1)
@@ -81,9 +79,7 @@ def another_type(bench: Bench, key: str) -> Iterator[None]:
         bench.client.rename("aside", key)
 
 
-def test_a_refusal_is_heard_with_the_next_thing_that_waits(
-    hasty: Bench, owner: Facts, lost: list[LostJob]
-) -> None:
+def test_a_refusal_is_heard_with_the_next_thing_that_waits(hasty, owner, lost):
     """All that it concerns is sent again."""
     held = hasty.in_flight
     jobs = hasty.take(owner, *(payload(n) for n in range(3)))
@@ -101,9 +97,7 @@ def test_a_refusal_is_heard_with_the_next_thing_that_waits(
     assert hasty.queue() == [payload("more")], "it could not be claimed, and stayed"
 
 
-def test_the_refusal_of_a_record_is_heard_with_the_next_thing_that_waits(
-    hasty: Bench, owner: Facts
-) -> None:
+def test_the_refusal_of_a_record_is_heard_with_the_next_thing_that_waits(hasty, owner):
     """The job runs on, and is recorded as soon as that is possible."""
     held = hasty.in_flight
     [one] = hasty.take(owner, payload(0))
@@ -115,9 +109,7 @@ def test_the_refusal_of_a_record_is_heard_with_the_next_thing_that_waits(
     assert hasty.recorded(owner) == [digest(payload(0))]
 
 
-def test_a_signals_handler_may_settle_while_a_claim_waits(
-    server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
-) -> None:
+def test_a_signals_handler_may_settle_while_a_claim_waits(server, hasty, owner, lost):
     """Its answer is nobody's then: its ack is sent again, and finds nothing, which is no news."""
     held, line = hasty.in_flight, hasty.in_flight._line
     hasty.push("mail", *(payload(n) for n in range(3)))
@@ -155,8 +147,8 @@ def test_a_signals_handler_may_settle_while_a_claim_waits(
 @pytest.mark.parametrize("posted", [0, 1, 5])
 @pytest.mark.parametrize("arrive", [True, False])
 def test_acks_whose_answers_were_lost_are_sent_again_without_an_alarm(
-    server: Server, hasty: Bench, owner: Facts, lost: list[LostJob], arrive: bool, posted: int
-) -> None:
+    server, hasty, owner, lost, arrive, posted
+):
     """It found nothing then, which proves nothing; or the server died before it read them."""
     held, raws = hasty.in_flight, [payload(n) for n in range(posted + 1)]
     *first, last = hasty.take(owner, *raws)
@@ -183,9 +175,7 @@ def test_acks_whose_answers_were_lost_are_sent_again_without_an_alarm(
     assert (len(held.jobs), lost) == (0, [])
 
 
-def test_a_posted_ack_whose_script_the_server_forgot_is_carried_out(
-    hasty: Bench, owner: Facts
-) -> None:
+def test_a_posted_ack_whose_script_the_server_forgot_is_carried_out(hasty, owner):
     """At once by a server that this connection has not told it; else with the next exchange."""
     held = hasty.in_flight
     one, two = hasty.take(owner, payload(1), payload(2))
@@ -201,9 +191,7 @@ def test_a_posted_ack_whose_script_the_server_forgot_is_carried_out(
     assert len(held.jobs) == 0
 
 
-def test_what_cannot_be_carried_out_again_is_sent_again(
-    hasty: Bench, owner: Facts, lost: list[LostJob], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_carried_out_again_is_sent_again(hasty, owner, lost, monkeypatch):
     """The server forgot the script, and has no connection left for the one that would tell it."""
 
     def full(*_: object, **__: object) -> None:
@@ -225,9 +213,7 @@ def test_what_cannot_be_carried_out_again_is_sent_again(
     assert (len(held.jobs), hasty.private(owner), lost) == (0, [], [])
 
 
-def test_a_health_check_does_not_take_the_answer_to_a_posted_ack(
-    server: Server, lost: list[LostJob]
-) -> None:
+def test_a_health_check_does_not_take_the_answer_to_a_posted_ack(server, lost):
     """redis-py sends one by itself when a connection was not read from for a while."""
     interval = 0.01
     bench = Bench(redis.Redis(host="127.0.0.1", port=server.port, health_check_interval=interval))
@@ -244,8 +230,8 @@ def test_a_health_check_does_not_take_the_answer_to_a_posted_ack(
 
 
 def test_an_answer_that_waited_long_on_a_lost_connection_keeps_nobody_from_asking(
-    hasty: Bench, owner: Facts, lost: list[LostJob]
-) -> None:
+    hasty, owner, lost
+):
     """A plain consumer was away; meanwhile the server closed what idled."""
     held = hasty.in_flight
     hasty.push("mail", payload(1), payload(2))
@@ -260,9 +246,7 @@ def test_an_answer_that_waited_long_on_a_lost_connection_keeps_nobody_from_askin
     assert (held.jobs.counts[State.SETTLED], lost) == (0, [])
 
 
-def test_a_forked_child_reads_no_answer_of_its_parents(
-    hasty: Bench, owner: Facts, lost: list[LostJob]
-) -> None:
+def test_a_forked_child_reads_no_answer_of_its_parents(hasty, owner, lost):
     held = hasty.in_flight
     hasty.push("mail", payload(1), payload(2), payload(3))
     one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs

@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 import redis
 
-from celery_superfetch.model.facts import Facts
 from celery_superfetch.owner.in_flight import lost_claims
 from celery_superfetch.owner.in_flight.jobs import State
 from celery_superfetch.owner.owner import Owner
-from celery_superfetch.signals import LostJob
-from support.servers.server import Server
 from support.servers.unheard import unheard
 from support.waiting import always, eventually
 from support.workers.bench import Bench, lost_job, payload
@@ -22,9 +19,7 @@ from support.workers.bench import Bench, lost_job, payload
 TIMEOUT = 0.3
 
 
-def test_a_claim_whose_reply_was_lost_is_given_back(
-    server: Server, hasty: Bench, owner: Facts
-) -> None:
+def test_a_claim_whose_reply_was_lost_is_given_back(server, hasty, owner):
     raws = [payload(n) for n in range(5)]
     hasty.push("mail", *raws)
     held = hasty.in_flight
@@ -39,7 +34,7 @@ def test_a_claim_whose_reply_was_lost_is_given_back(
     assert len(held.jobs) == 0
 
 
-def test_what_is_held_is_not_given_back_with_it(server: Server, hasty: Bench, owner: Facts) -> None:
+def test_what_is_held_is_not_given_back_with_it(server, hasty, owner):
     """Of two equal payloads one is held, one came with the lost reply."""
     held = hasty.in_flight
     [known] = hasty.take(owner, payload("same"))
@@ -52,9 +47,7 @@ def test_what_is_held_is_not_given_back_with_it(server: Server, hasty: Bench, ow
     assert known.job in held.jobs
 
 
-def test_a_claim_that_arrives_after_the_look_is_found_by_the_second_one(
-    hasty: Bench, owner: Facts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_that_arrives_after_the_look_is_found_by_the_second_one(hasty, owner, monkeypatch):
     monkeypatch.setattr(lost_claims, "LATE_CLAIM", 0.2)
     held = hasty.in_flight
     hasty.push("mail", payload(1))
@@ -69,9 +62,7 @@ def test_a_claim_that_arrives_after_the_look_is_found_by_the_second_one(
     always(lambda: not held.lost_claims.due, during=0.5)
 
 
-def test_an_ack_beside_a_start_that_is_said_again_is_no_alarm(
-    server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
-) -> None:
+def test_an_ack_beside_a_start_that_is_said_again_is_no_alarm(server, hasty, owner, lost):
     """The server has carried out the start, and its answer was lost."""
     held = hasty.in_flight
     hasty.push("mail", payload(1), payload(2))
@@ -90,9 +81,7 @@ def test_an_ack_beside_a_start_that_is_said_again_is_no_alarm(
     assert hasty.private(owner) == [payload(2)]
 
 
-def test_only_the_resent_ack_is_silent(
-    server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
-) -> None:
+def test_only_the_resent_ack_is_silent(server, hasty, owner, lost):
     held = hasty.in_flight
     one, two = hasty.take(owner, payload(1), payload(2))
     held.ack(one)
@@ -103,9 +92,7 @@ def test_only_the_resent_ack_is_silent(
     assert lost == [lost_job(two.job)]
 
 
-def test_a_return_whose_reply_was_lost_goes_back_once(
-    server: Server, hasty: Bench, owner: Facts, lost: list[LostJob]
-) -> None:
+def test_a_return_whose_reply_was_lost_goes_back_once(server, hasty, owner, lost):
     held = hasty.in_flight
     [claimed] = hasty.take(owner, payload(1))
     server.pause()
@@ -119,9 +106,7 @@ def test_a_return_whose_reply_was_lost_goes_back_once(
     assert (len(held.jobs), lost) == (0, [])
 
 
-def test_a_return_that_is_repeated_takes_back_nothing_that_was_claimed_since(
-    server: Server, hasty: Bench, owner: Facts
-) -> None:
+def test_a_return_that_is_repeated_takes_back_nothing_that_was_claimed_since(server, hasty, owner):
     """A blocking read of the same process waits for the job and gets it, before anybody knows
     that it went. It ran twice."""
     held = hasty.in_flight
@@ -141,7 +126,7 @@ def test_a_return_that_is_repeated_takes_back_nothing_that_was_claimed_since(
     assert held.doubt, "or one that no reply spoke of would stay here"
 
 
-def test_redis_pys_own_retries_do_not_hide_a_lost_reply(server: Server) -> None:
+def test_redis_pys_own_retries_do_not_hide_a_lost_reply(server):
     """`retry_on_timeout` is an option of kombu's; a claim that redis-py repeats claims twice."""
     bench = Bench(server.client())
     params = {"host": "127.0.0.1", "port": server.port}
@@ -173,9 +158,7 @@ def test_redis_pys_own_retries_do_not_hide_a_lost_reply(server: Server) -> None:
 
 
 @pytest.mark.parametrize("remembered", [True, False])
-def test_what_a_promoted_replica_had_not_seen_acked_is_acked_again(
-    hasty: Bench, owner: Facts, lost: list[LostJob], remembered: bool
-) -> None:
+def test_what_a_promoted_replica_had_not_seen_acked_is_acked_again(hasty, owner, lost, remembered):
     """The control: without the memory of what was settled it goes back, and runs again."""
     held = hasty.in_flight
     [claimed] = hasty.take(owner, payload(1))
@@ -192,9 +175,7 @@ def test_what_a_promoted_replica_had_not_seen_acked_is_acked_again(
     assert (len(held.jobs), lost) == (0, [])
 
 
-def test_a_second_job_of_the_same_bytes_is_not_acked_unseen(
-    server: Server, url: str, hasty: Bench
-) -> None:
+def test_a_second_job_of_the_same_bytes_is_not_acked_unseen(server, url, hasty):
     """D4. The reply to its claim was lost within two minutes of the first one's ack."""
     params = {"host": "127.0.0.1", "port": server.port, "socket_timeout": TIMEOUT}
     membership = Owner(params, hasty.config)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import digest
-from support.servers.server import Server
 from support.servers.unheard import unheard
 from support.waiting import eventually
-from support.workers.bench import Bench, payload
+from support.workers.bench import payload
 
 
-def test_no_suspect_is_claimed_beside_one_that_a_lost_reply_may_have_brought(
-    server: Server, hasty: Bench, owner: Facts
-) -> None:
+def test_no_suspect_is_claimed_beside_one_that_a_lost_reply_may_have_brought(server, hasty, owner):
     """Another channel of the process had passed its look at what is in doubt by then. With both
     recorded, a death would blame neither. The control: once the doubt is gone, one has its turn."""
     held, first, second = hasty.in_flight, payload("first"), payload("second")
@@ -29,8 +25,8 @@ def test_no_suspect_is_claimed_beside_one_that_a_lost_reply_may_have_brought(
 
 
 def test_what_is_claimed_beside_a_suspect_that_a_lost_reply_may_have_brought_waits(
-    server: Server, hasty: Bench, owner: Facts
-) -> None:
+    server, hasty, owner
+):
     """The control: with the doubt gone, as many as are asked for start with their claim."""
     held, suspect = hasty.in_flight, payload("suspect")
     hasty.client.lpush(hasty.keys.probation("mail"), suspect)
@@ -43,9 +39,7 @@ def test_what_is_claimed_beside_a_suspect_that_a_lost_reply_may_have_brought_wai
         held.lost_claims.reconcile(owner.owner, {"mail": 0})
 
 
-def test_nothing_starts_while_a_lost_reply_may_speak_of_a_suspect(
-    server: Server, hasty: Bench, owner: Facts
-) -> None:
+def test_nothing_starts_while_a_lost_reply_may_speak_of_a_suspect(server, hasty, owner):
     """B. Beside it the crash of what starts would be the suspect's, which nobody has begun. The
     control: once the doubt is gone, the job starts."""
     held, one, suspect = hasty.in_flight, payload(1), payload("suspect")
@@ -61,9 +55,7 @@ def test_nothing_starts_while_a_lost_reply_may_speak_of_a_suspect(
     assert hasty.recorded(owner) == [digest(one)]
 
 
-def test_a_claim_for_a_suspect_that_comes_late_is_not_alone_with_what_starts(
-    hasty: Bench, owner: Facts
-) -> None:
+def test_a_claim_for_a_suspect_that_comes_late_is_not_alone_with_what_starts(hasty, owner):
     """A network that stood still brought it after the doubt was cleared."""
     held, one, suspect = hasty.in_flight, payload(1), payload("suspect")
     hasty.push("mail", one)

@@ -11,12 +11,11 @@ from celery_superfetch.model.strikes import Decision, Limits, Recovery, decide
 from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.signals import job_recovered, job_recovering
 from support.servers.proxy import FaultProxy, Words
-from support.servers.server import Server
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
 
-def test_two_returns_that_meet_a_server_without_their_script_both_go_back(server: Server) -> None:
+def test_two_returns_that_meet_a_server_without_their_script_both_go_back(server):
     """The first was refused, somebody else told the server, the second was served, and the first
     was sent again behind it: it came late, and a hundred jobs were nobody's."""
     direct, raws = Bench(server.client()), [payload(n) for n in range(150)]
@@ -45,7 +44,7 @@ def test_two_returns_that_meet_a_server_without_their_script_both_go_back(server
         assert len(held.jobs) == 0
 
 
-def test_a_recovery_whose_reply_was_lost_is_counted_and_told_once(server: Server) -> None:
+def test_a_recovery_whose_reply_was_lost_is_counted_and_told_once(server):
     """The same process has claimed the job again by then, and runs it: it was taken from there,
     and counted anew; here its second strike would have been its last."""
     direct, sender, limits = Bench(server.client()), object(), Limits(lambda _: 2, 20)
