@@ -20,7 +20,7 @@ from typing import Any
 
 from compare import OURS, Table, arguments, finish, measure_all
 
-from celery_superfetch.app.asking import HELD_OFF, PAUSE
+from celery_superfetch.app.backend_turn import HELD_OFF, PAUSE
 from support.apps.build import build_app
 from support.servers.ledger import LEDGER_DB, Ledger
 from support.servers.proxy import FaultProxy

@@ -51,7 +51,7 @@ def fill(server: Server, args: argparse.Namespace) -> None:
     # What a command does not load must not be loaded here.
     from dead_set import fill as kill
 
-    from celery_superfetch.app.passes import note
+    from celery_superfetch.app.reaper import note
     from celery_superfetch.model.job import claim_id
     from celery_superfetch.store.private_lists import WAITS
     from support.workers.bench import Bench, elsewhere, payload

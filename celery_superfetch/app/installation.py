@@ -16,7 +16,7 @@ from .chords import count_parts_of_tasks_once, count_parts_once
 from .drill import add_drill_task
 from .notice import add_announce_task
 from .poison_pill import guard_of
-from .reaping import add_reap_task
+from .reap_task import add_reap_task
 
 if TYPE_CHECKING:
     from typing_extensions import TypedDict, Unpack

@@ -20,7 +20,7 @@ from kombu.utils.uuid import uuid
 from ..model.config import ANNOUNCE_TASK
 from ..model.dead_job import DEAD_ID, DEAD_ID_HEADER
 from ..model.job import Carried
-from .asking import PATIENCE, NotNow, held_off, pause
+from .backend_turn import PATIENCE, NotNow, held_off, pause
 from .queues import separator_of
 
 if TYPE_CHECKING:
@@ -60,19 +60,19 @@ def add_announce_task(app: Celery) -> None:
         max_retries=None,
         superfetch_strike_limit=RUNS + 2,  # before its last one a job waits until it may run alone
     )
-    def announce(self: Any, told: bool = False, careful: bool = False, failures: int = 0) -> None:
-        """The arguments: how far earlier runs came (as ``Telling`` has it), and how many failed."""
-        from .telling import Telling, dead_id_of, dead_set_of, named_by
+    def announce(
+        self: Any, signalled: bool = False, careful: bool = False, failures: int = 0
+    ) -> None:
+        """How far earlier runs came (as ``Announcement`` has it), and how many failed."""
+        from .announcement import Announcement, dead_set_of
 
-        earlier = self.request.get("superfetch") or {}
-        strikes = earlier.get("strikes", 0)
-        careful = careful or strikes >= RUNS
-        known: dict[str, Any] = {"told": told, "careful": careful}
-        telling = None
+        strikes = (self.request.get("superfetch") or {}).get("strikes", 0)
+        dead_id = str(self.request.get(DEAD_ID_HEADER))
+        progress = {"signalled": signalled, "careful": careful or strikes >= RUNS}
+        announcement = None
         try:
-            if job := named_by(self):
-                telling = Telling(self.app, job, **known)
-                telling.go()
+            announcement = Announcement(self.app, dead_id, **progress)
+            announcement.make()
         except Exception as exc:  # the result backend's errors are its own
             if isinstance(exc, NotNow):  # which is no failure of its own
                 seconds = int(pause())
@@ -83,15 +83,15 @@ def add_announce_task(app: Celery) -> None:
                 logger.exception(
                     "Killed job %s is in the dead set, but its caller could not be told. That is "
                     "tried again in %d s.",
-                    telling.title if telling else dead_id_of(self),
+                    announcement.title if announcement else dead_id,
                     seconds,
                 )
-            if telling:
-                known["told"] = telling.told
-            known["failures"] = failures
+            if announcement:
+                progress["signalled"] = announcement.signalled
             # In other bytes, so its strikes go with it: else its deaths had no end.
-            headers = {DEAD_ID_HEADER: dead_id_of(self), **Carried(strikes, time()).headers()}
-            raise self.retry(exc=exc, kwargs=known, countdown=seconds, headers=headers) from exc
+            headers = {DEAD_ID_HEADER: dead_id, **Carried(strikes, time()).headers()}
+            again = {**progress, "failures": failures}
+            raise self.retry(exc=exc, kwargs=again, countdown=seconds, headers=headers) from exc
 
 
 class Notices:

@@ -22,7 +22,7 @@ __all__ = ["superfetch"]
 @click.option("--dry-run", is_flag=True, help="Only judge and count; change nothing.")
 def reap(session: Session, full: bool, wait: float, dry_run: bool) -> None:
     """Make one pass now: what dead workers held goes back to its queues."""
-    from ..app.passes import note
+    from ..app.reaper import note
     from ..reaper.evidence import Onlooker
     from .unregistered import register_unknown
 

@@ -139,7 +139,7 @@ def opened(ctx: click.Context, as_json: bool) -> Iterator[Session]:
 
     from ..app.broker import client_of
     from ..app.dead_set import DeadSet
-    from ..app.passes import reaper_of
+    from ..app.reaper import reaper_of
     from ..errors import SuperfetchError
     from ..store.wire.server import check_cluster, info
     from .tables import Tables

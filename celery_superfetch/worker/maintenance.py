@@ -11,7 +11,7 @@ from celery import Celery
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
-from ..app.passes import reaper_of, scheduled_pass
+from ..app.reaper import reaper_of, scheduled_pass
 from ..model import forks
 from ..model.facts import Facts
 from ..model.job import digest

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_superfetch.app.passes import reaper_of
+from celery_superfetch.app.reaper import reaper_of
 from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.waiting import eventually

@@ -12,7 +12,7 @@ from celery.exceptions import ChordError
 
 from celery_superfetch import PoisonPill
 from celery_superfetch.app.notice import Notices
-from celery_superfetch.app.passes import reaper_of
+from celery_superfetch.app.reaper import reaper_of
 from celery_superfetch.model.strikes import Decision
 from celery_superfetch.signals import job_recovering
 from support.servers.ledger import Ledger

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_superfetch.app.passes import reaper_of
+from celery_superfetch.app.reaper import reaper_of
 from support.process import is_alive
 from support.servers.database import Database
 from support.servers.faults import kill_connections

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_superfetch.app.passes import note
+from celery_superfetch.app.reaper import note
 from celery_superfetch.console.probe import main
 from support.servers.server import free_port
 from support.waiting import eventually

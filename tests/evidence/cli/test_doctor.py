@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_superfetch.app.passes import note
+from celery_superfetch.app.reaper import note
 from celery_superfetch.store.wire.permissions import OPTIONAL, REQUIRED, name_of, refused
 from support.waiting import eventually
 from support.workers.bench import Bench, elsewhere, ended_process, payload

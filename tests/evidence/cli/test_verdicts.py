@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from starlette.testclient import TestClient
 
-from celery_superfetch.app.passes import note
+from celery_superfetch.app.reaper import note
 from celery_superfetch.console.probe import main
 from celery_superfetch.console.web import create_app
 from celery_superfetch.store.wire.server import MAY_DEADLOCK

@@ -75,7 +75,7 @@ def test_without_a_queue_for_it_one_warning_says_so(make_app, bench, caplog):
     app.conf.update(task_create_missing_queues=False, task_queues=[kombu.Queue("mail")])
     for _ in range(3):
         assert app.tasks[REAP_TASK].apply_async() is None
-    [record] = [r for r in caplog.records if r.name == "celery_superfetch.app.reaping"]
+    [record] = [r for r in caplog.records if r.name == "celery_superfetch.app.reap_task"]
     assert record.levelname == "WARNING"
     assert "route the task" in record.getMessage()
 

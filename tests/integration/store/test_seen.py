@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 from kombu import Queue
 
-from celery_superfetch.app.passes import note
+from celery_superfetch.app.reaper import note
 from celery_superfetch.store.history import MOST, History
 from celery_superfetch.store.holdings import (
     BATCH,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_superfetch.app.passes import note
+from celery_superfetch.app.reaper import note
 from celery_superfetch.model.job import Job
 from celery_superfetch.store.history import BUCKETS, History, noted_recovery
 from celery_superfetch.store.queues import CHUNK

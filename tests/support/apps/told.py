@@ -16,14 +16,14 @@ from celery.backends.redis import RedisBackend
 from celery.signals import task_failure
 
 from celery_superfetch import Decision, Recovery, job_killed, job_recovering
-from celery_superfetch.app import asking, telling
+from celery_superfetch.app import announcement, backend_turn
 from support.apps.build import STEP
 from support.apps.shop import app, ledger
 
 HALF_WAY = os.environ.get("HALF_WAY")
 # Short, unless it is measured what the real ones cost.
-asking.PAUSE = int(os.environ.get("PAUSE", 3))
-asking.HELD_OFF = float(os.environ.get("HELD_OFF", 3))
+backend_turn.PAUSE = int(os.environ.get("PAUSE", 3))
+backend_turn.HELD_OFF = float(os.environ.get("HELD_OFF", 3))
 
 
 #: Where each process ends, and not the first alone.
@@ -96,7 +96,7 @@ def kill(recovery: Recovery, **_: Any) -> Decision | None:
     return Decision.KILL if ours and os.environ.get("KILL") == "1" else None
 
 
-_ask, _store, _count = RedisBackend.get_task_meta, RedisBackend.store_result, telling.fail_part
+_ask, _store, _count = RedisBackend.get_task_meta, RedisBackend.store_result, announcement.fail_part
 
 
 def get_task_meta(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -119,5 +119,5 @@ def fail_part(backend: Any, request: Any, exc: Exception) -> None:
 
 RedisBackend.get_task_meta = get_task_meta
 RedisBackend.store_result = store_result
-telling.fail_part = fail_part
+announcement.fail_part = fail_part
 app.finalize()

@@ -12,7 +12,7 @@ from typing import Any
 from kombu.transport import redis
 from kombu.transport.virtual import Message
 
-from celery_superfetch.app import broker, chords, telling
+from celery_superfetch.app import announcement, broker, chords
 from celery_superfetch.app import steps as ends
 from celery_superfetch.model import certificate, forks
 from celery_superfetch.model.job import Job
@@ -258,7 +258,7 @@ def gate() -> None:
 
 def turns() -> None:
     """All notices may wait for the result backend at once."""
-    telling.asking = lambda database: contextlib.nullcontext()
+    announcement.backend_turn = lambda database: contextlib.nullcontext()
 
 
 def slots() -> None:
@@ -279,7 +279,7 @@ def chord_counts() -> None:
 def ends_of_chords() -> None:
     """A chord that waits for a killed part is told of it as Celery tells of any that failed, and
     not at all where its result is stored."""
-    telling.fail_part = lambda *_: None
+    announcement.fail_part = lambda *_: None
 
 
 def second_runs() -> None:

@@ -29,7 +29,7 @@ class NotNow(Exception): ...
 
 
 @contextmanager
-def asking(database: Database) -> Iterator[None]:
+def backend_turn(database: Database) -> Iterator[None]:
     """Around a question to the result backend. Raises NotNow where another gets no answer."""
     scope = _scope(database)
     while not database.take_turn(scope, HELD_OFF):

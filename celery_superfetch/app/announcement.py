@@ -24,18 +24,18 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from ..errors import PoisonPill
-from ..model.dead_job import DEAD_ID_HEADER, DeadJob
+from ..model.dead_job import DeadJob
 from ..model.step import running
 from ..model.strikes import toll
 from ..signals import job_killed
-from .asking import asking
+from .backend_turn import backend_turn
 from .chords import fail_part, own_backend, parts_ahead
 from .dead_set import DeadSet
-from .events import tell_monitors
 
 logger = get_logger(__name__)
 
 REPLY_TIMEOUT = 3.0  # seconds to wait for a result backend on Redis, before it is tried later
+EVENT_TIMEOUT = 2.0  # seconds to wait for the broker when monitors are told
 
 
 @cache
@@ -59,55 +59,47 @@ def dead_set_of(app: Celery, pid: int) -> DeadSet:
     return DeadSet(app)
 
 
-def dead_id_of(task: Any) -> str:
-    """Which dead job a notice, in the request of ``task``, names."""
-    return str(task.request.get(DEAD_ID_HEADER))
+class Announcement:
+    """Of one killed job. ``signalled``: ``job_killed`` was sent; ``careful``: without what may
+    kill."""
 
+    def __init__(self, app: Celery, dead_id: str, *, signalled: bool, careful: bool) -> None:
+        self.app, self.title = app, dead_id
+        self.signalled, self.careful = signalled, careful
+        self.dead = dead_set_of(app, os.getpid())
+        self.job = self.dead.exact(dead_id)
+        if self.job is not None:
+            self.title = f"{self.job.task}[{self.job.task_id}]"
+            self.task = app.tasks.get(self.job.task)  # this worker may have others
+            own = self.task and own_backend(self.task)
+            self.backend = own or impatient_backend(app, os.getpid())
+            self.exc = pill_of(self.job)
 
-def named_by(task: Any) -> DeadJob | None:
-    """The dead job that a notice, in the request of ``task``, names; None if it is gone."""
-    job = dead_set_of(task.app, os.getpid()).exact(dead_id_of(task))
-    if job is None:
-        logger.warning(
-            "Nobody is told of killed job %s: it is not in the dead set any more (it was retried, "
-            "deleted or dropped before this notice ran).",
-            dead_id_of(task),
-        )
-    return job
-
-
-class Telling:
-    """The steps, for one killed job. ``told``: ``job_killed`` was sent; ``careful``: none of what
-    may kill."""
-
-    def __init__(self, app: Celery, job: DeadJob, *, told: bool, careful: bool) -> None:
-        self.app, self.job = app, job
-        self.told, self.careful = told, careful
-        self.task = app.tasks.get(job.task)  # this worker may have others
-        own = self.task and own_backend(self.task)
-        self.backend = own or impatient_backend(app, os.getpid())
-        self.exc = pill_of(job)
-        self.title = f"{job.task}[{job.task_id}]"
-
-    def go(self) -> None:
+    def make(self) -> None:
         """Take all the steps; raises what the result backend or the broker does."""
         job = self.job
-        if not (self.told or self.careful):
+        if job is None:
+            logger.warning(
+                "Nobody is told of killed job %s: it is not in the dead set any more (it was "
+                "retried, deleted or dropped before this notice ran).",
+                self.title,
+            )
+            return
+        if not (self.signalled or self.careful):
             job_killed.send(sender=self.app, job=job)
-            self.told = True
+            self.signalled = True
         if None not in (job.task, job.task_id):  # else nobody waits for it
             self.request = request_of(self.app, job, with_body=not self.careful)
             if notice := running.get():  # whose steps are those that the job did not come to
                 notice.earlier = job.steps
                 notice.read(vars(self.request), str(job.task_id))
-            self._tell_caller()
-        dead_set_of(self.app, os.getpid()).announced(job)
+            self._tell_caller(job)
+        self.dead.announced(job)
 
-    def _tell_caller(self) -> None:
-        job, self.stores = self.job, self._stores()
-        database = dead_set_of(self.app, os.getpid()).database
+    def _tell_caller(self, job: DeadJob) -> None:
+        self.stores = self._stores()
         # Whoever died while it asked has left its turn behind.
-        with nullcontext() if self.careful else asking(database):
+        with nullcontext() if self.careful else backend_turn(self.dead.database):
             state = self._state()
         if state == states.SUCCESS:  # it had finished; only its ack never came through
             # But its count may not have come, or it is the part that has to publish the body.
@@ -126,7 +118,8 @@ class Telling:
             return
         self._chord_and_chain()
         self._errbacks()
-        self._receivers()
+        if self.task is not None:  # else its receivers and its hook are with those who have it
+            self._receivers(self.task)
 
     def _stores(self) -> bool:
         """Whether the failure is stored: as Celery's own request decides."""
@@ -142,7 +135,7 @@ class Telling:
         backend = self.backend
         if isinstance(backend, DisabledBackend) or backend.as_uri() == "rpc://" or not self.stores:
             return None
-        meta = backend.get_task_meta(self.job.task_id, cache=False)
+        meta = backend.get_task_meta(self.request.id, cache=False)
         state: str = meta["status"]
         ours = state == states.FAILURE and isinstance(meta["result"], PoisonPill)
         return state if ours or state == states.SUCCESS else None
@@ -157,7 +150,7 @@ class Telling:
         # It is stored already; but the same word decides on those that follow.
         stores = bool(request.chain) and self.stores
         self.backend.mark_as_failure(
-            self.job.task_id, self.exc, request=request, store_result=stores, call_errbacks=False
+            self.request.id, self.exc, request=request, store_result=stores, call_errbacks=False
         )
 
     def _errbacks(self) -> None:
@@ -173,10 +166,8 @@ class Telling:
                 self.title,
             )
 
-    def _receivers(self) -> None:
-        task, request = self.task, self.request
-        if task is None:
-            return  # its receivers and its hook are with those who have it
+    def _receivers(self, task: Any) -> None:
+        request = self.request
         task.request_stack.push(request)  # receivers find it there, as in Celery's own request
         try:
             raise self.exc from None
@@ -187,10 +178,9 @@ class Telling:
                     hook(exc, request.id, request.args, request.kwargs)
             except Exception:
                 logger.exception(
-                    "The hook on_poisoned failed for killed job %s[%s]. Its caller has been told; "
+                    "The hook on_poisoned failed for killed job %s. Its caller has been told; "
                     "mend the hook.",
-                    task.name,
-                    request.id,
+                    self.title,
                 )
             failure = {"args": request.args, "kwargs": request.kwargs, "einfo": einfo}
             signals.task_failure.send(
@@ -199,8 +189,22 @@ class Telling:
         finally:
             task.request_stack.pop()
         if task.send_events:
-            shown = {"exception": safe_repr(self.exc), "traceback": einfo.traceback}
-            tell_monitors(self.app, "task-failed", uuid=request.id, name=task.name, **shown)
+            self._tell_monitors(exception=safe_repr(self.exc), traceback=einfo.traceback)
+
+    def _tell_monitors(self, **fields: Any) -> None:
+        """Flower, or `celery events`; never raises: they are worth no more than a line of log."""
+        notice = self.app.current_worker_task
+        try:
+            with self.app.connection_for_write() as connection:
+                if connection.get_transport_cls().driver_type == "redis":
+                    waits = ("socket_timeout", "socket_connect_timeout")
+                    connection.transport_options.update(dict.fromkeys(waits, EVENT_TIMEOUT))
+                connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+                name = notice and notice.request.hostname
+                monitors = self.app.events.Dispatcher(connection, name, buffer_while_offline=False)
+                monitors.send("task-failed", uuid=self.request.id, name=self.request.task, **fields)
+        except Exception as exc:
+            logger.warning("Monitors miss event task-failed (%s). Jobs go on.", exc)
 
 
 def pill_of(job: DeadJob) -> PoisonPill:

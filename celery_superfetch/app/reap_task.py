@@ -86,7 +86,7 @@ def add_reap_task(app: Celery) -> None:
         reject_on_worker_lost=False,
     )
     def reap(self: Any) -> str:
-        from .passes import reaper_of, scheduled_pass
+        from .reaper import reaper_of, scheduled_pass
 
         with client_of(app) as client:
             database_of(app, client).end_turn(LOCK_SENT)
