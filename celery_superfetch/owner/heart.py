@@ -13,9 +13,9 @@ from typing import Any
 from redis import ConnectionPool, Redis
 from redis.exceptions import RedisError
 
-from ..model.certificate import clock
 from ..model.config import Config
 from ..model.facts import RETRY_INTERVAL, STUCK, Facts
+from ..model.permit import clock
 from ..model.process import ProcessImage, mint_owner
 from ..model.watch import Watch
 from ..store.database import Database
@@ -181,7 +181,7 @@ class Heart:
         self.in_flight.probation = heard.probation
         self.in_flight.parking.heard(heard.now, heard.due, asked)
         if facts.state != STUCK:
-            self.in_flight.certificate.heard(facts.owner, asked)
+            self.in_flight.permit.heard(facts.owner, asked)
 
     def leave(self, tombstone: float) -> int:
         """The last that is said, unless it is refused; returns what ``Registry.leave`` does."""
@@ -206,7 +206,7 @@ class Heart:
         if turns and still >= max(self.config.owner_ttl, LONGEST_SLEEP):
             self._stuck_at = turns
             # Before that is said: whoever hears it gives the jobs to others.
-            self.in_flight.certificate.end()
+            self.in_flight.permit.end()
         elif turns != self._stuck_at:
             self._stuck_at = 0
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection
 from time import monotonic
 from typing import Any
 
-from ..model.certificate import clock
 from ..model.facts import Facts
 from ..model.job import Claimed, Job
+from ..model.permit import clock
 from ..model.watch import Watch
 from ..store.wire.clients import LoneConnection
 from ..store.wire.connections import Params
@@ -130,13 +130,13 @@ class Owner(Membership):
         """Whether an answer waits to be read."""
         return self.in_flight.unread
 
-    def until(self, job: Job) -> float:
+    def deadline(self, job: Job) -> float:
         """Until when a job of its may begin (``clock``); 0: not now."""
-        return self.in_flight.certificate.until(job.owner)
+        return self.in_flight.permit.deadline(job.owner)
 
-    def is_past(self, job: Job) -> bool:
+    def is_former(self, job: Job) -> bool:
         """Whether a job came under a name that it has no more."""
-        return self.in_flight.certificate.is_past(job.owner)
+        return self.in_flight.permit.holder not in (None, job.owner)
 
     # -- what it does not know for sure
 

@@ -18,9 +18,9 @@ from redis.exceptions import RedisError
 
 from ..app.notice import Notices
 from ..app.steps import is_tracer, run
-from ..model.certificate import clock
 from ..model.config import ANNOUNCE_TASK
 from ..model.job import digest
+from ..model.permit import clock
 from ..model.process import start_time
 from ..model.step import Claim
 from ..owner.here import owners_here
@@ -63,7 +63,7 @@ class _Handover:
 
     @property
     def is_ours(self) -> bool:
-        if self.owner.is_past(self.job):
+        if self.owner.is_former(self.job):
             return False
         # With early ack one that was taken back is settled, and nobody else's either.
         return bool(self.request.acknowledged or self.owner.may_start(self.job))
@@ -71,7 +71,7 @@ class _Handover:
     def may_begin(self) -> float:
         """Record it and note that the pool has it; until when it may begin, 0 for not now."""
         if self.request.acknowledged:
-            return self.owner.until(self.job)
+            return self.owner.deadline(self.job)
         # With early ack it may be settled before it runs: there would be no record to make.
         return self.owner.start(self.job, record=self.request.task.acks_late)
 

@@ -106,7 +106,7 @@ MUTANTS = [
         pill=1,
         harms=0,
     ),
-    Mutant("a job starts without a certificate", without="certificate"),
+    Mutant("a job starts without a permit", without="permit"),
     Mutant("a job starts, and is not recorded", without="record"),
     Mutant("a job is acked before it runs", without="late ack"),
     Mutant("numbers of claims come again", without="numbers"),

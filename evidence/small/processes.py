@@ -124,9 +124,9 @@ class Processes(Acts):
             return False
         if p.alone and any(other.how == RUNS for other in p.jobs):
             return False
-        certified = p.heard or self.without == "certificate"
+        permitted = p.heard or self.without == "permit"
         how = (WAITS, RECORDED) if self.without == "record" else (RECORDED,)
-        return has.how in how and certified and not p.doubt
+        return has.how in how and permitted and not p.doubt
 
     def _end_process(self, state: State, i: int) -> State:
         """Its supervisor starts another."""

@@ -28,7 +28,7 @@ class Has(NamedTuple):
 
 class Process(NamedTuple):
     owner: str
-    heard: bool = False  # the certificate lasts: nobody can have taken it for silent
+    heard: bool = False  # the start permit lasts: nobody can have taken it for silent
     stands: bool = False  # frozen, or cut off: it asks the server nothing
     left: str = UNLANDED
     landed: bool = False  # a blocking read has told it of a job

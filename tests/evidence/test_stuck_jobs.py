@@ -36,7 +36,7 @@ def test_a_result_backend_that_hangs_the_loops_strikes_no_job(
     assert not db.dead()
 
 
-@pytest.mark.parametrize("without", ["", "ended_certificates"], ids=["", "control"])
+@pytest.mark.parametrize("without", ["", "ended_permits"], ids=["", "control"])
 def test_a_stuck_worker_starts_nothing_more(worker, shop, ledger, db, tmp_path, without):
     """A3: its pool's threads go on, and a job that was only reserved may be another's by now."""
     file = tmp_path / "hang"

@@ -265,7 +265,7 @@ class Worker:
         return False
 
     def _was_reaped(self, job: Job) -> bool:
-        """Not even a mark in the very ms of its verdict comes while a certificate lasts."""
+        """Not even a mark in the very ms of its verdict comes while a start permit lasts."""
         return self.bench.client.hget(self.bench.keys.facts(job.owner), "state") == b"reaped"
 
     def move(self, claimed: Claimed, how: Move, where: str, leaves: bool) -> None:

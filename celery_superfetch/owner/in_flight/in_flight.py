@@ -7,8 +7,8 @@ from contextlib import suppress
 
 from redis.exceptions import RedisError
 
-from ...model.certificate import Certificate
 from ...model.job import Claimed, Job
+from ...model.permit import StartPermit
 from ...store.database import Database
 from ...store.private_lists import Claims, earlier_of
 from .jobs import IDLE, Move, State
@@ -25,7 +25,7 @@ class InFlight(Outbox):
     def __init__(self, database: Database, runner: Runner = CONSUMER) -> None:
         super().__init__(database)
         self.runner = runner
-        self.certificate = Certificate(self.config.heartbeat_interval)
+        self.permit = StartPermit(self.config.heartbeat_interval)
         self.lost_claims = LostClaims(self)
         #: Queue lists with suspects on probation, as far as this process has heard.
         self.probation: frozenset[str] = frozenset()
@@ -102,9 +102,9 @@ class InFlight(Outbox):
         Its ``record`` as running (there is none where it may be settled before it runs) is sent
         before, and waited for only if jobs are to be parked."""
         with self.lock:
-            until = self.certificate.until(job.owner)
+            deadline = self.permit.deadline(job.owner)
             # While a reply is lost, the record may say that a suspect runs here.
-            if not until or self.doubt or not self.may_start(job):
+            if not deadline or self.doubt or not self.may_start(job):
                 return 0.0
             if job not in self.jobs.recorded:
                 if record:
@@ -118,7 +118,7 @@ class InFlight(Outbox):
                     return 0.0
             self.jobs.recorded.discard(job)
             self.jobs.move(job, Move.START)
-            return until
+            return deadline
 
     def end(self, job: Job) -> None:
         with self.lock:

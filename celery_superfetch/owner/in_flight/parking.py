@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from ...model.certificate import clock
+from ...model.permit import clock
 from ...store.parked import EARLY
 
 #: Seconds from which on a job waits on the server, and not here. It has to be more than what the

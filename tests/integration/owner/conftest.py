@@ -37,7 +37,7 @@ def make(url: str, make_bench: Callable[..., Bench]) -> Iterator[Callable[..., O
 def owner(bench: Bench) -> Facts:
     """Registered for the queue mail, and heard just now."""
     owner = bench.owner()
-    bench.in_flight.certificate.heard(owner.owner, monotonic())
+    bench.in_flight.permit.heard(owner.owner, monotonic())
     return owner
 
 

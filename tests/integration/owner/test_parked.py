@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from celery_superfetch.model.certificate import clock
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, digest
+from celery_superfetch.model.permit import clock
 from celery_superfetch.owner.in_flight.parking import WORTH_PARKING, Parking
 from celery_superfetch.store.parked import BATCH, EARLY, Parked
 from support.workers.bench import Bench, payload

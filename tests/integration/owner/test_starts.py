@@ -37,18 +37,18 @@ def commands(bench: Bench) -> int:
 def test_nothing_starts_while_the_owner_is_not_heard(bench, owner):
     """B. The verdict of others needs two heartbeats of silence, and one and a half are over."""
     one, two = bench.take(owner, ONE, TWO, starts=1)
-    bench.in_flight.certificate.heard(owner.owner, monotonic() - 1.6 * 5)
+    bench.in_flight.permit.heard(owner.owner, monotonic() - 1.6 * 5)
     assert bench.hand_over(one) == bench.hand_over(two) == 0
     assert bench.in_flight.may_start(one.job)
     assert bench.in_flight.may_start(two.job)
-    bench.in_flight.certificate.heard(owner.owner, monotonic())
+    bench.in_flight.permit.heard(owner.owner, monotonic())
     assert bench.hand_over(one) > monotonic()
 
 
 def test_nothing_of_a_former_self_starts(bench, owner):
     [one] = bench.take(owner, ONE)
     bench.in_flight.wait(one.job)
-    bench.in_flight.certificate.heard("somebody|1|new", monotonic())
+    bench.in_flight.permit.heard("somebody|1|new", monotonic())
     assert bench.hand_over(one) == 0
     bench.in_flight.lose_all(owner.owner)
     assert not bench.in_flight.may_start(one.job)

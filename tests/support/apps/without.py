@@ -14,7 +14,7 @@ from kombu.transport.virtual import Message
 
 from celery_superfetch.app import announcement, broker, chords
 from celery_superfetch.app import steps as ends
-from celery_superfetch.model import certificate, forks
+from celery_superfetch.model import forks, permit
 from celery_superfetch.model.job import Job
 from celery_superfetch.model.process import look_at
 from celery_superfetch.model.strikes import Blame, Recovery
@@ -130,17 +130,17 @@ def reading() -> None:
 def handover() -> None:
     """Jobs start whatever became of them meanwhile."""
     start._Handover.is_ours = property(lambda _: True)
-    start._Handover.may_begin = lambda _: certificate.clock() + 60.0
+    start._Handover.may_begin = lambda _: permit.clock() + 60.0
 
 
 def an_end_of_trust() -> None:
     """Jobs start however long ago their owner was heard."""
-    certificate.HEARTBEATS = 1e6
+    permit.HEARTBEATS = 1e6
 
 
-def ended_certificates() -> None:
+def ended_permits() -> None:
     """Who says that it is stuck goes on as after any heartbeat."""
-    certificate.Certificate.end = lambda self: None
+    permit.StartPermit.end = lambda self: None
 
 
 def excuses() -> None:

@@ -11,7 +11,7 @@ from support.house import HERE, PACKAGE, modules
 
 MODULES = modules(HERE / PACKAGE)
 #: What an owner is made of, by names that nothing else has.
-PARTS = {"heart", "in_flight", "lost_runs", "lost_claims", "outbox", "certificate", "parking"}
+PARTS = {"heart", "in_flight", "lost_runs", "lost_claims", "outbox", "permit", "parking"}
 #: Parts of those, whose names others have, too.
 INNER = PARTS | {"jobs", "lists", "parked", "history"}
 #: Owners, by what they are called.

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from celery_superfetch.model.certificate import clock
+from celery_superfetch.model.permit import clock
 from celery_superfetch.worker import start
 
 CLAIM = ("", "", "", 0)  # none that could hand on a step

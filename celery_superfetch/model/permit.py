@@ -15,14 +15,18 @@ if hasattr(time, "clock_gettime"):  # macOS counts it by the name of the other
 HEARTBEATS = 1.5  # heartbeats after the last that was heard. A verdict needs two of silence.
 
 
-class Certificate:
+class StartPermit:
     """What the last heartbeat that the server answered is good for. Any thread may ask or tell."""
 
     def __init__(self, heartbeat_interval: float) -> None:
         self._interval = heartbeat_interval
-        #: Who was heard, and until when that is good (s of ``clock``). Where nobody tells of
-        #: heartbeats, nobody reaps either.
+        #: Under which name this process was heard, and until when that is good (s of ``clock``).
+        #: Where nobody tells of heartbeats, nobody reaps either.
         self._heard: tuple[str | None, float] = None, math.inf
+
+    @property
+    def holder(self) -> str | None:
+        return self._heard[0]
 
     def heard(self, owner: str, asked: float) -> None:
         """The server has answered a heartbeat that ``owner`` sent at ``asked`` (``clock``)."""
@@ -30,13 +34,9 @@ class Certificate:
 
     def end(self) -> None:
         """Nothing starts until the next heartbeat that is good for it."""
-        self._heard = self._heard[0], 0.0
+        self._heard = self.holder, 0.0
 
-    def until(self, owner: str) -> float:
+    def deadline(self, owner: str) -> float:
         """Until when jobs that ``owner`` has claimed may start (``clock``); 0 for not now."""
-        name, until = self._heard
-        return until if name in (None, owner) and until > clock() else 0.0
-
-    def is_past(self, owner: str) -> bool:
-        """Whether this process goes on under another name than ``owner``, who was reaped."""
-        return self._heard[0] not in (None, owner)
+        holder, deadline = self._heard
+        return deadline if holder in (None, owner) and deadline > clock() else 0.0
