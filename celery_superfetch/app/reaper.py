@@ -20,7 +20,7 @@ def reaper_of(app: Celery, client: Redis, owner: Owner | None = None) -> Reaper:
     """A reaper that speaks for ``app``: its guard decides, and its notices tell the callers."""
     return Reaper(
         database_of(app, client),
-        watch=owner.silence if owner else None,
+        silence=owner.silence if owner else None,
         sender=app,
         notice=Notices(app),
         limits=limits_of(app),

@@ -32,7 +32,7 @@ def reap(session: Session, full: bool, wait: float, dry_run: bool) -> None:
     if wait:
         onlooker = Onlooker(reaper.registry)
         onlooker.stay(wait)
-        reaper.watch = onlooker.watch
+        reaper.silence = onlooker.silence
     report = reaper.reap(dry_run=dry_run)
     if not dry_run:
         note(reaper, report)

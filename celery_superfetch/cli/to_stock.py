@@ -60,7 +60,7 @@ class GiveBack:
         if not dry_run:
             with errors.surviving("who is in no registry"):  # SCAN may be forbidden
                 register_unknown(self.reaper)
-        judged = self.onlooker.look()
+        judged = self.onlooker.judge()
         living = [judgement for judgement in judged if not judgement[2].dead]
         report.alive = self._rows(living)
         if report.alive and not force and not dry_run:

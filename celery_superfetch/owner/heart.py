@@ -17,7 +17,7 @@ from ..model.config import Config
 from ..model.facts import RETRY_INTERVAL, STUCK, Facts
 from ..model.permit import clock
 from ..model.process import ProcessImage, mint_owner
-from ..model.watch import Watch
+from ..model.silence import Silence
 from ..store.database import Database
 from ..store.registry import Heartbeat, Registry
 from ..store.wire.clients import Home, known_as
@@ -64,7 +64,7 @@ class Heart:
         self.stuck_jobs: tuple[tuple[str, str, str, int], ...] = ()
         self.overdue: deque[Callable[[], object]] = deque()  # what takes long, for other threads
         #: Who is silent, as this process saw it by its own heartbeats.
-        self.watch = Watch(longest_gap=2 * config.heartbeat_interval + RETRY_INTERVAL)
+        self.silence = Silence(longest_gap=2 * config.heartbeat_interval + RETRY_INTERVAL)
         self.neighbours: tuple[str, ...] = ()  # owners of this host at the last heartbeat
         self.outages = 0
         self.blocking: set[int] = set()  # ids of connections that are cut when it is reaped
@@ -73,7 +73,7 @@ class Heart:
         #: A state -> what says it, and that this owner lives, as it is sent. It asks nobody.
         self.pulse: Callable[[str], bytes]
         #: The loop is watched as other owners are: by looks that came in time.
-        self._loop = Watch(longest_gap=2 * RETRY_INTERVAL)
+        self._loop_silence = Silence(longest_gap=2 * RETRY_INTERVAL)
         self._stuck_at = 0  # how often it had turned when it was found to stand still, if it does
         #: Our last two heartbeats (server ms): whoever knows one is our server, or its replica.
         self._heard: tuple[int, ...] = ()
@@ -136,7 +136,7 @@ class Heart:
             facts, lost = facts.with_(owner=mint_owner(facts.process)), heard.status
         self._heard = ()
         # The first look: it saw nobody, and from here on it sees who is not heard.
-        self.watch.interrupt()
+        self.silence.interrupt()
         self._note(facts, heard, asked)
         if lost and old:
             self.overdue.append(partial(self.was_lost, lost, old, facts.owner))
@@ -153,8 +153,8 @@ class Heart:
             changed = dict(facts.dump().items() - self.facts.dump().items(), state=facts.state)
             heard = self.registry.heartbeat(facts, self._last_ms, changed)
         except RedisError:
-            self.watch.interrupt()
-            self._loop.interrupt()
+            self.silence.interrupt()
+            self._loop_silence.interrupt()
             self._last_ms = 0
             self._look_elsewhere()
             raise
@@ -175,7 +175,7 @@ class Heart:
         self.facts, self.pulse = facts, partial(self.registry.pulse, facts)
         self._last_ms = heard.now
         self._heard = (*self._heard[-1:], heard.now)
-        self.watch.look(heard.quiet, monotonic())
+        self.silence.note(heard.quiet, monotonic())
         self.neighbours = heard.neighbours
         self.in_flight.expires = facts.lists
         self.in_flight.probation = heard.probation
@@ -198,11 +198,11 @@ class Heart:
             return "stopping"
         return STUCK if self._stuck_at else "running"
 
-    def look(self) -> None:
+    def watch_loop(self) -> None:
         """See, once a second, whether the loop turns; who is not heard has watched nothing."""
         turns, now = 0 if self.stopping else self.in_flight.runner.turns(), monotonic()
-        self._loop.look({"loop": turns}, now)
-        still = self._loop.silent_for("loop", turns, now) or 0.0
+        self._loop_silence.note({"loop": turns}, now)
+        still = self._loop_silence.silent_for("loop", turns, now) or 0.0
         if turns and still >= max(self.config.owner_ttl, LONGEST_SLEEP):
             self._stuck_at = turns
             # Before that is said: whoever hears it gives the jobs to others.

@@ -64,7 +64,7 @@ class Heartbeats(threading.Thread):
             self._wake.wait(max(0.0, min(RETRY_INTERVAL, interval, left)))
             self._wake.clear()
             if self.pulse is None:
-                heart.look()
+                heart.watch_loop()
             while self._asked and not self.stopped:
                 self._act(*self._asked.popleft())
             late, news = self._failing or monotonic() >= due, heart.state != heart.facts.state
@@ -128,7 +128,7 @@ class Pulse:
         """The native thread: takes no lock, imports and logs nothing, and closes what it used."""
         said, due, interval = "", 0.0, self._heart.config.heartbeat_interval
         while not self._heartbeats.stopped:
-            self._heart.look()
+            self._heart.watch_loop()
             state = self._heart.state
             late = monotonic() >= due and state != STUCK
             if self._connection is not None and (late or state != said):

@@ -11,7 +11,7 @@ from typing import Any
 from ..model.facts import Facts
 from ..model.job import Claimed, Job
 from ..model.permit import clock
-from ..model.watch import Watch
+from ..model.silence import Silence
 from ..store.wire.clients import LoneConnection
 from ..store.wire.connections import Params
 from .in_flight.jobs import State
@@ -83,9 +83,9 @@ class Owner(Membership):
         return tuple(name for name in self.heart.neighbours if name != self.name)
 
     @property
-    def silence(self) -> Watch:
+    def silence(self) -> Silence:
         """Who is silent, as this process saw it."""
-        return self.heart.watch
+        return self.heart.silence
 
     @property
     def params(self) -> Params:

@@ -10,8 +10,8 @@ from time import monotonic, sleep
 
 from ..model.facts import STUCK, Facts
 from ..model.process import ProcessImage, look_at
+from ..model.silence import Silence
 from ..model.verdict import MISSED_HEARTBEATS, Evidence, Reason, judge
-from ..model.watch import Watch
 from ..store.registry import Registry
 from ..store.wire.clients import run_id
 
@@ -21,11 +21,11 @@ LOCAL = Reason.RUNNING, Reason.RUNNING_SILENT  # said of the living of this host
 
 def judge_all(
     registry: Registry,
-    watch: Watch | None = None,
+    silence: Silence | None = None,
     only: Collection[str] | None = None,
     surviving: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> list[tuple[Facts, int, Reason]]:
-    """Every registered owner (or ``only`` some) with its score and verdict. Without a ``watch``
+    """Every registered owner (or ``only`` some) with its score and verdict. Without a ``silence``
     nobody is known to be silent; ``surviving`` may leave out one that cannot be judged."""
     scores = registry.owners()
     chosen = sorted(scores if only is None else scores.keys() & set(only))
@@ -36,12 +36,12 @@ def judge_all(
     facts = registry.facts(o for o in scores if o.partition("|")[0] in hosts)
     # Asked at most once a pass, and not by a worker that has heard everybody lately.
     server_run = cache(lambda: run_id(registry.client))
-    here, now, judged = ProcessImage.current(), watch.clock() if watch else 0.0, []
+    here, now, judged = ProcessImage.current(), silence.clock() if silence else 0.0, []
     near = [neighbour for neighbour in facts.values() if here.same_ground(neighbour.process)]
     for owner in chosen:
         with surviving(f"owner {owner}"):
             owner_facts = facts[owner]
-            quiet = watch.silent_for(owner, scores[owner], now) if watch else None
+            quiet = silence.silent_for(owner, scores[owner], now) if silence else None
             evidence = local_evidence(owner_facts, here, near, quiet)
             missed = MISSED_HEARTBEATS * owner_facts.heartbeat_interval
             if evidence.process is None and (quiet or 0.0) >= missed:
@@ -53,32 +53,32 @@ def judge_all(
 
 
 class Onlooker:
-    """The watch of a process that has no heart, and stays: it looks each second or so."""
+    """The eyes of a process that has no heart, and stays: it looks each second or so."""
 
     def __init__(self, registry: Registry, clock: Callable[[], float] = monotonic) -> None:
         self.registry = registry
-        self.watch = Watch(registry.config.heartbeat_interval, clock)
+        self.silence = Silence(registry.config.heartbeat_interval, clock)
         self._scores: dict[str, int] = {}
 
-    def look(self) -> list[tuple[Facts, int, Reason]]:
+    def judge(self) -> list[tuple[Facts, int, Reason]]:
         """Every owner with its score and verdict, by all looks up to the one before."""
-        now, judged = self.watch.clock(), judge_all(self.registry, self.watch)
+        now, judged = self.silence.clock(), judge_all(self.registry, self.silence)
         scores = {facts.owner: score for facts, score, _ in judged}
         # Quiet is who has the score that it had at the look before.
-        self.watch.look(dict(scores.items() & self._scores.items()), now)
+        self.silence.note(dict(scores.items() & self._scores.items()), now)
         self._scores = scores
         return judged
 
     def stay(self, seconds: float) -> None:
         """Look until no verdict waits for a longer silence, for so long at most."""
-        end, judged = monotonic() + seconds, self.look()
+        end, judged = monotonic() + seconds, self.judge()
         first = self._scores
         while monotonic() < end and any(
             not (reason.dead or reason in LOCAL) and score == first.get(facts.owner)
             for facts, score, reason in judged
         ):
-            sleep(min(LOOK_INTERVAL, self.watch.longest_gap / 2))
-            judged = self.look()
+            sleep(min(LOOK_INTERVAL, self.silence.longest_gap / 2))
+            judged = self.judge()
 
 
 def local_evidence(

@@ -13,9 +13,9 @@ from redis.exceptions import RedisError
 from ..model import forks
 from ..model.facts import SCHEMA, STUCK, Facts
 from ..model.job import Job, queue_list_of
+from ..model.silence import Silence
 from ..model.strikes import Limits, Running
 from ..model.verdict import Reason
-from ..model.watch import Watch
 from ..signals import ReapedOwner, owner_reaped
 from ..store.counters import Notice, Outcome
 from ..store.database import Database, Structure
@@ -41,14 +41,14 @@ NAMED = 10  # jobs that a pass names of each owner
 
 class Reaper(Structure):
     """Finds dead owners and empties their private lists; has no loop and no thread. Without a
-    ``watch`` nobody is taken for dead by silence; without a ``notice`` no caller of a killed job
+    ``silence`` nobody is taken for dead by silence; without a ``notice`` no caller of a killed job
     is told. ``sender``: the Celery app."""
 
     def __init__(
         self,
         database: Database,
         *,
-        watch: Watch | None = None,
+        silence: Silence | None = None,
         sender: Any = None,
         notice: Notice | None = None,
         limits: Limits | None = None,
@@ -64,14 +64,14 @@ class Reaper(Structure):
         self.first_schema = FirstSchema(database)
         self.notice = notice
         self.sender = sender
-        self.watch = watch
+        self.silence = silence
         self._next_housekeeping = 0.0
 
     def reap(self, only: Collection[str] | None = None, *, dry_run: bool = False) -> Report:
         """One pass; raises only where the registry cannot be read at all. ``only``: some owners,
         else all; ``dry_run``: change nothing."""
         started, report = monotonic(), Report(dry_run=dry_run)
-        verdicts = judge_all(self.registry, self.watch, only, report.surviving)
+        verdicts = judge_all(self.registry, self.silence, only, report.surviving)
         report.owners = len(verdicts)
         report.lists.update(*(facts.lists for facts, _, _ in verdicts))
         deaths: list[tuple[float, dict[str, Any]]] = []

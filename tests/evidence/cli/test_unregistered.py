@@ -27,7 +27,7 @@ def test_an_adopted_owner_is_reaped_after_the_ttl(make_bench):
     reaper, onlooker = bench.reaper(), Onlooker(bench.registry)
     assert register_unknown(reaper) == 1
     onlooker.stay(10)
-    assert bench.reaper(watch=onlooker.watch).reap().dead == {"web-9|4|x": Reason.SILENT}
+    assert bench.reaper(silence=onlooker.silence).reap().dead == {"web-9|4|x": Reason.SILENT}
     assert bench.queue() == [b"1"]
 
 
@@ -38,7 +38,7 @@ def test_one_for_whom_something_landed_is_registered_too(make_bench):
     assert register_unknown(reaper) == 1
     assert bench.registry.facts(["web-9|4|x"])["web-9|4|x"].lists == {"a:b": 0}
     onlooker.stay(10)
-    bench.reaper(watch=onlooker.watch).reap()
+    bench.reaper(silence=onlooker.silence).reap()
     assert bench.queue("a:b") == [b"1", b"2"]
 
 

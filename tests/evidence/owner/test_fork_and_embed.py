@@ -197,10 +197,10 @@ def test_two_apps_of_one_process_are_judged_by_their_own_settings(program, make_
     assert hasty != patient
     assert set(judge.registry.owners()) == {hasty, patient}
     onlooker = Onlooker(judge.registry)
-    reaper = judge.reaper(watch=onlooker.watch)
+    reaper = judge.reaper(silence=onlooker.silence)
 
     def dead() -> set[str]:
-        onlooker.look()
+        onlooker.judge()
         return {*reaper.reap().dead}
 
     with process.frozen():

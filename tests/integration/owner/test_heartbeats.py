@@ -110,7 +110,7 @@ def test_the_heart_survives_an_outage_and_says_so_once(fresh_server, caplog):
     owner, before = membership.name, bench.score(membership)
     server.kill()
     eventually(lambda: "failed" in caplog.text, 10)
-    assert membership.heart.watch.silent_for("anybody", 1, 0.0) is None, "what it saw is void"
+    assert membership.heart.silence.silent_for("anybody", 1, 0.0) is None, "what it saw is void"
     server.restart()
     eventually(lambda: bench.score(membership) > before, 10)
     assert membership.name == owner

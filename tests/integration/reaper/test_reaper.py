@@ -12,9 +12,9 @@ from celery.utils.dispatch import Signal
 
 from celery_superfetch.model.job import digest
 from celery_superfetch.model.process import ProcessImage
+from celery_superfetch.model.silence import Silence
 from celery_superfetch.model.strikes import Blame
 from celery_superfetch.model.verdict import Reason
-from celery_superfetch.model.watch import Watch
 from celery_superfetch.reaper.reaper import NAMED
 from celery_superfetch.signals import ReapedOwner, job_recovered, owner_reaped
 from support.waiting import eventually
@@ -112,12 +112,12 @@ def test_ones_own_pid_tells_at_once_and_anothers_once_it_is_not_heard(bench):
     """A4. A container comes back with its pids; after a step of a clock it only seems so."""
     before = bench.owner(replace(ProcessImage.current(), start_time="1"))
     parent = bench.owner(replace(image_of(os.getppid()), start_time="1"))
-    watch = Watch(longest_gap=60)
-    reaper = bench.reaper(watch=watch)
+    silence = Silence(longest_gap=60)
+    reaper = bench.reaper(silence=silence)
     assert reaper.reap().dead == {before.owner: Reason.PROCESS_GONE}
     score, now = bench.score(parent), monotonic()
     for ago in (2 * parent.heartbeat_interval, 0):
-        watch.look({parent.owner: score}, now - ago)
+        silence.note({parent.owner: score}, now - ago)
     bench.registry.heartbeat(parent, 0, {})
     assert not reaper.reap().dead, "it was heard"
     bench.client.zadd(bench.keys.owners, {parent.owner: score})

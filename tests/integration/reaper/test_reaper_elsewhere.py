@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.silence import Silence
 from celery_superfetch.model.verdict import Reason
-from celery_superfetch.model.watch import Watch
 from celery_superfetch.reaper.evidence import Onlooker
 from celery_superfetch.store.wire.clients import run_id
 from support.waiting import eventually
@@ -49,11 +49,11 @@ class Passes:
     def __init__(self, bench: Bench) -> None:
         self.now = 0.0
         self.onlooker = Onlooker(bench.registry, clock=lambda: self.now)
-        self.reaper = bench.reaper(watch=self.onlooker.watch)
+        self.reaper = bench.reaper(silence=self.onlooker.silence)
 
     def __call__(self) -> dict[str, Reason]:
         self.now += HEARTBEAT / 4
-        self.onlooker.look()
+        self.onlooker.judge()
         return self.reaper.reap().dead
 
     def find_nobody(self, during: float) -> bool:
@@ -155,19 +155,19 @@ def test_by_the_watch_of_a_heart_the_same_holds(quick, line):
     """A worker's maintenance: silence is what its own heartbeats saw."""
     owner, mine = remote(quick, line), quick.owner()
     last, now = 0, 0.0
-    watch = Watch(10 * HEARTBEAT, clock=lambda: now)
-    reaper = quick.reaper(watch=watch)
+    silence = Silence(10 * HEARTBEAT, clock=lambda: now)
+    reaper = quick.reaper(silence=silence)
 
     def beat() -> dict[str, Reason]:
         nonlocal last, now
         heartbeat = quick.registry.heartbeat(mine, last, {})
         last, now = heartbeat.now, now + HEARTBEAT
-        watch.look(heartbeat.quiet, now)
+        silence.note(heartbeat.quiet, now)
         return reaper.reap().dead
 
     assert not any(beat() for _ in range(5))
     line.close()
-    watch.interrupt()
+    silence.interrupt()
     assert reaper.reap().dead == {}, "cut off itself, it knows nothing"
     assert eventually(beat, 10) == {owner.owner: Reason.DISCONNECTED}
 

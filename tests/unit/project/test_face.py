@@ -39,10 +39,10 @@ def test_no_other_room_reaches_through_an_owner(module: str) -> None:
 
 
 def test_the_control_such_a_reach_is_seen() -> None:
-    source = "a.owner.heart.watch; owner.jobs; self.in_flight.requeue(x); report.in_flight"
+    source = "a.owner.heart.silence; owner.jobs; self.in_flight.requeue(x); report.in_flight"
     assert sorted(reaches(source)) == [
         "a.owner.heart",
-        "a.owner.heart.watch",
+        "a.owner.heart.silence",
         "owner.jobs",
         "self.in_flight.requeue",
     ]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 
 
-class Watch:
+class Silence:
     """How long owners have been silent while this process looked on. Pure; times are given. Looks
     count if all succeeded, ``longest_gap`` seconds after each other at most, by the watcher's own
     ``clock``: an outage or a step of the server's clock convicts nobody."""
@@ -17,7 +17,7 @@ class Watch:
         self._last: float | None = None
         self._still: dict[str, tuple[int, float]] = {}
 
-    def look(self, quiet: Mapping[str, int], now: float) -> None:
+    def note(self, quiet: Mapping[str, int], now: float) -> None:
         """Take in one look: the owners that did not write since the one before -> their score."""
         before = self._last
         if before is None or now - before > self.longest_gap:
@@ -46,9 +46,9 @@ class Watch:
         last_score, since = self._still.get(owner, (None, now))
         return now - since if last_score == score else 0.0
 
-    def silent(self, now: float, silence: float) -> list[str]:
+    def silent(self, now: float, least: float) -> list[str]:
         return [
             owner
             for owner, (score, _) in self._still.items()
-            if (self.silent_for(owner, score, now) or 0.0) >= silence
+            if (self.silent_for(owner, score, now) or 0.0) >= least
         ]
