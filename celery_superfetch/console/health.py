@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ..inspector import Inspector
-from ..model.facts import SILENT, STUCK
+from ..model.facts import HUNG, SILENT
 from ..model.words import ago, number, passed, span
 from .overview import LATELY, by_need, by_queue, overview_of
 
@@ -124,13 +124,13 @@ def _owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
     for owner in overview["owners"]:
         name = f"{owner['node'] or owner['owner']} on {owner['host']}"
         jobs, age = number(owner["in_flight"], "job"), owner["heartbeat_age"]
-        if owner["state"] == STUCK:
-            text = f"worker {name} is stuck: its event loop does not turn; its {jobs} go to others"
+        if owner["state"] == HUNG:
+            text = f"worker {name} is hung: its event loop does not turn; its {jobs} go to others"
             fix = (
                 f"see on {owner['host']} what it waits for (py-spy dump --pid {owner['pid']}), "
                 "then restart it"
             )
-            yield Finding("critical", "stuck-owner", text, fix)
+            yield Finding("critical", "hung-owner", text, fix)
         elif owner["verdict"] == "dead":
             holds = "holds nothing" if not owner["in_flight"] else f"its {jobs} wait"
             level: Level = "critical" if owner["in_flight"] and not soon else "note"

@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from ..inspector import PATIENCE, Counts, Inspector, RunCounts
 from ..model import forks
 from ..model.arguments import printable
-from ..model.facts import SILENT, STUCK
+from ..model.facts import HUNG, SILENT
 from ..model.words import passed
 from .health import findings
 from .overview import by_queue, overview_of
@@ -55,7 +55,7 @@ JOBS = {
 }
 
 #: What an owner can be; the last two are no living ones.
-STATES = ("running", "stopping", SILENT, STUCK, "dead", "reaped")
+STATES = ("running", "stopping", SILENT, HUNG, "dead", "reaped")
 
 
 class Metrics(Collector):
@@ -162,7 +162,7 @@ def _of_owners(overview: Mapping[str, Any]) -> Iterator[Metric]:
     owners, left = overview["owners"], overview["tombstones"]
     states = Counter(dict.fromkeys(STATES, 0))
     for owner in owners:
-        is_dead = owner["verdict"] == "dead" and owner["state"] != STUCK
+        is_dead = owner["verdict"] == "dead" and owner["state"] != HUNG
         states["dead" if is_dead else owner["state"]] += 1
     states["reaped"] += left["owners"]
     yield _gauge("owners", "Workers by state; reaped ones for a minute", states, ["state"])

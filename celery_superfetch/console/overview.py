@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 
 from ..inspector import STATES, Holding, Inspector
 from ..model.dead_job import utc
-from ..model.facts import SILENT, STUCK, Facts
+from ..model.facts import HUNG, SILENT, Facts
 from ..model.verdict import MISSED_HEARTBEATS, Reason
 from ..model.words import command
 
@@ -141,7 +141,7 @@ def by_need(owners: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for owner in owners:
         word, mood = owner["state"], {SILENT: "warning"}.get(owner["state"], "ok")
         if owner["verdict"] == "dead":
-            word, mood = f"dead, {STUCK}" if word == STUCK else "dead", "critical"
+            word, mood = f"dead, {HUNG}" if word == HUNG else "dead", "critical"
         rows.append({**owner, "word": word, "mood": mood})
     return sorted(rows, key=lambda row: (MOODS.index(row["mood"]), row["node"], row["owner"]))
 

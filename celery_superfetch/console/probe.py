@@ -101,13 +101,13 @@ def _parser(app: Celery | None) -> argparse.ArgumentParser:
     add(
         "--this-host",
         action="store_true",
-        help="a worker of this host must be heard, and not be stuck",
+        help="a worker of this host must be heard, and not hang",
     )
     add(
         "--node",
         default="",
         metavar="NAME",
-        help="this worker (celery@web-1) must be heard, and not be stuck",
+        help="this worker (celery@web-1) must be heard, and not hang",
     )
     add("--timeout", type=float, default=5.0, metavar="SECONDS", help="give up after this time (5)")
     add("--json", action="store_true", dest="as_json", help="print one JSON document")

@@ -44,7 +44,7 @@ class Config:
 
     owner_ttl: Seconds = 60.0
     """An owner that is silent for so long is dead, even if the server still has its connections.
-    A worker whose event loop hangs for so long calls itself stuck. Choose it longer than any pause
+    A worker whose event loop hangs for so long calls itself hung. Choose it longer than any pause
     of a live worker, and at least twice `heartbeat_interval`."""
 
     reap_interval: Seconds = 10.0

@@ -15,7 +15,7 @@ RETRY_INTERVAL = 1.0  # seconds between two tries while heartbeats fail
 TEXTS = "app", "node", "version", "tasks", "state", "run_id"  # fields that are text
 OTHERS = "heartbeat_interval", "owner_ttl", "connections", "pool", "lists", "stuck_jobs"
 SCHEMA = "2"  # of our data; 1 had a private list for each queue list, and no names of claims
-STUCK = "stuck"  # state of an owner whose event loop does not turn, and that is silent until then
+HUNG = "hung"  # state of an owner whose event loop does not turn, and that is silent until then
 SILENT = "silent"  # state of a living owner that missed two heartbeats, to whoever looks
 
 

@@ -21,7 +21,7 @@ class Decision(Enum):
 class Blame(Enum):
     """Whether a recovery counts against its job."""
 
-    NONE = ""  #: It did not run, or its worker had been told to stop, or was stuck.
+    NONE = ""  #: It did not run, or its worker had been told to stop, or it hung.
     SUSPECT = "suspect"  #: It ran when its owner died, and so did others.
     EXACT = "exact"  #: It ran with nothing beside it, or its own pool process was lost.
 
@@ -40,7 +40,7 @@ class Running(NamedTuple):
     """What a process was running, as it had recorded by its end."""
 
     claim_ids: Collection[str] = ()
-    excused: bool = False  # the process had been told to stop, or its event loop was stuck
+    excused: bool = False  # the process had been told to stop, or its event loop hung
     #: How many ran when it was taken for dead, where that was noted; some may be settled since.
     at_death: int = 0
 

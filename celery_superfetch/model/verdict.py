@@ -14,7 +14,7 @@ class Reason(Enum):
     PROCESS_ZOMBIE = "its process is a zombie"
     PID_REUSED = "its pid belongs to another process now"
     SUPERSEDED = "the same process re-executed and registered anew"
-    STUCK = "it says that its event loop has not turned for its owner_ttl"
+    HUNG = "it says that its event loop has not turned for its owner_ttl"
     DISCONNECTED = "its connections are gone and it missed two heartbeats"
     SILENT = "no heartbeat for its owner_ttl"
     # alive
@@ -31,7 +31,7 @@ class Reason(Enum):
 
 _DEAD = {
     *(Reason.PROCESS_GONE, Reason.PROCESS_ZOMBIE, Reason.PID_REUSED),
-    *(Reason.SUPERSEDED, Reason.STUCK, Reason.DISCONNECTED, Reason.SILENT),
+    *(Reason.SUPERSEDED, Reason.HUNG, Reason.DISCONNECTED, Reason.SILENT),
 }
 MISSED_HEARTBEATS = 2  # after which the loss of an owner's connections counts as its death
 
@@ -45,7 +45,7 @@ class Evidence:
     #: How long the judge *watched* the owner's heartbeat stand still; None: not watched yet.
     silent_for: float | None = None
     process: Reason | None = None  # ``look_at`` on the judge's own host; None: not the same ground
-    stuck: bool = False  # it said so by its last heartbeat: nobody settles or hands on its jobs
+    hung: bool = False  # it said so by its last heartbeat: nobody settles or hands on its jobs
     superseded: bool = False  # a newer program of the same process has registered
     pool_left: bool = False  # pool processes it registered still run (asked on the same ground)
     #: Whether the server still has its connections; None: unusable (proxy, ACL, other run id).
@@ -58,8 +58,8 @@ def judge(evidence: Evidence) -> Reason:
     missed = silent >= MISSED_HEARTBEATS * evidence.heartbeat_interval
     if evidence.superseded:
         return Reason.SUPERSEDED
-    if evidence.stuck:
-        return Reason.STUCK
+    if evidence.hung:
+        return Reason.HUNG
     if evidence.process is Reason.RUNNING:
         return Reason.RUNNING_SILENT if missed else Reason.RUNNING
     # A start time may only seem to be another, of a clock that was set: whoever is heard lives.

@@ -14,7 +14,7 @@ from redis import ConnectionPool, Redis
 from redis.exceptions import RedisError
 
 from ..model.config import Config
-from ..model.facts import RETRY_INTERVAL, STUCK, Facts
+from ..model.facts import HUNG, RETRY_INTERVAL, Facts
 from ..model.permit import clock
 from ..model.process import ProcessImage, mint_owner
 from ..model.silence import Silence
@@ -33,7 +33,7 @@ SHORTEST_WAIT = 1.0  # seconds for the answer to a heartbeat at least, however s
 #: What the server answers a heartbeat -> what that means to whoever reads the log.
 LOST = {
     "reaped": "This process was taken for dead as owner %s: it had not been heard for longer than "
-    "its limits allow (frozen, its event loop stuck, or cut off from the server). Its jobs were "
+    "its limits allow (frozen, its event loop hung, or cut off from the server). Its jobs were "
     "given back: those that run may run twice, the others are not started here.",
     "unknown": "The server knows nothing of owner %s any more: its keys were flushed, deleted or "
     "evicted. What the server still has of its jobs goes back to their queues, but for those that "
@@ -74,7 +74,7 @@ class Heart:
         self.pulse: Callable[[str], bytes]
         #: The loop is watched as other owners are: by looks that came in time.
         self._loop_silence = Silence(longest_gap=2 * RETRY_INTERVAL)
-        self._stuck_at = 0  # how often it had turned when it was found to stand still, if it does
+        self._hung_at = 0  # how often it had turned when it was found to stand still, if it does
         #: Our last two heartbeats (server ms): whoever knows one is our server, or its replica.
         self._heard: tuple[int, ...] = ()
         self._last_ms = 0  # of the last one; 0: one failed since
@@ -180,7 +180,7 @@ class Heart:
         self.in_flight.expires = facts.lists
         self.in_flight.probation = heard.probation
         self.in_flight.parking.heard(heard.now, heard.due, asked)
-        if facts.state != STUCK:
+        if facts.state != HUNG:
             self.in_flight.permit.heard(facts.owner, asked)
 
     def leave(self, tombstone: float) -> int:
@@ -196,7 +196,7 @@ class Heart:
     def state(self) -> str:
         if self.stopping:
             return "stopping"
-        return STUCK if self._stuck_at else "running"
+        return HUNG if self._hung_at else "running"
 
     def watch_loop(self) -> None:
         """See, once a second, whether the loop turns; who is not heard has watched nothing."""
@@ -204,11 +204,11 @@ class Heart:
         self._loop_silence.note({"loop": turns}, now)
         still = self._loop_silence.silent_for("loop", turns, now) or 0.0
         if turns and still >= max(self.config.owner_ttl, LONGEST_SLEEP):
-            self._stuck_at = turns
+            self._hung_at = turns
             # Before that is said: whoever hears it gives the jobs to others.
             self.in_flight.permit.end()
-        elif turns != self._stuck_at:
-            self._stuck_at = 0
+        elif turns != self._hung_at:
+            self._hung_at = 0
 
     def was_lost(self, how: str, owner: str, new: str = "") -> None:
         """Say that an owner of ours is none any more, and which running jobs that concerns."""

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from ..model.facts import RETRY_INTERVAL, STUCK
+from ..model.facts import HUNG, RETRY_INTERVAL
 from .heart import Heart
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Heartbeats(threading.Thread):
         due = monotonic() + interval
         # Short waits: a signal handler can set a flag, but must not touch this thread's lock.
         while not self.stopped:
-            left = due - monotonic() if heart.state != STUCK else RETRY_INTERVAL
+            left = due - monotonic() if heart.state != HUNG else RETRY_INTERVAL
             self._wake.wait(max(0.0, min(RETRY_INTERVAL, interval, left)))
             self._wake.clear()
             if self.pulse is None:
@@ -69,8 +69,8 @@ class Heartbeats(threading.Thread):
                 self._act(*self._asked.popleft())
             late, news = self._failing or monotonic() >= due, heart.state != heart.facts.state
             late |= heart.home.contested
-            # One whose loop is stuck says so once, and nothing more.
-            if not self.stopped and (news or (late and heart.state != STUCK)):
+            # One whose loop hangs says so once, and nothing more.
+            if not self.stopped and (news or (late and heart.state != HUNG)):
                 due = monotonic() + interval
                 self._heartbeat()
 
@@ -130,7 +130,7 @@ class Pulse:
         while not self._heartbeats.stopped:
             self._heart.watch_loop()
             state = self._heart.state
-            late = monotonic() >= due and state != STUCK
+            late = monotonic() >= due and state != HUNG
             if self._connection is not None and (late or state != said):
                 due = monotonic() + interval
                 try:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from time import monotonic, sleep
 
-from ..model.facts import STUCK, Facts
+from ..model.facts import HUNG, Facts
 from ..model.process import ProcessImage, look_at
 from ..model.silence import Silence
 from ..model.verdict import MISSED_HEARTBEATS, Evidence, Reason, judge
@@ -102,5 +102,5 @@ def local_evidence(
         pool_left=local
         and process is not Reason.RUNNING
         and any(look_at(*child) is Reason.RUNNING for child in facts.pool),
-        stuck=facts.state == STUCK,
+        hung=facts.state == HUNG,
     )

@@ -11,7 +11,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from ..model import forks
-from ..model.facts import SCHEMA, STUCK, Facts
+from ..model.facts import HUNG, SCHEMA, Facts
 from ..model.job import Job, queue_list_of
 from ..model.silence import Silence
 from ..model.strikes import Limits, Running
@@ -147,7 +147,7 @@ class Reaper(Structure):
             report.recovered += self.first_schema.give_back(facts).total()
         self._unland(facts, report)
         held = self.lists.held(owner)
-        excused = facts.was in ("stopping", STUCK)
+        excused = facts.was in ("stopping", HUNG)
         running = Running(held.running, excused=excused, at_death=facts.ran)
         for queue_list, claims in groupby(sorted(held.claims, key=queue_list_of), queue_list_of):
             with report.surviving(f"private list of {owner} for {queue_list}"):

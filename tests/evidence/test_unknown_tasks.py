@@ -61,7 +61,7 @@ def test_what_nobody_knows_is_in_the_dead_set_and_comes_back_with_who_knows_it(
 def test_it_ends_where_all_give_it_to_each_other(worker, app, db, client):
     """Each of two workers has a task that the other lacks, and neither has this one."""
     soon = {"HAPPENS": "short_pauses"}
-    worker(name="one", app="stuck", env=soon), worker(name="two", env=soon)
+    worker(name="one", app="hung", env=soon), worker(name="two", env=soon)
     app.send_task(NEW, ("a",), queue="nobody's")
     [payload] = client.lrange("nobody's", 0, -1)
     # As after thirty-nine returns, which take a quarter of an hour.
@@ -76,7 +76,7 @@ def test_it_ends_where_all_give_it_to_each_other(worker, app, db, client):
 
 def test_no_more_than_a_thousand_wait_in_one_worker(worker, app, db, client):
     """They take no place from others, so that a queue full of them would all be in its memory."""
-    worker(name="one", app="stuck"), worker(name="two")
+    worker(name="one", app="hung"), worker(name="two")
     app.send_task(NEW, ("a",), queue="nobody's")
     [payload] = client.lrange("nobody's", 0, -1)
     client.hset(f"superfetch:recoveries:{sha1(payload).hexdigest()}", "requeues", 25)
@@ -96,7 +96,7 @@ def test_those_that_a_lost_connection_gave_back_do_not_count_any_more(
     worker, app, ledger, db, client
 ):
     """Celery 5.5 forgets at each what was to give them back. Beyond a thousand each held up all."""
-    one, other = worker(name="one", app="stuck"), worker(name="two")
+    one, other = worker(name="one", app="hung"), worker(name="two")
     eventually(lambda: len(db.owners()) == 2)
     other.freeze()
     for number in range(900):

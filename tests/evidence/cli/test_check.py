@@ -118,8 +118,8 @@ def test_the_life_of_a_worker_as_its_pod_asks(probe, cli, worker, db, url):
     one.thaw()
     eventually(lambda: code() == 0, message="it is heard again")
     [owner] = db.owners()
-    one.freeze()  # it reaps who is stuck, itself, too
-    db.client.hset(f"superfetch:owner:{owner}", "state", "stuck")
+    one.freeze()  # it reaps who is hung, itself, too
+    db.client.hset(f"superfetch:owner:{owner}", "state", "hung")
     assert "its event loop has not turned" in probe("--this-host", code=2)
 
 

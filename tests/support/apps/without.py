@@ -139,7 +139,7 @@ def an_end_of_trust() -> None:
 
 
 def ended_permits() -> None:
-    """Who says that it is stuck goes on as after any heartbeat."""
+    """Who says that it is hung goes on as after any heartbeat."""
     permit.StartPermit.end = lambda self: None
 
 

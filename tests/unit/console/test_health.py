@@ -92,7 +92,7 @@ def test_who_died_lately_and_is_not_back(seen):
 
 
 OWNER = {
-    "stuck-owner": ({"state": "stuck", "verdict": "dead"}, "critical", "py-spy dump --pid 7"),
+    "hung-owner": ({"state": "hung", "verdict": "dead"}, "critical", "py-spy dump --pid 7"),
     "silent-owner": ({"state": "silent", "heartbeat_age": 20.0}, "warning", "not heard for 20 s"),
     "silent-owner of another host": (
         {"state": "silent", "heartbeat_age": 20.0, "owner_ttl": 60.0},

@@ -39,10 +39,10 @@ DEAD = {
         replace(RUNNING, superseded=True),
         Reason.SUPERSEDED,
     ),
-    "it runs here, and said that its loop is stuck": (replace(RUNNING, stuck=True), Reason.STUCK),
+    "it runs here, and said that its loop hangs": (replace(RUNNING, hung=True), Reason.HUNG),
     "elsewhere, and it said so with its last heartbeat, a moment ago": (
-        replace(ELSEWHERE, stuck=True, silent_for=0.0, connected=True),
-        Reason.STUCK,
+        replace(ELSEWHERE, hung=True, silent_for=0.0, connected=True),
+        Reason.HUNG,
     ),
     "its pool outlived it for two heartbeats": (
         replace(GONE, pool_left=True, silent_for=MISSED),

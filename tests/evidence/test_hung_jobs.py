@@ -1,4 +1,4 @@
-"""What a worker that says it is stuck means for its jobs: A2, A3. And who is not to be taken for
+"""What a worker that says it is hung means for its jobs: A2, A3. And who is not to be taken for
 dead: A4."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def test_a_result_backend_that_hangs_the_loops_strikes_no_job(
         for queue in ("a", "b"):
             shop.note.apply_async((f"expired-{queue}",), queue=queue, expires=-60)
         eventually(lambda: not {*owners} & {*db.owners()}, message="both are reaped")
-        assert {db.fact(owner, "was") for owner in owners} == {"stuck"}
+        assert {db.fact(owner, "was") for owner in owners} == {"hung"}
         assert max(row["strikes"] for row in db.counters()) == strikes
         proxy.heal()
         ledger.release()
@@ -37,13 +37,13 @@ def test_a_result_backend_that_hangs_the_loops_strikes_no_job(
 
 
 @pytest.mark.parametrize("without", ["", "ended_permits"], ids=["", "control"])
-def test_a_stuck_worker_starts_nothing_more(worker, shop, ledger, db, tmp_path, without):
+def test_a_hung_worker_starts_nothing_more(worker, shop, ledger, db, tmp_path, without):
     """A3: its pool's threads go on, and a job that was only reserved may be another's by now."""
     file = tmp_path / "hang"
     # The latest heartbeat before is young: it would be good for two seconds more, at least.
     options = {"heartbeat_interval": 4, "owner_ttl": 8, "reap_interval": 4}
     worker(
-        app="stuck",
+        app="hung",
         pool="threads",
         options=options,
         concurrency=1,
@@ -57,7 +57,7 @@ def test_a_stuck_worker_starts_nothing_more(worker, shop, ledger, db, tmp_path, 
     eventually(lambda: "reserved" in db.held()[owner])
     file.write_text("trigger")
     shop.note.delay("trigger")
-    eventually(lambda: db.fact(owner, "state") == "stuck", message="it says so")
+    eventually(lambda: db.fact(owner, "state") == "hung", message="it says so")
     ledger.release()
     eventually(lambda: "running" in ledger.finishes())
     if without:

@@ -26,7 +26,7 @@ def holding(
 ) -> tuple[Worker, str]:
     """A worker that runs one job and holds three, and its owner."""
     one = worker(
-        app="stuck", options=QUICK, concurrency=1, args=["--prefetch-multiplier=8"], **settings
+        app="hung", options=QUICK, concurrency=1, args=["--prefetch-multiplier=8"], **settings
     )
     shop.hold.delay("running")
     eventually(lambda: ledger.starts())
@@ -59,13 +59,13 @@ def hung(
 def test_a_hung_workers_jobs_go_to_others(worker, shop, ledger, db, cli, tmp_path, pool):
     """C4: each job that had not started runs once, elsewhere; what ran may run twice."""
     one = hung(worker, shop, ledger, db, tmp_path, pool=pool)
-    eventually(lambda: db.fact(one.owner, "state") in ("stuck", "reaped"), message="it says so")
+    eventually(lambda: db.fact(one.owner, "state") in ("hung", "reaped"), message="it says so")
     worker(options=QUICK, concurrency=5)
     eventually(lambda: {*RESERVED, "trigger"} <= set(ledger.finishes()), message="they run")
     eventually(lambda: ledger.runs()["running"] == 2)
     assert not any(int(row.get("strikes", 0)) for row in db.counters()), "no fault of what it ran"
     assert "its event loop has not turned" in db.fact(one.owner, "reason")
-    assert db.fact(one.owner, "was") == "stuck"
+    assert db.fact(one.owner, "was") == "hung"
     always(lambda: one.owner not in db.owners(), during=1.0, message="it says nothing more")
     one.end()
     ledger.release()
@@ -85,10 +85,10 @@ def test_status_names_a_hung_worker(worker, shop, ledger, db, cli, tmp_path):
     """C4: a worker that nobody reaps (there is no maintenance in it) is dead in `status`."""
     env = {"WITHOUT": "maintenance"}
     one = hung(worker, shop, ledger, db, tmp_path, pool="threads", env=env)
-    eventually(lambda: db.fact(one.owner, "state") == "stuck", message="it says so")
+    eventually(lambda: db.fact(one.owner, "state") == "hung", message="it says so")
     said = db.heard(one.owner)
     [row] = cli("status", "--json", options=QUICK).json()["owners"]
-    assert (row["state"], row["verdict"]) == ("stuck", "dead")
+    assert (row["state"], row["verdict"]) == ("hung", "dead")
     assert "event loop" in row["reason"]
     always(lambda: db.heard(one.owner) == said, during=3.0, message="that was its last word")
     one.end()
@@ -114,11 +114,11 @@ def test_the_control_keeps_its_jobs_for_as_long_as_it_hangs(worker, shop, ledger
 def test_a_hung_gevent_worker_says_so_by_its_pulse(worker, shop, ledger, db, tmp_path):
     """C4: the heart's own thread is a greenlet there, and hangs with the hub."""
     file = tmp_path / "hang"
-    one = worker(app="stuck", pool="gevent", options=QUICK, concurrency=1, env={"HANG": str(file)})
+    one = worker(app="hung", pool="gevent", options=QUICK, concurrency=1, env={"HANG": str(file)})
     file.touch()
     shop.note.delay("trigger")
     owner = eventually(lambda: db.owner_of("trigger"))
-    eventually(lambda: db.fact(owner, "state") == "stuck", message="it says so")
+    eventually(lambda: db.fact(owner, "state") == "hung", message="it says so")
     worker(options=QUICK, concurrency=1)
     eventually(lambda: ledger.runs() == {"trigger": 1}, message="another takes it")
     file.unlink()
@@ -126,19 +126,19 @@ def test_a_hung_gevent_worker_says_so_by_its_pulse(worker, shop, ledger, db, tmp
     assert ledger.runs() == {"trigger": 1}
 
 
-def never_stuck(db: Database, owner: str, during: float = 2.5 * TTL) -> None:
+def never_hung(db: Database, owner: str, during: float = 2.5 * TTL) -> None:
     always(
-        lambda: db.fact(owner, "state") not in ("stuck", "reaped"), during, message="it is vouched"
+        lambda: db.fact(owner, "state") not in ("hung", "reaped"), during, message="it is vouched"
     )
 
 
 @pytest.mark.parametrize("pool", ["solo", "gevent"])
 def test_a_long_job_in_the_loops_own_thread_is_no_hang(worker, shop, ledger, db, make_app, pool):
     """C4: it takes longer than owner_ttl."""
-    one = worker(app="stuck", pool=pool, options=QUICK, concurrency=2)
+    one = worker(app="hung", pool=pool, options=QUICK, concurrency=2)
     shop.note.app.send_task("shop.keep", ("long",))
     eventually(lambda: ledger.starts())
-    never_stuck(db, db.owner_of("long"))
+    never_hung(db, db.owner_of("long"))
     ledger.release()
     eventually(lambda: not db.private_lists())
     assert ledger.runs() == {"long": 1}
@@ -149,25 +149,25 @@ def test_a_long_job_in_the_loops_own_thread_is_no_hang(worker, shop, ledger, db,
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_long_warm_shutdown_is_no_hang(worker, shop, ledger, db, pool):
     """C4: the loop does not turn while the pool is joined."""
-    one = worker(app="stuck", pool=pool, options=QUICK, concurrency=1)
+    one = worker(app="hung", pool=pool, options=QUICK, concurrency=1)
     shop.hold.delay("long")
     eventually(lambda: ledger.starts())
     owner = db.owner_of("long")
     one.term()
     eventually(lambda: db.fact(owner, "state") == "stopping")
-    never_stuck(db, owner)
+    never_hung(db, owner)
     ledger.release()
     assert one.wait_exit() == 0
     assert ledger.runs() == {"long": 1}
     assert not db.private_lists()
 
 
-def test_a_broker_that_is_away_for_long_makes_nobody_stuck(
+def test_a_broker_that_is_away_for_long_makes_nobody_hung(
     worker, fresh_server, env, ledger, make_app
 ):
     """C4: the loop waits for the server, and so does the heart."""
     own = fresh_server(appendonly=True, appendfsync="always")
-    one = worker(app="stuck", url=own.url(), options=QUICK, concurrency=1)
+    one = worker(app="hung", url=own.url(), options=QUICK, concurrency=1)
     app = make_app(superfetch=False, url=own.url())
     app.tasks["shop.hold"].delay("long")
     eventually(lambda: ledger.starts())
@@ -175,11 +175,11 @@ def test_a_broker_that_is_away_for_long_makes_nobody_stuck(
     owner = db.owner_of("long")
     own.kill()
     one.wait_log("Heartbeat of owner")
-    always(lambda: "stuck" not in one.log(), during=2 * TTL)
+    always(lambda: "hung" not in one.log(), during=2 * TTL)
     own.restart()
     db = Database(own.client())
     eventually(lambda: db.heard(owner))
-    never_stuck(db, owner)
+    never_hung(db, owner)
     ledger.release()
     eventually(lambda: not db.private_lists())
     assert ledger.runs() == {"long": 1}
@@ -188,7 +188,7 @@ def test_a_broker_that_is_away_for_long_makes_nobody_stuck(
 def test_a_reply_that_is_cut_half_way_keeps_nobody(worker, server, url, ledger, db, shop):
     """C4: half of a BLMOVE's reply comes, and the connection stays open."""
     with FaultProxy(server.port) as proxy:
-        worker(app="stuck", url=proxy.url(), concurrency=1, env={"REPLY_TIMEOUT": "1"})
+        worker(app="hung", url=proxy.url(), concurrency=1, env={"REPLY_TIMEOUT": "1"})
         eventually(lambda: db.client.info("clients")["blocked_clients"] >= 1)
         halved = proxy.halve_at(lambda words: words[0].upper() == b"BLMOVE")
         # Those that wait already were sent before.
@@ -207,7 +207,7 @@ def test_a_reply_that_is_cut_half_way_keeps_nobody(worker, server, url, ledger, 
 def test_no_socket_of_a_worker_is_without_a_timeout(worker, app, shop, ledger, pool):
     """C4: neither kombu's own, nor ours, nor those of a pool's processes; the user set none."""
     queues = ["celery", *(f"q{n}" for n in range(5))]  # so many that some are tracked
-    one = worker(app="stuck", pool=pool, concurrency=2, neighbours=True, args=["-E"], queues=queues)
+    one = worker(app="hung", pool=pool, concurrency=2, neighbours=True, args=["-E"], queues=queues)
     for _ in range(3):
         without, opened = app.send_task("shop.sockets").get(timeout=30)
         assert (without, opened > 0) == ([], True), "in the process that runs it"
@@ -236,7 +236,7 @@ def test_a_black_holed_workers_jobs_go_to_others(worker, server, url, shop, ledg
             always(lambda: db.owner_of(RESERVED[-1]) == owner, during=3 * TTL)
             return
         eventually(lambda: set(RESERVED) <= set(ledger.finishes()), 4 * TTL, message="they run")
-        assert db.fact(owner, "was") == "stuck"
+        assert db.fact(owner, "was") == "hung"
         one.wait_log("goes on as owner")
         eventually(lambda: not db.private_lists() and not db.length(), message="all is settled")
         assert {job: n for job, n in ledger.runs().items() if job in RESERVED} == dict.fromkeys(
