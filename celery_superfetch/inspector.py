@@ -25,7 +25,6 @@ from .store.registry import Registry
 from .store.runs import RunCounts, Runs
 from .store.unacked import Unacked
 from .store.wire.server import DEADLOCK, DEADLOCK_FIX, MAY_DEADLOCK, info, setting
-from .store.wire.slots import whereabouts
 from .store.wire.urls import client_at
 
 if TYPE_CHECKING:  # a probe waits for neither
@@ -115,11 +114,6 @@ class Inspector:
     def server(self) -> tuple[dict[str, Any], str | None]:
         """What the server says of itself (nothing where that is forbidden), and when it saves."""
         return info(self.database.client), setting(self.database.client, "save")
-
-    def whereabouts(self, prefixes: Sequence[str]) -> list[dict[str, Any]]:
-        """Slot and node of each prefix, or of the app's own; UnsupportedBroker: it has none."""
-        own = self.database.config.global_keyprefix
-        return whereabouts(self.database.client, prefixes or (own,))
 
     def orphans(self) -> set[str]:
         """Owners that nobody has registered, and that have private lists. Raises

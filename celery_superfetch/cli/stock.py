@@ -51,12 +51,9 @@ def migrate(session: Session, wait: float, **options: Any) -> None:
 
 @command(superfetch, "drain")
 @click.option("--force", is_flag=True, help="Also take the jobs of living workers.")
-@click.option(
-    "--forget", is_flag=True, help="Then delete all keys of this package but the dead set."
-)
 @click.option("--dry-run", is_flag=True, help="Only count; change nothing.")
 @_wait
-def drain(session: Session, force: bool, forget: bool, dry_run: bool, wait: float) -> None:
+def drain(session: Session, wait: float, **options: bool) -> None:
     """Give every job in flight back to its queue, so that stock kombu can go on.
 
     It refuses while an owner lives: stop all workers first. The dead set stays.
@@ -64,13 +61,9 @@ def drain(session: Session, force: bool, forget: bool, dry_run: bool, wait: floa
     from .to_stock import GiveBack
 
     give_back = GiveBack(session.reaper)
-    report = _patiently(wait, lambda: give_back.run(force=force, dry_run=dry_run))
-    try:
-        if forget and not dry_run:
-            _patiently(wait, lambda: give_back.forget(report))
-    finally:
-        _say(session, report, _given_back(report))
-    if report.errors or (report.in_flight and not dry_run):
+    report = _patiently(wait, lambda: give_back.run(**options))
+    _say(session, report, _given_back(report))
+    if report.errors or (report.in_flight and not report.dry_run):
         raise click.exceptions.Exit(1)
 
 
@@ -117,11 +110,8 @@ def _given_back(report: GivenBack) -> Iterator[str]:
             f"The dead set keeps its {report.dead_set} jobs: `dead list` shows them, `dead retry` "
             "puts one back on its queue."
         )
-    if report.deleted:
-        yield f"Deleted {report.deleted} keys of bookkeeping."
-    elif report.keys:
-        left = f"{report.keys} keys of bookkeeping are left"
-        yield f"{left}; they hold no job. --forget deletes them."
+    if report.keys:
+        yield f"{report.keys} keys of bookkeeping are left; they hold no job."
 
 
 def _where(queues: Mapping[str, int]) -> str:

@@ -19,7 +19,6 @@ from ..reaper.report import Report as Pass
 from ..store.holdings import Holdings
 from ..store.parked import Parked
 from ..store.queues import Suspects
-from ..store.wire.clients import run_id
 from .unregistered import register_unknown
 
 logger = logging.getLogger(__name__)
@@ -39,7 +38,6 @@ class GivenBack:
     in_flight: int = 0  # jobs that are still in private lists
     dead_set: int = 0  # jobs that stay there
     keys: int = 0  # others of ours that are left
-    deleted: int = 0
     errors: int = 0
     dry_run: bool = False
 
@@ -80,7 +78,7 @@ class GiveBack:
             size = partial(parked.sizes, parked.lists())
             report.queues.update(size() if dry_run else parked.give_back())
         with errors.surviving("what is left"):  # SCAN may be forbidden; what went back went back
-            self._look_around(report)
+            self._count_rest(report)
         report.given_back = sum(report.queues.values())
         report.errors += errors.errors
         return report
@@ -137,30 +135,9 @@ class GiveBack:
             act = suspects.size if report.dry_run else suspects.give_back
             report.queues[queue_list] += act(queue_list)
 
-    def _look_around(self, report: GivenBack) -> Sequence[bytes]:
-        """Count what is left; the keys that are neither jobs' nor the dead set's."""
-        report.in_flight, doomed = self.reaper.keyspace.left()
-        report.dead_set, report.keys = len(self.reaper.dead_jobs), len(doomed)
-        return doomed
-
-    def forget(self, report: GivenBack) -> None:
-        """Delete our bookkeeping; raises StillInUse where a job is in flight, or may come."""
-        doomed = self._look_around(report)
-        why = "nothing was forgotten: "
-        if report.in_flight:
-            raise StillInUse(f"{why}{report.in_flight} jobs are still in private lists")
-        if owners := self.registry.owners():
-            raise StillInUse(f"{why}{', '.join(owners)} is registered; stop it")
-        tombstones = self.registry.tombstones()
-        now, run = self.reaper.database.server_time(), run_id(self.registry.client)
-        for owner, facts in self.registry.facts(tombstones).items():
-            seconds = (tombstones[owner] - now) / 1000
-            # Its blocking read may still claim, unless the server has none of its connections.
-            if seconds > 0 and self.registry.connected(facts, run) is not False:
-                reason = f"a claim of {owner} may still land. Drain again in {seconds:.0f} s"
-                raise StillInUse(why + reason)
-        report.deleted += self.reaper.keyspace.delete(doomed)
-        report.keys = 0
+    def _count_rest(self, report: GivenBack) -> None:
+        report.in_flight, others = self.reaper.keyspace.left()
+        report.dead_set, report.keys = len(self.reaper.dead_jobs), len(others)
 
 
 def _refusal(alive: list[dict[str, Any]]) -> str:

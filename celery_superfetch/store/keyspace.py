@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from .database import Structure, chunks
+from .database import Structure
 from .private_lists import claims_of
 
-SCAN_COUNT = 1000  # keys asked for, or deleted, in one command
+SCAN_COUNT = 1000  # keys asked for in one command
 SCAN_STEPS = 100  # of who only has a look
 #: Kinds of keys that hold jobs in flight, parked or on probation, with what counts these, and those
 #: of the dead set.
@@ -52,9 +52,6 @@ class Keyspace(Structure):
         )
         total = sum(size if isinstance(size, int) else len(claims_of(size)) for size in sizes)
         return total, [key for key, kind, *_ in parsed if kind not in JOBS.keys() | DEAD]
-
-    def delete(self, keys: Sequence[bytes]) -> int:
-        return sum(self.client.delete(*some) for some in chunks(keys, SCAN_COUNT))
 
     def _scan(self, kind: str = "", type: str | None = None) -> Iterator[bytes]:
         return self.client.scan_iter(self.keys.pattern(kind), SCAN_COUNT, type)

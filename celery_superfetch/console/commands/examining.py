@@ -1,4 +1,4 @@
-"""``celery superfetch doctor``, ``check``, ``slots``: whether the app and its server are well."""
+"""``celery superfetch doctor`` and ``check``: whether the app and its server are well."""
 
 from __future__ import annotations
 
@@ -47,16 +47,3 @@ def check(ctx: click.Context, words: tuple[str, ...]) -> None:
     from ..probe import main
 
     ctx.exit(main(words, ctx.obj.app))
-
-
-@click.command(name="slots", cls=CeleryCommand)
-@click.argument("prefixes", nargs=-1, metavar="[PREFIX]...")
-@in_session
-def slots(session: Session, prefixes: tuple[str, ...]) -> None:
-    """Show in which slot and on which node of a cluster each PREFIX lies; by default the app's own.
-
-    Apps, or groups of queues, share the work of a cluster when their prefixes lie on several nodes.
-    """
-    rows = session.inspector.whereabouts(prefixes)
-    tables = session.tables
-    session.say({"prefixes": rows}, lambda: tables.table(("Prefix", "Slot", "Node"), rows))

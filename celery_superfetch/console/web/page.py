@@ -24,7 +24,7 @@ from ...model.words import number
 from .access import Access, Headers
 from .hiding import HIDE
 from .seen import Seen
-from .shown import ENDS, FILTERS, JOB_STATES, overview, shown
+from .shown import FILTERS, JOB_STATES, shown
 
 HERE = Path(__file__).parent
 
@@ -45,7 +45,7 @@ def create_app(
     >>> app.mount("/superfetch", create_app(celery_app))
 
     Arguments:
-        read_only: nobody can retry, delete, kill or revoke a job from here.
+        read_only: nobody can retry or delete a job from here.
         token: what a browser is asked for, or a program sends as ``Authorization: Bearer``;
             None: whoever gets here may look, so mount it behind a login of your own.
         hide: arguments with one of these in their names are shown as ``***``.
@@ -58,7 +58,6 @@ def create_app(
         routes=[
             Route("/", page.guarded(page.overview)),
             Route("/jobs", page.guarded(page.jobs)),
-            Route("/jobs", page.guarded(page.end), methods=["POST"]),
             Route("/dead", page.guarded(page.dead)),
             Route("/dead", page.guarded(page.change), methods=["POST"]),
             Route("/dead/{id}", page.guarded(page.job)),
@@ -100,18 +99,16 @@ class Page:
         return answer
 
     def overview(self, request: Request) -> Response:
-        chart = "week" if request.query_params.get("span") == "week" else "day"
-        laid_out = overview(self._seen.overview(), chart)
+        seen, all_rows = self._seen.overview(), "all" in request.query_params
         return self._render(
-            request, "overview.html", all_rows="all" in request.query_params, **laid_out
+            request, "overview.html", all_rows=all_rows, found=seen["overview"], **seen
         )
 
-    def jobs(self, request: Request, done: Any = None) -> Response:
-        asked = request.query_params.get("state")
-        state = asked if asked in JOB_STATES else "running"
-        document = self._seen.jobs(state)
-        words: dict[str, Any] = {"state": state, "states": JOB_STATES, "ends": ENDS.get(state, ())}
-        return self._render(request, "jobs.html", found=document, done=done, **words)
+    def jobs(self, request: Request) -> Response:
+        state = request.query_params.get("state", "")
+        state = state if state in JOB_STATES else "running"
+        words: dict[str, Any] = {"state": state, "states": JOB_STATES}
+        return self._render(request, "jobs.html", found=self._seen.jobs(state), **words)
 
     def dead(self, request: Request, done: Any = None) -> Response:
         first = request.query_params.get("first", "")
@@ -133,33 +130,8 @@ class Page:
         return list(dict.fromkeys(form.get("id", [])))
 
     def _sure(self, request: Request, do: str, ids: Sequence[str], **words: Any) -> Response:
-        back = f"{request.url.path.rpartition('/')[2]}?{request.url.query}"
+        back = f"dead?{request.url.query}"
         return self._render(request, "sure.html", do=do, ids=ids, back=back, **words)
-
-    def end(self, request: Request, form: Form) -> Response:
-        """Kill jobs in flight, or revoke those that have not begun; it asks once more."""
-        ids = self._asked(request, form)
-        jobs = number(len(ids), "job")
-        match form.get("do"):
-            case ["kill"]:
-                title = f"Move {jobs} to the dead set?"
-                text = "What runs is ended, and its caller is told that it was killed."
-                return self._sure(request, "kill now", ids, title=title, text=text, button="Kill")
-            case ["revoke"]:
-                title = f"Revoke {jobs}?"
-                text = "What has not begun does not run any more, and is nowhere kept."
-                words = {"title": title, "text": text, "button": "Revoke"}
-                return self._sure(request, "revoke now", ids, **words)
-            case ["kill now"]:
-                killed, errors = self._seen.kill(ids)
-                done = {"verb": "Killed", "count": len(killed), "said": errors}
-            case ["revoke now"]:
-                self._app.control.revoke(ids)
-                done = {"verb": "Told all workers to revoke", "count": len(ids), "said": []}
-            case _:
-                raise HTTPException(400, "This form says nothing that can be done.")
-        self._seen.forget()
-        return self.jobs(request, {**done, "of": len(ids)})
 
     def change(self, request: Request, form: Form) -> Response:
         """Retry or delete dead jobs. To retry all that match, or to delete, it asks once more."""
@@ -193,7 +165,7 @@ class Page:
                 done, warnings = {"verb": "Deleted", "count": deleted}, []
             case _:
                 raise HTTPException(400, "This form says nothing that can be done.")
-        self._seen.forget()
+        self._seen.clear()
         return self.dead(request, {"of": len(ids), **done, "said": [*errors, *warnings]})
 
     async def login(self, request: Request) -> Response:

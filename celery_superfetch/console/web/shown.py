@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from markupsafe import Markup, escape
 
 from ...model.arguments import printable
 from ...model.words import ago, ahead, number, span
 from ..health import told
-from .bars import bars
 
 #: The states of jobs in flight -> how they are called on the page.
 JOB_STATES = {
@@ -20,21 +16,6 @@ JOB_STATES = {
     "probation": "on probation",
     "struck": "with strikes",
 }
-
-#: State -> what can be done to jobs that are in it, from the page.
-ENDS = {
-    "running": ("kill",),
-    "reserved": ("kill", "revoke"),
-    "parked": ("revoke",),
-    "probation": ("revoke",),
-    "struck": ("kill",),
-}
-
-
-def overview(seen: Mapping[str, Any], chart: str) -> dict[str, Any]:
-    """What was seen as its page has it."""
-    drawn = bars(seen["died"], seen["dead"][chart], seen["now"], chart)
-    return {**seen, "found": seen["overview"], "chart": chart, "bars": drawn}
 
 
 def shown(value: object) -> object:

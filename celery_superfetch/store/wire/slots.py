@@ -9,8 +9,6 @@ from time import monotonic, sleep
 from typing import Any
 from urllib.parse import urlsplit
 
-from redis import Redis
-from redis.crc import key_slot
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -23,8 +21,6 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeout
-
-from ...errors import UnsupportedBroker
 
 #: A key, or a prefix, with the name in braces by which a cluster chooses its slot.
 TAGGED = re.compile(r"[^{]*\{[^}]+\}")
@@ -167,21 +163,3 @@ def slot_of(prefix: str, seeds: Iterable[Address]) -> Slot | None:
         return None
     slot = Slot(f"{prefix}superfetch:never", seeds)  # as ``Keys.never``, of the room above
     return _slots.setdefault((slot.key, slot.seeds), slot)
-
-
-def whereabouts(client: Redis, prefixes: Iterable[str]) -> list[dict[str, Any]]:
-    """Slot and node (host:port, or None) of each prefix; UnsupportedBroker: it has none."""
-    if untagged := [prefix for prefix in prefixes if not TAGGED.match(prefix)]:
-        raise UnsupportedBroker(f"prefix {untagged[0]!r} has no name in braces, as {{shop}}: has")
-    try:
-        served: Any = client.execute_command("CLUSTER", "SLOTS")
-    except ResponseError as exc:
-        raise UnsupportedBroker(f"the broker does not say who serves which slot: {exc}") from exc
-    rows: list[dict[str, Any]] = []
-    asked = client.connection_pool.connection_kwargs.get("host", "")
-    for prefix in prefixes:
-        slot = key_slot(prefix.encode())
-        places = (primary for first, last, primary, *_ in served if first <= slot <= last)
-        node = next((f"{_host(place[0]) or asked}:{place[1]}" for place in places), None)
-        rows.append({"prefix": prefix, "slot": slot, "node": node})
-    return rows

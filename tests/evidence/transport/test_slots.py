@@ -139,34 +139,6 @@ def test_a_probe_without_an_app_finds_the_slot(nodes, url, worker, capsys):
     assert "the broker is a cluster" in capsys.readouterr().out
 
 
-def test_where_prefixes_lie(nodes, cli, place):
-    wanted = [PREFIX, "{mail}:", "{media}:"]
-    found = cli("slots", *wanted, "--json", **place).json()["prefixes"]
-    assert [row["prefix"] for row in found] == wanted
-    for row in found:
-        assert row["slot"] == nodes.slot(row["prefix"])
-        assert row["node"] == f"127.0.0.1:{nodes.home(row['prefix']).port}"
-    assert PREFIX in cli("slots", **place).out
-    assert "has no name in braces" in cli("slots", "shop:", code=1, **place).err
-
-
-def test_where_nodes_go_by_no_name_it_is_the_one_by_which_they_were_asked(nodes, cli, place):
-    names = "cluster-preferred-endpoint-type"
-    try:
-        for node in nodes.nodes:
-            node.client().config_set(names, "unknown-endpoint")
-        [row] = cli("slots", "--json", **place).json()["prefixes"]
-    finally:
-        for node in nodes.nodes:
-            node.client().config_set(names, "ip")
-    assert row["node"] == f"127.0.0.1:{nodes.home(PREFIX).port}"
-
-
-def test_on_a_single_server_there_are_no_slots(url, cli):
-    found = cli("slots", code=1, url=url, options=OPTIONS).err
-    assert "does not say who serves which slot" in found
-
-
 @pytest.mark.parametrize("named", ["home", "another"])
 def test_a_user_who_may_not_ask_about_the_cluster_is_led_by_what_it_answers(
     nodes, url, worker, make_app, named
