@@ -25,7 +25,7 @@ ROUTINE = ("celery.beat", "celery.worker.strategy", "celery.app.trace")
 class ReapTask(Task):
     """A task that is sent where there is something to do, and that waits once at most."""
 
-    _ticks = 0, 0  # of the beat in this process: its first and its last
+    _last_tick = 0  # of the beat in this process
 
     def apply_async(self, *args: Any, **options: Any) -> Any:
         """Send it; None where nobody is registered, or one waits already. Here and not in the
@@ -41,7 +41,7 @@ class ReapTask(Task):
             # What is due wakes up a fleet that was scaled to zero.
             Parked(database).release({})
             if "producer" in options:  # each of beat's schedulers hands its own on, and nobody else
-                self._ticks = History(database).tick(*self._ticks)
+                self._last_tick = History(database).tick(self._last_tick)
             wanted = Registry(database).anybody() and database.take_turn(LOCK_SENT, WAITS)
         if not wanted:
             return None

@@ -204,24 +204,18 @@ def _passes(overview: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _beats(overview: Mapping[str, Any]) -> Iterator[Finding]:
-    """Of each app whose beat was ever seen: that none ticks, or more than one."""
+    """Of each app whose beat was ever seen, that it ticks no more."""
     now, least = overview["server_time"], overview["reap_interval"]
-    for app in sorted({row["app"] for row in overview["beats"]}):
-        rows = [row for row in overview["beats"] if row["app"] == app]
-        late = [LATE_PASSES * max(least, row["interval"]) for row in rows]
-        ticking = [r for r, most in zip(rows, late, strict=True) if passed(r["at"], now) < most]
-        # Who had ended when the youngest began was replaced by it.
-        at_once = [row for row in ticking if row["at"] > max(r["since"] for r in rows)]
-        where = ", ".join(f"{row['host']} (pid {row['pid']})" for row in at_once or rows)
-        text = f"beat of app {app or '(no name)'} on {where}"
-        if not ticking:
-            since = span(min(passed(row["at"], now) for row in rows))
-            text = f"{text} has not ticked for {since}, nothing of its schedule is sent"
+    for row in overview["beats"]:
+        age = passed(row["at"], now)
+        if age >= LATE_PASSES * max(least, row["interval"]):
+            where = f"{row['host']} (pid {row['pid']})"
+            text = (
+                f"beat of app {row['app'] or '(no name)'} on {where} has not ticked for "
+                f"{span(age)}, nothing of its schedule is sent"
+            )
             fix = "see its log and restart it; a week after its last tick it is forgotten"
             yield Finding("warning", "beat-silent", text, fix)
-        elif len(at_once) > 1:
-            text = f"{text} ticks in each, and each sends all entries"
-            yield Finding("warning", "beat-double", text, "stop all but one")
 
 
 def _deaths(overview: Mapping[str, Any]) -> Iterator[Finding]:

@@ -118,9 +118,8 @@ def families(overview: Mapping[str, Any], counts: Counts, runs: RunCounts) -> It
     yield _gauge("dead_set_limit", "dead_limit of the app that is asked", dead["limit"])
     yield _gauge("unannounced", "Killed jobs whose callers are not told yet", dead["unannounced"])
     yield from _of_passes(overview["last_pass"], counts)
-    # Of an app's beats the latest tick counts.
-    beats = sorted(overview["beats"], key=lambda row: str(row["at"]))
-    ages = {printable(row["app"]): passed(row["at"], overview["server_time"]) for row in beats}
+    now = overview["server_time"]
+    ages = {printable(row["app"]): passed(row["at"], now) for row in overview["beats"]}
     yield _gauge("beat_age_seconds", "Since the last tick of an app's beat", ages, ["app"])
     tally = Counter((finding.level, finding.code) for finding in findings(overview))
     text = "What `superfetch status` finds; the codes stay"

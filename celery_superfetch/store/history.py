@@ -69,28 +69,21 @@ class History(Structure):
         row = self.client.hgetall(self.keys.last_pass)
         return {name.decode(): value.decode(errors="replace") for name, value in row.items()}
 
-    def tick(self, since: int, last: int) -> tuple[int, int]:
-        """Note a tick of this process's beat, whose first was at ``since`` and whose latest at
-        ``last`` (server ms; 0: there was none); both anew. A week after it a beat is forgotten, or
-        when another of its app begins: one that lives ticks again."""
+    def tick(self, last: int) -> int:
+        """Note a tick of this app's beat, whose latest was at ``last`` (server ms; 0: there was
+        none); when it is. A week after it a beat is forgotten."""
         key, here, now = self.keys.beats, ProcessImage.current(), self.database.server_time()
-        app = f"{self.config.app_name}{TAB}"
-        old = [] if last else [n for n in self.client.hkeys(key) if n.startswith(app.encode())]
-        commands: list[Any] = [("HDEL", key, *old)] if old else []
-        row = json.dumps([since or now, now, (now - last) / 1000 if last else 0.0])
-        commands.append(("HSET", key, f"{app}{here.host}{TAB}{here.pid}", row))
-        self._at_once([*commands, ("EXPIRE", key, DAYS * 86_400)])
-        return since or now, now
+        row = json.dumps([now, (now - last) / 1000 if last else 0.0, here.host, here.pid])
+        self._at_once([("HSET", key, self.config.app_name, row), ("EXPIRE", key, DAYS * 86_400)])
+        return now
 
     def beats(self) -> list[dict[str, Any]]:
-        """The beats of all apps, with their first and last ticks and the seconds between the last
-        two."""
+        """Of each app the beat that ticked last, with the seconds between its last two ticks."""
         beats = []
-        for name, row in sorted(self.client.hgetall(self.keys.beats).items()):
-            app, host, pid = name.decode(errors="replace").rsplit(TAB, 2)
-            since, at, interval = json.loads(row)
-            times = {"since": utc(since / 1000), "at": utc(at / 1000), "interval": interval}
-            beats.append({"app": app, "host": host, "pid": int(pid), **times})
+        for app, row in sorted(self.client.hgetall(self.keys.beats).items()):
+            at, interval, host, pid = json.loads(row)
+            process = {"app": app.decode(errors="replace"), "host": host, "pid": pid}
+            beats.append({**process, "at": utc(at / 1000), "interval": interval})
         return beats
 
     def counts(self) -> Counts:

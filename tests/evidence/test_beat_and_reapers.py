@@ -80,21 +80,6 @@ def test_a_beat_that_stands_still_is_told_of_until_it_ticks_again(worker, beat, 
     eventually(lambda: not beat_codes(cli), message="another took its place")
 
 
-def test_two_beats_at_once_are_told_of(worker, beat, cli, db):
-    first, second = beat(options=QUICK), beat(options=QUICK)
-    eventually(lambda: beat_codes(cli) == {"beat-double"}, message="both tick")
-    [said] = (
-        one["text"]
-        for one in cli("status", "--json", options=QUICK).json()["findings"]
-        if one["code"] == "beat-double"
-    )
-    assert f"(pid {first.pid})" in said
-    assert f"(pid {second.pid})" in said
-    first.signal(15)
-    first.wait_exit()
-    eventually(lambda: not beat_codes(cli), message="one is left")
-
-
 def test_whoever_sends_our_task_by_hand_is_no_beat(make_app, worker, cli):
     one = worker(concurrency=1, options=QUICK, loglevel="DEBUG")
     make_app().tasks["celery_superfetch.reap"].delay()

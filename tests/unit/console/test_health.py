@@ -197,10 +197,10 @@ def test_a_job_that_was_killed_lately_is_told_of(seen):
     assert only(seen).text.endswith(", and 2 more within the hour")
 
 
-def beat(pid: int, at: str, since: str = "02:00:00", **more: Any) -> dict[str, Any]:
+def beat(pid: int, at: str, **more: Any) -> dict[str, Any]:
     """One that ticked last then; it is 03:00 now."""
-    times = {name: f"2026-01-02T{time}.000+00:00" for name, time in (("at", at), ("since", since))}
-    return {"app": "shop", "host": "web-1", "pid": pid, "interval": 10.0, **times, **more}
+    row = {"app": "shop", "host": "web-1", "pid": pid, "interval": 10.0}
+    return {**row, "at": f"2026-01-02T{at}.000+00:00", **more}
 
 
 def test_a_beat_that_stands_still(seen):
@@ -214,19 +214,6 @@ def test_a_beat_that_stands_still(seen):
     assert findings(seen) == [], "its entry is due more rarely"
     seen["beats"] = [beat(7, "02:59:59"), beat(9, "02:50:00", app="other")]
     assert "app other on web-1 (pid 9) has not ticked for 10 min" in only(seen).text
-
-
-def test_beats_that_tick_at_once(seen):
-    seen["beats"] = [beat(7, "02:59:55"), beat(8, "02:59:59", since="02:50:00")]
-    found = only(seen)
-    assert found[:2] == ("warning", "beat-double")
-    assert found.text.startswith("beat of app shop on web-1 (pid 7), web-1 (pid 8) ticks in each")
-    seen["beats"] = [beat(7, "02:59:50"), beat(8, "02:59:59", since="02:59:51")]
-    assert findings(seen) == [], "one took the place of the other"
-    seen["beats"] = [beat(7, "02:55:00"), beat(8, "02:59:59", since="02:50:00")]
-    assert findings(seen) == [], "one has ended since"
-    seen["beats"] = [beat(7, "02:59:55"), beat(8, "02:59:59", app="other")]
-    assert findings(seen) == []
 
 
 def test_stock_workers(seen):
