@@ -70,6 +70,11 @@ class Claimed(NamedTuple):
     earlier: Counters | None = None
 
     @property
+    def probation(self) -> int:
+        """Which time alone it is for a suspect; 0: it is none."""
+        return self.earlier.probation if self.earlier else 0
+
+    @property
     def token(self) -> int:
         """The fencing token: greater with each claim of the job (``token`` in ``shared.lua``)."""
         number = claim_number(self.job.claim_id)

@@ -75,9 +75,9 @@ class Recovery:
         *,
         blame: Blame,
         limits: Limits,
-        **told: str,
+        **details: str,
     ) -> Recovery:
-        """The recovery of ``job`` after ``counters``; ``told``: its reason, app_name and node."""
+        """That of ``job`` after ``counters``; ``details``: its reason, app_name and node."""
         limit, carried = limits.strikes(envelope.task), envelope.carried
         strikes = _strikes(counters.total(carried.strikes), blame, limit)
         recoveries = counters.recoveries + 1
@@ -87,7 +87,7 @@ class Recovery:
             or recoveries >= limits.recoveries
         )
         return cls(
-            **told,  # type: ignore[arg-type]
+            **details,  # type: ignore[arg-type]
             job=job,
             blame=blame,
             strikes=strikes,

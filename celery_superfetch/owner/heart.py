@@ -156,7 +156,7 @@ class Heart:
             self.silence.interrupt()
             self._loop_silence.interrupt()
             self._last_ms = 0
-            self._look_elsewhere()
+            self._find_successor()
             raise
         if heard.status == "ok":
             self._note(facts, heard, asked)
@@ -178,7 +178,7 @@ class Heart:
         self.silence.note(heard.quiet, monotonic())
         self.neighbours = heard.neighbours
         self.in_flight.expires = facts.lists
-        self.in_flight.probation = heard.probation
+        self.in_flight.suspects = heard.probation
         self.in_flight.parking.heard(heard.now, heard.due, asked)
         if facts.state != HUNG:
             self.in_flight.permit.heard(facts.owner, asked)
@@ -219,11 +219,11 @@ class Heart:
 
     def _distrust_connections(self) -> None:
         """What idles may be as dead, without showing it: a firewall says nothing."""
-        self.in_flight.rest()
+        self.in_flight.release_connection()
         self.client.connection_pool.disconnect(inuse_connections=False)
         self.outages += 1
 
-    def _look_elsewhere(self) -> None:
+    def _find_successor(self) -> None:
         """Go on at the server that took ours' place: it knows a late heartbeat of ours (the primary
         of last week, come back with its data, does not), and takes more (a replica does not)."""
         for params in self.elsewhere:

@@ -229,4 +229,4 @@ class Membership:
         if left < 0:
             self.heart.was_lost("reaped", owner)
         self._heartbeats = None
-        self.in_flight.rest()
+        self.in_flight.release_connection()

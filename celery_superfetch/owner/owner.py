@@ -11,8 +11,6 @@ from typing import Any
 from ..model.facts import Facts
 from ..model.job import Claimed, Job
 from ..model.permit import clock
-from ..model.silence import Silence
-from ..store.wire.clients import LoneConnection
 from ..store.wire.connections import Params
 from .in_flight.jobs import State
 from .membership import Membership
@@ -23,10 +21,10 @@ class Owner(Membership):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        held, runs = self.in_flight, self.lost_runs
+        held, runs, heart = self.in_flight, self.lost_runs, self.heart
         #: Held over what nothing may start, nor leave, in between.
         self.lock = held.lock
-        # What becomes of jobs, as their parts have it.
+        # What becomes of jobs, as its parts have it.
         self.wait, self.delivered, self.start, self.end = (
             held.wait,
             held.delivered,
@@ -42,6 +40,14 @@ class Owner(Membership):
             runs.kill_spared,
         )
         self.bury, self.quarantine, self.sent_anew = runs.bury, runs.quarantine, runs.sent_anew
+        # What its parts know of a job, and of the others.
+        self.holds, self.runs = held.jobs.__contains__, held.jobs.runs
+        self.state_of, self.key_of = held.jobs.get, held.lists.key_of
+        self.silence = heart.silence
+        #: The ids of its blocking connections, which are cut when it is reaped.
+        self.blocking = heart.blocking
+        #: Sends what waits for a job, to let it land under one of its names.
+        self.wait_on = held.lists.wait
 
     @property
     def facts(self) -> Facts:
@@ -59,19 +65,6 @@ class Owner(Membership):
 
     # -- what others ask of it
 
-    def holds(self, job: Job) -> bool:
-        return job in self.in_flight.jobs
-
-    def runs(self, job: Job) -> bool:
-        return self.in_flight.jobs.runs(job)
-
-    def state_of(self, job: Job) -> State | None:
-        return self.in_flight.jobs.get(job)
-
-    def key_of(self, job: Job) -> str:
-        """The key of the private list that it is in."""
-        return self.in_flight.lists.key_of(job)
-
     def claims_of(self, name: str) -> dict[str, Job]:
         """Its jobs under one of its names, by their claim ids."""
         with self.lock:
@@ -83,19 +76,9 @@ class Owner(Membership):
         return tuple(name for name in self.heart.neighbours if name != self.name)
 
     @property
-    def silence(self) -> Silence:
-        """Who is silent, as this process saw it."""
-        return self.heart.silence
-
-    @property
     def params(self) -> Params:
         """Where its server is; after a failover another."""
         return self.heart.params
-
-    @property
-    def blocking(self) -> set[int]:
-        """The ids of its blocking connections, which are cut when it is reaped."""
-        return self.heart.blocking
 
     @property
     def outages(self) -> int:
@@ -122,12 +105,10 @@ class Owner(Membership):
 
     @property
     def unsent(self) -> bool:
-        """Whether something waits to be sent."""
         return self.in_flight.unsent
 
     @property
     def unread(self) -> bool:
-        """Whether an answer waits to be read."""
         return self.in_flight.unread
 
     def deadline(self, job: Job) -> float:
@@ -152,22 +133,18 @@ class Owner(Membership):
         """Give back what the server has for it and nobody here knows; the number of jobs."""
         return self.in_flight.lost_claims.reconcile(self.name, self.facts.lists)
 
-    def wait_on(self, connection: LoneConnection, whose: str, queue_list: str, most: int) -> None:
-        """Send what waits for a job (s at most), to let it land under one of its names."""
-        self.in_flight.lists.wait(connection, whose, queue_list, most)
-
     # -- suspects, and jobs for later
 
     @property
     def suspects(self) -> frozenset[str]:
         """Queue lists with jobs on probation, as far as it has heard."""
-        return self.in_flight.probation
+        return self.in_flight.suspects
 
     def heard_of_suspects(self, lists: Collection[str]) -> None:
-        self.in_flight.probation |= {*lists}
+        self.in_flight.suspects |= {*lists}
 
     def found_no_suspects(self, lists: Collection[str]) -> None:
-        self.in_flight.probation -= {*lists}
+        self.in_flight.suspects -= {*lists}
 
     def claim_alone(self, queue_list: str, solitude: Callable[[int], float]) -> Claimed | None:
         """Claim the next suspect of a queue list, if there is one and nothing runs here; nothing
@@ -175,7 +152,7 @@ class Owner(Membership):
         with self.lock:  # another channel may ask whether it is over
             claimed = self.in_flight.claim_alone(self.name, queue_list)
             if claimed is not None:
-                self.in_flight.jobs.alone_until = monotonic() + solitude(level_of(claimed))
+                self.in_flight.jobs.alone_until = monotonic() + solitude(claimed.probation)
             return claimed
 
     def end_solitude(self) -> Job | None:
@@ -200,8 +177,3 @@ class Owner(Membership):
         if count := self.in_flight.parked.call(task_ids):
             self.in_flight.parking.parked(0)
         return count
-
-
-def level_of(claimed: Claimed) -> int:
-    """Which time alone it is for a suspect; 0: it is none."""
-    return claimed.earlier.probation if claimed.earlier else 0

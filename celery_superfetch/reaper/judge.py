@@ -18,16 +18,16 @@ logger = logging.getLogger(__name__)
 class Judge(StrikeCounters):
     """Recovers jobs, of the dead and one's own, or kills them."""
 
-    def look(
-        self, jobs: Sequence[Job], running: Running, limits: Limits, **told: str
+    def recoveries(
+        self, jobs: Sequence[Job], running: Running, limits: Limits, **details: str
     ) -> list[Recovery]:
         """What is to be decided on: jobs of one owner that ran ``running``, with what is
-        remembered of each; ``told`` as for ``Recovery.of``."""
+        remembered of each; ``details`` as for ``Recovery.of``."""
         recoveries, counters = [], self.counters([digest(job.payload) for job in jobs])
         for job, record in zip(jobs, counters, strict=True):
             blamed = blame(job.claim_id, running, record, limits)
             recoveries.append(
-                Recovery.of(job, parse(job.payload), record, blame=blamed, limits=limits, **told)
+                Recovery.of(job, parse(job.payload), record, blame=blamed, limits=limits, **details)
             )
         return recoveries
 

@@ -191,7 +191,7 @@ class Reaper(Structure):
         """Decide on jobs and carry that out; one that cannot be decided on holds up no other."""
         details = {"reason": reason, "app_name": facts.app, "node": facts.node}
         try:
-            recoveries = self.judge.look(jobs, running, self.limits, **details)
+            recoveries = self.judge.recoveries(jobs, running, self.limits, **details)
             decided = [(recovery, ask(recovery, self.sender)) for recovery in recoveries]
             expires = facts.lists.get(jobs[0].queue_list, 0)
             return self.judge.carry_out(decided, expires, marked=True, notice=self.notice)

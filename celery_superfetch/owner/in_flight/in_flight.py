@@ -28,7 +28,7 @@ class InFlight(Outbox):
         self.permit = StartPermit(self.config.heartbeat_interval)
         self.lost_claims = LostClaims(self)
         #: Queue lists with suspects on probation, as far as this process has heard.
-        self.probation: frozenset[str] = frozenset()
+        self.suspects: frozenset[str] = frozenset()
 
     def claim(
         self,
@@ -64,7 +64,7 @@ class InFlight(Outbox):
             call = self.lists.claim_alone(owner, queue_list)
             [reply] = self.ask([call])
             if reply[0] == b"none":
-                self.probation -= {queue_list}
+                self.suspects -= {queue_list}
             if reply[0] != b"ok":
                 return None
             alone = self.jobs.alone = Job(owner, queue_list, reply[1], call.args[-1])
@@ -124,7 +124,7 @@ class InFlight(Outbox):
         with self.lock:
             self.jobs.move(job, Move.END)
 
-    def catch_up(self) -> None:
+    def confirm_starts(self) -> None:
         """Have the records of starts arrive: not behind what removes them."""
         with self.lock, suppress(RedisError):  # what was refused has not come either
             self._exchange([])

@@ -49,7 +49,7 @@ class LostClaims:
             outbox.doubt = False
             try:
                 run = run_id(outbox.client)
-                back = self.lists.unland(owner, lists) + self._look(owner, run)
+                back = self.lists.unland(owner, lists) + self._requeue_unknown(owner, run)
                 outbox.flush()
                 self.run_id = run
             except RedisError:
@@ -60,7 +60,7 @@ class LostClaims:
             self._second_look = math.inf if now >= self._second_look else now + LATE_CLAIM
             return back
 
-    def _look(self, owner: str, run: str | None) -> int:
+    def _requeue_unknown(self, owner: str, run: str | None) -> int:
         """Give back what has no holder here."""
         ours = {job.claim_id for job in self.jobs if job.owner == owner}
         unknown = [id for id in self.lists.held(owner).claims if id not in ours]

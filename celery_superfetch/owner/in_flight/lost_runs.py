@@ -52,7 +52,7 @@ class LostRuns(Judge):
         """Kill a job that comes back over its limit, unless it is spared again: whoever recovered
         it, as a rule another app's reaper, knew no better."""
         for _ in range(DECISIONS):
-            recovery = self._look(job, "", Running(), limits)
+            recovery = self._recovery(job, "", Running(), limits)
             if recovery.recoveries == 1 or not recovery.history:  # none was counted
                 return None
             latest = recovery.latest()
@@ -69,7 +69,7 @@ class LostRuns(Judge):
         what that has to carry; the dead job, if this was its last strike; or None when it must not
         be sent, since it was taken away, or was ``settled`` before it ran (so that nothing is left
         to move) and is out of strikes. ``blame``: NONE when the loss is nobody's fault."""
-        self.in_flight.catch_up()
+        self.in_flight.confirm_starts()
         for _ in range(DECISIONS):
             if not settled:
                 if job not in self.in_flight.jobs:
@@ -83,7 +83,7 @@ class LostRuns(Judge):
             envelope = envelope._replace(carried=carried)
             [counters] = self.counters([digest(job.payload)])
             recovery = Recovery.of(
-                job, envelope, counters, **self._told(reason), blame=blame, limits=limits
+                job, envelope, counters, **self._details(reason), blame=blame, limits=limits
             )
             if blame is Blame.NONE or ask(recovery, sender) is not Decision.KILL:
                 break
@@ -101,11 +101,9 @@ class LostRuns(Judge):
     def bury(self, job: Job, reason: str, *, junk: bool = False) -> DeadJob | None:
         """Kill it, whoever is to blame (None: it was taken away); who asked tells its caller."""
         changes, limits = {"parsed": False} if junk else {}, Limits.of(self.config)
-
-        def kill(_: Recovery) -> Decision:
-            return Decision.KILL
-
-        done = self._settle(job, reason, Running(), limits, kill, notice=False, **changes)
+        done = self._settle(
+            job, reason, Running(), limits, lambda _: Decision.KILL, notice=False, **changes
+        )
         if done is None:
             return None
         dead = DeadJob.of(done.recovery, done.dead_id.decode())
@@ -114,10 +112,12 @@ class LostRuns(Judge):
 
     def kill(self, job: Job, reason: str, sender: Any) -> DeadJob | None:
         """Move a job to the dead set that somebody wants there, also while it runs."""
-        self.in_flight.catch_up()
+        self.in_flight.confirm_starts()
         limits = Limits.of(self.config)
         for _ in range(DECISIONS):
-            if done := self._carry_out(self._look(job, reason, Running(), limits), Decision.KILL):
+            if done := self._carry_out(
+                self._recovery(job, reason, Running(), limits), Decision.KILL
+            ):
                 return tell(done, sender)
         return None
 
@@ -147,14 +147,14 @@ class LostRuns(Judge):
         **changes: Any,
     ) -> Outcome | None:
         """Decide on a job until nobody has counted it meanwhile; None where no decision held."""
-        self.in_flight.catch_up()
+        self.in_flight.confirm_starts()
         counted = {"owner": job.owner, "claim": job.claim_id}.items()
         for _ in range(DECISIONS):
-            recovery = replace(self._look(job, reason, running, limits), **changes)
+            recovery = replace(self._recovery(job, reason, running, limits), **changes)
             if any(counted <= entry.items() for entry in recovery.history):
                 # The answer was lost. It went back, and may be another claim of ours by now.
                 self.in_flight.drop(job)
-                return Outcome(self._look(job, reason, Running(), limits).latest(), b"ok")
+                return Outcome(self._recovery(job, reason, Running(), limits).latest(), b"ok")
             if done := self._carry_out(recovery, how(recovery), notice=notice):
                 return done
         # The job was taken away, or somebody counts it without end.
@@ -162,12 +162,12 @@ class LostRuns(Judge):
         self.in_flight.requeue([job])
         return None
 
-    def _told(self, reason: str) -> dict[str, str]:
+    def _details(self, reason: str) -> dict[str, str]:
         node = self.in_flight.runner.node
         return {"app_name": self.config.app_name, "node": node, "reason": reason}
 
-    def _look(self, job: Job, reason: str, running: Running, limits: Limits) -> Recovery:
-        return self.look([job], running, limits, **self._told(reason))[0]
+    def _recovery(self, job: Job, reason: str, running: Running, limits: Limits) -> Recovery:
+        return self.recoveries([job], running, limits, **self._details(reason))[0]
 
     def _carry_out(
         self, recovery: Recovery, decision: Decision, *, notice: bool = True
@@ -187,5 +187,5 @@ class LostRuns(Judge):
             return None
         in_flight.drop(job)
         if recovery.probation and decision is Decision.RECOVER:
-            in_flight.probation |= {job.queue_list}
+            in_flight.suspects |= {job.queue_list}
         return outcome

@@ -30,6 +30,11 @@ LEFT_MOST = 16
 
 REFUSED_INTERVAL = 5.0  # seconds until the server is asked again where it refused
 
+NOT_YET = (
+    "%d jobs could not be given back to their queues yet (%s). They are safe in the private lists, "
+    "and go back when the server takes them, or by the reaper."
+)
+
 
 class _Part(NamedTuple):
     """Acks and starts of one owner, that go in one script."""
@@ -49,11 +54,8 @@ class Outbox(Structure):
         self.lock = RLock()
         self.jobs = Jobs()
         self.expires: Mapping[str, int] = {}  # queue list -> ms of its x-expires
-        #: Job -> to which end of its queue it goes back. Who is not RETURNING any more does not.
-        self._back: dict[Job, str] = {}
-        #: Those that the server refused, and when they are tried again (monotonic s).
-        self._refused: dict[Job, str] = {}
-        self._refused_until = 0.0
+        #: Job that is RETURNING -> to which end of its queue, and from when on (monotonic s).
+        self._returns: dict[Job, tuple[str, float]] = {}
         self._parks_from = 0.0  # when the server, which refused that, is asked to park again
         #: A reply was lost: the private list may hold jobs that nobody here knows.
         self.doubt = False
@@ -106,16 +108,11 @@ class Outbox(Structure):
         with self.lock:
             for job in jobs:
                 if self.jobs.move(job, Move.REQUEUE) is State.RETURNING:
-                    self._back[job] = where
+                    self._returns[job] = where, 0.0
             try:
-                self._give_back()
+                self._send_returns()
             except RedisError as exc:
-                logger.warning(
-                    "%d jobs could not be given back to their queues yet (%s). They are safe in "
-                    "the private lists and go back when the server answers, or by the reaper.",
-                    self.jobs.counts[State.RETURNING],
-                    exc,
-                )
+                logger.warning(NOT_YET, self.jobs.counts[State.RETURNING], exc)
 
     def drop(self, job: Job) -> None:
         with self.lock:
@@ -123,6 +120,7 @@ class Outbox(Structure):
             self._forget_start(job)
             self._unsure.discard(job)
             self._to_park.pop(job, None)
+            self._returns.pop(job, None)
 
     def park(self, job: Job, due: float) -> bool:
         """Have a job that is due then (server ms) wait on the server, if that is worth it; it is
@@ -143,28 +141,28 @@ class Outbox(Structure):
         """Send all that waits, and then ``last``, whose reply it returns. Without ``wait`` other
         replies are read later. After an error what waits is sent again."""
         with self.lock:
-            self._give_back()
+            self._send_returns()
             if self._line.overdue:
                 # Their connection may be lost by now, which is no reason not to ask on another.
                 with suppress(RedisError):
                     self._exchange([])
-                self.rest()
+                self.release_connection()
             parks = self._parks()
             return self._exchange(parks, last, wait=wait or bool(parks))
 
     def _parks(self) -> list[Call]:
         """What parks jobs. If it gets lost, they are what a private list holds and nobody knows."""
         due, self._to_park = self._to_park, {}
-        groups = [jobs for _, jobs in batches(dict.fromkeys(due, ""))]
         for job in due:
             self.drop(job)
-        return [self.parked.park({job: due[job] for job in jobs}) for jobs in groups]
+        groups = batches(dict.fromkeys(due, ""))
+        return [self.parked.park({job: due[job] for job in jobs}) for _, jobs in groups]
 
     def post(self) -> None:
         """Send what waits, whatever becomes of this process; the answer is read later."""
         self.flush(wait=False)
 
-    def rest(self) -> None:
+    def release_connection(self) -> None:
         """Leave an idle connection to whoever looks after those."""
         if self.lock.acquire(blocking=False):  # else another thread may be using it
             try:
@@ -181,39 +179,26 @@ class Outbox(Structure):
             self.doubt = True
             raise
 
-    def _give_back(self) -> None:
-        """Send the requeues that wait. What the server refuses must not stop claims and acks."""
+    def _send_returns(self) -> None:
+        """Give back what waits for that. What the server refuses must not stop claims and acks."""
         if not self.jobs.counts[State.RETURNING]:
             return
-        if self._refused and monotonic() >= self._refused_until:
-            self._back, self._refused = {**self._refused, **self._back}, {}
-        self._back = {j: w for j, w in self._back.items() if self.jobs.get(j) is State.RETURNING}
-        groups = [*batches(self._back)]
+        now = monotonic()
+        due = {job: where for job, (where, at) in self._returns.items() if at <= now}
+        groups = [*batches({j: w for j, w in due.items() if self.jobs[j] is State.RETURNING})]
         if not groups:
             return
-        replies = self.ask(
-            [
-                self.lists.requeue(jobs, where, self.expires.get(jobs[0].queue_list, 0))
-                for where, jobs in groups
-            ],
-            errors=True,
-        )
-        self._back = {}
-        for (where, jobs), reply in zip(groups, replies, strict=True):
+        calls = [
+            self.lists.requeue(jobs, where, self.expires.get(jobs[0].queue_list, 0))
+            for where, jobs in groups
+        ]
+        for (where, jobs), reply in zip(groups, self.ask(calls, errors=True), strict=True):
             if not isinstance(reply, Exception):
                 for job in jobs:
                     self.drop(job)
                 continue
-            self._refused.update(dict.fromkeys(jobs, where))
-            self._refused_until = monotonic() + REFUSED_INTERVAL
-            logger.error(
-                "%d jobs could not be given back to queue list %s: %s. They are safe in the "
-                "private list; it is tried again in %g s, and by the reaper.",
-                len(jobs),
-                jobs[0].queue_list,
-                reply,
-                REFUSED_INTERVAL,
-            )
+            self._returns.update(dict.fromkeys(jobs, (where, now + REFUSED_INTERVAL)))
+            logger.error(NOT_YET, len(jobs), f"{jobs[0].queue_list}: {reply}")
 
     def _exchange(self, parks: list[Call], last: Call | None = None, *, wait: bool = True) -> Any:
         """Send acks and starts between other calls; with ``wait``, the reply to ``last``."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from kombu.log import get_logger
 
-from ...owner.owner import Owner, level_of
+from ...owner.owner import Owner
 from ...store.queues import Suspects
 
 logger = get_logger(__name__)
@@ -91,7 +91,7 @@ class Probation:
                 "one that killed others. Other jobs wait until it has ended, but no longer than "
                 "%g s.",
                 claimed.job.title,
-                _solitude(level_of(claimed)),
+                _solitude(claimed.probation),
             )
         return claimed is not None
 

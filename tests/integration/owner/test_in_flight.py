@@ -157,7 +157,7 @@ def test_what_an_owner_that_was_lost_has_on_its_way_out_gets_there(bench, owner)
     bench.client.delete("mail")
     assert settling(bench.in_flight) == (1, 1)
     bench.in_flight.lose_all(owner.owner)
-    bench.in_flight._refused_until = 0.0
+    bench.in_flight._returns[returned.job] = "front", 0.0
     bench.in_flight.flush()
     assert (bench.queue(), bench.private(owner)) == ([payload("returned")], [])
     assert len(bench.in_flight.jobs) == 0, "or the process could never leave"

@@ -171,7 +171,7 @@ def maintenance() -> None:
 def following() -> None:
     """The servers of a failover list have nothing to do with each other."""
     membership.Membership.follow = lambda self, params: params["port"] == self.heart.params["port"]
-    Heart._look_elsewhere = lambda self: None
+    Heart._find_successor = lambda self: None
 
 
 def home() -> None:

@@ -140,7 +140,7 @@ def test_a_signals_handler_may_settle_while_a_claim_waits(server, hasty, owner, 
     held.flush()
     assert held.jobs.counts[State.SETTLED] == 0
     assert (len(held.jobs), hasty.private(owner), lost) == (1, [payload(2)], [])
-    held.rest()
+    held.release_connection()
     assert not hasty.client.connection_pool._in_use_connections, "the handler's is given back, too"
 
 
