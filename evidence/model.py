@@ -30,6 +30,7 @@ class Sound(NamedTuple):
 
     what: str
     pill: bool = False
+    hands_on: bool = False
     harms: int = 0
     failover: bool = False
     others: bool = False
@@ -38,26 +39,41 @@ class Sound(NamedTuple):
 WORLDS = [
     Sound("two innocent jobs, no harm"),
     Sound("an innocent job and a pill", pill=True),
+    Sound(
+        "a job that hands on a step, and one kill, silence or lost reply",
+        hands_on=True,
+        harms=1,
+        others=True,
+    ),
     Sound("two innocent jobs, a failover", harms=1, failover=True),
     Sound("two innocent jobs, one harm of any other kind", harms=1, others=True),
     Sound("two innocent jobs, two harms of any kind", harms=2, failover=True, others=True),
 ]
 
 
-def world(client: redis.Redis, mutant: Mutant | None = None, *, pill: bool = False) -> World:
+def world(
+    client: redis.Redis,
+    mutant: Mutant | None = None,
+    *,
+    pill: bool = False,
+    hands_on: bool = False,
+) -> World:
     changes: Mapping[str, Changes] = {}
     if mutant is not None and mutant.script:
         changes = {mutant.script: mutant.changes}
     strikes = (mutant and mutant.strikes) or STRIKES[pill]
     spaces = Keyspaces(client, changes, strike_limit=strikes)
-    made = World(spaces, pill=pill, without=mutant.without if mutant else "")
+    without = mutant.without if mutant else ""
+    made = World(spaces, pill=pill, hands_on=hands_on, without=without)
     made.alike = mutant is None
     return made
 
 
 def caught(client: redis.Redis, mutant: Mutant, most: int) -> Result:
     """What the search finds without one of the safeties."""
-    return search(world(client, mutant, pill=mutant.pill), mutant.harms, most=most, progress=False)
+    made = world(client, mutant, pill=mutant.pill, hands_on=mutant.hands_on)
+    made.failover = not mutant.hands_on  # a lost write may fork, or lose, what it was about
+    return search(made, mutant.harms, most=most, progress=False)
 
 
 def main(argv: list[str]) -> int:
@@ -72,7 +88,7 @@ def main(argv: list[str]) -> int:
         client = redis.Redis(unix_socket_path=path, socket_timeout=None)
         if not options.mutants:
             for sound in WORLDS:
-                made = world(client, pill=sound.pill)
+                made = world(client, pill=sound.pill, hands_on=sound.hands_on)
                 made.failover, made.others = sound.failover, sound.others
                 result = search(made, sound.harms, seconds=options.minutes * 60 / len(WORLDS))
                 end = "all of them" if result.complete else "as far as time allowed"

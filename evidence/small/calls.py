@@ -7,10 +7,13 @@ from typing import Any
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Counters, Job, parse
 from celery_superfetch.model.process import ProcessImage
+from celery_superfetch.model.step import STEP as NOTE
+from celery_superfetch.model.step import Claim
 from celery_superfetch.model.strikes import Blame, Decision, Recovery, Running, blame, decide
 from celery_superfetch.store.private_lists import earlier_of
 
-from .keyspace import JOBS, NAMES, QUEUE, Keyspaces
+from .keyspace import Keyspaces
+from .seen import JOBS, NAMES, NEXT, QUEUE, STEP
 
 DUE = 1  # server ms: long ago
 ASKED = ("strikes", "recoveries", "probation")
@@ -62,6 +65,11 @@ def ack(spaces: Keyspaces, owner: str, id: str, name: str, counted: bool) -> boo
     """Whether it was there."""
     claimed = Claimed(job_of(owner, id, name), Counters() if counted else None)
     return not spaces.run(*spaces.lists.ack(owner, [claimed]))
+
+
+def hand_on(spaces: Keyspaces, owner: str, id: str) -> int:
+    claim = Claim("", spaces.keys.private(owner), id, token=1)
+    return spaces.steps.hand_on(claim, f"{NOTE}step", STEP, [NEXT], 0)
 
 
 def requeue(spaces: Keyspaces, owner: str, id: str, name: str) -> int:

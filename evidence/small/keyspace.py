@@ -10,27 +10,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import redis
 
 from celery_superfetch.model.config import Config
-from celery_superfetch.model.job import digest
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.reaper.judge import Judge
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.parked import Parked
-from celery_superfetch.store.private_lists import STEPS, WAITS, PrivateLists
+from celery_superfetch.store.private_lists import PrivateLists
 from celery_superfetch.store.registry import Registry
+from celery_superfetch.store.steps import Steps
 from celery_superfetch.store.wire.scripts import Call, asked
-from support.workers.bench import payload
 
 from .changed import Changed, Changes
-
-QUEUE = "q"
-#: The jobs of this world; `B` may be one that kills whoever runs it.
-JOBS = {"A": payload("A", QUEUE), "B": payload("B", QUEUE)}
-NAMES = {raw: name for name, raw in JOBS.items()}
+from .seen import NOTES, Rows, Seen, see
 
 PUT = """
 redis.call('FLUSHDB')
@@ -46,35 +41,12 @@ for i, key in ipairs(redis.call('KEYS', '*')) do
 end
 return rows
 """
-#: What is no claim in a private list, but a note beside one.
-NOTES = (WAITS, STEPS)
 #: How each kind of key is written.
 WRITES = {"list": "RPUSH", "set": "SADD", "hash": "HSET", "string": "SET", "zset": "ZADD"}
-
-Rows = tuple[tuple[str, str, tuple[str, ...]], ...]
 
 
 class ScriptError(Exception):
     """A script of ours failed."""
-
-
-class Seen(NamedTuple):
-    """What a keyspace holds."""
-
-    #: Where each payload lies, by the job's name; what is no job stands there as it is.
-    places: Mapping[str, tuple[str, ...]]
-    owners: Mapping[str, int]
-    reaped: frozenset[str]
-    marked: frozenset[str]  # owners whose facts say so
-    held: Mapping[str, Mapping[str, str]]  # owner -> claim id -> job
-    running: Mapping[str, frozenset[str]]  # those of which no note says that they wait
-    noted: Mapping[str, frozenset[str]]  # claims that have notes
-    landed: frozenset[str]  # owners for which something has landed
-    queue: tuple[str, ...]
-    probation: tuple[str, ...]
-    parked: tuple[str, ...]
-    counters: Mapping[str, Mapping[str, str]]
-    indexed: frozenset[str]  # `probation` and `parked`, where the list is known to have some
 
 
 class Numbered(PrivateLists):
@@ -100,6 +72,7 @@ class Keyspaces:
         self.database.__dict__["scripts"] = self
         self.registry, self.parked = Registry(self.database), Parked(self.database)
         self.lists, self.judge = Numbered(self.database), Judge(self.database)
+        self.steps = Steps(self.database)
         self.limits = Limits.of(self.database.config)
         self._connection = client.connection_pool.get_connection()
         self._put, self._dump = (client.script_load(text) for text in (PUT, DUMP))
@@ -150,7 +123,7 @@ class Keyspaces:
         if rows not in self._numbers:
             self._numbers[rows] = len(self.rows)
             self.rows.append(rows)
-            self.seen.append(self._see(rows))
+            self.seen.append(see(self.keys, rows))
         return self._numbers[rows]
 
     @cache  # noqa: B019 - it lives as long as the search
@@ -243,67 +216,3 @@ class Keyspaces:
             id = name.removeprefix(note)
             changed.append((note + numbers.get((owner, id), id), text))
         return tuple(v for pair in sorted(changed) for v in pair)
-
-    def _see(self, rows: Rows) -> Seen:
-        keys = self.keys
-        values = {key: row for key, _, row in rows}
-        pairs = {
-            key: dict(zip(row[::2], row[1::2], strict=True))
-            for key, kind, row in rows
-            if kind in ("hash", "zset")
-        }
-        held, running, noted = {}, {}, {}
-        places: dict[str, list[str]] = {}
-
-        def lies(where: str, *raws: str) -> tuple[str, ...]:
-            names = tuple(NAMES.get(raw.encode("latin-1"), raw) for raw in raws)
-            for name in names:
-                places.setdefault(name, []).append(where)
-            return names
-
-        landed = set()
-        for key, row in pairs.items():
-            if key.startswith(keys.private("")):
-                owner = key.removeprefix(keys.private(""))
-                claims = {id: raw for id, raw in row.items() if not id.startswith(NOTES)}
-                noted[owner] = frozenset(id[1:] for id in row.keys() - claims.keys())
-                running[owner] = frozenset(id for id in claims if WAITS + id not in row)
-                held[owner] = dict(
-                    zip(claims, lies(f"held by {owner}", *claims.values()), strict=True)
-                )
-        for key, row in values.items():
-            if key.startswith(keys.landing("", "")[:-1]):
-                owner = key.removeprefix(keys.landing("", "")[:-1]).rpartition(":")[0]
-                landed.add(owner)
-                lies(f"landed for {owner}", *row)
-        parked = [member.partition("\n")[2] for member in pairs.get(keys.parked_of(QUEUE), ())]
-        dead = [json.loads(text)["payload"] for text in pairs.get(keys.dead_jobs, {}).values()]
-        indexed = set()
-        if QUEUE in values.get(keys.on_probation, ()):
-            indexed.add("probation")
-        if QUEUE in pairs.get(keys.parked, ()):
-            indexed.add("parked")
-        lies("dead", *dead)
-        return Seen(
-            owners={name: int(score) for name, score in pairs.get(keys.owners, {}).items()},
-            reaped=frozenset(pairs.get(keys.reaped, ())),
-            marked=frozenset(
-                key.removeprefix(keys.facts(""))
-                for key, row in pairs.items()
-                if key.startswith(keys.facts("")) and row.get("state") == "reaped"
-            ),
-            held=held,
-            running=running,
-            noted=noted,
-            landed=frozenset(landed),
-            queue=lies("queue", *values.get(keys.queue(QUEUE), ())),
-            probation=lies("probation", *values.get(keys.probation(QUEUE), ())),
-            parked=lies("parked", *parked),
-            counters={
-                name: pairs[key]
-                for name, raw in JOBS.items()
-                if (key := keys.recoveries(digest(raw))) in pairs
-            },
-            indexed=frozenset(indexed),
-            places={name: tuple(where) for name, where in places.items()},
-        )

@@ -15,10 +15,12 @@ class Mutant(NamedTuple):
     pill: bool = False  # it shows where a job kills whoever runs it
     harms: int = 1
     strikes: int = 0  # at which a job is killed, where that matters
+    hands_on: bool = False  # it shows where a job hands on a step
 
 
 def _in(script: str, what: str, *changes: tuple[str, str], **where: int) -> Mutant:
-    return Mutant(f"{script}: {what}", script, changes, "", bool(where.pop("pill", 0)), **where)
+    pill, hands_on = bool(where.pop("pill", 0)), bool(where.pop("hands_on", 0))
+    return Mutant(f"{script}: {what}", script, changes, "", pill, hands_on=hands_on, **where)
 
 
 LEAVES = "redis.call('HDEL', private, id, 'w' .. id, 's' .. id)"
@@ -105,6 +107,43 @@ MUTANTS = [
         ("redis.call('HDEL', private, claim, 'w' .. claim, 's' .. claim)", ""),
         pill=1,
         harms=0,
+    ),
+    _in(
+        "claim",
+        "what was handed on is forgotten",
+        ("known ~= 0 and known[5] then", "false then"),
+        hands_on=1,
+    ),
+    _in(
+        "step",
+        "by who has the claim no more",
+        ("if not claim[1] then return -1 end", ""),
+        hands_on=1,
+    ),
+    _in(
+        "step",
+        "again, though it is noted",
+        ("if string.find(steps, name, 1, true) then return 0 end", ""),
+        hands_on=1,
+    ),
+    _in(
+        "step",
+        "it is not noted",
+        ("redis.call('HSET', private, 's' .. id, steps .. name)", ""),
+        hands_on=1,
+    ),
+    _in(
+        "step",
+        "it does not arrive",
+        ("redis.call('LPUSH', queue, message)", ""),
+        hands_on=1,
+        harms=0,
+    ),
+    _in(
+        "recover",
+        "what was handed on is forgotten",
+        ("if steps[i] then redis.call('HSET', counters, 'steps', steps[i]) end", ""),
+        hands_on=1,
     ),
     Mutant("a job starts without a permit", without="permit"),
     Mutant("a job starts, and is not recorded", without="record"),

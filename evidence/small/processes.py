@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from . import calls
-from .keyspace import Keyspaces, Seen
+from .keyspace import Keyspaces
+from .seen import Seen
 from .state import (
     BACK,
     ENDED,
+    HANDED_ON,
     LEARNED,
     RECORDED,
+    RUNNING,
     RUNS,
     TWICE,
     UNLANDED,
@@ -38,11 +41,19 @@ class Acts:
 
     Arguments:
         pill: job B kills whoever runs it.
+        hands_on: job A hands on a step before it ends.
         without: the safety that is taken out of what processes do.
     """
 
-    def __init__(self, spaces: Keyspaces, *, pill: bool = False, without: str = "") -> None:
-        self.spaces, self.pill, self.without = spaces, pill, without
+    def __init__(
+        self,
+        spaces: Keyspaces,
+        *,
+        pill: bool = False,
+        hands_on: bool = False,
+        without: str = "",
+    ) -> None:
+        self.spaces, self.pill, self.hands_on, self.without = spaces, pill, hands_on, without
         spaces.blames_all = without == "company"
 
     def seen(self, state: State) -> Seen:
@@ -113,16 +124,19 @@ class Processes(Acts):
                 count = state.crashes + (has.owner not in self.seen(state).marked)
                 after = self._end_process(state, i)._replace(crashes=count)
                 yield Step(f"{who} is killed by its job B", after)
-            elif has.how == RUNS:
+            elif has.how in RUNNING and (has.how == HANDED_ON or not self._hands_on(has)):
                 ended = tuple(sorted({*state.ended, has.job}))
                 new = None if self.without == "late ack" else has._replace(how=ENDED)
                 after = self._put_job(state, i, has, new)._replace(ended=ended)
                 yield Step(f"{who} ends {has.job}", after)
 
+    def _hands_on(self, has: Has) -> bool:
+        return self.hands_on and has.job == "A"
+
     def _may_begin(self, p: Process, has: Has) -> bool:
         if (p.left and self.without != "given back") or p.alone not in ("", has.id):
             return False
-        if p.alone and any(other.how == RUNS for other in p.jobs):
+        if p.alone and any(other.how in RUNNING for other in p.jobs):
             return False
         permitted = p.heard or self.without == "permit"
         how = (WAITS, RECORDED) if self.without == "record" else (RECORDED,)
@@ -245,6 +259,13 @@ class Processes(Acts):
             after = self._put_job(after, i, has, None)
             yield Step(f"{who} parks {has.job}", after)
             yield self._lost(after, i, f"{who}'s parking of {has.job}")
+        if has.how == RUNS and self._hands_on(has):
+            after, reply = self.ask(state, calls.hand_on, has.owner, has.id)
+            # One whose claim is over hands on nothing, and its end is no end of the job.
+            how, said = (ENDED, ", too late") if reply < 0 else (HANDED_ON, "")
+            ready = self._put_job(after, i, has, has._replace(how=how))
+            yield Step(f"{who} hands on the step of {has.job}{said}", ready)
+            yield Step(f"the reply to {who}'s step is lost", after, harm=True)
         if has.how in (ENDED, TWICE):
             yield from self._acks(state, i, p, has)
 

@@ -8,9 +8,12 @@ from celery_superfetch.model.job import claim_number
 
 from .keyspace import Keyspaces
 
-#: How a process has a job. WAITS: claimed. RECORDED: said to run, and about to. RUNS. ENDED: its
-#: ack is to be sent. TWICE: its ack's reply was lost. BACK: it is to be given back.
-WAITS, RECORDED, RUNS, ENDED, TWICE, BACK = "waits", "recorded", "runs", "ended", "twice", "back"
+#: How a process has a job. WAITS: claimed. RECORDED: said to run, and about to. RUNS. HANDED_ON: it
+#: runs, and has handed on its step. ENDED: its ack is to be sent. TWICE: its ack's reply was lost.
+#: BACK: it is to be given back.
+WAITS, RECORDED, RUNS, HANDED_ON = "waits", "recorded", "runs", "handed on"
+ENDED, TWICE, BACK = "ended", "twice", "back"
+RUNNING = RUNS, HANDED_ON
 #: What is left to do of a process that was taken for dead, or has just started.
 LEARNED, UNLANDED = "learned", "to register"
 IDLE = ("idle",)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from . import calls
-from .keyspace import JOBS, QUEUE
 from .processes import Processes, Step
 from .reaping import Reaping
-from .state import IDLE, LEARNED, RUNS, WAITS, Process, State, name, plain
+from .seen import JOBS, QUEUE
+from .state import IDLE, LEARNED, RUNNING, WAITS, Process, State, name, plain
 
 FAILOVER = "failover, and the last write is lost"
 
@@ -145,11 +145,15 @@ class World(Processes, Reaping):
         # One that had neighbours runs twice at least.
         if self.pill and state.crashes > max(2, self.spaces.database.config.strike_limit):
             return f"B has ended {state.crashes} processes"
+        if seen.handed_on > 1:
+            return f"A's step was handed on {seen.handed_on} times"
+        if self.hands_on and "A" in state.ended and not seen.handed_on:
+            return "A has ended, and its step is lost"
         for p in state.processes:
             for has in p.jobs:
                 if has.how == WAITS and has.id in seen.running.get(has.owner, ()):
                     return f"{has.job} waits, and is recorded as running"
-        runs = [(p, has) for p in state.processes for has in p.jobs if has.how == RUNS]
+        runs = [(p, has) for p in state.processes for has in p.jobs if has.how in RUNNING]
         for p, has in runs:
             others = [other for q, other in runs if q is not p and other.job == has.job]
             robbed = [one for one in (has, *others) if one.owner in seen.marked]
