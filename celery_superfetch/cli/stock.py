@@ -13,7 +13,7 @@ from .session import SECONDS, Session, command, quantity, superfetch, warn
 
 if TYPE_CHECKING:
     from .from_stock import Migrated
-    from .to_stock import GivenBack
+    from .to_stock import Drained
 
 
 _wait = quantity(
@@ -58,11 +58,11 @@ def drain(session: Session, wait: float, **options: bool) -> None:
 
     It refuses while an owner lives: stop all workers first. The dead set stays.
     """
-    from .to_stock import GiveBack
+    from .to_stock import Drain
 
-    give_back = GiveBack(session.reaper)
-    report = _patiently(wait, lambda: give_back.run(**options))
-    _say(session, report, _given_back(report))
+    attempt = Drain(session.reaper)
+    report = _patiently(wait, lambda: attempt.run(**options))
+    _say(session, report, _drained(report))
     if report.errors or (report.in_flight and not report.dry_run):
         raise click.exceptions.Exit(1)
 
@@ -96,7 +96,7 @@ def _migrated(report: Migrated) -> Iterator[str]:
         yield "Declare their queues (start a worker that consumes them), or name one by --queue."
 
 
-def _given_back(report: GivenBack) -> Iterator[str]:
+def _drained(report: Drained) -> Iterator[str]:
     for row in report.alive:
         warn("{owner} is not known to be dead ({reason}): it has to be stopped".format(**row))
     for owner, reason in report.owners.items():

@@ -27,7 +27,7 @@ TRIES = 10  # to mark an owner that goes on writing heartbeats: each must hit th
 
 
 @dataclass
-class GivenBack:
+class Drained:
     """What one drain found and did; its fields are those of ``--json``."""
 
     owners: dict[str, str] = field(default_factory=dict)  # marked reaped -> why
@@ -42,7 +42,7 @@ class GivenBack:
     dry_run: bool = False
 
 
-class GiveBack:
+class Drain:
     """One drain: jobs are requeued in order, to their queue's front, and not counted against."""
 
     def __init__(self, reaper: Reaper) -> None:
@@ -51,10 +51,10 @@ class GiveBack:
         self.lists = reaper.lists
         self.onlooker = Onlooker(reaper.registry)  # over all tries of a command that waits
 
-    def run(self, *, force: bool = False, dry_run: bool = False) -> GivenBack:
+    def run(self, *, force: bool = False, dry_run: bool = False) -> Drained:
         """Give back what dead owners hold; raises StillInUse while one lives. With ``force`` the
         living are marked reaped, too, and learn it by their next heartbeat."""
-        report, errors = GivenBack(dry_run=dry_run), Pass(dry_run=dry_run)
+        report, errors = Drained(dry_run=dry_run), Pass(dry_run=dry_run)
         if not dry_run:
             with errors.surviving("who is in no registry"):  # SCAN may be forbidden
                 register_unknown(self.reaper)
@@ -98,7 +98,7 @@ class GiveBack:
             for facts, score, verdict in judged
         ]
 
-    def _mark(self, facts: Facts, score: int, verdict: Reason, report: GivenBack) -> None:
+    def _mark(self, facts: Facts, score: int, verdict: Reason, report: Drained) -> None:
         owner = facts.owner
         reason = verdict.value if verdict.dead else "drained by an operator"
         # Heard since: what was dead is not, and what is forced is asked again.
@@ -111,7 +111,7 @@ class GiveBack:
             report.errors += 1
             logger.error("drain: %s is heard too often to be marked reaped: stop it.", owner)
 
-    def _empty(self, facts: Facts, report: GivenBack) -> None:
+    def _empty(self, facts: Facts, report: Drained) -> None:
         """Newest first, each to the front of the queue: the old order is the new one."""
         owner = facts.owner
         if report.dry_run:
@@ -129,13 +129,13 @@ class GiveBack:
                 name = some[0].queue_list
                 report.queues[name] += self.lists.give_back(some, facts.lists.get(name, 0))
 
-    def _end_probation(self, report: GivenBack) -> None:
+    def _end_probation(self, report: Drained) -> None:
         suspects = Suspects(self.reaper.database)
         for queue_list in sorted(suspects.lists()):
             act = suspects.size if report.dry_run else suspects.give_back
             report.queues[queue_list] += act(queue_list)
 
-    def _count_rest(self, report: GivenBack) -> None:
+    def _count_rest(self, report: Drained) -> None:
         report.in_flight, others = self.reaper.keyspace.left()
         report.dead_set, report.keys = len(self.reaper.dead_jobs), len(others)
 

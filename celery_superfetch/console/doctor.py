@@ -51,7 +51,7 @@ def diagnose(app: Celery, inspector: Inspector) -> list[Finding]:
         all_findings.extend(_permissions(inspector, app.amqp.queues))
     else:
         all_findings.extend(findings(overview))
-        all_findings.extend(of_owners_together(overview["owners"]))
+        all_findings.extend(of_versions(overview["owners"]))
         all_findings.extend(_permissions(inspector, (row["list"] for row in overview["queues"])))
         all_findings.extend(_tasks(app, inspector, overview))
     all_findings.extend(_orphans(inspector))
@@ -71,36 +71,13 @@ def of_clocks(before: float, server: float, after: float) -> Iterator[Finding]:
         yield Finding("warning", "clock-skew", text, fix)
 
 
-def of_owners_together(owners: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Of ``owners``, as a fleet."""
+def of_versions(owners: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
     versions = Counter(owner["version"] or "of unknown version" for owner in owners)
     if {*versions} - {__version__}:
         releases = ", ".join(f"{name} ({count})" for name, count in sorted(versions.items()))
         text = f"workers run celery_superfetch {releases}; here it is {__version__}"
         fix = "they work together; end the rollout when it suits"
         yield Finding("note", "versions", text, fix)
-    alive = [owner for owner in owners if owner["verdict"] == "alive"]
-    greedy = max(alive, key=lambda owner: owner["reserved"], default=None)
-    if greedy is None or not greedy["reserved"] or not greedy["running"]:
-        return
-    free = [
-        owner
-        for owner in alive
-        if owner["state"] == "running"
-        and not owner["in_flight"]
-        and not {*owner["queues"]}.isdisjoint(greedy["queues"])
-    ]
-    if free:
-        name, jobs = greedy["node"] or greedy["owner"], number(greedy["reserved"], "job")
-        text = (
-            f"worker {name} keeps {jobs} that it has not begun, while "
-            f"{number(len(free), 'worker')} of the same queues "
-            f"{'has' if len(free) == 1 else 'have'} nothing to do"
-        )
-        fix = (
-            "if it stays so, set worker_prefetch_multiplier = 1, or worker_disable_prefetch = True"
-        )
-        yield Finding("note", "prefetch-hoards", text, fix)
 
 
 def _permissions(inspector: Inspector, lists: Iterable[str]) -> Iterator[Finding]:
@@ -237,16 +214,10 @@ def _options(app: Celery) -> Iterator[Finding]:
         text = "visibility_timeout does nothing here: no job comes back by a timeout"
         fix = "remove it from broker_transport_options when no stock worker is left"
         yield Finding("note", "visibility-timeout", text, fix)
-    multiplier, alone = conf.worker_prefetch_multiplier, conf.get("worker_disable_prefetch")
-    if multiplier == 0 and not alone:
+    if conf.worker_prefetch_multiplier == 0 and not conf.get("worker_disable_prefetch"):
         text = (
             "worker_prefetch_multiplier is 0: one worker claims all that waits, and others that "
             "are free find nothing"
         )
         fix = "set it to 1 for long jobs, or to 4 (Celery's default) for short ones"
         yield Finding("warning", "prefetch-unbounded", text, fix)
-    elif multiplier > 1 and alone:
-        text = (
-            f"worker_prefetch_multiplier ({multiplier}) does nothing beside worker_disable_prefetch"
-        )
-        yield Finding("note", "prefetch-unused", text, "keep one of the two")

@@ -9,7 +9,7 @@ import pytest
 import redis
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from celery_superfetch.cli.to_stock import GiveBack
+from celery_superfetch.cli.to_stock import Drain
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Job, digest
 from celery_superfetch.model.process import ProcessImage
@@ -80,7 +80,7 @@ class Stage:
         # What a decision is built on may change between these, and before it is carried out.
         for owner, name in ((PrivateLists, "held"), (Judge, "counters")):
             monkeypatch.setattr(owner, name, waiting(getattr(owner, name)))
-        end_probation = GiveBack._end_probation
+        end_probation = Drain._end_probation
 
         def ended(*args: Any) -> None:
             self._wait()
@@ -88,7 +88,7 @@ class Stage:
             if self.truth is not None:
                 self.truth.drain_probation()
 
-        monkeypatch.setattr(GiveBack, "_end_probation", ended)
+        monkeypatch.setattr(Drain, "_end_probation", ended)
         unrecord = PrivateLists.unrecord
 
         def unrecorded(lists: PrivateLists, owner: str, claim_ids: Sequence[str]) -> None:
@@ -117,7 +117,7 @@ class Pass:
 
     def begin(self, drains: bool) -> None:
         """A pass of the reaper; or ``celery superfetch drain --force``."""
-        act = (lambda: GiveBack(self.reaper).run(force=True)) if drains else self.reaper.reap
+        act = (lambda: Drain(self.reaper).run(force=True)) if drains else self.reaper.reap
         self._going = greenlet(act)
         self.go_on(1)
 

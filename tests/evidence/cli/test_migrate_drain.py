@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_superfetch.cli.to_stock import GiveBack
+from celery_superfetch.cli.to_stock import Drain
 from celery_superfetch.errors import StillInUse
 from celery_superfetch.store.wire.clients import run_id
 from support.waiting import eventually
@@ -24,8 +24,8 @@ def dump(client: redis.Redis) -> dict[bytes, Any]:
     return {key: client.dump(key) for key in client.scan_iter()}
 
 
-def drain(bench: Bench) -> GiveBack:
-    return GiveBack(bench.reaper())
+def drain(bench: Bench) -> Drain:
+    return Drain(bench.reaper())
 
 
 @pytest.mark.parametrize("prefix", ["", "shop-a:"])

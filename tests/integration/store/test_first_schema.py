@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_superfetch.cli.to_stock import GiveBack
+from celery_superfetch.cli.to_stock import Drain
 from celery_superfetch.model.facts import Facts
 from support.workers.bench import Bench, payload
 
@@ -45,7 +45,7 @@ def test_one_that_lives_is_told_of_and_left_alone(bench, caplog):
 
 def test_an_operator_drains_it_too(bench):
     first(bench, bench.dead_owner())
-    done = GiveBack(bench.reaper()).run()
+    done = Drain(bench.reaper()).run()
     assert (done.given_back, done.errors) == (len(RAWS) + 1, 0)
     assert bench.queue() == [payload("later"), *RAWS]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_superfetch.console.doctor import SKEW, of_clocks, of_owners_together
+from celery_superfetch.console.doctor import SKEW, of_clocks, of_versions
 from celery_superfetch.model.version import __version__
 
 
@@ -34,31 +34,8 @@ def owner(node: str, **other: Any) -> dict[str, Any]:
     return {**known, "state": "running", "queues": ["mail"], **counts}
 
 
-GREEDY = owner("a", running=4, reserved=12, in_flight=16)
-
-
 def test_versions() -> None:
-    assert list(of_owners_together([owner("a"), owner("b")])) == []
-    [found] = of_owners_together([owner("a"), owner("b", version="0.0.9"), owner("c", version="")])
+    assert list(of_versions([owner("a"), owner("b")])) == []
+    [found] = of_versions([owner("a"), owner("b", version="0.0.9"), owner("c", version="")])
     assert found.code == "versions"
     assert f"0.0.9 (1), {__version__} (1), of unknown version (1)" in found.text
-
-
-def test_one_hoards_what_another_could_run() -> None:
-    [found] = of_owners_together([GREEDY, owner("b"), owner("c")])
-    assert (found.level, found.code) == ("note", "prefetch-hoards")
-    assert "worker a keeps 12 jobs" in found.text
-    assert "2 workers of the same queues have nothing to do" in found.text
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        owner("b", queues=["video"]),
-        owner("b", running=1, in_flight=1),
-        owner("b", state="stopping"),
-        owner("b", verdict="dead"),
-    ],
-)
-def test_who_could_not_run_it_is_no_reason(other: dict[str, Any]) -> None:
-    assert list(of_owners_together([GREEDY, other])) == []

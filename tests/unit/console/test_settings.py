@@ -50,7 +50,6 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("note", "ignored-results", {"task": {"ignore_result": True}}),
     ("note", "visibility-timeout", {"broker_transport_options": {"visibility_timeout": 60}}),
     ("warning", "prefetch-unbounded", {"worker_prefetch_multiplier": 0}),
-    ("note", "prefetch-unused", {"worker_disable_prefetch": True}),
 ]
 
 
