@@ -20,7 +20,7 @@ from celery.exceptions import Ignore, Reject
 from celery.utils.log import get_logger
 from kombu.serialization import loads
 
-from ..model.job import EARLIER, Counters
+from ..model.job import DELIVERY, Counters
 from ..model.step import ITSELF, STEP, Claim, Fenced, Run, Step, handing, ids_of, running
 from .chords import is_on_redis
 
@@ -31,7 +31,7 @@ CHORD = "on_chord_part_return"  # Celery's functions that send such a message, o
 SENDERS = {"retry", "replace", "on_error", CHORD}
 #: Headers that Celery does not take for the user's.
 OF_CELERY = frozenset(vars(Context)) | {"lang", "task", "argsrepr", "kwargsrepr", "compression"}
-FIRST_RUN = Counters().told(0)
+FIRST_RUN = Counters().as_header(0)
 OF_CHORDS = "celery_superfetch.app.chords"  # which has Celery's function, before 5.7
 
 
@@ -81,10 +81,10 @@ def _begin(claim: Claim, name: str, id: str, request: Any, *message: Any, **kwar
         )
     if request.get("headers") is None:  # Celery would take ours for the user's
         request["headers"] = {k: v for k, v in request.items() if k not in OF_CELERY}
-    earlier = request.get(EARLIER)
+    counters = request.get(DELIVERY)
     task = (trace._localized[0] if trace._localized else current_app.tasks)[name]
-    ended = bool(claim.steps) or (bool(earlier) and _result_of(task, id, request) is not None)
-    request[EARLIER] = {**(earlier or FIRST_RUN), "ended": ended, "token": claim.token}
+    ended = bool(claim.steps) or (bool(counters) and _result_of(task, id, request) is not None)
+    request[DELIVERY] = {**(counters or FIRST_RUN), "ended": ended, "token": claim.token}
     if claim.id:
         running.set(Run(claim, id, title, request.get("group")))
 

@@ -178,7 +178,7 @@ def _task_options(app: Celery) -> Iterator[Finding]:
     own = [task for task in app.tasks.values() if not task.name.startswith(others)]
     early = [task for task in own if not task.acks_late]
     if early:
-        text = _told(early, "with acks_late=False, which a killed worker loses once they run")
+        text = _named(early, "with acks_late=False, which a killed worker loses once they run")
         fix = "leave acks_late at install()'s default, unless a second run would do more harm"
         yield Finding("warning", "early-ack", text, fix)
     dropped = [
@@ -190,7 +190,7 @@ def _task_options(app: Celery) -> Iterator[Finding]:
     ]
     if dropped:
         clause = "which Celery drops when their pool process is lost"
-        text = _told(dropped, f"with task_reject_on_worker_lost off, {clause}")
+        text = _named(dropped, f"with task_reject_on_worker_lost off, {clause}")
         fix = "leave it at install()'s default: such a job is recovered, and counted"
         yield Finding("warning", "reject-off", text, fix)
     silent = [t for t in own if t.ignore_result and not t.store_errors_even_if_ignored]
@@ -199,12 +199,12 @@ def _task_options(app: Celery) -> Iterator[Finding]:
         fix = "set one if anybody calls get(), or uses chords; else the dead set has what was "
         yield Finding("note", "no-results", text, f"{fix}killed")
     elif silent:
-        text = _told(silent, "with ignore_result, of whose killed jobs no caller is told")
+        text = _named(silent, "with ignore_result, of whose killed jobs no caller is told")
         fix = "where somebody waits for one, set store_errors_even_if_ignored on it"
         yield Finding("note", "ignored-results", text, fix)
 
 
-def _told(tasks: Sequence[Any], clause: str) -> str:
+def _named(tasks: Sequence[Any], clause: str) -> str:
     return f"{number(len(tasks), 'task')} {clause}: {some(task.name for task in tasks)}"
 
 

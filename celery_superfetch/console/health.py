@@ -100,10 +100,10 @@ def verdict(all_findings: Sequence[Finding], overview: Mapping[str, Any]) -> str
     if bad:
         suffix = f" ({len(bad) - 1} more below)" if len(bad) > 1 else ""
         return f"{bad[0].level.capitalize()}: {bad[0]}{suffix}"
-    return f"All is well: {', '.join(told(overview))}."
+    return f"All is well: {', '.join(summary(overview))}."
 
 
-def told(overview: Mapping[str, Any]) -> list[str]:
+def summary(overview: Mapping[str, Any]) -> list[str]:
     """How many workers there are, how many jobs are in flight, wait and are dead, in words."""
     in_flight = sum(owner["in_flight"] for owner in overview["owners"])
     waiting = sum((row["length"] or 0) + row["probation"] for row in overview["queues"])

@@ -20,7 +20,7 @@ from ..model.arguments import printable
 from ..model.process import ProcessImage
 from ..model.verdict import Reason
 from ..model.words import span
-from .health import Finding, findings, told
+from .health import Finding, findings, summary
 from .overview import overview_of, state_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Answer(NamedTuple):
     """What was found, and in a few words what was looked at."""
 
     findings: list[Finding]
-    told: list[str]
+    summary: list[str]
 
 
 def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
@@ -66,12 +66,12 @@ def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
     answer = answers[0]
     bad = [finding for finding in answer.findings if finding.level != "note"]
     code = 2 if any(finding.level == "critical" for finding in bad) else int(bool(bad))
-    text = "; ".join(finding.text for finding in bad[:NAMED]) or ", ".join(answer.told)
+    text = "; ".join(finding.text for finding in bad[:NAMED]) or ", ".join(answer.summary)
     suffix = f" (and {len(bad) - NAMED} more)" if len(bad) > NAMED else ""
     line = f"{WORDS[code]}: {text}{suffix}"
     if options.as_json:
         rows = [finding._asdict() for finding in answer.findings]
-        document = {"status": WORDS[code], "code": code, "text": line, "told": answer.told}
+        document = {"status": WORDS[code], "code": code, "text": line, "summary": answer.summary}
         print(json.dumps({**document, "findings": rows}, indent=2))
     else:
         print(" ".join(printable(line).split()))
@@ -99,9 +99,7 @@ def _parser(app: Celery | None) -> argparse.ArgumentParser:
         add("--prefix", default="", help="the app's global_keyprefix")
         add("--master", default="", metavar="NAME", help="the app's master_name, with sentinel://")
     add(
-        "--this-host",
-        action="store_true",
-        help="a worker of this host must be heard, and not hang",
+        "--this-host", action="store_true", help="a worker of this host must be heard, and not hang"
     )
     add(
         "--node",
@@ -138,7 +136,7 @@ def _check(inspector: Inspector, this_host: bool, node: str) -> Answer:
     pod may just be replaced. With neither, whether all is, as `status` has it."""
     if not (this_host or node):
         overview = overview_of(inspector)
-        return Answer(findings(overview), told(overview))
+        return Answer(findings(overview), summary(overview))
     host = ProcessImage.current().host if this_host else ""
     troubles = []
     for facts, age, verdict in inspector.near(host):

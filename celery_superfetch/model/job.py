@@ -11,7 +11,7 @@ from hashlib import sha1
 from math import inf
 from typing import Any, NamedTuple
 
-EARLIER = "superfetch"  # header of a delivery, and so a task's ``self.request.superfetch``
+DELIVERY = "superfetch"  # header of a delivery, and so a task's ``self.request.superfetch``
 CARRIED = "superfetch_strikes"  # header of a message that is sent as a pool child was lost
 #: What bytes can do to whoever reads them.
 UNREADABLE = ValueError, LookupError, TypeError, AttributeError, RecursionError
@@ -57,28 +57,28 @@ class Counters(NamedTuple):
         """Its strikes; ``carried`` are those that its message brings."""
         return carried if self.strikes is None else self.strikes
 
-    def told(self, carried: int) -> dict[str, Any]:
+    def as_header(self, carried: int) -> dict[str, Any]:
         """As a task sees it."""
         strikes = self.total(carried)
         return {"recoveries": self.recoveries, "strikes": strikes, "requeues": self.requeues}
 
 
 class Claimed(NamedTuple):
-    """A claimed job and its earlier deliveries; None: nobody remembers any."""
+    """A claimed job and what is counted of it; None: nobody remembers an earlier delivery."""
 
     job: Job
-    earlier: Counters | None = None
+    counters: Counters | None = None
 
     @property
     def probation(self) -> int:
         """Which time alone it is for a suspect; 0: it is none."""
-        return self.earlier.probation if self.earlier else 0
+        return self.counters.probation if self.counters else 0
 
     @property
     def token(self) -> int:
         """The fencing token: greater with each claim of the job (``token`` in ``shared.lua``)."""
         number = claim_number(self.job.claim_id)
-        return max(number, self.earlier.token + 1) if self.earlier else number
+        return max(number, self.counters.token + 1) if self.counters else number
 
 
 class Carried(NamedTuple):

@@ -118,10 +118,10 @@ class PrivateLists(Structure):
         not known for sure."""
         keys = [self.keys.private(owner)]
         args: list[Any] = [len(settled)]
-        for job, earlier in settled:
-            if earlier is not None:
+        for job, counters in settled:
+            if counters is not None:
                 keys.append(self.keys.recoveries(digest(job.payload)))
-            args += [job.claim_id, 0 if earlier is None else len(keys)]
+            args += [job.claim_id, 0 if counters is None else len(keys)]
         return Call("ack", keys, [*args, *(job.claim_id for job in starting)])
 
     def requeue(self, jobs: Sequence[Job], where: str, expires: int) -> Call:

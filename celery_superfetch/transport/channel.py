@@ -135,7 +135,7 @@ class Channel(redis.Channel):
             return False
         reception = self.reception
         try:
-            dead = claimed.earlier and reception and reception.kills(claimed, self)
+            dead = claimed.counters and reception and reception.kills(claimed, self)
             message = None if dead else self.qos.receive(claimed)
         except (RedisError, OSError, MemoryError):
             self.fetch.backlog.ready.appendleft(claimed)  # it goes back with those behind it

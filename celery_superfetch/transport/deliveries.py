@@ -12,7 +12,7 @@ from kombu.transport import virtual
 from kombu.utils import json
 from kombu.utils.json import object_hook
 
-from ..model.job import CARRIED, EARLIER, Carried, Claimed, Counters, Job
+from ..model.job import CARRIED, DELIVERY, Carried, Claimed, Counters, Job
 
 if TYPE_CHECKING:
     from ..model.dead_job import DeadJob
@@ -46,16 +46,16 @@ class Delivery(dict[str, Any]):
         super().__init__(loads(claimed.job.payload))
         self.claimed, self.job, self.channel = claimed, claimed.job, channel
         self.owner: Owner = channel.owner
-        again = claimed.earlier is not None
+        again = claimed.counters is not None
         info = self["properties"]["delivery_info"]
         info["redelivered"] = again or bool(info.get("redelivered"))  # by stock: it had it before
         headers = self["headers"] = self.get("headers") or {}
-        headers.pop(EARLIER, None)  # what we say of a delivery, nobody else can say
+        headers.pop(DELIVERY, None)  # what we say of a delivery, nobody else can say
         strikes = Carried.of(headers).strikes if CARRIED in headers else 0
         if again:
             headers["redelivered"] = True
         if again or strikes:
-            headers[EARLIER] = (claimed.earlier or Counters()).told(strikes)
+            headers[DELIVERY] = (claimed.counters or Counters()).as_header(strikes)
 
     @property
     def is_open(self) -> bool:

@@ -64,7 +64,7 @@ def check(request: Any) -> None:
 
 def kills(claimed: Claimed, channel: Any) -> bool:
     """Whether a job is over its limit, which another app did not know, and is dead now."""
-    if not (claimed.earlier and claimed.earlier.strikes):
+    if not (claimed.counters and claimed.counters.strikes):
         return False
     owner = channel.owner
     app, job = owner.runner.worker.app, claimed.job
@@ -226,8 +226,8 @@ class Discards:
             return None  # it goes back with the others, when the channel closes
         is_unknown = isinstance(exc, KeyError)  # the others have errors of their own
         here = f"task {exc} is not registered" if is_unknown else f"cannot be read: {exc!r}"[:MOST]
-        earlier = delivery.claimed.earlier
-        returns = earlier.requeues if earlier else 0
+        counters = delivery.claimed.counters
+        returns = counters.requeues if counters else 0
         why = "no other live worker of its queue has other tasks"
         if other := self._who_may_know(delivery):
             if returns < RETURNS:

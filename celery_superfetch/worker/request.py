@@ -24,7 +24,7 @@ from redis.exceptions import RedisError
 
 from ..app.chords import is_on_redis
 from ..app.poison_pill import limits_of
-from ..model.job import CARRIED, EARLIER, Carried
+from ..model.job import CARRIED, DELIVERY, Carried
 from ..model.strikes import Blame
 from ..transport.deliveries import Delivery, delivery_of
 from .batches import is_only_named
@@ -41,7 +41,7 @@ ASKS_FIRST = "celery.worker.strategy:default"
 EXITED = "Worker exited prematurely: "  # how billiard begins
 
 #: Headers that say something of one delivery, and nothing of the job.
-OF_THE_DELIVERY = frozenset({EARLIER, CARRIED, "redelivered"})
+OF_THE_DELIVERY = frozenset({DELIVERY, CARRIED, "redelivered"})
 
 
 class CountedRequest(Request):

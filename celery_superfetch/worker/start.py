@@ -79,11 +79,11 @@ class _Handover:
         """The fields of a ``Claim`` for who runs it. With early ack it is over by then, and nothing
         is handed on for it."""
         delivery, claimed = self.delivery, self.delivery.claimed
-        (job, earlier), token = claimed, claimed.token
+        (job, counters), token = claimed, claimed.token
         if self.request.acknowledged or not self.request.task.acks_late:
             return "", "", "", token
         place, key = delivery.channel.place, self.owner.key_of(job)
-        return place, key, job.claim_id, token, earlier.steps if earlier else ""
+        return place, key, job.claim_id, token, counters.steps if counters else ""
 
     @property
     def decoded(self) -> Any:

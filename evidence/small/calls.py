@@ -40,7 +40,7 @@ def claim(spaces: Keyspaces, owner: str, landed: bool, starts: int) -> Any:
     """The claim's id, job, and whether it has counters; None where there was none."""
     call = spaces.lists.claim(owner, [QUEUE], 1, 1, [QUEUE] if landed else [], starts)
     claims = spaces.lists.claims(call, [QUEUE], spaces.run(*call))
-    found = [(c.job.claim_id, NAMES[c.job.payload], c.earlier is not None) for c in claims.jobs]
+    found = [(c.job.claim_id, NAMES[c.job.payload], c.counters is not None) for c in claims.jobs]
     return found[0] if found else None
 
 

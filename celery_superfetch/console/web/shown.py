@@ -6,7 +6,7 @@ from markupsafe import Markup, escape
 
 from ...model.arguments import printable
 from ...model.words import ago, ahead, number, span
-from ..health import told
+from ..health import summary
 
 #: The states of jobs in flight -> how they are called on the page.
 JOB_STATES = {
@@ -43,5 +43,5 @@ def clock(time: str | None) -> str:
 
 FILTERS = {
     filter_.__name__: filter_
-    for filter_ in (ago, ahead, clock, coded, number, sentence, span, told)
+    for filter_ in (ago, ahead, clock, coded, number, sentence, span, summary)
 }

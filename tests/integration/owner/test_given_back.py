@@ -76,8 +76,8 @@ def test_a_return_that_comes_after_its_repetition_leaves_the_new_claim_alone(ben
     assert bench.run(late) == 0
     assert bench.private(owner) == [ONE], "it runs"
     assert bench.queue() == []
-    assert again.earlier is not None
-    assert again.earlier.requeues == 1
+    assert again.counters is not None
+    assert again.counters.requeues == 1
 
 
 def test_of_some_that_are_given_back_those_go_that_are_there(bench, owner):

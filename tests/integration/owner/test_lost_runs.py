@@ -32,7 +32,7 @@ def test_a_job_that_lost_its_child_is_recovered_and_counted(bench, owner, lose):
     assert (counters.strikes, counters.recoveries) == (1, 1)
     assert len(bench.in_flight.jobs) == 0
     [again] = bench.take(owner)
-    assert again.earlier
+    assert again.counters
 
 
 def test_a_job_that_lost_its_child_is_killed_when_a_receiver_says_so(bench, owner, lose, caplog):
@@ -134,8 +134,8 @@ def spared(bench: Bench, owner: Facts, lose: Lose, stopping: bool = False) -> Jo
         if not bench.queue():
             bench.client.rename(bench.keys.probation("mail"), "mail")
     [claimed] = bench.take(owner)
-    assert claimed.earlier is not None
-    assert claimed.earlier.strikes == 3
+    assert claimed.counters is not None
+    assert claimed.counters.strikes == 3
     return claimed.job
 
 

@@ -172,7 +172,7 @@ def test_strikes_that_a_retried_job_carries_are_forgiven(bench, owner):
     assert bench.retry(job)
     [again] = bench.claim(bench.owner()).jobs
     assert again.job.payload == raw, "byte for byte"
-    assert again.earlier == Counters(strikes=0)
+    assert again.counters == Counters(strikes=0)
     assert bench.recovery(again.job).strikes == 1, "not 3 again at once"
     bench.ack(again.job.owner, again)
     assert bench.counters(raw) == Counters()

@@ -21,7 +21,7 @@ def test_a_claim_takes_the_oldest_jobs_first_and_no_more_than_asked(bench):
     assert names(claims) == [b"1", b"2", b"3"]
     assert bench.queue() == [b"4"]
     assert bench.private(owner) == [b"3", b"2", b"1"], "newest first"
-    assert not any(claimed.earlier for claimed in claims.jobs)
+    assert not any(claimed.counters for claimed in claims.jobs)
 
 
 def test_a_claim_of_nothing_is_empty(bench):
@@ -120,14 +120,14 @@ def test_what_came_alone_is_named_by_one_look(bench):
 def test_a_job_that_was_delivered_before_is_marked(bench):
     owner = bench.owner()
     [first] = bench.claimed(owner, b"1")
-    assert not first.earlier
+    assert not first.counters
     bench.requeue(first.job)
     bench.push("mail", b"2")
     again, other = bench.claim(owner).jobs
-    assert (again.job.payload, again.earlier) == (b"1", Counters(requeues=1, token=first.token))
+    assert (again.job.payload, again.counters) == (b"1", Counters(requeues=1, token=first.token))
     assert again.token > first.token
-    assert (other.job.payload, other.earlier) == (b"2", None)
-    assert (bool(again.earlier), bool(other.earlier)) == (True, False)
+    assert (other.job.payload, other.counters) == (b"2", None)
+    assert (bool(again.counters), bool(other.counters)) == (True, False)
 
 
 def test_a_key_of_another_type_is_reported_and_the_others_are_served(bench):

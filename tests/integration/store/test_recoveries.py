@@ -167,8 +167,8 @@ def test_a_recovered_job_is_delivered_as_a_redelivered_one(bench):
     recover(bench, reaped(bench, JOB), [JOB])
     [claimed] = bench.claim(bench.owner()).jobs
     assert claimed.job.payload == JOB, "byte for byte"
-    assert claimed.earlier == Counters(recoveries=1, strikes=1, token=claimed.earlier.token)
-    assert claimed.token > claimed.earlier.token > 0
+    assert claimed.counters == Counters(recoveries=1, strikes=1, token=claimed.counters.token)
+    assert claimed.token > claimed.counters.token > 0
 
 
 def test_the_expiry_of_the_queue_is_renewed(bench):
@@ -220,8 +220,8 @@ def test_probation_lasts_until_the_job_is_settled(bench):
     claimed = bench.in_flight.claim_alone(me.owner, "mail")
     assert claimed is not None
     assert claimed.job == bench.in_flight.jobs.alone
-    assert claimed.earlier is not None
-    assert claimed.earlier.recoveries == bench.counters(JOB).recoveries > 0
+    assert claimed.counters is not None
+    assert claimed.counters.recoveries == bench.counters(JOB).recoveries > 0
     bench.in_flight.ack(claimed)
     bench.in_flight.flush()
     assert bench.in_flight.jobs.alone is None
