@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import parse_qs
 
 from celery import Celery
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -20,7 +20,6 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from ...errors import JobNotFound, SuperfetchError
-from ...model.words import number
 from .access import Access, Headers
 from .hiding import HIDE
 from .seen import Seen
@@ -107,16 +106,14 @@ class Page:
     def jobs(self, request: Request) -> Response:
         state = request.query_params.get("state", "")
         state = state if state in JOB_STATES else "running"
-        words: dict[str, Any] = {"state": state, "states": JOB_STATES}
-        return self._render(request, "jobs.html", found=self._seen.jobs(state), **words)
+        jobs = self._seen.jobs(state)
+        return self._render(request, "jobs.html", found=jobs, state=state, states=JOB_STATES)
 
     def dead(self, request: Request, done: Any = None) -> Response:
-        first = request.query_params.get("first", "")
-        at = min(int(first), 10**9) if first.isascii() and first.isdigit() else 0
-        asked = _conditions(request)
-        document = self._seen.dead(at, asked)
-        words: dict[str, Any] = {"first": at, "asked": asked, "query": urlencode(asked)}
-        return self._render(request, "dead.html", found=document, done=done, **words)
+        given = request.query_params.get("first", "")
+        first = min(int(given), 10**9) if given.isascii() and given.isdigit() else 0
+        page = self._seen.dead(first)
+        return self._render(request, "dead.html", found=page, done=done, first=first)
 
     def job(self, request: Request) -> Response:
         return self._render(request, "job.html", job=self._seen.dead_job(request.path_params["id"]))
@@ -129,44 +126,26 @@ class Page:
             raise HTTPException(403, "This form is not from this page, or it is too old: reload.")
         return list(dict.fromkeys(form.get("id", [])))
 
-    def _sure(self, request: Request, do: str, ids: Sequence[str], **words: Any) -> Response:
-        back = f"dead?{request.url.query}"
-        return self._render(request, "sure.html", do=do, ids=ids, back=back, **words)
-
     def change(self, request: Request, form: Form) -> Response:
-        """Retry or delete dead jobs. To retry all that match, or to delete, it asks once more."""
+        """Retry dead jobs, or delete them; to delete, it asks once more."""
         ids = self._asked(request, form)
         match form.get("do"):
-            case ["retry"] | ["retry all now"] as do:
+            case ["retry"]:
                 self._app.loader.import_default_modules()
-                if do == ["retry"]:
-                    tried = self._seen.dead_set(lambda dead: dead.retry_many(ids))
-                else:
-                    tried = self._seen.retry_all(_conditions(request))
-                errors = [attempt.error for attempt in tried if attempt.error]
-                warnings = [attempt.warning for attempt in tried if attempt.warning]
-                done = {"verb": "Put back", "count": len(tried) - len(errors), "of": len(tried)}
-            case ["retry all"]:
-                asked = ", ".join(f"{name} {text}" for name, text in _conditions(request).items())
-                title = (
-                    f"Put all dead jobs of {asked} back?" if asked else "Put all dead jobs back?"
-                )
-                text = "They run again, those that died first before the others."
-                words = {"title": title, "text": text, "button": "Retry all"}
-                return self._sure(request, "retry all now", (), **words)
+                tried = self._seen.dead_set(lambda dead: dead.retry_many(ids))
+                said = [attempt.error for attempt in tried if attempt.error]
+                done = {"verb": "Put back", "count": len(tried) - len(said)}
+                said += [attempt.warning for attempt in tried if attempt.warning]
             case ["delete"]:
-                title = f"Delete {number(len(ids), 'job')} for good?"
-                text = f"Nobody can put {'it' if len(ids) == 1 else 'them'} back afterwards."
-                words = {"title": title, "text": text, "button": "Delete"}
-                return self._sure(request, "delete for good", ids, **words)
+                return self._render(request, "sure.html", ids=ids, back=f"dead?{request.url.query}")
             case ["delete for good"]:
                 deleted = self._seen.dead_set(lambda dead: dead.delete(*ids))
-                errors = [f"{len(ids) - deleted} were gone already"] * (deleted < len(ids))
-                done, warnings = {"verb": "Deleted", "count": deleted}, []
+                said = [f"{len(ids) - deleted} were gone already"] * (deleted < len(ids))
+                done = {"verb": "Deleted", "count": deleted}
             case _:
                 raise HTTPException(400, "This form says nothing that can be done.")
         self._seen.clear()
-        return self.dead(request, {"of": len(ids), **done, "said": [*errors, *warnings]})
+        return self.dead(request, {**done, "of": len(ids), "said": said})
 
     async def login(self, request: Request) -> Response:
         form, response = await _form(request), RedirectResponse("./", 303)
@@ -198,14 +177,6 @@ class Page:
         response = HTMLResponse(html, status)
         self._access.give_form_key(request, response, key)
         return response
-
-
-def _conditions(request: Request) -> dict[str, str]:
-    """Which dead jobs are meant, by the page's address."""
-    asked = {
-        name: request.query_params.get(name, "").strip() for name in ("task", "queue", "reason")
-    }
-    return {name: text for name, text in asked.items() if text}
 
 
 async def _form(request: Request) -> Form:

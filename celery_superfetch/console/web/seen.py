@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from ... import DeadSet
 from ...inspector import PATIENCE, Inspector
-from ...model.dead_job import DeadFilter, DeadJob, utc
+from ...model.dead_job import DeadJob, utc
 from ..health import judge
 from ..jobs import Look, Which
 from .hiding import Hiding, parameters_of
@@ -25,9 +25,6 @@ PAGE = 50
 
 #: Jobs in flight that are shown of a state.
 JOBS = 100
-
-#: Jobs that a search looks at before it shows what it has.
-LOOKS = 1000
 
 #: What is shown is as old as this, or this many times what it took, before it is read anew.
 FRESH, SHARE = 1.0, 4.0
@@ -82,24 +79,16 @@ class Seen:
         """The first jobs in flight of this state."""
         return self._kept(state, lambda inspector: Look(inspector, Which(state)).first(JOBS))
 
-    def dead(self, first: int, asked: dict[str, str]) -> dict[str, Any]:
-        """A page of the dead set from the ``first`` newest on, of what is ``asked`` for alone: it
-        looks at so many jobs and no more, and whoever searches goes on from ``next``."""
-        which = DeadFilter(**_patterns(asked))
+    def dead(self, first: int) -> dict[str, Any]:
+        """A page of the dead set, from the ``first`` newest on."""
 
-        def search(dead: DeadSet) -> dict[str, Any]:
-            size, at, jobs = len(dead), first, list[DeadJob]()
-            while at < min(size, first + LOOKS) and len(jobs) < PAGE:
-                jobs += [job for job in dead.page(at, PAGE) if which.takes(job, dead.separator)]
-                at += PAGE
-            shown, now = [*map(self._hidden, jobs)], utc(dead.database.server_time() / 1000)
-            return {"jobs": shown, "size": size, "next": at if at < size else None, "now": now}
+        def read(dead: DeadSet) -> dict[str, Any]:
+            size, jobs = len(dead), [*map(self._hidden, dead.page(first, PAGE))]
+            following = first + PAGE if first + PAGE < size else None
+            now = utc(dead.database.server_time() / 1000)
+            return {"jobs": jobs, "size": size, "next": following, "now": now}
 
-        return self.dead_set(search)
-
-    def retry_all(self, asked: dict[str, str]) -> list[Any]:
-        """Put all back that are meant; a ``Retried`` of each."""
-        return self.dead_set(lambda dead: dead.retry_all(**_patterns(asked)))
+        return self.dead_set(read)
 
     def dead_job(self, id: str) -> dict[str, Any]:
         """One job, and the time ``now``; raises JobNotFound."""
@@ -120,9 +109,3 @@ class Seen:
         del record["payload"]
         args = self._hiding.hide(record["args"], parameters_of(self.app, job.task))
         return {**record, "args": args, "kwargs": self._hiding.hide(record["kwargs"])}
-
-
-def _patterns(asked: dict[str, str]) -> dict[str, Any]:
-    """What is asked for, for a ``DeadFilter``: a part of a task's name is enough."""
-    task = asked.get("task", "*")
-    return {**asked, **({"task": task if "*" in task else f"*{task}*"} if "task" in asked else {})}
