@@ -86,7 +86,7 @@ class Reaper(Structure):
             with report.surviving("the history of deaths"):
                 self.history.died(deaths)
         if not dry_run and only is None:
-            self._again(report)
+            self._drain_tombstones(report)
             if started >= self._next_housekeeping:  # an idle fleet need not do that at each pass
                 self._next_housekeeping = started + 6 * self.config.reap_interval
                 with report.surviving("the dead set"):
@@ -124,8 +124,8 @@ class Reaper(Structure):
         owner_reaped.send(sender=self.sender, reaped=reaped)
         return {**reaped._asdict(), "node": facts.node, "state": facts.state, "heard": score}
 
-    def _again(self, report: Report) -> None:
-        """Drain tombstones again: what landed late, and what a crashed reaper left."""
+    def _drain_tombstones(self, report: Report) -> None:
+        """Once more: what landed late, and what a crashed reaper left."""
         tombstones = self.registry.tombstones()
         if not tombstones:
             return
