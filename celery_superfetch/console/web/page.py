@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlencode
 
 from celery import Celery
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -20,10 +20,11 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from ...errors import JobNotFound, SuperfetchError
+from ...model.words import number
 from .access import Access, Headers
 from .hiding import HIDE
 from .seen import Seen
-from .shown import FILTERS, JOB_STATES, shown
+from .shown import ENDS, FILTERS, JOB_STATES, shown
 
 HERE = Path(__file__).parent
 
@@ -44,7 +45,7 @@ def create_app(
     >>> app.mount("/superfetch", create_app(celery_app))
 
     Arguments:
-        read_only: nobody can retry or delete a job from here.
+        read_only: nobody can retry, delete, kill or revoke a job from here.
         token: what a browser is asked for, or a program sends as ``Authorization: Bearer``;
             None: whoever gets here may look, so mount it behind a login of your own.
         hide: arguments with one of these in their names are shown as ``***``.
@@ -57,6 +58,7 @@ def create_app(
         routes=[
             Route("/", page.guarded(page.overview)),
             Route("/jobs", page.guarded(page.jobs)),
+            Route("/jobs", page.guarded(page.end), methods=["POST"]),
             Route("/dead", page.guarded(page.dead)),
             Route("/dead", page.guarded(page.change), methods=["POST"]),
             Route("/dead/{id}", page.guarded(page.job)),
@@ -103,17 +105,20 @@ class Page:
             request, "overview.html", all_rows=all_rows, found=seen["overview"], **seen
         )
 
-    def jobs(self, request: Request) -> Response:
-        state = request.query_params.get("state", "")
-        state = state if state in JOB_STATES else "running"
-        jobs = self._seen.jobs(state)
-        return self._render(request, "jobs.html", found=jobs, state=state, states=JOB_STATES)
+    def jobs(self, request: Request, done: Any = None) -> Response:
+        asked = request.query_params.get("state")
+        state = asked if asked in JOB_STATES else "running"
+        document = self._seen.jobs(state)
+        words: dict[str, Any] = {"state": state, "states": JOB_STATES, "ends": ENDS.get(state, ())}
+        return self._render(request, "jobs.html", found=document, done=done, **words)
 
     def dead(self, request: Request, done: Any = None) -> Response:
-        given = request.query_params.get("first", "")
-        first = min(int(given), 10**9) if given.isascii() and given.isdigit() else 0
-        page = self._seen.dead(first)
-        return self._render(request, "dead.html", found=page, done=done, first=first)
+        first = request.query_params.get("first", "")
+        at = min(int(first), 10**9) if first.isascii() and first.isdigit() else 0
+        asked = _conditions(request)
+        document = self._seen.dead(at, asked)
+        words: dict[str, Any] = {"first": at, "asked": asked, "query": urlencode(asked)}
+        return self._render(request, "dead.html", found=document, done=done, **words)
 
     def job(self, request: Request) -> Response:
         return self._render(request, "job.html", job=self._seen.dead_job(request.path_params["id"]))
@@ -126,26 +131,69 @@ class Page:
             raise HTTPException(403, "This form is not from this page, or it is too old: reload.")
         return list(dict.fromkeys(form.get("id", [])))
 
-    def change(self, request: Request, form: Form) -> Response:
-        """Retry dead jobs, or delete them; to delete, it asks once more."""
+    def _sure(self, request: Request, do: str, ids: Sequence[str], **words: Any) -> Response:
+        back = f"{request.url.path.rpartition('/')[2]}?{request.url.query}"
+        return self._render(request, "sure.html", do=do, ids=ids, back=back, **words)
+
+    def end(self, request: Request, form: Form) -> Response:
+        """Kill jobs in flight, or revoke those that have not begun; it asks once more."""
         ids = self._asked(request, form)
+        jobs = number(len(ids), "job")
         match form.get("do"):
-            case ["retry"]:
-                self._app.loader.import_default_modules()
-                tried = self._seen.dead_set(lambda dead: dead.retry_many(ids))
-                said = [attempt.error for attempt in tried if attempt.error]
-                done = {"verb": "Put back", "count": len(tried) - len(said)}
-                said += [attempt.warning for attempt in tried if attempt.warning]
-            case ["delete"]:
-                return self._render(request, "sure.html", ids=ids, back=f"dead?{request.url.query}")
-            case ["delete for good"]:
-                deleted = self._seen.dead_set(lambda dead: dead.delete(*ids))
-                said = [f"{len(ids) - deleted} were gone already"] * (deleted < len(ids))
-                done = {"verb": "Deleted", "count": deleted}
+            case ["kill"]:
+                title = f"Move {jobs} to the dead set?"
+                text = "What runs is ended, and its caller is told that it was killed."
+                return self._sure(request, "kill now", ids, title=title, text=text, button="Kill")
+            case ["revoke"]:
+                title = f"Revoke {jobs}?"
+                text = "What has not begun does not run any more, and is nowhere kept."
+                words = {"title": title, "text": text, "button": "Revoke"}
+                return self._sure(request, "revoke now", ids, **words)
+            case ["kill now"]:
+                killed, errors = self._seen.kill(ids)
+                done = {"verb": "Killed", "count": len(killed), "said": errors}
+            case ["revoke now"]:
+                self._app.control.revoke(ids)
+                done = {"verb": "Told all workers to revoke", "count": len(ids), "said": []}
             case _:
                 raise HTTPException(400, "This form says nothing that can be done.")
         self._seen.clear()
-        return self.dead(request, {**done, "of": len(ids), "said": said})
+        return self.jobs(request, {**done, "of": len(ids)})
+
+    def change(self, request: Request, form: Form) -> Response:
+        """Retry or delete dead jobs. To retry all that match, or to delete, it asks once more."""
+        ids = self._asked(request, form)
+        match form.get("do"):
+            case ["retry"] | ["retry all now"] as do:
+                self._app.loader.import_default_modules()
+                if do == ["retry"]:
+                    tried = self._seen.dead_set(lambda dead: dead.retry_many(ids))
+                else:
+                    tried = self._seen.retry_all(_conditions(request))
+                errors = [attempt.error for attempt in tried if attempt.error]
+                warnings = [attempt.warning for attempt in tried if attempt.warning]
+                done = {"verb": "Put back", "count": len(tried) - len(errors), "of": len(tried)}
+            case ["retry all"]:
+                asked = ", ".join(f"{name} {text}" for name, text in _conditions(request).items())
+                title = (
+                    f"Put all dead jobs of {asked} back?" if asked else "Put all dead jobs back?"
+                )
+                text = "They run again, those that died first before the others."
+                words = {"title": title, "text": text, "button": "Retry all"}
+                return self._sure(request, "retry all now", (), **words)
+            case ["delete"]:
+                title = f"Delete {number(len(ids), 'job')} for good?"
+                text = f"Nobody can put {'it' if len(ids) == 1 else 'them'} back afterwards."
+                words = {"title": title, "text": text, "button": "Delete"}
+                return self._sure(request, "delete for good", ids, **words)
+            case ["delete for good"]:
+                deleted = self._seen.dead_set(lambda dead: dead.delete(*ids))
+                errors = [f"{len(ids) - deleted} were gone already"] * (deleted < len(ids))
+                done, warnings = {"verb": "Deleted", "count": deleted}, []
+            case _:
+                raise HTTPException(400, "This form says nothing that can be done.")
+        self._seen.clear()
+        return self.dead(request, {"of": len(ids), **done, "said": [*errors, *warnings]})
 
     async def login(self, request: Request) -> Response:
         form, response = await _form(request), RedirectResponse("./", 303)
@@ -177,6 +225,14 @@ class Page:
         response = HTMLResponse(html, status)
         self._access.give_form_key(request, response, key)
         return response
+
+
+def _conditions(request: Request) -> dict[str, str]:
+    """Which dead jobs are meant, by the page's address."""
+    asked = {
+        name: request.query_params.get(name, "").strip() for name in ("task", "queue", "reason")
+    }
+    return {name: text for name, text in asked.items() if text}
 
 
 async def _form(request: Request) -> Form:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any, TypeVar
@@ -12,9 +13,10 @@ from redis.exceptions import RedisError
 
 from ... import DeadSet
 from ...inspector import PATIENCE, Inspector
-from ...model.dead_job import DeadJob, utc
+from ...model.dead_job import DeadFilter, DeadJob, utc
 from ..health import judge
 from ..jobs import Look, Which
+from ..killing import kill, named
 from .hiding import Hiding, parameters_of
 
 T = TypeVar("T")
@@ -25,6 +27,12 @@ PAGE = 50
 
 #: Jobs in flight that are shown of a state.
 JOBS = 100
+
+#: Jobs that a search looks at before it shows what it has.
+LOOKS = 1000
+
+#: Seconds of which it is said how many runs ended.
+MINUTE = 60.0
 
 #: What is shown is as old as this, or this many times what it took, before it is read anew.
 FRESH, SHARE = 1.0, 4.0
@@ -40,6 +48,8 @@ class Seen:
         self._inspector: Inspector | None = None
         self._known: dict[str, tuple[float, dict[str, Any]]] = {}
         self._failed: tuple[float, Exception | None] = (0.0, None)
+        #: What had ended when (monotonic s), of the last minute.
+        self._ended: deque[tuple[float, Counter[str]]] = deque()
 
     def _ask(self, question: Question[T]) -> T:
         try:
@@ -72,32 +82,69 @@ class Seen:
             self._known.clear()
 
     def overview(self) -> dict[str, Any]:
-        """An overview as it is ``Judged``."""
-        return self._kept("overview", lambda inspector: judge(inspector)._asdict())
+        """An overview as it is ``Judged``, and the ``rates`` of its queues."""
+
+        def judged(inspector: Inspector) -> dict[str, Any]:
+            return {**judge(inspector)._asdict(), "rates": self._rates(inspector)}
+
+        return self._kept("overview", judged)
 
     def jobs(self, state: str) -> dict[str, Any]:
         """The first jobs in flight of this state."""
         return self._kept(state, lambda inspector: Look(inspector, Which(state)).first(JOBS))
 
-    def dead(self, first: int) -> dict[str, Any]:
-        """A page of the dead set, from the ``first`` newest on."""
+    def _rates(self, inspector: Inspector) -> dict[str, int]:
+        """Queue -> runs that ended in the last minute, or in as much of it as somebody has looked;
+        nothing until that is long enough to say."""
+        ended: Counter[str] = Counter()
+        for (_, queue_list, _), runs in inspector.runs.counts().ends.items():
+            ended[queue_list.partition(inspector.separator)[0]] += runs
+        now = monotonic()
+        self._ended.append((now, ended))
+        while len(self._ended) > 2 and self._ended[1][0] <= now - MINUTE:
+            self._ended.popleft()
+        since, before = self._ended[0]
+        if now - since < MINUTE / 4:
+            return {}
+        return {q: round((n - before[q]) * MINUTE / (now - since)) for q, n in ended.items()}
 
-        def read(dead: DeadSet) -> dict[str, Any]:
-            size, jobs = len(dead), [*map(self._hidden, dead.page(first, PAGE))]
-            following = first + PAGE if first + PAGE < size else None
-            now = utc(dead.database.server_time() / 1000)
-            return {"jobs": jobs, "size": size, "next": following, "now": now}
+    def dead(self, first: int, asked: dict[str, str]) -> dict[str, Any]:
+        """A page of the dead set from the ``first`` newest on, of what is ``asked`` for alone: it
+        looks at so many jobs and no more, and whoever searches goes on from ``next``."""
+        which = DeadFilter(**_patterns(asked))
 
-        return self.dead_set(read)
+        def search(dead: DeadSet) -> dict[str, Any]:
+            size, at, jobs = len(dead), first, list[DeadJob]()
+            while at < min(size, first + LOOKS) and len(jobs) < PAGE:
+                jobs += [job for job in dead.page(at, PAGE) if which.takes(job, dead.separator)]
+                at += PAGE
+            shown, now = [*map(self._hidden, jobs)], utc(dead.database.server_time() / 1000)
+            return {"jobs": shown, "size": size, "next": at if at < size else None, "now": now}
+
+        return self.dead_set(search)
+
+    def retry_all(self, asked: dict[str, str]) -> list[Any]:
+        """Put all back that are meant; a ``Retried`` of each."""
+        return self.dead_set(lambda dead: dead.retry_all(**_patterns(asked)))
+
+    def kill(self, ids: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
+        """Those in flight that are dead by now, and what is to be said of the others."""
+
+        def act(inspector: Inspector) -> tuple[list[dict[str, Any]], list[str]]:
+            jobs, errors = named(inspector, ids)
+            killed, refused = kill(self.app, inspector, jobs)
+            return killed, [f"{error['id']}: {error['error']}" for error in (*errors, *refused)]
+
+        return self._ask(act)
 
     def dead_job(self, id: str) -> dict[str, Any]:
         """One job, and the time ``now``; raises JobNotFound."""
 
-        def read(dead: DeadSet) -> dict[str, Any]:
+        def search(dead: DeadSet) -> dict[str, Any]:
             now = utc(dead.database.server_time() / 1000)
             return {**self._hidden(dead.get(id)), "now": now}
 
-        return self.dead_set(read)
+        return self.dead_set(search)
 
     def dead_set(self, use: Callable[[DeadSet], T]) -> T:
         """A dead set for each use: it counts the failures of the result backend."""
@@ -109,3 +156,9 @@ class Seen:
         del record["payload"]
         args = self._hiding.hide(record["args"], parameters_of(self.app, job.task))
         return {**record, "args": args, "kwargs": self._hiding.hide(record["kwargs"])}
+
+
+def _patterns(asked: dict[str, str]) -> dict[str, Any]:
+    """What is asked for, for a ``DeadFilter``: a part of a task's name is enough."""
+    task = asked.get("task", "*")
+    return {**asked, **({"task": task if "*" in task else f"*{task}*"} if "task" in asked else {})}

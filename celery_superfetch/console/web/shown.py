@@ -17,6 +17,15 @@ JOB_STATES = {
     "struck": "with strikes",
 }
 
+#: State -> what can be done to jobs that are in it, from the page.
+ENDS = {
+    "running": ("kill",),
+    "reserved": ("kill", "revoke"),
+    "parked": ("revoke",),
+    "probation": ("revoke",),
+    "struck": ("kill",),
+}
+
 
 def shown(value: object) -> object:
     """What each expression of a template becomes, before it is escaped."""

@@ -128,7 +128,7 @@ def test_secrets_are_hidden_in_the_list_and_on_a_jobs_own_page(app, bench, brows
     assert "S3CRET" in browse(hide=["n"]).get("/dead").text
 
 
-def test_pages_of_dead_jobs(bench, browse):
+def test_pages_and_a_search_that_looks_at_so_many_jobs(bench, browse):
     for at, job in enumerate(bench.killed(*(payload(n) for n in range(120)))):
         bench.die_at(job, 1e12 + at)
     [rare] = bench.killed(payload("rare", task="shop.rare"))
@@ -141,7 +141,10 @@ def test_pages_of_dead_jobs(bench, browse):
     assert "51 to 100 of 121" in browser.get(link[1].replace("&amp;", "&")).text
     assert "101 to 121 of 121" in browser.get("/dead?first=100").text
     assert "only 121 dead jobs" in browser.get("/dead?first=500").text
-    assert "shop.rare" in browser.get("/dead?first=100").text
+    found = browser.get("/dead?task=rare").text
+    assert "1 found up to number 121 of 121" in found
+    assert "shop.note" not in found
+    assert "No dead job" in browser.get("/dead?task=nobody").text
     assert rare.reason.capitalize() in browser.get(f"/dead/{rare.id}").text
 
 

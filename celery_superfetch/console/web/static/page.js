@@ -19,7 +19,7 @@ function count() {
   label.textContent = number ? `${number} selected:` : "Select jobs to";
   label.parentElement.hidden = !document.querySelector("input[name=id]");
   label.parentElement.classList.toggle("ready", number > 0);
-  for (const button of label.parentElement.querySelectorAll("button")) button.disabled = !number;
+  for (const button of label.parentElement.querySelectorAll("button:not([data-any])")) button.disabled = !number;
 }
 
 function replace(part, fresh) {

@@ -1,0 +1,99 @@
+"""What can be done from the page to jobs in flight and to many dead ones, and what it counts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from starlette.testclient import TestClient
+
+from celery_superfetch.console.web import seen
+from support.forms import key
+from support.waiting import eventually
+from support.workers.bench import payload
+
+
+def post(browser: TestClient, path: str, do: str, *ids: str) -> str:
+    data = {"key": key(browser), "do": do, "id": list(ids)}
+    answer = browser.post(path, data=data)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+def test_a_job_that_runs_is_killed_after_a_question(worker, shop, ledger, db, browse):
+    worker(concurrency=1)
+    sent = shop.hold.delay("h")
+    eventually(lambda: ledger.starts().get("h"))
+    browser = browse(read_only=False)
+    assert f'value="{sent.id}"' in browser.get("/jobs?state=running").text
+    asked = post(browser, "/jobs?state=running", "kill", sent.id)
+    assert "Move 1 job to the dead set?" in asked
+    assert not db.dead(), "nothing has happened yet"
+    done = post(browser, "/jobs?state=running", "kill now", sent.id)
+    assert "Killed 1 of 1 job." in done
+    assert [job["task_id"] for job in db.dead()] == [sent.id]
+    gone = post(browser, "/jobs?state=running", "kill now", sent.id)
+    assert "Killed 0 of 1 job." in gone
+    assert "no such job is in flight" in gone
+
+
+def test_a_parked_job_that_is_revoked_does_not_run(worker, shop, ledger, db, browse):
+    worker(concurrency=1)
+    sent = shop.note.apply_async(("later",), countdown=8)
+    eventually(db.parked)
+    browser = browse(read_only=False)
+    assert "Revoke…" in browser.get("/jobs?state=parked").text
+    assert "Kill…" not in browser.get("/jobs?state=parked").text
+    assert "Revoke 1 job?" in post(browser, "/jobs?state=parked", "revoke", sent.id)
+    post(browser, "/jobs?state=parked", "revoke now", sent.id)
+    eventually(lambda: not (db.parked() or db.length() or db.private_lists()), 40)
+    assert "later" not in ledger.starts()
+
+
+def test_all_that_match_are_put_back_after_a_question(bench, browse):
+    for number in range(60):
+        bench.killed(payload(f"n{number}", task="shop.note"))
+    bench.killed(payload("other", task="shop.charge"))
+    browser = browse(read_only=False)
+    where = "/dead?task=note&queue=mail"
+    assert "Retry all that match…" in browser.get(where).text
+    asked = post(browser, where, "retry all")
+    assert "Put all dead jobs of task note, queue mail back?" in asked
+    assert bench.client.llen("mail") == 0
+    assert "Put back 60 of 60 jobs." in post(browser, where, "retry all now")
+    assert bench.client.llen("mail") == 60
+    assert "shop.charge" in browser.get("/dead").text
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("", {"shop.a", "shop.b"}),
+        ("task=shop.a", {"shop.a"}),
+        ("queue=ma*", {"shop.a", "shop.b"}),
+        ("queue=other", set()),
+        ("reason=nothing+like+it", set()),
+    ],
+)
+def test_dead_jobs_are_found_by_task_queue_and_reason(bench, browse, query, names):
+    for task in ("shop.a", "shop.b"):
+        bench.killed(payload(task, task=task))
+    page = browse().get(f"/dead?{query}").text
+    assert set(re.findall(r"<b>(shop\.\w)</b>", page)) == names
+
+
+def test_a_page_that_changes_nothing_ends_no_job(browse):
+    browser = browse()
+    for path, do in (("/jobs", "kill now"), ("/jobs", "revoke now"), ("/dead", "retry all now")):
+        assert browser.post(path, data={"do": do, "id": "x"}).status_code == 403
+    assert browse(read_only=False).post("/jobs", data={"do": "kill now"}).status_code == 403
+
+
+def test_the_overview_has_runs_a_minute(app, bench, monkeypatch):
+    monkeypatch.setattr(seen, "MINUTE", 1.0)
+    monkeypatch.setattr(seen, "FRESH", 0.01)
+    page = seen.Seen(app, ())
+    assert page.overview()["rates"] == {}
+    bench.client.hincrby(bench.keys.runs, "succeeded\tmail\tshop.note", 7)
+    assert eventually(lambda: page.overview()["rates"].get("mail"))
+    eventually(lambda: page.overview()["rates"].get("mail") == 0, message="a minute later")
