@@ -67,7 +67,6 @@ def test_a_job_that_dies_is_seen_and_put_back_by_a_click(browser, page, bench):
     assert bench.queue("mail" * 20) == [raw]
 
     browser.get(page)
-    browser.find_element("link text", "7 days").click()
     bench.push("celery", payload("waits", queue="celery"))
     eventually(lambda: "no live worker consumes it" in text())
     assert [entry["message"] for entry in browser.get_log("browser")] == [], "its policy is kept"
