@@ -43,7 +43,7 @@ class Channel(redis.Channel):
 
     _fetch: Fetch | None = None
     _handed_on: Steps | None = None
-    reception: Any = None  # a Celery worker's, for jobs that its consumer cannot digest
+    unreceivable: Any = None  # a Celery worker's, for jobs that its consumer cannot digest
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._pid = os.getpid()
@@ -133,19 +133,19 @@ class Channel(redis.Channel):
         if callback is None:  # cancelled meanwhile
             self.fetch.requeue([claimed.job])
             return False
-        reception = self.reception
+        unreceivable = self.unreceivable
         try:
-            dead = claimed.counters and reception and reception.kills(claimed, self)
+            dead = claimed.counters and unreceivable and unreceivable.kills(claimed, self)
             message = None if dead else self.qos.receive(claimed)
         except (RedisError, OSError, MemoryError):
             self.fetch.backlog.ready.appendleft(claimed)  # it goes back with those behind it
             raise
-        if message is None or (reception and reception.parks(message)):
+        if message is None or (unreceivable and unreceivable.parks(message)):
             return False
         try:
             callback(message)
         except Exception as exc:
-            if reception is None or not reception.refuses(message, exc):
+            if unreceivable is None or not unreceivable.refuses(message, exc):
                 raise
         return True
 

@@ -1,4 +1,4 @@
-"""The request class: given back until it starts, and it sees that its pool process is lost."""
+"""The request class: it sees that its run was cut short, and settles its job by that."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from ..app.chords import is_on_redis
 from ..app.poison_pill import limits_of
 from ..model.job import CARRIED, DELIVERY, Carried
 from ..model.strikes import Blame
-from ..transport.deliveries import Delivery, delivery_of
+from ..transport.deliveries import delivery_of
 from .batches import is_only_named
 from .ended import NotStarted
-from .reception import check
 from .stopping import SOLO, told_to_stop
+from .unreceivable import fault_of, settle
 
 logger = get_logger(__name__)
 
@@ -65,7 +65,8 @@ class CountedRequest(Request):
         if self.delivery is not None:
             asks = self.task.Strategy == ASKS_FIRST
             self.delivery.owner.wait(self.delivery.job, asks)
-        check(self)
+        if fault := fault_of(self):
+            raise ValueError(fault)
         request = self.request_dict
         if not OF_THE_DELIVERY.isdisjoint(request):
             # Celery takes what it does not know for the user's, and sends it on with retries.
@@ -94,7 +95,7 @@ class CountedRequest(Request):
             # We are in a signal handler on top of the job: Celery's own error would fail it.
             self._announce_cancelled(**{k: kwargs[k] for k in kwargs if k == "emit_retry"})
             if not self.acknowledged:
-                self._give_back()
+                self._requeue()
             raise WorkerTerminate(EX_FAILURE) from None
 
     @property
@@ -102,9 +103,8 @@ class CountedRequest(Request):
         """Whether Celery told the child of this job to end."""
         return bool(self._already_cancelled or self._already_revoked or self.id in state.revoked)
 
-    def _give_back(self) -> None:
-        delivery = self.delivery
-        if delivery is None:
+    def _requeue(self) -> None:
+        if (delivery := self.delivery) is None:
             return
         if told_to_stop(delivery.owner):
             if delivery.is_open:  # it goes back with the others, in order, when the channel closes
@@ -170,7 +170,7 @@ class CountedRequest(Request):
         finally:
             if self._already_cancelled and not self.acknowledged:
                 # Only now has its child ended, so that it cannot run beside itself.
-                self._give_back()
+                self._requeue()
 
     def _success_was_stored(self) -> Any:
         """Celery 5.7 acks a job that lost its child after that. A part of a chord may not have been
@@ -199,7 +199,7 @@ class CountedRequest(Request):
         poller = None if delivery is None else delivery.channel.fetch.poller
         if self._greenlet_killed and not self.acknowledged:
             # Celery takes the end of a killed greenlet for success; its ack would lose the job.
-            self._give_back()
+            self._requeue()
         else:
             if poller and not (self.acknowledged or poller.inline) and delivery.is_open:
                 # Celery leaves it to its loop's next turn, too late for the job that gets the slot
@@ -218,25 +218,22 @@ class CountedRequest(Request):
         if delivery is None or self.acknowledged or not (requeue and self._cut_short):
             return super().reject(requeue=requeue)
         self.acknowledged = True
-        stopping = told_to_stop(delivery.owner)
-        settle = partial(self._recover_or_kill, delivery, self._cut_short, stopping)
-        lost = f"Job {self.humaninfo()} lost its run ({self._cut_short})"
+        way = partial(
+            delivery.owner.recover_or_kill,
+            stopping=told_to_stop(delivery.owner),
+            together=self.together,
+        )
         try:
-            settle()
-        except (RedisError, OSError) as exc:
-            where = "is safe in this worker's private list, and given back when the server answers"
-            logger.warning("%s and cannot be given back yet (%s): it %s.", lost, exc, where)
-            delivery.owner.overdue.append(settle)
+            if settle(delivery, way, self._cut_short, self.app, limits_of(self.app)):
+                self._killed = True
         except Exception:
-            where = "stays in this worker's private list, and is recovered when the worker ends"
-            logger.exception("%s and could not be given back: it %s.", lost, where)
+            logger.exception(
+                "Job %s lost its run (%s) and could not be given back: it stays in this worker's "
+                "private list, and is recovered when the worker ends.",
+                self.humaninfo(),
+                self._cut_short,
+            )
         return None
-
-    def _recover_or_kill(self, delivery: Delivery, reason: str, stopping: bool) -> None:
-        way, limits = delivery.owner.recover_or_kill, limits_of(self.app)
-        how = {"stopping": stopping, "together": self.together}
-        dead = delivery.end_by(way, reason, self.app, limits, **how)
-        self._killed = self._killed or dead is not None
 
     def _retry_worker_lost(self, exc: BaseException, exc_info: Any) -> bool:
         """Celery 5.7 (``task_retry_on_worker_lost``) sends a job whose child was lost anew: with

@@ -26,9 +26,10 @@ from ..model.step import Claim
 from ..owner.here import owners_here
 from ..owner.in_flight.runner import Runner
 from ..transport.deliveries import Delivery
-from . import reception
+from . import unreceivable
 from .batches import told_of_losses
 from .ended import Ended, NotStarted
+from .in_process import settle_failures
 from .prefork import forget_unsendable, mend, request_of
 from .stopping import SOLO, told_to_stop
 
@@ -169,7 +170,7 @@ class Gate(Runner):
     def apply_async(self, target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
         """Stands for the pool's own, which gets the job once that may start."""
         if not self.pool.uses_semaphore:
-            target, options = reception.settle_failures(target, options, self.inline)
+            target, options = settle_failures(target, options, self.inline)
         request = request_of(options.get("accept_callback"))
         delivery = getattr(request, "delivery", None)  # only requests of ours have one
         if delivery is None:
@@ -286,7 +287,7 @@ class Gate(Runner):
 
     def _takes_back(self, request: Any, exc: Exception, short: bool = False) -> bool:
         """Whether a job that the pool did not get is put aside, and its slot free again."""
-        if not reception.refuses(request.message, exc, request.time_start is not None, short):
+        if not unreceivable.refuses(request.message, exc, request.time_start is not None, short):
             return False
         if self.prefork:
             # Not here: each of many in a row would be handed over from within the one before.

@@ -24,12 +24,13 @@ from ..store.wire.server import check_platform, check_server
 from ..transport.deliveries import read_json_by_ours
 from ..transport.transport import Transport
 from ..transport.versions import check_versions
-from . import killed, reception  # noqa: F401 - `killed` is a control command
+from . import unreceivable
+from .control import call_revoked
 from .maintenance import MaintenanceThread, Rounds
 from .request import use_our_request
-from .revoked import call_revoked
 from .start import Gate
 from .stopping import Stopper, wrap_handlers
+from .unknown_tasks import Discards
 
 logger = get_logger(__name__)
 
@@ -77,7 +78,7 @@ class Maintenance(bootsteps.StartStopStep):
         check_results(app)
         count_parts_of_tasks_once(app)  # also those that came after the app was finalized
         use_our_request(worker)
-        reception.Discards(worker)
+        Discards(worker)
         limits = limits_of(app)
         for task in app.tasks:
             limits.strikes(task)  # what makes no sense is said now, not at a death
@@ -156,7 +157,7 @@ class Guarded(bootsteps.StartStopStep):
         # Before the first fetch, whose owner has it from there.
         transport.cycle.runner = consumer.controller.superfetch_gate
         channel = consumer.connection.default_channel
-        channel.reception = reception
+        channel.unreceivable = unreceivable
         owner = channel.owner
         is_new = not owner.name
         # Before "ready", so that the first job waits for none of it.

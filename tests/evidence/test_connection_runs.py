@@ -104,7 +104,7 @@ def test_greenlets_go_on_while_their_worker_waits_for_the_next_try(small):
     assert fleet.ledger.runs()["job"] == 1
 
 
-OF_THE_CHILD = "cannot be given back yet"
+OF_THE_CHILD = "cannot leave this worker yet"
 OF_EITHER = f"{OF_THE_CHILD}|Trying again in"
 
 

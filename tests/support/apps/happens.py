@@ -27,7 +27,7 @@ from celery_superfetch.owner.here import owners_here
 from celery_superfetch.owner.in_flight.outbox import Outbox
 from celery_superfetch.signals import ownership_lost
 from celery_superfetch.transport.fetch import probation
-from celery_superfetch.worker import prefork, reception
+from celery_superfetch.worker import prefork, unknown_tasks
 from support.apps.build import STEP
 from support.servers.ledger import Ledger
 
@@ -132,7 +132,7 @@ def solitudes() -> None:
 
 def short_pauses() -> None:
     """However often a job of an unknown task went back, it does so again after a second."""
-    reception.LONGEST_PAUSE = 1
+    unknown_tasks.LONGEST_PAUSE = 1
 
 
 def deaf_results() -> None:

@@ -29,8 +29,7 @@ from celery_superfetch.reaper import evidence, judge
 from celery_superfetch.store.wire import clients, connections
 from celery_superfetch.transport import channel
 from celery_superfetch.transport.fetch.probation import Probation
-from celery_superfetch.worker import prefork, start, steps
-from celery_superfetch.worker import reception as refusing
+from celery_superfetch.worker import prefork, start, steps, unreceivable
 from celery_superfetch.worker.maintenance import MaintenanceThread
 from celery_superfetch.worker.request import CountedRequest
 
@@ -113,13 +112,13 @@ def probation() -> None:
 
 def reception() -> None:
     """What Celery raises is raised, and a job that another app has spared runs."""
-    refusing.refuses = lambda *_, **__: False
-    refusing.kills = lambda *_: False
+    unreceivable.refuses = lambda *_, **__: False
+    unreceivable.kills = lambda *_: False
 
 
 def parking() -> None:
     """Jobs for later wait in the memory of whoever claims them."""
-    refusing.parks = lambda message: False
+    unreceivable.parks = lambda message: False
 
 
 def reading() -> None:

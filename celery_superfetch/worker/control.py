@@ -1,12 +1,15 @@
-"""Jobs that an operator kills: their worker moves them to the dead set, and ends what runs."""
+"""What a worker does at control commands: at ours it kills jobs that it has, and at Celery's
+`revoke`, which all workers hear, it calls those that are parked."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial, wraps
 from typing import Any
 
 from celery.concurrency.base import BasePool
-from celery.worker.control import control_command
+from celery.utils.log import get_logger
+from celery.worker.control import Panel, control_command
 from redis.exceptions import RedisError
 
 from ..app.kill import COMMAND
@@ -14,6 +17,10 @@ from ..model.job import Job
 from ..owner.in_flight.jobs import State
 from ..owner.owner import Owner
 from .stopping import owners_of
+
+logger = get_logger(__name__)
+
+TURN = 60.0  # seconds for which one worker of all that hear of a revoked job has looked for it
 
 BY_AN_OPERATOR = "killed by an operator"
 GONE = "its worker does not have it any more: it has ended, or went back to its queue"
@@ -65,3 +72,27 @@ def _kill(worker: Any, owner: Owner, job: Job | None) -> dict[str, str]:
     if request is not None:
         request.end_killed(worker.pool)
     return {"dead_id": dead.id}
+
+
+def call_revoked() -> None:
+    """Have ``revoke`` call what is parked: it comes at once, and whoever claims it discards it."""
+    revoke = Panel.data["revoke"]
+    if getattr(revoke, "__wrapped__", None) is not None:
+        return
+
+    @wraps(revoke)
+    def revoke_all(state: Any, task_id: Any, *args: Any, **kwargs: Any) -> Any:
+        done = revoke(state, task_id, *args, **kwargs)
+        ids = [task_id] if isinstance(task_id, str) else [*task_id]
+        for owner in owners_of(state.consumer.controller):
+            # In another thread: it looks through all that are parked.
+            owner.overdue.append(partial(_call, owner, ids))
+        return done
+
+    Panel.data["revoke"] = revoke_all
+
+
+def _call(owner: Owner, ids: Iterable[str]) -> None:
+    mine = [id for id in ids if owner.database.take_turn(f"revoke:{id}", TURN)]
+    if mine and (count := owner.recall(mine)):
+        logger.info("%d revoked jobs that were due later come at once, to be discarded.", count)

@@ -1,0 +1,153 @@
+"""Jobs that a worker's consumer does not get: they are over their limit, or due later, or Celery
+cannot read them. What it raises would end worker after worker, each of which gives them back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import isfinite
+from typing import Any
+
+from celery.utils.log import get_logger
+from celery.worker import state
+from kombu.utils.encoding import safe_repr
+from redis.exceptions import DataError, RedisError
+
+from ..app.poison_pill import limits_of
+from ..model.dead_job import DeadJob
+from ..model.job import Claimed, eta_of
+from ..owner.owner import Owner
+from ..transport.deliveries import Delivery, delivery_of
+from .stopping import told_to_stop
+
+logger = get_logger(__name__)
+
+MOST = 500  # characters of an error that the dead set keeps
+
+
+def kills(claimed: Claimed, channel: Any) -> bool:
+    """Whether a job is over its limit, which another app did not know, and is dead now."""
+    if not (claimed.counters and claimed.counters.strikes):
+        return False
+    owner = channel.owner
+    app = owner.runner.worker.app
+    owner.kill_spared(claimed.job, app, limits_of(app))
+    return not owner.holds(claimed.job)
+
+
+def parks(message: Any) -> bool:
+    """Whether a job is due so much later that it waits on the server until then, and not here."""
+    delivery = delivery_of(message)
+    if delivery is None or not (due := _due(message, delivery.owner)):
+        return False
+    if not delivery.owner.park(delivery.job, due * 1000):
+        return False
+    delivery.forget()
+    return True
+
+
+def _due(message: Any, owner: Owner) -> float:
+    """When a job is due (s since the epoch); 0: at once, since it is revoked, or Celery has
+    something to say of it."""
+    try:
+        # Before protocol 2 the body says it.
+        fields = message.headers if "task" in message.headers else message.payload
+        if fields.get("id") in state.revoked:
+            return 0.0
+        return max(eta_of(fields.get("eta")), owner.runner.not_before(fields.get("task"), owner))
+    except Exception:  # whatever a body can do to a decoder
+        return 0.0
+
+
+def fault_of(request: Any) -> str | None:
+    """What fails only in the pool, and would leave the job unsettled."""
+    (_, kwargs, embed), limits = request._payload, request.time_limits
+    for name, value, kinds in (
+        ("timelimit", limits, (list, tuple)),
+        ("shadow", request.name, str),
+        ("retries", request.request_dict.get("retries"), (int, type(None))),
+        ("kwargs", kwargs, (dict, Mapping)),
+        ("embed", embed, (dict, type(None), Mapping)),
+    ):
+        if not isinstance(value, kinds):
+            return f"{name!r} cannot be {value!r}"
+    hash((request.id, *(request.stamped_headers or ())))  # Celery looks whether they are revoked
+    hard, soft = limits
+    for limit in (hard, soft):
+        if limit is not None and not (isinstance(limit, (int, float)) and isfinite(limit)):
+            return f"'timelimit' cannot be {limits!r}"
+    return None
+
+
+def is_trouble(exc: Exception) -> bool:
+    """Whether it tells of a server that is away, or refuses, and so says nothing of the job."""
+    return isinstance(exc, (OSError, RedisError)) and not isinstance(exc, DataError)
+
+
+def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool = False) -> bool:
+    """Put a job aside that Celery could not read; False when ``exc`` tells of something else.
+    Raises what ends a worker that is at fault. ``ran``: whether it has begun, if that is known;
+    ``short``: the worker is short of threads."""
+    delivery = delivery_of(message)
+    if delivery is None or is_trouble(exc) or told_to_stop(delivery.owner):
+        return False
+    job, owner, runner = delivery.job, delivery.owner, delivery.owner.runner
+    if exc is runner.failure:
+        return False
+    if not delivery.is_open:
+        logger.error(
+            "Celery failed while it discarded job %s, which this worker had settled, given back or "
+            "killed before.",
+            job.title,
+            exc_info=exc,
+        )
+        return True
+    if not owner.may_start(job) if ran is None else ran:
+        return False  # in the consumer's own thread
+    for request in [*state.reserved_requests, *state.requests.values()]:
+        if request.message is message:
+            state.task_ready(request)
+    app, why = runner.worker.app, safe_repr(exc)[:MOST]
+    if getattr(message, "is_read", False) or isinstance(exc, MemoryError):
+        logger.error(
+            "This worker cannot begin job %s, and ends. The job goes back to its queue, without a "
+            "strike.",
+            job.title,
+            exc_info=exc,
+        )
+        # Kept, since a timer or a thread of the pool swallows it; not as it is, since Celery takes
+        # a KeyError, too, for a lost connection, and would be back at once.
+        runner.failure = RuntimeError(f"this worker failed over job {job.title}: {why}")
+        if short:
+            delivery.requeue()
+        else:  # it may be this job's doing all the same: where it has a worker for itself, it is
+            way = partial(owner.recover_or_kill, stopping=True)
+            settle(delivery, way, f"its worker failed over it: {why}", app, limits_of(app))
+        raise runner.failure from exc
+    logger.error(
+        "Celery cannot read the message of job %s. The job goes to the dead set without a run, and "
+        "its caller is told; mend whoever sent it.",
+        job.title,
+        exc_info=exc,
+    )
+    settle(delivery, owner.kill, f"cannot be received: {why}", app)
+    return True
+
+
+def settle(
+    delivery: Delivery, way: Callable[..., DeadJob | None], why: str, *args: Any
+) -> DeadJob | None:
+    """Have a job end in a way of ``LostRuns``, if need be later; the dead job, if it is one now."""
+    end = partial(delivery.end_by, way, why, *args)
+    try:
+        return end()
+    except (RedisError, OSError) as exc:
+        logger.warning(
+            "Job %s (%s) cannot leave this worker yet (%s): it is safe in its private list "
+            "until the server answers.",
+            delivery.job.title,
+            why,
+            exc,
+        )
+        delivery.owner.overdue.append(end)
+        return None
