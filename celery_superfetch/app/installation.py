@@ -14,8 +14,8 @@ from ..transport.transport import KNOWN_OPTIONS
 from .broker import AMQP, config_of
 from .chords import count_parts_of_tasks_once, count_parts_once
 from .drill import add_drill_task
+from .guard import guard_of
 from .notice import add_announce_task
-from .poison_pill import guard_of
 from .reap_task import add_reap_task
 
 if TYPE_CHECKING:

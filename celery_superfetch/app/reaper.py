@@ -11,8 +11,8 @@ from ..reaper.reaper import Reaper
 from ..reaper.report import Report
 from ..store.queues import Queues
 from .broker import database_of
+from .guard import limits_of
 from .notice import Notices
-from .poison_pill import limits_of
 from .queues import lists_of
 
 

@@ -23,7 +23,7 @@ from kombu.utils.imports import symbol_by_name
 from redis.exceptions import RedisError
 
 from ..app.chords import is_on_redis
-from ..app.poison_pill import limits_of
+from ..app.guard import limits_of
 from ..model.job import CARRIED, DELIVERY, Carried
 from ..model.strikes import Blame
 from ..transport.deliveries import delivery_of

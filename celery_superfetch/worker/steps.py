@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from ..app.broker import client_of, config_of, database_of
 from ..app.chords import count_parts_of_tasks_once
 from ..app.console import console
-from ..app.poison_pill import limits_of
+from ..app.guard import limits_of
 from ..app.results import check_results
 from ..errors import SuperfetchError
 from ..model.version import __version__

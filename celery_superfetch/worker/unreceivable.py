@@ -13,7 +13,7 @@ from celery.worker import state
 from kombu.utils.encoding import safe_repr
 from redis.exceptions import DataError, RedisError
 
-from ..app.poison_pill import limits_of
+from ..app.guard import limits_of
 from ..model.dead_job import DeadJob
 from ..model.job import Claimed, eta_of
 from ..owner.owner import Owner

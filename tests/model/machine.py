@@ -49,7 +49,7 @@ SENDER = Sender()
 
 
 def limits_of(bench: Bench) -> Limits:
-    """As ``poison_pill.limits_of``, with one task that is never killed."""
+    """As ``guard.limits_of``, with one task that is never killed."""
     limit = bench.config.strike_limit
     return Limits(
         lambda task: None if task == "shop.spared" else limit, bench.config.recovery_limit

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_superfetch.app.poison_pill import guard_of
+from celery_superfetch.app.guard import guard_of
 from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.strikes import Blame, Decision, Recovery, decide
 from celery_superfetch.signals import job_killed, job_recovering

@@ -7,7 +7,7 @@ import logging
 import pytest
 from celery import Celery
 
-from celery_superfetch.app.poison_pill import limits_of
+from celery_superfetch.app.guard import limits_of
 from celery_superfetch.model.strikes import Counters, Decision, Limits, Recovery
 from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.signals import job_recovering
