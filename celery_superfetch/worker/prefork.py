@@ -16,8 +16,8 @@ def request_of(accept_callback: Any) -> Any:
     return getattr(accept_callback, "__self__", None)
 
 
-def forget_unsendable(pool: Any, request: Any, call: Any) -> bool:
-    """Let ``pool`` forget a job that it was not given whole; whether no process could be."""
+def drop_unsendable(pool: Any, request: Any, call: Any) -> bool:
+    """Have ``pool`` drop a job that it was not given whole; whether no process could be."""
     for job in list(pool._pool._cache.values()):
         if request_of(job._accept_callback) is request:
             job.discard()
@@ -27,18 +27,18 @@ def forget_unsendable(pool: Any, request: Any, call: Any) -> bool:
         return not isinstance(exc, MemoryError)
 
 
-def mend(pool: Any, forget: Callable[[Any], None], call_later: Callable[..., object]) -> None:
-    keep_what_runs(pool, forget)
+def mend(pool: Any, requeue: Callable[[Any], None], call_later: Callable[..., object]) -> None:
+    keep_what_runs(pool, requeue)
     read_on(pool)
     hear_the_dead(pool)
     listen_again(pool, call_later)
     postpone_forks(pool, call_later)
 
 
-def keep_what_runs(pool: Any, forget: Callable[[Any], None]) -> None:
+def keep_what_runs(pool: Any, requeue: Callable[[Any], None]) -> None:
     """Let ``pool`` remember, when it is flushed for a lost connection, what its children run or are
     about to: that stays its owner's, so somebody has to wait for its result, but Celery has it
-    forget all that no child has accepted. The rest it forgets, the newest first."""
+    forget all that no child has accepted. The rest is given back, the newest first."""
     flush = pool.flush
 
     def flush_the_rest() -> None:
@@ -63,7 +63,7 @@ def keep_what_runs(pool: Any, forget: Callable[[Any], None]) -> None:
                 lost = id not in processes._cache or (child is not None and child.dead)
                 if lost and job._time_accepted is None and not job.ready():
                     job.discard()
-                    forget(request_of(job._accept_callback))
+                    requeue(request_of(job._accept_callback))
 
     pool.flush = flush_the_rest
 

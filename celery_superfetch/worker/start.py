@@ -30,7 +30,7 @@ from . import unreceivable
 from .batches import told_of_losses
 from .ended import Ended, NotStarted
 from .in_process import settle_failures
-from .prefork import forget_unsendable, mend, request_of
+from .prefork import drop_unsendable, mend, request_of
 from .stopping import SOLO, told_to_stop
 
 logger = get_logger(__name__)
@@ -124,7 +124,7 @@ class Gate(Runner):
         if worker.process_task == self._process:  # else it looks for it again at each job
             worker.process_task = worker.consumer.on_task_request = self._process_task
         if self.prefork:
-            mend(self.pool, self.forget, worker.hub.call_later)
+            mend(self.pool, self.requeue, worker.hub.call_later)
 
     @property
     def slots(self) -> int:
@@ -241,7 +241,7 @@ class Gate(Runner):
             self.out.discard(handover)
             if self.prefork:
                 call = handover.args, handover.kwargs
-                request.message.is_read = not forget_unsendable(self.pool, request, call)
+                request.message.is_read = not drop_unsendable(self.pool, request, call)
             # This may be a part of another's turn, who must not hear of it.
             short = self.threads and isinstance(exc, RuntimeError)
             if isinstance(exc, Exception) and self._takes_back(request, exc, short):
@@ -294,7 +294,7 @@ class Gate(Runner):
             self.worker.hub.call_soon(self.worker._quick_release)
         return True
 
-    def forget(self, request: Any) -> None:
+    def requeue(self, request: Any) -> None:
         """The pool has forgotten a job that it had not begun with; it goes back to its queue."""
         for handover in [handover for handover in self.out if handover.request is request]:
             self.out.discard(handover)

@@ -117,7 +117,7 @@ class Maintenance(bootsteps.StartStopStep):
     def stop(self, worker: Any) -> None:
         """The consumer has stopped; the pool waits for its jobs after this."""
         self.terminate(worker)
-        self.stopper.give_back()
+        self.stopper.requeue_waiting()
         if self.thread.is_alive():
             self.thread.join(JOINED_FOR)
 

@@ -59,7 +59,7 @@ class Stopper(threading.Thread):
         while not self.over.wait(LOOK_INTERVAL):
             if self._mark(self._told or process_ends()):
                 with forks.kept_off():
-                    self.give_back()
+                    self.requeue_waiting()
 
     def say_so(self) -> None:
         """Mark its owners as stopping; safe in a signal handler, since it only sets flags."""
@@ -70,7 +70,7 @@ class Stopper(threading.Thread):
             owner.stopping = stopping
         return stopping
 
-    def give_back(self) -> None:
+    def requeue_waiting(self) -> None:
         try:
             count = sum(channel.qos.give_back_waiting() for channel in channels_of(self.worker))
         except Exception:  # the channel's close gives it back

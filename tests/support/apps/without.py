@@ -157,9 +157,9 @@ def a_hearing() -> None:
 
 def stopper() -> None:
     """Nobody minds what waits when a worker is told to stop, save at its end."""
-    steps.Stopper.give_back = lambda self: None
+    steps.Stopper.requeue_waiting = lambda self: None
     start.told_to_stop = lambda owner: False
-    prefork.keep_what_runs = lambda pool, forget: None
+    prefork.keep_what_runs = lambda pool, requeue: None
 
 
 def maintenance() -> None:
