@@ -27,7 +27,6 @@ from ..app.guard import limits_of
 from ..model.job import CARRIED, DELIVERY, Carried
 from ..model.strikes import Blame
 from ..transport.deliveries import delivery_of
-from .batches import is_only_named
 from .ended import NotStarted
 from .stopping import SOLO, told_to_stop
 from .unreceivable import fault_of, settle
@@ -52,7 +51,6 @@ class CountedRequest(Request):
     _killed = False  # it is in the dead set
     _greenlet_killed = False
     _settles = False  # its run is over, and whoever ran it is about to say so
-    together = 1  # how many jobs ran as one, and were cut short
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         self.delivery = delivery_of(message)  # None for what is not fetched reliably
@@ -192,8 +190,6 @@ class CountedRequest(Request):
                 self.reject(requeue=True)
 
     def acknowledge(self) -> None:
-        if is_only_named(self):
-            return
         self._settles = True
         delivery: Any = self.delivery
         poller = None if delivery is None else delivery.channel.fetch.poller
@@ -218,11 +214,7 @@ class CountedRequest(Request):
         if delivery is None or self.acknowledged or not (requeue and self._cut_short):
             return super().reject(requeue=requeue)
         self.acknowledged = True
-        way = partial(
-            delivery.owner.recover_or_kill,
-            stopping=told_to_stop(delivery.owner),
-            together=self.together,
-        )
+        way = partial(delivery.owner.recover_or_kill, stopping=told_to_stop(delivery.owner))
         try:
             if settle(delivery, way, self._cut_short, self.app, limits_of(self.app)):
                 self._killed = True
@@ -243,7 +235,7 @@ class CountedRequest(Request):
         if delivery is None:
             return bool(super()._retry_worker_lost(exc, exc_info))
         innocent = told_to_stop(delivery.owner) or self._already_cancelled
-        if (innocent or self.together > 1) and late and self.task.reject_on_worker_lost:
+        if innocent and late and self.task.reject_on_worker_lost:
             return False  # it is recovered as it is: no strike of its own, and none of its retries
         try:
             judged = delivery.owner.sent_anew(

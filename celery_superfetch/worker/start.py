@@ -27,7 +27,6 @@ from ..owner.here import owners_here
 from ..owner.in_flight.runner import Runner
 from ..transport.deliveries import Delivery
 from . import unreceivable
-from .batches import told_of_losses
 from .ended import Ended, NotStarted
 from .in_process import settle_failures
 from .prefork import drop_unsendable, mend, request_of
@@ -51,6 +50,16 @@ def start(until: float, claim: Any, target: Callable[..., Any], *args: Any, **kw
         raise NotStarted("too late")
     except NotStarted:
         return 1, ExceptionInfo(internal=True), 0.0  # Celery's failed, value and seconds
+
+
+def _tell_of_lost_batch(target: Any, exc_info: Any) -> None:
+    """For a strategy of a task's own that makes one run of many jobs, and does not ask for this."""
+    logger.error(
+        "A batch that %s ran was lost, or failed: %s. Jobs that it has not acked stay in flight "
+        "until this worker ends, and run again then. Restart it.",
+        getattr(target, "__qualname__", target),
+        getattr(exc_info.exception, "exc", exc_info.exception),  # without its traceback
+    )
 
 
 class _Handover:
@@ -178,7 +187,9 @@ class Gate(Runner):
                 # What runs now may take long. Acks that cannot be sent are kept, and sent again.
                 with suppress(RedisError, OSError):
                     owner.post()
-            return self._apply(target, args, kwargs or {}, **told_of_losses(target, options))
+            if self.prefork:
+                options.setdefault("error_callback", partial(_tell_of_lost_batch, target))
+            return self._apply(target, args, kwargs or {}, **options)
         handover = _Handover(delivery, request, target, args, kwargs or {}, options)
         self._waiting.append(handover)
         self.pump()

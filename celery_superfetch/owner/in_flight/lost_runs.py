@@ -33,18 +33,10 @@ class LostRuns(Judge):
         self.in_flight = in_flight
 
     def recover_or_kill(
-        self,
-        job: Job,
-        reason: str,
-        sender: Any,
-        limits: Limits,
-        *,
-        stopping: bool = False,
-        together: int = 1,
+        self, job: Job, reason: str, sender: Any, limits: Limits, *, stopping: bool = False
     ) -> DeadJob | None:
-        """``stopping``: the process has been told to stop, and so perhaps its children;
-        ``together``: how many jobs the lost child ran as one, any of which may have done it."""
-        running = Running((job.claim_id,), excused=stopping, at_death=together)
+        """``stopping``: the process has been told to stop, and so perhaps its children."""
+        running = Running((job.claim_id,), excused=stopping)
         done = self._settle(job, reason, running, limits, partial(ask, sender=sender))
         return tell(done, sender) if done else None
 
