@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import Celery
 from kombu.utils.imports import symbol_by_name
@@ -18,7 +18,7 @@ from .guard import guard_of
 from .notice import add_announce_task
 from .reap_task import add_reap_task
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what editors and type checkers know: a mistyped name is a mistake
     from typing_extensions import TypedDict, Unpack
 
     from ..model.config import Jobs, Port, Recoveries, Seconds, Strikes, Text
@@ -33,6 +33,22 @@ if TYPE_CHECKING:
         socket_timeout: float
         visibility_timeout: float
 
+    class Options(Kombu, total=False):
+        heartbeat_interval: Seconds
+        owner_ttl: Seconds
+        reap_interval: Seconds
+        strike_limit: Strikes
+        strike_window: Seconds
+        recovery_limit: Recoveries
+        dead_limit: Jobs
+        dead_ttl: Seconds
+        claim_limit: Jobs
+        metrics_port: Port
+        metrics_host: Text
+        unknown_tasks: Text
+        stuck_after: Seconds | None
+        global_keyprefix: Text
+
 
 App = TypeVar("App", bound=Celery)
 
@@ -46,34 +62,7 @@ DEFAULTS = {
 }
 
 
-if TYPE_CHECKING:  # what editors and type checkers know: a mistyped name is a mistake
-
-    @overload
-    def install(app: App) -> App: ...
-
-    @overload
-    def install(
-        app: App,
-        *,
-        heartbeat_interval: Seconds = ...,
-        owner_ttl: Seconds = ...,
-        reap_interval: Seconds = ...,
-        strike_limit: Strikes = ...,
-        strike_window: Seconds = ...,
-        recovery_limit: Recoveries = ...,
-        dead_limit: Jobs = ...,
-        dead_ttl: Seconds = ...,
-        claim_limit: Jobs = ...,
-        metrics_port: Port = ...,
-        metrics_host: Text = ...,
-        unknown_tasks: Text = ...,
-        stuck_after: Seconds | None = ...,
-        global_keyprefix: Text = ...,
-        **kombu: Unpack[Kombu],
-    ) -> App: ...
-
-
-def install(app: App, **options: Any) -> App:
+def install(app: App, **options: Unpack[Options]) -> App:
     """Make ``app`` fetch reliably, and return it; before or after it is configured, and more than
     once (later options win).
 

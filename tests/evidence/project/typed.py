@@ -37,10 +37,10 @@ try:
     celery_superfetch.install(app, owner_ttl=120, stuck_after=None, socket_timeout=5)
 except ConfigError as exc:
     assert_type(exc, ConfigError)
-celery_superfetch.install(app, owner_ttl="120")  # type: ignore[call-overload]
-celery_superfetch.install(app, strike_limit=None)  # type: ignore[call-overload]
-celery_superfetch.install(app, strike_limt=3)  # type: ignore[call-overload]
-celery_superfetch.install(app, socket_timout=5)  # type: ignore[call-overload]
+celery_superfetch.install(app, owner_ttl="120")  # type: ignore[arg-type]
+celery_superfetch.install(app, strike_limit=None)  # type: ignore[arg-type]
+celery_superfetch.install(app, strike_limt=3)  # type: ignore[call-arg]
+celery_superfetch.install(app, socket_timout=5)  # type: ignore[call-arg]
 assert_type(celery_superfetch.__version__, str)
 
 
