@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from ..errors import StillInUse
@@ -22,8 +21,6 @@ from ..store.queues import Suspects
 from .unregistered import register_unknown
 
 logger = logging.getLogger(__name__)
-
-TRIES = 10  # to mark an owner that goes on writing heartbeats: each must hit the gap between two
 
 
 @dataclass
@@ -59,8 +56,7 @@ class Drain:
             with errors.surviving("who is in no registry"):  # SCAN may be forbidden
                 register_unknown(self.reaper)
         judged = self.onlooker.judge()
-        living = [judgement for judgement in judged if not judgement[2].dead]
-        report.alive = self._rows(living)
+        report.alive = self._rows([judgement for judgement in judged if not judgement[2].dead])
         if report.alive and not force and not dry_run:
             raise StillInUse(_refusal(report.alive))
         for facts, score, verdict in judged:
@@ -75,8 +71,7 @@ class Drain:
             self._end_probation(report)
         with errors.surviving("the parked jobs"):
             parked = Parked(self.reaper.database)
-            size = partial(parked.sizes, parked.lists())
-            report.queues.update(size() if dry_run else parked.give_back())
+            report.queues.update(parked.sizes(parked.lists()) if dry_run else parked.give_back())
         with errors.surviving("what is left"):  # SCAN may be forbidden; what went back went back
             self._count_rest(report)
         report.given_back = sum(report.queues.values())
@@ -101,15 +96,13 @@ class Drain:
     def _mark(self, facts: Facts, score: int, verdict: Reason, report: Drained) -> None:
         owner = facts.owner
         reason = verdict.value if verdict.dead else "drained by an operator"
-        # Heard since: what was dead is not, and what is forced is asked again.
-        again = (self.registry.last_heard(owner) or 0 for _ in range(TRIES))
-        scores = [score] if verdict.dead else again
-        marks = (self.registry.mark(facts, heard, TOMBSTONE, reason) for heard in scores)
-        if report.dry_run or any(marked is not None for marked in marks):
+        if not verdict.dead:  # it may have been heard since
+            score = self.registry.last_heard(owner) or 0
+        if report.dry_run or self.registry.mark(facts, score, TOMBSTONE, reason) is not None:
             report.owners[owner] = reason
         elif not verdict.dead and self.registry.last_heard(owner) is not None:
             report.errors += 1
-            logger.error("drain: %s is heard too often to be marked reaped: stop it.", owner)
+            logger.error("drain: %s was heard just now: drain again, or stop it.", owner)
 
     def _empty(self, facts: Facts, report: Drained) -> None:
         """Newest first, each to the front of the queue: the old order is the new one."""

@@ -145,7 +145,6 @@ def _tasks(app: Celery, inspector: Inspector, seen: Mapping[str, Any]) -> Iterat
 
 
 def of_settings(app: Celery) -> list[Finding]:
-    """Findings of an app whose task modules are loaded."""
     return [*_install(app), *_task_options(app), *_options(app)]
 
 

@@ -149,7 +149,6 @@ def _owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _long_runs(overview: Mapping[str, Any]) -> Iterator[Finding]:
-    """By task."""
     tasks: dict[str, list[tuple[int, str, str]]] = {}
     for owner in overview["owners"]:
         for job in owner["stuck"]:

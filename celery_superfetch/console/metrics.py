@@ -233,7 +233,6 @@ def serve(app: Celery, host: str, port: int) -> Any:
 
 
 def _registry(app: Celery) -> CollectorRegistry:
-    """An app's metrics and no others."""
     registry = CollectorRegistry()
     registry.register(Metrics(app))
     return registry

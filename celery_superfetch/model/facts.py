@@ -46,7 +46,6 @@ class Facts:
 
     @classmethod
     def mine(cls, owner: str, process: ProcessImage, config: Config) -> Facts:
-        """The first facts of an owner of this process."""
         times = config.heartbeat_interval, config.owner_ttl
         return cls(owner, process, *times, config.app_name, version=__version__)
 

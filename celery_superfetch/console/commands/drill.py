@@ -78,27 +78,22 @@ def _kill(trial: Drill, yes: bool) -> None:
     """Have the victim killed, by this process where it can."""
     from ..drill import is_here
 
-    process = trial.facts.process
+    process, jobs = trial.facts.process, number(_aimed(trial), "job")
     text = f"{trial.facts.node} (pid {process.pid} on {process.host})"
     if not is_here(trial.facts):
-        count = _aimed(trial)
         complain(
-            f"{text} runs {number(count, 'job')} of the drill, elsewhere. Kill it there, for "
-            f"example by `kill -9 {process.pid}`, or by deleting its pod with --grace-period=0."
+            f"{text} runs {jobs} of the drill, elsewhere. Kill it there, for example by `kill -9 "
+            f"{process.pid}`, or by deleting its pod with --grace-period=0."
         )
         if not yes:
             click.prompt("Press Enter as you do", default="", show_default=False, err=True)
         return
     if not yes:
-        count = _aimed(trial)
-        click.confirm(
-            f"Kill {text}, with all its processes? It runs {number(count, 'job')} of the drill.",
-            abort=True,
-            err=True,
-        )
-    _aimed(trial)
+        question = f"Kill {text}, with all its processes? It runs {jobs} of the drill."
+        click.confirm(question, abort=True, err=True)
+        _aimed(trial)  # some may have ended meanwhile
     try:
-        kill_tree(trial.facts.process)
+        kill_tree(process)
     except ProcessLookupError:
         raise click.ClickException(f"{text} has ended meanwhile; nothing was killed") from None
     except PermissionError:

@@ -71,8 +71,6 @@ def create_app(
 
 
 class Page:
-    """The answers."""
-
     def __init__(
         self, celery_app: Celery, read_only: bool, access: Access, hide: Iterable[str]
     ) -> None:

@@ -61,7 +61,6 @@ class LostClaims:
             return back
 
     def _requeue_unknown(self, owner: str, run: str | None) -> int:
-        """Give back what has no holder here."""
         ours = {job.claim_id for job in self.jobs if job.owner == owner}
         unknown = [id for id in self.lists.held(owner).claims if id not in ours]
         back = 0
