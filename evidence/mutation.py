@@ -31,12 +31,12 @@ WIDER = ["tests/integration/reaper", "tests/integration/owner", "tests/integrati
 WIDER += ["tests/integration/transport"]
 SCRIPTS = f"{PACKAGE}/store/lua"
 FIRST = "claim ack requeue recover kill mark heartbeat unland park release probation shared"
-REST = "leave revive forget trim rest lock counters payloads holdings look heads lost"
+REST = "leave retry delete trim make_room lock counters payloads holdings pages oldest lost"
 #: The tests of each script that are asked before all others of the store.
 NEAREST = {
     "private_lists": "claim ack requeue unland probation payloads",
     "recoveries": "recover counters",
-    "dead_jobs": "kill revive forget shared",
+    "dead_jobs": "kill retry delete shared",
     "registry": "mark heartbeat leave",
     "script_errors": "park release",
     "dead_caps": "trim",

@@ -167,7 +167,7 @@ class DeadSet(DeadJobs):
                 outcome.warning = self._forget_result(job)
             # Where the queue is none, the script says so, and lets go of the job.
             expires = self._expires.get(target.partition(self.separator)[0], 0)
-            calls.append(self.revive(job, target, expires))
+            calls.append(self.retry_call(job, target, expires))
             called.append(outcome)
         for outcome, reply in zip(called, self.revive_all(calls), strict=True):
             if isinstance(reply, Exception):

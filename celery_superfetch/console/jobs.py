@@ -115,7 +115,7 @@ class Look:
 
     def _read(self, most: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
         """The jobs in states that are meant, some at a time, and how many were looked at."""
-        for batch in self.inspector.holdings.look([*self._places()], most):
+        for batch in self.inspector.holdings.jobs([*self._places()], most):
             jobs = [self._job(*entry) for entry in batch]
             jobs = [job for job in jobs if self.which.wants(job["state"])]
             jobs = [job for job in jobs if _fits(job["queue"], self.which.queue)]

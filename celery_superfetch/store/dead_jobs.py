@@ -123,7 +123,7 @@ class DeadJobs(Structure):
 
     def delete(self, *ids: str) -> int:
         """Delete jobs for good, by their whole ids; the number that were there."""
-        return sum(self.scripts.run("forget", self._names, some) for some in chunks(ids, BATCH))
+        return sum(self.scripts.run("delete", self._names, some) for some in chunks(ids, BATCH))
 
     def purge(self) -> int:
         """Delete all jobs for good; the number that were there."""
@@ -136,7 +136,7 @@ class DeadJobs(Structure):
         calls = [Call("lock", [lock], [RETRY_LOCK]) for lock in locks]
         return [*map(bool, self.scripts.run_all(calls))]
 
-    def revive(self, job: DeadJob, queue_list: str, expires: int) -> Call:
+    def retry_call(self, job: DeadJob, queue_list: str, expires: int) -> Call:
         """The call that puts a job at the end of a queue with an x-expires of so many ms, or 0;
         0 if it was gone."""
         keys = self.keys
@@ -146,7 +146,7 @@ class DeadJobs(Structure):
         names = [*self._names, keys.queue(queue_list), keys.recoveries(digest(job.payload))]
         names += [keys.lock(f"retry:{job.id}"), keys.recovered]
         args = [job.id, job.payload, expires, forgiven, job.steps, window]
-        return Call("revive", names, args)
+        return Call("retry", names, args)
 
     def revive_all(self, calls: Sequence[Call]) -> list[Any]:
         """Carry out some in one round trip; an error is an answer, too."""

@@ -74,7 +74,7 @@ class Holdings(Structure):
                 holdings[owner] = Holding(runs, size - runs, lists)
         return holdings
 
-    def look(self, places: Sequence[Place], most: int) -> Iterator[list[Found]]:
+    def jobs(self, places: Sequence[Place], most: int) -> Iterator[list[Found]]:
         """What is in some places, about ``most`` jobs of it in a round trip: what runs first, the
         oldest claim before others, and what is due first. Those of owners are best together."""
         most = min(most, BATCH)
@@ -102,7 +102,7 @@ class Holdings(Structure):
         keys, at, cursor = [*map(self._key, places)], 0, b"0"
         while at < len(keys):
             args, page = [most, ROOM, PAGE, cursor], list[Found]()
-            for cursor, rows in self.scripts.run("look", keys[at:], args):
+            for cursor, rows in self.scripts.run("pages", keys[at:], args):
                 page += [Found(places[at], payload) for payload in rows]
                 at += cursor == b"0"
             yield page

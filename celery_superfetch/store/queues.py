@@ -31,17 +31,17 @@ class Queues(Structure):
         fields = [part for pair in (summary or {}).items() for part in pair]
         ages: dict[str, float] = {}
         for some in [*chunks(names, CHUNK)] or [names]:
-            keys = [self.keys.heads, self.keys.last_pass, self.keys.stats]
+            keys = [self.keys.oldest, self.keys.last_pass, self.keys.stats]
             keys += map(self.keys.queue, some)
             args = [self.keys.queue(""), len(fields), *fields, *some]
-            now, *since = self.scripts.run("heads", keys, args)
+            now, *since = self.scripts.run("oldest", keys, args)
             ages |= {n: (now - s) / 1000 for n, s in zip(some, since, strict=True) if s}
             fields = fields[:2]  # a pass is counted once
         return ages
 
     def noted(self) -> list[str]:
         """The queue lists in which the last pass saw a job wait, whoever serves them."""
-        return [name.decode(errors="replace") for name in self.client.hkeys(self.keys.heads)]
+        return [name.decode(errors="replace") for name in self.client.hkeys(self.keys.oldest)]
 
     def ends(self, name: str, count: int) -> list[bytes]:
         """So many of the oldest and of the youngest messages of a queue list, each once."""
@@ -65,12 +65,12 @@ class Suspects(Structure):
     def size(self, queue_list: str) -> int:
         return int(self.client.llen(self.keys.probation(queue_list)))
 
-    def let_rest(self, owner: str, lists: Sequence[str], first: float, work: int) -> bool | None:
+    def make_room(self, owner: str, lists: Sequence[str], first: float, work: int) -> bool | None:
         """Whether an owner rests for suspects from some queue lists; None: there are none. With no
         list it says that its rest lasted until now, and that a suspect had its turn. The first rest
         takes so many seconds; ``work`` times as long as one nobody rests afterwards."""
         keys = [self.keys.rest, self.keys.on_probation, *map(self.keys.probation, lists)]
-        answer = self.scripts.run("rest", keys, [owner, int(first * 1000), work, *lists])
+        answer = self.scripts.run("make_room", keys, [owner, int(first * 1000), work, *lists])
         return None if answer < 0 else bool(answer)
 
     def give_back(self, queue_list: str) -> int:

@@ -22,7 +22,7 @@ BUCKETS = (0.005, 0.025, 0.1, 0.5, *map(float, (1, 5, 15, 60, 300, 1800, 7200)),
 MOST = 500
 
 
-class Tally:
+class TaskRuns:
     """The runs of one task from one queue list."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Tally:
         self.buckets[bisect_left(BUCKETS, seconds)] += 1
         self.seconds += seconds
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: TaskRuns) -> None:
         for how, number in other.ends.items():
             self.ends[how] += number
         self.buckets = [a + b for a, b in zip(self.buckets, other.buckets, strict=True)]

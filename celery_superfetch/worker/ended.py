@@ -10,7 +10,7 @@ from billiard.einfo import ExceptionWithTraceback
 from celery.exceptions import Ignore, Reject, Retry
 
 from ..store.database import Database
-from ..store.runs import FAILED, MOST, REJECTED, RETRIED, SUCCEEDED, Runs, Tally
+from ..store.runs import FAILED, MOST, REJECTED, RETRIED, SUCCEEDED, Runs, TaskRuns
 
 
 class NotStarted(Ignore):
@@ -22,7 +22,7 @@ class Ended:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._tallies: dict[tuple[str, str], Tally] = {}
+        self._runs_of: dict[tuple[str, str], TaskRuns] = {}
 
     def hear(self, queue_list: str, task: str, tell: Callable[[Any], Any], result: Any) -> Any:
         """Stands before what a pool tells of the end of a run."""
@@ -37,30 +37,30 @@ class Ended:
         """A run has ended, by what it raised if it did."""
         how = SUCCEEDED if error is None else _how(error)
         with self._lock:
-            tally = self._tallies.get((queue_list, task)) or self._tally(queue_list, task)
-            tally.note(how, seconds)
+            task_runs = self._runs_of.get((queue_list, task)) or self._task_runs(queue_list, task)
+            task_runs.note(how, seconds)
 
-    def _tally(self, queue_list: str, task: str) -> Tally:
-        run = (queue_list, task if len(self._tallies) < MOST else "")
-        return self._tallies.setdefault(run, Tally())
+    def _task_runs(self, queue_list: str, task: str) -> TaskRuns:
+        run = (queue_list, task if len(self._runs_of) < MOST else "")
+        return self._runs_of.setdefault(run, TaskRuns())
 
     def count(self, database: Database) -> None:
         """Add them up on the server; raises RedisError, and then some may come twice."""
         with self._lock:
             counts = [*self._counts()]
-            tallies, self._tallies = self._tallies, {run: Tally() for run in self._tallies}
+            counted, self._runs_of = self._runs_of, {run: TaskRuns() for run in self._runs_of}
         if counts:
             try:
                 Runs(database).add(counts)
             except BaseException:
                 with self._lock:
-                    for run, tally in tallies.items():
-                        self._tallies.setdefault(run, Tally()).add(tally)
+                    for run, task_runs in counted.items():
+                        self._runs_of.setdefault(run, TaskRuns()).add(task_runs)
                 raise
 
     def _counts(self) -> Iterator[tuple[str, int]]:
-        for (queue_list, task), tally in self._tallies.items():
-            yield from tally.counts(queue_list, task)
+        for (queue_list, task), task_runs in self._runs_of.items():
+            yield from task_runs.counts(queue_list, task)
 
 
 def _how(error: BaseException) -> str:

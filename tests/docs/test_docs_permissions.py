@@ -11,7 +11,7 @@ from celery_superfetch.store.wire.permissions import OPTIONAL, REQUIRED, name_of
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "options.md"
 
 #: Scripts that no worker runs, but people; what they need beside is named below the lists.
-BY_HAND = {"revive"}
+BY_HAND = {"retry"}
 
 
 STORE = Path(celery_superfetch.__file__).parent / "store"

@@ -317,7 +317,7 @@ class Truth(Known):
             self.cards[payload].runs -= 1
             self.cards[payload].deployed += 1
 
-    def _revive(self, call: Call, reply: Any) -> None:
+    def _retry(self, call: Call, reply: Any) -> None:
         payload = call.args[1]
         assert reply == 1
         assert self.dead[payload]

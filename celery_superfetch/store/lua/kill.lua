@@ -39,7 +39,7 @@ redis.call('ZADD', cap, now, name)
 redis.call('HSET', caps, name, cap)
 redis.call('DEL', counters)
 redis.pcall('HINCRBY', stats, 'killed', 1)
-tally(stats, 'killed', queue_list, payload)
+count_by_task(stats, 'killed', queue_list, payload)
 if is_told then redis.call('SADD', unannounced, name) end
 if notice ~= '' then
   local from, to = string.find(notice, placeholder, 1, true)

@@ -4,4 +4,4 @@
 -- Returns: nothing
 -- Crash: it is counted, or not.
 redis.call('HINCRBY', KEYS[1], 'ownership_lost', 1)
-tally(KEYS[1], 'ownership_lost', ARGV[1], ARGV[2])
+count_by_task(KEYS[1], 'ownership_lost', ARGV[1], ARGV[2])

@@ -66,7 +66,7 @@ local function recover(i)
   end
   if redis.call('TTL', counters) < 0 then redis.call('EXPIRE', counters, window) end
   recovered = recovered + 1
-  tally(stats, 'recovered', queue_list, payloads[i])
+  count_by_task(stats, 'recovered', queue_list, payloads[i])
 end
 for i = 1, jobs do
   local counters, at = KEYS[7 + i], 2 + 5 * i

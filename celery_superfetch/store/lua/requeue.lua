@@ -35,7 +35,7 @@ for i = 1, jobs do
     redis.pcall('HINCRBY', counters, 'requeues', 1)
     redis.pcall('HSET', counters, 'token', token(id, counters, earlier[i]))
     if steps[i] then redis.pcall('HSET', counters, 'steps', steps[i]) end
-    tally(stats, 'requeued', queue_list, payload)
+    count_by_task(stats, 'requeued', queue_list, payload)
     if redis.call('TTL', counters) < 0 then redis.call('EXPIRE', counters, window) end
   end
 end

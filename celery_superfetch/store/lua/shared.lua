@@ -65,7 +65,7 @@ end
 -- Counts a job by queue list and task, for metrics. What fails is not counted: it is worth no job's
 -- way. Rows are bounded: beyond 2,000 fields a new one has no task, beyond 2,500 no queue either; nor
 -- has one whose task is not in its headers, or very long.
-local function tally(stats, what, queue_list, payload)
+local function count_by_task(stats, what, queue_list, payload)
   -- Celery's header, in JSON. A body is in base64, or the quotes in it have backslashes.
   local at = string.find(payload, '"task":', 1, true)
   local task = at and string.match(payload, '^%s*"([^"\\%c]*)"', at + 7) or ''

@@ -48,7 +48,7 @@ class Probation:
         waiting = self._waiting(lists)
         if not waiting or self._others_first:
             if self._resting:
-                self._rest([])
+                self._make_room([])
             self._others_first = False
             if waiting:  # come back for the next, though no other job may come
                 self.fetch.poller.ring()
@@ -56,7 +56,7 @@ class Probation:
         busy = self.owner.busy or self.fetch.backlog
         # Between two jobs of many it is as busy as any other.
         if (busy or not dry) and self._is_time():
-            self._rest(waiting)
+            self._make_room(waiting)
         if self._resting or (dry and not busy):
             self.fetch.put_aside()
             if not busy and any(self._take(name) for name in waiting):
@@ -101,7 +101,7 @@ class Probation:
         self._next_try = monotonic() + TRY_INTERVAL
         return True
 
-    def _rest(self, waiting: Sequence[str]) -> None:
+    def _make_room(self, waiting: Sequence[str]) -> None:
         rests = self._ask(waiting)
         if rests and not self._resting:
             # Others may have what would only keep it busy for longer.
@@ -121,7 +121,7 @@ class Probation:
     def _ask(self, waiting: Sequence[str]) -> bool:
         """Whether this owner rests for suspects from some queue lists; with none it says that its
         rest lasted until now, and that a suspect had its turn."""
-        rests = self._waits.let_rest(self.owner.name, waiting, FIRST_REST, WORK)
+        rests = self._waits.make_room(self.owner.name, waiting, FIRST_REST, WORK)
         if rests is None:
             self.owner.found_no_suspects(waiting)
         return bool(rests)

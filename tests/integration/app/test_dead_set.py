@@ -168,7 +168,7 @@ def test_of_several_who_retry_a_job_one_puts_it_back(app, bench):
 def test_control_without_the_look_into_the_dead_set_a_job_is_put_back_twice(bench, monkeypatch):
     own = scripts.source
     guard = "if redis.call('HEXISTS', jobs, id) == 0 then return 0 end"
-    assert guard in own("revive")
+    assert guard in own("retry")
     monkeypatch.setattr(scripts, "source", lambda name: own(name).replace(guard, ""))
     [job] = bench.killed(JOB)
     assert [bench.retry(job) for _ in range(2)] == [True, True]

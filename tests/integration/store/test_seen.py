@@ -77,7 +77,7 @@ def test_a_look_ends_although_what_it_looked_at_has_gone(bench, place):
         bench.client.hset(key, mapping={f"{n}:mail": raw for n, raw in jobs.items()})
     else:
         bench.client.rpush(key, *jobs.values())
-    pages = Holdings(bench.database).look(places, len(jobs))
+    pages = Holdings(bench.database).jobs(places, len(jobs))
     assert next(pages), "there is more"
     bench.client.delete(key)
     assert [found.payload for some in pages for found in some] == [ONE]
@@ -91,7 +91,7 @@ def test_a_look_shows_what_runs_then_the_oldest_claims_and_what_landed(bench):
     mine, landing = Place(RESERVED, owner.owner), Place(RESERVED, owner.owner, "mail")
     order = [(mine, two, True), (mine, one, False), (mine, three, False)]
     expected = [Found(place, job.payload, job.claim_id, runs) for place, job, runs in order]
-    pages = Holdings(bench.database).look([mine, landing], 100)
+    pages = Holdings(bench.database).jobs([mine, landing], 100)
     assert [*chain(*pages)] == [*expected, Found(landing, b"landed")]
 
 
@@ -120,7 +120,7 @@ def test_the_oldest_job_of_a_queue_grows_old_while_it_is_the_next(bench):
     queues = Queues(bench.database)
     bench.push("mail", ONE, TWO)
     assert queues.oldest(["mail"]) == {}, "nobody has noted it"
-    assert bench.client.exists(bench.keys.heads) == 0, "and who only looks does not"
+    assert bench.client.exists(bench.keys.oldest) == 0, "and who only looks does not"
     assert set(queues.oldest(["mail", "empty"], PASS)) == {"mail"}
     eventually(lambda: queues.oldest(["mail"])["mail"] > 0.05)
     bench.client.rpop("mail")
@@ -128,7 +128,7 @@ def test_the_oldest_job_of_a_queue_grows_old_while_it_is_the_next(bench):
     assert queues.oldest(["mail"], PASS)["mail"] == 0
     bench.client.delete("mail")
     queues.oldest(["mail"], PASS)
-    assert bench.client.exists(bench.keys.heads) == 0
+    assert bench.client.exists(bench.keys.oldest) == 0
 
 
 def test_what_waits_where_nobody_consumes_is_noted_too(bench):
@@ -137,7 +137,7 @@ def test_what_waits_where_nobody_consumes_is_noted_too(bench):
     bench.push("late\x06\x166", ONE)
     reaper = bench.reaper(sender=app)
     note(reaper, reaper.reap())
-    assert bench.client.hkeys(bench.keys.heads) == [b"late\x06\x166"]
+    assert bench.client.hkeys(bench.keys.oldest) == [b"late\x06\x166"]
 
 
 def test_a_queue_that_only_a_task_a_route_or_beat_names_is_noted_too(bench):
@@ -152,7 +152,7 @@ def test_a_queue_that_only_a_task_a_route_or_beat_names_is_noted_too(bench):
         bench.push(name, ONE)
     reaper = bench.reaper(sender=app)
     note(reaper, reaper.reap())
-    assert {name.decode() for name in bench.client.hkeys(bench.keys.heads)} == named
+    assert {name.decode() for name in bench.client.hkeys(bench.keys.oldest)} == named
 
 
 def test_a_key_of_another_type_is_no_queue(bench):
@@ -191,8 +191,8 @@ def test_a_pass_is_remembered_with_who_made_it(bench):
     told = history.last_pass()
     assert (told["owners"], told["errors"]) == ("1", "0")
     assert told["by"].endswith(f"pid {owner.process.pid}")
-    assert bench.client.hkeys(bench.keys.heads) == [b"mail"]
+    assert bench.client.hkeys(bench.keys.oldest) == [b"mail"]
     bench.client.rpop("mail")
     bench.client.hset(bench.keys.facts(owner.owner), "lists", "{}")
     note(reaper, reaper.reap())
-    assert bench.client.exists(bench.keys.heads) == 0, "also of lists that nobody serves any more"
+    assert bench.client.exists(bench.keys.oldest) == 0, "also of lists that nobody serves any more"

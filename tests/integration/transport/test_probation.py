@@ -32,7 +32,7 @@ def ask(bench: Bench, owner: str, *queues: str, first: float = LONG, work: int =
     """As `Probation` does: 1 it rests, 0 it may not, -1 nothing waits."""
     keys = bench.keys
     names = [keys.rest, keys.on_probation, *map(keys.probation, queues)]
-    return bench.scripts.run("rest", names, [owner, int(first * 1000), work, *queues])
+    return bench.scripts.run("make_room", names, [owner, int(first * 1000), work, *queues])
 
 
 def rest(bench: Bench, field: str) -> int:

@@ -286,7 +286,7 @@ class Bench:
 
     def retry(self, job: DeadJob, queue_list: str = "", expires: int = 0) -> bool:
         """Put a dead job back on its queue, or on another."""
-        call = self.dead_set.revive(job, queue_list or job.queue_list, expires)
+        call = self.dead_set.retry_call(job, queue_list or job.queue_list, expires)
         return bool(self.run(call))
 
     def die_at(self, job: DeadJob, ms: float) -> None:

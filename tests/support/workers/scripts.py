@@ -142,9 +142,9 @@ def kill_the_living(bench: Bench) -> Case:
     return Case(bench.dead_set.kill(bench.recovery(claimed.job), marked=False))
 
 
-def revive(bench: Bench) -> Case:
+def retry(bench: Bench) -> Case:
     [job] = bench.killed(ONE)
-    return Case(bench.dead_set.revive(job, "mail", 60_000), (bench.keys.dead_of("shop"),))
+    return Case(bench.dead_set.retry_call(job, "mail", 60_000), (bench.keys.dead_of("shop"),))
 
 
 def two_dead(bench: Bench) -> Graveyard:
@@ -154,7 +154,7 @@ def two_dead(bench: Bench) -> Graveyard:
     return bench.dead_set
 
 
-def forget(bench: Bench) -> Case:
+def delete(bench: Bench) -> Case:
     dead_set = two_dead(bench)
     call = call_of(lambda: dead_set.delete(digest(ONE), digest(TWO)), 2)
     return Case(call, (bench.keys.dead_of("shop"),), settles=True)
@@ -187,7 +187,7 @@ CASES = [
     recover_to_probation,
     kill,
     kill_the_living,
-    revive,
-    forget,
+    retry,
+    delete,
     trim,
 ]

@@ -6,15 +6,15 @@
 -- Returns: the server's time, then for each list since when (both ms), 0 where none waits, or where
 --       nobody has noted it
 -- Crash: what has been noted stays.
-local heads, pass, stats, prefix, fields = KEYS[1], KEYS[2], KEYS[3], ARGV[1], tonumber(ARGV[2])
+local oldest, pass, stats, prefix, fields = KEYS[1], KEYS[2], KEYS[3], ARGV[1], tonumber(ARGV[2])
 local notes = fields > 0
 local now = now()
 
 local function since(name)
   local payload = redis.pcall('LINDEX', prefix .. name, -1)
-  local known = redis.call('HGET', heads, name)
+  local known = redis.call('HGET', oldest, name)
   if type(payload) ~= 'string' then
-    if known and notes then redis.call('HDEL', heads, name) end
+    if known and notes then redis.call('HDEL', oldest, name) end
     return 0
   end
   -- A message ends with its ids, and may begin with megabytes.
@@ -22,7 +22,7 @@ local function since(name)
   if known and string.sub(known, 1, 40) == head then return tonumber(string.sub(known, 42)) or now end
   if not notes then return 0 end
   -- Over the memory limit of a server before 7.0 it stays unknown: it is a note, no job.
-  redis.pcall('HSET', heads, name, head .. ' ' .. string.format('%.0f', now))
+  redis.pcall('HSET', oldest, name, head .. ' ' .. string.format('%.0f', now))
   return now
 end
 
@@ -32,7 +32,7 @@ for i = fields + 3, #ARGV do
   given[ARGV[i]] = true
 end
 if notes then
-  for _, name in ipairs(redis.call('HKEYS', heads)) do
+  for _, name in ipairs(redis.call('HKEYS', oldest)) do
     if not given[name] then since(name) end
   end
   redis.pcall('HSET', pass, 'at', string.format('%.0f', now), unpack(ARGV, 3, fields + 2))
@@ -45,6 +45,6 @@ if notes then
       redis.pcall('HINCRBY', stats, 'pass\t' .. name, string.format('%.0f', more))
     end
   end
-  redis.call('EXPIRE', heads, 86400)
+  redis.call('EXPIRE', oldest, 86400)
 end
 return found
