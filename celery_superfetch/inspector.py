@@ -15,7 +15,7 @@ from .model.verdict import Reason, judge
 from .reaper.evidence import judge_all, local_evidence
 from .store.counters import StrikeCounters
 from .store.database import Database
-from .store.dead_jobs import Graveyard
+from .store.dead_set import DeadSet
 from .store.history import Counts, History
 from .store.holdings import PARKED, PROBATION, RESERVED, RUNNING, STATES, Holding, Holdings, Place
 from .store.keyspace import Keyspace
@@ -43,7 +43,7 @@ class Inspector:
     where a job was seen. ``separator``, ``unacked``: kombu's ``sep``, its ``unacked_key`` and the
     index."""
 
-    separator = Graveyard.separator  # kombu's own, where the app has no other
+    separator = DeadSet.separator  # kombu's own, where the app has no other
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Inspector:
         self.registry, self.holdings = Registry(database), Holdings(database)
         self.queues, self.suspects = Queues(database), Suspects(database)
         self.parked = Parked(database)
-        self.history, self.dead_jobs = History(database), Graveyard(database)
+        self.history, self.dead_set = History(database), DeadSet(database)
         self.runs = Runs(database)
         self.strikes = StrikeCounters(database)
         self.unacked = Unacked(database, *unacked)

@@ -36,7 +36,7 @@ REST = "leave retry delete trim make_room lock counters payloads holdings pages 
 NEAREST = {
     "private_lists": "claim ack requeue unland probation payloads",
     "recoveries": "recover counters",
-    "dead_jobs": "kill retry delete shared",
+    "dead_set": "kill retry delete shared",
     "registry": "mark heartbeat leave",
     "script_errors": "park release",
     "dead_caps": "trim",

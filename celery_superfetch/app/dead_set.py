@@ -14,7 +14,8 @@ from redis import Redis
 
 from ..errors import JobNotFound, WrongType
 from ..model.dead_job import DeadJob
-from ..store.dead_jobs import BATCH, DeadJobs
+from ..store import dead_set as store
+from ..store.dead_set import BATCH
 from ..store.queues import Queues
 from .broker import client_of, database_of
 from .queues import routes_of, separator_of
@@ -47,7 +48,7 @@ class Retried:
     warning: str | None = None  #: what else went wrong, if its result still says FAILURE
 
 
-class DeadSet(DeadJobs):
+class DeadSet(store.DeadSet):
     """Killed jobs of the app's broker, newest first.
 
     >>> with DeadSet(app) as dead:
@@ -169,7 +170,7 @@ class DeadSet(DeadJobs):
             expires = self._expires.get(target.partition(self.separator)[0], 0)
             calls.append(self.retry_call(job, target, expires))
             called.append(outcome)
-        for outcome, reply in zip(called, self.revive_all(calls), strict=True):
+        for outcome, reply in zip(called, self.scripts.run_all(calls, errors=True), strict=True):
             if isinstance(reply, Exception):
                 outcome.error = str(reply)
             elif not reply:

@@ -130,7 +130,7 @@ class Drain:
 
     def _count_rest(self, report: Drained) -> None:
         report.in_flight, others = self.reaper.keyspace.left()
-        report.dead_set, report.keys = len(self.reaper.dead_jobs), len(others)
+        report.dead_set, report.keys = len(self.reaper.dead_set), len(others)
 
 
 def _refusal(alive: list[dict[str, Any]]) -> str:

@@ -49,9 +49,9 @@ def overview_of(inspector: Inspector) -> dict[str, Any]:
         },
         "queues": queue_rows(inspector, owners_lists, served),
         "dead_set": {
-            "size": len(inspector.dead_jobs),
+            "size": len(inspector.dead_set),
             "limit": inspector.database.config.dead_limit,
-            "unannounced": inspector.dead_jobs.untold(),
+            "unannounced": inspector.dead_set.untold(),
             **_killed(inspector, now),
         },
         # Of stock workers: what they work on, and what the killed ones left.
@@ -67,9 +67,9 @@ def overview_of(inspector: Inspector) -> dict[str, Any]:
 
 def _killed(inspector: Inspector, now: int) -> dict[str, Any]:
     """How many jobs were killed lately, and the latest of them."""
-    [lately] = inspector.dead_jobs.died_within([now - LATELY * 1000])
+    [lately] = inspector.dead_set.died_within([now - LATELY * 1000])
     newest = None
-    for job in inspector.dead_jobs.page(0, 1) if lately else ():
+    for job in inspector.dead_set.page(0, 1) if lately else ():
         newest = {name: getattr(job, name) for name in ("id", "task", "task_id", "reason")}
         newest["at"] = utc(job.died)
     return {"killed_lately": lately, "newest": newest}

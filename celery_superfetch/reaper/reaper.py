@@ -19,7 +19,7 @@ from ..model.verdict import Reason
 from ..signals import ReapedOwner, owner_reaped
 from ..store.counters import Notice, Outcome
 from ..store.database import Database, Structure
-from ..store.dead_jobs import JUNK_LIMIT, Graveyard
+from ..store.dead_set import JUNK_LIMIT, DeadSet
 from ..store.first_schema import FirstSchema
 from ..store.history import History
 from ..store.holdings import Holdings
@@ -56,7 +56,7 @@ class Reaper(Structure):
         super().__init__(database)
         self.registry = Registry(database)
         self.keyspace = Keyspace(database)
-        self.dead_jobs = Graveyard(database)
+        self.dead_set = DeadSet(database)
         self.lists = PrivateLists(database)
         self.judge = Judge(database)
         self.limits = limits or Limits.of(self.config)
@@ -221,7 +221,7 @@ class Reaper(Structure):
             report.probation.add(recovery.job.queue_list)
 
     def _trim(self) -> None:
-        old, surplus = self.dead_jobs.trim()
+        old, surplus = self.dead_set.trim()
         if old:
             logger.warning(
                 "%d jobs older than dead_ttl were dropped from the dead set, for good. Raise it "

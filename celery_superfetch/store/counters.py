@@ -10,7 +10,7 @@ from ..model.config import ANNOUNCE_TASK
 from ..model.job import Counters, digest
 from ..model.strikes import Decision, Recovery
 from .database import Database, Structure
-from .dead_jobs import Graveyard
+from .dead_set import DeadSet
 from .wire.scripts import Call
 
 #: Makes the notice of a killed job: the message for its queue list; empty where none can be made.
@@ -37,7 +37,7 @@ class StrikeCounters(Structure):
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
-        self.dead_jobs = Graveyard(database)
+        self.dead_set = DeadSet(database)
 
     def counters(self, digests: Sequence[str]) -> list[Counters]:
         names = [self.keys.recoveries(digest) for digest in digests]
@@ -63,7 +63,7 @@ class StrikeCounters(Structure):
         spared = [recovery for recovery, decision in decided if decision is Decision.RECOVER]
         notices = [_made(notice, recovery) for recovery in killed]
         calls = [
-            self.dead_jobs.kill(recovery, expires, marked=marked, notice=message)
+            self.dead_set.kill(recovery, expires, marked=marked, notice=message)
             for recovery, message in zip(killed, notices, strict=True)
         ]
         if spared:

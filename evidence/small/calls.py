@@ -127,7 +127,7 @@ def decided(
 
 
 def kill(spaces: Keyspaces, owner: str, found: tuple, running: tuple[str, ...], ran: int) -> str:
-    dead_set, one = spaces.judge.dead_jobs, recovery(spaces, owner, found, running, ran)
+    dead_set, one = spaces.judge.dead_set, recovery(spaces, owner, found, running, ran)
     return spaces.run(*dead_set.kill(one, 0, marked=True))[0].decode()
 
 

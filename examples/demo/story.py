@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import redis
 
 from celery_superfetch.app.broker import database_of
-from celery_superfetch.store.dead_jobs import DeadJobs
+from celery_superfetch.store.dead_set import DeadSet
 from celery_superfetch.store.holdings import Holdings
 from celery_superfetch.store.registry import Registry
 
@@ -57,7 +57,7 @@ class Story:
         self.keys = database.keys
         self.registry = Registry(database)
         self.holdings = Holdings(database)
-        self.dead = DeadJobs(database)
+        self.dead = DeadSet(database)
         path = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH", ""))))
         self.env = {**os.environ, "PYTHONPATH": path}
         self.children: list[Child] = []

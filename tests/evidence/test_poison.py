@@ -12,7 +12,7 @@ from celery.result import AsyncResult
 from celery_superfetch import PoisonPill
 from celery_superfetch.model.config import Config
 from celery_superfetch.store import database as store
-from celery_superfetch.store.dead_jobs import DeadJobs
+from celery_superfetch.store.dead_set import DeadSet
 from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.waiting import eventually
@@ -83,7 +83,7 @@ def test_an_item_that_is_no_message_is_put_aside_and_the_worker_goes_on(
     eventually(lambda: len(db.dead()) == 1)
     one.wait_log("was put into quarantine: unparseable payload")
     assert one.alive()
-    (job,) = DeadJobs(store.Database(db.client, Config(global_keyprefix=db.prefix)))
+    (job,) = DeadSet(store.Database(db.client, Config(global_keyprefix=db.prefix)))
     assert job.payload == junk
     eventually(lambda: not db.private_lists())
 
@@ -109,7 +109,7 @@ def test_a_job_retried_from_the_dead_set_runs_again_with_a_clean_record(
     shop.kill_child.delay("pill")
     eventually(lambda: len(db.dead()) == 1)
     assert ledger.runs()["pill"] == 2
-    dead_set = DeadJobs(store.Database(client, Config()))
+    dead_set = DeadSet(store.Database(client, Config()))
     (job,) = dead_set
     assert dead_set.scripts.run(*dead_set.retry_call(job, job.queue_list, 0))
     eventually(lambda: ledger.runs()["pill"] == 4 and len(db.dead()) == 1)

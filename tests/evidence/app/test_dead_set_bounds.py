@@ -8,8 +8,8 @@ import redis
 from celery_superfetch import DeadSet
 from celery_superfetch.app import dead_set as app_dead_set
 from celery_superfetch.model.dead_job import DeadFilter
-from celery_superfetch.store import dead_jobs as structure
-from celery_superfetch.store.dead_jobs import BATCH, IDS
+from celery_superfetch.store import dead_set as structure
+from celery_superfetch.store.dead_set import BATCH, IDS
 from support.servers.work import WITHOUT_END, Work, noted
 from support.workers.bench import Bench, payload
 

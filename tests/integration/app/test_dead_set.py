@@ -18,7 +18,7 @@ from kombu import Queue
 from celery_superfetch import DeadJob, DeadSet, JobNotFound, PoisonPill, WrongType
 from celery_superfetch.app import dead_set as module
 from celery_superfetch.model.job import digest
-from celery_superfetch.store import dead_jobs as structure
+from celery_superfetch.store import dead_set as structure
 from celery_superfetch.store.wire import scripts
 from celery_superfetch.transport.channel import Channel
 from support.workers.bench import Bench, payload
@@ -221,7 +221,7 @@ def test_nobody_forgets_the_result_of_the_next_run(app, bench, monkeypatch):
 
 
 def test_control_without_the_reservation_it_is_forgotten(app, bench, monkeypatch):
-    monkeypatch.setattr(structure.DeadJobs, "reserve", lambda self, jobs: [True] * len(jobs))
+    monkeypatch.setattr(structure.DeadSet, "reserve", lambda self, jobs: [True] * len(jobs))
     [done], state = slow_one_and_quick_one(app, bench, monkeypatch)
     assert done.error is None
     assert state == states.PENDING, "the job has run, and its result is gone"

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from celery_superfetch.model.strikes import Counters
-from celery_superfetch.store.dead_jobs import BATCH, JUNK_LIMIT
+from celery_superfetch.store.dead_set import BATCH, JUNK_LIMIT
 from support.workers.bench import Bench, payload
 
 

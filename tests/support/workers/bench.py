@@ -24,7 +24,7 @@ from celery_superfetch.reaper.judge import Judge
 from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.signals import LostJob
 from celery_superfetch.store.database import Database
-from celery_superfetch.store.dead_jobs import Graveyard
+from celery_superfetch.store.dead_set import DeadSet
 from celery_superfetch.store.private_lists import WAITS, Claims
 from celery_superfetch.store.registry import Registry
 from celery_superfetch.store.wire.scripts import Call
@@ -110,7 +110,7 @@ class Bench:
         self.keys, self.scripts = self.database.keys, self.database.scripts
         self.registry = Registry(self.database)
         self.recoveries = Judge(self.database)
-        self.dead_set = Graveyard(self.database)
+        self.dead_set = DeadSet(self.database)
         self.in_flight = InFlight(self.database)
         self.lists = self.in_flight.lists  # an owner's claims are numbered in one place
         self._numbers = count(1)

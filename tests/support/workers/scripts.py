@@ -8,7 +8,7 @@ from unittest import mock
 
 from celery_superfetch.model.job import Claimed, Counters, Job, digest
 from celery_superfetch.model.step import Claim
-from celery_superfetch.store.dead_jobs import Graveyard
+from celery_superfetch.store.dead_set import DeadSet
 from celery_superfetch.store.parked import Parked
 from celery_superfetch.store.steps import Steps
 from celery_superfetch.store.wire.scripts import Call, Scripts
@@ -147,7 +147,7 @@ def retry(bench: Bench) -> Case:
     return Case(bench.dead_set.retry_call(job, "mail", 60_000), (bench.keys.dead_of("shop"),))
 
 
-def two_dead(bench: Bench) -> Graveyard:
+def two_dead(bench: Bench) -> DeadSet:
     """One more than may be."""
     prefix = bench.config.global_keyprefix
     Bench(bench.client, global_keyprefix=prefix).killed(ONE, TWO)

@@ -12,7 +12,7 @@ from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Carried, Counters, Job, digest
 from celery_superfetch.model.strikes import Recovery
-from celery_superfetch.store.dead_jobs import BATCH
+from celery_superfetch.store.dead_set import BATCH
 from support.workers.bench import Bench, payload
 
 JOB = payload("id-1")

@@ -29,7 +29,7 @@ SHOWN = 10  # candidates that an error names
 RETRY_LOCK = 60_000
 
 
-class DeadJobs(Structure):
+class DeadSet(Structure):
     """Killed jobs (``superfetch:dead``, ``superfetch:dead:jobs``), newest first. No command reads
     or moves more than a batch of them; where jobs are picked, it is by a ``DeadFilter``."""
 
@@ -148,45 +148,8 @@ class DeadJobs(Structure):
         args = [job.id, job.payload, expires, forgiven, job.steps, window]
         return Call("retry", names, args)
 
-    def revive_all(self, calls: Sequence[Call]) -> list[Any]:
-        """Carry out some in one round trip; an error is an answer, too."""
-        return self.scripts.run_all(calls, errors=True)
-
-    def _rows(self, which: DeadFilter | None = None) -> list[tuple[bytes, float]]:
-        """Ids and times of death of all jobs, or of those of the right age, newest first."""
-        # By ZSCAN: what is there from its begin to its end is found, whatever others move
-        # meanwhile. By rank, each job that leaves would hide another.
-        least, most = (which or DeadFilter()).window(self.database.server_time())
-        entries = self.client.zscan_iter(self.keys.dead, count=IDS)
-        rows = {id: score for id, score in entries if least <= score <= most}
-        return sorted(rows.items(), key=lambda row: (row[1], row[0]), reverse=True)
-
-    def _load(self, rows: Sequence[tuple[bytes, float]]) -> list[DeadJob]:
-        if not rows:
-            return []
-        records = self.client.hmget(self.keys.dead_jobs, [id for id, _ in rows])
-        return [
-            DeadJob.load(id.decode(), json.loads(record), int(score))
-            for (id, score), record in zip(rows, records, strict=True)
-            if record is not None
-        ]
-
-    @property
-    def _names(self) -> list[str]:
-        keys = self.keys
-        return [keys.dead, keys.dead_jobs, keys.dead_caps, keys.unannounced, keys.stats]
-
-
-class Graveyard(DeadJobs):
-    """The dead set of those who kill: jobs come, are told of, and go in the end."""
-
     def kill(
-        self,
-        recovery: Recovery,
-        expires: int = 0,
-        *,
-        marked: bool,
-        notice: bytes | None = None,
+        self, recovery: Recovery, expires: int = 0, *, marked: bool, notice: bytes | None = None
     ) -> Call:
         """The call that moves a job to the dead set, and puts a ``notice`` on its queue (None:
         nobody is to be told); ``expires`` and ``marked`` as for ``recover``."""
@@ -212,11 +175,35 @@ class Graveyard(DeadJobs):
         old, surplus = self.scripts.run("trim", [*self._names, overflow, *self._caps], args)
         return int(old), int(surplus)
 
+    def untold(self) -> int:
+        return int(self.client.scard(self.keys.unannounced))
+
+    def _rows(self, which: DeadFilter | None = None) -> list[tuple[bytes, float]]:
+        """Ids and times of death of all jobs, or of those of the right age, newest first."""
+        # By ZSCAN: what is there from its begin to its end is found, whatever others move
+        # meanwhile. By rank, each job that leaves would hide another.
+        least, most = (which or DeadFilter()).window(self.database.server_time())
+        entries = self.client.zscan_iter(self.keys.dead, count=IDS)
+        rows = {id: score for id, score in entries if least <= score <= most}
+        return sorted(rows.items(), key=lambda row: (row[1], row[0]), reverse=True)
+
+    def _load(self, rows: Sequence[tuple[bytes, float]]) -> list[DeadJob]:
+        if not rows:
+            return []
+        records = self.client.hmget(self.keys.dead_jobs, [id for id, _ in rows])
+        return [
+            DeadJob.load(id.decode(), json.loads(record), int(score))
+            for (id, score), record in zip(rows, records, strict=True)
+            if record is not None
+        ]
+
+    @property
+    def _names(self) -> list[str]:
+        keys = self.keys
+        return [keys.dead, keys.dead_jobs, keys.dead_caps, keys.unannounced, keys.stats]
+
     @property
     def _caps(self) -> dict[str, int]:
         """The caps that are ours to keep -> the most jobs under each."""
         own = self.keys.dead_of(self.config.app_name)
         return {own: self.config.dead_limit, self.keys.dead_junk: JUNK_LIMIT}
-
-    def untold(self) -> int:
-        return int(self.client.scard(self.keys.unannounced))
