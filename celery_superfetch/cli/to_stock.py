@@ -71,7 +71,7 @@ class Drain:
             self._end_probation(report)
         with errors.surviving("the parked jobs"):
             parked = Parked(self.reaper.database)
-            report.queues.update(parked.sizes(parked.lists()) if dry_run else parked.give_back())
+            report.queues.update(parked.sizes(parked.lists()) if dry_run else parked.release_all())
         with errors.surviving("what is left"):  # SCAN may be forbidden; what went back went back
             self._count_rest(report)
         report.given_back = sum(report.queues.values())
@@ -110,7 +110,7 @@ class Drain:
         if report.dry_run:
             report.queues.update(Holdings(self.reaper.database).of([owner])[owner].lists)
             return
-        report.queues += self.reaper.first_schema.give_back(facts)
+        report.queues += self.reaper.first_schema.requeue(facts)
         for queue_list, expires in facts.lists.items():
             if landed := self.lists.unland(owner, {queue_list: expires}):
                 report.queues[queue_list] += landed
@@ -120,12 +120,13 @@ class Drain:
             claims = claims[seen:]
             for _, some in batches(dict.fromkeys(jobs, "")):
                 name = some[0].queue_list
-                report.queues[name] += self.lists.give_back(some, facts.lists.get(name, 0))
+                call = self.lists.requeue(some, "front", facts.lists.get(name, 0))
+                report.queues[name] += self.lists.scripts.run(*call)
 
     def _end_probation(self, report: Drained) -> None:
         suspects = Suspects(self.reaper.database)
         for queue_list in sorted(suspects.lists()):
-            act = suspects.size if report.dry_run else suspects.give_back
+            act = suspects.size if report.dry_run else suspects.requeue
             report.queues[queue_list] += act(queue_list)
 
     def _count_rest(self, report: Drained) -> None:

@@ -138,13 +138,13 @@ class Reaper(Structure):
                     self.drain(facts, "its owner was reaped", report)
                     full = holdings.of([owner])[owner].in_flight
                 if now > tombstones[owner] and not full:
-                    self.registry.forget_tombstone(owner)
+                    self.registry.drop_tombstone(owner)
 
     def drain(self, facts: Facts, reason: str, report: Report) -> list[str]:
         """Empty the lists of an owner that is marked reaped; titles of the first few jobs."""
         owner, titles = facts.owner, list[str]()
         with report.surviving(f"what {owner} kept in the form of schema 1"):
-            report.recovered += self.first_schema.give_back(facts).total()
+            report.recovered += self.first_schema.requeue(facts).total()
         self._unland(facts, report)
         held = self.lists.held(owner)
         excused = facts.was in ("stopping", HUNG)

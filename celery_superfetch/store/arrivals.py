@@ -21,7 +21,7 @@ class Arrivals(Structure):
         self.hearer, self.looker = LoneConnection(params), LoneConnection(params)
         self.empty: set[str] = set()  # a message comes when they change
         self._asked: set[str] = set()  # answer to come; not changed since
-        self.look_anew_at = 0.0  # at all of them (monotonic s)
+        self.anew_at = 0.0  # at all of them (monotonic s)
         try:
             self.fds = self.hearer.connect(), self.looker.connect()
             number = self.hearer.ask("CLIENT", "ID")
@@ -31,12 +31,12 @@ class Arrivals(Structure):
             self.close()
             raise
 
-    def look(self, lists: Collection[str]) -> None:
+    def track(self, lists: Collection[str]) -> None:
         """See that word comes of whatever is, or arrives, in ``lists``."""
         if self.looker.waits_since:
             return
-        if monotonic() >= self.look_anew_at:
-            self.look_anew_at = monotonic() + LOOK_ANEW
+        if monotonic() >= self.anew_at:
+            self.anew_at = monotonic() + LOOK_ANEW
             self.empty.clear()
             self.hearer.send("PING")  # a firewall forgets a connection that is silent
         if new := [name for name in lists if name not in self.empty]:
@@ -46,7 +46,7 @@ class Arrivals(Structure):
     def overdue(self, limit: float) -> bool:
         return self.hearer.overdue(limit) or self.looker.overdue(limit)
 
-    def found(self) -> bool:
+    def has_jobs(self) -> bool:
         """Read the answer to a look: whether there is something to claim."""
         has_jobs = bool(self.looker.read())
         if not has_jobs:

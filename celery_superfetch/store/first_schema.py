@@ -25,7 +25,7 @@ class FirstSchema(Structure):
                 "soon: what it holds then goes back to its queues, uncounted."
             )
 
-    def give_back(self, facts: Facts) -> Counter[str]:
+    def requeue(self, facts: Facts) -> Counter[str]:
         """Move what a dead one holds to the front of its queues: queue list -> how many jobs."""
         moved: Counter[str] = Counter()
         owner = facts.owner

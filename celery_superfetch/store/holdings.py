@@ -30,7 +30,7 @@ class Place(NamedTuple):
     queue_list: str = ""
 
 
-class Found(NamedTuple):
+class SeenJob(NamedTuple):
     """A job as it lies there."""
 
     place: Place
@@ -74,7 +74,7 @@ class Holdings(Structure):
                 holdings[owner] = Holding(runs, size - runs, lists)
         return holdings
 
-    def jobs(self, places: Sequence[Place], most: int) -> Iterator[list[Found]]:
+    def jobs(self, places: Sequence[Place], most: int) -> Iterator[list[SeenJob]]:
         """What is in some places, about ``most`` jobs of it in a round trip: what runs first, the
         oldest claim before others, and what is due first. Those of owners are best together."""
         most = min(most, BATCH)
@@ -82,7 +82,7 @@ class Holdings(Structure):
             for some in chunks([*alike], BATCH if are_lists else CHUNK):
                 yield from (self._lists if are_lists else self._claims)(some, most)
 
-    def _claims(self, places: Sequence[Place], most: int) -> Iterator[list[Found]]:
+    def _claims(self, places: Sequence[Place], most: int) -> Iterator[list[SeenJob]]:
         owners = [place.owner for place in places]
         left: list[tuple[str, str]] = []
         runs: set[tuple[str, str]] = set()
@@ -94,16 +94,16 @@ class Holdings(Structure):
             jobs, seen = self.lists.read(left[:most], ROOM)
             left = left[seen:]
             yield [
-                Found(Place(RESERVED, owner), payload, id, (owner, id) in runs)
+                SeenJob(Place(RESERVED, owner), payload, id, (owner, id) in runs)
                 for owner, _, payload, id in jobs
             ]
 
-    def _lists(self, places: Sequence[Place], most: int) -> Iterator[list[Found]]:
+    def _lists(self, places: Sequence[Place], most: int) -> Iterator[list[SeenJob]]:
         keys, at, cursor = [*map(self._key, places)], 0, b"0"
         while at < len(keys):
-            args, page = [most, ROOM, PAGE, cursor], list[Found]()
+            args, page = [most, ROOM, PAGE, cursor], list[SeenJob]()
             for cursor, rows in self.scripts.run("pages", keys[at:], args):
-                page += [Found(places[at], payload) for payload in rows]
+                page += [SeenJob(places[at], payload) for payload in rows]
                 at += cursor == b"0"
             yield page
 

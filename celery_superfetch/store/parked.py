@@ -67,7 +67,7 @@ class Parked(Structure):
             args[0] = ahead
         return Released(total, int(now), None if due is None else float(due))
 
-    def give_back(self) -> dict[str, int]:
+    def release_all(self) -> dict[str, int]:
         """Move all to their queues, whenever they are due: queue list -> how many."""
         sizes = self.sizes(self.lists())
         while self.release({}, inf).jobs:

@@ -136,9 +136,6 @@ class PrivateLists(Structure):
         # Whole: one that the server does not know yet would come behind its successor.
         return Call("requeue", names, [*args, *(job.claim_id for job in jobs)], whole=True)
 
-    def give_back(self, jobs: Sequence[Job], expires: int) -> int:
-        return int(self.scripts.run(*self.requeue(jobs, "front", expires)))
-
     def unland(self, owner: str, lists: Mapping[str, int]) -> int:
         """Put what landed from some queue lists (-> ms of x-expires), and has no name, back in
         front of them; how many jobs."""

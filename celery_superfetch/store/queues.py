@@ -73,7 +73,7 @@ class Suspects(Structure):
         answer = self.scripts.run("make_room", keys, [owner, int(first * 1000), work, *lists])
         return None if answer < 0 else bool(answer)
 
-    def give_back(self, queue_list: str) -> int:
+    def requeue(self, queue_list: str) -> int:
         """Move those from a queue list to its front; their number."""
         return self._put_back(self.keys.probation(queue_list), self.keys.queue(queue_list))
 

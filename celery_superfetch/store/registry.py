@@ -132,7 +132,7 @@ class Registry(Structure):
         row = {owner: self.database.server_time()}
         return bool(self.client.zadd(registry, row, nx=True)) or unlisted
 
-    def forget_tombstone(self, owner: str) -> None:
+    def drop_tombstone(self, owner: str) -> None:
         """Drain it no more; until here nothing that is known of it expires."""
         keys = self.keys
         kept = "EXPIRE", keys.facts(owner), TOMBSTONE_FACTS

@@ -65,7 +65,7 @@ class Delivery(dict[str, Any]):
         """Settle it: with the loop's next turn where there is one, else at once; in the callback of
         the last job, too, since the next claim comes later."""
         channel, fetch, owner = self.channel, self.channel.fetch, self.owner
-        channel.qos.forget(self.job)
+        channel.qos.drop(self.job)
         owner.ack(self.claimed)
         # Where nobody comes by later to read the answer, it is waited for.
         unattended = channel.closed or not channel.lists.names
@@ -83,7 +83,7 @@ class Delivery(dict[str, Any]):
 
     def requeue(self, where: str = "front") -> None:
         is_open = self.is_open
-        self.forget()
+        self.drop()
         if is_open:
             self.owner.end(self.job)
             self.channel.fetch.requeue([self.job], where)
@@ -93,13 +93,13 @@ class Delivery(dict[str, Any]):
         if not self.is_open:
             return None
         dead = way(self.job, *args, **how)
-        self.forget()
+        self.drop()
         return dead
 
-    def forget(self) -> None:
+    def drop(self) -> None:
         """It has left: kombu need not remember it."""
         if self.is_open:
-            self.channel.qos.forget(self.job)
+            self.channel.qos.drop(self.job)
             self.channel.fetch.poller.wake()
 
 
@@ -163,7 +163,7 @@ class QoS(virtual.QoS):
         """What was delivered; None when it is settled, or was no claim (fanout)."""
         return delivery_of(self._delivered.get(delivery_tag))
 
-    def forget(self, job: Job) -> None:
+    def drop(self, job: Job) -> None:
         self._delivered.pop(job.claim_id, None)
         self.awaited.discard(job.claim_id)
 
@@ -193,10 +193,10 @@ class QoS(virtual.QoS):
             logger.info("A channel closes: its %d jobs go back to their queues.", given)
         for job in back:
             if not owner.holds(job):
-                self.forget(job)
+                self.drop(job)
         return []
 
-    def give_back_waiting(self) -> int:
+    def requeue_waiting(self) -> int:
         """Give back, at once and in order, what its consumer has not seen, or not started, and now
         cannot; any thread may."""
         fetch = self.channel.fetch
@@ -205,7 +205,7 @@ class QoS(virtual.QoS):
         fetch.requeue(unseen)
         back = fetch.owner.requeue_waiting(self._in_hand())
         for job in back:
-            self.forget(job)
+            self.drop(job)
         return len(unseen) + len(back)
 
     def restore_unacked_once(self, stderr: Any = None) -> None:

@@ -266,7 +266,7 @@ class CountedRequest(Request):
             )
             return False
         self.acknowledged = True
-        delivery.forget()
+        delivery.drop()
         self._killed = judged is not None
         return True
 

@@ -72,7 +72,7 @@ class Stopper(threading.Thread):
 
     def requeue_waiting(self) -> None:
         try:
-            count = sum(channel.qos.give_back_waiting() for channel in channels_of(self.worker))
+            count = sum(channel.qos.requeue_waiting() for channel in channels_of(self.worker))
         except Exception:  # the channel's close gives it back
             logger.exception(
                 "Told to stop, and the jobs that wait could not be given back yet. They are safe "

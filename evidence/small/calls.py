@@ -73,7 +73,7 @@ def hand_on(spaces: Keyspaces, owner: str, id: str) -> int:
 
 
 def requeue(spaces: Keyspaces, owner: str, id: str, name: str) -> int:
-    return spaces.lists.give_back([job_of(owner, id, name)], 0)
+    return spaces.run(*spaces.lists.requeue([job_of(owner, id, name)], "front", 0))
 
 
 def unland(spaces: Keyspaces, owner: str) -> int:

@@ -52,7 +52,7 @@ class Stage:
                 # One that the server did not know would run after those behind it.
                 _, replies = exchange(line, [call._replace(whole=True) for call in calls])
             finally:
-                line.give_back()  # all of them share one pool
+                line.release()  # all of them share one pool
             if self.truth is not None:
                 for call, reply in zip(calls, replies, strict=True):
                     self.truth.saw(call, reply)

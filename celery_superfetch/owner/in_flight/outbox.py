@@ -167,7 +167,7 @@ class Outbox(Structure):
         if self.lock.acquire(blocking=False):  # else another thread may be using it
             try:
                 if not self._line.owed:
-                    self._line.give_back()
+                    self._line.release()
             finally:
                 self.lock.release()
 
@@ -225,7 +225,7 @@ class Outbox(Structure):
         except BaseException:  # also a greenlet that is killed, and what a signal's handler raises
             self.doubt = True
             if self._line.owed:  # what it still owes is nobody's any more
-                self._line.forget()
+                self._line.drop()
             self._unanswered_acks([*sent, *self._sent])
             raise
         for call, reply in zip(parks, theirs, strict=False):

@@ -101,9 +101,9 @@ class Home:
 
     def greet(self, connection: Any) -> None:
         connection.run_id = known_as(connection)[1]
-        self.check(connection)
+        self.refuse_stranger(connection)
 
-    def check(self, connection: Any) -> None:
+    def refuse_stranger(self, connection: Any) -> None:
         run, here, slot = connection.run_id, self.run_id, connection.slot
         # Behind a proxy each connection may lead to another, and none is the wrong one.
         proxied = not connection.replaceable or (slot is not None and slot.one_node)

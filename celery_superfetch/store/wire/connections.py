@@ -180,7 +180,7 @@ def following(connection_class: Any) -> Any:
                 if self._sock is not None and self._sock.gettimeout() is None:  # it was a task's
                     self._sock.settimeout(self.socket_timeout)
             if self.home is not None:
-                self.home.check(self)
+                self.home.refuse_stranger(self)
             return reply
 
     return Following

@@ -51,7 +51,7 @@ class Scripts:
         try:
             _, replies = line.exchange(calls)
         finally:
-            line.give_back()
+            line.release()
         for reply in replies:
             if isinstance(reply, Exception) and not errors:
                 raise reply
@@ -109,24 +109,24 @@ class Line:
             read = [*due, *calls] if wait else due
             replies = self._again(read, [reply_of(connection) for _ in read])
         except BaseException:
-            self._forget_handlers()
+            self._drop_handlers()
             self._connection = connection
-            self.forget()
+            self.drop()
             raise
-        self._forget_handlers()
+        self._drop_handlers()
         left = [] if wait else [*calls] if due else [*owed, *calls]
         # All at once: a signal's handler may raise in between.
         self._connection, self._used, self.owed = connection, monotonic(), left
         if due or not owed:
             self._owed_since = self._used
         if not left and any(map(hangs_up, replies)):
-            self.forget()
+            self.drop()
         return replies[: len(due)], replies[len(due) :]
 
-    def _forget_handlers(self) -> None:
+    def _drop_handlers(self) -> None:
         """The connection that a signal's handler has put in place of ours."""
         if self._connection is not None:
-            self.forget()
+            self.drop()
 
     def packed(self, calls: Sequence[Call], wait: bool) -> list[bytes]:
         """As they are sent: what nobody waits for has to be carried out although the server may
@@ -144,24 +144,24 @@ class Line:
         if self.owed:
             if self._pool is pool:
                 return self._connection
-            self.forget()
+            self.drop()
             raise RedisConnectionError("the server was left, and with it the answers it owed")
         if self._connection is not None:
             if self._pool is pool and monotonic() < self._used + IDLE:
                 return self._connection
-            self.give_back()
+            self.release()
         # Not by redis-py's client, which costs more than twice as much as what it is for.
         self._pool, self._told = pool, set()
         self._connection = self.scripts.client.connection or pool.get_connection(*CHECKOUT)
         return self._connection
 
-    def forget(self) -> None:
+    def drop(self) -> None:
         """Give up what is owed: read later, it would be taken for the replies to somebody else."""
         self.owed = []
         self._connection.disconnect()
-        self.give_back()
+        self.release()
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Let others have the connection; nothing may be owed."""
         connection, self._connection = self._connection, None
         if connection is not None and connection is not self.scripts.client.connection:

@@ -68,7 +68,7 @@ class Backlog:
 class Fetch:
     """Claims for one channel while there are jobs, and lets reads wait while there are none."""
 
-    _look_at = 0.0  # when dry lists that cannot be waited on are looked at again (monotonic s)
+    _next_look = 0.0  # when dry lists that cannot be waited on are looked at again (monotonic s)
     #: Until when a server that refused is not asked, and nobody complains of it (monotonic s).
     _refused_until = _silent_until = 0.0
     _delivering = 0  # the thread that does at this moment
@@ -119,7 +119,7 @@ class Fetch:
         self._mind_connections()
         if self.owner.stopping:
             self.put_aside()  # first: what reads bring later would overtake what waits
-            self.channel.qos.give_back_waiting()
+            self.channel.qos.requeue_waiting()
             return self.owner.flush()
         if self.probation.has_the_floor(lists, self.reads.dry):
             self.reads.dry = False
@@ -129,7 +129,7 @@ class Fetch:
                 self.poller.ring()
             return
         credit, now = self.channel.qos.credit(), monotonic()
-        if self.reads.dry and now >= self._look_at and not self.reads.cover(lists):
+        if self.reads.dry and now >= self._next_look and not self.reads.cover(lists):
             self.reads.dry = False
         if self.backlog.landed or (credit and not self.reads.dry and self._runs_short(credit)):
             self._claim(credit, now)
@@ -211,7 +211,7 @@ class Fetch:
             return
         for claimed in claims.jobs:
             self.lists.served(claimed.job.queue_list)
-        self._look_at = now + POLL_INTERVAL
+        self._next_look = now + POLL_INTERVAL
         short = claims.fell_short(most)
         self.reads.dry = short and reach is None
         if short:

@@ -105,7 +105,7 @@ class Probation:
         rests = self._ask(waiting)
         if rests and not self._resting:
             # Others may have what would only keep it busy for longer.
-            self.fetch.channel.qos.give_back_waiting()
+            self.fetch.channel.qos.requeue_waiting()
             logger.info(
                 "A job is on probation, and this worker is the one that makes room for it: it "
                 "claims nothing for a while, and runs that job alone if its own end meanwhile. "

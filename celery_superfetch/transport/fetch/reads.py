@@ -135,9 +135,9 @@ class BlockingReads:
             read.arm()
             others.remove(name)
         if len(lists) > most:
-            self._look_at(others, else_blocked=len(lists) <= MOST_BLOCKS)
+            self._track(others, else_blocked=len(lists) <= MOST_BLOCKS)
         else:
-            self._forget_arrivals()
+            self._close_arrivals()
 
     def _open(self, name: str) -> BlockingRead:
         read = BlockingRead(self.owner, name)
@@ -177,7 +177,7 @@ class BlockingReads:
     def close(self, reads: Collection[BlockingRead] | None = None) -> None:
         """Close some connections; without any named, all of them."""
         if reads is None:
-            self._forget_arrivals()
+            self._close_arrivals()
         for read in [read for read in self._reads if reads is None or read in reads]:
             self._reads.remove(read)
             self.poller.unwatch(read.fd)
@@ -186,16 +186,16 @@ class BlockingReads:
                 self.owner.doubt()
             self.answered = read.close() and self.answered
 
-    def _look_at(self, lists: Sequence[str], *, else_blocked: bool = False) -> None:
+    def _track(self, lists: Sequence[str], *, else_blocked: bool = False) -> None:
         """See that word comes of whatever is, or arrives, in lists on which nothing waits; where
         it does not, they are looked at once a second, or ``else_blocked`` on."""
         if self._arrivals is not None and self._arrivals.overdue(OVERDUE):
             logger.warning("No word of changed queue lists in time; both connections are replaced.")
-            self._forget_arrivals()
+            self._close_arrivals()
         if self._arrivals is None and lists and monotonic() >= self._refused.get(Arrivals, 0.0):
             self._open_arrivals(else_blocked)
         if self._arrivals is not None:
-            self._arrivals.look(lists)
+            self._arrivals.track(lists)
 
     def _open_arrivals(self, else_blocked: bool) -> None:
         try:
@@ -218,17 +218,17 @@ class BlockingReads:
         try:
             self._news.update(dict.fromkeys(self._arrivals.changed(), monotonic()))
         except (RedisError, OSError):
-            self._forget_arrivals()  # no claim was lost with it, and the next look tries another
+            self._close_arrivals()  # no claim was lost with it, and the next look tries another
 
     def _seen(self) -> None:
         assert self._arrivals is not None
         try:
-            if self._arrivals.found():
+            if self._arrivals.has_jobs():
                 self.dry = False
         except (RedisError, OSError):
-            self._forget_arrivals()
+            self._close_arrivals()
 
-    def _forget_arrivals(self) -> None:
+    def _close_arrivals(self) -> None:
         if self._arrivals is not None:
             for fd in self._arrivals.fds:
                 self.poller.unwatch(fd)

@@ -128,7 +128,7 @@ def test_a_mark_leaves_a_tombstone_that_knows_the_state_before(bench, state):
     assert 50_000 < until <= 60_000
     kept = bench.keys.facts(facts.owner)
     assert bench.client.ttl(kept) == -1, "while it is listed"
-    bench.registry.forget_tombstone(facts.owner)
+    bench.registry.drop_tombstone(facts.owner)
     assert 0 < bench.client.ttl(kept) <= 86400
     assert not bench.client.smembers(bench.keys.host(HERE))
 
@@ -159,7 +159,7 @@ def test_leaving_with_a_claim_on_its_way_leaves_a_tombstone(bench):
     assert set(bench.registry.tombstones()) == {facts.owner}
     assert bench.registry.facts([facts.owner])[facts.owner].state == "reaped"
     assert bench.client.ttl(bench.keys.facts(facts.owner)) == -1
-    bench.registry.forget_tombstone(facts.owner)
+    bench.registry.drop_tombstone(facts.owner)
     assert bench.client.ttl(bench.keys.facts(facts.owner)) > 0
 
 
@@ -199,7 +199,7 @@ def test_a_list_that_its_owner_did_not_register_is_listed(bench):
 def test_a_tombstone_without_jobs_is_not_listed_again(bench):
     facts = bench.owner()
     bench.mark(facts)
-    bench.registry.forget_tombstone(facts.owner)
+    bench.registry.drop_tombstone(facts.owner)
     assert not bench.registry.adopt(facts.owner, set())
     assert bench.client.ttl(bench.keys.facts(facts.owner)) > 0
     assert not bench.registry.tombstones()
@@ -209,7 +209,7 @@ def test_a_forgotten_tombstone_is_listed_again_not_registered(bench):
     """A claim that landed after its tombstone was taken off the list."""
     facts = bench.owner()
     bench.mark(facts)
-    bench.registry.forget_tombstone(facts.owner)
+    bench.registry.drop_tombstone(facts.owner)
     bench.give(facts.owner, "mail", [b"1"])
     assert bench.registry.adopt(facts.owner, {"mail"})
     assert bench.client.ttl(bench.keys.facts(facts.owner)) > 300 * 86400, "while it is listed"

@@ -17,10 +17,10 @@ from celery_superfetch.store.holdings import (
     PARKED,
     PROBATION,
     RESERVED,
-    Found,
     Holding,
     Holdings,
     Place,
+    SeenJob,
 )
 from celery_superfetch.store.queues import Queues
 from support.waiting import eventually
@@ -90,9 +90,9 @@ def test_a_look_shows_what_runs_then_the_oldest_claims_and_what_landed(bench):
     bench.land(owner, "mail", b"landed")
     mine, landing = Place(RESERVED, owner.owner), Place(RESERVED, owner.owner, "mail")
     order = [(mine, two, True), (mine, one, False), (mine, three, False)]
-    expected = [Found(place, job.payload, job.claim_id, runs) for place, job, runs in order]
+    expected = [SeenJob(place, job.payload, job.claim_id, runs) for place, job, runs in order]
     pages = Holdings(bench.database).jobs([mine, landing], 100)
-    assert [*chain(*pages)] == [*expected, Found(landing, b"landed")]
+    assert [*chain(*pages)] == [*expected, SeenJob(landing, b"landed")]
 
 
 def test_what_landed_is_in_flight_and_begins_with_nobody(bench):

@@ -114,7 +114,7 @@ def test_a_hearer_that_says_nothing_is_replaced(inbox, monkeypatch, caplog):
     deaf = told._arrivals
     told.poller.unwatch(deaf.fds[0])
     monkeypatch.setattr(blocking, "OVERDUE", 0.5)
-    deaf.look_anew_at = 0.0
+    deaf.anew_at = 0.0
     inbox.turn()
     deaf.hearer._connection.read_response()  # the answer that never came
     eventually(lambda: inbox.turn() or told._arrivals not in (deaf, None))
@@ -245,14 +245,14 @@ def told(server: Server) -> Iterator[tuple[BlockingReads, redis.Redis]]:
 def test_what_arrives_between_the_look_and_its_answer_is_not_missed(told):
     watcher, client = told
     watcher.dry = True
-    watcher._look_at(["mail"])
+    watcher._track(["mail"])
     eventually(lambda: watcher._arrivals.looker.can_read(0.1))
     client.lpush("mail", "job")  # the answer says "empty", and lies unread
     eventually(lambda: watcher._arrivals.hearer.can_read(0.1))
     eventually(lambda: watcher._hear() or [*watcher._news] == ["mail"])
     watcher._seen()
     assert watcher.dry
-    watcher._look_at(["mail"])
+    watcher._track(["mail"])
     watcher._seen()
     assert not watcher.dry
 
@@ -262,12 +262,12 @@ def test_what_is_there_already_is_told_of_until_it_is_gone(told):
     client.lpush("mail", "job")
     for _ in range(2):
         watcher.dry = True
-        watcher._look_at(["mail"])
+        watcher._track(["mail"])
         watcher._seen()
         assert not watcher.dry
     client.delete("mail")
     watcher.dry = True
-    watcher._look_at(["mail"])
+    watcher._track(["mail"])
     watcher._seen()
     assert watcher.dry
 
@@ -275,27 +275,27 @@ def test_what_is_there_already_is_told_of_until_it_is_gone(told):
 def test_an_answer_that_nobody_had_time_to_read_is_not_overdue(told, monkeypatch, caplog):
     """A job ran in this thread meanwhile."""
     watcher, _ = told
-    watcher._look_at(["mail"])
+    watcher._track(["mail"])
     eventually(lambda: watcher._arrivals.looker.can_read(0.1))
     eventually(lambda: watcher._arrivals.hearer.can_read(0.1))
     first = watcher._arrivals
     monkeypatch.setattr(blocking, "OVERDUE", 0.0)
-    watcher._look_at(["mail"])
+    watcher._track(["mail"])
     assert watcher._arrivals is first
     assert not caplog.records
 
 
 def test_what_is_known_is_not_asked_again(told):
     watcher, client = told
-    watcher._look_at(["mail", "urgent"])
+    watcher._track(["mail", "urgent"])
     watcher._seen()
     before = client.info("commandstats")["cmdstat_exists"]["calls"]
-    watcher._look_at(["mail", "urgent"])
+    watcher._track(["mail", "urgent"])
     client.lpush("urgent", "job")
     eventually(lambda: watcher._arrivals.hearer.can_read(0.1))
     watcher._hear()
     eventually(lambda: watcher._arrivals.empty == {"mail"} or watcher._hear())
-    watcher._look_at(["mail", "urgent"])
+    watcher._track(["mail", "urgent"])
     watcher._seen()
     stats = client.info("commandstats")
     assert stats["cmdstat_exists"]["calls"] == before + 1

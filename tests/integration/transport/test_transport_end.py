@@ -275,7 +275,7 @@ def test_what_its_consumer_lets_go_goes_back_at_once_and_cannot_start(url, bench
             in_flight.wait(job)
         assert in_flight.start(jobs[0])
         inbox.channel.owner.heart.stopping = True
-        assert inbox.channel.qos.give_back_waiting() == 4, "two are not even delivered"
+        assert inbox.channel.qos.requeue_waiting() == 4, "two are not even delivered"
         assert bench.queue() == raws[2:]
         assert not any(in_flight.start(job) for job in jobs[1:])
         inbox.settle_in()

@@ -175,7 +175,7 @@ def following() -> None:
 
 def home() -> None:
     """Connections go where they are led, wherever the heart is."""
-    clients.Home.check = lambda *_: None
+    clients.Home.refuse_stranger = lambda *_: None
 
 
 def leaving() -> None:
