@@ -168,9 +168,9 @@ class DeadSet(store.DeadSet):
                 outcome.warning = self._forget_result(job)
             # Where the queue is none, the script says so, and lets go of the job.
             expires = self._expires.get(target.partition(self.separator)[0], 0)
-            calls.append(self.retry_call(job, target, expires))
+            calls.append((job, target, expires))
             called.append(outcome)
-        for outcome, reply in zip(called, self.scripts.run_all(calls, errors=True), strict=True):
+        for outcome, reply in zip(called, self.put_back(calls), strict=True):
             if isinstance(reply, Exception):
                 outcome.error = str(reply)
             elif not reply:

@@ -120,8 +120,7 @@ class Drain:
             claims = claims[seen:]
             for _, some in batches(dict.fromkeys(jobs, "")):
                 name = some[0].queue_list
-                call = self.lists.requeue(some, "front", facts.lists.get(name, 0))
-                report.queues[name] += self.lists.scripts.run(*call)
+                report.queues[name] += self.lists.requeue_all(some, facts.lists.get(name, 0))
 
     def _end_probation(self, report: Drained) -> None:
         suspects = Suspects(self.reaper.database)

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from ..model.config import ANNOUNCE_TASK
-from ..model.job import Counters, digest
+from ..model.job import Counters
 from ..model.strikes import Decision, Recovery
 from .database import Database, Structure
 from .dead_set import DeadSet
@@ -44,10 +44,6 @@ class StrikeCounters(Structure):
         fields = ("strikes", "recoveries", "history", "probation")
         rows = self.scripts.run("counters", names, fields)
         return [Counters.read(**dict(zip(fields, row, strict=True))) for row in rows]
-
-    def knows(self, payload: bytes) -> bool:
-        """Whether a job has been delivered before."""
-        return bool(self.client.exists(self.keys.recoveries(digest(payload))))
 
     def carry_out(
         self,

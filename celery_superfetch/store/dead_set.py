@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -136,12 +136,14 @@ class DeadSet(Structure):
         calls = [Call("lock", [lock], [RETRY_LOCK]) for lock in locks]
         return [*map(bool, self.scripts.run_all(calls))]
 
+    def put_back(self, jobs: Iterable[tuple[DeadJob, str, int]]) -> list[Any]:
+        """Put each at the end of a queue list with an x-expires of so many ms (0: none), in one
+        round trip: whether it was there still, or an error."""
+        return self.scripts.run_all([self.retry_call(*job) for job in jobs], errors=True)
+
     def retry_call(self, job: DeadJob, queue_list: str, expires: int) -> Call:
-        """The call that puts a job at the end of a queue with an x-expires of so many ms, or 0;
-        0 if it was gone."""
-        keys = self.keys
+        keys, window = self.keys, int(self.config.strike_window)
         # The strikes that a payload carries do not count for so many seconds.
-        window = int(self.config.strike_window)
         forgiven = window if parse(job.payload).carried.strikes else 0
         names = [*self._names, keys.queue(queue_list), keys.recoveries(digest(job.payload))]
         names += [keys.lock(f"retry:{job.id}"), keys.recovered]

@@ -16,6 +16,7 @@ from ..model.job import (
     digest,
     queue_list_of,
 )
+from ..model.step import Claim
 from .database import Database, Structure, chunks
 from .wire.clients import LoneConnection
 from .wire.scripts import Call
@@ -135,6 +136,17 @@ class PrivateLists(Structure):
         args = [queue_list, where, int(self.config.strike_window), expires]
         # Whole: one that the server does not know yet would come behind its successor.
         return Call("requeue", names, [*args, *(job.claim_id for job in jobs)], whole=True)
+
+    def requeue_all(self, jobs: Sequence[Job], expires: int) -> int:
+        return int(self.scripts.run(*self.requeue(jobs, "front", expires)))
+
+    def hand_on(
+        self, claim: Claim, note: str, message: str | bytes, lists: Sequence[str], ms: int
+    ) -> int:
+        """Push a step to the first of some queue lists, which expire together in so many ``ms`` (0:
+        they do not): 1; 0 where that was done before; -1 where the claim is over."""
+        keys = [claim.private, *map(self.keys.queue, lists)]
+        return int(self.scripts.run("step", keys, [claim.id, note, message, ms]))
 
     def unland(self, owner: str, lists: Mapping[str, int]) -> int:
         """Put what landed from some queue lists (-> ms of x-expires), and has no name, back in

@@ -26,7 +26,7 @@ from .fetch.queue_lists import QueueLists
 if TYPE_CHECKING:
     from ..model.job import Claimed
     from ..owner.owner import Owner
-    from ..store.steps import Steps
+    from ..store.private_lists import PrivateLists
     from .fetch.fetch import Fetch
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Channel(redis.Channel):
     """kombu's Redis channel; jobs that want an ack are fetched reliably."""
 
     _fetch: Fetch | None = None
-    _handed_on: Steps | None = None
+    _steps: PrivateLists | None = None  # for steps alone
     unreceivable: Any = None  # a Celery worker's, for jobs that its consumer cannot digest
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -176,11 +176,6 @@ class Channel(redis.Channel):
     def _lists_of(self, queue: str) -> list[str]:
         return [self._q_for_pri(queue, pri) for pri in self.priority_steps]
 
-    def _ahead(self, queue: str) -> int:
-        # To kombu a queue holds what no consumer has seen, and this is among it.
-        ahead, lists = self._fetch.backlog.lists if self._fetch else (), self._lists_of(queue)
-        return sum(name in lists for name in ahead)
-
     def _purge(self, queue: str) -> int:
         from ..store.parked import Parked
         from ..store.queues import Suspects
@@ -190,37 +185,17 @@ class Channel(redis.Channel):
 
     def _size(self, queue: str) -> int:
         try:
-            size = int(super()._size(queue))
+            return int(super()._size(queue))
         except self.ResponseError as exc:
             if "WRONGTYPE" not in str(exc):
                 raise
-            size = 0  # whoever claims from it says so; a worker that starts has other queues, too
-        return size + self._ahead(queue)
-
-    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
-        return self._ahead(queue) > 0 or bool(super()._has_queue(queue, **kwargs))
+            return 0  # whoever claims from it says so; a worker that starts has other queues, too
 
     def _brpop_read(self, **options: Any) -> Any:
         try:
             return super()._brpop_read(**options)
         except NotServed as exc:  # a reply queue that was read last before the slot moved, say
             raise Empty from exc
-
-    def _get(self, queue: str) -> Any:
-        """For ``no_ack`` alone. As with stock, it says whether the message was delivered before."""
-        from ..store.counters import StrikeCounters
-        from .deliveries import loads
-
-        with self.conn_or_acquire() as client:
-            payload = next(filter(None, map(client.rpop, self._lists_of(queue))), None)
-            if self.expires_of(queue):
-                self._maybe_update_queues_expire(client, queue)
-        if payload is None:
-            raise Empty
-        message = loads(payload)
-        if StrikeCounters(self.database).knows(payload):
-            message["headers"]["redelivered"] = True
-        return message
 
     def basic_publish(self, message: Any, *args: Any, **kwargs: Any) -> Any:
         properties = message["properties"]
@@ -253,6 +228,10 @@ class Channel(redis.Channel):
         if note not in step.earlier:
             first = self._q_for_pri(queue, self._get_message_priority(message))
             lists = [first, *(self._lists_of(queue) if ms else ())]
+            if self._steps is None or self._steps.client.connection_pool is not self.pool:
+                from ..store.private_lists import PrivateLists
+
+                self._steps = PrivateLists(self.database)
             done = self._steps.hand_on(step.claim, note, redis.dumps(message), lists, ms)
         if done < 0:
             raise Fenced(
@@ -266,14 +245,6 @@ class Channel(redis.Channel):
                 step.name,
                 step.task_id,
             )
-
-    @property
-    def _steps(self) -> Steps:
-        if self._handed_on is None or self._handed_on.client.connection_pool is not self.pool:
-            from ..store.steps import Steps
-
-            self._handed_on = Steps(self.database)
-        return self._handed_on
 
     def _lookup(self, exchange: str, routing_key: str, default: Any = None) -> Any:
         queues = super()._lookup(exchange, routing_key, default)

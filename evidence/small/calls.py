@@ -73,7 +73,7 @@ def hand_on(spaces: Keyspaces, owner: str, id: str) -> int:
 
 
 def requeue(spaces: Keyspaces, owner: str, id: str, name: str) -> int:
-    return spaces.run(*spaces.lists.requeue([job_of(owner, id, name)], "front", 0))
+    return spaces.lists.requeue_all([job_of(owner, id, name)], 0)
 
 
 def unland(spaces: Keyspaces, owner: str) -> int:

@@ -111,7 +111,7 @@ def test_a_job_retried_from_the_dead_set_runs_again_with_a_clean_record(
     assert ledger.runs()["pill"] == 2
     dead_set = DeadSet(store.Database(client, Config()))
     (job,) = dead_set
-    assert dead_set.scripts.run(*dead_set.retry_call(job, job.queue_list, 0))
+    assert dead_set.put_back([(job, job.queue_list, 0)]) == [1]
     eventually(lambda: ledger.runs()["pill"] == 4 and len(db.dead()) == 1)
     assert ledger.runs()["pill"] == 4
 

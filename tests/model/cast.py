@@ -22,7 +22,6 @@ from celery_superfetch.reaper.judge import Judge
 from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.store.private_lists import PrivateLists
 from celery_superfetch.store.registry import Registry
-from celery_superfetch.store.steps import Steps
 from celery_superfetch.store.wire.scripts import Call, Line
 from model.scripts_seen import Truth
 from support.workers.bench import Bench
@@ -296,8 +295,7 @@ class Worker:
         """It sends what follows it."""
         job = claimed.job
         claim = Claim("here", self.in_flight.lists.key_of(job), job.claim_id, claimed.token)
-        steps = Steps(self.bench.database)
-        steps.hand_on(claim, f",{digest(step)}", step, [queue_list], 0)
+        self.in_flight.lists.hand_on(claim, f",{digest(step)}", step, [queue_list], 0)
 
     def reject(self, claimed: Claimed) -> None:
         """A task raised ``Reject(requeue=True)``."""

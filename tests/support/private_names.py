@@ -114,11 +114,10 @@ kombu transport.redis:Channel.
     know the lists of a queue: _q_for_pri(queue,pri) _lookup(exchange,routing_key)
         _get_message_priority(message,reverse=)
     hand on a step: _put(queue,message)
-    leave to kombu what wants no ack, and no more: active_queues _fanout_queues _get(queue)
-        _brpop_read()
-    count what is claimed ahead, and purge suspects: _has_queue(queue) _size(queue) _purge(queue)
+    leave to kombu what wants no ack, and no more: active_queues _fanout_queues _brpop_read()
+    count and purge suspects, too: _size(queue) _purge(queue)
     declare bindings that are gone again: _queue_bind(exchange,routing_key,pattern,queue)
-    keep x-expires: _new_queue(queue) _expires>=5.7 _maybe_update_queues_expire(c,queue)>=5.7
+    keep x-expires: _new_queue(queue) _expires>=5.7
     leave a server that became a replica: _connparams(asynchronous)
 kombu transport.redis:MultiChannelPoller.
     fetch once in each turn of the loop: _channels _in_protected_read on_poll_start()

@@ -10,7 +10,6 @@ from celery_superfetch.model.job import Claimed, Counters, Job, digest
 from celery_superfetch.model.step import Claim
 from celery_superfetch.store.dead_set import DeadSet
 from celery_superfetch.store.parked import Parked
-from celery_superfetch.store.steps import Steps
 from celery_superfetch.store.wire.scripts import Call, Scripts
 from support.workers.bench import Bench, payload
 
@@ -75,7 +74,8 @@ def step(bench: Bench) -> Case:
     [claimed] = bench.claimed(owner, ONE)
     claim = Claim("here", bench.lists.key_of(claimed.job), claimed.job.claim_id, claimed.token)
     lists = ["mail", "mail", "slow"]
-    return Case(Steps(bench.database).step(claim, ",one", payload("next").decode(), lists, 60_000))
+    message = payload("next").decode()
+    return Case(call_of(lambda: bench.lists.hand_on(claim, ",one", message, lists, 60_000), 1))
 
 
 def park(bench: Bench) -> Case:

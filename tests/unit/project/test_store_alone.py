@@ -25,7 +25,6 @@ SPELLERS = {"Call", "Keys", "Line", "Scripts", "packed"}
 KEY = re.compile(r"(?<!celery_)superfetch:")
 
 EXCEPTIONS = {
-    "transport.channel": {".rpop"},  # kombu's client, for kombu's ``_get``
     # The result backend's client, and Celery's keys.
     "app.chords": {".delete", ".lrange", ".zrange"},
     # It sends calls, which the store has made, together.
