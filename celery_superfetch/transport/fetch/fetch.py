@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping
 from threading import get_ident
 from time import monotonic, sleep
 from typing import Any
@@ -16,6 +14,7 @@ from ...model.job import Claimed, Job
 from ...owner.owner import Owner
 from ...store.wire.connections import NotServed
 from ...store.wire.slots import PAUSE
+from .backlog import Backlog
 from .probation import Probation
 from .queue_lists import POLL_INTERVAL, QueueLists
 from .reads import COMPLAINT_INTERVAL, LONE_BLOCK, MOST_BLOCKS, BlockingReads
@@ -25,44 +24,6 @@ logger = get_logger(__name__)
 #: Seconds: what a read brings sooner may be one of many, and a claim asks for the others. What
 #: comes later came alone; where it did not, the next read shows it.
 AT_ONCE = 0.05
-
-
-class Backlog:
-    """Jobs that no consumer has seen yet; they count against the prefetch."""
-
-    def __init__(self) -> None:
-        self.ready: deque[Claimed] = deque()
-        #: By reads: whose, and from which queue list; the next claim names them.
-        self.landed: deque[tuple[str, str]] = deque()
-
-    def __len__(self) -> int:
-        return len(self.ready) + len(self.landed)
-
-    @property
-    def lists(self) -> list[str]:
-        """The queue list of each."""
-        return [*(job.queue_list for job, _ in self.ready), *(name for _, name in self.landed)]
-
-    def take(self, meant: Callable[[Job], bool] = lambda _: True) -> list[Job]:
-        """Let go of all that are claimed, or of those that are meant, the newest first; any thread
-        may."""
-        taken: list[Job] = []
-        for claimed in reversed(list(self.ready)):
-            if meant(claimed.job):
-                with suppress(ValueError):  # somebody else was faster
-                    self.ready.remove(claimed)
-                    taken.append(claimed.job)
-        return taken
-
-    def lift(self, lists: Collection[str] | None = None) -> dict[str, list[str]]:
-        """Let go of all that landed, or from some queue lists: owner -> the names of these."""
-        taken: dict[str, list[str]] = {}
-        for owner, name in list(self.landed):
-            if lists is None or name in lists:
-                with suppress(ValueError):
-                    self.landed.remove((owner, name))
-                    taken.setdefault(owner, []).append(name)
-        return taken
 
 
 class Fetch:
@@ -88,7 +49,6 @@ class Fetch:
     def turn(self) -> None:
         if self.channel.closed:
             return
-        self.owner.check_process()
         self.runner.pump()
         now = monotonic()
         if now < self._refused_until:
@@ -156,6 +116,7 @@ class Fetch:
 
     def join(self, expires: Mapping[str, int]) -> None:
         """Register this process and its queue lists (-> ms of x-expires), unless that is known."""
+        self.owner.check_process()
         if expires is not self._joined or not self.owner.name:
             self.owner.join(id(self), expires)
             self._joined = expires
@@ -202,12 +163,10 @@ class Fetch:
             others[name] = landed
         for whose, lists in others.items():  # of nobody any more
             self.owner.unland(whose, lists)
-        if not claims.registered:  # somebody removes our row faster than we write it
-            return
         backlog.ready.extend(claims.jobs)
         for name, text in claims.errors:
             self.reads.refused(name, text)
-        if dry:
+        if dry or not claims.registered:  # somebody removes our row faster than we write it
             return
         for claimed in claims.jobs:
             self.lists.served(claimed.job.queue_list)
@@ -230,7 +189,6 @@ class Fetch:
 
     def claim_one(self, lists: Mapping[str, int]) -> Claimed | None:
         """One job now (``basic_get``) from these lists; one that was claimed ahead comes first."""
-        self.owner.check_process()
         self.join({**self.lists.expires, **lists})
         self._mind_connections()
         alone = self.probation.has_the_floor([*lists])
@@ -312,5 +270,4 @@ class Fetch:
             self.owner.doubt()
         self.reads.close(None if lists is None else reads)
         self.unland(lists)
-        back = self.backlog.take(lambda job: lists is None or job.queue_list in lists)
-        self.owner.requeue(back)
+        self.owner.requeue(self.backlog.take(lists))
