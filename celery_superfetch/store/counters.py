@@ -66,16 +66,15 @@ class StrikeCounters(Structure):
             # One script for all, so that a waiting consumer finds the oldest in front.
             calls.append(self.recover(spared, expires, marked=marked))
         replies = self.scripts.run_all(calls, errors=True)
-        answers = replies.pop() if spared else []
-        if isinstance(answers, Exception):
-            answers = [answers] * len(spared)
-        replies = [reply if isinstance(reply, list) else [reply] for reply in [*replies, *answers]]
-        outcomes = [
-            Outcome(recovery, *reply)
-            for recovery, reply in zip([*killed, *spared], replies, strict=True)
-        ]
+        if spared:
+            answers = replies.pop()
+            replies += answers if isinstance(answers, list) else [answers] * len(spared)
+        rows = zip_longest([*killed, *spared], replies, notices)
         return [
-            outcome._replace(notice=message) for outcome, message in zip_longest(outcomes, notices)
+            Outcome(recovery, *(reply if isinstance(reply, list) else [reply]))._replace(
+                notice=message
+            )
+            for recovery, reply, message in rows
         ]
 
     def recover(self, recoveries: Sequence[Recovery], expires: int, *, marked: bool) -> Call:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, groupby
 from typing import NamedTuple
 
@@ -108,9 +109,6 @@ class Holdings(Structure):
             yield page
 
     def _key(self, place: Place) -> str:
-        state, owner, queue_list = place
-        if state == PROBATION:
-            return self.keys.probation(queue_list)
-        if state == PARKED:
-            return self.keys.parked_of(queue_list)
-        return self.keys.landing(owner, queue_list)
+        kinds = {PROBATION: self.keys.probation, PARKED: self.keys.parked_of}
+        kind = kinds.get(place.state, partial(self.keys.landing, place.owner))
+        return kind(place.queue_list)

@@ -106,11 +106,3 @@ class Parked(Structure):
                     pipe.zadd(self.keys.parked, {name: 0})
                     count += pipe.execute()[0]
         return count
-
-    def purge(self, lists: Sequence[str]) -> int:
-        with self.client.pipeline() as pipe:
-            for name in lists:
-                pipe.zcard(self.keys.parked_of(name))
-                pipe.delete(self.keys.parked_of(name))
-                pipe.zrem(self.keys.parked, name)
-            return sum(pipe.execute()[::3])

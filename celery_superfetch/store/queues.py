@@ -50,6 +50,17 @@ class Queues(Structure):
         oldest, youngest = self._at_once(("LRANGE", key, *span) for span in spans)
         return list(dict.fromkeys([*oldest, *youngest]))
 
+    def purge(self, names: Sequence[str]) -> int:
+        """Delete the suspects and the parked jobs of queue lists; how many."""
+        keys = self.keys
+        with self.client.pipeline() as pipe:
+            for name in names:
+                suspects, parked = keys.probation(name), keys.parked_of(name)
+                pipe.llen(suspects).zcard(parked).delete(suspects, parked)
+                pipe.srem(keys.on_probation, name).zrem(keys.parked, name)
+            replies = pipe.execute()
+        return sum(replies[::5]) + sum(replies[1::5])
+
     def can_take(self, names: Sequence[str]) -> list[bool]:
         """Whether a job can be put there: no other type of value lives under the key."""
         kinds = self._at_once(("TYPE", self.keys.queue(name)) for name in names)
@@ -76,12 +87,3 @@ class Suspects(Structure):
     def requeue(self, queue_list: str) -> int:
         """Move those from a queue list to its front; their number."""
         return self._put_back(self.keys.probation(queue_list), self.keys.queue(queue_list))
-
-    def purge(self, lists: Sequence[str]) -> int:
-        with self.client.pipeline() as pipe:
-            for name in lists:
-                suspects = self.keys.probation(name)
-                pipe.llen(suspects)
-                pipe.delete(suspects)
-                pipe.srem(self.keys.on_probation, name)
-            return sum(pipe.execute()[::3])

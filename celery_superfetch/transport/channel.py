@@ -17,7 +17,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError, RedisError
 
 from ..model.config import LONGEST, Config
-from ..model.step import Fenced, Step, handing
+from ..model.step import Fenced, handing
 from ..store.database import Database
 from ..store.wire.connections import NotServed, Params, leading_home, name_of, ours, publishing
 from ..store.wire.slots import Slot, address_of, slot_of
@@ -177,11 +177,9 @@ class Channel(redis.Channel):
         return [self._q_for_pri(queue, pri) for pri in self.priority_steps]
 
     def _purge(self, queue: str) -> int:
-        from ..store.parked import Parked
-        from ..store.queues import Suspects
+        from ..store.queues import Queues
 
-        lists, others = self._lists_of(queue), (Suspects(self.database), Parked(self.database))
-        return int(super()._purge(queue)) + sum(jobs.purge(lists) for jobs in others)
+        return int(super()._purge(queue)) + Queues(self.database).purge(self._lists_of(queue))
 
     def _size(self, queue: str) -> int:
         try:
@@ -221,9 +219,6 @@ class Channel(redis.Channel):
             or step.claim.place != self.place
         ):
             return super()._put(queue, message, **kwargs)
-        self._hand_on(step, queue, message)
-
-    def _hand_on(self, step: Step, queue: str, message: Any) -> None:
         note, done, ms = step.note(queue), 0, self.expires_of(queue)
         if note not in step.earlier:
             first = self._q_for_pri(queue, self._get_message_priority(message))

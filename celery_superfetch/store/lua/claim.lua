@@ -22,33 +22,28 @@ local function mark(payload)
   if not counted then return 0 end
   local key = counters .. redis.sha1hex(payload)
   -- A key of another type says as little as none, and the job is on its way.
-  local known = redis.pcall('HMGET', key, 'recoveries', 'strikes', 'requeues', 'token', 'steps')
-  return (known[1] or known[2] or known[3] or known[5]) and known or 0
+  local counts = redis.pcall('HMGET', key, 'recoveries', 'strikes', 'requeues', 'token', 'steps')
+  return (counts[1] or counts[2] or counts[3] or counts[5]) and counts or 0
 end
 local function name_of(at) return string.sub(KEYS[at + 3], cut) end
 
 local jobs, errors, fields, started = {}, {}, {}, 0
 local sources = {}  -- of each job
 local function take(at, source, payload)
-  local id = string.format('%.0f:', number + #jobs / 3) .. name_of(at)
-  fields[#fields + 1] = id
-  fields[#fields + 1] = payload
+  local id = string.format('%.0f:', number + #sources) .. name_of(at)
+  fields[#fields + 1], fields[#fields + 2] = id, payload
   -- One with a time of its own is going to wait (Celery's JSON; another is struck off later).
   if started < starts and string.find(payload, '"eta": "', 1, true) then starts = started end
   if started < starts then
     started = started + 1
   else
-    fields[#fields + 1] = 'w' .. id
-    fields[#fields + 1] = ''
+    fields[#fields + 1], fields[#fields + 2] = 'w' .. id, ''
   end
+  local counts = mark(payload)
   sources[#sources + 1] = source
-  jobs[#jobs + 1] = at
-  jobs[#jobs + 1] = payload
-  local known = mark(payload)
-  jobs[#jobs + 1] = known
-  if known ~= 0 and known[5] then  -- what an earlier run has handed on
-    fields[#fields + 1] = 's' .. id
-    fields[#fields + 1] = known[5]
+  jobs[#jobs + 1], jobs[#jobs + 2], jobs[#jobs + 3] = at, payload, counts
+  if counts ~= 0 and counts[5] then  -- what an earlier run has handed on
+    fields[#fields + 1], fields[#fields + 2] = 's' .. id, counts[5]
   end
   most, room = most - 1, room - #payload
 end
@@ -56,8 +51,7 @@ end
 local function popped(at, source, ...)
   local answer = redis.pcall('RPOP', source, ...)
   if type(answer) ~= 'table' or not answer.err then return answer end
-  errors[#errors + 1] = at
-  errors[#errors + 1] = answer.err
+  errors[#errors + 1], errors[#errors + 2] = at, answer.err
   return false
 end
 
@@ -112,5 +106,4 @@ for first = 1, #fields, 4000 do
     return answer
   end
 end
-if #errors == 0 then return {started, jobs} end
-return {started, jobs, errors}
+return {started, jobs, #errors > 0 and errors or nil}

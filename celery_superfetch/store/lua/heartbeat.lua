@@ -26,9 +26,7 @@ local now = now()
 -- A removal first, on servers before 7.0 (shared.lua).
 redis.call('ZREM', owners, owner)
 redis.call('ZADD', owners, now, owner)
-for i = 4, #ARGV, 2 do
-  redis.call('HSET', facts, ARGV[i], ARGV[i + 1])
-end
+if #ARGV > 3 then redis.call('HSET', facts, unpack(ARGV, 4)) end
 if reaped then
   redis.call('HSETNX', facts, 'registered_at', now)
   redis.call('SADD', host, owner)
