@@ -49,7 +49,7 @@ MUTANTS = [
     _in(
         "claim",
         "no note says that it waits",
-        ("\n    fields[#fields + 1] = 'w' .. id\n    fields[#fields + 1] = ''", ""),
+        ("\n    fields[#fields + 1], fields[#fields + 2] = 'w' .. id, ''", ""),
     ),
     _in("ack", "the job stays", (SETTLES, "redis.call('HEXISTS', private, id)")),
     _in("ack", "the counters stay", ("redis.call('DEL', KEYS[counters])", "")),

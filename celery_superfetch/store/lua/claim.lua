@@ -82,14 +82,14 @@ local dry = {}
 for first = 1, turn > 0 and #KEYS - 3 or 0, math.max(turn, 1) do
   local last = math.min(first + turn - 1, #KEYS - 3)
   if first == last then take_all(first) end
-  local more = first < last
-  while more and most > 0 and room > 0 do
-    more = false
+  local open = first < last
+  while open and most > 0 and room > 0 do
+    open = false
     for at = first, last do
       local payload = most > 0 and room > 0 and not dry[at] and popped(at, KEYS[at + 3])
       if payload then
         take(at, KEYS[at + 3], payload)
-        more = true
+        open = true
       else
         dry[at] = true
       end

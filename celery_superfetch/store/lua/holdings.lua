@@ -6,7 +6,7 @@
 -- Returns: for each owner how many run, then for each queue list that it has a job of its name, and
 --       how many
 -- Crash: nothing was changed.
-local found = {}
+local rows = {}
 for i = 1, #KEYS do
   local private, landing = ARGV[2 * i - 1], ARGV[2 * i]
   local runs, sizes, row = 0, {}, {}
@@ -21,9 +21,9 @@ for i = 1, #KEYS do
     end
   end
   local lists = redis.pcall('HGET', KEYS[i], 'lists')
-  local known, decoded = pcall(cjson.decode, type(lists) == 'string' and lists or '{}')
+  local readable, decoded = pcall(cjson.decode, type(lists) == 'string' and lists or '{}')
   local names, keys = {}, {}
-  for name in pairs(known and type(decoded) == 'table' and decoded or {}) do
+  for name in pairs(readable and type(decoded) == 'table' and decoded or {}) do
     names[#names + 1], keys[#keys + 1] = name, landing .. name
   end
   -- Mostly none of a hundred is there, and one question tells.
@@ -34,6 +34,6 @@ for i = 1, #KEYS do
   end
   row[1] = runs
   for name, size in pairs(sizes) do row[#row + 1], row[#row + 2] = name, size end
-  found[i] = row
+  rows[i] = row
 end
-return found
+return rows

@@ -7,10 +7,10 @@
 local latest, on_probation = KEYS[1], KEYS[2]
 local owner, first, work = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local now = now()
-local known = redis.call('HMGET', latest, 'owner', 'since', 'until', 'next')
-local since, ends = tonumber(known[2] or 0), tonumber(known[3] or 0)
+local noted = redis.call('HMGET', latest, 'owner', 'since', 'until', 'next')
+local since, ends = tonumber(noted[2] or 0), tonumber(noted[3] or 0)
 -- The server's clock was set back: that keeps nobody at rest, nor from it.
-if now < since then known, since, ends = {}, 0, 0 end
+if now < since then noted, since, ends = {}, 0, 0 end
 -- It counts as a second at least: its owner says only once in a while that it lasts.
 local function cost(from, to) return work * math.max(to - from, 1000) end
 local function note(from, to, length)
@@ -28,7 +28,7 @@ for i = 3, #KEYS do
     redis.call('SREM', on_probation, ARGV[i + 1])
   end
 end
-local mine, rests = known[1] == owner, now < ends
+local mine, rests = noted[1] == owner, now < ends
 if not waits then
   -- A suspect had its turn, here or elsewhere.
   if mine and (rests or #KEYS == 2) then note(since, now, first) end
@@ -36,6 +36,6 @@ if not waits then
 end
 if mine and rests then return 1 end
 if now < ends + cost(since, ends) then return 0 end
-local length = tonumber(known[4] or first)
+local length = tonumber(noted[4] or first)
 note(now, now + length, 2 * length)
 return 1

@@ -12,23 +12,23 @@ local now = now()
 
 local function since(name)
   local payload = redis.pcall('LINDEX', prefix .. name, -1)
-  local known = redis.call('HGET', oldest, name)
+  local noted = redis.call('HGET', oldest, name)
   if type(payload) ~= 'string' then
-    if known and notes then redis.call('HDEL', oldest, name) end
+    if noted and notes then redis.call('HDEL', oldest, name) end
     return 0
   end
   -- A message ends with its ids, and may begin with megabytes.
   local head = redis.sha1hex(string.sub(payload, -1024))
-  if known and string.sub(known, 1, 40) == head then return tonumber(string.sub(known, 42)) or now end
+  if noted and string.sub(noted, 1, 40) == head then return tonumber(string.sub(noted, 42)) or now end
   if not notes then return 0 end
   -- Over the memory limit of a server before 7.0 it stays unknown: it is a note, no job.
   redis.pcall('HSET', oldest, name, head .. ' ' .. string.format('%.0f', now))
   return now
 end
 
-local found, given = {now}, {}
+local times, given = {now}, {}
 for i = fields + 3, #ARGV do
-  found[#found + 1] = since(ARGV[i])
+  times[#times + 1] = since(ARGV[i])
   given[ARGV[i]] = true
 end
 if notes then
@@ -37,14 +37,14 @@ if notes then
   end
   redis.pcall('HSET', pass, 'at', string.format('%.0f', now), unpack(ARGV, 3, fields + 2))
   redis.call('EXPIRE', pass, 604800)
-  local told = {}
-  for i = 3, fields + 2, 2 do told[ARGV[i]] = tonumber(ARGV[i + 1]) end
-  if told.seconds then
-    local sums = {number = 1, ms = told.seconds * 1000, owners = told.owners, errors = told.errors}
-    for name, more in pairs(sums) do
-      redis.pcall('HINCRBY', stats, 'pass\t' .. name, string.format('%.0f', more))
+  local numbers = {}
+  for i = 3, fields + 2, 2 do numbers[ARGV[i]] = tonumber(ARGV[i + 1]) end
+  if numbers.seconds then
+    local sums = {number = 1, ms = numbers.seconds * 1000, owners = numbers.owners, errors = numbers.errors}
+    for name, growth in pairs(sums) do
+      redis.pcall('HINCRBY', stats, 'pass\t' .. name, string.format('%.0f', growth))
     end
   end
   redis.call('EXPIRE', oldest, 86400)
 end
-return found
+return times

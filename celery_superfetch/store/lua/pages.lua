@@ -12,20 +12,20 @@ local pages = {}
 for _, key in ipairs(KEYS) do
   local kind = redis.call('TYPE', key).ok
   repeat
-    local rows, seen, found = {}, tonumber(at), {}
+    local rows, seen, items = {}, tonumber(at), {}
     if kind == 'list' then
-      found = redis.call('LRANGE', key, -seen - page, -seen - 1)
-      for i = #found, 1, -1 do rows[#rows + 1] = found[i] end
+      items = redis.call('LRANGE', key, -seen - page, -seen - 1)
+      for i = #items, 1, -1 do rows[#rows + 1] = items[i] end
     elseif kind == 'zset' then
-      found = redis.call('ZRANGE', key, seen, seen + page - 1)
-      for i, member in ipairs(found) do
+      items = redis.call('ZRANGE', key, seen, seen + page - 1)
+      for i, member in ipairs(items) do
         rows[i] = string.sub(member, (string.find(member, '\n', 1, true) or 0) + 1)
       end
     end
     -- Another kind: it has gone since the last look began in it.
-    at = #found < page and '0' or string.format('%d', seen + page)
+    at = #items < page and '0' or string.format('%d', seen + page)
     pages[#pages + 1] = {at, rows}
-    most = most - #found
+    most = most - #items
     for _, payload in ipairs(rows) do room = room - #payload end
     if most <= 0 or room <= 0 then return pages end
   until at == '0'

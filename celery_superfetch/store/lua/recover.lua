@@ -23,9 +23,9 @@ local now = tonumber(redis.call('TIME')[1])
 local jobs = #KEYS - 7
 -- All is read before anything moves, whatever for: what has another type is found here, and not
 -- when a job has left its list and cannot arrive.
-local known, payloads, steps = {}, {}, {}
+local before, payloads, steps = {}, {}, {}
 for i = 1, jobs do
-  known[i] = redis.call('HMGET', KEYS[7 + i], 'recoveries', 'history', 'probation', 'token')
+  before[i] = redis.call('HMGET', KEYS[7 + i], 'recoveries', 'history', 'probation', 'token')
   local id = ARGV[2 + 5 * i]
   payloads[i], steps[i] = unpack(redis.call('HMGET', private, id, 's' .. id))
 end
@@ -45,7 +45,7 @@ local function recover(i)
   local counters, at = KEYS[7 + i], 2 + 5 * i
   local id, expected, strikes, blame, solitude = unpack(ARGV, at, at + 4)
   local suspect = solitude ~= '0'
-  local told = history(known[i][2], blame, id)
+  local events = history(before[i][2], blame, id)
   redis.call('HDEL', private, id, 'w' .. id, 's' .. id)
   -- At once: between the two it is nowhere.
   if suspect then
@@ -55,12 +55,12 @@ local function recover(i)
     redis.call('RPUSH', queue, payloads[i])
     if expires > 0 then redis.call('PEXPIRE', queue, expires) end
   end
-  redis.call('HSET', counters, 'recoveries', expected + 1, 'strikes', strikes, 'history', told,
-    'token', token(id, counters, known[i][4]))
+  redis.call('HSET', counters, 'recoveries', expected + 1, 'strikes', strikes, 'history', events,
+    'token', token(id, counters, before[i][4]))
   if steps[i] then redis.call('HSET', counters, 'steps', steps[i]) end
   if suspect then
     redis.call('HSET', counters, 'probation', solitude)
-  elseif known[i][3] then
+  elseif before[i][3] then
     -- Its own app may never let it run alone, where another's had put it there.
     redis.call('HDEL', counters, 'probation')
   end
@@ -74,7 +74,7 @@ for i = 1, jobs do
     outcomes[i] = 'unmarked'
   elseif not payloads[i] then
     outcomes[i] = 'moved'
-  elseif counted[counters] or (known[i][1] or '0') ~= ARGV[at + 1] then
+  elseif counted[counters] or (before[i][1] or '0') ~= ARGV[at + 1] then
     outcomes[i] = 'recounted'
   else
     outcomes[i], counted[counters] = 'ok', true

@@ -17,14 +17,14 @@ local due = string.format('%.0f', now + early)
 local counted = redis.call('EXISTS', flag) == 1
 redis.call('SISMEMBER', on_probation, '')
 
-local count, more = 0, 0
+local count, unfinished = 0, 0
 local function release(name)
   local parked, queue, probation = parked_of .. name, queue_of .. name, probation_of .. name
   -- The latest first: in front of each comes the one that is due before it.
   local members = redis.call('ZRANGE', parked, due, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, most)
   local left, to_queue = room, false
   for at, member in ipairs(members) do
-    if left <= 0 then more = 1; break end
+    if left <= 0 then unfinished = 1; break end
     left = left - #member
     local payload = string.sub(member, (string.find(member, '\n', 1, true) or 0) + 1)
     -- A key of another type says as little as none.
@@ -40,7 +40,7 @@ local function release(name)
     end
     count = count + 1
   end
-  if #members == most then more = 1 end
+  if #members == most then unfinished = 1 end
   if to_queue and expires[name] then redis.call('PEXPIRE', queue, expires[name]) end
 end
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', index, '-inf', due)) do
@@ -58,4 +58,4 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', index, '-inf', due)) do
   end
 end
 local first = redis.call('ZRANGE', index, 0, 0, 'WITHSCORES')
-return {count, more, string.format('%.0f', now), first[2] or false}
+return {count, unfinished, string.format('%.0f', now), first[2] or false}

@@ -14,7 +14,7 @@ local steps, window = ARGV[5], tonumber(ARGV[6])
 redis.call('DEL', lock)
 local no = wrong(queue)
 if no then return no end
-local found = capped({id})
+local caps = capped({id})
 if redis.call('HEXISTS', jobs, id) == 0 then return 0 end
 if expires == 0 and redis.call('TTL', queue) >= 0 then
   -- Its x-expires is known to others only, and may be over in a moment. They will set it again.
@@ -23,7 +23,7 @@ end
 redis.call('HDEL', jobs, id)
 redis.call('LPUSH', queue, payload)
 if expires > 0 then redis.call('PEXPIRE', queue, expires) end
-drop({id}, found)
+drop({id}, caps)
 redis.call('DEL', counters)
 if forgiven > 0 then
   -- What is recorded counts, and not what the payload says.

@@ -41,20 +41,20 @@ end
 
 -- The caps of some dead jobs, and a look at whatever has to change when they go.
 local function capped(ids)
-  local found = redis.call('HMGET', KEYS[3], unpack(ids))
+  local caps = redis.call('HMGET', KEYS[3], unpack(ids))
   redis.call('HLEN', KEYS[2])
   redis.call('SISMEMBER', KEYS[4], '')
   redis.call('ZCARD', KEYS[1])
-  for _, cap in ipairs(found) do
+  for _, cap in ipairs(caps) do
     if cap then redis.call('ZCARD', cap) end
   end
-  return found
+  return caps
 end
 
 -- Deletes dead jobs, under these caps; how many were there.
-local function drop(ids, found)
+local function drop(ids, caps)
   for at, id in ipairs(ids) do
-    if found[at] then redis.call('ZREM', found[at], id) end
+    if caps[at] then redis.call('ZREM', caps[at], id) end
   end
   redis.call('ZREM', KEYS[1], unpack(ids))
   redis.call('HDEL', KEYS[3], unpack(ids))
@@ -65,19 +65,19 @@ end
 -- Counts a job by queue list and task, for metrics. What fails is not counted: it is worth no job's
 -- way. Rows are bounded: beyond 2,000 fields a new one has no task, beyond 2,500 no queue either; nor
 -- has one whose task is not in its headers, or very long.
-local function count_by_task(stats, what, queue_list, payload)
+local function count_by_task(stats, event, queue_list, payload)
   -- Celery's header, in JSON. A body is in base64, or the quotes in it have backslashes.
   local at = string.find(payload, '"task":', 1, true)
   local task = at and string.match(payload, '^%s*"([^"\\%c]*)"', at + 7) or ''
   if #task > 200 then task = '' end
   local size = redis.pcall('HLEN', stats)
   if type(size) ~= 'number' then return end
-  local row = what .. '\t' .. queue_list .. '\t'
-  local known = redis.pcall('HEXISTS', stats, row .. task) == 1
-  if size < 2000 or known then
+  local row = event .. '\t' .. queue_list .. '\t'
+  local has_row = redis.pcall('HEXISTS', stats, row .. task) == 1
+  if size < 2000 or has_row then
     row = row .. task
   elseif size >= 2500 and redis.pcall('HEXISTS', stats, row) ~= 1 then
-    row = what .. '\t\t'
+    row = event .. '\t\t'
   end
   redis.pcall('HINCRBY', stats, row, 1)
 end
