@@ -129,8 +129,8 @@ class Drain:
             report.queues[queue_list] += act(queue_list)
 
     def _count_rest(self, report: Drained) -> None:
-        report.in_flight, others = self.reaper.keyspace.left()
-        report.dead_set, report.keys = len(self.reaper.dead_set), len(others)
+        report.in_flight, report.keys = self.reaper.keyspace.left()
+        report.dead_set = len(self.reaper.dead_set)
 
 
 def _refusal(alive: list[dict[str, Any]]) -> str:

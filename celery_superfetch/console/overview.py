@@ -67,7 +67,7 @@ def overview_of(inspector: Inspector) -> dict[str, Any]:
 
 def _killed(inspector: Inspector, now: int) -> dict[str, Any]:
     """How many jobs were killed lately, and the latest of them."""
-    [lately] = inspector.dead_set.died_within([now - LATELY * 1000])
+    lately = inspector.dead_set.died_since(now - LATELY * 1000)
     newest = None
     for job in inspector.dead_set.page(0, 1) if lately else ():
         newest = {name: getattr(job, name) for name in ("id", "task", "task_id", "reason")}

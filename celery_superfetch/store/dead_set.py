@@ -41,10 +41,9 @@ class DeadSet(Structure):
     def __iter__(self) -> Iterator[DeadJob]:
         return self.find()
 
-    def died_within(self, times: Sequence[int]) -> list[int]:
-        """How many died from each of these times (server ms) to the next, and since the last."""
-        spans = zip(times, [*(f"({time}" for time in times[1:]), "+inf"], strict=True)
-        return self._at_once(("ZCOUNT", self.keys.dead, *span) for span in spans)
+    def died_since(self, time: int) -> int:
+        """How many died since a time (server ms)."""
+        return int(self.client.zcount(self.keys.dead, time, "+inf"))
 
     def page(
         self, first: int = 0, count: int = 50, **conditions: Unpack[Conditions]

@@ -12,7 +12,6 @@ SCAN_STEPS = 100  # of who only has a look
 #: Kinds of keys that hold jobs in flight, parked or on probation, with what counts these, and those
 #: of the dead set.
 JOBS = {"private:": "HKEYS", "landing:": "LLEN", "parked:": "ZCARD", "probation:": "LLEN"}
-JOBS["held:"] = "HLEN"  # of schema 1, whose private lists are lists, each of one queue list
 DEAD = {"dead", "dead:"}
 #: Kinds of keys that an owner has, with their types.
 OWNED = {"private:": "HASH", "landing:": "LIST", "owner:": "HASH"}
@@ -42,16 +41,16 @@ class Keyspace(Structure):
                 break
         return holders
 
-    def left(self) -> tuple[int, list[bytes]]:
-        """Number of jobs in flight, parked or on probation; the keys of all that holds no job."""
+    def left(self) -> tuple[int, int]:
+        """Number of jobs in flight, parked or on probation, and of keys that hold no job."""
         parsed = [(key, *self.keys.parse(key)) for key in self._scan()]
         sizes = self._at_once(
-            ("LLEN" if kind == "private:" and queue_list else JOBS[kind], key)
+            (JOBS[kind], key)
             for key, kind, _, queue_list in parsed
-            if kind in JOBS
+            if kind in JOBS and not (kind == "private:" and queue_list)  # that is of schema 1
         )
         total = sum(size if isinstance(size, int) else len(claims_of(size)) for size in sizes)
-        return total, [key for key, kind, *_ in parsed if kind not in JOBS.keys() | DEAD]
+        return total, sum(kind not in JOBS.keys() | DEAD for _, kind, *_ in parsed)
 
     def _scan(self, kind: str = "", type: str | None = None) -> Iterator[bytes]:
         return self.client.scan_iter(self.keys.pattern(kind), SCAN_COUNT, type)

@@ -48,10 +48,3 @@ def test_an_operator_drains_it_too(bench):
     done = Drain(bench.reaper()).run()
     assert (done.given_back, done.errors) == (len(RAWS) + 1, 0)
     assert bench.queue() == [payload("later"), *RAWS]
-
-
-def test_what_is_left_of_it_is_counted_and_not_deleted(bench):
-    first(bench, bench.owner())
-    jobs, others = bench.reaper().keyspace.left()
-    assert jobs == len(RAWS) + 1
-    assert not [name for name in others if b"private:" in name or b"held:" in name]
