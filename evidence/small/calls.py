@@ -69,7 +69,7 @@ def ack(spaces: Keyspaces, owner: str, id: str, name: str, counted: bool) -> boo
 
 def hand_on(spaces: Keyspaces, owner: str, id: str) -> int:
     claim = Claim("", spaces.keys.private(owner), id, token=1)
-    return spaces.steps.hand_on(claim, f"{NOTE}step", STEP, [NEXT], 0)
+    return spaces.lists.hand_on(claim, f"{NOTE}step", STEP, [NEXT], 0)
 
 
 def requeue(spaces: Keyspaces, owner: str, id: str, name: str) -> int:

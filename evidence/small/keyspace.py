@@ -21,7 +21,6 @@ from celery_superfetch.store.database import Database
 from celery_superfetch.store.parked import Parked
 from celery_superfetch.store.private_lists import PrivateLists
 from celery_superfetch.store.registry import Registry
-from celery_superfetch.store.steps import Steps
 from celery_superfetch.store.wire.scripts import Call, asked
 
 from .changed import Changed, Changes
@@ -72,7 +71,6 @@ class Keyspaces:
         self.database.__dict__["scripts"] = self
         self.registry, self.parked = Registry(self.database), Parked(self.database)
         self.lists, self.judge = Numbered(self.database), Judge(self.database)
-        self.steps = Steps(self.database)
         self.limits = Limits.of(self.database.config)
         self._connection = client.connection_pool.get_connection()
         self._put, self._dump = (client.script_load(text) for text in (PUT, DUMP))

@@ -111,7 +111,7 @@ MUTANTS = [
     _in(
         "claim",
         "what was handed on is forgotten",
-        ("known ~= 0 and known[5] then", "false then"),
+        ("counts ~= 0 and counts[5] then", "false then"),
         hands_on=1,
     ),
     _in(
