@@ -42,7 +42,7 @@ def parks(message: Any) -> bool:
         return False
     if not delivery.owner.park(delivery.job, due * 1000):
         return False
-    delivery.forget()
+    delivery.drop()
     return True
 
 
