@@ -42,7 +42,8 @@ def row(name: str, text: str) -> str:
         one_of = ", ".join(f'`"{choice}"`' for choice in choices)
         text = f"{text} One of {one_of}."
     unit = config.UNITS[name]
-    return f"| `{name}` | `{default}`{SHORT.get(unit, f' {unit}')} | {text} |"
+    shown = "" if default is None else SHORT.get(unit, f" {unit}")
+    return f"| `{name}` | `{default}`{shown} | {text} |"
 
 
 class OptionTable(SphinxDirective):
