@@ -30,16 +30,16 @@ AGAIN = 2.0  # seconds from one status to the next, where it is watched
 def status(ctx: click.Context, wide: bool, watch: float | None, as_json: bool) -> None:
     """Say whether all is well, and what to do; show workers, queues, dead set. This only reads."""
 
-    def look() -> None:  # by a new connection: after a failover the server is another one
+    def show() -> None:  # by a new connection: after a failover the server is another one
         with opened(ctx, as_json) as session:
             _say(session, wide, in_place=watch is not None)
 
     if watch is None:
-        return look()
+        return show()
     with suppress(KeyboardInterrupt):
         while True:
             try:
-                look()
+                show()
             except Unreachable as exc:
                 click.clear()
                 complain(f"{exc.message}\nIt is asked again every {watch:g} s.")

@@ -123,11 +123,11 @@ class Heart:
         )
 
     def register(
-        self, lists: Mapping[str, int], *, forget: Collection[str] = (), lost: str = ""
+        self, lists: Mapping[str, int], *, unused: Collection[str] = (), lost: str = ""
     ) -> None:
         """Write all facts, under a new name where there is none, or it was ``lost``: how."""
         facts, old = self._known(), self.facts.owner
-        kept = {name: ms for name, ms in facts.lists.items() if name not in forget}
+        kept = {name: ms for name, ms in facts.lists.items() if name not in unused}
         facts = facts.with_(lists={**kept, **lists})
         if lost or not old:
             facts = facts.with_(owner=mint_owner(facts.process))

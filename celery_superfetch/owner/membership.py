@@ -91,7 +91,7 @@ class Membership:
                 check_server(self.client, self.config.global_keyprefix)
                 self.in_flight.lost_claims.run_id = run_id(self.client)
                 self.heart.stopping = False  # it left, and comes back
-            self._by_heart(partial(self.heart.register, new, forget=self._unused()))
+            self._by_heart(partial(self.heart.register, new, unused=self._unused()))
             if self._heartbeats is None:
                 self._heartbeats = Heartbeats(self.heart)
                 self._heartbeats.start()

@@ -87,7 +87,7 @@ class InFlight(Outbox):
     def unrecord(self, job: Job) -> None:
         with self.lock:
             self.jobs.recorded.discard(job)
-            self._forget_start(job)
+            self._drop_start(job)
             self._unsure.add(job)
             self._exchange([])  # a record on its way would come behind this
             self.lists.unrecord(job.owner, [job.claim_id])
@@ -113,7 +113,7 @@ class InFlight(Outbox):
                     if self.unsent:
                         self.post()
                 except (RedisError, OSError):  # its channel meets the same, and gives it back
-                    self._forget_start(job)
+                    self._drop_start(job)
                     self._unsure.add(job)
                     return 0.0
             self.jobs.recorded.discard(job)
@@ -155,7 +155,7 @@ class InFlight(Outbox):
         with self.lock:
             ours = [job for job in self.jobs if job.owner == owner]
             for job in ours:
-                self._forget_start(job)
+                self._drop_start(job)
             self.requeue(job for job in reversed(ours) if self.jobs.get(job) is State.WAITING)
             lost = [job for job in ours if self.jobs.runs(job)]
             self._no_news.update(lost)

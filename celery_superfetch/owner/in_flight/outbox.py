@@ -117,7 +117,7 @@ class Outbox(Structure):
     def drop(self, job: Job) -> None:
         with self.lock:
             self.jobs.drop(job)
-            self._forget_start(job)
+            self._drop_start(job)
             self._unsure.discard(job)
             self._to_park.pop(job, None)
             self._returns.pop(job, None)
@@ -132,7 +132,7 @@ class Outbox(Structure):
                 self._to_park[job] = int(due)
             return True
 
-    def _forget_start(self, job: Job) -> None:
+    def _drop_start(self, job: Job) -> None:
         """It does not run (any more): what has recorded it is not to come back."""
         for _, part in (*self._sent, *self._again, *self._next.items()):
             part.starting.pop(job, None)
