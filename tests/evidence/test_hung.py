@@ -49,7 +49,7 @@ def hung(
     file = tmp_path / "hang"
     env = {"HANG": str(file), **settings.pop("env", {})}
     one, owner = holding(worker, shop, ledger, db, env=env, **settings)
-    file.touch()
+    file.write_text("trigger")
     shop.note.delay("trigger")
     eventually(lambda: "trigger" in db.held()[owner], message="it is received")
     return SimpleNamespace(worker=one, owner=owner, end=file.unlink)
@@ -115,7 +115,7 @@ def test_a_hung_gevent_worker_says_so_by_its_pulse(worker, shop, ledger, db, tmp
     """C4: the heart's own thread is a greenlet there, and hangs with the hub."""
     file = tmp_path / "hang"
     one = worker(app="hung", pool="gevent", options=QUICK, concurrency=1, env={"HANG": str(file)})
-    file.touch()
+    file.write_text("trigger")
     shop.note.delay("trigger")
     owner = eventually(lambda: db.owner_of("trigger"))
     eventually(lambda: db.fact(owner, "state") == "hung", message="it says so")
