@@ -27,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "examples" / "prometheus" / "alerts.yml"
 DASHBOARD = ROOT / "examples" / "grafana" / "superfetch.json"
 METRICS_PAGE = ROOT / "docs" / "operate" / "metrics.md"
-ALERTS_PAGE = ROOT / "docs" / "operate" / "alerts.md"
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -176,7 +175,7 @@ def test_without_the_extra_it_says_what_to_install(cli):
 
 def test_each_alert_is_valid_and_says_what_to_do():
     alerts = re.findall(r"- alert: (\w+)", ALERTS.read_text())
-    documented = re.findall(r"^\| `(Superfetch\w+)` \|", ALERTS_PAGE.read_text(), re.MULTILINE)
+    documented = re.findall(r"^\| `(Superfetch\w+)` \|", METRICS_PAGE.read_text(), re.MULTILINE)
     assert alerts == documented
     promtool("check", "rules", str(ALERTS))
 
