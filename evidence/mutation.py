@@ -56,7 +56,7 @@ TARGETS = {
     f"{PACKAGE}/model/strikes.py": [["tests/unit/model/test_strikes.py"], [STORE], WIDER],
     f"{PACKAGE}/owner/in_flight/lost_claims.py": [WIDER[1:]],
     f"{PACKAGE}/owner/in_flight/outbox.py": [WIDER[1:]],
-    f"{PACKAGE}/worker/start.py": [["tests/unit/worker"], ["tests/workers"]],
+    f"{PACKAGE}/worker/gate.py": [["tests/unit/worker"], ["tests/workers"]],
     **{f"{SCRIPTS}/{name}.lua": _of(name) for name in REST.split()},
 }
 LIMIT = 300  # seconds after which tests that do not end count as failed

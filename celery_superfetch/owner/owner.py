@@ -25,10 +25,10 @@ class Owner(Membership):
         #: Held over what nothing may start, nor leave, in between.
         self.lock = held.lock
         # What becomes of jobs, as its parts have it.
-        self.wait, self.delivered, self.start, self.end = (
+        self.wait, self.delivered, self.begin, self.end = (
             held.wait,
             held.delivered,
-            held.start,
+            held.begin,
             held.end,
         )
         self.ack, self.requeue, self.park = held.ack, held.requeue, held.park

@@ -75,9 +75,9 @@ class Rounds:
         """One round; when the broker cannot be asked, it raises RedisError and convicts nobody."""
         self.owner.release_due()
         self.note_stuck()
-        if now >= self._next_count and self.owner.runner.ended:
+        if now >= self._next_count and self.owner.runner.run_counts:
             self._next_count = now + self.reaper.config.heartbeat_interval
-            self.owner.runner.ended.count(self.reaper.database)
+            self.owner.runner.run_counts.count(self.reaper.database)
         # All workers see a death, or a silence, in the same second: hence the locks.
         if self._sees_death():  # others may have died with it
             self._reap(self.owner.neighbours, f"host:{ProcessImage.current().host}")

@@ -27,7 +27,7 @@ from ..app.guard import limits_of
 from ..model.job import CARRIED, DELIVERY, Carried
 from ..model.strikes import Blame
 from ..transport.deliveries import delivery_of
-from .ended import NotStarted
+from .handover import NotStarted
 from .stopping import SOLO, told_to_stop
 from .unreceivable import fault_of, settle
 

@@ -26,9 +26,9 @@ from ..transport.transport import Transport
 from ..transport.versions import check_versions
 from . import unreceivable
 from .control import call_revoked
+from .gate import Gate
 from .maintenance import MaintenanceThread, Rounds
 from .request import use_our_request
-from .start import Gate
 from .stopping import Stopper, wrap_handlers
 from .unknown_tasks import Discards
 
@@ -99,7 +99,7 @@ class Maintenance(bootsteps.StartStopStep):
     def on_shutdown(self, sender: Any, **_: Any) -> None:
         """The pool is empty: what ended since the last count is not lost to the metrics."""
         with suppress(RedisError, OSError), client_of(sender.app) as client:
-            sender.superfetch_gate.ended.count(database_of(sender.app, client))
+            sender.superfetch_gate.run_counts.count(database_of(sender.app, client))
 
     def terminate(self, worker: Any) -> None:
         self.stopper.over.set()

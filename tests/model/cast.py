@@ -254,7 +254,7 @@ class Worker:
             self.waits.remove(claimed)
             self.in_flight.requeue([job])
         elif not (alone and self.runs) and not self._was_reaped(job):
-            started = bool(self.in_flight.start(job))
+            started = bool(self.in_flight.begin(job))
             assert started != self.in_flight.doubt
             if not started:
                 return False

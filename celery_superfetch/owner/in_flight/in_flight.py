@@ -97,7 +97,7 @@ class InFlight(Outbox):
         """Whether the job is ours and waits to be started; False for ever once it is not."""
         return self.jobs.get(job) in IDLE
 
-    def start(self, job: Job, *, record: bool = True) -> float:
+    def begin(self, job: Job, *, record: bool = True) -> float:
         """Hand a job over to those who run it: until when it may begin (``clock``); 0: not now.
         Its ``record`` as running (there is none where it may be settled before it runs) is sent
         before, and waited for only if jobs are to be parked."""

@@ -17,7 +17,7 @@ class Runner:
     endless = False  # its loop turns until it ends, and hears who rings from another thread
     #: Makes the notice of a killed job for its queue list; None: nobody here could tell its caller.
     notice: Callable[[str], bytes] | None = None
-    ended: Any = None  # what counts how its runs end; only a worker's does
+    run_counts: Any = None  # how its runs end; only a worker counts
     failure: BaseException | None = None  # what ends that loop, at its next turn at the latest
 
     def pids(self) -> Sequence[tuple[int, str]]:

@@ -113,7 +113,7 @@ def test_the_record_of_its_start_is_in_before_it_is_removed(bench, owner, lose):
     sender, on_their_way = nobodys_app(), []
     in_flight = bench.in_flight
     [claimed] = bench.take(owner, payload(1))
-    assert in_flight.start(claimed.job)
+    assert in_flight.begin(claimed.job)
     assert in_flight.unread
 
     def look(recovery: Recovery, **_: object) -> None:

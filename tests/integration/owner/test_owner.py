@@ -220,7 +220,7 @@ def test_connections_that_were_cut_a_moment_ago_keep_nobody_from_leaving_in_orde
     member.join(1, {"mail": 0})
     bench.push("mail", payload(1), payload(2), payload(3))
     acked, held, given_back = member.claim(["mail"], 3, 1).jobs
-    assert member.in_flight.start(held.job)
+    assert member.in_flight.begin(held.job)
     member.in_flight.requeue([given_back.job])
     member.in_flight.ack(acked)
     kill_connections(bench.client)

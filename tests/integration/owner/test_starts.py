@@ -144,7 +144,7 @@ def test_a_job_is_recorded_with_the_ack_that_made_room(bench, owner):
 def test_a_task_with_early_ack_is_not_recorded(bench, owner):
     """Its ack may come first, and nothing would remove the record."""
     [one] = bench.take(owner, ONE)
-    assert bench.in_flight.start(one.job, record=False)
+    assert bench.in_flight.begin(one.job, record=False)
     bench.in_flight.flush()
     assert bench.recorded(owner) == []
 
@@ -213,7 +213,7 @@ def test_a_suspect_that_waits_for_its_time_keeps_nothing_else_from_starting(benc
 
 
 def test_a_suspect_that_was_started_stays(bench, owner, suspect):
-    assert bench.in_flight.start(suspect)
+    assert bench.in_flight.begin(suspect)
     bench.in_flight.requeue([suspect])
     assert bench.in_flight.jobs.alone == suspect, "it runs"
     assert bench.on_probation() == []
@@ -222,7 +222,7 @@ def test_a_suspect_that_was_started_stays(bench, owner, suspect):
 def test_what_is_claimed_beside_a_suspect_does_not_start(bench, owner, suspect):
     """B. With both recorded its crash would blame neither. The control: another channel's claim,
     once it has been alone for long enough."""
-    assert bench.in_flight.start(suspect)
+    assert bench.in_flight.begin(suspect)
     bench.take(owner, ONE, starts=1)
     assert bench.recorded(owner) == [digest(suspect.payload)]
     bench.in_flight.jobs.alone = None

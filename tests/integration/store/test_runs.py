@@ -9,15 +9,15 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery_superfetch.model.config import Config
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.runs import MOST, Runs
-from celery_superfetch.worker.ended import Ended
+from celery_superfetch.worker.run_counts import RunCounts
 from support.servers.server import free_port
 
 
 def test_how_it_ended_is_what_it_raised(bench):
-    ended = Ended()
+    counts = RunCounts()
     for error in (None, ValueError(), Retry(), Ignore(), Reject(), None):
-        ended.note("mail", "t", error, 0.5)
-    ended.count(bench.database)
+        counts.note("mail", "t", error, 0.5)
+    counts.count(bench.database)
     found = Runs(bench.database).counts()
     assert found.ends == {
         ("succeeded", "mail", "t"): 2,
@@ -32,10 +32,10 @@ def test_how_it_ended_is_what_it_raised(bench):
 
 def test_workers_add_up_and_count_each_run_once(bench):
     for _ in range(2):
-        ended = Ended()
-        ended.note("mail", "t", None, 7200.5)
-        ended.count(bench.database)
-        ended.count(bench.database)
+        counts = RunCounts()
+        counts.note("mail", "t", None, 7200.5)
+        counts.count(bench.database)
+        counts.count(bench.database)
     found = Runs(bench.database).counts()
     assert found.ends == {("succeeded", "mail", "t"): 2}
     assert found.times["t"].buckets[7200] == 0
@@ -43,22 +43,22 @@ def test_workers_add_up_and_count_each_run_once(bench):
 
 
 def test_while_the_server_is_away_counts_are_kept(bench):
-    ended = Ended()
-    ended.note("mail", "t", None, 1)
+    counts = RunCounts()
+    counts.note("mail", "t", None, 1)
     away = Database(redis.Redis(port=free_port(), retry=None), Config())
     with pytest.raises(redis.ConnectionError):
-        ended.count(away)
-    ended.note("mail", "t", None, 1)
-    ended.count(bench.database)
+        counts.count(away)
+    counts.note("mail", "t", None, 1)
+    counts.count(bench.database)
     assert Runs(bench.database).counts().ends == {("succeeded", "mail", "t"): 2}
 
 
 def test_rows_are_bounded_and_no_run_is_left_out(bench):
-    ended = Ended()
+    counts = RunCounts()
     for number in range(MOST + 7):
-        ended.note("mail", f"t{number}", None, 1)
-    ended.note("mail", "t0", None, 1)
-    ended.count(bench.database)
+        counts.note("mail", f"t{number}", None, 1)
+    counts.note("mail", "t0", None, 1)
+    counts.count(bench.database)
     ends = Runs(bench.database).counts().ends
     assert len(ends) == MOST + 1
     assert ends["succeeded", "mail", "t0"] == 2

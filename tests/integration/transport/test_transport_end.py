@@ -79,7 +79,7 @@ def test_an_ack_after_the_channel_is_closed_finds_its_way(url, bench):
     inbox.receive(2)
     running = inbox.messages[0]
     in_flight = inbox.channel.fetch.owner.in_flight
-    assert in_flight.start(running._raw.claimed.job)
+    assert in_flight.begin(running._raw.claimed.job)
     [owner] = bench.registry.owners()
     inbox.channel.close()
     assert bench.queue() == [payload("waiting")]
@@ -96,7 +96,7 @@ def test_what_outlives_its_channel_counts_against_the_prefetch_of_the_next(url, 
     first = Inbox(url, prefetch=2)
     first.receive(2)
     in_flight = first.channel.fetch.owner.in_flight
-    assert in_flight.start(first.messages[0]._raw.claimed.job)
+    assert in_flight.begin(first.messages[0]._raw.claimed.job)
     first.channel.close()
     assert bench.queue() == [payload(n) for n in (1, 2, 3)]
     with Inbox(url, prefetch=2) as second:
@@ -273,11 +273,11 @@ def test_what_its_consumer_lets_go_goes_back_at_once_and_cannot_start(url, bench
         jobs = [message._raw.claimed.job for message in (running, *waiting)]
         for job in jobs:
             in_flight.wait(job)
-        assert in_flight.start(jobs[0])
+        assert in_flight.begin(jobs[0])
         inbox.channel.owner.heart.stopping = True
         assert inbox.channel.qos.requeue_waiting() == 4, "two are not even delivered"
         assert bench.queue() == raws[2:]
-        assert not any(in_flight.start(job) for job in jobs[1:])
+        assert not any(in_flight.begin(job) for job in jobs[1:])
         inbox.settle_in()
         assert bench.queue() == raws[2:], "it claims nothing more"
         for message in inbox.messages:

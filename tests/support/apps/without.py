@@ -29,7 +29,9 @@ from celery_superfetch.reaper import evidence, judge
 from celery_superfetch.store.wire import clients, connections
 from celery_superfetch.transport import channel
 from celery_superfetch.transport.fetch.probation import Probation
-from celery_superfetch.worker import prefork, start, steps, unreceivable
+from celery_superfetch.worker import gate as before_the_pool
+from celery_superfetch.worker import prefork, steps, unreceivable
+from celery_superfetch.worker.handover import Handover
 from celery_superfetch.worker.maintenance import MaintenanceThread
 from celery_superfetch.worker.request import CountedRequest
 
@@ -66,14 +68,14 @@ def forgotten_names() -> None:
 
 def running() -> None:
     """A channel that closes gives back whatever it has delivered."""
-    begin = InFlight.start
+    begin = InFlight.begin
 
     def forgetful(self: InFlight, job: Job, *, record: bool = True) -> float:
         until = begin(self, job, record=record)
         self.jobs.move(job, Move.END)
         return until
 
-    InFlight.start = forgetful
+    InFlight.begin = forgetful
 
 
 def rests() -> None:
@@ -128,8 +130,8 @@ def reading() -> None:
 
 def handover() -> None:
     """Jobs start whatever became of them meanwhile."""
-    start._Handover.is_ours = property(lambda _: True)
-    start._Handover.may_begin = lambda _: permit.clock() + 60.0
+    Handover.is_ours = property(lambda _: True)
+    Handover.may_begin = lambda _: permit.clock() + 60.0
 
 
 def an_end_of_trust() -> None:
@@ -158,7 +160,7 @@ def a_hearing() -> None:
 def stopper() -> None:
     """Nobody minds what waits when a worker is told to stop, save at its end."""
     steps.Stopper.requeue_waiting = lambda self: None
-    start.told_to_stop = lambda owner: False
+    before_the_pool.told_to_stop = lambda owner: False
     prefork.keep_what_runs = lambda pool, requeue: None
 
 

@@ -263,7 +263,7 @@ class Bench:
 
     def hand_over(self, claimed: Claimed) -> float:
         """Give a job to a pool; until when it may begin."""
-        return self.in_flight.start(claimed.job)
+        return self.in_flight.begin(claimed.job)
 
     def recorded(self, owner: Facts) -> list[str]:
         """Digests of what the server has as running."""

@@ -102,7 +102,7 @@ def test_the_refusal_of_a_record_is_heard_with_the_next_thing_that_waits(hasty, 
     held = hasty.in_flight
     [one] = hasty.take(owner, payload(0))
     with another_type(hasty, hasty.keys.private(owner.owner)):
-        assert held.start(one.job)
+        assert held.begin(one.job)
         with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
             held.flush()
     held.flush()

@@ -67,10 +67,10 @@ def test_an_ack_beside_a_start_that_is_said_again_is_no_alarm(server, hasty, own
     held = hasty.in_flight
     hasty.push("mail", payload(1), payload(2))
     one, two = held.claim(owner.owner, ["mail"], 2, 1, [], 1).jobs
-    assert held.start(one.job)
+    assert held.begin(one.job)
 
     def start() -> None:
-        assert held.start(two.job), "nobody waits for the answer"
+        assert held.begin(two.job), "nobody waits for the answer"
         held.flush()
 
     unheard(server, start)

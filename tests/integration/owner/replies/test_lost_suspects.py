@@ -48,9 +48,9 @@ def test_nothing_starts_while_a_lost_reply_may_speak_of_a_suspect(server, hasty,
     hasty.client.lpush(hasty.keys.probation("mail"), suspect)
     unheard(server, lambda: held.claim_alone(owner.owner, "mail"))
     eventually(lambda: hasty.private(owner) == [suspect, one])
-    assert not held.start(job)
+    assert not held.begin(job)
     assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 1
-    assert held.start(job)
+    assert held.begin(job)
     held.flush()
     assert hasty.recorded(owner) == [digest(one)]
 
@@ -62,6 +62,6 @@ def test_a_claim_for_a_suspect_that_comes_late_is_not_alone_with_what_starts(has
     [(job, _)] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
     hasty.client.lpush(hasty.keys.probation("mail"), suspect)
     assert hasty.run(hasty.lists.claim_alone(owner.owner, "mail"))[0] == b"ok"
-    assert held.start(job)
+    assert held.begin(job)
     held.flush()
     assert hasty.recorded(owner) == sorted(map(digest, (one, suspect)))

@@ -11,13 +11,10 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from ..store.database import Database
 from ..store.runs import FAILED, MOST, REJECTED, RETRIED, SUCCEEDED, Runs, TaskRuns
+from .handover import NotStarted
 
 
-class NotStarted(Ignore):
-    """A job came too late to its process: it is handed over again."""
-
-
-class Ended:
+class RunCounts:
     """Thread-safe: a pool of threads says it in its own."""
 
     def __init__(self) -> None:

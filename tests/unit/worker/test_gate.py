@@ -8,25 +8,26 @@ import sys
 import pytest
 
 from celery_superfetch.model.permit import clock
-from celery_superfetch.worker import start
+from celery_superfetch.worker.gate import run_until
+from celery_superfetch.worker.handover import NotStarted
 
 CLAIM = ("", "", "", 0)  # none that could hand on a step
 
 BEGIN = """
 import sys
-from celery_superfetch.worker.start import start
-start(float(sys.argv[1]), ("", "", "", 0), print, "begun")
+from celery_superfetch.worker.gate import run_until
+run_until(float(sys.argv[1]), ("", "", "", 0), print, "begun")
 """
 
 
 def test_the_process_that_runs_it_looks_at_its_clock() -> None:
     """B. It asks nobody: past the time it says so, and has not begun."""
     ran: list[str] = []
-    assert start.start(clock() + 60, CLAIM, ran.append, "in time") is None
-    failed, told, _ = start.start(clock(), CLAIM, ran.append, "too late")
+    assert run_until(clock() + 60, CLAIM, ran.append, "in time") is None
+    failed, told, _ = run_until(clock(), CLAIM, ran.append, "too late")
     assert ran == ["in time"]
     assert failed == 1
-    assert isinstance(getattr(told.exception, "exc", told.exception), start.NotStarted)
+    assert isinstance(getattr(told.exception, "exc", told.exception), NotStarted)
 
 
 @pytest.mark.parametrize(("slept", "said"), [(0, "begun"), (3600, "")], ids=["control", "slept"])

@@ -17,7 +17,7 @@ from celery.worker import state
 from redis.exceptions import RedisError
 
 from ..app.notice import Notices
-from ..app.steps import is_tracer, run
+from ..app.steps import run
 from ..model.config import ANNOUNCE_TASK
 from ..model.job import digest
 from ..model.permit import clock
@@ -25,11 +25,11 @@ from ..model.process import start_time
 from ..model.step import Claim
 from ..owner.here import owners_here
 from ..owner.in_flight.runner import Runner
-from ..transport.deliveries import Delivery
 from . import unreceivable
-from .ended import Ended, NotStarted
+from .handover import Handover, NotStarted
 from .in_process import settle_failures
 from .prefork import drop_unsendable, mend, request_of
+from .run_counts import RunCounts
 from .stopping import SOLO, told_to_stop
 
 logger = get_logger(__name__)
@@ -38,7 +38,9 @@ THREADS = "celery.concurrency.thread"
 TOLD = ("callback", "error_callback", "timeout_callback")  # by a pool, of a job's end
 
 
-def start(until: float, claim: Any, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def run_until(
+    until: float, claim: Any, target: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     """Run ``target``, in the pool's own process, if it is not past ``until`` (``clock``); ``claim``
     has the fields of its ``Claim``."""
     if (began := clock()) < until:
@@ -62,54 +64,6 @@ def _tell_of_lost_batch(target: Any, exc_info: Any) -> None:
     )
 
 
-class _Handover:
-    waited = False  # it could not start at once
-
-    def __init__(self, delivery: Delivery, request: Any, target: Any, *apply: Any) -> None:
-        self.delivery, self.request, self.target = delivery, request, target
-        self.args, self.kwargs, self.options = apply
-        self.job, self.owner = delivery.job, delivery.owner
-        self.take = partial(threading.Lock().acquire, False)  # True for whoever comes first
-
-    @property
-    def is_ours(self) -> bool:
-        if self.owner.is_former(self.job):
-            return False
-        # With early ack one that was taken back is settled, and nobody else's either.
-        return bool(self.request.acknowledged or self.owner.may_start(self.job))
-
-    def may_begin(self) -> float:
-        """Record it and note that the pool has it; until when it may begin, 0 for not now."""
-        if self.request.acknowledged:
-            return self.owner.deadline(self.job)
-        # With early ack it may be settled before it runs: there would be no record to make.
-        return self.owner.start(self.job, record=self.request.task.acks_late)
-
-    def claim(self) -> tuple[Any, ...]:
-        """The fields of a ``Claim`` for who runs it. With early ack it is over by then, and nothing
-        is handed on for it."""
-        delivery, claimed = self.delivery, self.delivery.claimed
-        (job, counters), token = claimed, claimed.token
-        if self.request.acknowledged or not self.request.task.acks_late:
-            return "", "", "", token
-        place, key = delivery.channel.place, self.owner.key_of(job)
-        return place, key, job.claim_id, token, counters.steps if counters else ""
-
-    @property
-    def decoded(self) -> Any:
-        """``args`` for Celery's tracer in this process, where the request has read the body."""
-        if not is_tracer(self.target):
-            return self.args
-        name, id, request, body, content_type, _ = self.args
-        return name, id, request, self.request.message.payload if content_type else body, None, None
-
-    def accept(self, accept: Callable[..., Any], *args: Any) -> Any:
-        """In a thread of the pool; what was given up is still in its line."""
-        if not self.take():
-            raise NotStarted("given up")
-        return accept(*args)
-
-
 class Gate(Runner):
     """Stands before a worker's pool and runs what its connection brings; any thread comes by."""
 
@@ -118,14 +72,14 @@ class Gate(Runner):
 
     def __init__(self, worker: Any) -> None:
         self.worker, self.pool, self.node = worker, worker.pool, worker.hostname
-        self.notice, self.ended = Notices(worker.app), Ended()
+        self.notice, self.run_counts = Notices(worker.app), RunCounts()
         self.tasks = digest(" ".join(sorted(worker.app.tasks)).encode())[:12]
         kind, self.green = type(self.pool).__module__, self.pool.is_green
         self.inline, self.threads = kind == SOLO, kind == THREADS
         self.prefork = self.pool.uses_semaphore and not self.pool.options.get("threads", True)
         self._turns = 0
-        self._waiting: deque[_Handover] = deque()
-        self.out: set[_Handover] = set()
+        self._waiting: deque[Handover] = deque()
+        self.out: set[Handover] = set()
         self._turn = threading.Lock()  # held by whoever hands over
         self._look_again = False  # somebody came by meanwhile
         self._apply, self.pool.apply_async = self.pool.apply_async, self.apply_async
@@ -190,7 +144,7 @@ class Gate(Runner):
             if self.prefork:
                 options.setdefault("error_callback", partial(_tell_of_lost_batch, target))
             return self._apply(target, args, kwargs or {}, **options)
-        handover = _Handover(delivery, request, target, args, kwargs or {}, options)
+        handover = Handover(delivery, request, target, args, kwargs or {}, options)
         self._waiting.append(handover)
         self.pump()
         handover.waited = True
@@ -208,28 +162,27 @@ class Gate(Runner):
             finally:
                 self._turn.release()
 
-    def _choose(self) -> tuple[_Handover, float] | None:
+    def _choose(self) -> tuple[Handover, float] | None:
         """The next job that may start, and until when; None if none may now."""
         while self._waiting:
             first = self._waiting[0]
-            owner = first.delivery.owner
             alone = first.owner.alone
             room = len(self.out) < (1 if alone is not None else self.slots)
             if not first.is_ours:
                 self._drop(self._waiting.popleft(), "it has left this worker")
             elif alone is not None and first.job != alone and not first.request.acknowledged:
                 self._drop(self._waiting.popleft(), "another runs alone here")
-            elif room and not told_to_stop(owner) and (until := first.may_begin()):
+            elif room and not told_to_stop(first.owner) and (until := first.may_begin()):
                 self.out.add(self._waiting.popleft())
                 return first, until
             else:
                 break
         return None
 
-    def _hand_over(self, handover: _Handover, until: float) -> None:
+    def _hand_over(self, handover: Handover, until: float) -> None:
         request, options = handover.request, dict(handover.options)
-        tell = options["callback"]
-        options["callback"] = partial(self.ended.hear, handover.job.queue_list, request.type, tell)
+        counted = handover.job.queue_list, request.type
+        options["callback"] = partial(self.run_counts.hear, *counted, options["callback"])
         forks = not (self.inline or self.threads or self.green)
         for name in TOLD if forks else ():
             options[name] = partial(self._tell, handover, options[name])
@@ -242,7 +195,7 @@ class Gate(Runner):
                 return self._release()
             args = handover.args if forks else handover.decoded
             handed = (until, handover.claim(), handover.target, *args)
-            result = self._apply(start, handed, handover.kwargs, **options)
+            result = self._apply(run_until, handed, handover.kwargs, **options)
         except BaseException as exc:
             # A pool that cannot start a thread has it in its line, and may have begun with it.
             if self.threads and not handover.take():
@@ -266,9 +219,7 @@ class Gate(Runner):
         elif self.green:  # gevent's, whose ``link`` would start one more greenlet
             result.rawlink(partial(self._over, handover))
 
-    def _tell(
-        self, handover: _Handover, tell: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
+    def _tell(self, handover: Handover, tell: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """One of the pool's callbacks: its last word on a job, but for that of a soft limit."""
         try:
             return tell(*args, **kwargs)
@@ -276,14 +227,14 @@ class Gate(Runner):
             if not kwargs.get("soft"):
                 self._over(handover)
 
-    def _over(self, handover: _Handover, *_: Any) -> None:
+    def _over(self, handover: Handover, *_: Any) -> None:
         self.out.discard(handover)
         if not self.green:
             self.pump()
         elif self._waiting:  # this is gevent's hub, where nothing may wait
             self.pool.spawn_n(self.pump)
 
-    def _drop(self, handover: _Handover, why: str) -> None:
+    def _drop(self, handover: Handover, why: str) -> None:
         request = handover.request
         state.task_ready(request)
         handover.delivery.requeue()  # if that is open, and the job still ours
