@@ -13,8 +13,6 @@ SCAN_STEPS = 100  # of who only has a look
 #: of the dead set.
 JOBS = {"private:": "HKEYS", "landing:": "LLEN", "parked:": "ZCARD", "probation:": "LLEN"}
 DEAD = {"dead", "dead:"}
-#: Kinds of keys that an owner has, with their types.
-OWNED = {"private:": "HASH", "landing:": "LIST", "owner:": "HASH"}
 
 
 class Keyspace(Structure):
@@ -23,7 +21,7 @@ class Keyspace(Structure):
     def owners(self) -> dict[str, set[str]]:
         """Whoever has facts, or jobs in flight, registered or not -> the queue lists of these."""
         owners: dict[str, set[str]] = {}
-        for kind, type in OWNED.items():
+        for kind, type in ("private:", "HASH"), ("landing:", "LIST"), ("owner:", "HASH"):
             for key in self._scan(kind, type):
                 _, owner, queue_list = self.keys.parse(key)
                 owners.setdefault(owner, set()).update({queue_list} - {""})
