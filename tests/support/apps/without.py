@@ -187,7 +187,7 @@ def leaving() -> None:
 
 def look_at_the_loop() -> None:
     """The heart vouches for the loop whatever that does."""
-    Heart.look = lambda self: None
+    Heart.watch_loop = lambda self: None
 
 
 def heart_of_its_own() -> None:
