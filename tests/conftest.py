@@ -332,7 +332,14 @@ def app(make_app: Callable[..., Celery]) -> Celery:
 
 
 @pytest.fixture
-def shop(app: Celery) -> SimpleNamespace:
-    """The shop's tasks by name: `shop.hold.delay("a")`."""
+def shop(app: Celery, ledger: Ledger) -> SimpleNamespace:
+    """The shop's tasks by name: `shop.note.delay("a")`. `shop.run("b")`: one that is held runs."""
     tasks = {name.removeprefix("shop."): task for name, task in app.tasks.items()}
-    return SimpleNamespace(**{name: task for name, task in tasks.items() if name.isidentifier()})
+
+    def run(*jobs: str) -> None:
+        for job in jobs:
+            tasks["hold"].delay(job)
+        eventually(lambda: {*jobs} <= ledger.starts().keys(), message=f"{jobs} run")
+
+    named = {name: task for name, task in tasks.items() if name.isidentifier()}
+    return SimpleNamespace(run=run, **named)

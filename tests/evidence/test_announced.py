@@ -12,7 +12,6 @@ from celery import Celery, chain, chord, group
 from celery.exceptions import ChordError
 
 from celery_superfetch import PoisonPill
-from support.servers.ledger import Ledger
 from support.waiting import eventually
 
 ONE_STRIKE = {"strike_limit": 1, "reap_interval": 1}
@@ -42,11 +41,6 @@ def failures(app: Celery) -> Iterator[list[dict[str, Any]]]:
         finally:
             receiver.should_stop = True
             thread.join()
-
-
-def said(ledger: Ledger, what: str) -> list[str]:
-    """Of which jobs it was said."""
-    return [line["job"] for line in ledger.lines(what)]
 
 
 def test_everybody_hears_of_a_job_that_killed_its_pool_child(
@@ -80,25 +74,25 @@ def test_everybody_hears_of_a_job_that_killed_its_pool_child(
     eventually(lambda: choir.state == "FAILURE", message="the body's own result, too")
     assert both.results[1].get(timeout=30) == "beside"
 
-    eventually(lambda: len(said(ledger, "old errback")) == 3)
-    assert set(said(ledger, "old errback")) == {pill.id, quiet.id, ignored.id}
+    eventually(lambda: len(ledger.told("old errback")) == 3)
+    assert set(ledger.told("old errback")) == {pill.id, quiet.id, ignored.id}
     assert db.length("elsewhere") == 1, "sent where it belongs"
-    assert said(ledger, "new errback: PoisonPill") == [pill.id]
-    assert said(ledger, "new errback: ChordError") == [choir.id]
+    assert ledger.told("new errback: PoisonPill") == [pill.id]
+    assert ledger.told("new errback: ChordError") == [choir.id]
     jobs = ["pill", "quiet", "careless", "in a chain", "in a group", "in a chord"]
-    eventually(lambda: len(said(ledger, "task_failure")) == len(jobs))
+    eventually(lambda: len(ledger.told("task_failure")) == len(jobs))
     for what in ("poisoned", "task_failure"):
-        assert sorted(said(ledger, what)) == sorted(jobs), what
+        assert sorted(ledger.told(what)) == sorted(jobs), what
     assert "a hook that fails" in one.log()
-    assert said(ledger, "poisoned, out of context") == []
+    assert ledger.told("poisoned, out of context") == []
     killed = {pill.id, quiet.id, ignored.id, line.parent.id, both.results[0].id}
-    assert killed < set(said(ledger, "job_killed"))
+    assert killed < set(ledger.told("job_killed"))
     # And the errback of a task that nobody knows: it is in the dead set.
-    eventually(lambda: len(said(ledger, "job_killed")) == len(jobs) + 1)
+    eventually(lambda: len(ledger.told("job_killed")) == len(jobs) + 1)
     assert [record["task"] for record in db.dead()].count("no.such") == 1
     assert "never" not in ledger.starts(), "neither the chain nor the chord went on"
     assert (quiet.state, ignored.state) == ("PENDING", "PENDING"), "ignored results are not stored"
-    assert said(ledger, "stored FAILURE").count(pill.id) == 1
+    assert ledger.told("stored FAILURE").count(pill.id) == 1
     assert pill.worker == f"{one.name}@{host}", "E7: where it ran, as Celery's own results say it"
     eventually(lambda: not db.client.exists("superfetch:dead:unannounced"))
 
@@ -118,11 +112,11 @@ def test_without_a_result_backend_the_rest_is_told_all_the_same(worker, cli, mak
     cli("reap", process=True, app="told", options=settings["options"], result_url="")
     worker(**settings, result_url="", ready=False).wait_exit()
     heir = worker(**settings, result_url="")
-    eventually(lambda: len(said(ledger, "old errback")) == 1)
+    eventually(lambda: len(ledger.told("old errback")) == 1)
     eventually(lambda: not db.client.exists("superfetch:dead:unannounced"))
     for what in ("poisoned", "task_failure"):
-        assert said(ledger, what) == ["pill"]
-    assert len(said(ledger, "job_killed")) == 1
+        assert ledger.told(what) == ["pill"]
+    assert len(ledger.told("job_killed")) == 1
     assert "Traceback" not in heir.log()
 
 

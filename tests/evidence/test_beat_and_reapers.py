@@ -11,8 +11,7 @@ QUICK = {"heartbeat_interval": 1, "owner_ttl": 5, "reap_interval": 1}
 
 def test_beat_reaps_when_no_worker_looks_after_the_others(worker, beat, shop, ledger, db):
     victim = worker(concurrency=1, options=QUICK)
-    shop.hold.delay("running")
-    eventually(lambda: ledger.starts())
+    shop.run("running")
     owner = db.owner_of("running")
     other = worker(env={"WITHOUT": "maintenance"}, concurrency=1, options=QUICK)
     victim.kill9_all()
@@ -89,9 +88,7 @@ def test_whoever_sends_our_task_by_hand_is_no_beat(make_app, worker, cli):
 
 def test_one_death_is_reaped_once_however_many_look(worker, shop, ledger, db):
     victim = worker(concurrency=2, options=QUICK)
-    for name in ("a", "b"):
-        shop.hold.delay(name)
-    eventually(lambda: len(ledger.starts()) == 2)
+    shop.run("a", "b")
     others = [worker(concurrency=1, options=QUICK) for _ in range(3)]
     victim.kill9_all()
     eventually(lambda: set(ledger.runs().values()) == {2})

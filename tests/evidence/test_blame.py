@@ -119,8 +119,7 @@ def test_ten_deploys_in_a_row_strike_nothing(worker, app, shop, ledger, db, pool
 def test_a_pool_child_that_is_lost_while_its_worker_stops_strikes_nothing(worker, shop, ledger, db):
     """systemd signals the whole group."""
     one = worker(concurrency=1, options=OPTIONS)
-    shop.hold.delay("job")
-    eventually(lambda: ledger.starts().get("job"))
+    shop.run("job")
     one.term()
     eventually(lambda: db.fact(db.owner_of("job"), "state") == "stopping")
     one.kill9_child()

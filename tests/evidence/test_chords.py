@@ -7,7 +7,7 @@ command after the other, to be killed there.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import celery
@@ -35,12 +35,6 @@ MOST = 9
 
 
 @pytest.fixture
-def results(client: redis.Redis) -> Iterator[FaultProxy]:
-    with FaultProxy(client.connection_pool.connection_kwargs["port"]) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def choir(app: Celery) -> Callable[..., AsyncResult]:
     """`choir(3)`: send a chord of so many parts."""
 
@@ -52,7 +46,7 @@ def choir(app: Celery) -> Callable[..., AsyncResult]:
 
 
 @pytest.fixture
-def singers(worker: Any, results: FaultProxy, app: Celery) -> Callable[..., Worker]:
+def singers(worker: Any, proxy: FaultProxy, app: Celery) -> Callable[..., Worker]:
     """A worker whose results go through the proxy, or do not."""
 
     def start(
@@ -62,7 +56,7 @@ def singers(worker: Any, results: FaultProxy, app: Celery) -> Callable[..., Work
             "result_backend_transport_options": {"result_chord_ordered": ordered},
             "worker_deduplicate_successful_tasks": dedupe,
         }
-        url = results.url() if proxied else app.conf.broker_url
+        url = proxy.url() if proxied else app.conf.broker_url
         return worker(app="choirs", result_url=url, conf=conf, options=OPTIONS, **settings)
 
     return start
@@ -78,37 +72,48 @@ def left_of(body: AsyncResult, client: redis.Redis) -> list[str]:
     return [key for key in keys if not (key.endswith(".c") and client.ttl(key) > 0)]
 
 
+@pytest.fixture
+def heard(singers: Any, choir: Any, ledger: Ledger, db: Database) -> Callable[..., Worker]:
+    """A worker that has sung before: from here on the server knows the scripts."""
+
+    def start(**settings: Any) -> Worker:
+        one: Worker = singers(**settings)
+        ledger.release()
+        choir(2).get(timeout=30)
+        ledger.clear()
+        eventually(db.settled)
+        return one
+
+    return start
+
+
+@pytest.fixture
 def kill_counted(
-    singers: Callable[..., Worker],
-    choir: Callable[..., AsyncResult],
-    results: FaultProxy,
-    ledger: Ledger,
-    db: Database,
-    **settings: Any,
-) -> AsyncResult:
+    heard: Any, singers: Any, choir: Any, proxy: FaultProxy, ledger: Ledger, db: Database
+) -> Callable[..., AsyncResult]:
     """Of two parts one is killed after it was counted. Both run again elsewhere, that one first."""
-    victim = singers(**settings)
-    ledger.release()
-    choir(2).get(timeout=30)  # from here on the server knows the scripts
-    ledger.clear()
-    eventually(db.settled)
-    body = choir(2)
-    eventually(lambda: len(ledger.starts()) == 2)
-    counted = results.hold_at(lambda words: words[0] in (b"EXEC", b"EVALSHA"), 2, carried_out=True)
-    ledger.release("part 0")
-    assert counted.wait(30)
-    victim.kill9_all()
-    singers(proxied=False, **settings)
-    eventually(lambda: ledger.runs().get("part 1") == 2 and jobs(db) == 1)
-    ledger.release()
-    return body
+
+    def kill(**settings: Any) -> AsyncResult:
+        victim, body = heard(**settings), choir(2)
+        eventually(lambda: len(ledger.starts()) == 2)
+        ends = (b"EXEC", b"EVALSHA")
+        counted = proxy.hold_at(lambda words: words[0] in ends, 2, carried_out=True)
+        ledger.release("part 0")
+        assert counted.wait(30)
+        victim.kill9_all()
+        singers(proxied=False, **settings)
+        eventually(lambda: ledger.runs().get("part 1") == 2 and jobs(db) == 1)
+        ledger.release()
+        return body
+
+    return kill
 
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_a_part_that_runs_again_counts_once_and_its_second_result_goes(
-    singers, choir, results, ledger, db, ordered
+    kill_counted, ledger, db, ordered
 ):
-    body = kill_counted(singers, choir, results, ledger, db, ordered=ordered)
+    body = kill_counted(ordered=ordered)
     found = body.get(timeout=60)
     last = {line["job"]: line["pid"] for line in ledger.lines("started")}
     assert sorted(found) == [[index, last[f"part {index}"]] for index in range(2)]
@@ -119,21 +124,16 @@ def test_a_part_that_runs_again_counts_once_and_its_second_result_goes(
 
 @pytest.mark.parametrize("without", ["", "completing"])
 def test_a_part_that_celery_does_not_run_again_counts_all_the_same(
-    singers, choir, results, ledger, db, without
+    heard, singers, choir, proxy, ledger, db, without
 ):
     """It has its result, by ``worker_deduplicate_successful_tasks``, and died before it counted.
 
     The control: the body waits for ever.
     """
     settings = {"dedupe": True, "env": {"WITHOUT": without}}
-    victim = singers(**settings)
-    ledger.release()
-    choir(2).get(timeout=30)  # from here on the server knows the scripts
-    ledger.clear()
-    eventually(db.settled)
-    body = choir(2)
+    victim, body = heard(**settings), choir(2)
     eventually(lambda: len(ledger.starts()) == 2)
-    stored = results.hold_at(lambda words: words[0] == b"EVALSHA", carried_out=False)
+    stored = proxy.hold_at(lambda words: words[0] == b"EVALSHA", carried_out=False)
     ledger.release("part 0")
     assert stored.wait(30)
     victim.kill9_all()
@@ -148,58 +148,52 @@ def test_a_part_that_celery_does_not_run_again_counts_all_the_same(
 
 @pytest.mark.skipif(CELERY_57, reason="from 5.7 on Celery counts parts, and not runs")
 @pytest.mark.parametrize("ordered", [True, False])
-def test_the_control_counts_runs(singers, choir, results, ledger, db, ordered):
-    without = {"WITHOUT": "chord_counts"}
-    body = kill_counted(singers, choir, results, ledger, db, ordered=ordered, env=without)
+def test_the_control_counts_runs(kill_counted, ordered):
+    body = kill_counted(ordered=ordered, env={"WITHOUT": "chord_counts"})
     assert [index for index, _ in body.get(timeout=60)] == [0, 0]
 
 
+@pytest.fixture
 def kill_completing(
-    singers: Callable[..., Worker],
-    choir: Callable[..., AsyncResult],
-    results: FaultProxy,
-    ledger: Ledger,
-    db: Database,
-    point: int,
-    dies: str = "worker",
-    **settings: Any,
-) -> tuple[AsyncResult, threading.Event, bool]:
+    heard: Any, singers: Any, choir: Any, proxy: FaultProxy, ledger: Ledger, db: Database
+) -> Callable[..., tuple[AsyncResult, threading.Event, bool]]:
     """The last part is killed before one of its commands, and runs again: whether it came so far,
     and whether it had sent the body."""
-    victim = singers(concurrency=1, **settings)
-    ledger.release()
-    choir(2).get(timeout=30)  # from here on the server knows the scripts
-    ledger.clear()
-    eventually(db.settled)
-    ledger.release("part 0")
-    body = choir(2)
-    eventually(lambda: ledger.starts().get("part 1") and jobs(db) == 1)
-    seen = []
 
-    def is_point(words: Words) -> bool:
-        name = words[0].decode().upper()
-        seen.append(name)
-        return name in POINTS
+    def kill(
+        point: int, dies: str = "worker", **settings: Any
+    ) -> tuple[AsyncResult, threading.Event, bool]:
+        victim, seen = heard(concurrency=1, **settings), []
+        ledger.release("part 0")
+        body = choir(2)
+        eventually(lambda: ledger.starts().get("part 1") and jobs(db) == 1)
 
-    reached = results.hold_at(is_point, point, carried_out=False)
-    ledger.release()
-    eventually(lambda: reached.is_set() or ledger.starts().get("body"))
-    # It is before the command that clears up.
-    sent = "DEL" in seen or (CELERY_57 and seen.count("EVALSHA") == 3)
-    if dies == "child":
-        victim.kill9_child()
-    else:
-        victim.kill9_all()
-        singers(proxied=False, **settings)
-    return body, reached, sent
+        def is_point(words: Words) -> bool:
+            name = words[0].decode().upper()
+            seen.append(name)
+            return name in POINTS
+
+        reached = proxy.hold_at(is_point, point, carried_out=False)
+        ledger.release()
+        eventually(lambda: reached.is_set() or ledger.starts().get("body"))
+        # It is before the command that clears up.
+        sent = "DEL" in seen or (CELERY_57 and seen.count("EVALSHA") == 3)
+        if dies == "child":
+            victim.kill9_child()
+        else:
+            victim.kill9_all()
+            singers(proxied=False, **settings)
+        return body, reached, sent
+
+    return kill
 
 
 @pytest.mark.parametrize("dies", ["worker", "child"])
 @pytest.mark.parametrize("point", range(1, MOST + 1))
 def test_the_part_that_completes_its_chord_may_be_killed_anywhere(
-    singers, choir, results, ledger, db, point, dies
+    kill_completing, ledger, db, point, dies
 ):
-    body, reached, sent = kill_completing(singers, choir, results, ledger, db, point, dies)
+    body, reached, sent = kill_completing(point, dies)
     found = body.get(timeout=60)
     assert [index for index, _ in found] == [0, 1]
     eventually(db.settled)
@@ -210,10 +204,9 @@ def test_the_part_that_completes_its_chord_may_be_killed_anywhere(
 
 
 @pytest.mark.skipif(not CELERY_57, reason="before 5.7 Celery has no lease")
-def test_the_control_nobody_publishes_the_body(singers, choir, results, ledger, db):
+def test_the_control_nobody_publishes_the_body(kill_completing, ledger, db):
     """The run that was killed has a lease on it for 6 s, and the next one is over by then."""
-    without = {"WITHOUT": "chord_counts"}
-    body, reached, _ = kill_completing(singers, choir, results, ledger, db, 4, env=without)
+    body, reached, _ = kill_completing(4, env={"WITHOUT": "chord_counts"})
     assert reached.is_set()
     eventually(lambda: ledger.runs().get("part 1") == 2 and db.settled())
     assert body.state == "PENDING"
@@ -221,10 +214,9 @@ def test_the_control_nobody_publishes_the_body(singers, choir, results, ledger, 
 
 
 @pytest.mark.skipif(not CELERY_57, reason="before 5.7 Celery lets it run again")
-def test_the_control_a_part_that_lost_its_child_is_not_counted(singers, choir, results, ledger, db):
+def test_the_control_a_part_that_lost_its_child_is_not_counted(kill_completing, ledger, db):
     """Its result was stored, and so Celery acks it."""
-    without = {"WITHOUT": "second_runs"}
-    body, reached, _ = kill_completing(singers, choir, results, ledger, db, 3, "child", env=without)
+    body, reached, _ = kill_completing(3, "child", env={"WITHOUT": "second_runs"})
     assert reached.is_set()
     eventually(db.settled)
     assert body.state == "PENDING"

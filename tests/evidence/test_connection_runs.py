@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from celery_superfetch.owner.in_flight.lost_claims import LATE_CLAIM
 from support.servers.faults import kill_connections
 from support.waiting import always, eventually
-from support.workers.fleet import Fleet
 from support.workers.load import Load
 from support.workers.worker import Worker
 
@@ -51,41 +49,31 @@ def test_what_celery_cancels_at_a_connection_loss_is_requeued_once(small):
     eventually(fleet.at_rest, LATE_CLAIM + 20)
 
 
-@pytest.fixture
-def ended(small: Callable[..., Fleet]) -> Callable[..., Fleet]:
-    """A worker that was about to cancel two greenlets; one ended while it dealt with the other."""
-
-    def end(**env: str) -> Fleet:
-        conf = {"worker_cancel_long_running_tasks_on_connection_loss": True}
-        env = {"HAPPENS": "slow_acks", **env}
-        fleet = small(pools={"gevent": 2}, conf=conf, env=env)
-        for job in ("one", "two"):
-            fleet.app.tasks["shop.hold"].apply_async((job,), queue="gevent")
-        eventually(lambda: len(fleet.ledger.starts()) == 2)
-        kill_connections(fleet.server.client())
-        eventually(lambda: fleet.ledger.starts().get("note"))
-        for job in ("one", "two"):
-            fleet.ledger.release(job)
-        eventually(lambda: fleet.ledger.starts().get("ack"))
-        fleet.ledger.release("note")
-        log = fleet.workers["gevent"].log
-        eventually(lambda: log().count("Terminating it instead") == 2)
-        eventually(lambda: log().count("] Connected to") >= 2)
-        fleet.ledger.release("ack")
-        return fleet
-
-    return end
-
-
-def test_a_greenlet_that_has_ended_is_not_killed_while_it_acks(ended):
-    fleet = ended()
+@pytest.mark.parametrize("without", ["", "settling"])
+def test_a_greenlet_that_has_ended_is_not_killed_while_it_acks(small, without):
+    """Of two that were to be cancelled, one ended while the worker dealt with the other. The
+    control: its job stays with the worker."""
+    conf = {"worker_cancel_long_running_tasks_on_connection_loss": True}
+    env = {"HAPPENS": "slow_acks", "WITHOUT": without}
+    fleet = small(pools={"gevent": 2}, conf=conf, env=env)
+    ledger, log = fleet.ledger, fleet.workers["gevent"].log
+    for job in ("one", "two"):
+        fleet.app.tasks["shop.hold"].apply_async((job,), queue="gevent")
+    eventually(lambda: len(ledger.starts()) == 2)
+    kill_connections(fleet.server.client())
+    eventually(lambda: ledger.starts().get("note"))
+    for job in ("one", "two"):
+        ledger.release(job)
+    eventually(lambda: ledger.starts().get("ack"))
+    ledger.release("note")
+    eventually(lambda: log().count("Terminating it instead") == 2)
+    eventually(lambda: log().count("] Connected to") >= 2)
+    ledger.release("ack")
+    if without:
+        always(lambda: bool(fleet.left()), during=5.0)
+        return
     eventually(fleet.at_rest)
-    assert sorted(fleet.ledger.runs()[job] for job in ("one", "two")) == [1, 2]
-
-
-def test_otherwise_its_job_stays_with_its_worker(ended):
-    fleet = ended(WITHOUT="settling")
-    always(lambda: bool(fleet.left()), during=5.0)
+    assert sorted(ledger.runs()[job] for job in ("one", "two")) == [1, 2]
 
 
 def test_greenlets_go_on_while_their_worker_waits_for_the_next_try(small):
@@ -189,9 +177,11 @@ def test_a_job_that_came_too_late_to_its_child_outlasts_two_lost_connections(sma
     assert fleet.ledger.runs() == dict.fromkeys(names, 1)
 
 
-def half_a_result(small: Callable[..., Fleet], **env: str) -> Fleet:
-    """A worker that lost its connection while it read a result, and is to read the rest."""
-    fleet = small(pools={"prefork": 1}, env={"HAPPENS": "slow_results", **env})
+@pytest.mark.parametrize("without", ["", "half_a_result"])
+def test_a_result_that_was_read_in_part_is_read_on(small, without):
+    """The connection is lost in between. The control: it is never acked."""
+    env = {"HAPPENS": "slow_results", "WITHOUT": without}
+    fleet = small(pools={"prefork": 1}, env=env)
     fleet.app.tasks["shop.fail"].apply_async(("x" * 20_000,), queue="prefork")
     eventually(lambda: fleet.ledger.starts().get("result"), message="a part of it is sent")
     kill_connections(fleet.server.client())
@@ -199,16 +189,9 @@ def half_a_result(small: Callable[..., Fleet], **env: str) -> Fleet:
     eventually(lambda: worker.log().count("Connected to") >= 2, message="it is back")
     fleet.app.tasks["shop.note"].apply_async(("next",), queue="prefork")
     fleet.ledger.release("result")
-    return fleet
-
-
-def test_a_result_that_was_read_in_part_is_read_on(small):
-    fleet = half_a_result(small)
+    if without:
+        always(fleet.left, during=2)
+        return
     eventually(lambda: fleet.ledger.finishes().get("next"))
     eventually(lambda: not fleet.left())
     assert fleet.ledger.runs()["x" * 20_000] == 1
-
-
-def test_a_result_whose_beginning_is_forgotten_is_never_acked(small):
-    fleet = half_a_result(small, WITHOUT="half_a_result")
-    always(fleet.left, during=2)

@@ -48,8 +48,7 @@ def test_an_idle_worker_strands_no_job_once_it_is_forgotten(
 def test_what_waits_in_a_forgotten_worker_runs_all_the_same(worker, shop, ledger, db, pool):
     """One runs, three wait for a slot in Celery, one waits for its time."""
     worker(pool=pool, concurrency=1, options=ALONE, args=["--prefetch-multiplier=8"])
-    shop.hold.delay("running")
-    eventually(lambda: ledger.starts())
+    shop.run("running")
     shop.note.apply_async(("late",), countdown=4)  # from 5 s on it is parked
     for number in range(3):
         shop.note.delay(f"job-{number}")

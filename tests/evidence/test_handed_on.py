@@ -6,11 +6,10 @@ proxy, at which whoever hands on stands still when the server has the first mess
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
-import redis
 from celery import Celery, chain, chord, group
 
 from support.hosts import Host
@@ -77,14 +76,8 @@ KINDS["retry"] = Kind(
 
 
 @pytest.fixture
-def network(client: redis.Redis) -> Iterator[FaultProxy]:
-    with FaultProxy(client.connection_pool.connection_kwargs["port"]) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def cut_short(
-    worker: Any, app: Celery, ledger: Ledger, network: FaultProxy, db: Database
+    worker: Any, app: Celery, ledger: Ledger, proxy: FaultProxy, db: Database
 ) -> Callable[..., int]:
     """`cut_short("chain", "prefork")`: kill whoever hands on between two messages, or between the
     last one and the ack; how many messages there are in the end."""
@@ -92,13 +85,13 @@ def cut_short(
     def run(name: str, pool: str, without: str = "") -> int:
         kind, env = KINDS[name], {"WITHOUT": without}
         settings = {"app": "steps", "pool": pool, "concurrency": 1, "options": OPTIONS, "env": env}
-        victim = worker(url=network.url(), result_url=app.conf.broker_url, **settings)
+        victim = worker(url=proxy.url(), result_url=app.conf.broker_url, **settings)
         KINDS["chain"].send(app)  # from here on the server knows the scripts
         eventually(lambda: db.length(NEXT) == 1 and not db.held())
         db.client.delete(NEXT)
         ledger.clear()
         ledger.release()
-        sent = network.hold_at(lambda words: NEXT.encode() in words, carried_out=True)
+        sent = proxy.hold_at(lambda words: NEXT.encode() in words, carried_out=True)
         kind.send(app)
         assert sent.wait(30)
         eventually(lambda: db.length(NEXT) == 1)

@@ -16,8 +16,7 @@ QUICK = {"heartbeat_interval": 1, "owner_ttl": 5, "reap_interval": 1}
 
 def test_a_restarted_container_takes_back_what_its_predecessor_held(worker, shop, ledger, db):
     victim = worker(host=Host("box"), options=QUICK, name="same", concurrency=1)
-    shop.hold.delay("running")
-    eventually(lambda: ledger.starts())
+    shop.run("running")
     dead = db.owner_of("running")
     victim.kill9_all()
     worker(host=Host("box"), options=QUICK, name="same", concurrency=1)
@@ -34,9 +33,7 @@ def test_of_two_containers_with_one_name_and_pid_the_survivor_keeps_its_jobs(
     worker, shop, ledger, db
 ):
     victim = worker(host=Host("twin"), options=QUICK, name="same", concurrency=2)
-    for name in ("a0", "a1"):
-        shop.hold.delay(name)
-    eventually(lambda: len(ledger.starts()) == 2)
+    shop.run("a0", "a1")
     dead = db.owner_of("a0")
 
     # Enough for its prefetch: else the survivor takes what the dead one's would leave.
@@ -62,8 +59,7 @@ def test_a_frozen_owner_keeps_its_jobs_for_owner_ttl_and_goes_on_under_a_new_nam
     worker, shop, ledger, db
 ):
     sleeper = worker(host=Host("here"), options=QUICK, concurrency=1)
-    shop.hold.delay("running")
-    eventually(lambda: ledger.starts())
+    shop.run("running")
     owner = db.owner_of("running")
     other = worker(host=Host("there"), options=QUICK, concurrency=1)
     with sleeper.frozen():

@@ -28,8 +28,7 @@ def holding(
     one = worker(
         app="hung", options=QUICK, concurrency=1, args=["--prefetch-multiplier=8"], **settings
     )
-    shop.hold.delay("running")
-    eventually(lambda: ledger.starts())
+    shop.run("running")
     for name in RESERVED:
         shop.note.delay(name)
     owner = db.owner_of("running")
@@ -142,16 +141,14 @@ def test_a_long_job_in_the_loops_own_thread_is_no_hang(worker, shop, ledger, db,
     ledger.release()
     eventually(lambda: not db.private_lists())
     assert ledger.runs() == {"long": 1}
-    one.term()
-    assert one.wait_exit() == 0
+    one.stop()
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_long_warm_shutdown_is_no_hang(worker, shop, ledger, db, pool):
     """C4: the loop does not turn while the pool is joined."""
     one = worker(app="hung", pool=pool, options=QUICK, concurrency=1)
-    shop.hold.delay("long")
-    eventually(lambda: ledger.starts())
+    shop.run("long")
     owner = db.owner_of("long")
     one.term()
     eventually(lambda: db.fact(owner, "state") == "stopping")

@@ -50,8 +50,7 @@ def test_a_hung_worker_starts_nothing_more(worker, shop, ledger, db, tmp_path, w
         args=["--prefetch-multiplier=8"],
         env={"HANG": str(file), "WITHOUT": f"maintenance,{without}".rstrip(",")},
     )
-    shop.hold.delay("running")
-    eventually(lambda: ledger.starts())
+    shop.run("running")
     shop.note.delay("reserved")
     owner = db.owner_of("running")
     eventually(lambda: "reserved" in db.held()[owner])
@@ -81,8 +80,7 @@ def test_a_neighbour_that_is_heard_lives_whatever_its_start_time_seems_to_be(
     one = worker(
         pool="threads", options=QUICK, concurrency=1, env={"HAPPENS": "a_step_of_the_clock"}
     )
-    shop.hold.delay("long")
-    eventually(lambda: ledger.starts())
+    shop.run("long")
     [owner] = db.owners()
     worker(options=QUICK, concurrency=1, env={"WITHOUT": without})
     if without:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,8 +14,6 @@ from celery_superfetch.app.notice import Notices
 from celery_superfetch.app.reaper import reaper_of
 from celery_superfetch.model.strikes import Decision
 from celery_superfetch.signals import job_recovering
-from support.servers.ledger import Ledger
-from support.servers.proxy import FaultProxy
 from support.waiting import always, eventually
 from support.workers.bench import Bench, payload
 
@@ -37,13 +34,6 @@ def many_notices(client: redis.Redis, app: Celery) -> None:
 
 
 @pytest.fixture
-def proxy(client: redis.Redis) -> Iterator[FaultProxy]:
-    """On the way to the results."""
-    with FaultProxy(client.connection_pool.connection_kwargs["port"]) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def unannounced(app: Celery, make_app: Any, client: redis.Redis) -> dict[str, Any]:
     """Results of three jobs that were killed, two of them in a chord; nobody has told that yet."""
     alone = app.signature("told.pill", ("alone",)).apply_async(link_error=app.signature("told.old"))
@@ -57,10 +47,6 @@ def unannounced(app: Celery, make_app: Any, client: redis.Redis) -> dict[str, An
     assert reaper_of(killer, client).reap().killed == 3
     assert client.scard(bench.keys.unannounced) == client.llen("celery") == 3
     return {"alone": alone, "body": choir, "pills": [alone, *choir.parent.results]}
-
-
-def said(ledger: Ledger, what: str) -> set[str]:
-    return {line["job"] for line in ledger.lines(what)}
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
@@ -82,8 +68,8 @@ def test_a_result_backend_that_hangs_stops_nobody(pool, worker, unannounced, cli
         assert isinstance(pill.result, PoisonPill)
     with pytest.raises((PoisonPill, ChordError)):
         unannounced["body"].get(timeout=10)
-    assert said(ledger, "old errback") == {unannounced["alone"].id}
-    assert said(ledger, "task_failure") == {"alone", "one", "two"}
+    assert {*ledger.told("old errback")} == {unannounced["alone"].id}
+    assert {*ledger.told("task_failure")} == {"alone", "one", "two"}
     assert [line["job"] for line in ledger.lines("job_killed")].count(unannounced["alone"].id) == 1
 
 
@@ -126,13 +112,13 @@ def test_a_hook_that_hangs_costs_its_slot(worker, app, ledger):
     options = {**OFTEN, "strike_limit": 1}
     worker(app="told", options=options, env={"HANGS": "hung"}, concurrency=2)
     hung = app.send_task("told.pill", ("hung",))
-    eventually(lambda: said(ledger, "hangs") == {"hung"})
+    eventually(lambda: {*ledger.told("hangs")} == {"hung"})
     other = app.send_task("told.pill", ("other",))
     with pytest.raises(PoisonPill):
         other.get(timeout=60)
-    eventually(lambda: said(ledger, "poisoned") == {"other"})
+    eventually(lambda: {*ledger.told("poisoned")} == {"other"})
     ledger.release("hung")
-    eventually(lambda: "hung" in said(ledger, "poisoned"), within=60)
+    eventually(lambda: "hung" in ledger.told("poisoned"), within=60)
     assert isinstance(hung.result, PoisonPill)
 
 

@@ -20,7 +20,7 @@ def test_a_killed_pool_child_costs_its_job_one_strike_and_its_neighbours_nothing
     worker, shop, ledger, db
 ):
     one = worker(concurrency=2)
-    owner = fill(shop, ledger, db, RUNNING, 5)
+    owner = fill(shop, db, RUNNING, 5)
     pids = {line["job"]: line["pid"] for line in ledger.lines("started")}
     children = [child.pid for child in one.children()]
     victim, neighbour = RUNNING
@@ -37,7 +37,7 @@ def test_a_killed_pool_child_costs_its_job_one_strike_and_its_neighbours_nothing
 
 def test_the_last_worker_is_recovered_at_its_successors_start(worker, shop, ledger, db):
     victim = worker(concurrency=2)
-    owner = fill(shop, ledger, db, RUNNING, 5)
+    owner = fill(shop, db, RUNNING, 5)
     victim.kill9_all()
     held = db.held()[owner]
     always(lambda: db.held().get(owner) == held, during=1, message="nobody is there to reap")
@@ -51,8 +51,7 @@ def test_the_last_worker_is_recovered_at_its_successors_start(worker, shop, ledg
 
 def test_recovered_jobs_run_before_a_backlog_and_in_their_old_order(worker, shop, ledger, db):
     victim = worker(concurrency=1)
-    shop.hold.delay("first")
-    eventually(lambda: ledger.starts())
+    shop.run("first")
     backlog = [f"b{n}" for n in range(500)]
     with shop.note.app.pool.acquire(block=True) as connection:
         producer = shop.note.app.amqp.Producer(connection)
@@ -60,8 +59,7 @@ def test_recovered_jobs_run_before_a_backlog_and_in_their_old_order(worker, shop
             shop.note.apply_async((name,), producer=producer)
     held = eventually(lambda: [jobs for jobs in db.held().values() if len(jobs) >= 4])[0]
     assert held == ["first", *backlog[: len(held) - 1]]
-    victim.kill9_all()
-    victim.wait_gone()
+    victim.die()
 
     ledger.clear()
     ledger.release("first")

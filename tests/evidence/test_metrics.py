@@ -87,16 +87,14 @@ def test_a_kill_is_counted_and_all_that_alerts_and_dashboard_name_is_exported(
     port = free_port()
     options = {"metrics_port": port, "reap_interval": 1}
     victim = worker(concurrency=2, options=options)
-    shop.hold.delay("h")
-    eventually(lambda: set(ledger.starts()) == {"h"})
+    shop.run("h")
     own = f"http://127.0.0.1:{port}/metrics"
     before = samples(scrape(own))
     assert value(before, "in_flight", state="running") == 1
     assert value(before, "jobs_recovered_total", queue="", task="") == 0
     process, at = exporter()
 
-    victim.kill9_all()
-    victim.wait_gone()
+    victim.die()
     two = worker(concurrency=2, options=options)
     eventually(lambda: ledger.runs()["h"] == 2, message="it runs again")
     three = worker(concurrency=1, options=options)
@@ -138,8 +136,7 @@ def test_a_kill_is_counted_and_all_that_alerts_and_dashboard_name_is_exported(
     found = samples(scrape(at))
     assert value(found, "run_seconds_count", task="shop.hold") == 1
     assert 0 < (value(found, "run_seconds_sum", task="shop.hold") or 0) < 60
-    two.term()
-    assert two.wait_exit() == 0
+    two.stop()
     process.signal(15)
     assert process.wait_exit() == 0
     promtool("check", "metrics", text=text)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery
 
 from celery_superfetch import PoisonPill
 from celery_superfetch.app.notice import Notices
 from celery_superfetch.model.strikes import Decision
 from celery_superfetch.signals import job_recovering
-from support.servers.ledger import Ledger
-from support.servers.proxy import FaultProxy
 from support.waiting import always, eventually
 from support.workers.bench import Bench
 
@@ -49,17 +45,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def proxy(client: redis.Redis) -> Iterator[FaultProxy]:
-    """On the way to the results."""
-    with FaultProxy(client.connection_pool.connection_kwargs["port"]) as proxy:
-        yield proxy
-
-
-def said(ledger: Ledger, what: str) -> list[str]:
-    return [line["job"] for line in ledger.lines(what)]
-
-
 def orphaned(bench: Bench, *queues: str) -> None:
     """What waits was claimed by somebody who is dead."""
     for queue in queues:
@@ -91,14 +76,14 @@ def test_it_comes_through_whatever_an_app_says_of_its_tasks(
         env={"KILL": "1", "C_FORCE_ROOT": "1"},
     )
     one.wait_log("its caller could not be told")
-    assert said(ledger, "job_killed") == [result.id], "receivers hear at once"
+    assert ledger.told("job_killed") == [result.id], "receivers hear at once"
     proxy.heal()
     with pytest.raises(PoisonPill):
         result.get(timeout=30)
     eventually(lambda: not bench.client.exists(bench.keys.unannounced))
-    eventually(lambda: said(ledger, "old errback") == [result.id])
+    eventually(lambda: ledger.told("old errback") == [result.id])
     for what in ("job_killed", "poisoned", "task_failure"):
-        assert len(said(ledger, what)) == 1, what
+        assert len(ledger.told(what)) == 1, what
     assert not bench.client.exists("elsewhere")
 
 
@@ -142,16 +127,16 @@ def test_a_broker_that_goes_away_while_it_tells_loses_no_notice(
     env = {"HANGS": "hung"}
     worker(app="told", url=proxy.url(), result_url=url, options=ONE_STRIKE, env=env)
     pill = app.signature("told.pill", ("hung",)).apply_async()
-    eventually(lambda: said(ledger, "hangs"))
+    eventually(lambda: ledger.told("hangs"))
     proxy.cut()
     proxy.refuse()
     ledger.release("hung")
-    eventually(lambda: said(ledger, "task_failure"))
+    eventually(lambda: ledger.told("task_failure"))
     assert db.client.exists(UNANNOUNCED)
     proxy.heal()
     eventually(lambda: not db.client.exists(UNANNOUNCED), within=60)
     assert isinstance(pill.result, PoisonPill)
-    assert 1 <= len(said(ledger, "poisoned")) <= 2
+    assert 1 <= len(ledger.told("poisoned")) <= 2
 
 
 def test_a_stock_worker_that_discards_it_leaves_the_dead_set_whole_and_doctor_says_so(

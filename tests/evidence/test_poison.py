@@ -90,8 +90,7 @@ def test_an_item_that_is_no_message_is_put_aside_and_the_worker_goes_on(
 
 def test_junk_that_a_killed_worker_held_is_recovered_and_put_aside(worker, shop, ledger, db):
     victim = worker(pool="solo", concurrency=1)
-    shop.hold.delay("running")
-    eventually(lambda: ledger.starts())
+    shop.run("running")
     [key] = db.private_lists()
     db.client.hset(db.prefix + key, "1:celery", b"junk")
     victim.kill9_all()

@@ -101,8 +101,7 @@ def test_the_strikes_go_on_when_the_next_run_takes_the_worker_down(worker, shop,
 
 def test_a_child_that_is_lost_at_a_deploy_costs_neither_strike_nor_retry(worker, shop, ledger, db):
     one = worker(concurrency=1, conf=SENT_ANEW)
-    shop.hold.delay("held")
-    eventually(lambda: ledger.starts().get("held"))
+    shop.run("held")
     one.term_all()
     one.wait_exit()
     [raw] = db.contents("celery")

@@ -137,7 +137,6 @@ def test_features(name, worker, programme, ledger, db):
     eventually(lambda: not (db.length() or db.private_lists()), message="all is settled, and told")
     assert len(db.dead()) == line.can_end_a_job
 
-    one.term()
-    assert one.wait_exit() == 0
+    one.stop()
     assert left_behind(db) == NOTHING
     assert [key for key in db.keys("superfetch:*") if owner in key] == []

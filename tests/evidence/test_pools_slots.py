@@ -32,8 +32,7 @@ def test_an_ack_wakes_a_consumer_that_sleeps_over_a_full_prefetch(full, ledger, 
     one = full(pool)
     eventually(lambda: set(ledger.finishes()) == set(NAMES), within=10)
     eventually(lambda: not db.private_lists())
-    one.term()
-    assert one.wait_exit() == 0
+    one.stop()
 
 
 def test_stock_sleeps_over_a_full_prefetch(full, ledger):
@@ -62,7 +61,6 @@ def test_a_pool_that_grows_and_shrinks_loses_nothing(worker, shop, ledger, db):
     eventually(lambda: {*holds, *NAMES, "later"} == set(ledger.finishes()))
     assert set(ledger.runs().values()) == {1}
     eventually(lambda: not db.private_lists())
-    one.term()
-    assert one.wait_exit() == 0
+    one.stop()
     assert [key for key in db.keys("superfetch:*") if owner in key] == []
     assert db.stat("recovered") == 0

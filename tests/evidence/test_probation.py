@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_superfetch.model.job import digest
-from support.servers.database import OWN, Database
+from support.servers.database import Database
 from support.waiting import always, eventually
 from support.workers.load import Load
 from support.workers.worker import Worker
@@ -90,14 +89,9 @@ def test_whoever_blames_all_that_ran_kills_innocents(supervised, shop, ledger, d
 
 
 def suspect(db: Database, client: redis.Redis, job: str) -> None:
-    """Put a job that waits on probation, as two crashes would."""
+    """A job that waits goes on probation."""
     assert db.waiting() == [job]
-    raw: Any = client.lmove("celery", f"{OWN}probation:celery", "RIGHT", "LEFT")
-    client.hset(
-        f"{OWN}recoveries:{digest(raw)}", mapping={"strikes": 2, "recoveries": 2, "probation": 1}
-    )
-    client.set(f"{OWN}recovered", 1)
-    client.sadd(f"{OWN}probation", "celery")
+    db.suspect(client.rpop("celery"))
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])

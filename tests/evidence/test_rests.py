@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import redis
 
-from celery_superfetch.model.job import digest
 from support.servers.database import OWN, Database
 from support.servers.ledger import Ledger
 from support.waiting import eventually
@@ -51,12 +50,7 @@ def put_suspects(db: Database, client: redis.Redis, shop: SimpleNamespace) -> No
     """One in each of two queues that nobody looks at meanwhile."""
     for queue in ("celery", "mail"):
         shop.hold.apply_async((f"suspect-{queue}", 0.2), queue="aside")
-        raw: Any = client.rpop("aside")
-        counters = {"strikes": 2, "recoveries": 2, "probation": 1}
-        client.hset(f"{OWN}recoveries:{digest(raw)}", mapping=counters)
-        client.set(f"{OWN}recovered", 1)
-        client.lpush(f"{OWN}probation:{queue}", raw)
-        client.sadd(f"{OWN}probation", queue)
+        db.suspect(client.rpop("aside"), queue)
 
 
 def begun(ledger: Ledger) -> Counter[int]:

@@ -67,8 +67,7 @@ def test_a_fleet_is_rolled_from_stock_and_what_a_killed_worker_held_is_taken_ove
         new = worker(queues=["celery", "old"], pool="threads")
         beside = len(sent)
         eventually(lambda: len(ledger.finishes()) > beside + 20, message="both kinds run")
-        first.term()
-        assert first.wait_exit() == 0
+        first.stop()
         alone = len(sent)
         eventually(lambda: len(ledger.finishes()) > alone + 20)
     eventually(lambda: set(sent) <= set(ledger.finishes()))
@@ -81,8 +80,7 @@ def test_a_fleet_is_rolled_from_stock_and_what_a_killed_worker_held_is_taken_ove
     refused = cli("migrate", code=1)
     assert "nothing was moved. 8 jobs are unacked" in refused.err
     assert unacked(client) == set(kept)
-    doomed.kill9_all()
-    doomed.wait_gone()
+    doomed.die()
     # The control: for an hour nobody would look at them.
     always(lambda: unacked(client) == set(kept), during=1.0)
     assert "Unacked by stock workers: 8 jobs" in cli("status").out
@@ -93,16 +91,14 @@ def test_a_fleet_is_rolled_from_stock_and_what_a_killed_worker_held_is_taken_ove
     # What had been running, as after every kill; nothing else runs again.
     assert {job for job, runs in ledger.runs().items() if runs > 1} == {"h0", "h1"}
     assert max(ledger.runs().values()) == 2
-    new.term()
-    assert new.wait_exit() == 0
+    new.stop()
     assert not client.exists("unacked", "unacked_index", "celery", "old")
 
 
 def test_back_to_stock_after_a_kill(worker, shop, ledger, db, client, cli):
     jobs = ["running", "n0", "n1"]
     one = worker(concurrency=1, args=["--prefetch-multiplier=10"])
-    shop.hold.delay("running")
-    eventually(lambda: ledger.starts())
+    shop.run("running")
     shop.note.delay("n0")
     shop.note.delay("n1")
     shop.note.apply_async(("eta",), countdown=3600)
@@ -111,8 +107,7 @@ def test_back_to_stock_after_a_kill(worker, shop, ledger, db, client, cli):
     assert "3 jobs in flight" in refused.err
     assert f"kill -TERM {one.pid}" in refused.err
 
-    one.kill9_all()
-    one.wait_gone()
+    one.die()
     worker(superfetch=False, pool="threads", concurrency=1)
     # The control: stock knows nothing of private lists.
     always(lambda: ledger.runs() == {"running": 1}, during=1.0)

@@ -152,8 +152,7 @@ def test_a_group_that_is_told_to_stop_costs_nobody_a_strike(scenes):
 def test_a_quit_that_finds_the_loop_at_work_on_its_jobs_comes_after_that(worker, shop, ledger):
     """Celery's handler joins the threads of the pool, and one of them settles its job."""
     one = worker(env={"HAPPENS": "slow_loop"}, pool="threads", concurrency=1).wait_ready()
-    shop.hold.delay("job")
-    eventually(lambda: ledger.starts().get("job"))
+    shop.run("job")
     ledger.release("stay")
     eventually(lambda: ledger.starts().get("lock"))
     one.quit()

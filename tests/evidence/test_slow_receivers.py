@@ -19,8 +19,7 @@ def test_a_receiver_of_a_loss_that_blocks_leaves_its_owner_heard(
     block.touch()
     env = {"HAPPENS": "slow_receiver", "BLOCK": str(block), "WITHOUT": without}
     one = worker(pool=pool, options=QUICK, concurrency=1, env=env)
-    shop.hold.delay("running")
-    eventually(lambda: ledger.starts())
+    shop.run("running")
     old = db.owner_of("running")
     db.client.hset(f"superfetch:owner:{old}", "state", "reaped")
     eventually(block.with_suffix(".called").exists, message="it is told")
@@ -35,5 +34,4 @@ def test_a_receiver_of_a_loss_that_blocks_leaves_its_owner_heard(
     block.unlink()
     ledger.release()
     eventually(lambda: db.heard(new) > 0 and db.stat("ownership_lost") == 1)
-    one.term()
-    assert one.wait_exit() == 0
+    one.stop()

@@ -7,10 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import redis
 
-from celery_superfetch.model.job import digest
-from support.servers.database import OWN
+from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.waiting import always, eventually
 from support.workers.load import Load
@@ -20,17 +18,12 @@ OPTIONS = {"heartbeat_interval": 1, "owner_ttl": 20, "reap_interval": 2}
 
 
 @pytest.fixture
-def suspected(client: redis.Redis) -> Any:
-    """`suspected(task, *args)`: put a job on probation, as two deaths in company would."""
+def suspected(client: Any, db: Database) -> Any:
+    """`suspected(task, *args)`: put a job on probation."""
 
     def put(task: Any, *args: Any) -> None:
         task.apply_async(args, queue="aside")
-        raw: Any = client.rpop("aside")
-        counters = {"strikes": 2, "recoveries": 2, "probation": 1}
-        client.hset(f"{OWN}recoveries:{digest(raw)}", mapping=counters)
-        client.set(f"{OWN}recovered", 1)
-        client.lpush(f"{OWN}probation:celery", raw)
-        client.sadd(f"{OWN}probation", "celery")
+        db.suspect(client.rpop("aside"))
 
     return put
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import psutil
 import pytest
 
 from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.waiting import always, eventually
-from support.workers.worker import Worker
 
 POOLS = ("prefork", "threads", "solo", "gevent")
 
@@ -50,50 +47,35 @@ def test_no_pool_process_has_a_connection_to_the_broker(worker, shop, db):
     assert not [connected(child) for child in one.children() if connected(child)]
 
 
-@pytest.fixture
-def unheard(fresh_server: Any, make_app: Any, worker: Any, ledger: Ledger) -> Callable[..., Worker]:
-    """A worker with one slot, a job in it and one behind it, when its server stands still."""
-
-    def start(pool: str, without: str = "") -> Worker:
-        server = fresh_server()
-        app = make_app(superfetch=False, url=server.url())
-        app.tasks["shop.hold"].delay("running")
-        app.tasks["shop.note"].delay("behind")
-        one: Worker = worker(
-            env={"WITHOUT": without},
-            url=server.url(),
-            result_url="",
-            pool=pool,
-            concurrency=1,
-            options={"heartbeat_interval": 1, "owner_ttl": 600},
-        )
-        eventually(lambda: ledger.starts().get("running"))
-        db = Database(server.client())
-        eventually(lambda: [*db.held().values()] == [["running", "behind"]])
-        server.pause()
-        one.wait_log("Heartbeat of owner", 30)  # "... failed": it was not heard for an interval
-        one.server = server  # type: ignore[attr-defined]
-        return one
-
-    return start
-
-
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_nothing_new_starts_while_the_owner_is_not_heard(unheard, ledger, pool):
-    """B. Another may have what waits here, for all that its owner knows. What runs goes on."""
-    one = unheard(pool)
+@pytest.mark.parametrize(
+    ("pool", "without"), [("prefork", ""), ("threads", ""), ("threads", "an_end_of_trust")]
+)
+def test_nothing_new_starts_while_the_owner_is_not_heard(
+    fresh_server, make_app, worker, ledger, pool, without
+):
+    """B. Another may have what waits here, for all that its owner knows. What runs goes on. The
+    control starts it unheard."""
+    server = fresh_server()
+    app = make_app(superfetch=False, url=server.url())
+    app.tasks["shop.hold"].delay("running")
+    app.tasks["shop.note"].delay("behind")
+    options = {"heartbeat_interval": 1, "owner_ttl": 600}
+    place = {"url": server.url(), "result_url": "", "options": options}
+    one = worker(env={"WITHOUT": without}, pool=pool, concurrency=1, **place)
+    eventually(lambda: ledger.starts().get("running"))
+    db = Database(server.client())
+    eventually(lambda: [*db.held().values()] == [["running", "behind"]])
+    server.pause()
+    one.wait_log("Heartbeat of owner", 30)  # "... failed": it was not heard for an interval
     ledger.release()
+    if without:
+        eventually(lambda: ledger.starts().get("behind"))
+        return
     eventually(lambda: ledger.finishes().get("running"))
     always(lambda: not ledger.starts().get("behind"), during=2.0)
-    one.server.resume()  # type: ignore[attr-defined]
+    server.resume()
     eventually(lambda: ledger.finishes().get("behind"))
     assert ledger.runs()["behind"] == 1
-
-
-def test_the_control_starts_it_unheard(unheard, ledger):
-    unheard("threads", "an_end_of_trust")
-    ledger.release()
-    eventually(lambda: ledger.starts().get("behind"))
 
 
 def test_a_job_that_came_too_late_has_no_process_that_a_revoke_could_end(worker, app, ledger, db):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery, chain, chord
 from celery.exceptions import ChordError
 
@@ -61,15 +60,8 @@ STEPS: dict[str, tuple[Send, set[str]]] = {
 
 
 @pytest.fixture
-def network(client: redis.Redis) -> Iterator[FaultProxy]:
-    """Between a worker and its broker; its results, and the ledger, are always there."""
-    with FaultProxy(client.connection_pool.connection_kwargs["port"]) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def away(
-    worker: Any, app: Celery, ledger: Ledger, network: FaultProxy, db: Database
+    worker: Any, app: Celery, ledger: Ledger, proxy: FaultProxy, db: Database
 ) -> Callable[..., Any]:
     """Let jobs end while the broker is away; what came of the first."""
 
@@ -78,18 +70,18 @@ def away(
             app="steps",
             pool=pool,
             concurrency=jobs,
-            url=network.url(),
+            url=proxy.url(),
             result_url=app.conf.broker_url,
             options={"connect_retries_timeout": 1},  # 25 s, and four times that on Celery 5.7
             env={"WITHOUT": without},
         )
         first, *_ = [send(app) for send in sent]
         eventually(lambda: len(ledger.starts()) == jobs)
-        network.refuse()
-        network.cut()
+        proxy.refuse()
+        proxy.cut()
         ledger.release()
         eventually(lambda: one.log().count(says) >= times, 60, message=f"{says} ({times})")
-        network.heal()
+        proxy.heal()
         return first
 
     return run

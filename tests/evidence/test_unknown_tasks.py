@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from hashlib import sha1
+from typing import Any
 
 import pytest
+from celery import Celery
 from celery.exceptions import NotRegistered
 
 from support.servers.faults import kill_connections
@@ -12,6 +14,18 @@ from support.waiting import always, eventually
 
 #: A task of the app `builder`, which the shop does not have.
 NEW = "shop.build"
+
+
+def returned(app: Celery, client: Any, times: int, count: int = 1) -> bytes:
+    """So many jobs that nobody knows and that have gone back so many times; one of them."""
+    for number in range(count):
+        app.send_task(NEW, (f"n{number}",), queue="nobody's")
+    raws: list[bytes] = client.lrange("nobody's", 0, -1)
+    for raw in raws:
+        client.hset(f"superfetch:recoveries:{sha1(raw).hexdigest()}", "requeues", times)
+    client.set("superfetch:recovered", 1)
+    client.rename("nobody's", "celery")
+    return raws[0]
 
 
 @pytest.mark.parametrize(
@@ -62,12 +76,7 @@ def test_it_ends_where_all_give_it_to_each_other(worker, app, db, client):
     """Each of two workers has a task that the other lacks, and neither has this one."""
     soon = {"HAPPENS": "short_pauses"}
     worker(name="one", app="hung", env=soon), worker(name="two", env=soon)
-    app.send_task(NEW, ("a",), queue="nobody's")
-    [payload] = client.lrange("nobody's", 0, -1)
-    # As after thirty-nine returns, which take a quarter of an hour.
-    client.hset(f"superfetch:recoveries:{sha1(payload).hexdigest()}", "requeues", 39)
-    client.set("superfetch:recovered", 1)
-    client.rename("nobody's", "celery")
+    returned(app, client, 39)  # which takes a quarter of an hour
     eventually(lambda: client.hget("superfetch:stats", "requeued"), within=60)
     [dead] = eventually(db.dead, within=60)
     assert dead["reason"] == f"task '{NEW}' is not registered; it went back to its queue 40 times"
@@ -77,12 +86,7 @@ def test_it_ends_where_all_give_it_to_each_other(worker, app, db, client):
 def test_no_more_than_a_thousand_wait_in_one_worker(worker, app, db, client):
     """They take no place from others, so that a queue full of them would all be in its memory."""
     worker(name="one", app="hung"), worker(name="two")
-    app.send_task(NEW, ("a",), queue="nobody's")
-    [payload] = client.lrange("nobody's", 0, -1)
-    client.hset(f"superfetch:recoveries:{sha1(payload).hexdigest()}", "requeues", 25)
-    client.set("superfetch:recovered", 1)
-    client.rpush("nobody's", *[payload] * 4000)
-    client.rename("nobody's", "celery")
+    client.rpush("celery", *[returned(app, client, 25)] * 4000)
 
     def held() -> list[int]:
         return [len(names) for names in db.held().values()]
@@ -99,13 +103,7 @@ def test_those_that_a_lost_connection_gave_back_do_not_count_any_more(
     one, other = worker(name="one", app="hung"), worker(name="two")
     eventually(lambda: len(db.owners()) == 2)
     other.freeze()
-    for number in range(900):
-        app.send_task(NEW, (f"n{number}",), queue="nobody's")
-    payloads = client.lrange("nobody's", 0, -1)
-    for payload in payloads:  # each waits for longer than this test
-        client.hset(f"superfetch:recoveries:{sha1(payload).hexdigest()}", "requeues", 35)
-    client.set("superfetch:recovered", 1)
-    client.rename("nobody's", "celery")
+    returned(app, client, 35, 900)  # each waits for longer than this test
 
     def waiting() -> int:
         return max(len(jobs) for jobs in db.held().values())
@@ -138,8 +136,7 @@ def test_they_go_back_at_once_from_one_that_stops(worker, app, db):
     for job in jobs:
         app.send_task(NEW, (job,))
     old.wait_log("may know it")
-    old.term()
-    assert old.wait_exit() == 0
+    old.stop()
     taken = [job for held in db.held().values() for job in held]  # by a read that was under way
     assert sorted(db.waiting("celery") + taken) == jobs
     assert not db.dead()

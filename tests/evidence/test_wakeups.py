@@ -39,8 +39,7 @@ def test_an_added_queue_is_served_and_a_cancelled_one_is_left_alone(worker, shop
 
     worker(concurrency=1, queues=["extra"])
     eventually(lambda: set(names) <= set(ledger.finishes()))
-    one.term()
-    assert one.wait_exit() == 0
+    one.stop()
     assert set(ledger.runs().values()) == {1}
 
 

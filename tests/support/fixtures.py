@@ -20,6 +20,7 @@ from celery_superfetch.signals import LostJob, ownership_lost
 from support.process import Process
 from support.servers.cluster import Cluster, cluster
 from support.servers.ledger import Ledger
+from support.servers.proxy import FaultProxy
 from support.servers.server import ExternalServer, Server
 from support.shown import STARTED
 from support.workers.bench import Bench
@@ -62,6 +63,13 @@ def own(fresh_server: Callable[..., Server]) -> redis.Redis:
 
 
 @pytest.fixture
+def proxy(client: redis.Redis) -> Iterator[FaultProxy]:
+    """On the way to the server, for whoever goes by `proxy.url()`."""
+    with FaultProxy(client.connection_pool.connection_kwargs["port"]) as way:
+        yield way
+
+
+@pytest.fixture
 def nodes() -> Iterator[Cluster]:
     """A cluster of three, each with a replica."""
     with cluster(replicas=1) as made:
@@ -74,21 +82,10 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
     if openssl is None:
         pytest.skip("no openssl on this machine to make a certificate with")
     key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    request = [
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-        "-addext",
-        "subjectAltName=DNS:localhost,IP:127.0.0.1",
-        "-keyout",
-    ]
-    subprocess.run([openssl, *request, key, "-out", cert], check=True, capture_output=True)
+    words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext"
+    names = "subjectAltName=DNS:localhost,IP:127.0.0.1"
+    command = [openssl, *words.split(), names, "-keyout", key, "-out", cert]
+    subprocess.run(command, check=True, capture_output=True)
     return cert, key
 
 

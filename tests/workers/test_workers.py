@@ -99,8 +99,7 @@ def test_a_free_slot_is_filled_while_others_run_through_a_lost_connection(
 
 def test_a_dead_host_is_recovered_by_another(worker, shop, ledger, db):
     victim = worker(host=Host("here"), options=QUICK, concurrency=1)
-    shop.hold.delay("running")
-    eventually(lambda: ledger.starts())
+    shop.run("running")
     owner = db.owner_of("running")
     shop.note.delay("reserved")
     eventually(lambda: db.held()[owner] == ["running", "reserved"])

@@ -21,7 +21,6 @@ from celery_superfetch.model.config import ANNOUNCE_TASK
 from celery_superfetch.model.dead_job import DEAD_ID, DEAD_ID_HEADER
 from celery_superfetch.model.strikes import Decision
 from celery_superfetch.signals import job_recovering
-from support.servers.ledger import Ledger
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 from support.workers.worker import Worker
@@ -59,10 +58,6 @@ def announced(bench: Bench) -> bool:
     return len(bench.dead_set) > 0 and not bench.client.exists(bench.keys.unannounced)
 
 
-def said(ledger: Ledger, what: str) -> list[str]:
-    return [line["job"] for line in ledger.lines(what)]
-
-
 @pytest.mark.parametrize("step", ["result", "count", "counted", "hook"])
 def test_a_notice_whose_process_died_goes_on(app, bench, tell, ledger, step):
     waiting = choir(app, bench)
@@ -71,16 +66,16 @@ def test_a_notice_whose_process_died_goes_on(app, bench, tell, ledger, step):
     assert len(bench.dead_set) == 2, "the notice is not among them"
     for pill in waiting.pills:
         assert isinstance(pill.result, PoisonPill)
-        assert said(ledger, "stored FAILURE").count(pill.id) == 1, "one result"
+        assert ledger.told("stored FAILURE").count(pill.id) == 1, "one result"
     assert waiting.body.state == "FAILURE"
     with pytest.raises(Exception, match="was killed"):
         waiting.body.get(timeout=5)
-    assert len(said(ledger, "new errback: ChordError")) == 1
+    assert len(ledger.told("new errback: ChordError")) == 1
     for what in ("poisoned", "task_failure"):
-        assert sorted(said(ledger, what)) == ["one", "two"], what
+        assert sorted(ledger.told(what)) == ["one", "two"], what
     # Each once, and the one whose process died twice.
-    assert set(said(ledger, "job_killed")) == {pill.id for pill in waiting.pills}
-    assert len(said(ledger, "job_killed")) == 3
+    assert set(ledger.told("job_killed")) == {pill.id for pill in waiting.pills}
+    assert len(ledger.told("job_killed")) == 3
     assert "never" not in ledger.starts()
 
 
@@ -91,7 +86,7 @@ def test_what_kills_whoever_announces_is_left_out_in_the_end(app, bench, tell, l
     eventually(lambda: announced(bench), within=60)
     with pytest.raises(PoisonPill):
         pill.get(timeout=5)
-    assert said(ledger, "task_failure") == []
+    assert ledger.told("task_failure") == []
     assert "is killed, too" in one.log()
     assert len(bench.dead_set) == 1
 

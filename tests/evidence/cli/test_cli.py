@@ -62,8 +62,7 @@ def test_status_and_reap_from_life_to_death_to_recovery(cli, worker, shop, ledge
     assert alive["in_flight"] == 2
     assert 0 <= alive["heartbeat_age"] < 30
 
-    one.kill9_all()
-    one.wait_gone()
+    one.die()
     for number in range(3):
         shop.note.apply_async((f"n{number}",), queue="aside", priority=3)
     before = _dump(client)
@@ -110,10 +109,8 @@ def test_status_and_reap_from_life_to_death_to_recovery(cli, worker, shop, ledge
 
 def test_reap_fails_when_a_job_could_not_be_given_back(cli, worker, shop, ledger, client):
     one = worker(options=ALONE)
-    shop.hold.delay("h")
-    eventually(lambda: ledger.starts().get("h"))
-    one.kill9_all()
-    one.wait_gone()
+    shop.run("h")
+    one.die()
     client.set("celery", "not a list")
     assert cli("reap", "--json", code=1).json()["errors"] > 0
     (row,) = (r for r in cli("status", "--json").json()["queues"] if r["list"] == "celery")
@@ -128,8 +125,7 @@ def test_the_global_prefix_is_honoured(cli, make_app, worker, ledger):
     options = {"global_keyprefix": "shop-a:", **ALONE}
     one = worker(options=options)
     eventually(lambda: owners(cli("status", "--json", options=options)))
-    one.kill9_all()
-    one.wait_gone()
+    one.die()
     make_app(options=options).tasks["shop.note"].delay("n")
     found = cli("status", "--json", options=options).json()
     assert found["owners"][0]["verdict"] == "dead"

@@ -51,8 +51,7 @@ def test_the_jobs_of_a_real_worker_by_state(cli, worker, shop, ledger: Ledger, c
 
     short = cli("jobs", "--limit", "1")
     assert "1 job, and 2 more: --limit 3" in short.out
-    one.kill9_all()
-    one.wait_gone()
+    one.die()
     rows = cli("jobs", process=True).out.splitlines()
     assert sorted(row.split()[1] for row in rows[1:4]) == ["parked", "reserved", "running"]
 

@@ -62,11 +62,9 @@ def test_a_worker_and_operators_need_no_extra(bare, worker, cli, shop, ledger, c
     shop.kill_child.delay("k")
     eventually(lambda: run("dead", "list", "--json").json()["size"] == 1)
     assert "shop.kill_child" in run("dead", "list").out
-    shop.hold.delay("h")
-    eventually(lambda: ledger.starts().get("h"))
+    shop.run("h")
     assert "shop.hold" in run("jobs").out
-    one.kill9_all()
-    one.wait_gone()
+    one.die()
     assert run("reap", "--json").json()["recovered"] == 1
     assert run("check", code=2).out.startswith("CRITICAL: ")
     assert "[no-worker]" in run("doctor", code=1).out

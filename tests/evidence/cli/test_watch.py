@@ -22,8 +22,7 @@ def test_it_shows_a_death_and_outlives_its_server(worker, env, fresh_server):
     with Terminal(WATCH, process_env(env(url=server.url())), lines=40) as terminal:
         shown = terminal.shows("first@", "running", "Server:")
         assert shown[0].startswith(VERDICTS)
-        first.kill9_all()
-        first.wait_gone()
+        first.die()
         shown = terminal.shows("is dead (its process is gone)")
         assert shown[0].startswith("Critical: no live worker")
         assert sum("Server:" in line for line in shown) == 1, "the one before is gone"

@@ -15,8 +15,7 @@ def test_jobs_run_and_the_worker_stops_without_an_error(worker, shop, db, ledger
     for job in jobs:
         shop.note.delay(job)
     eventually(lambda: {*ledger.finishes()} == jobs)
-    one.term()
-    assert one.wait_exit() == 0
+    one.stop()
     assert "Traceback" not in one.log()
     assert not any(db.held().values())
 
@@ -31,8 +30,7 @@ def test_a_poison_pill_is_killed_and_announced(worker, shop, db, ledger):
     assert type(pill.result).__name__ == "PoisonPill"
     assert len(db.dead()) == 1
     eventually(lambda: "told" in ledger.finishes() and not db.keys("superfetch:*unannounced"))
-    second.term()
-    assert second.wait_exit() == 0
+    second.stop()
     assert "Traceback" not in second.log()
     assert ledger.runs()["told"] == 1
 

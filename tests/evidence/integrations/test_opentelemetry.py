@@ -89,8 +89,7 @@ def test_recoveries_are_counted_and_a_job_without_a_trace_has_a_span_all_the_sam
     victim = worker(concurrency=1)
     job = shop.hold.delay("h")
     eventually(lambda: ledger.starts())
-    victim.kill9_all()
-    victim.wait_gone()
+    victim.die()
     cli("reap")
     [span] = exporter.get_finished_spans()
     assert span.name == "superfetch.recovered shop.hold"

@@ -57,8 +57,7 @@ def test_a_paused_server_is_connected_but_silent(fresh_server):
 
 def test_killing_the_main_process_leaves_nothing(worker, shop, ledger):
     one = worker(superfetch=False, concurrency=2)
-    shop.hold.delay("h")
-    eventually(lambda: ledger.starts().get("h"))
+    shop.run("h")
     assert len(one.children()) == 2
     one.kill9_main()
     assert one.wait_exit() == -signal.SIGKILL
@@ -77,8 +76,7 @@ def test_killing_the_group_leaves_nothing(worker):
 
 def test_a_frozen_worker_does_nothing_until_thawed(worker, shop, ledger):
     one = worker(superfetch=False)
-    shop.hold.delay("held")
-    eventually(lambda: ledger.starts().get("held"))
+    shop.run("held")
     with one.frozen():
         ledger.release("held")
         shop.note.delay("later")
@@ -109,8 +107,7 @@ def test_two_hosts_of_one_name_both_have_pid_1(worker, shop, ledger):
     first.host.kill()
     assert not any(is_alive(child) for child in pool)
     first.wait_gone(5)
-    second.term()
-    assert second.wait_exit() == 0
+    second.stop()
 
 
 @pytest.mark.netns

@@ -77,8 +77,7 @@ def test_a_worker_is_led_by_any_sentinel_that_answers(worker, make_app, group, u
     with client_of(app) as client:
         assert client.info("replication")["role"] == "master"
         assert client.zcard("superfetch:owners") == 1
-    one.term()
-    assert one.wait_exit() == 0
+    one.stop()
     assert there.owners() == []
 
 

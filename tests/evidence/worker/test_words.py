@@ -40,8 +40,7 @@ def test_a_worker_of_another_broker_runs_with_the_options_of_that(worker, ledger
     app.conf.update(conf)
     app.send_task("shop.note", ("a",))
     eventually(lambda: ledger.runs() == {"a": 1})
-    one.term()
-    assert one.wait_exit() == 0
+    one.stop()
 
 
 def test_options_of_another_broker_stop_no_worker_and_are_named_once(worker, shop, ledger):

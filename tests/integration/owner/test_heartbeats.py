@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import redis
 
 from celery_superfetch.owner.owner import Owner
@@ -16,18 +17,22 @@ from support.workers.bench import Bench
 Make = Callable[..., Owner]
 
 
-def test_the_heart_goes_on_while_the_main_thread_is_blocked(make, bench):
-    membership = make(heartbeat_interval=0.1)
-    membership.join(1, {"mail": 0})
+@pytest.fixture
+def membership(make: Make) -> Owner:
+    """One that is heard ten times a second."""
+    made = make(heartbeat_interval=0.1)
+    made.join(1, {"mail": 0})
+    return made
+
+
+def test_the_heart_goes_on_while_the_main_thread_is_blocked(membership, bench):
     before = bench.score(membership)
     bench.client.blpop(["nothing-comes"], 1)
     assert bench.score(membership) - before > 500
 
 
-def test_the_heart_needs_no_connection_of_the_others(make, bench):
+def test_the_heart_needs_no_connection_of_the_others(membership, bench):
     """A pool that is used up."""
-    membership = make(heartbeat_interval=0.1)
-    membership.join(1, {"mail": 0})
     pool = membership.client.connection_pool
     pool.max_connections = 1
     taken = redis.Redis(connection_pool=pool, single_connection_client=True)
@@ -36,10 +41,8 @@ def test_the_heart_needs_no_connection_of_the_others(make, bench):
     taken.close()
 
 
-def test_the_heart_takes_nobodys_lock(make, bench):
+def test_the_heart_takes_nobodys_lock(membership, bench):
     """C3: others hold theirs while they wait for the server, or run a user's receiver."""
-    membership = make(heartbeat_interval=0.1)
-    membership.join(1, {"mail": 0})
     old = membership.name
 
     def is_heard() -> None:
@@ -59,9 +62,7 @@ def test_the_heart_takes_nobodys_lock(make, bench):
     assert membership.heart.outages == 1
 
 
-def test_its_connections_are_registered_and_named_anew_when_they_change(make, bench):
-    membership = make(heartbeat_interval=0.1)
-    membership.join(1, {"mail": 0})
+def test_its_connections_are_registered_and_named_anew_when_they_change(membership, bench):
 
     def facts() -> Any:
         return bench.registry.facts([membership.name])[membership.name]
@@ -79,9 +80,7 @@ def test_its_connections_are_registered_and_named_anew_when_they_change(make, be
     eventually(lambda: 4711 not in facts().connections, 5)
 
 
-def test_what_changes_is_told_with_the_next_heartbeat(make, bench, monkeypatch):
-    membership = make(heartbeat_interval=0.1)
-    membership.join(1, {"mail": 0})
+def test_what_changes_is_told_with_the_next_heartbeat(membership, bench, monkeypatch):
     monkeypatch.setattr(membership.runner, "pids", lambda: [(7, "start")])
     membership.heart.stopping = True
 

@@ -89,16 +89,6 @@ def test_a_requeue_is_not_held_any_more_and_keeps_the_order(bench, owner):
     assert len(bench.in_flight.jobs) == 0
 
 
-def test_giving_all_back_keeps_the_order_for_any_number(bench, owner):
-    raws = [payload(n) for n in range(250)]
-    bench.push("mail", *raws)
-    while bench.queue():
-        bench.in_flight.claim(owner.owner, ["mail"], 64, 1, [])
-    bench.in_flight.requeue_all()
-    assert bench.queue() == raws
-    assert len(bench.in_flight.jobs) == 0
-
-
 def test_what_waits_to_be_acked_is_not_given_back(bench, owner, lost):
     done, open_ = bench.take(owner, payload("done"), payload("open"))
     bench.in_flight.ack(done)

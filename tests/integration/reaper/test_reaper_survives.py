@@ -9,7 +9,6 @@ from celery import Celery
 
 from celery_superfetch.app.guard import limits_of
 from celery_superfetch.model.strikes import Counters, Decision, Limits, Recovery
-from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.signals import job_recovering
 from support.workers.bench import Bench, ended_process, payload
 
@@ -90,22 +89,29 @@ def test_the_rest_of_a_pass_is_reached(bench):
     assert report.errors
 
 
-ODD_FACTS = {
+ODD_FACTS: dict[str, dict[str, str]] = {
     "a pid that is none": {"pid": str(10**30)},
     "a pid below 0": {"pid": "-1"},
     "pool pids that are none": {"pid": str(10**9), "pool": f'[[{10**30}, "1"], [-7, "1"]]'},
     "a name that is no text": {"lists": '{"\\ud800": 0, "mail": 0}'},
     "intervals that are none": {"heartbeat_interval": "nan", "owner_ttl": "inf"},
+    "a pool of another form": {"pool": "[1, 2]"},
+    "a text": {},
 }
 
 
 @pytest.mark.parametrize("facts", ODD_FACTS.values(), ids=ODD_FACTS)
-def test_an_owner_that_says_odd_things_holds_up_no_other(facts, bench):
-    odd, dead = bench.owner(), bench.dead_owner([payload(1)])
-    bench.client.hset(bench.keys.facts(odd.owner), mapping=facts)
-    reaper: Reaper = bench.reaper()
-    for _ in range(2):
-        reaper.reap()
+@pytest.mark.parametrize("lives", [True, False])
+def test_an_owner_that_says_odd_things_holds_up_no_other(facts, bench, lives):
+    odd, dead = bench.owner() if lives else bench.dead_owner(), bench.dead_owner([payload(1)])
+    key, reaper = bench.keys.facts(odd.owner), bench.reaper()
+    if facts:
+        bench.client.hset(key, mapping=facts)
+    else:
+        bench.client.delete(key)
+        bench.client.set(key, "no hash")
+    assert dead.owner in reaper.reap().dead
+    reaper.reap()
     assert bench.queue() == [payload(1)]
     assert dead.owner not in bench.registry.owners()
 
@@ -206,18 +212,3 @@ def test_an_error_on_one_owner_does_not_end_the_pass(bench):
     assert report.errors
     assert report.recovered == 2
     assert set(bench.queue()) == {payload(0), payload(2)}
-
-
-def test_facts_that_cannot_be_read_do_not_end_the_pass(bench):
-    broken, dead = bench.dead_owner(), bench.dead_owner([payload(1)])
-    bench.client.hset(bench.keys.facts(broken.owner), "pool", "[1, 2]")
-    assert dead.owner in bench.reaper().reap().dead
-    assert bench.queue() == [payload(1)]
-
-
-def test_facts_of_another_type_do_not_end_the_pass(bench):
-    broken, dead = bench.owner(), bench.dead_owner([payload(1)])
-    bench.client.delete(bench.keys.facts(broken.owner))
-    bench.client.set(bench.keys.facts(broken.owner), "a text")
-    assert dead.owner in bench.reaper().reap().dead
-    assert bench.queue() == [payload(1)]

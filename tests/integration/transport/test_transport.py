@@ -35,16 +35,6 @@ def test_messages_arrive_in_order_and_leave_nothing_when_acked(url, bench):
     assert not {name for name in bench.key_names() if name.startswith("superfetch")}
 
 
-def test_an_unacked_message_is_in_the_private_list_byte_for_byte(url, bench):
-    publish(url, "mail", "one")
-    [raw] = bench.queue()
-    with Inbox(url) as inbox:
-        inbox.receive(1)
-        [owner] = bench.registry.owners()
-        assert bench.private(owner) == [raw]
-        assert "mail" in bench.registry.facts([owner])[owner].lists
-
-
 def test_a_stock_consumer_and_ours_share_a_queue(url):
     """Whatever one gives back, the other can take: nothing of the format is ours alone."""
     publish(url, "mail", "one")
@@ -68,23 +58,6 @@ def test_headers_of_types_that_json_has_not_come_back_as_they_were(url):
             got = inbox.messages[0].headers
             assert {name: got[name] for name in headers} == headers
             inbox.ack_all()
-
-
-def test_a_simple_queue_puts_and_gets(url, bench):
-    with kombu.Connection(url, transport=TRANSPORT) as connection:
-        queue = connection.SimpleQueue("mail")
-        queue.put({"n": 1})
-        message = queue.get(timeout=5)
-        assert message.payload == {"n": 1}
-        assert private_lists(bench)
-        message.ack()
-        eventually(lambda: not private_lists(bench))
-        with pytest.raises(queue.Empty):
-            queue.get(timeout=0.1)
-        with pytest.raises(queue.Empty):
-            queue.get_nowait()
-        queue.close()
-    assert bench.registry.owners() == {}
 
 
 def test_basic_get_is_reliable_as_well(url, bench):
@@ -133,14 +106,6 @@ def test_consumers_with_and_without_ack_on_one_channel(url, bench):
         [owner] = bench.registry.owners()
         assert set(bench.registry.facts([owner])[owner].lists) & {"replies"} == set()
         assert private_lists(bench) == {"mail"}
-
-
-def test_urgent_messages_come_first(url):
-    for priority in (9, 6, 3, 0):
-        publish(url, "mail", f"p{priority}", priority=priority)
-    with Inbox(url) as inbox:
-        assert inbox.receive(4) == ["p0", "p3", "p6", "p9"], "in Redis 0 is the highest"
-        inbox.ack_all()
 
 
 def test_priority_steps_and_separator_are_kombus_options(url, bench):
@@ -223,14 +188,6 @@ def test_a_message_that_may_not_be_decoded_is_the_consumers_affair(url, bench):
             inbox.messages[0].decode()
         inbox.messages[0].reject()
         assert (bench.queue(), private_lists(bench)) == ([], set())
-
-
-def test_rejected_for_good_a_message_is_gone(url, bench):
-    publish(url, "mail", "one")
-    with Inbox(url) as inbox:
-        inbox.receive(1)
-        inbox.messages[0].reject()
-    assert bench.queue() == []
 
 
 def test_a_queue_whose_key_becomes_something_else_stops_no_other(url, bench):

@@ -75,25 +75,6 @@ def test_no_more_is_claimed_than_the_prefetch_allows_by_blocking_reads_either(ur
         assert sorted(m.headers["id"] for m in inbox.messages) == queues
 
 
-def test_without_a_prefetch_one_claim_takes_as_many_as_the_limit(url, bench):
-    bench.push("mail", *(payload(n) for n in range(100)))
-    with Inbox(url, claim_limit=30) as inbox:
-        inbox.receive(1)
-        assert held(bench) == 30
-        inbox.receive(100)
-
-
-def test_equal_queues_are_served_in_turn(url, bench):
-    """A deep queue must not starve a shallow one."""
-    bench.push("deep", *(payload(f"deep {n}") for n in range(200)))
-    with Inbox(url, "deep", "small", prefetch=10) as inbox:
-        inbox.receive(10)
-        publish(url, "small", "s")
-        inbox.ack_all()
-        inbox.receive(20)
-        assert "s" in [m.decode() for m in inbox.messages[10:]]
-
-
 @pytest.mark.parametrize("queue", ["first", "last", "first\x06\x169"])
 def test_an_idle_consumer_is_woken_by_the_job(url, bench, queue):
     with Inbox(url, "first", "last") as inbox, looping(inbox):
@@ -142,34 +123,6 @@ def test_an_idle_consumer_does_not_poll(url, bench):
         assert monotonic() >= over
         commands = sum(_calls(bench).values()) - before
         assert commands <= 6, "the test's own, and a heartbeat"
-
-
-def test_a_full_consumer_waits_for_nothing_and_takes_nothing(url, bench):
-    with Inbox(url, prefetch=1) as inbox, looping(inbox):
-        bench.push("mail", payload(1))
-        eventually(lambda: inbox.messages)
-        bench.push("mail", payload(2))
-        always(lambda: len(bench.queue()) == 1, 0.5)
-
-
-def test_more_lists_than_connections_are_served_all_the_same(url, bench):
-    queues = [f"q{n}" for n in range(12)]  # of 4 steps each
-    with Inbox(url, *queues) as inbox, looping(inbox):
-        eventually(lambda: blocked(bench) >= 1)
-        assert blocked(bench) <= 16
-        for queue in queues:
-            bench.push(f"{queue}\x06\x169", payload(queue, queue))
-        eventually(lambda: len(inbox.messages) == len(queues), 5)
-
-
-def test_urgent_jobs_overtake_what_waits(url, bench):
-    bench.push("mail\x06\x169", *(payload(f"late {n}") for n in range(5)))
-    with Inbox(url, prefetch=1) as inbox:
-        inbox.receive(1)
-        bench.push("mail", payload("urgent"))
-        inbox.messages[0].ack()
-        inbox.receive(2)
-        assert inbox.messages[1].headers["id"] == "urgent"
 
 
 def test_a_consumer_that_comes_back_gets_what_is_urgent_first(url):

@@ -50,6 +50,15 @@ class Database:
         """Names of the jobs that wait on probation, next to run alone first."""
         return [name_of(raw) for raw in reversed(self._list(f"{OWN}probation:{queue}"))]
 
+    def suspect(self, raw: bytes, queue: str = "celery") -> None:
+        """Put a job on probation, as two deaths in company would."""
+        counters = {"strikes": 2, "recoveries": 2, "probation": 1}
+        own = self.prefix + OWN
+        self.client.hset(f"{own}recoveries:{hashlib.sha1(raw).hexdigest()}", mapping=counters)
+        self.client.set(f"{own}recovered", 1)
+        self.client.lpush(f"{own}probation:{queue}", raw)
+        self.client.sadd(f"{own}probation", queue)
+
     def rest(self) -> dict[str, str]:
         """The latest rest for what is on probation: owner, since, until, next."""
         return {name.decode(): raw.decode() for name, raw in self._hash(f"{OWN}rest").items()}

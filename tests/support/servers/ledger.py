@@ -72,6 +72,10 @@ class Ledger:
         lines = [json.loads(line) for line in dict.fromkeys(raw)]
         return [line for line in lines if event is None or line["event"] == event]
 
+    def told(self, event: str) -> list[str]:
+        """Of which jobs it was said."""
+        return [line["job"] for line in self.lines(event)]
+
     def starts(self) -> dict[str, list[float]]:
         """Job -> when its runs began. More than one time: it ran more than once."""
         return self._times("started")

@@ -13,13 +13,9 @@ RUNNING = ["r0", "r1"]
 RESERVED = [f"n{n}" for n in range(6)]
 
 
-def fill(
-    shop: SimpleNamespace, ledger: Ledger, db: Database, running: list[str], claimed: int
-) -> str:
+def fill(shop: SimpleNamespace, db: Database, running: list[str], claimed: int) -> str:
     """One worker runs `running` and has reserved more, until so many are `claimed`; its owner."""
-    for name in running:
-        shop.hold.delay(name)
-    eventually(lambda: set(ledger.starts()) == set(running))
+    shop.run(*running)
     for name in RESERVED:
         shop.note.delay(name)
     eventually(lambda: sum(map(len, db.held().values())) >= claimed)
@@ -33,7 +29,7 @@ def recovered_by_its_neighbour(
     running = RUNNING[:1] if pool == "solo" else RUNNING
     victim = worker(pool=pool, concurrency=len(running))
     # Solo reads nothing while it runs a job.
-    owner = fill(shop, ledger, db, running, 1 if pool == "solo" else len(running) + 3)
+    owner = fill(shop, db, running, 1 if pool == "solo" else len(running) + 3)
     worker(pool=pool, concurrency=len(running))
     getattr(victim, how)()
     eventually(lambda: all(ledger.runs()[name] == 2 for name in running), message="they run again")

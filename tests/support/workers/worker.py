@@ -117,6 +117,11 @@ class Worker(Process):
         """SIGTERM to the MainProcess: a warm shutdown."""
         self.signal(signal.SIGTERM)
 
+    def stop(self) -> None:
+        """Be told to stop, and do so in order."""
+        self.term()
+        assert self.wait_exit() == 0, self.tail()
+
     def term_all(self) -> None:
         """SIGTERM to the whole group, pool children included, as systemd does by default."""
         self.signal_all(signal.SIGTERM)
@@ -139,6 +144,11 @@ class Worker(Process):
             self.host.kill()
         else:
             self.signal_all(signal.SIGKILL)
+
+    def die(self) -> None:
+        """``kill9_all``, and wait until nothing of it is left."""
+        self.kill9_all()
+        self.wait_gone()
 
     def kill9_child(self, index: int = 0) -> int:
         """SIGKILL one process of the pool, as the kernel's OOM killer does; its pid."""
