@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import redis
 
+from celery_superfetch.model.facts import Facts
 from celery_superfetch.signals import LostJob, ownership_lost
 from support.process import Process
 from support.servers.cluster import Cluster, cluster
@@ -41,6 +42,12 @@ def make_bench(client: redis.Redis) -> Callable[..., Bench]:
 @pytest.fixture
 def bench(make_bench: Callable[..., Bench]) -> Bench:
     return make_bench()
+
+
+@pytest.fixture
+def owner(bench: Bench) -> Facts:
+    """This process as a registered owner of the queue `mail`: its facts alone."""
+    return bench.owner()
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from celery_superfetch.model.job import claimed_at
 from celery_superfetch.store.wire import scripts
 
 
-def test_a_record_ends_with_its_claim_and_never_begins_without_one(bench):
-    owner = bench.owner()
+def test_a_record_ends_with_its_claim_and_never_begins_without_one(bench, owner):
     bench.push("mail", b"acked", b"requeued")
     acked, back = bench.claim(owner, starts=2).jobs
     assert len(bench.recorded(owner)) == 2
@@ -25,9 +24,8 @@ def test_a_record_ends_with_its_claim_and_never_begins_without_one(bench):
 
 @pytest.mark.parametrize("gone", [(), (0,), (1,), (0, 1), (2,), (0, 2), (1, 2), (0, 1, 2, 3)])
 @pytest.mark.parametrize("started", [0, 1, 2])
-def test_an_ack_knows_what_was_taken_away_whatever_starts_beside_it(bench, gone, started):
+def test_an_ack_knows_what_was_taken_away_whatever_starts_beside_it(bench, owner, gone, started):
     """One call removes the last claim and the notes of those that start."""
-    owner = bench.owner()
     bench.push("mail", b"0", b"1", b"2", b"3")
     claims = bench.claim(owner, starts=started).jobs
     for number in gone:
@@ -40,20 +38,18 @@ def test_an_ack_knows_what_was_taken_away_whatever_starts_beside_it(bench, gone,
     assert bench.lists.held(owner.owner).running == {job.claim_id for job in left}
 
 
-def test_control_without_a_look_at_those_that_start_an_ack_is_in_error(bench, monkeypatch):
+def test_control_without_a_look_at_those_that_start_an_ack_is_in_error(bench, owner, monkeypatch):
     whole = scripts.source
     line = "if redis.call('HEXISTS', private, ARGV[at]) == 0 then"
     assert line in whole("ack")
     monkeypatch.setattr(scripts, "source", lambda name: whole(name).replace(line, "if false then"))
-    owner = bench.owner()
     bench.push("mail", b"0", b"1")
     settled, starting = bench.claim(owner, starts=1).jobs
     assert bench.requeue(starting.job) == 1
     assert bench.ack(owner, settled, starting=[starting.job]) == [1], "it was there"
 
 
-def test_what_runs_no_longer_is_no_record_and_is_held(bench):
-    owner = bench.owner()
+def test_what_runs_no_longer_is_no_record_and_is_held(bench, owner):
     bench.push("mail", b"1", b"2")
     one, two = (claimed.job for claimed in bench.claim(owner, starts=2).jobs)
     bench.lists.unrecord(owner.owner, [])
@@ -62,8 +58,7 @@ def test_what_runs_no_longer_is_no_record_and_is_held(bench):
     assert bench.held(owner) == [two, one]
 
 
-def test_two_equal_payloads_are_two_claims(bench):
-    owner = bench.owner()
+def test_two_equal_payloads_are_two_claims(bench, owner):
     same, other = bench.claimed(owner, b"same", b"same")
     assert bench.ack(owner, same) == []
     assert bench.ack(owner, same) == [1], "and a repetition does not settle the other"
@@ -73,9 +68,8 @@ def test_two_equal_payloads_are_two_claims(bench):
     assert bench.lists.has(other.job)
 
 
-def test_what_comes_late_does_not_meet_the_next_claim_of_its_job(bench):
+def test_what_comes_late_does_not_meet_the_next_claim_of_its_job(bench, owner):
     """Another thread of this very process has it by then, and runs it."""
-    owner = bench.owner()
     [first] = bench.claimed(owner, b"1")
     assert bench.requeue(first.job) == 1
     [again] = bench.claim(owner, starts=1).jobs
@@ -124,9 +118,8 @@ def test_claims_are_read_as_far_as_they_have_room(bench):
     assert bench.lists.jobs(owner, [], 100) == ([], 0)
 
 
-def test_what_no_claim_of_ours_wrote_is_no_reason_to_fail_and_is_told_of(bench, caplog):
+def test_what_no_claim_of_ours_wrote_is_no_reason_to_fail_and_is_told_of(bench, owner, caplog):
     """Names by somebody's hand: what names a queue list is a job, and the others stay."""
-    owner = bench.owner()
     odd = {"": b"0", "?": b"1", "no number:mail": b"2", b"\xff:mail": b"3"}
     [job] = bench.give(owner, "mail", [b"ours"])
     bench.client.hset(bench.keys.private(owner.owner), mapping=odd)

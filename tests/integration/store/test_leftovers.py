@@ -68,8 +68,7 @@ def done(bench: Bench, *raws: bytes) -> None:
     assert bench.registry.leave(owner, 0) == 0
 
 
-def test_an_owner_that_ran_its_jobs_and_left_leaves_nothing(bench):
-    owner = bench.owner()
+def test_an_owner_that_ran_its_jobs_and_left_leaves_nothing(bench, owner):
     bench.push("mail", ONE, TWO)
     claims = bench.claim(owner, starts=2)
     seen(bench)
@@ -78,8 +77,7 @@ def test_an_owner_that_ran_its_jobs_and_left_leaves_nothing(bench):
     is_left(bench)
 
 
-def test_an_owner_whose_last_claim_may_come_late_leaves_a_tombstone(bench):
-    owner = bench.owner()
+def test_an_owner_whose_last_claim_may_come_late_leaves_a_tombstone(bench, owner):
     seen(bench)
     assert bench.registry.leave(owner, 20) == 0
     is_left(bench, facts=FOR_EVER, tombstone=FOR_EVER)
@@ -88,8 +86,7 @@ def test_an_owner_whose_last_claim_may_come_late_leaves_a_tombstone(bench):
     is_left(bench, facts=TOMBSTONE_FACTS)
 
 
-def test_jobs_that_went_back_leave_their_counters_for_the_window(bench):
-    owner = bench.owner()
+def test_jobs_that_went_back_leave_their_counters_for_the_window(bench, owner):
     jobs = [claimed.job for claimed in bench.claimed(owner, ONE)]
     bench.requeue(*jobs)
     bench.client.delete("mail")
@@ -97,8 +94,7 @@ def test_jobs_that_went_back_leave_their_counters_for_the_window(bench):
     is_left(bench, counters=WINDOW, recovered=WINDOW)
 
 
-def test_jobs_that_waited_for_their_time_leave_nothing(bench):
-    owner = bench.owner()
+def test_jobs_that_waited_for_their_time_leave_nothing(bench, owner):
     parked = Parked(bench.database)
     jobs = [claimed.job for claimed in bench.claimed(owner, ONE, TWO)]
     for job in jobs:
@@ -127,8 +123,7 @@ def test_what_a_reaped_owner_sends_late_leaves_no_more(bench, running):
     is_left(bench, **KEPT, recovered=WINDOW)
 
 
-def test_what_landed_leaves_nothing(bench):
-    owner = bench.owner()
+def test_what_landed_leaves_nothing(bench, owner):
     bench.land(owner, "mail", ONE)
     claims = bench.claim(owner, landed=["mail"], starts=1)
     bench.ack(owner, *claims.jobs)
@@ -149,9 +144,8 @@ def test_what_landed_for_a_reaped_owner_is_drained(bench):
     is_left(bench, **KEPT)
 
 
-def test_a_record_that_outlived_its_claim_goes_with_its_owner(bench):
+def test_a_record_that_outlived_its_claim_goes_with_its_owner(bench, owner):
     """Nothing of ours leaves one; whatever did, it is no job that would keep its owner."""
-    owner = bench.owner()
     [job] = bench.give(owner, "mail", [ONE])
     bench.run_one(job)
     bench.client.hdel(bench.keys.private(owner.owner), job.claim_id)
@@ -159,11 +153,10 @@ def test_a_record_that_outlived_its_claim_goes_with_its_owner(bench):
     is_left(bench)
 
 
-def test_a_job_on_probation_leaves_nothing(bench):
+def test_a_job_on_probation_leaves_nothing(bench, owner):
     bench.client.lpush(bench.keys.probation("mail"), ONE)
     bench.client.sadd(bench.keys.on_probation, "mail")
     bench.client.hset(bench.keys.recoveries(digest(ONE)), "probation", 1)
-    owner = bench.owner()
     call = bench.lists.claim_alone(owner.owner, "mail")
     bench.run(call)
     job = Job(owner.owner, "mail", ONE, call.args[-1])

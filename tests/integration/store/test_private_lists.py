@@ -13,8 +13,7 @@ def names(claims: Claims) -> list[bytes]:
     return [claimed.job.payload for claimed in claims.jobs]
 
 
-def test_a_claim_takes_the_oldest_jobs_first_and_no_more_than_asked(bench):
-    owner = bench.owner()
+def test_a_claim_takes_the_oldest_jobs_first_and_no_more_than_asked(bench, owner):
     bench.push("mail", b"1", b"2", b"3", b"4")
     claims = bench.claim(owner, most=3)
     assert claims.registered
@@ -24,16 +23,14 @@ def test_a_claim_takes_the_oldest_jobs_first_and_no_more_than_asked(bench):
     assert not any(claimed.counters for claimed in claims.jobs)
 
 
-def test_a_claim_of_nothing_is_empty(bench):
-    owner = bench.owner()
+def test_a_claim_of_nothing_is_empty(bench, owner):
     assert bench.claim(owner) == Claims(registered=True, jobs=[], errors=[])
     bench.push("mail", b"1")
     assert names(bench.claim(owner, most=0)) == []
     assert bench.queue() == [b"1"]
 
 
-def test_lists_are_drained_in_the_order_given(bench):
-    owner = bench.owner()
+def test_lists_are_drained_in_the_order_given(bench, owner):
     bench.push("mail\x06\x163", b"later")
     bench.push("mail", b"urgent 1", b"urgent 2")
     lists = ["mail", "mail\x06\x163"]
@@ -41,8 +38,7 @@ def test_lists_are_drained_in_the_order_given(bench):
     assert bench.private(owner, "mail\x06\x163") == [b"later"]
 
 
-def test_equal_queues_are_served_one_job_each_in_turn(bench):
-    owner = bench.owner()
+def test_equal_queues_are_served_one_job_each_in_turn(bench, owner):
     for queue in ("a", "b", "c"):
         bench.push(queue, *(f"{queue}{n}".encode() for n in range(3)))
     assert names(bench.claim(owner, ["a", "b", "c"], most=7, turn=3)) == [
@@ -50,17 +46,15 @@ def test_equal_queues_are_served_one_job_each_in_turn(bench):
     ]  # fmt: skip
 
 
-def test_a_deep_queue_starves_no_equal_one_and_a_dry_one_costs_nothing(bench):
-    owner = bench.owner()
+def test_a_deep_queue_starves_no_equal_one_and_a_dry_one_costs_nothing(bench, owner):
     bench.push("deep", *(f"d{n}".encode() for n in range(9)))
     bench.push("small", b"s0")
     claims = bench.claim(owner, ["deep", "dry", "small"], most=5, turn=3)
     assert names(claims) == [b"d0", b"s0", b"d1", b"d2", b"d3"]
 
 
-def test_turns_go_priority_by_priority(bench):
+def test_turns_go_priority_by_priority(bench, owner):
     """Two queues, two steps: all urgent jobs of both before any later one of either."""
-    owner = bench.owner()
     lists = ["a", "b", "a9", "b9"]
     for queue in lists:
         bench.push(queue, f"{queue}-1".encode(), f"{queue}-2".encode())
@@ -69,16 +63,14 @@ def test_turns_go_priority_by_priority(bench):
     ]  # fmt: skip
 
 
-def test_a_claim_is_bounded_in_bytes(bench):
-    owner = bench.owner()
+def test_a_claim_is_bounded_in_bytes(bench, owner):
     big = [bytes([n]) * (CLAIM_BYTES // 2 + 1) for n in range(4)]
     bench.push("mail", *big)
     assert names(bench.claim(owner, most=4)) == big[:2]
     assert names(bench.claim(owner, most=4)) == big[2:]
 
 
-def test_one_job_above_the_bound_can_be_claimed(bench):
-    owner = bench.owner()
+def test_one_job_above_the_bound_can_be_claimed(bench, owner):
     huge = b"x" * (CLAIM_BYTES + MB)
     bench.push("mail", huge, b"small")
     assert names(bench.claim(owner)) == [huge]
@@ -93,8 +85,7 @@ def test_an_owner_that_nobody_knows_claims_nothing(bench):
     assert bench.key_names() == {"mail"}
 
 
-def test_a_reaped_owner_claims_nothing(bench):
-    owner = bench.owner()
+def test_a_reaped_owner_claims_nothing(bench, owner):
     bench.mark(owner)
     bench.land(owner, "mail", b"landed")
     bench.push("mail", b"1")
@@ -102,9 +93,8 @@ def test_a_reaped_owner_claims_nothing(bench):
     assert (bench.queue(), bench.landed(owner), bench.held(owner)) == ([b"1"], [b"landed"], [])
 
 
-def test_what_came_alone_is_named_by_one_look(bench):
+def test_what_came_alone_is_named_by_one_look(bench, owner):
     """It is in a list of its own, and the queues were found dry."""
-    owner = bench.owner()
     calls = {}
     for name, turn in (("alone", 0), ("control", 1)):
         bench.land(owner, "mail", name.encode())
@@ -117,8 +107,7 @@ def test_what_came_alone_is_named_by_one_look(bench):
     assert calls["control"] == {**calls["alone"], "rpop": 2}
 
 
-def test_a_job_that_was_delivered_before_is_marked(bench):
-    owner = bench.owner()
+def test_a_job_that_was_delivered_before_is_marked(bench, owner):
     [first] = bench.claimed(owner, b"1")
     assert not first.counters
     bench.requeue(first.job)
@@ -130,8 +119,7 @@ def test_a_job_that_was_delivered_before_is_marked(bench):
     assert (bool(again.counters), bool(other.counters)) == (True, False)
 
 
-def test_a_key_of_another_type_is_reported_and_the_others_are_served(bench):
-    owner = bench.owner()
+def test_a_key_of_another_type_is_reported_and_the_others_are_served(bench, owner):
     bench.client.hset("broken", "a", 1)
     bench.push("mail", b"1")
     for turn in (1, 3):
@@ -144,8 +132,7 @@ def test_a_key_of_another_type_is_reported_and_the_others_are_served(bench):
     assert bench.client.hgetall("broken") == {b"a": b"1"}, "and left as it was"
 
 
-def test_payloads_are_bytes(bench):
-    owner = bench.owner()
+def test_payloads_are_bytes(bench, owner):
     odd = [b"", b"\x00\xff\xfe", b"\r\n", "ö".encode(), b"-1", b'{"a": []}']
     bench.push("mail", *odd)
     claims = bench.claim(owner)
@@ -154,16 +141,14 @@ def test_payloads_are_bytes(bench):
     assert bench.private(owner) == []
 
 
-def test_an_ack_settles_each_job_once_and_says_which_were_not_there(bench):
-    owner = bench.owner()
+def test_an_ack_settles_each_job_once_and_says_which_were_not_there(bench, owner):
     one, two = bench.claimed(owner, b"1", b"2")
     unknown = [Claimed(one.job._replace(claim_id=id)) for id in ("", "r", "?", "ff:mail")]
     assert bench.ack(owner, two, *unknown, one) == [2, 3, 4, 5]
     assert bench.ack(owner, one) == [1]
 
 
-def test_acks_of_all_kinds_and_a_start_go_together(bench):
-    owner = bench.owner()
+def test_acks_of_all_kinds_and_a_start_go_together(bench, owner):
     first, plain, following = bench.claimed(owner, b"1", b"2", b"3")
     counters = [bench.keys.recoveries(digest(raw)) for raw in (b"1", b"9")]
     for key in counters:
@@ -176,8 +161,7 @@ def test_acks_of_all_kinds_and_a_start_go_together(bench):
     assert bench.recorded(owner) == [digest(b"3")]
 
 
-def test_an_ack_clears_the_counters_of_a_job_that_was_delivered_before(bench):
-    owner = bench.owner()
+def test_an_ack_clears_the_counters_of_a_job_that_was_delivered_before(bench, owner):
     [first] = bench.claimed(owner, b"1")
     bench.requeue(first.job)
     counters = bench.keys.recoveries(digest(b"1"))
@@ -204,8 +188,7 @@ def test_an_ack_acts_on_its_own_owners_list_alone(bench):
     assert bench.private(owner) == [payload(1)]
 
 
-def test_requeued_to_the_front_jobs_keep_their_old_order(bench):
-    owner = bench.owner()
+def test_requeued_to_the_front_jobs_keep_their_old_order(bench, owner):
     jobs = [claimed.job for claimed in bench.claimed(owner, *(b"%d" % n for n in range(250)))]
     bench.push("mail", b"backlog")
     for at in range(0, 250, 100):
@@ -215,16 +198,14 @@ def test_requeued_to_the_front_jobs_keep_their_old_order(bench):
     assert bench.private(owner) == []
 
 
-def test_requeued_to_the_back_a_job_waits_its_turn(bench):
-    owner = bench.owner()
+def test_requeued_to_the_back_a_job_waits_its_turn(bench, owner):
     [claimed] = bench.claimed(owner, b"1")
     bench.push("mail", b"2", b"3")
     bench.requeue(claimed.job, where="back")
     assert bench.queue() == [b"2", b"3", b"1"]
 
 
-def test_a_requeue_is_never_counted_against_the_job(bench):
-    owner = bench.owner()
+def test_a_requeue_is_never_counted_against_the_job(bench, owner):
     [claimed] = bench.claimed(owner, b"1")
     bench.requeue(claimed.job)
     counters = bench.counters(b"1")
@@ -233,8 +214,7 @@ def test_a_requeue_is_never_counted_against_the_job(bench):
     assert bench.stat("requeued") == 1
 
 
-def test_what_is_no_longer_there_is_not_requeued(bench):
-    owner = bench.owner()
+def test_what_is_no_longer_there_is_not_requeued(bench, owner):
     [claimed] = bench.claimed(owner, b"1")
     gone = claimed.job._replace(claim_id="ff:mail")
     assert bench.requeue(gone, claimed.job) == 1
@@ -242,8 +222,7 @@ def test_what_is_no_longer_there_is_not_requeued(bench):
     assert bench.queue() == [b"1"]
 
 
-def test_a_requeue_renews_the_expiry_of_its_queue(bench):
-    owner = bench.owner()
+def test_a_requeue_renews_the_expiry_of_its_queue(bench, owner):
     [claimed] = bench.claimed(owner, b"1")
     bench.requeue(claimed.job, expires=60_000)
     assert 0 < bench.client.pttl("mail") <= 60_000
@@ -252,8 +231,7 @@ def test_a_requeue_renews_the_expiry_of_its_queue(bench):
     assert bench.client.pttl("mail") == -1, "and without one it lives for ever"
 
 
-def test_a_requeue_to_a_key_of_another_type_moves_nothing(bench):
-    owner = bench.owner()
+def test_a_requeue_to_a_key_of_another_type_moves_nothing(bench, owner):
     [claimed] = bench.claimed(owner, b"1")
     bench.client.set("mail", "a text")
     [reply] = bench.scripts.run_all([bench.lists.requeue([claimed.job], "front", 0)], errors=True)

@@ -22,50 +22,45 @@ def test_a_registered_owner_is_there_with_all_its_facts(bench):
     assert read.registered_at == score
 
 
-def test_registering_again_is_a_heartbeat_and_keeps_the_first_date(bench):
-    facts = bench.owner()
-    first = bench.registry.facts([facts.owner])[facts.owner].registered_at
-    bench.age(facts, 5000)
-    bench.registry.register(facts.with_(lists={"mail": 0, "more": 0}))
-    again = bench.registry.facts([facts.owner])[facts.owner]
+def test_registering_again_is_a_heartbeat_and_keeps_the_first_date(bench, owner):
+    first = bench.registry.facts([owner.owner])[owner.owner].registered_at
+    bench.age(owner, 5000)
+    bench.registry.register(owner.with_(lists={"mail": 0, "more": 0}))
+    again = bench.registry.facts([owner.owner])[owner.owner]
     assert again.registered_at == first
     assert set(again.lists) == {"mail", "more"}
-    assert bench.score(facts) >= first
+    assert bench.score(owner) >= first
 
 
-def test_a_reaped_owner_cannot_register(bench):
-    facts = bench.owner()
-    assert bench.mark(facts)
-    assert bench.registry.register(facts).status == "reaped"
+def test_a_reaped_owner_cannot_register(bench, owner):
+    assert bench.mark(owner)
+    assert bench.registry.register(owner).status == "reaped"
     assert bench.registry.owners() == {}
 
 
-def test_a_heartbeat_moves_the_score_and_writes_what_changed(bench):
-    facts = bench.owner()
-    old = bench.age(facts, 5000)
-    beat = bench.registry.heartbeat(facts, 0, {"state": "stopping"})
+def test_a_heartbeat_moves_the_score_and_writes_what_changed(bench, owner):
+    old = bench.age(owner, 5000)
+    beat = bench.registry.heartbeat(owner, 0, {"state": "stopping"})
     assert beat.status == "ok"
-    assert bench.score(facts) == beat.now > old
-    read = bench.registry.facts([facts.owner])[facts.owner]
+    assert bench.score(owner) == beat.now > old
+    read = bench.registry.facts([owner.owner])[owner.owner]
     assert read.state == "stopping"
-    assert read.app == facts.app, "the rest is as it was"
+    assert read.app == owner.app, "the rest is as it was"
 
 
-def test_a_heartbeat_without_a_row_says_missing(bench):
-    facts = bench.owner()
+def test_a_heartbeat_without_a_row_says_missing(bench, owner):
     bench.client.delete(bench.keys.owners)
-    assert bench.registry.heartbeat(facts, 0, {}).status == "missing"
-    assert bench.registry.owners() == {}, "it writes nothing: facts alone could not be judged"
-    bench.registry.register(facts)
-    bench.client.delete(bench.keys.facts(facts.owner))
-    assert bench.registry.heartbeat(facts, 0, {"state": "stopping"}).status == "unknown"
-    assert not bench.client.exists(bench.keys.facts(facts.owner))
+    assert bench.registry.heartbeat(owner, 0, {}).status == "missing"
+    assert bench.registry.owners() == {}, "it writes nothing: owner alone could not be judged"
+    bench.registry.register(owner)
+    bench.client.delete(bench.keys.facts(owner.owner))
+    assert bench.registry.heartbeat(owner, 0, {"state": "stopping"}).status == "unknown"
+    assert not bench.client.exists(bench.keys.facts(owner.owner))
 
 
-def test_the_heartbeat_of_a_reaped_owner_says_so_and_does_not_revive_it(bench):
-    facts = bench.owner()
-    bench.mark(facts)
-    assert bench.registry.heartbeat(facts, 0, {}).status == "reaped"
+def test_the_heartbeat_of_a_reaped_owner_says_so_and_does_not_revive_it(bench, owner):
+    bench.mark(owner)
+    assert bench.registry.heartbeat(owner, 0, {}).status == "reaped"
     assert bench.registry.owners() == {}
 
 
@@ -95,21 +90,19 @@ def test_a_heartbeat_returns_the_owners_of_its_own_host(bench):
     assert bench.registry.heartbeat(stranger, 0, {}).neighbours == (stranger.owner,)
 
 
-def test_a_mark_needs_the_score_the_verdict_was_built_on(bench):
-    facts = bench.owner()
-    seen = bench.age(facts, 5000)
-    bench.registry.heartbeat(facts, 0, {})
-    assert not bench.registry.mark(facts, seen, 60, "gone")
-    assert facts.owner in bench.registry.owners()
-    assert bench.registry.facts([facts.owner])[facts.owner].state == "running"
-    assert bench.mark(facts), "the control"
+def test_a_mark_needs_the_score_the_verdict_was_built_on(bench, owner):
+    seen = bench.age(owner, 5000)
+    bench.registry.heartbeat(owner, 0, {})
+    assert not bench.registry.mark(owner, seen, 60, "gone")
+    assert owner.owner in bench.registry.owners()
+    assert bench.registry.facts([owner.owner])[owner.owner].state == "running"
+    assert bench.mark(owner), "the control"
 
 
-def test_a_mark_is_set_once(bench):
-    facts = bench.owner()
-    score = bench.score(facts)
-    first, *others = [bench.registry.mark(facts, score, 60, "gone") for _ in range(3)]
-    assert first == facts.with_(state="reaped", was="running")
+def test_a_mark_is_set_once(bench, owner):
+    score = bench.score(owner)
+    first, *others = [bench.registry.mark(owner, score, 60, "gone") for _ in range(3)]
+    assert first == owner.with_(state="reaped", was="running")
     assert others == [None, None]
     assert bench.stat("owners_reaped") == 1
 
@@ -152,22 +145,20 @@ def test_leaving_is_refused_while_jobs_are_left(bench):
     assert facts.owner in bench.registry.owners()
 
 
-def test_leaving_with_a_claim_on_its_way_leaves_a_tombstone(bench):
-    facts = bench.owner()
-    assert bench.registry.leave(facts, 20) == 0
+def test_leaving_with_a_claim_on_its_way_leaves_a_tombstone(bench, owner):
+    assert bench.registry.leave(owner, 20) == 0
     assert bench.registry.owners() == {}
-    assert set(bench.registry.tombstones()) == {facts.owner}
-    assert bench.registry.facts([facts.owner])[facts.owner].state == "reaped"
-    assert bench.client.ttl(bench.keys.facts(facts.owner)) == -1
-    bench.registry.drop_tombstone(facts.owner)
-    assert bench.client.ttl(bench.keys.facts(facts.owner)) > 0
+    assert set(bench.registry.tombstones()) == {owner.owner}
+    assert bench.registry.facts([owner.owner])[owner.owner].state == "reaped"
+    assert bench.client.ttl(bench.keys.facts(owner.owner)) == -1
+    bench.registry.drop_tombstone(owner.owner)
+    assert bench.client.ttl(bench.keys.facts(owner.owner)) > 0
 
 
-def test_leaving_after_it_was_reaped_changes_nothing(bench):
-    facts = bench.owner()
-    bench.mark(facts)
-    assert bench.registry.leave(facts, 0) == -1, "and says so"
-    assert set(bench.registry.tombstones()) == {facts.owner}
+def test_leaving_after_it_was_reaped_changes_nothing(bench, owner):
+    bench.mark(owner)
+    assert bench.registry.leave(owner, 0) == -1, "and says so"
+    assert set(bench.registry.tombstones()) == {owner.owner}
 
 
 UNKNOWN = "web-9|4|0123456789ab"
@@ -196,34 +187,31 @@ def test_a_list_that_its_owner_did_not_register_is_listed(bench):
     assert not bench.registry.adopt(facts.owner, {"slow"})
 
 
-def test_a_tombstone_without_jobs_is_not_listed_again(bench):
-    facts = bench.owner()
-    bench.mark(facts)
-    bench.registry.drop_tombstone(facts.owner)
-    assert not bench.registry.adopt(facts.owner, set())
-    assert bench.client.ttl(bench.keys.facts(facts.owner)) > 0
+def test_a_tombstone_without_jobs_is_not_listed_again(bench, owner):
+    bench.mark(owner)
+    bench.registry.drop_tombstone(owner.owner)
+    assert not bench.registry.adopt(owner.owner, set())
+    assert bench.client.ttl(bench.keys.facts(owner.owner)) > 0
     assert not bench.registry.tombstones()
 
 
-def test_a_forgotten_tombstone_is_listed_again_not_registered(bench):
+def test_a_forgotten_tombstone_is_listed_again_not_registered(bench, owner):
     """A claim that landed after its tombstone was taken off the list."""
-    facts = bench.owner()
-    bench.mark(facts)
-    bench.registry.drop_tombstone(facts.owner)
-    bench.give(facts.owner, "mail", [b"1"])
-    assert bench.registry.adopt(facts.owner, {"mail"})
-    assert bench.client.ttl(bench.keys.facts(facts.owner)) > 300 * 86400, "while it is listed"
-    assert set(bench.registry.tombstones()) == {facts.owner}
+    bench.mark(owner)
+    bench.registry.drop_tombstone(owner.owner)
+    bench.give(owner.owner, "mail", [b"1"])
+    assert bench.registry.adopt(owner.owner, {"mail"})
+    assert bench.client.ttl(bench.keys.facts(owner.owner)) > 300 * 86400, "while it is listed"
+    assert set(bench.registry.tombstones()) == {owner.owner}
     assert bench.registry.owners() == {}
 
 
-def test_an_owner_whose_row_alone_was_lost_gets_its_row_back(bench):
-    facts = bench.owner()
-    bench.give(facts.owner, "mail", [b"1"])
+def test_an_owner_whose_row_alone_was_lost_gets_its_row_back(bench, owner):
+    bench.give(owner.owner, "mail", [b"1"])
     bench.client.delete(bench.keys.owners)
-    assert bench.registry.adopt(facts.owner, {"mail"})
-    read = bench.registry.facts([facts.owner])[facts.owner]
-    assert read.process == facts.process, "with the facts it had registered itself"
+    assert bench.registry.adopt(owner.owner, {"mail"})
+    read = bench.registry.facts([owner.owner])[owner.owner]
+    assert read.process == owner.process, "with the owner it had registered itself"
 
 
 def test_connections_are_looked_up_by_id_in_the_same_run_of_the_server(bench, url):

@@ -83,8 +83,7 @@ def test_a_look_ends_although_what_it_looked_at_has_gone(bench, place):
     assert [found.payload for some in pages for found in some] == [ONE]
 
 
-def test_a_look_shows_what_runs_then_the_oldest_claims_and_what_landed(bench):
-    owner = bench.owner()
+def test_a_look_shows_what_runs_then_the_oldest_claims_and_what_landed(bench, owner):
     one, two, three = bench.give(owner, "mail", [ONE, TWO, THREE])
     bench.run_one(two)
     bench.land(owner, "mail", b"landed")
@@ -181,10 +180,9 @@ def test_deaths_are_capped(bench):
     assert history.deaths(1)[0]["owner"] == "newest"
 
 
-def test_a_pass_is_remembered_with_who_made_it(bench):
+def test_a_pass_is_remembered_with_who_made_it(bench, owner):
     history = History(bench.database)
     assert history.last_pass() == {}
-    owner = bench.owner()
     bench.push("mail", ONE)
     reaper = bench.reaper()
     note(reaper, reaper.reap())
