@@ -63,8 +63,7 @@ def test_a_turn_delivers_all_that_it_can_claim(url, bench, monkeypatch):
     in_flight: list[int] = []
 
     def settle(message: Any) -> None:
-        [owner] = bench.registry.owners()
-        in_flight.append(len(bench.private(owner)))
+        in_flight.append(len(bench.private()))
         message.ack()
 
     with consuming(url, "hub", settle) as (inbox, turn):
@@ -80,12 +79,11 @@ def test_acks_go_together_and_are_sent_when_the_last_job_has_its(url, bench, mon
     bench.push("mail", *map(payload, range(6)))
 
     def settle(message: Any) -> None:
-        [owner] = bench.registry.owners()
         message.ack()
         if len(inbox.messages) % 3:
-            always(lambda: len(bench.private(owner)) == 3, 0.05)
+            always(lambda: len(bench.private()) == 3, 0.05)
         else:
-            eventually(lambda: bench.private(owner) == [])
+            eventually(lambda: bench.private() == [])
 
     with consuming(url, "hub", settle, prefetch=3) as (inbox, turn):
         eventually(lambda: turn() and len(inbox.messages) == 6, 10, 0)

@@ -66,10 +66,9 @@ def test_basic_get_is_reliable_as_well(url, bench):
         queue = kombu.Queue("mail")(connection.channel())
         first, second, third = queue.get(), queue.get(), queue.get()
         assert [first.decode(), second.decode(), third] == ["one", "two", None]
-        [owner] = bench.registry.owners()
-        assert len(bench.private(owner)) == 2
+        assert len(bench.private()) == 2
         first.ack()
-        assert len(bench.private(owner)) == 1
+        assert len(bench.private()) == 1
     assert [json.loads(raw)["headers"] is not None for raw in bench.queue()] == [True]
 
 
@@ -115,8 +114,7 @@ def test_priority_steps_and_separator_are_kombus_options(url, bench):
     assert {"mail", "mail:1", "mail:2", "mail:3"} <= bench.key_names()
     with Inbox(url, **options) as inbox:
         assert inbox.receive(4) == [0, 1, 2, 3]
-        [owner] = bench.registry.owners()
-        assert len(bench.private(owner, "mail:2")) == 1
+        assert len(bench.private(queue="mail:2")) == 1
     assert len(bench.queue("mail:2")) == 1, "and went back to the very list it came from"
 
 
@@ -209,22 +207,20 @@ def test_a_job_copied_by_hand_is_two_jobs(url, bench):
     bench.push("mail", payload(1), payload(1))
     with Inbox(url) as inbox:
         inbox.receive(2)
-        [owner] = bench.registry.owners()
         inbox.messages[0].ack()
-        eventually(lambda: bench.private(owner) == [payload(1)])
+        eventually(lambda: bench.private() == [payload(1)])
         inbox.messages[1].ack()
-        eventually(lambda: bench.private(owner) == [])
+        eventually(lambda: bench.private() == [])
 
 
 def test_a_second_ack_settles_nothing(url, bench):
     bench.push("mail", payload(1), payload(1))
     with Inbox(url) as inbox:
         inbox.receive(2)
-        [owner] = bench.registry.owners()
         inbox.channel.basic_ack(inbox.messages[0].delivery_tag)
         inbox.channel.basic_ack(inbox.messages[0].delivery_tag)
-        eventually(lambda: len(bench.private(owner)) < 2)
-        assert bench.private(owner) == [payload(1)]
+        eventually(lambda: len(bench.private()) < 2)
+        assert bench.private() == [payload(1)]
 
 
 def test_a_wrong_option_is_refused_at_once(url):

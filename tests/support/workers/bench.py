@@ -210,12 +210,14 @@ class Bench:
         """What waits, in the order in which it is going to be claimed."""
         return self._list(self.keys.queue(queue))[::-1]
 
-    def private(self, owner: str | Named, queue: str = "mail") -> list[bytes]:
+    def private(self, owner: str | Named | None = None, queue: str = "mail") -> list[bytes]:
         """What an owner holds from `queue`, newest claim first."""
         return [job.payload for job in self.held(owner) if job.queue_list == queue]
 
-    def held(self, owner: str | Named) -> list[Job]:
-        """What an owner has claimed, the newest first."""
+    def held(self, owner: str | Named | None = None) -> list[Job]:
+        """What an owner has claimed, the newest first: the only one there is, if none is named."""
+        if owner is None:
+            [owner] = self.registry.owners()
         name = name_of(owner)
         claims = self.lists.held(name).claims
         return self.lists.jobs(name, claims, 2**30)[0] if claims else []
