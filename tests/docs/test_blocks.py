@@ -74,12 +74,12 @@ def read(tmp_path: Path, fresh_server: Callable[..., Server]) -> Iterator[Callab
     "found",
     sorted(scenarios(), key=lambda param: -sum(fate(b) == "run" for b in param.values[0])),
 )
-def test_what_a_page_says_works(found: list[Block], read: Callable[..., None]) -> None:
+def test_what_a_page_says_works(found, read):
     read(found)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_it_is_decided_what_becomes_of_each_block(page: Path) -> None:
+def test_it_is_decided_what_becomes_of_each_block(page):
     found = blocks(page)
     print(name(page), dict(Counter(fate(block).partition(":")[0] for block in found)))
     assert not [f"{b.place}: {why}" for b in found if (why := fate(b)).startswith("undecided")]
@@ -88,7 +88,7 @@ def test_it_is_decided_what_becomes_of_each_block(page: Path) -> None:
     assert run == {block.place for block in found}, "each is read by somebody"
 
 
-def test_few_blocks_are_excused() -> None:
+def test_few_blocks_are_excused():
     fates = Counter(fate(block).partition(":")[0] for page in PAGES for block in blocks(page))
     assert fates["excused"] * 6 <= fates["run"] + fates["file"] + fates["parsed"], fates
 
@@ -139,24 +139,18 @@ def note(): ...
         ),
     ],
 )
-def test_control_what_is_wrong_is_told_with_its_line(
-    text: str, why: str, tmp_path: Path, read: Callable[..., None]
-) -> None:
+def test_control_what_is_wrong_is_told_with_its_line(text, why, tmp_path, read):
     with pytest.raises(pytest.fail.Exception, match=why):
         read(say(tmp_path, text))
 
 
 @pytest.mark.parametrize("wanted", ["nobody-has-this", "celery, kombu<1"])
-def test_control_a_page_that_needs_what_is_missing_is_skipped(
-    wanted: str, tmp_path: Path, read: Callable[..., None]
-) -> None:
+def test_control_a_page_that_needs_what_is_missing_is_skipped(wanted, tmp_path, read):
     with pytest.raises(pytest.skip.Exception, match=wanted.rpartition(", ")[2]):
         read(say(tmp_path, f"<!-- needs: {wanted} -->\n```sh\nfalse\n```\n"))
 
 
-def test_a_worker_of_a_page_is_killed_by_its_pid_and_none_outlives_the_page(
-    tmp_path: Path, fresh_server: Callable[..., Server]
-) -> None:
+def test_a_worker_of_a_page_is_killed_by_its_pid_and_none_outlives_the_page(tmp_path, fresh_server):
     worker = (
         "<!-- background -->\n```sh\ncelery -A shop worker -n {n} --pidfile {n}.pid -c 1\n```\n"
     )
@@ -174,7 +168,7 @@ def test_a_worker_of_a_page_is_killed_by_its_pid_and_none_outlives_the_page(
     assert not [process for process in psutil.process_iter() if reader.started_it(process)]
 
 
-def test_each_tab_has_a_reader_who_reads_what_is_around_it(tmp_path: Path) -> None:
+def test_each_tab_has_a_reader_who_reads_what_is_around_it(tmp_path):
     page = tmp_path / "page.md"
     tab = ":::{{tab-item}} {0}\n```text\n{0}\n```\n:::\n"
     tabs = "::::{tab-set}\n" + tab.format("Celery") + tab.format("Django") + "::::\n"

@@ -47,13 +47,13 @@ def is_head_of_a_table(row: str) -> bool:
     return row.startswith(("| |", "|---", "| extra |"))
 
 
-def test_the_readme_and_the_page_name_the_same_claims() -> None:
+def test_the_readme_and_the_page_name_the_same_claims():
     named = CLAIM.findall(README)
     assert len(named) == len(set(named)), "each once"
     assert set(named) == set(ENTRIES)
 
 
-def test_each_entry_and_each_row_of_the_readme_is_a_claim() -> None:
+def test_each_entry_and_each_row_of_the_readme_is_a_claim():
     unheld = [
         text
         for heading, text in blocks()
@@ -66,7 +66,7 @@ def test_each_entry_and_each_row_of_the_readme_is_a_claim() -> None:
     assert not unheld
 
 
-def test_no_paragraph_of_the_readme_has_a_figure_that_nothing_holds() -> None:
+def test_no_paragraph_of_the_readme_has_a_figure_that_nothing_holds():
     unheld = [
         text
         for _, text in blocks()
@@ -78,7 +78,7 @@ def test_no_paragraph_of_the_readme_has_a_figure_that_nothing_holds() -> None:
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_what_holds_a_claim_exists(name: str) -> None:
+def test_what_holds_a_claim_exists(name):
     entry = ENTRIES[name]
     holders = re.findall(r"`((?:tests|benchmarks)/[\w/.]+|setup\.cfg)(?:::(\w+))?`", entry)
     assert holders or "comparison.md" in entry, "somebody holds it"
@@ -88,7 +88,7 @@ def test_what_holds_a_claim_exists(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if FIGURE.search(entry)])
-def test_a_figure_is_what_was_measured(name: str) -> None:
+def test_a_figure_is_what_was_measured(name):
     for path, title, case, said, ratio in FIGURE.findall(ENTRIES[name]):
         tables = json.loads((HERE / path).read_text())["tables"]
         [table] = [table for table in tables if table["title"] == title]

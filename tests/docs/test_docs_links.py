@@ -82,11 +82,11 @@ def dead_ends(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     assert not dead_ends(page)
 
 
-def test_control_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+def test_control_a_link_that_leads_nowhere_is_found(tmp_path):
     page = tmp_path / "page.md"
     there = (
         f"[a]({SITE}inside/claims.html) [b]({REPOSITORY}blob/main/LICENSE) [c](#here) `[d](d)`"
@@ -105,13 +105,13 @@ def test_control_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     assert dead_ends(page) == wrong
 
 
-def test_readme_leads_out_by_whole_addresses() -> None:
+def test_readme_leads_out_by_whole_addresses():
     """A package index shows it far from the files beside it."""
     found = targets(HERE / "README.md")
     assert not [link for link in found if "://" not in link and not link.startswith("#")]
 
 
-def test_each_page_is_in_the_table_of_contents_once() -> None:
+def test_each_page_is_in_the_table_of_contents_once():
     listed: Counter[str] = Counter()
     for page in HERE.glob("docs/**/*.md"):
         for tree in re.findall(
@@ -125,19 +125,19 @@ def test_each_page_is_in_the_table_of_contents_once() -> None:
 
 
 @pytest.mark.parametrize("picture", sorted(HERE.glob("docs/pictures/*.[sp][vn]g")), ids=name)
-def test_each_picture_is_shown_somewhere(picture: Path) -> None:
+def test_each_picture_is_shown_somewhere(picture):
     shown = {to.resolve() for page in PAGES for link in targets(page) if (to := ours(page, link))}
     assert picture in shown
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_files_that_a_page_names_exist(page: Path) -> None:
+def test_files_that_a_page_names_exist(page):
     named = set(re.findall(rf"(?<![\w./:])((?:{FOLDERS})/[\w./-]*\w)", page.read_text()))
     missing = {name for name in named if not (HERE / name).exists() and "_build" not in name}
     assert page.name == "CHANGELOG.md" or not missing  # which tells of what is gone, too
 
 
-def test_files_that_the_architecture_names_exist() -> None:
+def test_files_that_the_architecture_names_exist():
     named = set(re.findall(r"`([\w./]+(?:\.(?:py|lua)|/))`", GUIDE.read_text()))
     package = HERE / PACKAGE
     places = [HERE, package, package / "store" / "lua"]
@@ -145,7 +145,7 @@ def test_files_that_the_architecture_names_exist() -> None:
     assert not {name for name in named if not any((place / name).exists() for place in places)}
 
 
-def test_the_checks_of_each_commit_have_the_matrix_of_tox() -> None:
+def test_the_checks_of_each_commit_have_the_matrix_of_tox():
     [listed] = re.findall(r"^envlist =\n((?: +.*\n)+)", (HERE / "tox.ini").read_text(), re.M)
     environments = {name for line in listed.split() for name in spelled_out(line)}
     workflow = (HERE / ".github" / "workflows" / "ci.yml").read_text()

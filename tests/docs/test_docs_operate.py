@@ -44,7 +44,7 @@ def sections() -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def test_each_finding_has_its_section_in_the_runbook() -> None:
+def test_each_finding_has_its_section_in_the_runbook():
     labels = set(re.findall(r"^\(([\w-]+)\)=$", RUNBOOK, re.MULTILINE))
     assert len(codes()) > 35
     assert codes() - labels == set()
@@ -53,13 +53,13 @@ def test_each_finding_has_its_section_in_the_runbook() -> None:
 
 
 @pytest.mark.parametrize("title", sections())
-def test_each_section_has_the_three_parts_in_their_order(title: str) -> None:
+def test_each_section_has_the_three_parts_in_their_order(title):
     text = sections()[title]
     assert re.findall(r"^\*\*\w+\.?\*\*", text, re.MULTILINE) == list(PARTS)
     assert "```text" in text
 
 
-def test_log_lines_to_alert_on_are_written_by_the_package() -> None:
+def test_log_lines_to_alert_on_are_written_by_the_package():
     rows = re.findall(r"^\| `([^`]+)` \|", RUNBOOK.partition("## Log lines")[2], re.MULTILINE)
     printed = texts()
     assert len(rows) > 20
@@ -68,7 +68,7 @@ def test_log_lines_to_alert_on_are_written_by_the_package() -> None:
         assert any(all(word in text for word in words) for text in printed), row
 
 
-def test_pages_that_messages_and_examples_name_exist() -> None:
+def test_pages_that_messages_and_examples_name_exist():
     files = [*SOURCES, *(path for path in (HERE / "examples").rglob("*.*") if path.is_file())]
     named = {
         (path.name, name)

@@ -28,13 +28,13 @@ def scripts() -> dict[str, set[str]]:
     }
 
 
-def test_the_required_commands_have_those_of_the_scripts() -> None:
+def test_the_required_commands_have_those_of_the_scripts():
     known = {*map(name_of, REQUIRED)}
     missing = {name: left for name, used in scripts().items() if (left := used - known)}
     assert not missing
 
 
-def test_no_command_is_required_that_nobody_calls() -> None:
+def test_no_command_is_required_that_nobody_calls():
     """Outside scripts a command is a method of redis-py's, or a word of its own."""
     sources = [path for path in STORE.rglob("*.py") if path.name != "permissions.py"]
     text = "".join(path.read_text() for path in sources)
@@ -45,7 +45,7 @@ def test_no_command_is_required_that_nobody_calls() -> None:
         assert re.search(rf'{method}|"{words[0].upper()}[" ]', text), name
 
 
-def test_the_page_has_what_the_doctor_asks_for() -> None:
+def test_the_page_has_what_the_doctor_asks_for():
     text = DOCS.read_text()
     [listed] = re.findall(r"This package's, required\.\*\*.*?```text(.*?)```", text, re.DOTALL)
     assert sorted(listed.replace("+", "").split()) == sorted(map(name_of, REQUIRED))
@@ -54,6 +54,6 @@ def test_the_page_has_what_the_doctor_asks_for() -> None:
     assert rows == [name_of(line) for line in OPTIONAL]
 
 
-def test_the_users_line_allows_what_is_required() -> None:
+def test_the_users_line_allows_what_is_required():
     [user] = re.findall(r"ACL SETUSER shop on >password (.*?)```", DOCS.read_text(), re.DOTALL)
     assert {*map(name_of, REQUIRED)} <= {word.removeprefix("+") for word in user.split()}

@@ -39,12 +39,12 @@ def texts() -> dict[str, str]:
     }
 
 
-def test_every_option_is_shown_once() -> None:
+def test_every_option_is_shown_once():
     tables = re.findall(r"```\{option-table\}\n(.*?)```", page("options"), re.DOTALL)
     assert sorted(" ".join(tables).split()) == sorted(config.OPTIONS)
 
 
-def test_every_option_has_a_text_and_a_unit() -> None:
+def test_every_option_has_a_text_and_a_unit():
     said = texts()
     assert said.keys() == config.OPTIONS.keys() == config.UNITS.keys()
     assert all(text.endswith(".") and len(text.split()) < 60 for text in said.values())
@@ -64,7 +64,7 @@ def commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Co
             yield words, command
 
 
-def test_every_command_is_shown_with_an_example() -> None:
+def test_every_command_is_shown_with_an_example():
     text = page("cli")
     shown = re.findall(r"```\{command\} (.+)\n```", text)
     assert sorted([*shown, "check"]) == sorted(name for name, _ in commands(superfetch))
@@ -73,7 +73,7 @@ def test_every_command_is_shown_with_an_example() -> None:
     assert not missing
 
 
-def test_every_command_and_its_options_say_what_they_do() -> None:
+def test_every_command_and_its_options_say_what_they_do():
     for name, command in commands(superfetch):
         assert (command.help or "").splitlines()[0].endswith("."), name
         silent = [
@@ -92,7 +92,7 @@ def key_of(value: Any) -> str:
     return str(value(*(WRITTEN.get(word, f"<{word}>") for word in words)))
 
 
-def test_every_key_has_one_row_with_its_type() -> None:
+def test_every_key_has_one_row_with_its_type():
     keys = Keys()
     names = {name for name in dir(keys) if not name.startswith("_")}
     made = {key_of(getattr(keys, name)) for name in names - NO_KEYS}
@@ -100,6 +100,6 @@ def test_every_key_has_one_row_with_its_type() -> None:
     assert sorted(re.findall(row, page("redis_data"), re.MULTILINE)) == sorted(made)
 
 
-def test_every_public_name_is_shown() -> None:
+def test_every_public_name_is_shown():
     told = set(re.findall(r"[\w]+", page("api") + page("signals")))
     assert not {*celery_superfetch.__all__} - told

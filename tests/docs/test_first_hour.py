@@ -112,14 +112,14 @@ def run(checkout: Path, title: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("title", EXERCISES)
-def test_the_answer_is_right(checkout: Path, title: str) -> None:
+def test_the_answer_is_right(checkout, title):
     answer(checkout, title)
     status, said = run(checkout, title)
     assert status == 0, said
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_each_mistake_turns_its_test_red(checkout: Path, wrong: str) -> None:
+def test_each_mistake_turns_its_test_red(checkout, wrong):
     title, left_out, changes, red = WRONG[wrong]
     answer(checkout, title, left_out)
     for change in changes:
@@ -130,7 +130,7 @@ def test_each_mistake_turns_its_test_red(checkout: Path, wrong: str) -> None:
         assert re.search(rf"^FAILED .*{re.escape(test)}", said, re.MULTILINE), said
 
 
-def test_the_files_are_as_long_as_the_page_says() -> None:
+def test_the_files_are_as_long_as_the_page_says():
     rows = re.findall(r"^\| `(\S+)` \| (\d+) \| \S", PAGE, re.MULTILINE)
     assert len(rows) >= 12
     for name, said in rows:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +38,7 @@ def check(pill: PoisonPill) -> None:
 
 
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
-def test_a_poison_pill_survives_the_result_backend(serializer: str) -> None:
+def test_a_poison_pill_survives_the_result_backend(serializer):
     app = Celery("shop", backend="cache+memory://", set_as_current=False)
     app.conf.update(result_serializer=serializer, accept_content=["json", "pickle"])
     pill = PoisonPill("Job a was killed.", FACTS)
@@ -51,7 +50,7 @@ def test_a_poison_pill_survives_the_result_backend(serializer: str) -> None:
     check(raised.value)
 
 
-def test_a_caller_catches_the_first_one_by_its_public_name(tmp_path: Path) -> None:
+def test_a_caller_catches_the_first_one_by_its_public_name(tmp_path):
     """In a process that has only imported the package, as a producer without `install()` does."""
     url = f"file://{tmp_path}"
     Celery("shop", backend=url, set_as_current=False).backend.store_result(
@@ -69,7 +68,7 @@ def test_a_caller_catches_the_first_one_by_its_public_name(tmp_path: Path) -> No
     assert (done.stdout, done.stderr) == ("2\n", "")
 
 
-def test_one_that_says_nothing_has_attributes_all_the_same() -> None:
+def test_one_that_says_nothing_has_attributes_all_the_same():
     pill = PoisonPill("killed by an earlier version")
     assert (str(pill), pill.reason, pill.strikes) == ("killed by an earlier version", "", 0)
     assert pill.owners == pill.hosts == pill.times == ()

@@ -18,13 +18,13 @@ PAYLOADS = {
 }
 
 
-def test_the_table_names_every_signal() -> None:
+def test_the_table_names_every_signal():
     found = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
     assert found == set(PAYLOADS)
 
 
 @pytest.mark.parametrize("name", PAYLOADS)
-def test_a_signal_brings_one_frozen_value(name: str) -> None:
+def test_a_signal_brings_one_frozen_value(name):
     argument, payload = PAYLOADS[name]
     assert getattr(signals, name).providing_args == {argument}
     frozen = getattr(payload, "__dataclass_params__", None)

@@ -14,7 +14,7 @@ from celery.bin.celery import celery
 
 from celery_superfetch.console import probe
 from support import recipes
-from support.recipes import EXAMPLES, Command
+from support.recipes import EXAMPLES
 
 OURS = [one for one in recipes.commands() if not one.words[0].startswith("valkey")]
 
@@ -50,7 +50,7 @@ def taken(words: list[str]) -> str:
 
 
 @pytest.mark.parametrize("command", OURS, ids=lambda command: command.name)
-def test_the_command_line_takes_it(command: Command) -> None:
+def test_the_command_line_takes_it(command):
     meant = {"worker", "beat", "metrics", "superfetch-check"}
     assert taken(command.words) in meant
 
@@ -66,12 +66,12 @@ def test_the_command_line_takes_it(command: Command) -> None:
     ],
     ids=" ".join,
 )
-def test_the_control_is_refused(words: list[str]) -> None:
+def test_the_control_is_refused(words):
     with pytest.raises((click.UsageError, SystemExit, AssertionError)):
         taken(words)
 
 
-def test_every_recipe_starts_the_same() -> None:
+def test_every_recipe_starts_the_same():
     """One worker is like another, wherever it runs: no option was forgotten in one of them."""
     by_kind: dict[str, set[str]] = {}
     for command in OURS:
@@ -83,9 +83,7 @@ def test_every_recipe_starts_the_same() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["compose", "kubernetes", "systemd"])
-def test_the_environment_is_what_celery_and_the_probe_read(
-    recipe: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_is_what_celery_and_the_probe_read(recipe, monkeypatch):
     environment = recipes.environments()[recipe]
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

@@ -13,14 +13,14 @@ from support.recipes import COMPOSE, EXAMPLES, seconds, services, shop, tool
 ROOT = EXAMPLES.parent
 
 
-def test_it_is_valid_by_the_schema_of_compose() -> None:
+def test_it_is_valid_by_the_schema_of_compose():
     pytest.importorskip("check_jsonschema", reason="check-jsonschema (extra `lint`) is missing")
     program = (sys.executable, "-m", "check_jsonschema")  # which need not be on the PATH
     done = tool(*program, "--builtin-schema", "vendor.compose-spec", str(COMPOSE))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_docker_compose_reads_it() -> None:
+def test_docker_compose_reads_it():
     docker = shutil.which("docker")
     if docker is None or tool(docker, "compose", "version").returncode:
         pytest.skip("docker compose is not installed")
@@ -28,19 +28,19 @@ def test_docker_compose_reads_it() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_worker_has_the_time_that_it_needs_to_stop() -> None:
+def test_a_worker_has_the_time_that_it_needs_to_stop():
     worker = services()["worker"]
     assert worker["stop_signal"] == "SIGTERM"
     assert seconds(worker["stop_grace_period"]) > shop().conf.task_time_limit + 10
 
 
-def test_three_workers_one_beat_and_one_exporter() -> None:
+def test_three_workers_one_beat_and_one_exporter():
     found = {name: one.get("deploy", {}).get("replicas", 1) for name, one in services().items()}
     assert found == {"valkey": 1, "worker": 3, "beat": 1, "exporter": 1}
     assert all(one["restart"] == "unless-stopped" for one in services().values())
 
 
-def test_the_server_keeps_its_data() -> None:
+def test_the_server_keeps_its_data():
     valkey = services()["valkey"]
     words = valkey["command"]
     assert words[words.index("--appendonly") + 1] == "yes"
@@ -48,7 +48,7 @@ def test_the_server_keeps_its_data() -> None:
     assert valkey["volumes"] == ["valkey:/data"]
 
 
-def test_what_is_named_is_there() -> None:
+def test_what_is_named_is_there():
     found = services()
     for name, service in found.items():
         assert set(service.get("depends_on", {})) <= set(found), name
@@ -60,7 +60,7 @@ def test_what_is_named_is_there() -> None:
     assert found["exporter"]["ports"] == [f"127.0.0.1:{port}:{port}"]
 
 
-def test_the_image_is_made_of_files_that_are_there_and_sent() -> None:
+def test_the_image_is_made_of_files_that_are_there_and_sent():
     build = services()["worker"]["build"]
     assert (COMPOSE.parent / build["context"]).resolve() == ROOT
     recipe = (ROOT / build["dockerfile"]).read_text()
@@ -74,7 +74,7 @@ def test_the_image_is_made_of_files_that_are_there_and_sent() -> None:
     assert not re.findall(r"^(ENTRYPOINT|CMD|STOPSIGNAL)", recipe, re.M)
 
 
-def test_a_probe_gives_up_before_docker_does() -> None:
+def test_a_probe_gives_up_before_docker_does():
     for name, service in services().items():
         check = service.get("healthcheck", {})
         if "--timeout" in check.get("test", []):

@@ -42,7 +42,7 @@ BUILT_IN = [one for one in documents() if one[0] != "ScaledObject"]
 
 
 @pytest.mark.parametrize("which", BUILT_IN, ids="-".join)
-def test_it_is_valid_by_the_schema_of_kubernetes(which: tuple[str, str]) -> None:
+def test_it_is_valid_by_the_schema_of_kubernetes(which):
     lint = pytest.importorskip(
         "kubernetes_validate", reason="kubernetes-validate (extra `lint`) is missing"
     )
@@ -65,7 +65,7 @@ def kustomized(folder: Path) -> dict[tuple[str, str], Any]:
     return {(one["kind"], one["metadata"]["name"]): one for one in built}
 
 
-def test_kustomize_puts_them_together() -> None:
+def test_kustomize_puts_them_together():
     whole, scaled = kustomized(KUBERNETES), kustomized(KEDA)
     keda = ("ScaledObject", "shop-worker")
     assert set(whole) | {keda} == set(scaled) == set(documents())
@@ -81,7 +81,7 @@ def test_kustomize_puts_them_together() -> None:
 
 
 @pytest.mark.parametrize("folder", [KUBERNETES, KEDA], ids=lambda path: path.name)
-def test_no_file_is_left_out(folder: Path) -> None:
+def test_no_file_is_left_out(folder):
     whole = yaml.safe_load((folder / "kustomization.yaml").read_text())
     there = {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml"}
     assert {name for name in whole["resources"] if name != "../kubernetes"} == there
@@ -89,7 +89,7 @@ def test_no_file_is_left_out(folder: Path) -> None:
         assert [image["name"] for image in whole["images"]] == ["shop"]
 
 
-def test_nothing_runs_as_root_and_the_image_has_the_user() -> None:
+def test_nothing_runs_as_root_and_the_image_has_the_user():
     dockerfile = (COMPOSE.parent / "Dockerfile").read_text()
     for name, spec in deployments().items():
         security = spec["template"]["spec"]["securityContext"]
@@ -99,7 +99,7 @@ def test_nothing_runs_as_root_and_the_image_has_the_user() -> None:
         assert f"USER {user}\n" in dockerfile
 
 
-def test_the_server_for_trying_is_the_one_that_all_are_told_of() -> None:
+def test_the_server_for_trying_is_the_one_that_all_are_told_of():
     [valkey] = deployments("valkey/valkey:8-alpine").values()
     service = documents()["Service", "valkey"]["spec"]
     assert service["selector"].items() <= valkey["template"]["metadata"]["labels"].items()
@@ -107,19 +107,19 @@ def test_the_server_for_trying_is_the_one_that_all_are_told_of() -> None:
     assert broker.netloc == f"valkey:{service['ports'][0]['port']}"
 
 
-def test_each_container_has_the_environment() -> None:
+def test_each_container_has_the_environment():
     for name in deployments():
         [source] = container(name)["envFrom"]
         assert ("ConfigMap", source["configMapRef"]["name"]) in documents(), name
 
 
-def test_a_worker_has_the_time_that_it_needs_to_stop() -> None:
+def test_a_worker_has_the_time_that_it_needs_to_stop():
     leaving = 2 * CONFIG.heartbeat_interval  # its last acks, its farewell
     assert POD["terminationGracePeriodSeconds"] > shop().conf.task_time_limit + leaving
     assert "lifecycle" not in container("shop-worker"), "a hook would take its time off that"
 
 
-def test_a_worker_is_not_restarted_for_what_others_would_forgive() -> None:
+def test_a_worker_is_not_restarted_for_what_others_would_forgive():
     live, start = (container("shop-worker")[name] for name in ("livenessProbe", "startupProbe"))
     # Silence counts as death after owner_ttl: a probe is no quicker.
     assert live["periodSeconds"] * live["failureThreshold"] > CONFIG.owner_ttl
@@ -131,13 +131,13 @@ def test_a_worker_is_not_restarted_for_what_others_would_forgive() -> None:
     assert "readinessProbe" not in container("shop-worker")
 
 
-def test_beat_is_one_and_never_two() -> None:
+def test_beat_is_one_and_never_two():
     beat = deployments()["shop-beat"]
     assert beat["replicas"] == 1
     assert beat["strategy"] == {"type": "Recreate"}
 
 
-def test_the_exporter_is_asked_where_it_listens() -> None:
+def test_the_exporter_is_asked_where_it_listens():
     exporter = container("shop-exporter")
     port = exporter["args"][exporter["args"].index("--port") + 1]
     [opened] = exporter["ports"]
@@ -148,7 +148,7 @@ def test_the_exporter_is_asked_where_it_listens() -> None:
     assert deployments()["shop-exporter"]["replicas"] == 1
 
 
-def test_what_selects_selects() -> None:
+def test_what_selects_selects():
     for name, spec in deployments().items():
         labels = spec["template"]["metadata"]["labels"]
         assert spec["selector"]["matchLabels"].items() <= labels.items(), name
@@ -159,7 +159,7 @@ def test_what_selects_selects() -> None:
     assert budget["maxUnavailable"] == 1
 
 
-def test_keda_looks_at_all_lists_of_the_app_and_at_its_server() -> None:
+def test_keda_looks_at_all_lists_of_the_app_and_at_its_server():
     keys = Keys(CONFIG.global_keyprefix)
     redis = trigger("redis")
     assert {redis["listName"]} == {keys.queue(name) for name in lists_of(shop())}
@@ -168,12 +168,12 @@ def test_keda_looks_at_all_lists_of_the_app_and_at_its_server() -> None:
     assert redis["databaseIndex"] == broker.path.strip("/")
 
 
-def test_keda_is_told_in_words_as_its_schema_wants_it() -> None:
+def test_keda_is_told_in_words_as_its_schema_wants_it():
     for one in SCALED["triggers"]:
         assert all(isinstance(value, str) for value in one["metadata"].values()), one["type"]
 
 
-def test_keda_scales_the_workers_to_zero_and_nobody_else_does() -> None:
+def test_keda_scales_the_workers_to_zero_and_nobody_else_does():
     assert SCALED["scaleTargetRef"]["name"] in deployments()
     assert SCALED["minReplicaCount"] == 0
     keda = yaml.safe_load((KEDA / "kustomization.yaml").read_text())
@@ -185,7 +185,7 @@ def test_keda_scales_the_workers_to_zero_and_nobody_else_does() -> None:
     assert "fallback" not in SCALED
 
 
-def test_jobs_in_no_queue_count_as_well() -> None:
+def test_jobs_in_no_queue_count_as_well():
     """tests/evidence/test_recipes.py works the query out on metrics of real deaths."""
     prometheus = trigger("prometheus")
     named = set(re.findall(r"superfetch_\w+", prometheus["query"]))

@@ -28,16 +28,16 @@ def verify(folder: Path, change: tuple[str, str] = ("", "")) -> str:
     return said or str(done.returncode or "")
 
 
-def test_systemd_reads_all_units(tmp_path: Path) -> None:
+def test_systemd_reads_all_units(tmp_path):
     assert verify(tmp_path) == ""
 
 
 @pytest.mark.parametrize("change", [("KillMode", "KilMode"), ("=mixed", "=mixt"), ("celery", "c")])
-def test_the_control_is_not_taken(tmp_path: Path, change: tuple[str, str]) -> None:
+def test_the_control_is_not_taken(tmp_path, change):
     assert verify(tmp_path, change) != ""
 
 
-def test_a_worker_stops_by_itself_and_has_the_time_for_it() -> None:
+def test_a_worker_stops_by_itself_and_has_the_time_for_it():
     service = unit(WORKER)["Service"]
     # Its pool processes get no TERM of their own: they would end in the middle of their jobs.
     assert service["KillMode"] == "mixed"
@@ -45,12 +45,12 @@ def test_a_worker_stops_by_itself_and_has_the_time_for_it() -> None:
     assert seconds(service["TimeoutStopSec"]) > shop().conf.task_time_limit + 10
 
 
-def test_a_death_in_the_pool_is_the_affair_of_its_worker() -> None:
+def test_a_death_in_the_pool_is_the_affair_of_its_worker():
     assert unit(WORKER)["Service"]["OOMPolicy"] == "continue"
 
 
 @pytest.mark.parametrize("name", [name for name in units() if "check" not in name])
-def test_what_has_ended_is_started_again(name: str) -> None:
+def test_what_has_ended_is_started_again(name):
     service = unit(name)["Service"]
     assert service["Type"] == "exec"
     assert service["Restart"] == "always"
@@ -58,20 +58,20 @@ def test_what_has_ended_is_started_again(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in units() if name.endswith("service")])
-def test_each_has_the_environment_and_runs_as_nobody_special(name: str) -> None:
+def test_each_has_the_environment_and_runs_as_nobody_special(name):
     service = unit(name)["Service"]
     assert service["EnvironmentFile"] == "/etc/shop.env"
     assert service["User"] == "shop"
     assert service["ExecStart"].startswith(PROGRAMS)
 
 
-def test_workers_of_one_machine_have_names_of_their_own() -> None:
+def test_workers_of_one_machine_have_names_of_their_own():
     first, second = exec_start(WORKER, "1"), exec_start(WORKER, "2")
     assert first[first.index("-n") + 1] == "shop1@%h"
     assert second[second.index("-n") + 1] == "shop2@%h"
 
 
-def test_a_warning_does_not_fail_the_check_and_a_timer_starts_it() -> None:
+def test_a_warning_does_not_fail_the_check_and_a_timer_starts_it():
     assert unit("shop-check.service")["Service"]["SuccessExitStatus"] == "1"
     assert unit("shop-check.service")["Service"]["Type"] == "oneshot"
     assert unit("shop-check.timer")["Timer"]["OnCalendar"] == "minutely"

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from celery import Celery
 
-from support.servers.database import Database
-from support.servers.ledger import Ledger
 from support.waiting import always, eventually
 
 pytest.importorskip("celery_batches", reason="celery-batches is not installed")
@@ -19,9 +15,7 @@ def send(app: Celery, *jobs: str) -> None:
         app.send_task("batched.batch", [job])
 
 
-def test_the_calls_of_a_lost_batch_run_again_when_their_worker_has_ended(
-    worker: Any, app: Celery, db: Database, ledger: Ledger
-) -> None:
+def test_the_calls_of_a_lost_batch_run_again_when_their_worker_has_ended(worker, app, db, ledger):
     one = worker(app="batched")
     send(app, "accident", "a", "b")
     one.wait_log("A batch that apply_batches_task ran was lost, or failed: Worker exited")

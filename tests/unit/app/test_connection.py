@@ -50,7 +50,7 @@ def ours(connection: kombu.Connection) -> bool:
         "redis://user:p%40ss@localhost:6399/5",
     ],
 )
-def test_every_kind_of_redis_url_is_served(make: Make, url: str) -> None:
+def test_every_kind_of_redis_url_is_served(make, url):
     app = make(url)
     for connect in (app.connection, app.connection_for_read, app.connection_for_write):
         with connect() as connection:
@@ -65,7 +65,7 @@ def test_every_kind_of_redis_url_is_served(make: Make, url: str) -> None:
         (SENTINELS, redis.SentinelTransport),
     ],
 )
-def test_another_app_in_the_process_stays_stock(make: Make, urls: str, stock: type) -> None:
+def test_another_app_in_the_process_stays_stock(make, urls, stock):
     make(FIRST)
     for connection in (make(urls, install=False).connection(), kombu.Connection(urls)):
         with connection:
@@ -74,7 +74,7 @@ def test_another_app_in_the_process_stays_stock(make: Make, urls: str, stock: ty
             assert type(connection.transport) is stock
 
 
-def test_an_app_whose_amqp_was_used_before_install_is_served(make: Make) -> None:
+def test_an_app_whose_amqp_was_used_before_install_is_served(make):
     app = make(FIRST, install=False)
     stock = app.amqp.send_task_message
     celery_superfetch.install(app)
@@ -83,7 +83,7 @@ def test_an_app_whose_amqp_was_used_before_install_is_served(make: Make) -> None
         assert ours(connection)
 
 
-def test_connections_of_the_apps_pool_are_ours_whoever_came_first(make: Make) -> None:
+def test_connections_of_the_apps_pool_are_ours_whoever_came_first(make):
     """A consumer on one of them would hide jobs in stock's hash."""
     for first in (True, False):
         apps = {installed: make(FIRST, install=installed) for installed in (first, not first)}
@@ -96,7 +96,7 @@ def test_connections_of_the_apps_pool_are_ours_whoever_came_first(make: Make) ->
         assert make(FIRST).pool is apps[True].pool, "equal ones still share a pool"
 
 
-def test_an_apps_own_amqp_class_is_kept(make: Make) -> None:
+def test_an_apps_own_amqp_class_is_kept(make):
     from celery.app.amqp import AMQP
 
     class Own(AMQP):
@@ -112,7 +112,7 @@ def test_an_apps_own_amqp_class_is_kept(make: Make) -> None:
 
 
 @pytest.mark.parametrize("urls", [f"{FIRST};{SECOND}", [FIRST, SECOND]], ids=["text", "list"])
-def test_a_failover_list_keeps_our_transport(make: Make, urls: Any) -> None:
+def test_a_failover_list_keeps_our_transport(make, urls):
     with make(urls).connection() as connection:
         assert ours(connection)
         for _ in range(4):
@@ -123,7 +123,7 @@ def test_a_failover_list_keeps_our_transport(make: Make, urls: Any) -> None:
         assert connection.hostname == "second"
 
 
-def test_clones_keep_our_transport_and_its_options(make: Make) -> None:
+def test_clones_keep_our_transport_and_its_options(make):
     """Celery's heartbeat thread and pools clone; a clone may be switched as well."""
     app = make(f"{FIRST};{SECOND}", broker_transport_options={"owner_ttl": 44})
     with app.connection() as connection, connection.clone() as clone:
@@ -138,9 +138,7 @@ def test_clones_keep_our_transport_and_its_options(make: Make) -> None:
 @pytest.mark.parametrize(
     ("urls", "name"), [(f"{FIRST};{SECOND}", "Transport"), (SENTINELS, "SentinelTransport")]
 )
-def test_a_transport_that_is_named_needs_no_install_and_survives_a_switch(
-    make: Make, urls: str, name: str
-) -> None:
+def test_a_transport_that_is_named_needs_no_install_and_survives_a_switch(make, urls, name):
     options = {"master_name": "shop"} if name.startswith("Sentinel") else {}
     conf = {"broker_transport": f"celery_superfetch:{name}", "broker_transport_options": options}
     with make(urls, install=False, **conf).connection() as connection:
@@ -153,7 +151,7 @@ def test_a_transport_that_is_named_needs_no_install_and_survives_a_switch(
             assert ours(clone)
 
 
-def test_the_named_transport_works_with_plain_kombu() -> None:
+def test_the_named_transport_works_with_plain_kombu():
     with kombu.Connection(FIRST, transport="celery_superfetch:Transport") as connection:
         assert ours(connection)
     with kombu.Connection(FIRST, transport=celery_superfetch.Transport) as connection:
@@ -163,7 +161,7 @@ def test_the_named_transport_works_with_plain_kombu() -> None:
 @pytest.mark.parametrize(
     "url", ["redis://localhost:6399/0", "redis://user:secret@localhost:6399/2", "rediss://h:1/0"]
 )
-def test_a_connection_is_named_as_a_stock_one(make: Make, url: str) -> None:
+def test_a_connection_is_named_as_a_stock_one(make, url):
     """Flower finds its broker page by the scheme."""
     with make(url).connection() as new, make(url, install=False).connection() as stock:
         assert new.as_uri() == stock.as_uri()
@@ -172,7 +170,7 @@ def test_a_connection_is_named_as_a_stock_one(make: Make, url: str) -> None:
         assert "secret" not in new.as_uri()
 
 
-def test_rediss_keeps_its_tls_defaults(make: Make) -> None:
+def test_rediss_keeps_its_tls_defaults(make):
     url = "rediss://localhost:6399/0"
     conf = {"broker_use_ssl": {"ssl_cert_reqs": ssl.CERT_REQUIRED}}
     with make(url, **conf).connection() as new, make(url, False, **conf).connection() as stock:
@@ -181,7 +179,7 @@ def test_rediss_keeps_its_tls_defaults(make: Make) -> None:
         assert new.ssl
 
 
-def test_a_switch_to_a_tls_url_is_as_in_stock(make: Make) -> None:
+def test_a_switch_to_a_tls_url_is_as_in_stock(make):
     urls = f"{FIRST};rediss://second:6399/0?ssl_cert_reqs=required"
     with make(urls).connection() as new, make(urls, install=False).connection() as stock:
         new.maybe_switch_next()
@@ -191,7 +189,7 @@ def test_a_switch_to_a_tls_url_is_as_in_stock(make: Make) -> None:
         assert new.hostname == stock.hostname
 
 
-def test_sentinels_are_served_whichever_is_current(make: Make) -> None:
+def test_sentinels_are_served_whichever_is_current(make):
     app = make(SENTINELS, broker_transport_options={"master_name": "shop"})
     for connect in (app.connection, app.connection_for_read, app.connection_for_write):
         with connect() as connection:
@@ -202,21 +200,19 @@ def test_sentinels_are_served_whichever_is_current(make: Make) -> None:
                 assert isinstance(clone.transport, celery_superfetch.SentinelTransport)
 
 
-def test_sentinels_without_the_name_of_a_primary_are_refused_by_name(make: Make) -> None:
+def test_sentinels_without_the_name_of_a_primary_are_refused_by_name(make):
     connection = make(SENTINELS).connection()
     with pytest.raises(ConfigError, match="master_name"):
         connection.transport  # noqa: B018
 
 
-def test_an_unknown_option_for_sentinels_is_refused_with_the_nearest(make: Make) -> None:
+def test_an_unknown_option_for_sentinels_is_refused_with_the_nearest(make):
     app = make(SENTINELS, broker_transport_options={"mastername": "shop"})
     with pytest.raises(ConfigError, match="did you mean 'master_name'"):
         app.connection().transport  # noqa: B018
 
 
-def test_another_broker_works_as_ever_and_is_warned_of(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_broker_works_as_ever_and_is_warned_of(make, caplog):
     """A test suite sets memory:// and keeps its line of `install`."""
     with caplog.at_level(logging.WARNING), make("memory://").connection() as connection:
         assert type(connection.transport) is memory.Transport
@@ -228,7 +224,7 @@ def test_another_broker_works_as_ever_and_is_warned_of(
     assert any("memory" in text for text in warnings), warnings
 
 
-def test_a_redis_broker_is_not_warned_of(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_redis_broker_is_not_warned_of(make, caplog):
     with caplog.at_level(logging.WARNING), make(FIRST).connection() as connection:
         assert ours(connection)
     assert not caplog.records

@@ -53,7 +53,7 @@ def installed(app: Celery) -> bool:
     )
 
 
-def test_a_stock_app_is_not_installed(make: Make) -> None:
+def test_a_stock_app_is_not_installed(make):
     """The control of every test here."""
     app = make()
     assert app.conf.task_acks_late is False
@@ -61,7 +61,7 @@ def test_a_stock_app_is_not_installed(make: Make) -> None:
     assert "celery_superfetch.reap" not in app.tasks
 
 
-def test_one_line_is_all(make: Make) -> None:
+def test_one_line_is_all(make):
     app = make()
     assert celery_superfetch.install(app) is app
     assert installed(app)
@@ -69,7 +69,7 @@ def test_one_line_is_all(make: Make) -> None:
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
-def test_beside_config_from_object(make: Make, before: bool) -> None:
+def test_beside_config_from_object(make, before):
     app = make()
     if before:
         celery_superfetch.install(app, strike_limit=5)
@@ -85,7 +85,7 @@ def test_beside_config_from_object(make: Make, before: bool) -> None:
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
-def test_with_djangos_way_of_configuring(make: Make, before: bool) -> None:
+def test_with_djangos_way_of_configuring(make, before):
     """`app.config_from_object("django.conf:settings", namespace="CELERY")`."""
     app = make(broker=None)
     if before:
@@ -108,7 +108,7 @@ def test_with_djangos_way_of_configuring(make: Make, before: bool) -> None:
         assert connection.get_transport_cls() is celery_superfetch.Transport
 
 
-def test_after_the_app_is_configured_and_finalized(make: Make) -> None:
+def test_after_the_app_is_configured_and_finalized(make):
     app = make()
     app.finalize()
     assert app.conf.task_default_queue == "celery"
@@ -116,7 +116,7 @@ def test_after_the_app_is_configured_and_finalized(make: Make) -> None:
     assert installed(app)
 
 
-def test_configured_again_by_another_module(make: Make) -> None:
+def test_configured_again_by_another_module(make):
     app = make()
     app.config_from_object(settings(task_default_queue="mail"))
     celery_superfetch.install(app, strike_limit=4)
@@ -127,7 +127,7 @@ def test_configured_again_by_another_module(make: Make) -> None:
     assert config_of(app).strike_limit == 4
 
 
-def test_with_autofinalize_off(make: Make) -> None:
+def test_with_autofinalize_off(make):
     """Such an app forbids to look at its tasks before it is finalized: install must not."""
     app = make(autofinalize=False)
     celery_superfetch.install(app)
@@ -135,7 +135,7 @@ def test_with_autofinalize_off(make: Make) -> None:
     assert installed(app)
 
 
-def test_a_schedule_set_after_install_is_kept_and_added_to(make: Make) -> None:
+def test_a_schedule_set_after_install_is_kept_and_added_to(make):
     app = make()
     celery_superfetch.install(app)
     app.conf.beat_schedule = {"mine": {"task": "t"}}
@@ -143,7 +143,7 @@ def test_a_schedule_set_after_install_is_kept_and_added_to(make: Make) -> None:
     assert set(app.conf.beat_schedule) == {"mine", ENTRY}
 
 
-def test_twice_is_as_good_as_once(make: Make) -> None:
+def test_twice_is_as_good_as_once(make):
     once, twice = make(), make()
     celery_superfetch.install(once, strike_limit=5)
     celery_superfetch.install(twice, strike_limit=5)
@@ -157,14 +157,14 @@ def test_twice_is_as_good_as_once(make: Make) -> None:
     assert twice.conf.beat_schedule == once.conf.beat_schedule
 
 
-def test_later_options_win_and_the_others_stay(make: Make) -> None:
+def test_later_options_win_and_the_others_stay(make):
     app = make()
     celery_superfetch.install(app, strike_limit=5, owner_ttl=30)
     celery_superfetch.install(app, strike_limit=7)
     assert (config_of(app).strike_limit, config_of(app).owner_ttl) == (7, 30)
 
 
-def test_options_are_merged_into_the_transports(make: Make) -> None:
+def test_options_are_merged_into_the_transports(make):
     app = make(broker_transport_options={"priority_steps": [0, 5], "owner_ttl": 45})
     app.conf.broker_transport_options = {"priority_steps": [0, 5], "owner_ttl": 45}
     celery_superfetch.install(app, strike_limit=5)
@@ -173,7 +173,7 @@ def test_options_are_merged_into_the_transports(make: Make) -> None:
     assert (config_of(app).owner_ttl, config_of(app).strike_limit) == (45, 5)
 
 
-def test_the_interval_of_the_beat_entry_is_the_reap_interval(make: Make) -> None:
+def test_the_interval_of_the_beat_entry_is_the_reap_interval(make):
     app = make()
     celery_superfetch.install(app, reap_interval=4)
     entry = app.conf.beat_schedule[ENTRY]
@@ -181,7 +181,7 @@ def test_the_interval_of_the_beat_entry_is_the_reap_interval(make: Make) -> None
     assert entry["schedule"] == 4
 
 
-def test_the_users_own_entry_is_kept(make: Make) -> None:
+def test_the_users_own_entry_is_kept(make):
     own = {"task": "celery_superfetch.reap", "schedule": 77.0}
     app = make()
     app.conf.beat_schedule = {ENTRY: own}
@@ -190,7 +190,7 @@ def test_the_users_own_entry_is_kept(make: Make) -> None:
     assert app.conf.beat_schedule == {ENTRY: own}
 
 
-def test_an_unknown_option_is_refused_and_the_app_left_alone(make: Make) -> None:
+def test_an_unknown_option_is_refused_and_the_app_left_alone(make):
     app = make()
     amqp, steps = app.amqp_cls, {name: set(found) for name, found in app.steps.items()}
     with pytest.raises(ConfigError, match="did you mean 'owner_ttl'"):
@@ -204,7 +204,7 @@ def test_an_unknown_option_is_refused_and_the_app_left_alone(make: Make) -> None
     assert "celery_superfetch.reap" not in app.tasks
 
 
-def test_a_refused_second_install_leaves_the_first_as_it_was(make: Make) -> None:
+def test_a_refused_second_install_leaves_the_first_as_it_was(make):
     app = make()
     celery_superfetch.install(app, heartbeat_interval=20)
     with pytest.raises(ConfigError):
@@ -213,9 +213,7 @@ def test_a_refused_second_install_leaves_the_first_as_it_was(make: Make) -> None
     assert config_of(app).heartbeat_interval == 20
 
 
-def test_a_wrong_option_of_the_transport_is_refused_when_it_is_needed(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wrong_option_of_the_transport_is_refused_when_it_is_needed(make, caplog):
     """E2. Who only publishes needs none of them: stock kombu ignores what it does not know."""
     warn_once.cache_clear()
     app = make()
@@ -231,14 +229,14 @@ def test_a_wrong_option_of_the_transport_is_refused_when_it_is_needed(
     assert issubclass(ConfigError, SuperfetchError)
 
 
-def test_kombus_options_may_be_given_to_install_as_well(make: Make) -> None:
+def test_kombus_options_may_be_given_to_install_as_well(make):
     """E2."""
     app = celery_superfetch.install(make(), visibility_timeout=60, owner_ttl=90)
     assert app.conf.broker_transport_options["visibility_timeout"] == 60
     assert config_of(app).owner_ttl == 90
 
 
-def test_an_installed_app_can_be_pickled_as_a_stock_one_can(make: Make) -> None:
+def test_an_installed_app_can_be_pickled_as_a_stock_one_can(make):
     stock = pickle.loads(pickle.dumps(make()))
     assert stock.conf.broker_url == URL, "the control"
     app = celery_superfetch.install(make(), strike_limit=5)
@@ -249,7 +247,7 @@ def test_an_installed_app_can_be_pickled_as_a_stock_one_can(make: Make) -> None:
         assert connection.get_transport_cls() is celery_superfetch.Transport
 
 
-def test_options_are_checked_together_with_those_of_the_transport(make: Make) -> None:
+def test_options_are_checked_together_with_those_of_the_transport(make):
     """50 s go badly with the default `owner_ttl`, and well with the user's."""
     app = make()
     app.conf.broker_transport_options = {"owner_ttl": 600}

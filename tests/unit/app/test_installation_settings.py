@@ -48,7 +48,7 @@ WAYS: dict[str, Callable[[Celery, str], object]] = {
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("when", ["before", "after", "after it was read"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_setting_of_the_user_is_kept_if_set_by(way: str, when: str, name: str) -> None:
+def test_a_setting_of_the_user_is_kept_if_set_by(way, when, name):
     app = new()
     if when == "before":
         WAYS[way](app, name)
@@ -63,7 +63,7 @@ def test_a_setting_of_the_user_is_kept_if_set_by(way: str, when: str, name: str)
     assert app.conf[other] is True, "and the other one is ours"
 
 
-def test_a_task_of_its_own_mind_keeps_it() -> None:
+def test_a_task_of_its_own_mind_keeps_it():
     app = celery_superfetch.install(new())
 
     @app.task(name="early", acks_late=False, shared=False)
@@ -78,7 +78,7 @@ def test_a_task_of_its_own_mind_keeps_it() -> None:
     assert app.tasks["late"].reject_on_worker_lost is True
 
 
-def test_a_task_that_was_made_before_install_acks_late_too() -> None:
+def test_a_task_that_was_made_before_install_acks_late_too():
     app = new()
 
     @app.task(name="late", shared=False)
@@ -89,7 +89,7 @@ def test_a_task_that_was_made_before_install_acks_late_too() -> None:
     assert app.tasks["late"].acks_late is True
 
 
-def test_celerys_own_defaults_stay_what_they_are_for_other_apps() -> None:
+def test_celerys_own_defaults_stay_what_they_are_for_other_apps():
     celery_superfetch.install(new()).finalize()
     stock = new()
     assert {name: stock.conf[name] for name in OURS} == {
@@ -100,7 +100,7 @@ def test_celerys_own_defaults_stay_what_they_are_for_other_apps() -> None:
     assert "celery_superfetch.reap" not in stock.tasks
 
 
-def test_the_users_own_dictionaries_are_not_written_into() -> None:
+def test_the_users_own_dictionaries_are_not_written_into():
     options: dict[str, Any] = {"priority_steps": [0, 5]}
     schedule: dict[str, Any] = {"mine": {"task": "t"}}
     app = new()

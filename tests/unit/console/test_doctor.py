@@ -21,7 +21,7 @@ from celery_superfetch.model.version import __version__
         (982.0, 992.5, "7.5 s behind"),
     ],
 )
-def test_clocks(before: float, after: float, said: str | None) -> None:
+def test_clocks(before, after, said):
     found = list(of_clocks(before, 1000.04 if said and "ahead" in said else 1000.0, after))
     assert [one.code for one in found] == (["clock-skew"] if said else [])
     if said:
@@ -34,7 +34,7 @@ def owner(node: str, **other: Any) -> dict[str, Any]:
     return {**known, "state": "running", "queues": ["mail"], **counts}
 
 
-def test_versions() -> None:
+def test_versions():
     assert list(of_versions([owner("a"), owner("b")])) == []
     [found] = of_versions([owner("a"), owner("b", version="0.0.9"), owner("c", version="")])
     assert found.code == "versions"

@@ -28,11 +28,11 @@ def app_with(installed: bool = True, task: dict[str, Any] | None = None, **conf:
     return app
 
 
-def test_an_app_that_only_calls_install_is_well() -> None:
+def test_an_app_that_only_calls_install_is_well():
     assert of_settings(app_with()) == []
 
 
-def test_the_beat_entry_is_told_by_its_task() -> None:
+def test_the_beat_entry_is_told_by_its_task():
     entry = {"task": "celery_superfetch.reap", "schedule": 5}
     assert of_settings(app_with(beat_schedule={"mine": entry})) == []
     app = app_with()
@@ -54,7 +54,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("level", "code", "settings"), CASES)
-def test_each_is_found_alone(level: str, code: str, settings: dict[str, Any]) -> None:
+def test_each_is_found_alone(level, code, settings):
     [found] = of_settings(app_with(**settings))
     assert (found.level, found.code) == (level, code)
     assert found.fix
@@ -63,7 +63,7 @@ def test_each_is_found_alone(level: str, code: str, settings: dict[str, Any]) ->
         assert found.text.endswith(": shop.charge")
 
 
-def test_names_are_few() -> None:
+def test_names_are_few():
     app = app_with(task_acks_late=False)
     for number in range(20):
         app.task(name=f"shop.t{number}", shared=False)(charge)
@@ -72,6 +72,6 @@ def test_names_are_few() -> None:
     assert found.text.endswith("shop.t12, shop.t13, shop.t14 and 13 more")
 
 
-def test_the_transport_alone_is_no_install() -> None:
+def test_the_transport_alone_is_no_install():
     codes = [one.code for one in of_settings(app_with(installed=False))]
     assert codes == ["not-installed", "early-ack"]

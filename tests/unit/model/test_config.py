@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from celery_superfetch.errors import ConfigError, SuperfetchError
@@ -24,7 +22,7 @@ DEFAULTS = {
 NUMBERS = sorted(DEFAULTS)
 
 
-def test_the_defaults_are_the_documented_ones() -> None:
+def test_the_defaults_are_the_documented_ones():
     config = Config()
     assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
     named = {"app_name", "global_keyprefix", "metrics_host", "metrics_port", "unknown_tasks"}
@@ -34,7 +32,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
     assert Config(metrics_port=0) == config, "it may be turned off, too"
 
 
-def test_what_looks_at_long_jobs_is_off_by_default() -> None:
+def test_what_looks_at_long_jobs_is_off_by_default():
     assert Config().stuck_after is None
     assert Config(stuck_after=None) == Config()
     assert Config(stuck_after=0.5).stuck_after == 0.5
@@ -43,30 +41,30 @@ def test_what_looks_at_long_jobs_is_off_by_default() -> None:
             Config(stuck_after=wrong)
 
 
-def test_a_port_is_one() -> None:
+def test_a_port_is_one():
     assert Config(metrics_port=65535).metrics_port == 65535
     with pytest.raises(ConfigError, match="'metrics_port' must be at most 65535, it is 99999"):
         Config(metrics_port=99999)
 
 
-def test_what_becomes_of_unknown_tasks_is_one_of_two() -> None:
+def test_what_becomes_of_unknown_tasks_is_one_of_two():
     assert Config().unknown_tasks == "requeue"
     with pytest.raises(ConfigError, match="must be one of 'requeue', 'discard', it is 'dead'"):
         Config(unknown_tasks="dead")
 
 
-def test_a_config_cannot_be_changed() -> None:
+def test_a_config_cannot_be_changed():
     with pytest.raises(AttributeError, match="owner_ttl"):
         Config().owner_ttl = 1
 
 
-def test_the_same_options_are_the_same_value() -> None:
+def test_the_same_options_are_the_same_value():
     """Memberships are found by it: else a worker would be a new owner after each reconnect."""
     assert Config(owner_ttl=30) == Config.from_options({"owner_ttl": 30})
     assert len({Config(), Config(), Config(owner_ttl=30)}) == 2
 
 
-def test_options_are_taken_over() -> None:
+def test_options_are_taken_over():
     config = Config.from_options({"owner_ttl": 30, "strike_limit": 5, "global_keyprefix": "shop:"})
     assert (config.owner_ttl, config.strike_limit) == (30, 5)
     assert config.global_keyprefix == "shop:"
@@ -74,7 +72,7 @@ def test_options_are_taken_over() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NUMBERS if OPTIONS[name] == "float"])
-def test_a_duration_has_an_upper_bound(name: str) -> None:
+def test_a_duration_has_an_upper_bound(name):
     """D2. With a `strike_window` of 10**16 s EXPIRE failed behind LREM: the job was nowhere."""
     ttl = {"owner_ttl": LONGEST} if name == "heartbeat_interval" else {}
     with pytest.raises(ConfigError, match=rf"'{name}' must be at most 315360000 s \(ten years\)"):
@@ -82,7 +80,7 @@ def test_a_duration_has_an_upper_bound(name: str) -> None:
     assert getattr(Config(**{"owner_ttl": LONGEST, name: LONGEST / 2}), name) == LONGEST / 2  # type: ignore[arg-type]
 
 
-def test_kombus_options_pass_unread() -> None:
+def test_kombus_options_pass_unread():
     options = {"priority_steps": [0, 3], "sep": ":", "owner_ttl": 40}
     assert Config.from_options(options, known=("priority_steps", "sep")).owner_ttl == 40
 
@@ -96,7 +94,7 @@ def test_kombus_options_pass_unread() -> None:
         ("priority_step", "priority_steps"),
     ],
 )
-def test_an_unknown_option_is_refused_with_the_nearest_name(wrong: str, right: str) -> None:
+def test_an_unknown_option_is_refused_with_the_nearest_name(wrong, right):
     with pytest.raises(ConfigError) as caught:
         Config.from_options({wrong: 1}, known=("priority_steps",))
     assert repr(wrong) in str(caught.value)
@@ -110,11 +108,11 @@ def test_an_unknown_option_is_refused_with_the_nearest_name(wrong: str, right: s
         *("predefined_queues", "queue_name_prefix", "read_timeout", "region", "retry_policy"),
     ],
 )
-def test_an_option_of_another_broker_is_nobodys_to_refuse(name: str) -> None:
+def test_an_option_of_another_broker_is_nobodys_to_refuse(name):
     assert Config.from_options({name: 1, "owner_ttl": 30}, KNOWN_OPTIONS) == Config(owner_ttl=30)
 
 
-def test_an_unknown_name_is_refused_before_any_value_is_read() -> None:
+def test_an_unknown_name_is_refused_before_any_value_is_read():
     with pytest.raises(ConfigError, match="owner_tll"):
         Config.from_options({"owner_ttl": "no number", "owner_tll": 1})
 
@@ -123,41 +121,41 @@ def test_an_unknown_name_is_refused_before_any_value_is_read() -> None:
 @pytest.mark.parametrize(
     "value", [True, False, "60", None, [60], 0, -1, float("nan"), 1j], ids=repr
 )
-def test_an_impossible_number_is_refused_by_name(name: str, value: Any) -> None:
+def test_an_impossible_number_is_refused_by_name(name, value):
     with pytest.raises(ConfigError, match=repr(name)):
         Config(**{name: value})
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_an_infinite_number_is_refused_by_name(name: str) -> None:
+def test_an_infinite_number_is_refused_by_name(name):
     """Each of them ends in a command of the server, which knows no infinity."""
     with pytest.raises(ConfigError, match=repr(name)):
         Config(**{name: float("inf")})
 
 
 @pytest.mark.parametrize("name", ["strike_limit", "recovery_limit", "dead_limit", "claim_limit"])
-def test_a_number_of_jobs_is_whole(name: str) -> None:
+def test_a_number_of_jobs_is_whole(name):
     with pytest.raises(ConfigError, match=f"{name!r} must be a whole number"):
         Config(**{name: 2.5})
 
 
 @pytest.mark.parametrize("name", ["app_name", "global_keyprefix"])
-def test_a_name_is_text(name: str) -> None:
+def test_a_name_is_text(name):
     with pytest.raises(ConfigError, match=repr(name)):
         Config(**{name: 7})
 
 
-def test_a_ttl_of_less_than_two_heartbeats_is_refused() -> None:
+def test_a_ttl_of_less_than_two_heartbeats_is_refused():
     with pytest.raises(ConfigError) as caught:
         Config(heartbeat_interval=5, owner_ttl=9.9)
     assert "'owner_ttl' (9.9 s)" in str(caught.value)
     assert "'heartbeat_interval' (5 s)" in str(caught.value)
 
 
-def test_a_ttl_of_exactly_two_heartbeats_is_allowed() -> None:
+def test_a_ttl_of_exactly_two_heartbeats_is_allowed():
     assert Config(heartbeat_interval=5, owner_ttl=10).owner_ttl == 10
 
 
-def test_one_except_clause_catches_a_config_error_either_way() -> None:
+def test_one_except_clause_catches_a_config_error_either_way():
     assert issubclass(ConfigError, SuperfetchError)
     assert issubclass(ConfigError, ValueError)

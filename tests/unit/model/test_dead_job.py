@@ -59,17 +59,17 @@ class Bomb:
         return setattr, (Bomb, "went_off", True)
 
 
-def test_arguments_are_those_the_sender_shows() -> None:
+def test_arguments_are_those_the_sender_shows():
     raw = message([["secret"], {}, {}], argsrepr="('***',)", kwargsrepr="{}")
     assert arguments(raw) == ("('***',)", "{}")
 
 
-def test_without_them_a_json_body_is_read() -> None:
+def test_without_them_a_json_body_is_read():
     assert arguments(message([[1, "a"], {"b": None}, {}])) == ("[1, 'a']", "{'b': None}")
     assert arguments(message({"args": [1], "kwargs": {}})) == ("[1]", "{}"), "protocol 1"
 
 
-def test_nothing_is_ever_unpickled_for_display() -> None:
+def test_nothing_is_ever_unpickled_for_display():
     body = pickle.dumps(([Bomb()], {}, {}))
     shown = arguments(message(body, "application/x-python-serialize"))
     assert shown[0] == "(not shown: application/x-python-serialize)"
@@ -89,11 +89,11 @@ def test_nothing_is_ever_unpickled_for_display() -> None:
     ],
     ids=["junk", "no text", "no list", "compressed", "long"],
 )
-def test_what_cannot_be_shown_says_why(raw: bytes, said: str) -> None:
+def test_what_cannot_be_shown_says_why(raw, said):
     assert said in arguments(raw)[0]
 
 
-def test_a_long_view_is_cut() -> None:
+def test_a_long_view_is_cut():
     for raw in (
         message([["x" * 5000], {}, {}]),
         message([[], {}, {}], argsrepr="x" * 5000, kwargsrepr=""),
@@ -103,7 +103,7 @@ def test_a_long_view_is_cut() -> None:
         assert view.endswith("xxx...")
 
 
-def test_the_history_names_owner_host_and_time() -> None:
+def test_the_history_names_owner_host_and_time():
     first, last = dead().as_dict()["history"]
     assert first == {
         "owner": "web2|8|def",
@@ -135,7 +135,7 @@ def test_the_history_names_owner_host_and_time() -> None:
     ],
     ids=str,
 )
-def test_a_filter_takes(conditions: dict[str, str]) -> None:
+def test_a_filter_takes(conditions):
     assert DeadFilter(**conditions).takes(dead(), SEP)
     assert DeadFilter(**conditions).takes(dead(queue_list=f"mail{SEP}6"), SEP)
 
@@ -152,11 +152,11 @@ def test_a_filter_takes(conditions: dict[str, str]) -> None:
     ],
     ids=str,
 )
-def test_a_filter_does_not_take(conditions: dict[str, str]) -> None:
+def test_a_filter_does_not_take(conditions):
     assert not DeadFilter(**conditions).takes(dead(), SEP)
 
 
-def test_ages_become_a_window_of_times() -> None:
+def test_ages_become_a_window_of_times():
     assert DeadFilter().window(100_000) == (float("-inf"), float("inf"))
     assert DeadFilter(older_than=30, newer_than=60).window(100_000) == (40_000, 70_000)
 
@@ -173,6 +173,6 @@ def test_ages_become_a_window_of_times() -> None:
     ],
     ids=str,
 )
-def test_a_filter_that_makes_no_sense_is_refused(conditions: dict[str, Any], said: str) -> None:
+def test_a_filter_that_makes_no_sense_is_refused(conditions, said):
     with pytest.raises(BadFilter, match=said):
         DeadFilter(**conditions)

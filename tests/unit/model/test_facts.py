@@ -37,23 +37,23 @@ def stored(fields: dict[str, str]) -> dict[bytes, bytes]:
     return {name.encode(): value.encode() for name, value in fields.items()}
 
 
-def test_facts_survive_the_way_through_redis() -> None:
+def test_facts_survive_the_way_through_redis():
     assert Facts.load(FULL.owner, stored(FULL.dump()), READER) == FULL
 
 
-def test_what_the_server_wrote_is_read_and_not_written() -> None:
+def test_what_the_server_wrote_is_read_and_not_written():
     written = {"registered_at": "1700000000000", "was": "running", "ran": "7"}
     assert not written.keys() & FULL.dump().keys()
     facts = Facts.load(FULL.owner, stored({**FULL.dump(), **written}), READER)
     assert (facts.registered_at, facts.was, facts.ran) == (1700000000000, "running", 7)
 
 
-def test_an_owners_own_settings_win_over_the_readers() -> None:
+def test_an_owners_own_settings_win_over_the_readers():
     facts = Facts.load(FULL.owner, stored(FULL.dump()), READER)
     assert (facts.heartbeat_interval, facts.owner_ttl) == (7.5, 90.0)
 
 
-def test_a_missing_row_gives_the_weakest_facts() -> None:
+def test_a_missing_row_gives_the_weakest_facts():
     facts = Facts.load("web-1|77|nonce", {}, READER)
     assert (facts.heartbeat_interval, facts.owner_ttl) == (3, 30), "the reader's own"
     assert (facts.process.host, facts.process.pid) == ("web-1", 77), "from the name"
@@ -62,7 +62,7 @@ def test_a_missing_row_gives_the_weakest_facts() -> None:
 
 
 @pytest.mark.parametrize("owner", ["", "|", "a", "a|b|c", "a|1", "\udcff|1|x"])
-def test_an_owner_with_an_odd_name_can_be_read(owner: str) -> None:
+def test_an_owner_with_an_odd_name_can_be_read(owner):
     facts = Facts.load(owner, {}, READER)
     assert facts.owner == owner
     assert not IMAGE.same_ground(facts.process)
@@ -87,19 +87,19 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("name", "value", "read"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_fact_is_read_as_a_weak_one(name: str, value: str, read: object) -> None:
+def test_a_broken_fact_is_read_as_a_weak_one(name, value, read):
     """A row of another version, or of somebody's hand, must never stop a pass."""
     row = stored({**FULL.dump(), name: value})
     assert getattr(Facts.load(FULL.owner, row, READER), name) == read
 
 
-def test_bytes_that_are_no_text_do_not_stop_a_pass() -> None:
+def test_bytes_that_are_no_text_do_not_stop_a_pass():
     row = {**stored(FULL.dump()), b"app": b"\xff\xfe", b"\xff": b"\xff", b"pid": b"\xff"}
     facts = Facts.load(FULL.owner, row, READER)
     assert facts.process.pid == 0
     assert facts.lists == FULL.lists
 
 
-def test_fields_of_a_later_version_are_skipped() -> None:
+def test_fields_of_a_later_version_are_skipped():
     row = stored({**FULL.dump(), "schema": "99", "colour": "blue"})
     assert Facts.load(FULL.owner, row, READER) == FULL.with_(schema="99"), "which is told"

@@ -43,26 +43,26 @@ def payload(**changes: Any) -> bytes:
     return json.dumps(message(**changes)).encode()
 
 
-def test_a_celery_message_names_its_task_and_id() -> None:
+def test_a_celery_message_names_its_task_and_id():
     envelope = parse(payload())
     assert (envelope.task, envelope.task_id) == ("shop.add", "id-1")
     assert envelope.message == message()
 
 
-def test_a_plain_kombu_message_is_a_message_without_a_task() -> None:
+def test_a_plain_kombu_message_is_a_message_without_a_task():
     envelope = parse(payload(headers={}))
     assert envelope.message is not None
     assert envelope.task is None
     assert envelope.task_id == "id-1", "the correlation id"
 
 
-def test_a_message_without_headers_is_a_message() -> None:
+def test_a_message_without_headers_is_a_message():
     plain = message()
     del plain["headers"]
     assert parse(json.dumps(plain).encode()).message == plain
 
 
-def test_names_that_are_no_text_are_not_names() -> None:
+def test_names_that_are_no_text_are_not_names():
     envelope = parse(payload(headers={"task": ["shop.add"], "id": 7}))
     assert envelope.message is not None
     assert envelope.task is None
@@ -74,7 +74,7 @@ def body(value: Any) -> str:
 
 
 @pytest.mark.parametrize("encoding", ["base64", "utf-8"])
-def test_protocol_1_names_its_task_in_the_body(encoding: str) -> None:
+def test_protocol_1_names_its_task_in_the_body(encoding):
     """A2."""
     told = {"task": "shop.add", "id": "id-2", "eta": "2026-01-02T03:04:05", "args": []}
     old = message(
@@ -102,7 +102,7 @@ def test_protocol_1_names_its_task_in_the_body(encoding: str) -> None:
     ],
     ids=repr,
 )
-def test_a_body_that_cannot_be_read_safely_names_nothing(changes: dict[str, Any]) -> None:
+def test_a_body_that_cannot_be_read_safely_names_nothing(changes):
     """A2: nothing is unpickled, nothing unpacked."""
     old = {**message(headers={}, body=body({"task": "shop.add", "id": "id-2"})), **changes}
     old.setdefault("content-type", "application/json")
@@ -116,14 +116,14 @@ def test_a_body_that_cannot_be_read_safely_names_nothing(changes: dict[str, Any]
     "event",
     [None, "gone", {"at": "yesterday"}, {"at": None}, {"at": 1e300}, {"at": -1}, {"at": nan}],
 )
-def test_a_carried_event_that_makes_no_sense_counts_for_nothing(event: object) -> None:
+def test_a_carried_event_that_makes_no_sense_counts_for_nothing(event):
     """Its time could not be shown, and the job was announced only at the second try."""
     known = {"owner": "h|1|n", "at": 7}
     headers = {CARRIED: {"strikes": 2, "since": 1000, "history": [event, known]}}
     assert Carried.of(headers) == Carried(2, 1000, (known,))
 
 
-def test_strikes_that_a_message_carries_are_read() -> None:
+def test_strikes_that_a_message_carries_are_read():
     strikes = Carried(2, 1000, ({"owner": "h|1|n"}, {"owner": "h|2|n"}))
     headers = {"task": "shop.add", **strikes.headers()}
     assert parse(payload(headers=headers)).carried == strikes
@@ -132,7 +132,7 @@ def test_strikes_that_a_message_carries_are_read() -> None:
     assert strikes.within(10, now=1011) == Carried(), "the window is over"
 
 
-def test_only_the_latest_strikes_are_carried_whole() -> None:
+def test_only_the_latest_strikes_are_carried_whole():
     strikes = Carried(25, 1, tuple({"at": n} for n in range(25)))
     (told,) = strikes.headers().values()
     assert told["strikes"] == 25
@@ -152,14 +152,14 @@ def test_only_the_latest_strikes_are_carried_whole() -> None:
     ],
     ids=repr,
 )
-def test_strikes_that_make_no_sense_count_for_nothing(header: Any) -> None:
+def test_strikes_that_make_no_sense_count_for_nothing(header):
     envelope = parse(payload(headers={"task": "shop.add", "superfetch_strikes": header}))
     assert envelope.task == "shop.add", "and the message is a message"
     assert envelope.carried == Carried()
 
 
 @pytest.mark.parametrize("history", [None, 7, [7, None]], ids=repr)
-def test_a_history_that_makes_no_sense_is_none(history: Any) -> None:
+def test_a_history_that_makes_no_sense_is_none(history):
     header = {"strikes": 2, "since": 1, "history": history}
     envelope = parse(payload(headers={"superfetch_strikes": header}))
     assert envelope.carried == Carried(2, 1, ())
@@ -192,11 +192,11 @@ JUNK = {
 
 
 @pytest.mark.parametrize("raw", JUNK.values(), ids=JUNK)
-def test_junk_is_no_message(raw: bytes) -> None:
+def test_junk_is_no_message(raw):
     assert parse(raw) == Envelope()
 
 
-def test_a_digest_is_of_the_exact_bytes() -> None:
+def test_a_digest_is_of_the_exact_bytes():
     raw = payload()
     assert digest(raw) == hashlib.sha1(raw).hexdigest()
     same_to_json = raw.replace(b": ", b":")
@@ -216,7 +216,7 @@ def test_a_digest_is_of_the_exact_bytes() -> None:
         (5, 0.0),
     ],
 )
-def test_when_a_job_is_due(eta: Any, seconds: float) -> None:
+def test_when_a_job_is_due(eta, seconds):
     headers = {"task": "shop.add", "id": "id-1", "eta": eta}
     assert parse(json.dumps(message(headers=headers)).encode()).eta == seconds
 
@@ -236,12 +236,12 @@ def test_when_a_job_is_due(eta: Any, seconds: float) -> None:
         ),
     ],
 )
-def test_titles_say_what_is_known(payload: bytes, title: str) -> None:
+def test_titles_say_what_is_known(payload, title):
     assert Job("web-1|7|abc", "mail", payload).title == title
 
 
 @pytest.mark.parametrize("queue_list", ["mail", "a:b:c", ":", "", "mail\x06\x163", "schön"])
-def test_the_name_of_a_claim_tells_when_it_was_made_and_whence_it_came(queue_list: str) -> None:
+def test_the_name_of_a_claim_tells_when_it_was_made_and_whence_it_came(queue_list):
     number = 1_800_000_000 * CLAIMS_A_SECOND + 7
     name = claim_id(number, queue_list)
     assert (claim_number(name), queue_list_of(name)) == (number, queue_list)
@@ -250,12 +250,12 @@ def test_the_name_of_a_claim_tells_when_it_was_made_and_whence_it_came(queue_lis
 
 
 @pytest.mark.parametrize("name", ["", "mail", ":mail", "no number:mail", "\ufffd:mail"])
-def test_a_name_that_is_none_of_ours_is_older_than_all(name: str) -> None:
+def test_a_name_that_is_none_of_ours_is_older_than_all(name):
     assert claim_number(name) == 0
     assert claimed_at(name) is None
 
 
-def test_a_number_of_a_claim_is_exact_in_lua() -> None:
+def test_a_number_of_a_claim_is_exact_in_lua():
     """Its numbers are doubles."""
     year_2242 = 2**33
     assert year_2242 * CLAIMS_A_SECOND == 2**53

@@ -5,7 +5,7 @@ from __future__ import annotations
 from celery_superfetch.model.permit import HEARTBEATS, StartPermit, clock
 
 
-def test_what_a_heartbeat_is_good_for() -> None:
+def test_what_a_heartbeat_is_good_for():
     permit = StartPermit(5)
     assert permit.deadline("me") > clock(), "where nobody tells of heartbeats, nobody reaps"
     now = clock()

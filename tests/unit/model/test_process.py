@@ -12,13 +12,7 @@ import psutil
 import pytest
 
 from celery_superfetch.model import process
-from celery_superfetch.model.process import (
-    ProcessImage,
-    host_name,
-    look_at,
-    mint_owner,
-    start_time,
-)
+from celery_superfetch.model.process import ProcessImage, host_name, look_at, mint_owner, start_time
 from celery_superfetch.model.verdict import Reason
 from support.waiting import eventually
 
@@ -34,13 +28,11 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
     process.communicate()
 
 
-def test_ones_own_process_is_running() -> None:
+def test_ones_own_process_is_running():
     assert look_at(os.getpid(), start_time(os.getpid()) or "") is Reason.RUNNING
 
 
-def test_a_child_is_running_until_it_is_killed_and_a_zombie_until_it_is_waited_for(
-    child: subprocess.Popen[bytes],
-) -> None:
+def test_a_child_is_running_until_it_is_killed_and_a_zombie_until_it_is_waited_for(child):
     started = start_time(child.pid)
     assert started
     assert look_at(child.pid, started) is Reason.RUNNING
@@ -50,29 +42,27 @@ def test_a_child_is_running_until_it_is_killed_and_a_zombie_until_it_is_waited_f
     assert look_at(child.pid, started) is Reason.PROCESS_GONE
 
 
-def test_a_frozen_process_is_running(child: subprocess.Popen[bytes]) -> None:
+def test_a_frozen_process_is_running(child):
     started = start_time(child.pid) or ""
     os.kill(child.pid, signal.SIGSTOP)
     assert look_at(child.pid, started) is Reason.RUNNING
 
 
-def test_a_process_with_another_start_time_is_somebody_else() -> None:
+def test_a_process_with_another_start_time_is_somebody_else():
     assert look_at(os.getpid(), "1") is Reason.PID_REUSED
 
 
-def test_an_owner_that_never_learned_its_start_time_is_judged_by_its_pid_alone() -> None:
+def test_an_owner_that_never_learned_its_start_time_is_judged_by_its_pid_alone():
     assert look_at(os.getpid(), "") is Reason.RUNNING
 
 
-def test_a_zombie_is_one_whatever_its_start_time_seems_to_be(
-    child: subprocess.Popen[bytes],
-) -> None:
+def test_a_zombie_is_one_whatever_its_start_time_seems_to_be(child):
     child.kill()
     eventually(lambda: look_at(child.pid, "") is Reason.PROCESS_ZOMBIE, 10)
     assert look_at(child.pid, "1") is Reason.PROCESS_ZOMBIE
 
 
-def test_somebody_elses_process_is_a_process() -> None:
+def test_somebody_elses_process_is_a_process():
     """EPERM: asked by a user who may not signal pid 1, and sees that it is there."""
     started = start_time(1)
     if started is None:
@@ -100,29 +90,25 @@ print(look_at(1, {started!r}).name, look_at(1, "x").name)
     assert done.stdout.split() == ["RUNNING", "PID_REUSED"]
 
 
-def test_start_times_of_one_process_agree_and_those_of_two_differ(
-    child: subprocess.Popen[bytes],
-) -> None:
+def test_start_times_of_one_process_agree_and_those_of_two_differ(child):
     assert start_time(os.getpid()) == start_time(os.getpid())
     assert start_time(os.getpid()) != start_time(child.pid)
 
 
-def test_a_process_that_is_not_there_has_no_start_time(child: subprocess.Popen[bytes]) -> None:
+def test_a_process_that_is_not_there_has_no_start_time(child):
     child.kill()
     child.wait()
     assert start_time(child.pid) is None
 
 
-def test_the_start_time_is_the_raw_one_of_the_kernel() -> None:
+def test_the_start_time_is_the_raw_one_of_the_kernel():
     """psutil's would move whenever the clock is set."""
     if sys.platform != "linux":
         pytest.skip("/proc is Linux")
     assert (start_time(os.getpid()) or "").isdigit()
 
 
-def test_where_there_is_no_proc_it_is_what_psutil_tells_processes_apart_by(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_there_is_no_proc_it_is_what_psutil_tells_processes_apart_by(monkeypatch):
     """A4. On macOS its ``create_time`` moves when the clock is set."""
 
     def no_proc(name: str) -> None:
@@ -133,7 +119,7 @@ def test_where_there_is_no_proc_it_is_what_psutil_tells_processes_apart_by(
     assert start_time(os.getpid()) != start_time(os.getppid())
 
 
-def test_linux_without_proc_knows_itself_and_judges_nobody_by_pid() -> None:
+def test_linux_without_proc_knows_itself_and_judges_nobody_by_pid():
     """A11. It ended with a FileNotFoundError."""
     code = (
         "from celery_superfetch.model.process import ProcessImage, _current, look_at, own_pid;"
@@ -149,7 +135,7 @@ def test_linux_without_proc_knows_itself_and_judges_nobody_by_pid() -> None:
     assert done.stdout.split() == ["True", "False", "RUNNING"], done.stderr
 
 
-def test_every_owner_is_a_new_one() -> None:
+def test_every_owner_is_a_new_one():
     image = ProcessImage.current()
     owners = {mint_owner(image) for _ in range(100)}
     assert len(owners) == 100
@@ -160,11 +146,11 @@ def test_every_owner_is_a_new_one() -> None:
         assert ":" not in owner, "the private lists' keys are split at the first colon"
 
 
-def test_the_image_is_one_for_the_life_of_a_process() -> None:
+def test_the_image_is_one_for_the_life_of_a_process():
     assert ProcessImage.current() is ProcessImage.current()
 
 
-def test_a_forked_child_is_somebody_else() -> None:
+def test_a_forked_child_is_somebody_else():
     mine = ProcessImage.current()
     reader, writer = os.pipe()
     pid = os.fork()
@@ -183,7 +169,7 @@ def test_a_forked_child_is_somebody_else() -> None:
     assert ProcessImage.current() is mine, "and left its parent as it was"
 
 
-def test_a_program_executed_in_the_same_process_is_a_newer_image() -> None:
+def test_a_program_executed_in_the_same_process_is_a_newer_image():
     """HUP: Celery executes itself again under its pid, with the same start time."""
     report = (
         "from celery_superfetch.model.process import ProcessImage as P; i = P.current();"
@@ -198,7 +184,7 @@ def test_a_program_executed_in_the_same_process_is_a_newer_image() -> None:
     assert first[2] != second[2]
 
 
-def test_a_pid_means_something_on_the_same_ground_only() -> None:
+def test_a_pid_means_something_on_the_same_ground_only():
     from dataclasses import replace
 
     mine = ProcessImage.current()

@@ -15,47 +15,42 @@ def watched(*looks: tuple[float, dict[str, int]]) -> Silence:
     return silence
 
 
-def test_a_fresh_observer_knows_nothing() -> None:
+def test_a_fresh_observer_knows_nothing():
     silence = Silence(longest_gap=GAP)
     assert silence.silent_for(OWNER, SCORE, 100.0) is None
     assert silence.silent(100.0, 0.0) == []
 
 
-def test_one_look_shows_no_silence_however_old_the_score_is() -> None:
+def test_one_look_shows_no_silence_however_old_the_score_is():
     silence = watched((0.0, {OWNER: 1}))
     assert silence.silent_for(OWNER, 1, 10.0) == 0.0
     assert silence.silent(10.0, 0.0) == []
 
 
-def test_silence_begins_with_the_look_before_the_first_quiet_one() -> None:
+def test_silence_begins_with_the_look_before_the_first_quiet_one():
     silence = watched((0.0, {}), (5.0, {OWNER: SCORE}), (10.0, {OWNER: SCORE}))
     assert silence.silent_for(OWNER, SCORE, 10.0) == 10.0
     assert silence.silent_for(OWNER, SCORE, 12.0) == 12.0
 
 
-def test_an_owner_that_is_heard_again_starts_from_nothing() -> None:
-    silence = watched(
-        (0.0, {}),
-        (5.0, {OWNER: SCORE}),
-        (10.0, {}),
-        (15.0, {OWNER: SCORE + 7}),
-    )
+def test_an_owner_that_is_heard_again_starts_from_nothing():
+    silence = watched((0.0, {}), (5.0, {OWNER: SCORE}), (10.0, {}), (15.0, {OWNER: SCORE + 7}))
     assert silence.silent_for(OWNER, SCORE + 7, 15.0) == 5.0
 
 
-def test_one_who_is_not_quiet_is_heard() -> None:
+def test_one_who_is_not_quiet_is_heard():
     silence = watched((0.0, {}), (5.0, {OWNER: SCORE}))
     assert silence.silent_for("b|2|y", SCORE, 9.0) == 0.0
 
 
-def test_a_score_that_changed_after_the_look_is_a_heartbeat() -> None:
+def test_a_score_that_changed_after_the_look_is_a_heartbeat():
     """The verdict reads the scores anew: the newest of them counts, not what was watched."""
     silence = watched((0.0, {}), (5.0, {OWNER: SCORE}), (10.0, {OWNER: SCORE}))
     assert silence.silent_for(OWNER, SCORE, 10.0) == 10.0
     assert silence.silent_for(OWNER, SCORE + 1, 10.0) == 0.0
 
 
-def test_a_failed_look_convicts_nobody() -> None:
+def test_a_failed_look_convicts_nobody():
     silence = watched((0.0, {}), (5.0, {OWNER: SCORE}), (10.0, {OWNER: SCORE}))
     silence.interrupt()
     assert silence.silent_for(OWNER, SCORE, 11.0) is None
@@ -66,7 +61,7 @@ def test_a_failed_look_convicts_nobody() -> None:
     assert silence.silent_for(OWNER, SCORE, 20.0) == 5.0, "counted from the first look after it"
 
 
-def test_a_frozen_observer_convicts_nobody() -> None:
+def test_a_frozen_observer_convicts_nobody():
     """It may have been cut off for as long as it was not there to look."""
     silence = watched((0.0, {}), (5.0, {OWNER: SCORE}))
     assert silence.silent_for(OWNER, SCORE, 3600.0) is None
@@ -75,13 +70,13 @@ def test_a_frozen_observer_convicts_nobody() -> None:
     assert silence.silent_for(OWNER, SCORE, 3600.0) == 0.0
 
 
-def test_the_longest_gap_itself_is_still_in_time() -> None:
+def test_the_longest_gap_itself_is_still_in_time():
     silence = watched((0.0, {}), (GAP, {OWNER: SCORE}))
     assert silence.silent_for(OWNER, SCORE, 2 * GAP) == 2 * GAP
     assert silence.silent_for(OWNER, SCORE, 2 * GAP + 0.01) is None
 
 
-def test_a_server_clock_set_forward_convicts_nobody() -> None:
+def test_a_server_clock_set_forward_convicts_nobody():
     """For one look all seem silent for an hour; by our clock it was one interval."""
     hour = 3_600_000
     silence = watched((0.0, {}), (5.0, {OWNER: SCORE}))
@@ -90,7 +85,7 @@ def test_a_server_clock_set_forward_convicts_nobody() -> None:
     assert silence.silent_for(OWNER, SCORE + hour, 10.0) == 0.0
 
 
-def test_a_server_clock_set_back_convicts_nobody() -> None:
+def test_a_server_clock_set_back_convicts_nobody():
     """Scores from the future come with the quiet ones; each heartbeat still changes them."""
     hour = 3_600_000
     silence = watched((0.0, {}))
@@ -103,23 +98,19 @@ def test_a_server_clock_set_back_convicts_nobody() -> None:
     assert silence.silent(95.0, 10.0) == []
 
 
-def test_a_dead_owner_with_a_score_from_the_future_is_found_all_the_same() -> None:
+def test_a_dead_owner_with_a_score_from_the_future_is_found_all_the_same():
     future = SCORE + 3_600_000
     silence = watched((0.0, {}), *((5.0 * look, {OWNER: future}) for look in range(1, 13)))
     assert silence.silent_for(OWNER, future, 60.0) == 60.0
 
 
-def test_suspects_are_those_who_stood_still_for_long_enough() -> None:
-    silence = watched(
-        (0.0, {}),
-        (5.0, {OWNER: SCORE}),
-        (10.0, {OWNER: SCORE, "b|2|y": SCORE}),
-    )
+def test_suspects_are_those_who_stood_still_for_long_enough():
+    silence = watched((0.0, {}), (5.0, {OWNER: SCORE}), (10.0, {OWNER: SCORE, "b|2|y": SCORE}))
     assert silence.silent(10.0, 10.0) == [OWNER]
     assert sorted(silence.silent(10.0, 5.0)) == [OWNER, "b|2|y"]
     assert silence.silent(10.0, 10.1) == []
 
 
-def test_one_who_left_the_registry_is_no_suspect() -> None:
+def test_one_who_left_the_registry_is_no_suspect():
     silence = watched((0.0, {}), (5.0, {OWNER: SCORE}), (10.0, {}))
     assert silence.silent(20.0, 0.0) == []

@@ -28,7 +28,7 @@ def run_of(embed: Any, task_id: str = "job") -> Run:
     return run
 
 
-def test_what_has_no_id_gets_the_same_in_each_run() -> None:
+def test_what_has_no_id_gets_the_same_in_each_run():
     embed = {"callbacks": [note(), chain(note(), group(note(), note())), chord([note()], note())]}
     first, second = sent(**embed), sent(**embed)
     ids = run_of(first).ids
@@ -39,23 +39,23 @@ def test_what_has_no_id_gets_the_same_in_each_run() -> None:
     assert first["callbacks"][0]["options"]["task_id"] in ids
 
 
-def test_ids_that_are_there_stay() -> None:
+def test_ids_that_are_there_stay():
     links = [note().set(task_id="next"), group(note().set(task_id="one"), note())]
     run = run_of(sent(chain=[links[1], links[0]]))
     assert {"next", "one"} < run.ids
 
 
-def test_a_job_names_the_errbacks_of_its_chord() -> None:
+def test_a_job_names_the_errbacks_of_its_chord():
     body = note().set(task_id="body", link_error=[note().set(task_id="errback")])
     assert run_of(sent(chord=body)).ids == {"body", "errback"}
 
 
-def test_a_message_without_an_end_names_nothing() -> None:
+def test_a_message_without_an_end_names_nothing():
     for embed in (None, "?", {}, {"callbacks": None, "chain": [], "chord": None}):
         assert not run_of(embed).ids
 
 
-def test_a_step_is_known_by_its_facts_and_its_queue() -> None:
+def test_a_step_is_known_by_its_facts_and_its_queue():
     def known(*facts: Any, **other: Any) -> str:
         return Step(CLAIM, "shop.job[1]", "id", "shop.note", facts, **other).note("mail")
 
@@ -65,7 +65,7 @@ def test_a_step_is_known_by_its_facts_and_its_queue() -> None:
     assert one.note("mail") != one.note("press")
 
 
-def test_a_job_that_has_handed_itself_on_is_over() -> None:
+def test_a_job_that_has_handed_itself_on_is_over():
     itself = Step(CLAIM, "", "job", "shop.job", ("job", None, 1), ITSELF).note("mail")
     other = Step(CLAIM, "", "next", "shop.note", ("next", None, 0)).note("mail")
     assert CLAIM._replace(steps=other + itself).is_over

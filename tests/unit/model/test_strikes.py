@@ -72,14 +72,12 @@ def crashes(times: int, how: Blame, limits: Limits = DEFAULT) -> Recovery:
         (Running((OTHER,), excused=True), Counters(0, 20, probation=1), Blame.NONE),
     ],
 )
-def test_the_death_of_an_owner_is_blamed_on_what_it_ran(
-    running: Running, counters: Counters, expected: Blame
-) -> None:
+def test_the_death_of_an_owner_is_blamed_on_what_it_ran(running, counters, expected):
     assert blame(MINE, running, counters, limits()) is expected
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 10])
-def test_a_job_that_always_crashes_runs_exactly_strike_limit_times(limit: int) -> None:
+def test_a_job_that_always_crashes_runs_exactly_strike_limit_times(limit):
     own = limits(limit)
     for runs in range(1, limit):
         assert decide(crashes(runs, Blame.EXACT, own)) is Decision.RECOVER
@@ -87,14 +85,14 @@ def test_a_job_that_always_crashes_runs_exactly_strike_limit_times(limit: int) -
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 10])
-def test_a_suspect_strike_is_never_the_last(limit: int) -> None:
+def test_a_suspect_strike_is_never_the_last(limit):
     last = crashes(50, Blame.SUSPECT, limits(limit, 1000))
     assert last.strikes == limit - 1
     assert decide(last) is Decision.RECOVER
     assert last.probation
 
 
-def test_one_short_of_its_limit_a_job_goes_on_probation_and_stays() -> None:
+def test_one_short_of_its_limit_a_job_goes_on_probation_and_stays():
     assert not crashes(1, Blame.SUSPECT).probation
     assert crashes(2, Blame.SUSPECT).probation
     assert crashes(2, Blame.EXACT).probation
@@ -103,7 +101,7 @@ def test_one_short_of_its_limit_a_job_goes_on_probation_and_stays() -> None:
     assert decide(deploy) is Decision.RECOVER
 
 
-def test_a_death_in_company_makes_the_next_solitude_longer_and_kills_nobody() -> None:
+def test_a_death_in_company_makes_the_next_solitude_longer_and_kills_nobody():
     assert [crashes(times, Blame.SUSPECT).probation for times in (1, 2, 3, 4)] == [0, 1, 2, 3]
     assert decide(crashes(50, Blame.SUSPECT)) is Decision.RECOVER
     known = Counters(2, 4, probation=3)
@@ -111,39 +109,39 @@ def test_a_death_in_company_makes_the_next_solitude_longer_and_kills_nobody() ->
     assert decide(recovery(counters=known)) is Decision.KILL, "alone it is the last"
 
 
-def test_many_recoveries_lead_to_probation_whatever_the_eta() -> None:
+def test_many_recoveries_lead_to_probation_whatever_the_eta():
     """It may kill whoever decodes it, and would never have run."""
     ahead = KNOWN._replace(eta=4e9)
     assert not recovery(ahead, Counters(recoveries=18), Blame.NONE).probation
     assert recovery(ahead, Counters(recoveries=19), Blame.NONE).probation
 
 
-def test_recoveries_alone_lead_to_probation_and_no_further() -> None:
+def test_recoveries_alone_lead_to_probation_and_no_further():
     assert not crashes(19, Blame.NONE).probation
     assert crashes(20, Blame.NONE).probation
     assert decide(crashes(100, Blame.NONE)) is Decision.RECOVER
 
 
-def test_a_task_without_a_limit_is_never_killed_and_never_held_back() -> None:
+def test_a_task_without_a_limit_is_never_killed_and_never_held_back():
     last = crashes(100, Blame.EXACT, limits(None))
     assert (last.strikes, last.probation) == (100, False)
     assert decide(last) is Decision.RECOVER
 
 
-def test_the_counts_include_this_time() -> None:
+def test_the_counts_include_this_time():
     first = recovery()
     assert (first.strikes, first.recoveries) == (1, 1)
     later = recovery(counters=Counters(strikes=1, recoveries=4, history=({"at": 1},)))
     assert (later.strikes, later.recoveries, later.history) == (2, 5, ({"at": 1},))
 
 
-def test_a_lower_limit_takes_no_strike_back() -> None:
+def test_a_lower_limit_takes_no_strike_back():
     known = recovery(counters=Counters(strikes=7), blame=Blame.SUSPECT)
     assert known.strikes == 7
     assert decide(known) is Decision.RECOVER, "it was a suspect again, and no more"
 
 
-def test_strikes_that_the_message_carries_count() -> None:
+def test_strikes_that_the_message_carries_count():
     carried = Carried(strikes=2, since=1, history=({"at": 1},))
     struck = KNOWN._replace(carried=carried)
     first = recovery(struck, Counters(recoveries=4))
@@ -156,7 +154,7 @@ def test_strikes_that_the_message_carries_count() -> None:
     assert forgiven.strikes == 1
 
 
-def test_a_recovery_knows_its_job_by_name_and_by_digest() -> None:
+def test_a_recovery_knows_its_job_by_name_and_by_digest():
     named = recovery()
     assert (named.task, named.task_id, named.parsed) == ("shop.add", "id-1", True)
     assert named.digest == digest(b"payload")
@@ -172,9 +170,7 @@ def test_a_recovery_knows_its_job_by_name_and_by_digest() -> None:
         (7, None, Blame.EXACT, "strike 8; its task has no limit"),
     ],
 )
-def test_a_strike_says_what_comes_next(
-    strikes: int, limit: int | None, blamed: Blame, said: str
-) -> None:
+def test_a_strike_says_what_comes_next(strikes, limit, blamed, said):
     """E7. A count without its limit tells nobody how close the job is to its end."""
     found = recovery(counters=Counters(strikes, strikes), blame=blamed, limits=limits(limit))
     assert found.outlook.startswith(said)

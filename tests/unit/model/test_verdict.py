@@ -111,18 +111,18 @@ NOT_DEAD = {
 
 
 @pytest.mark.parametrize(("evidence", "reason"), DEAD.values(), ids=DEAD)
-def test_an_owner_is_dead_when(evidence: Evidence, reason: Reason) -> None:
+def test_an_owner_is_dead_when(evidence, reason):
     verdict = judge(evidence)
     assert (verdict, verdict.dead) == (reason, True)
 
 
 @pytest.mark.parametrize(("evidence", "reason"), NOT_DEAD.values(), ids=NOT_DEAD)
-def test_an_owner_is_not_dead_when(evidence: Evidence, reason: Reason) -> None:
+def test_an_owner_is_not_dead_when(evidence, reason):
     verdict = judge(evidence)
     assert (verdict, verdict.dead) == (reason, False)
 
 
-def test_the_owners_own_settings_are_the_measure() -> None:
+def test_the_owners_own_settings_are_the_measure():
     slow = Evidence(heartbeat_interval=60.0, owner_ttl=600.0)
     quick = Evidence(heartbeat_interval=0.5, owner_ttl=3.0)
     assert not judge(replace(slow, silent_for=119.0, connected=False)).dead
@@ -132,7 +132,7 @@ def test_the_owners_own_settings_are_the_measure() -> None:
     assert judge(replace(quick, silent_for=3.0, connected=True)).dead
 
 
-def test_more_silence_never_brings_an_owner_back_to_life() -> None:
+def test_more_silence_never_brings_an_owner_back_to_life():
     for connected in (True, False, None):
         for process in (None, GONE.process, ZOMBIE.process, REUSED.process, RUNNING.process):
             for pool_left in (False, True):
@@ -151,7 +151,7 @@ def test_more_silence_never_brings_an_owner_back_to_life() -> None:
                 assert verdicts == sorted(verdicts), (connected, process, pool_left)
 
 
-def test_every_reason_can_be_reached_and_reads_as_a_clause() -> None:
+def test_every_reason_can_be_reached_and_reads_as_a_clause():
     reached = {judge(evidence) for evidence, _ in (DEAD | NOT_DEAD).values()}
     assert reached == set(Reason)
     assert all(reason.value and not reason.value.endswith(".") for reason in Reason)

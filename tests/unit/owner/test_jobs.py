@@ -44,13 +44,13 @@ def in_state(state: State) -> Jobs:
     return jobs
 
 
-def test_the_docs_show_the_table() -> None:
+def test_the_docs_show_the_table():
     assert table() in DOCS.read_text(), f"put this into {DOCS.name}:\n{table()}"
 
 
 @pytest.mark.parametrize("move", Move)
 @pytest.mark.parametrize("state", State)
-def test_a_move_that_is_not_in_the_table_changes_nothing(state: State, move: Move) -> None:
+def test_a_move_that_is_not_in_the_table_changes_nothing(state, move):
     jobs = in_state(state)
     after = jobs.move(JOB, move)
     assert after is MOVES[move].get(state)
@@ -58,7 +58,7 @@ def test_a_move_that_is_not_in_the_table_changes_nothing(state: State, move: Mov
 
 
 @pytest.mark.parametrize("state", State)
-def test_from_each_state_a_job_can_leave(state: State) -> None:
+def test_from_each_state_a_job_can_leave(state):
     jobs = in_state(state)
     assert (jobs.runs(JOB), jobs.counts[State.OUTLIVED]) == (
         state in (State.STARTED, State.OUTLIVED),
@@ -69,7 +69,7 @@ def test_from_each_state_a_job_can_leave(state: State) -> None:
     assert (len(jobs), jobs.get(JOB), jobs.unsettled, jobs.counts.total()) == (0, None, False, 0)
 
 
-def test_two_claims_of_the_same_bytes_are_two_jobs() -> None:
+def test_two_claims_of_the_same_bytes_are_two_jobs():
     jobs, other = Jobs(), JOB._replace(claim_id="2")
     jobs.add(JOB)
     jobs.add(other)

@@ -68,12 +68,7 @@ FORGED: dict[str, list[tuple[list[Line], list[Line]]]] = {
         ([send(), *ran(1), *ran(5, worker="w2")], [killed(0, until=2, pid=7)]),
     ],
     "out of order": [([*ORDER, *ran(5), *ran(3, job="k")], [killed(4, "w9")])],
-    "innocent killed": [
-        (
-            [send(), *INNOCENT, killed(2), killed(21), failed()],
-            [killed(41)],
-        )
-    ],
+    "innocent killed": [([send(), *INNOCENT, killed(2), killed(21), failed()], [killed(41)])],
     "pill": [([send(pill=2), *PILL, failed()], [killed(21, kind="freeze")])],
 }
 #: What nothing that happens beside can excuse.
@@ -102,54 +97,49 @@ INNOCENTS = [[*lines, *more] for cases in FORGED.values() for lines, more in cas
 
 
 @pytest.mark.parametrize(("verdict", "lines"), [*GUILTY, *NEVER.items()])
-def test_each_trouble_is_called_by_its_name(verdict: str, lines: list[Line]) -> None:
+def test_each_trouble_is_called_by_its_name(verdict, lines):
     assert verdicts(lines) == [verdict]
 
 
 @pytest.mark.parametrize("lines", INNOCENTS)
-def test_with_a_reason_there_is_no_trouble(lines: list[Line]) -> None:
+def test_with_a_reason_there_is_no_trouble(lines):
     assert verdicts(lines) == []
 
 
-def test_all_verdicts_are_tried() -> None:
+def test_all_verdicts_are_tried():
     assert {verdict for verdict, _ in GUILTY} | set(NEVER) == set(checker.VERDICTS)
 
 
 @pytest.mark.parametrize(
     "harm",
-    [
-        killed(3, "w2"),
-        killed(3, pid=8),
-        killed(0, until=0.5),
-        killed(1.1 + checker.UNSETTLED + 1),
-    ],
+    [killed(3, "w2"), killed(3, pid=8), killed(0, until=0.5), killed(1.1 + checker.UNSETTLED + 1)],
     ids=["of another worker", "of another process", "before it", "long after it"],
 )
-def test_a_harm_elsewhere_excuses_nothing(harm: Line) -> None:
+def test_a_harm_elsewhere_excuses_nothing(harm):
     late = harm["at"] + 1
     assert verdicts([send(), *ran(1), *ran(max(late, 2), worker="w3"), harm]) == ["twice"]
 
 
-def test_a_pill_is_a_harm_to_its_company_and_none_to_itself() -> None:
+def test_a_pill_is_a_harm_to_its_company_and_none_to_itself():
     beside = [send(job="k"), *ran(1.01, job="k", cut=True), *ran(9, job="k", worker="w2")]
     once = [send(pill=1), *ran(1, cut=True), failed()]
     assert verdicts([*once, *beside]) == []
     assert verdicts([*once, *ran(9, cut=True), *beside]) == ["pill"]
 
 
-def test_a_body_that_never_ran_has_failed_with_its_part() -> None:
+def test_a_body_that_never_ran_has_failed_with_its_part():
     chord = [send(**CHORD), *ran(1, "p0"), killed(1), failed("p1"), failed("body", "ChordError")]
     assert verdicts(chord) == ["innocent killed"]
 
 
-def test_what_may_not_have_been_sent_is_not_missed() -> None:
+def test_what_may_not_have_been_sent_is_not_missed():
     assert verdicts([send(doubt="TimeoutError")]) == []
     assert verdicts([send(doubt="TimeoutError"), *ran(1, cut=True)]) == ["lost"]
     assert verdicts([send(**CHORD, doubt="TimeoutError"), *ran(1, "p0")]) == []
     assert verdicts([send(**CHORD, doubt="TimeoutError"), *PARTS]) == ["stuck"]
 
 
-def test_it_runs_by_itself_and_says_where_a_history_ends_too_soon(tmp_path: Path) -> None:
+def test_it_runs_by_itself_and_says_where_a_history_ends_too_soon(tmp_path):
     path = tmp_path / "history.jsonl"
     for rest, code, verdict in (([REST], 0, "GOOD"), ([], 1, "NOT WHOLE")):
         lines = [send(), *ran(1), *rest]
@@ -161,5 +151,5 @@ def test_it_runs_by_itself_and_says_where_a_history_ends_too_soon(tmp_path: Path
         assert done.stdout.splitlines()[-1].startswith(verdict)
 
 
-def test_it_is_short() -> None:
+def test_it_is_short():
     assert len(Path(checker.__file__).read_text().splitlines()) < 300

@@ -34,11 +34,11 @@ def reaches(source: str) -> Iterator[str]:
 @pytest.mark.parametrize(
     "module", sorted(name for name in MODULES if not f"{name}.".startswith("owner."))
 )
-def test_no_other_room_reaches_through_an_owner(module: str) -> None:
+def test_no_other_room_reaches_through_an_owner(module):
     assert [*reaches(MODULES[module].read_text())] == []
 
 
-def test_the_control_such_a_reach_is_seen() -> None:
+def test_the_control_such_a_reach_is_seen():
     source = "a.owner.heart.silence; owner.jobs; self.in_flight.requeue(x); report.in_flight"
     assert sorted(reaches(source)) == [
         "a.owner.heart",

@@ -50,7 +50,7 @@ def header(script: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_lua_scripts_state_their_contract(path: Path) -> None:
+def test_lua_scripts_state_their_contract(path):
     lines = header(path.read_text())
     assert lines, "begins with a comment"
     assert re.match(r"-- \w", lines[0]), "its first line says what it does"
@@ -59,7 +59,7 @@ def test_lua_scripts_state_their_contract(path: Path) -> None:
     assert not missing
 
 
-def test_data_files_are_shipped() -> None:
+def test_data_files_are_shipped():
     patterns = setup_cfg()["options.package_data"]["celery_superfetch"].split()
     shipped = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
     present = {
@@ -72,32 +72,32 @@ def test_data_files_are_shipped() -> None:
     assert SCRIPTS, "there are scripts"
 
 
-def test_pages_beside_the_docs_are_shipped() -> None:
+def test_pages_beside_the_docs_are_shipped():
     included = re.findall(r"^include (.*)$", (ROOT / "MANIFEST.in").read_text(), re.MULTILINE)
     named = {name for line in included for name in line.split()}
     assert {path.name for path in ROOT.glob("*.md")} <= named
     assert all((ROOT / name).exists() for name in named)
 
 
-def test_an_index_leads_to_docs_source_changes_and_issues() -> None:
+def test_an_index_leads_to_docs_source_changes_and_issues():
     urls = setup_cfg()["metadata"]["project_urls"]
     for name in ("Documentation", "Source", "Changelog", "Issues"):
         assert re.search(rf"^{name} = https://", urls, re.MULTILINE), name
 
 
-def test_each_extra_for_users_is_in_the_readme() -> None:
+def test_each_extra_for_users_is_in_the_readme():
     ours = {"test", "smoke", "lint", "docs", "release"}
     named = re.findall(r"celery-superfetch\[(\w+)\]", (ROOT / "README.md").read_text())
     assert {*named} == {*setup_cfg()["options.extras_require"]} - ours
 
 
-def test_each_extra_that_the_package_tells_of_exists() -> None:
+def test_each_extra_that_the_package_tells_of_exists():
     text = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     named = re.findall(r"extra\s+`([\w-]+)`|celery-superfetch\[(\w+)\]", text)
     assert {*filter(None, sum(named, ()))} <= {*setup_cfg()["options.extras_require"]}
 
 
-def test_the_version_is_a_literal_and_in_the_changelog() -> None:
+def test_the_version_is_a_literal_and_in_the_changelog():
     tree = ast.parse((PACKAGE / "model" / "version.py").read_text())
     versions = [
         ast.literal_eval(node.value)
@@ -110,7 +110,7 @@ def test_the_version_is_a_literal_and_in_the_changelog() -> None:
     assert f"## [{versions[0]}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_the_celery_command_is_named_by_click() -> None:
+def test_the_celery_command_is_named_by_click():
     """Celery shows click's name and ignores the entry point's."""
     line = setup_cfg()["options.entry_points"]["celery.commands"].strip()
     name, _, target = (part.strip() for part in line.partition("="))
@@ -118,17 +118,17 @@ def test_the_celery_command_is_named_by_click() -> None:
     assert getattr(import_module(module), attribute).name == name == "superfetch"
 
 
-def test_metadata_lives_in_setup_cfg_alone() -> None:
+def test_metadata_lives_in_setup_cfg_alone():
     assert "[project]" not in (ROOT / "pyproject.toml").read_text()
 
 
-def test_a_workers_install_brings_nothing_of_the_console() -> None:
+def test_a_workers_install_brings_nothing_of_the_console():
     lines = setup_cfg()["options"]["install_requires"].split()
     names = {Requirement(line).name for line in lines}
     assert names == {"billiard", "celery", "kombu", "psutil", "redis"}
 
 
-def test_the_core_finds_each_part_of_the_console() -> None:
+def test_the_core_finds_each_part_of_the_console():
     groups = setup_cfg()["options.entry_points"]
     for group in (PARTS, COMMANDS):
         for line in groups[group].strip().splitlines():
@@ -138,20 +138,20 @@ def test_the_core_finds_each_part_of_the_console() -> None:
             assert group == PARTS or found.name == name, "click shows its own name"
 
 
-def test_demo_and_test_extras_bring_the_same_server() -> None:
+def test_demo_and_test_extras_bring_the_same_server():
     extras = setup_cfg()["options.extras_require"]
     demo = extras["demo"].split()
     assert set(demo) <= set(extras["test"].split())
 
 
-def test_a_floor_for_redis_py_is_our_own() -> None:
+def test_a_floor_for_redis_py_is_our_own():
     """F5. That of kombu 5.5 lets in 4.5.2 (ImportError) and 4.6.0 (TypeError)."""
     assert "5.0" in required("redis")
     assert "4.6.0" not in required("redis")
 
 
 @pytest.mark.parametrize("project", TESTED)
-def test_what_is_depended_on_more_than_is_documented_has_an_upper_bound(project: str) -> None:
+def test_what_is_depended_on_more_than_is_documented_has_an_upper_bound(project):
     """That of the versions which a worker takes."""
     oldest, newest, end = TESTED[project]
     assert required(project) == SpecifierSet(f">={oldest},<{end}")

@@ -37,7 +37,7 @@ PROJECTS = {name.project for name in NAMES}
 # -- the versions installed
 
 
-def test_what_jobs_rely_on_is_there() -> None:
+def test_what_jobs_rely_on_is_there():
     assert not missing(NAMES)
 
 
@@ -56,14 +56,14 @@ def pool() -> Iterator[Any]:
     monkeypatch.undo()
 
 
-def test_what_jobs_rely_on_is_there_in_a_started_pool(pool: Any) -> None:
+def test_what_jobs_rely_on_is_there_in_a_started_pool(pool):
     assert not missing(STARTED, pool)
 
 
 # -- that something is not there is seen
 
 
-def test_another_name_is_missed(pool: Any) -> None:
+def test_another_name_is_missed(pool):
     for name in (*NAMES, *STARTED):
         path, *called = re.split(r"(?=[(])", name.path)
         renamed = name._replace(path="".join([f"{path}_renamed", *called]), since=())
@@ -81,13 +81,13 @@ def test_another_name_is_missed(pool: Any) -> None:
         ("app.task:Task.Strategy", "celery.worker.strategy:renamed"),
     ],
 )
-def test_another_thing_under_a_name_is_missed(path: str, text: str) -> None:
+def test_another_thing_under_a_name_is_missed(path, text):
     known = path.replace("renamed", "request").partition("(")[0]
     assert not missing([Name("celery", known, "show it")])
     assert missing([Name("celery", path, "show it", (), text)])
 
 
-def test_nobody_asks_an_older_version_for_what_is_newer() -> None:
+def test_nobody_asks_an_older_version_for_what_is_newer():
     newer = Name("kombu", "connection:Connection._gone", "show it", (99, 0))
     assert not missing([newer])
     assert missing([newer._replace(since=())])
@@ -148,7 +148,7 @@ def asked_for(tree: ast.AST, mine: set[str], of_self: set[str]) -> Iterator[str]
             yield from [name] if is_private(name) else []
 
 
-def test_a_private_name_that_is_not_our_own_is_listed() -> None:
+def test_a_private_name_that_is_not_our_own_is_listed():
     """As far as underscores tell. What is undocumented without one, nobody finds but a reader."""
     asked = {path: set(asked_for(tree, defined(tree), set())) for path, tree in SOURCES.items()}
     unlisted = {path.name: names - PARTS - NO_SECRETS for path, names in asked.items()}
@@ -170,14 +170,14 @@ def hidden_by(ours: type) -> set[str]:
     return {n for n in private if any(attribute(b, n) is not MISSING for b in bases)}
 
 
-def test_what_a_class_of_ours_hides_of_its_base_is_listed() -> None:
+def test_what_a_class_of_ours_hides_of_its_base_is_listed():
     """Be it meant to be overridden, or met by chance."""
     hidden = {ours.__qualname__: hidden_by(ours) for ours in our_classes()}
     assert hidden["CountedRequest"]
     assert not {name for names in hidden.values() for name in names} - PARTS
 
 
-def test_whatever_is_listed_is_used() -> None:
+def test_whatever_is_listed_is_used():
     sources = "".join(path.read_text() for path in SOURCES)
     # Whose method is called back is told by what all such callbacks have.
     told = {"on_accepted": "accept_callback"}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -64,17 +63,17 @@ def complaint(module: str, name: str) -> str | None:
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
-def test_imports_point_one_way(module: str) -> None:
+def test_imports_point_one_way(module):
     assert not [why for name in imports(module, MODULES, ROOT) if (why := complaint(module, name))]
 
 
-def test_no_circle() -> None:
+def test_no_circle():
     graph = {m: {n[1:] for n in imports(m, MODULES, ROOT) if n[0] == "."} for m in MODULES}
     del graph[SURFACE]
     assert stand(graph)[0] == set()
 
 
-def test_a_circle_is_seen_and_is_one_floor() -> None:
+def test_a_circle_is_seen_and_is_one_floor():
     graph = {"roof": {"wall"}, "wall": {"door"}, "door": {"wall", "ground"}, "ground": set()}
     assert stand(graph) == ({frozenset({"wall", "door"})}, 3)
 
@@ -82,7 +81,7 @@ def test_a_circle_is_seen_and_is_one_floor() -> None:
 @pytest.mark.parametrize(
     "room", [room for room in ROOMS if (ROOT / room.replace(".", "/")).is_dir()]
 )
-def test_each_room_says_what_it_is_for_and_what_it_never_does(room: str) -> None:
+def test_each_room_says_what_it_is_for_and_what_it_never_does(room):
     doc = ast.get_docstring(ast.parse(MODULES[room].read_text())) or ""
     assert doc.count("\n") == 2
     assert re.search("never|nothing|decides on nobody", doc, re.IGNORECASE)
@@ -111,16 +110,16 @@ def test_each_room_says_what_it_is_for_and_what_it_never_does(room: str) -> None
         ("worker.steps", "requests"),
     ],
 )
-def test_a_wrong_import_is_seen(module: str, name: str) -> None:
+def test_a_wrong_import_is_seen(module, name):
     assert complaint(module, name)
 
 
-def test_a_name_says_what_the_thing_is() -> None:
+def test_a_name_says_what_the_thing_is():
     """At most one in two hundred is a pronoun: ``found``, say, and not ``claims``."""
     assert pronouns(MODULES.values()) < 0.5
 
 
-def test_a_pronoun_is_seen(tmp_path: Path) -> None:
+def test_a_pronoun_is_seen(tmp_path):
     module = tmp_path / "module.py"
     module.write_text("def read(known):\n    for claim in known:\n        owner, found = claim\n")
     assert pronouns([module]) == 50

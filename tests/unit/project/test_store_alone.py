@@ -54,7 +54,7 @@ def spelled(source: str) -> Iterator[str]:
 @pytest.mark.parametrize(
     "module", sorted(name for name in MODULES if not f"{name}.".startswith("store."))
 )
-def test_no_other_room_names_a_key_a_command_or_a_script(module: str) -> None:
+def test_no_other_room_names_a_key_a_command_or_a_script(module):
     assert set(spelled(MODULES[module].read_text())) == EXCEPTIONS.get(module, set())
 
 
@@ -73,5 +73,5 @@ def test_no_other_room_names_a_key_a_command_or_a_script(module: str) -> None:
         "name = f'{prefix}superfetch:lock:{scope}'",
     ],
 )
-def test_what_another_room_names_is_seen(source: str) -> None:
+def test_what_another_room_names_is_seen(source):
     assert list(spelled(source))

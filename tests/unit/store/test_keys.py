@@ -31,30 +31,30 @@ def every_key(keys: Keys) -> dict[str, str]:
     return made
 
 
-def test_there_are_keys_to_check() -> None:
+def test_there_are_keys_to_check():
     assert {"owners", "private", "queue", "dead", "recoveries"} <= set(every_key(Keys()))
 
 
 @pytest.mark.parametrize("prefix", ["", "shop:", "{tag}", "a*b"])
-def test_every_key_begins_with_the_prefix(prefix: str) -> None:
+def test_every_key_begins_with_the_prefix(prefix):
     plain, prefixed = every_key(Keys()), every_key(Keys(prefix))
     for name, key in prefixed.items():
         assert key == prefix + plain[name], name
 
 
-def test_only_the_queues_own_key_is_outside_our_name_space() -> None:
+def test_only_the_queues_own_key_is_outside_our_name_space():
     outside = {name for name, key in every_key(Keys()).items() if not key.startswith("superfetch:")}
     assert outside == {"queue"}
     assert Keys().queue("mail\x06\x163") == "mail\x06\x163"
 
 
-def test_no_two_keys_are_the_same() -> None:
+def test_no_two_keys_are_the_same():
     made = list(every_key(Keys()).values())
     assert len(set(made)) == len(made)
 
 
 @pytest.mark.parametrize("prefix", ["", "shop:"])
-def test_keys_of_the_first_schema_are_those_that_it_had(prefix: str) -> None:
+def test_keys_of_the_first_schema_are_those_that_it_had(prefix):
     owned = "private:h|1|n:a:b", "held:h|1|n:a:b"
     keys = (*(f"{prefix}superfetch:{name}" for name in owned), f"{prefix}a:b")
     assert Keys(prefix).first_schema("h|1|n", "a:b") == keys
@@ -62,7 +62,7 @@ def test_keys_of_the_first_schema_are_those_that_it_had(prefix: str) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "shop:", "a*b["])
 @pytest.mark.parametrize("queue_list", ["mail", "a:b:c", ":", "mail\x06\x163", "sch|ön", ""])
-def test_what_an_owner_has_can_be_parsed_back(prefix: str, queue_list: str) -> None:
+def test_what_an_owner_has_can_be_parsed_back(prefix, queue_list):
     keys, owner = Keys(prefix), "web-1|7|0123456789ab"
     landing = keys.landing(owner, queue_list)
     assert keys.parse(landing.encode()) == ("landing:", owner, queue_list)
@@ -71,7 +71,7 @@ def test_what_an_owner_has_can_be_parsed_back(prefix: str, queue_list: str) -> N
 
 
 @pytest.mark.parametrize("prefix", ["", "shop:", "a*b", "a?b", "[ab]", "back\\slash", "{tag}"])
-def test_the_scan_pattern_finds_private_lists(prefix: str) -> None:
+def test_the_scan_pattern_finds_private_lists(prefix):
     keys = Keys(prefix)
     private = _as_fnmatch(keys.pattern("private:"))
     assert fnmatch.fnmatchcase(keys.private("h|1|n"), private)
@@ -80,7 +80,7 @@ def test_the_scan_pattern_finds_private_lists(prefix: str) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "shop:", "a*b", "[ab]", "superfetch:dead:"])
-def test_all_of_our_keys_are_found_and_told_apart(prefix: str) -> None:
+def test_all_of_our_keys_are_found_and_told_apart(prefix):
     keys = Keys(prefix)
     pattern = _as_fnmatch(keys.pattern())
     assert not fnmatch.fnmatchcase(keys.queue("mail"), pattern)
@@ -94,7 +94,7 @@ def test_all_of_our_keys_are_found_and_told_apart(prefix: str) -> None:
 
 
 @pytest.mark.parametrize(("prefix", "other"), [("a*", "abc"), ("a?", "ab"), ("[ab]", "a")])
-def test_the_scan_pattern_finds_nobody_elses(prefix: str, other: str) -> None:
+def test_the_scan_pattern_finds_nobody_elses(prefix, other):
     """A prefix with a pattern character must not reach into another application's keys."""
     pattern = _as_fnmatch(Keys(prefix).pattern("private:"))
     assert not fnmatch.fnmatchcase(Keys(other).private("h|1|n"), pattern)

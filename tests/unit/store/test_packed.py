@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -34,17 +33,17 @@ COMMANDS = st.lists(st.lists(ARGUMENTS, max_size=8).map(lambda rest: ["EVALSHA",
 
 @settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault of it
 @given(COMMANDS)
-def test_commands_are_packed_as_by_redis_py(commands: list[list[Any]]) -> None:
+def test_commands_are_packed_as_by_redis_py(commands):
     theirs = Connection().pack_commands(commands)
     assert b"".join(packed(commands)) == b"".join(theirs)
 
 
-def test_what_is_large_is_not_copied() -> None:
+def test_what_is_large_is_not_copied():
     payload = b"x" * LARGE
     assert any(piece is payload for piece in packed([["EVALSHA", "digest", payload, "rest"]]))
 
 
 @pytest.mark.parametrize("argument", [None, True, bytearray(b"x"), ["x"]])
-def test_what_redis_py_would_not_send_is_not_sent(argument: object) -> None:
+def test_what_redis_py_would_not_send_is_not_sent(argument):
     with pytest.raises(TypeError, match="not to be sent"):
         packed([["EVALSHA", argument]])

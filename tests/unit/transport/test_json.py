@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any
 
 import pytest
 from kombu import serialization
@@ -40,12 +39,12 @@ def registry() -> Iterator[None]:
         lambda text: memoryview(text.encode()),
     ],
 )
-def test_it_reads_what_kombu_reads(kind: Callable[[str], Any]) -> None:
+def test_it_reads_what_kombu_reads(kind):
     text = json.dumps(BODY)
     assert loads(kind(text)) == json.loads(kind(text)) == BODY
 
 
-def test_kombus_own_is_replaced() -> None:
+def test_kombus_own_is_replaced():
     read_json_by_ours()
     assert serialization.registry._decoders[JSON] is loads
     assert serialization.loads(json.dumps(BODY), JSON, "utf-8", accept={JSON}) == BODY
@@ -53,7 +52,7 @@ def test_kombus_own_is_replaced() -> None:
         serialization.loads("[1,", JSON, "utf-8", accept={JSON})
 
 
-def test_the_users_own_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_own_stays(monkeypatch):
     decoders = serialization.registry._decoders
     monkeypatch.setitem(decoders, JSON, own := lambda _: "own")
     read_json_by_ours()

@@ -28,7 +28,7 @@ def use(monkeypatch: pytest.MonkeyPatch, project: str, version: str) -> None:
 
 
 @pytest.mark.parametrize("project", versions.TESTED)
-def test_what_is_installed_here_is_not_refused(project: str) -> None:
+def test_what_is_installed_here_is_not_refused(project):
     """A newer one within the bounds is a warning, and no reason to fail on the day it is out."""
     oldest, _, end = map(versions._numbers, versions.TESTED[project])
     assert oldest <= versions._numbers(metadata.version(project)) < end
@@ -38,9 +38,7 @@ def test_what_is_installed_here_is_not_refused(project: str) -> None:
     ("project", "version"),
     [("celery", "5.5.0"), ("celery", "5.6.3"), ("kombu", "5.7.0"), ("redis", "5.2.1")],
 )
-def test_what_was_tested_is_used_without_a_word(
-    project: str, version: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_was_tested_is_used_without_a_word(project, version, monkeypatch, caplog):
     use(monkeypatch, project, version)
     check_versions()
     assert not caplog.records
@@ -51,8 +49,8 @@ def test_what_was_tested_is_used_without_a_word(
     [("celery", "5.7.9"), ("kombu", "5.7.1rc1"), ("billiard", "4.3.9"), ("redis", "8.2.0")],
 )
 def test_a_later_release_of_the_same_version_is_used_with_a_warning(
-    project: str, version: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    project, version, monkeypatch, caplog
+):
     use(monkeypatch, project, version)
     check_versions()
     [record] = caplog.records
@@ -76,12 +74,8 @@ def test_a_later_release_of_the_same_version_is_used_with_a_warning(
     ],
 )
 def test_others_are_refused_unless_somebody_takes_the_risk(
-    project: str,
-    version: str,
-    pin: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    project, version, pin, monkeypatch, caplog
+):
     use(monkeypatch, project, version)
     with pytest.raises(UnsupportedVersion) as raised:
         check_versions()
@@ -99,7 +93,7 @@ def test_others_are_refused_unless_somebody_takes_the_risk(
     assert pin in record.getMessage()
 
 
-def test_who_has_no_celery_is_not_asked_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_no_celery_is_not_asked_for_one(monkeypatch):
     use(monkeypatch, "celery", "5.8.0")
     with pytest.raises(UnsupportedVersion):
         check_versions()

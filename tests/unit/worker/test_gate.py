@@ -20,7 +20,7 @@ run_until(float(sys.argv[1]), ("", "", "", 0), print, "begun")
 """
 
 
-def test_the_process_that_runs_it_looks_at_its_clock() -> None:
+def test_the_process_that_runs_it_looks_at_its_clock():
     """B. It asks nobody: past the time it says so, and has not begun."""
     ran: list[str] = []
     assert run_until(clock() + 60, CLAIM, ran.append, "in time") is None
@@ -31,7 +31,7 @@ def test_the_process_that_runs_it_looks_at_its_clock() -> None:
 
 
 @pytest.mark.parametrize(("slept", "said"), [(0, "begun"), (3600, "")], ids=["control", "slept"])
-def test_a_machine_that_slept_has_begun_too_late(slept: int, said: str) -> None:
+def test_a_machine_that_slept_has_begun_too_late(slept, said):
     """A3. The monotonic clock stands still meanwhile; Linux can show it to one process alone."""
     machine = ["unshare", "--time", "--boottime", str(slept)]
     try:

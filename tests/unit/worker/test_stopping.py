@@ -34,7 +34,7 @@ def cold() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("cold")
-def test_who_looks_at_a_handler_does_not_look_at_the_stopper() -> None:
+def test_who_looks_at_a_handler_does_not_look_at_the_stopper():
     """Python does, in each handler that asks for another's; a gevent worker stood still."""
     celerys = signal.getsignal(signal.SIGQUIT)
     wrap_handlers(Shy())

@@ -31,7 +31,7 @@ HIDING = Hiding(HIDE)
         "(<Engine postgresql://shop:S3CRET@db/shop>,)",
     ],
 )
-def test_a_secret_is_hidden(text: str) -> None:
+def test_a_secret_is_hidden(text):
     shown = HIDING.hide(text)
     assert "S3CRET" not in shown
     assert "***" in shown
@@ -44,20 +44,20 @@ def test_a_secret_is_hidden(text: str) -> None:
         *("(", "('http://shop:8080/a?b=c@d', 'redis://user@cache/0')"),
     ],
 )
-def test_what_is_no_secret_stays_as_it_is(text: str) -> None:
+def test_what_is_no_secret_stays_as_it_is(text):
     assert HIDING.hide(text) == text
 
 
-def test_what_is_hidden_leaves_its_neighbours() -> None:
+def test_what_is_hidden_leaves_its_neighbours():
     assert HIDING.hide("{'to': 'a', 'token': 'S3CRET'}") == "{'to': 'a', 'token': ***}"
 
 
-def test_other_names_and_none() -> None:
+def test_other_names_and_none():
     assert Hiding(["ssn"]).hide("{'SSN': 1, 'password': 2}") == "{'SSN': ***, 'password': 2}"
     assert Hiding([]).hide("{'password': 2}") == "{'password': 2}"
 
 
-def test_a_positional_argument_is_hidden_by_its_parameter() -> None:
+def test_a_positional_argument_is_hidden_by_its_parameter():
     app = Celery("shop", set_as_current=False)
 
     @app.task(name="shop.pay", bind=True, shared=False)
