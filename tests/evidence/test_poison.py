@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
 from celery.result import AsyncResult
 
 from celery_superfetch import PoisonPill
@@ -158,3 +159,80 @@ def test_otherwise_it_runs_again(worker, ledger, spared):
     env = {"WITHOUT": "reception"}
     worker(pool="solo", concurrency=1, env=env, ready=False).wait_exit()
     assert ledger.runs()["pill"] == STRIKES + 1
+
+
+@pytest.fixture
+def old(make_app: Any) -> Celery:
+    """Its messages are of protocol 1 (`task_protocol`, other languages): they name their task in
+    the body."""
+    return make_app(superfetch=False, conf={"task_protocol": 1})
+
+
+def test_an_old_pill_that_kills_its_pool_child_runs_three_times(worker, old, ledger, db):
+    """A2: the guard knew no task of that name, and spared it for ever."""
+    worker(concurrency=1)
+    kill, note = old.tasks["shop.kill_child"], old.tasks["shop.note"]
+    pill = kill.apply_async(("pill",), link_error=note.si("told"))
+    with pytest.raises(PoisonPill, match=rf"shop.kill_child.*after {STRIKES} strikes"):
+        pill.get(timeout=60)
+    assert ledger.runs()["pill"] == STRIKES
+    eventually(lambda: "told" in ledger.finishes(), message="its errback runs")
+    [record] = db.dead()
+    assert (record["task"], record["task_id"]) == ("shop.kill_child", pill.id)
+
+
+def test_an_old_pill_that_kills_its_worker_runs_three_times(worker, old, ledger, db):
+    """A2: on threads each run ended a worker."""
+    pill = old.tasks["shop.kill_owner"].delay("pill")
+    for _ in range(STRIKES):
+        worker(pool="threads", ready=False).wait_exit()
+    worker(pool="threads")
+    with pytest.raises(PoisonPill, match=rf"shop.kill_owner.*after {STRIKES} strikes"):
+        pill.get(timeout=30)
+    assert ledger.runs()["pill"] == STRIKES
+    [record] = db.dead()
+    assert (record["task"], record["task_id"]) == ("shop.kill_owner", pill.id)
+
+
+#: Judged without a strike, before the strikes.
+RECOVERIES = 2
+
+
+def lives(worker: Any, count: int, **options: int) -> None:
+    """A supervisor starts the worker again, so many times."""
+    for _ in range(count):
+        worker(concurrency=1, options=options, ready=False).wait_exit()
+
+
+def test_a_loop_that_begins_with_term_ends(worker, shop, ledger, db):
+    """A3, a job that has its worker stopped and then ends its own process: each was a requeue,
+    counted by nobody: 25 runs in 25 s."""
+    limits = {"recovery_limit": RECOVERIES, "strike_limit": STRIKES}
+    pill = shop.stop_owner.delay("pill")
+    lives(worker, 1, **limits)
+    [counters] = db.counters()
+    assert (counters["recoveries"], counters["strikes"]) == ("1", "0"), "a deploy is no fault"
+    assert db.waiting() == ["pill"]
+    lives(worker, 1, **limits)
+    assert db.on_probation() == ["pill"]
+    lives(worker, STRIKES - 1, **limits)
+    assert db.strikes() == {"pill": (STRIKES - 1, "exact")}
+    assert not db.dead()
+    lives(worker, 1, **limits)
+    assert ledger.runs()["pill"] == RECOVERIES + STRIKES
+    [record] = db.dead()
+    assert record["task_id"] == pill.id
+    assert [entry["strike"] for entry in record["history"]] == [""] * RECOVERIES + [
+        "exact"
+    ] * STRIKES
+    worker(concurrency=1, options=limits)  # whoever lives tells its caller
+    with pytest.raises(PoisonPill, match="pool process lost"):
+        pill.get(timeout=10)
+
+
+def test_without_the_limit_it_goes_on(worker, shop, ledger, db):
+    """A3, the control: what ends the loop is the limit of recoveries."""
+    shop.stop_owner.delay("pill")
+    lives(worker, RECOVERIES + STRIKES + 1, strike_limit=STRIKES, recovery_limit=1000)
+    assert ledger.runs()["pill"] == RECOVERIES + STRIKES + 1
+    assert not db.dead()
