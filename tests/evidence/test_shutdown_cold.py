@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 
 from support.rows import row
 from support.waiting import eventually
 from support.workers.scene import Scene
-
-Stage = Callable[..., list[Scene]]
 
 #: Longer than it takes to look, shorter than anybody's patience.
 SOFT = 5.0

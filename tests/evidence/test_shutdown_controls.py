@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 
 import psutil
 
 from support.waiting import always, eventually
 from support.workers.scene import Scene
-
-Stage = Callable[..., list[Scene]]
 
 #: Far longer than it takes to give back what waits, where somebody does.
 WAITED = 2.0

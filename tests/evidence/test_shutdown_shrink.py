@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from support.rows import row
 from support.waiting import always
 from support.workers.scene import Scene
-
-Stage = Callable[..., list[Scene]]
 
 
 def goes_on(scene: Scene, jobs: set[str]) -> None:

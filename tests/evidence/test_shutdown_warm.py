@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 
 from support.rows import row
 from support.workers.scene import SHUTDOWN, URGENT, Scene
 from support.workers.worker import SCRIPT
-
-Stage = Callable[..., list[Scene]]
 
 
 def play(scenes: list[Scene], how: int | str, *, code: int | None = 0, again: bool = False) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 
 import celery
 import pytest
@@ -14,15 +13,12 @@ from support.rows import row
 from support.servers.faults import kill_connections
 from support.waiting import eventually
 from support.workers.kills import recovered_by_its_neighbour
-from support.workers.scene import Scene
 
 #: The default, spelled out: these tests are about exactly this number of runs.
 STRIKES = 3
 
 #: The verdicts of the defaults, sooner: two missed heartbeats are 2 s, owner_ttl is 5 s.
 QUICK = {"heartbeat_interval": 1, "owner_ttl": 5, "reap_interval": 1}
-
-Stage = Callable[..., list[Scene]]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "solo"])

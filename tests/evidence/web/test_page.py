@@ -20,7 +20,6 @@ from celery_superfetch.console.web.seen import Seen
 from support.forms import key
 from support.workers.bench import elsewhere, payload
 
-TOKEN = "correct-horse-battery"
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\u202e\x1b[2J"
 
 

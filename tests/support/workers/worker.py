@@ -130,10 +130,6 @@ class Worker(Process):
         """SIGQUIT to the MainProcess: a cold shutdown."""
         self.signal(signal.SIGQUIT)
 
-    def hup(self) -> None:
-        """SIGHUP: it executes itself again under the same pid (with ``program=[SCRIPT]``)."""
-        self.signal(signal.SIGHUP)
-
     def kill9_main(self) -> None:
         """SIGKILL the MainProcess alone; what becomes of its children is the kernel's affair."""
         self.signal(signal.SIGKILL)
