@@ -333,7 +333,8 @@ def app(make_app: Callable[..., Celery]) -> Celery:
 
 @pytest.fixture
 def shop(app: Celery, ledger: Ledger) -> SimpleNamespace:
-    """The shop's tasks by name: `shop.note.delay("a")`. `shop.run("b")`: one that is held runs."""
+    """The shop's tasks by name: `shop.note.delay("a")`. `shop.run("b")`: one that is held runs.
+    `shop.ran("c")`: another has run."""
     tasks = {name.removeprefix("shop."): task for name, task in app.tasks.items()}
 
     def run(*jobs: str) -> None:
@@ -341,5 +342,9 @@ def shop(app: Celery, ledger: Ledger) -> SimpleNamespace:
             tasks["hold"].delay(job)
         eventually(lambda: {*jobs} <= ledger.starts().keys(), message=f"{jobs} run")
 
+    def ran(job: str) -> None:
+        tasks["note"].delay(job)
+        eventually(lambda: job in ledger.finishes(), message=f"{job} has run")
+
     named = {name: task for name, task in tasks.items() if name.isidentifier()}
-    return SimpleNamespace(run=run, **named)
+    return SimpleNamespace(run=run, ran=ran, **named)

@@ -17,8 +17,7 @@ def test_a_task_that_runs_out_of_memory_fails_like_any_other(worker, app, shop, 
     threads and greenlets it was in flight, and running, as long as the worker lived."""
     one = worker(app="features", pool=pool, concurrency=1)
     failed = app.send_task("features.memory_error", ("odd",))
-    shop.note.delay("behind")
-    eventually(lambda: ledger.finishes().get("behind"))
+    shop.ran("behind")
     eventually(db.settled)
     assert one.alive()
     assert ledger.runs()["odd"] == 1

@@ -183,8 +183,7 @@ def test_what_waits_for_its_rate_limit_is_in_no_line_and_may_be_killed(
 ):
     limited = {"task_annotations": {"shop.note": {"rate_limit": "1/h"}}}
     worker(options=ALONE, conf=limited)
-    shop.note.delay("first")
-    eventually(lambda: ledger.finishes().get("first"))
+    shop.ran("first")
     second = shop.note.delay("second")
     eventually(lambda: states(cli) == {second.id: "reserved"}, every=0.1)
     cli("jobs", "kill", "--yes", second.id)

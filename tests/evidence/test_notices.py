@@ -12,7 +12,6 @@ from celery_superfetch.app.notice import Notices
 from celery_superfetch.model.strikes import Decision
 from celery_superfetch.signals import job_recovering
 from support.waiting import always, eventually
-from support.workers.bench import Bench
 
 UNANNOUNCED = "superfetch:dead:unannounced"
 LATER = "celery\x06\x166"
@@ -45,14 +44,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def orphaned(bench: Bench, *queues: str) -> None:
-    """What waits was claimed by somebody who is dead."""
-    for queue in queues:
-        jobs = bench.queue(queue)
-        bench.client.delete(queue)
-        bench.dead_owner(jobs, queue, lists=[queue])
-
-
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 @pytest.mark.parametrize("how", SETTINGS)
 def test_it_comes_through_whatever_an_app_says_of_its_tasks(
@@ -64,7 +55,7 @@ def test_it_comes_through_whatever_an_app_says_of_its_tasks(
     app = make_app(superfetch=False, conf=sent)
     old = app.signature("told.old").set(queue="celery")
     result = app.signature("told.pill", ("one",)).apply_async(queue="celery", link_error=dict(old))
-    orphaned(bench, *names)
+    bench.orphan(*names)
     proxy.stall()
     one = worker(
         app="told",
@@ -143,7 +134,7 @@ def test_a_stock_worker_that_discards_it_leaves_the_dead_set_whole_and_doctor_sa
     worker, app, bench, cli
 ):
     app.signature("told.pill", ("one",)).apply_async()
-    orphaned(bench, "celery")
+    bench.orphan("celery")
     killer = Celery("shop", set_as_current=False)
     kill = job_recovering.connect(lambda **_: Decision.KILL, sender=killer, weak=False)
     assert bench.reaper(sender=killer, notice=Notices(killer)).reap().killed == 1

@@ -29,8 +29,7 @@ def ended_by_its_strikes(pill: AsyncResult, shop: SimpleNamespace, ledger: Ledge
     """Its caller hears of it, the worker goes on, and it has run as often as it may."""
     with pytest.raises(PoisonPill, match=rf"killed after {STRIKES} strikes.*{GONE}"):
         pill.get(timeout=30)
-    shop.note.delay("next")
-    eventually(lambda: ledger.finishes().get("next"))
+    shop.ran("next")
     assert ledger.runs()["pill"] == STRIKES
 
 
@@ -59,8 +58,7 @@ def test_a_hard_time_limit_without_ack_ends_too(worker, shop, ledger, db):
     worker(concurrency=1, conf={"task_acks_on_failure_or_timeout": False})
     pill = shop.hold.apply_async(("slow",), time_limit=1)
     eventually(lambda: db.dead(), message="it is killed")
-    shop.note.delay("next")
-    eventually(lambda: ledger.finishes().get("next"))
+    shop.ran("next")
     assert ledger.runs()["slow"] == STRIKES
     (record,) = db.dead()
     assert "hard time limit" in record["reason"]
@@ -74,13 +72,10 @@ def test_a_hard_time_limit_without_ack_ends_too(worker, shop, ledger, db):
 @pytest.mark.parametrize(
     "junk", [b"no message \xff at all", b"[]", b'{"body": ""}', b"null", b""], ids=repr
 )
-def test_an_item_that_is_no_message_is_put_aside_and_the_worker_goes_on(
-    worker, shop, ledger, db, junk
-):
+def test_an_item_that_is_no_message_is_put_aside_and_the_worker_goes_on(worker, shop, db, junk):
     one = worker(pool="solo", concurrency=1)
     db.client.lpush(f"{db.prefix}celery", junk)
-    shop.note.delay("next")
-    eventually(lambda: ledger.finishes().get("next"))
+    shop.ran("next")
     eventually(lambda: len(db.dead()) == 1)
     one.wait_log("was put into quarantine: unparseable payload")
     assert one.alive()

@@ -37,20 +37,13 @@ def tell(worker: Any) -> Callable[..., Worker]:
     return start
 
 
-def orphaned(bench: Bench, queue: str = "celery") -> None:
-    """What waits on a queue was claimed by somebody who is dead."""
-    jobs = bench.queue(queue)
-    bench.client.delete(queue)
-    bench.dead_owner(jobs, queue, lists=[queue])
-
-
 def choir(app: Celery, bench: Bench) -> SimpleNamespace:
     """A chord of two pills, both held by a dead owner."""
     pills = [app.signature("told.pill", (name,)) for name in ("one", "two")]
     body = app.signature("told.note", kwargs={"who": "never"})
     body.link_error(app.signature("told.new"))
     result = chord(pills, body, app=app)()
-    orphaned(bench)
+    bench.orphan("celery")
     return SimpleNamespace(body=result, pills=result.parent.results)
 
 
@@ -81,7 +74,7 @@ def test_a_notice_whose_process_died_goes_on(app, bench, tell, ledger, step):
 
 def test_what_kills_whoever_announces_is_left_out_in_the_end(app, bench, tell, ledger):
     pill = app.signature("told.pill", ("one",)).apply_async()
-    orphaned(bench)
+    bench.orphan("celery")
     one = tell("always")
     eventually(lambda: announced(bench), within=60)
     with pytest.raises(PoisonPill):
@@ -95,7 +88,7 @@ def test_who_does_not_know_the_task_tells_its_caller_all_the_same(app, bench, wo
     """Its app knew it when it killed the job; the worker that has a slot is of another release."""
     told = app.signature("told.new")
     pill = app.signature("told.pill", ("one",)).apply_async(link_error=told)
-    orphaned(bench)
+    bench.orphan("celery")
     killer = Celery("shop", set_as_current=False)
     killer.conf.task_serializer = "json"
     reaper = bench.reaper(sender=killer, notice=Notices(killer))
@@ -117,7 +110,7 @@ def test_what_users_say_of_all_tasks_is_not_meant_for_notices(app, bench, worker
         "task_routes": {"*": {"queue": "elsewhere"}},
     }
     pills = [app.signature("told.pill", (f"{n}",)).apply_async(queue="celery") for n in range(3)]
-    orphaned(bench)
+    bench.orphan("celery")
     worker(app="told", conf=conf, options={"reap_interval": 1}, env={"KILL": "1"})
     for pill in pills:
         with pytest.raises(PoisonPill):
@@ -154,7 +147,7 @@ def test_a_broker_that_takes_no_events_holds_no_pass_up(make_app, bench, url):
         app = make_app(conf=conf)
         for _ in range(20):
             make_app(superfetch=False).tasks["shop.note"].apply_async(("a",))
-        orphaned(bench)
+        bench.orphan("celery")
         report = reaper_of(app, bench.client).reap()
     assert (report.recovered, report.errors) == (20, 0)
     assert report.seconds < 10, "one wait of two seconds, not one for each"

@@ -20,7 +20,7 @@ from support.hosts import Host
 from support.machines import Machine, pid_inside
 from support.process import Process, is_alive, leftovers
 from support.waiting import always, eventually
-from support.workers.worker import TESTS
+from support.workers.worker import TESTS, Worker
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="PDEATHSIG is Linux")
 
@@ -55,23 +55,17 @@ def test_a_paused_server_is_connected_but_silent(fresh_server):
 # -- workers -------------------------------------------------------------------------------------
 
 
-def test_killing_the_main_process_leaves_nothing(worker, shop, ledger):
+@pytest.mark.parametrize("kill", [Worker.kill9_main, Worker.kill9_all])
+def test_killing_the_main_process_or_the_group_leaves_nothing(worker, shop, ledger, kill):
     one = worker(superfetch=False, concurrency=2)
     shop.run("h")
-    assert len(one.children()) == 2
-    one.kill9_main()
-    assert one.wait_exit() == -signal.SIGKILL
-    one.wait_gone()
-    assert not ledger.finishes()
-
-
-def test_killing_the_group_leaves_nothing(worker):
-    one = worker(superfetch=False)
     pool = one.children()
-    one.kill9_all()
+    assert len(pool) == 2
+    kill(one)
     assert one.wait_exit() == -signal.SIGKILL
     one.wait_gone(5)
     assert not any(is_alive(child) for child in pool)
+    assert not ledger.finishes()
 
 
 def test_a_frozen_worker_does_nothing_until_thawed(worker, shop, ledger):

@@ -34,9 +34,16 @@ def make(url: str, make_bench: Callable[..., Bench]) -> Iterator[Callable[..., O
 
 
 @pytest.fixture
-def owner(bench: Bench) -> Facts:
-    """Registered for the queue mail, and heard just now."""
-    owner = bench.owner()
+def member(make: Callable[..., Owner]) -> Owner:
+    """Registered for the queue mail, for one channel (1)."""
+    membership = make()
+    membership.join(1, {"mail": 0})
+    return membership
+
+
+@pytest.fixture
+def owner(bench: Bench, owner: Facts) -> Facts:
+    """And heard just now."""
     bench.in_flight.permit.heard(owner.owner, monotonic())
     return owner
 

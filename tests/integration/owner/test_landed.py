@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import redis
 
@@ -13,14 +11,6 @@ from support.workers.bench import Bench, payload
 
 ONE, TWO, THREE, FOUR = (payload(n) for n in range(1, 5))
 MAIL = {"mail": 0}
-
-
-@pytest.fixture
-def member(make: Callable[..., Owner]) -> Owner:
-    """Registered for the queue mail, for one channel (1)."""
-    membership = make()
-    membership.join(1, MAIL)
-    return membership
 
 
 def test_the_next_claim_names_it_before_it_takes_others(bench, owner):

@@ -22,14 +22,6 @@ from support.workers.bench import Bench, payload
 Make = Callable[..., Owner]
 
 
-@pytest.fixture
-def member(make: Make) -> Owner:
-    """Registered for the queue mail, for one channel (1)."""
-    membership = make()
-    membership.join(1, {"mail": 0})
-    return membership
-
-
 def reap(bench: Bench, member: Owner) -> None:
     """Take it for dead, by way of the registry and the reaper, though it lives."""
     assert bench.mark(member, "silent")

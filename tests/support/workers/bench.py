@@ -156,6 +156,13 @@ class Bench:
             self.run_one(given[job])
         return owner
 
+    def orphan(self, *queues: str) -> None:
+        """What waits there was claimed by somebody who is dead."""
+        for queue in queues:
+            jobs = self.queue(queue)
+            self.client.delete(queue)
+            self.dead_owner(jobs, queue, lists=[queue])
+
     def untold(self) -> list[DeadJob]:
         """Killed jobs whose callers have not been told yet."""
         ids = cast("set[bytes]", self.client.smembers(self.keys.unannounced))
