@@ -92,6 +92,7 @@ def test_a_free_slot_is_filled_while_others_run_through_a_lost_connection(
     eventually(lambda: {*running} <= set(ledger.finishes()))
 
 
+@pytest.mark.netns
 def test_a_dead_host_is_recovered_by_another(worker, shop, ledger, db):
     victim = worker(host=Host("here"), options=QUICK, concurrency=1)
     shop.run("running")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from support.hosts import Host
 from support.waiting import eventually
 
@@ -48,6 +50,7 @@ def test_jobs_of_others_are_spared_unless_it_is_told(cli, worker, shop, ledger):
     assert victim.alive()
 
 
+@pytest.mark.netns
 def test_a_worker_of_another_host_is_killed_there(cli, worker):
     far = worker(host=Host("far"), concurrency=2)
     done = cli("drill", "--queue", "celery", *SHORT, "--yes", "--wait", "2", code=1)
