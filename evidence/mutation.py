@@ -30,8 +30,8 @@ STORE, PACKAGE = "tests/integration/store", "celery_superfetch"
 WIDER = ["tests/integration/reaper", "tests/integration/owner", "tests/integration/app"]
 WIDER += ["tests/integration/transport"]
 SCRIPTS = f"{PACKAGE}/store/lua"
-FIRST = "claim ack requeue recover kill mark heartbeat unland park release probation shared"
-REST = "leave retry delete trim make_room lock counters payloads holdings pages oldest lost"
+FIRST = "claim ack step requeue recover kill mark heartbeat unland park release probation shared"
+REST = "wait leave retry delete trim make_room lock counters payloads holdings pages oldest lost"
 #: The tests of each script that are asked before all others of the store.
 NEAREST = {
     "private_lists": "claim ack requeue unland probation payloads",

@@ -6,8 +6,8 @@
 --       then field and value of each fact that changed, or to register it of each
 -- Returns: {"ok", ms, {quiet owner, score, ...}, {owner of this host, ...}, {list with
 --       probation, ...}, when the next parked job is due (server ms; or nil)}, where a quiet owner
---       has not written since the caller's last heartbeat; or {"reaped"}, and of who does not register {"missing"} (but for its facts),
---       {"unknown"}
+--       has not written since the caller's last heartbeat; or {"reaped"}, and of who does not
+--       register {"missing"} (but for its facts), {"unknown"}
 -- Crash: nothing half done. Who has just registered claims nothing; it is judged like any owner.
 local owners, facts, host, reaped = KEYS[1], KEYS[2], KEYS[3], KEYS[6]
 local owner, since, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
