@@ -62,7 +62,7 @@ def _failed_honestly(send: Line, rest: Line) -> set[str]:
     read, and does so on any broker. Nobody has died then, so nothing is to be recovered."""
     if send["kind"] != "connection":
         return set()
-    return {job for job, error in rest["errors"].items() if "network:ConnectionError" in error}
+    return {job for job, error in rest["errors"].items() if "ConnectionError" in error}
 
 
 def _values(shape: Shape, starts: list[Line]) -> list[str]:

@@ -57,6 +57,18 @@ def test_a_job_that_kills_its_worker_runs_three_times_and_no_more(worker, shop, 
     assert [record["task_id"] for record in db.dead()] == [pill.id]
 
 
+def test_pool_processes_that_are_killed_while_they_idle_are_replaced(worker, shop):
+    """On Celery 5.5 the worker ended over some of them, and its jobs waited for another."""
+    one = worker(concurrency=4)
+    for number in range(10):
+        killed = one.children()
+        for child in killed:
+            child.kill()
+        eventually(lambda: len({*one.children()} - {*killed}) == 4, message="all are replaced")
+        shop.ran(f"n{number}")
+    assert "Unrecoverable" not in one.log()
+
+
 @row("TERM")
 def test_another_worker_runs_meanwhile_what_a_stopping_one_gave_back(scenes):
     """The point of it: the running job may go on for hours."""
