@@ -61,10 +61,10 @@ def test_pool_processes_that_are_killed_while_they_idle_are_replaced(worker, sho
     """On Celery 5.5 the worker ended over some of them, and its jobs waited for another."""
     one = worker(concurrency=4)
     for number in range(10):
-        killed = one.children()
+        killed = {*one.children()}
         for child in killed:
             child.kill()
-        eventually(lambda: len({*one.children()} - {*killed}) == 4, message="all are replaced")
+        eventually(lambda killed=killed: len({*one.children()} - killed) == 4, message="replaced")
         shop.ran(f"n{number}")
     assert "Unrecoverable" not in one.log()
 
