@@ -2,7 +2,7 @@
 once; a test has to fail.
 
 The changes are made in a copy of the checkout, one after the other, on one core. What survives is
-named, line by line; `evidence/survivors.md` says why it changes nothing.
+named, line by line; EVIDENCE.md has the score.
 """
 
 from __future__ import annotations
