@@ -118,7 +118,8 @@ def test_back_to_stock_after_a_kill(worker, shop, ledger, db, client, cli):
     eventually(lambda: unacked(client) == {"eta"})
     assert list(ledger.starts()) == ["running", "n0", "n1"]
     assert ledger.runs() == {"running": 2, "n0": 1, "n1": 1}
-    assert not (db.private_lists() or db.parked()), "what is left holds no job"
+    assert not db.private_lists()
+    assert not db.parked()
 
 
 @pytest.mark.skipif(
