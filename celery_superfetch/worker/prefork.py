@@ -131,7 +131,7 @@ def listen_again(pool: Any, call_later: Callable[..., object]) -> None:
     def forget_the_number(child: Any, hub: Any) -> None:
         if "_sentinel_poll" in vars(child):  # it comes by twice, and Celery 5.5 would miss it then
             forget(child, hub)
-            del child._sentinel_poll  # so that it gets one anew
+            del vars(child)["_sentinel_poll"]  # so that it gets one anew
         if child.exitcode is None:
             call_later(AGAIN, look_again, child, LOOKS)
 

@@ -215,6 +215,7 @@ billiard
     hear what a dead child has said: process:BaseProcess._is_alive()
 celery concurrency.
     know that a child has died: asynpool:AsynPool.dead
+    listen for the end of each child: asynpool:AsynPool._track_child_process~_sentinel_poll
     know its pool: prefork:TaskPool.on_start~threads
 """)
 
