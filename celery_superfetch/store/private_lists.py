@@ -114,16 +114,13 @@ class PrivateLists(Structure):
         return Call("probation", names, [owner, queue_list, keys.recoveries(""), id])
 
     def ack(self, owner: str, settled: Sequence[Claimed], starting: Iterable[Job] = ()) -> Call:
-        """The call that settles jobs of one owner, with their counters, and has others run that are
-        ``starting`` in their place. Those have to have waited, or which of the jobs were settled is
-        not known for sure."""
+        """The call that settles jobs of one owner, those with counters first, and has others run
+        that are ``starting`` in their place. Those have to have waited, or which of the jobs were
+        settled is not known for sure."""
         keys = [self.keys.private(owner)]
-        args: list[Any] = [len(settled)]
-        for job, counters in settled:
-            if counters is not None:
-                keys.append(self.keys.recoveries(digest(job.payload)))
-            args += [job.claim_id, 0 if counters is None else len(keys)]
-        return Call("ack", keys, [*args, *(job.claim_id for job in starting)])
+        keys += [self.keys.recoveries(digest(job.payload)) for job, counters in settled if counters]
+        ids = [job.claim_id for job, _ in settled]
+        return Call("ack", keys, [len(ids), *ids, *[job.claim_id for job in starting]])
 
     def requeue(self, jobs: Sequence[Job], where: str, expires: int) -> Call:
         """The call that gives jobs of one owner and queue list back, to the ``front`` (the newest

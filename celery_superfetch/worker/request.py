@@ -201,6 +201,7 @@ class CountedRequest(Request):
                 # Celery leaves it to its loop's next turn, too late for the job that gets the slot
                 # now, and takes this ack along.
                 delivery.ack()
+                self.acknowledged = True
             super().acknowledge()
         if poller:
             # Before 5.7 Celery's loop sleeps over what a thread, or greenlet, has given it to do.

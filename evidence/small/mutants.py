@@ -52,7 +52,7 @@ MUTANTS = [
         ("\n    fields[#fields + 1], fields[#fields + 2] = 'w' .. id, ''", ""),
     ),
     _in("ack", "the job stays", (SETTLES, "redis.call('HEXISTS', private, id)")),
-    _in("ack", "the counters stay", ("redis.call('DEL', KEYS[counters])", "")),
+    _in("ack", "the counters stay", ("redis.call('DEL', counters)", "")),
     _in(
         "ack",
         "a start leaves the note that it waits",

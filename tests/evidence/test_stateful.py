@@ -32,7 +32,7 @@ def test_whatever_happens_no_job_is_lost_and_no_innocent_is_killed(request, play
 #: many steps is taken out where all orders are tried: test_small_model.py, test_claim_ids.py.)
 CONTROLS = [
     ("recover", "if unmarked then", "if false then"),
-    ("ack", "redis.call('DEL', KEYS[counters])", ""),
+    ("ack", "redis.call('DEL', counters)", ""),
     ("claim", "if not redis.call('ZSCORE', owners, owner) then", "if false then"),
     ("step", "if not claim[1] then return -1 end", ""),
     ("recover", "if steps[i] then redis.call('HSET', counters, 'steps', steps[i]) end", ""),

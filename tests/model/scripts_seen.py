@@ -182,7 +182,7 @@ class Truth(Known):
     def _ack(self, call: Call, reply: Any) -> None:
         owner, settled = self._owner_of(call.keys[0]), call.args[0]
         for at in range(settled):
-            id, counts = call.args[2 * at + 1 : 2 * at + 3]
+            id, counts = call.args[at + 1], at + 1 < len(call.keys)
             payload, ran = self.end(owner, id)
             assert (payload is None) == (at + 1 in reply)
             if payload is None:
@@ -196,7 +196,7 @@ class Truth(Known):
                 card.runs -= 1  # it ended well, and is none of the next copy's
             if not counts and card.counted and owner in self.reaped:
                 card.left = True
-        for id in call.args[2 * settled + 1 :]:
+        for id in call.args[settled + 1 :]:
             if id in self.held[owner]:
                 self.running[owner].add(id)
                 self.notable["started beside an ack" if settled else "started"] += 1

@@ -39,7 +39,7 @@ NOT_YET = (
 class _Part(NamedTuple):
     """Acks and starts of one owner, that go in one script."""
 
-    acks: list[Claimed]
+    acks: list[Claimed]  # of those with counters first
     starting: dict[Job, None]
 
 
@@ -89,7 +89,7 @@ class Outbox(Structure):
         with self.lock:
             if self.jobs.move(claimed.job, Move.ACK):
                 part = self._part(claimed.job.owner)
-                part.acks.append(claimed)
+                part.acks.insert(0 if claimed.counters else len(part.acks), claimed)
                 part.starting.pop(claimed.job, None)
 
     def _record(self, job: Job) -> None:

@@ -207,21 +207,24 @@ def hangs_up(reply: Any) -> bool:
 
 
 def packed(commands: Iterable[Sequence[Any]]) -> list[bytes]:
-    """Commands as they are sent, payloads uncopied, in half of the time of redis-py's packer."""
+    """Commands as they are sent, large payloads uncopied, in a third of the time of redis-py's
+    packer: a character of ``small`` stands for a byte, since to format those takes longer."""
     done: list[bytes] = []
-    small: list[bytes] = []
+    small: list[str] = []
     for command in commands:
-        small.append(b"*%d\r\n" % len(command))
+        small.append(f"*{len(command)}\r\n")
         for arg in command:
-            if isinstance(arg, str):
-                arg = arg.encode()
+            if isinstance(arg, bytes):
+                if len(arg) >= LARGE:
+                    done += ["".join([*small, f"${len(arg)}\r\n"]).encode("latin-1"), arg]
+                    small = ["\r\n"]
+                    continue
+                arg = arg.decode("latin-1")
             elif type(arg) in (int, float):
-                arg = repr(arg).encode()
-            elif not isinstance(arg, bytes):
+                arg = repr(arg)
+            elif not isinstance(arg, str):
                 raise TypeError(f"not to be sent to Redis: {arg!r} ({type(arg).__name__})")
-            if len(arg) < LARGE:
-                small.append(b"$%d\r\n%b\r\n" % (len(arg), arg))
-            else:
-                done += [b"".join([*small, b"$%d\r\n" % len(arg)]), arg]
-                small = [b"\r\n"]
-    return [*done, b"".join(small)]
+            elif type(arg) is not str or not arg.isascii():
+                arg = arg.encode().decode("latin-1")
+            small.append(f"${len(arg)}\r\n{arg}\r\n")
+    return [*done, "".join(small).encode("latin-1")]
