@@ -81,6 +81,8 @@ def build(contender: str, url: str, prefetch: int = 4, prefix: str = "", **optio
         broker_transport_options={"global_keyprefix": prefix, **options},
     )
     fetch_as(app, contender)
+    if "RESULTS" in os.environ:
+        app.conf.update(result_backend=url, task_ignore_result=False)
     app.task(name="bench.noop", shared=False)(noop)
     app.task(name="bench.told", shared=False)(told)
     app.finalize()

@@ -6,7 +6,6 @@ a server of its own:
     python benchmarks/worker.py [--rounds 3] [--only solo] [--jobs 2000] [--prefetch 4]
 
     python benchmarks/worker.py --jobs 10000 --prefetch 1 4 16
-    python benchmarks/worker.py --chains
 
 All ack late, send no events, and start without mingle, which would keep celery-redis-plus waiting.
 The prefetch is Celery's multiplier: with two processes, 4 makes 8 jobs.
@@ -62,8 +61,6 @@ from support.servers.server import Server
 from support.workers.worker import TESTS, Worker, process_env
 
 RQ = "RQ SimpleWorker"
-#: The queue of the next links, which nobody serves.
-NEXT = "next"
 #: Pool -> its size. A greenlet a job is what gevent is for; 100 would hold all that is prefetched.
 POOLS = {"prefork": 2, "threads": 8, "solo": 1, "gevent": 8}
 #: Seconds between two looks at the server.
@@ -127,24 +124,21 @@ def tables(skipped: dict[str, str], jobs: str = "no-op jobs") -> list[Table]:
 
 
 def fill(
-    client: Any,
-    contender: str,
-    url: str,
-    jobs: int,
-    task: str = "bench.noop",
-    prefix: str = "",
-    chains: bool = False,
+    client: Any, contender: str, url: str, jobs: int, task: str = "bench.noop", prefix: str = ""
 ) -> None:
     """Queue copies of a job that the contender published, each with ids of its own."""
     if contender == RQ:
         fill_rq(client, jobs)
         return
     app = build(contender, url, prefix=prefix)
-    noop = app.tasks[task].si()
-    last = (noop | noop.clone().set(queue=NEXT) if chains else noop).apply_async()
-    task_id = last.parent.id if chains else last.id
-    copy = _copy_hash if contender == PLUS else _copy_item
+    task_id = app.tasks[task].delay().id
     app.close()
+    copies(client, contender, task_id, jobs, prefix)
+
+
+def copies(client: Any, contender: str, task_id: str, jobs: int, prefix: str = "") -> None:
+    """Put so many copies in the place of the one job that is queued."""
+    copy = _copy_hash if contender == PLUS else _copy_item
     with client.pipeline(transaction=False) as pipe:
         for number, _ in enumerate(copy(client, pipe, task_id, jobs, prefix)):
             if number % BATCH == 0:
@@ -222,9 +216,6 @@ class Drain:
     #: What else is in the worker's environment.
     env: Mapping[str, str] = {}
 
-    #: Whether each job hands on the next link of a chain.
-    chains = False
-
     def __init__(self, contender: str, pool: str, prefetch: int, jobs: int) -> None:
         self.contender, self.pool, self.prefetch, self.jobs = contender, pool, prefetch, jobs
 
@@ -233,8 +224,7 @@ class Drain:
         with self.serving() as (server, url), tempfile.TemporaryDirectory() as name:
             directory = Path(name)
             self.client = server.client()
-            how = {"prefix": self.prefix, "chains": self.chains}
-            fill(self.client, self.contender, server.url(), self.jobs, **how)
+            self.fill(server.url())
             self.counts = Counts(directory / "counts")
             self.worker = self.start(url, directory)
             try:
@@ -242,6 +232,9 @@ class Drain:
             finally:
                 self.worker.close()
             return last.per_job(first)
+
+    def fill(self, url: str) -> None:
+        fill(self.client, self.contender, url, self.jobs, prefix=self.prefix)
 
     @contextmanager
     def serving(self) -> Iterator[tuple[Server, str]]:
@@ -333,7 +326,7 @@ def cases(prefetches: Sequence[int]) -> Iterator[tuple[str, int]]:
 def contenders(
     pool: str, prefetch: int, jobs: int, names: Sequence[str]
 ) -> dict[str, Callable[[], tuple[float, ...]]]:
-    if pool == "solo" and prefetch == 4 and not Drain.chains and _installed("rq"):
+    if pool == "solo" and prefetch == 4 and _installed("rq"):
         names = [*names, RQ]
     return {
         name: Drain(name, pool, prefetch, jobs // RQ_PART if name == RQ else jobs).run
@@ -352,12 +345,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, rounds=3)
     parser.add_argument("--jobs", type=int, default=2000, help="of each run")
     parser.add_argument("--prefetch", type=int, nargs="+", default=[4], help="multipliers")
-    parser.add_argument("--chains", action="store_true", help="each job hands on a next link")
     args = parsed(parser, argv)
     os.environ.pop("CONTENDER", None)
-    Drain.chains = args.chains
     skipped = skipped_here()
-    found = tables(skipped, "the first links of chains" if args.chains else "no-op jobs")
+    found = tables(skipped)
     begin(found[0])
     names = [name for name in TRANSPORTS if name not in skipped]
     for pool, prefetch in cases(args.prefetch):

@@ -1,0 +1,82 @@
+"""How many links of chains, and parts of chords, a Celery worker runs in a second.
+
+As `benchmarks/worker.py`, but for the jobs, which hand something on:
+
+    python benchmarks/workflows.py [--rounds 3] [--only prefork] [--jobs 2000] [--before CHECKOUT]
+
+A link hands on the next, to a queue that nobody serves. Ten parts make a chord, whose body runs at
+the same worker; their results are on the server of the jobs. A second's jobs are those by which
+there are fewer then: the body of a chord comes and goes, and does not count.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from celery import chord
+from compare import PLUS, TRANSPORTS, arguments, begin, finish, measure_all, parsed, skipped_here
+from noop import build
+from worker import POOLS, Drain, copies, tables
+
+#: The queue of the next links, which nobody serves.
+NEXT = "next"
+#: Parts of a chord.
+PARTS = 10
+#: Celery's multiplier.
+PREFETCH = 4
+
+
+class Chains(Drain):
+    title = "the first links of chains"
+
+    def fill(self, url: str) -> None:
+        app = build(self.contender, url)
+        noop = app.tasks["bench.noop"].si()
+        last = (noop | noop.clone().set(queue=NEXT)).apply_async()
+        app.close()
+        copies(self.client, self.contender, last.parent.id, self.jobs)
+
+
+class Chords(Drain):
+    title = "the parts of chords"
+    env: Mapping[str, str] = {"RESULTS": "1"}
+
+    def fill(self, url: str) -> None:
+        os.environ.update(self.env)
+        try:
+            app = build(self.contender, url)
+        finally:
+            del os.environ["RESULTS"]
+        # Nobody waits for what comes of it here; Celery would ask a server that is gone by then.
+        app.backend.on_task_call = app.backend.remove_pending_result = lambda *_: None
+        noop = app.tasks["bench.noop"].si()
+        for _ in range(self.jobs // PARTS):
+            chord([noop] * PARTS, app=app)(noop)
+        app.close()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__, rounds=3)
+    parser.add_argument("--jobs", type=int, default=2000, help="of each run")
+    args = parsed(parser, argv)
+    skipped = skipped_here()
+    # The next links are copied as lists of payloads, which that does not have.
+    names = [name for name in TRANSPORTS if name not in skipped and name != PLUS]
+    every = []
+    for workflow in (Chains, Chords):
+        found = tables(skipped, workflow.title)
+        every += found
+        begin(found[0])
+        for pool, size in POOLS.items():
+            case = f"{workflow.__name__.lower()}, {pool} -c {size}, prefetch {PREFETCH}"
+            if args.only in case:
+                runs = {name: workflow(name, pool, PREFETCH, args.jobs).run for name in names}
+                measure_all(found, case, args.rounds, runs)
+        for table in found[1:]:
+            table.show()
+    finish(args, every)
+
+
+if __name__ == "__main__":
+    main()
