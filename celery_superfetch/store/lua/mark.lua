@@ -3,10 +3,8 @@
 -- ARGV: owner, the score the verdict saw, ms the tombstone stays listed, reason
 -- Returns: how many of its jobs ran, when this call marked it, else nil
 -- Crash: the owner is marked and listed as a tombstone; the next pass drains its lists.
-local owners, facts, host, reaped, stats, private =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local owner, seen = ARGV[1], tonumber(ARGV[2])
-local listed, reason = tonumber(ARGV[3]), ARGV[4]
+local owners, facts, host, reaped, stats, private = unpack(KEYS)
+local owner, seen, listed, reason = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local score = redis.call('ZSCORE', owners, owner)
 if not score or tonumber(score) ~= seen then return false end
 -- What has another type is found before the owner is in neither registry.

@@ -7,7 +7,6 @@
 --       parked jobs come those with the least score
 -- Crash: nothing was changed.
 local most, room, page, at = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
-
 local pages = {}
 for _, key in ipairs(KEYS) do
   local kind = redis.call('TYPE', key).ok

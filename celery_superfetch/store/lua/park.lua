@@ -4,8 +4,7 @@
 --       payload in its member
 -- Returns: number of jobs parked
 -- Crash: each job is in exactly one of the two. A repetition finds nothing more to do.
-local private, parked, index = KEYS[1], KEYS[2], KEYS[3]
-local queue_list = ARGV[1]
+local private, parked, index, queue_list = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
 redis.call('ZCARD', parked)
 redis.call('ZCARD', index)
 local count = 0

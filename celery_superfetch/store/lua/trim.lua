@@ -5,8 +5,7 @@
 -- Returns: number dropped for their age; number dropped because there were too many, with those
 --       that kills have dropped since the last time
 -- Crash: each job is there whole or gone.
-local dead, jobs, caps, unannounced, stats, overflow =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local dead, jobs, caps, unannounced, stats, overflow = unpack(KEYS)
 local age, batch = tonumber(ARGV[1]), tonumber(ARGV[2])
 -- What has another type is found before anything goes.
 for _, hash in ipairs({jobs, caps}) do redis.call('HLEN', hash) end
