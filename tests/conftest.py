@@ -20,6 +20,7 @@ from celery_superfetch.app.console import PARTS
 from support.apps.build import build_app
 from support.hosts import namespaces_available
 from support.process import Process, leftovers
+from support.servers.clock import NoFakeClock
 from support.servers.cluster import TAG, cluster, in_slot
 from support.servers.database import Database
 from support.servers.ledger import LEDGER_DB, Ledger
@@ -123,7 +124,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 def not_for_here(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
     """Why a test cannot run here, if that is all that its failure says."""
-    if excinfo.errisinstance((NotOurServer, NoServerBinary)):
+    if excinfo.errisinstance((NotOurServer, NoServerBinary, NoFakeClock)):
         return str(excinfo.value)
     # With --cluster. What the package sends follows, and says other things where it cannot.
     if isinstance(excinfo.value.__cause__ or excinfo.value, redis.exceptions.MovedError):

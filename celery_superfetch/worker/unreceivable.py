@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import isfinite
+from time import gmtime, time
 from typing import Any
 
 from celery.utils.log import get_logger
@@ -21,6 +22,12 @@ from ..transport.deliveries import Delivery, delivery_of
 from .stopping import told_to_stop
 
 logger = get_logger(__name__)
+
+YEAR = 365 * 86_400  # s
+
+#: Years from which on an ETA is likely a mistake: another century, or milliseconds for seconds, by
+#: which a countdown of four days is eleven years. Few brokers' data last so long.
+FAR = 10
 
 MOST = 500  # characters of an error that the dead set keeps
 
@@ -43,6 +50,14 @@ def parks(message: Any) -> bool:
     if not delivery.owner.park(delivery.job, due * 1000):
         return False
     delivery.drop()
+    if due - time() > FAR * YEAR:
+        logger.warning(
+            "Job %s is not due before the year %d. It waits on the server until then, parked. If "
+            "its sender has mistaken the time, revoke it; `superfetch jobs --state parked` shows "
+            "what is parked, and when it is due.",
+            delivery.job.title,
+            gmtime(due).tm_year,  # a time zone may take it beyond the last datetime
+        )
     return True
 
 

@@ -179,12 +179,19 @@ def test_whoever_looks_sees_them_and_when_the_next_is_due(worker, shop, cli, db)
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
-def test_odd_times_and_odd_members_stop_nobody_and_lose_nothing(pool, worker, ledger, client, db):
+def test_odd_times_and_odd_members_stop_nobody_and_lose_nothing(
+    pool, worker, ledger, client, db, cli
+):
     one = worker(pool=pool)
-    message = json.loads(payload("far", "celery", eta="9999-12-31T23:59:59+00:00"))
+    message = json.loads(payload("far", "celery", eta="9999-12-31T23:59:59-01:00"))
     message["content-type"] = "application/x-nobody-can-decode-it"
     far = json.dumps(message).encode()
-    ahead = [far, payload("soon", "celery", eta="2999-01-01T00:00:00")]
+    next_year = (datetime.now(timezone.utc) + timedelta(365)).isoformat()
+    ahead = [
+        payload("next year", "celery", eta=next_year),
+        payload("late", "celery", eta="2999-07-01T00:00:00"),
+        far,
+    ]
     odd = {
         "long ago": "0001-01-01T00:00:00+14:00",
         "no time": "soon",
@@ -197,13 +204,24 @@ def test_odd_times_and_odd_members_stop_nobody_and_lose_nothing(pool, worker, le
     client.zadd("superfetch:parked:celery", junk)
     client.zadd("superfetch:parked", {"celery": 1.0})
     client.lpush("celery", payload("epoch too", "celery", eta="1970-01-01T00:00:00"))
-    eventually(lambda: client.zcard("superfetch:parked:celery") == len(ahead))
+
+    def parked() -> set[bytes]:
+        members = client.zrange("superfetch:parked:celery", 0, -1)
+        return {member.partition(b"\n")[2] for member in members}
+
+    eventually(lambda: parked() == {*ahead})
     eventually(lambda: not (db.length() or db.private_lists()))
-    members = client.zrange("superfetch:parked:celery", 0, -1)
-    assert {member.partition(b"\n")[2] for member in members} == {*ahead}
+    assert parked() == {*ahead}
     dead = {record["payload"].encode() for record in db.dead()}
     assert {b"junk", b"", b"{}"} <= dead
     assert one.alive()
     said = one.log()
+    assert "Job shop.note[late] is not due before the year 2999." in said
+    assert "Job shop.note[far] is not due before the year 10000." in said
+    assert "shop.note[next year]" not in said, "parked like any other"
+    rows = cli("jobs", "--state", "parked", "--json").json()["jobs"]
+    assert {job["id"] for job in rows} == {"next year", "late", "far"}
     for id in ("no time", "NaN", "a list"):
-        assert payload(id, "celery", eta=odd[id]) in dead or id in said, id
+        assert payload(id, "celery", eta=odd[id]) in dead
+        assert f"Job shop.note[{id}] was killed" in said
+    assert said.count("invalid ETA value") >= 3, "the line says why"

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import redis
+
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, digest
 from celery_superfetch.model.permit import clock
@@ -24,8 +29,8 @@ def park(bench: Bench, *claimed: Claimed, later: float = HOUR) -> None:
         assert bench.in_flight.park(job, now + later + number)
 
 
-def parked(bench: Bench) -> list[bytes]:
-    members = bench.client.zrange(bench.keys.parked_of("mail"), 0, -1)
+def parked(bench: Bench, queue: str = "mail") -> list[bytes]:
+    members = bench.client.zrange(bench.keys.parked_of(queue), 0, -1)
     return [member.partition(b"\n")[2] for member in members]
 
 
@@ -95,6 +100,34 @@ def test_what_is_due_in_one_list_does_not_wait_for_thousands_in_another(bench):
     assert len(bench.queue()) == 1, "with the first script of all"
     assert parked.release({}).jobs == 29 * BATCH
     assert len(bench.queue("full")) == 30 * BATCH
+
+
+def test_of_a_hundred_who_look_at_once_each_job_goes_to_one(bench, url):
+    """As a hundred workers do when thousands are due, on a connection each."""
+    due, later = [payload(n) for n in range(3000)], [payload(f"later {n}") for n in range(500)]
+    now, queues, where = bench.database.server_time(), ["mail", "post"], {}
+    for jobs, at in ((due, now - 3000), (later, now + HOUR)):
+        for n, raw in enumerate(jobs):
+            where.setdefault(queues[n % 2], {})[f'"{n}" x-{n}\n'.encode() + raw] = at + n
+    for queue, rows in where.items():
+        bench.client.zadd(bench.keys.parked_of(queue), rows)
+        bench.client.zadd(bench.keys.parked, {queue: min(rows.values())})
+    start = Barrier(100)
+
+    def look(_: int) -> int:
+        with redis.Redis.from_url(url) as client:
+            its = Bench(client).in_flight.parked
+            client.ping()  # it is connected
+            start.wait(30)
+            return its.release({}).jobs
+
+    with ThreadPoolExecutor(100) as owners:
+        counts = [*owners.map(look, range(100))]
+    assert sum(counts) == len(due)
+    assert sum(map(bool, counts)) > 1, "some at the same time"
+    assert sorted(bench.queue() + bench.queue("post")) == sorted(due)
+    left = parked(bench) + parked(bench, "post")
+    assert sorted(left) == sorted(later)
 
 
 def test_a_suspect_goes_back_on_probation(bench, owner):

@@ -11,7 +11,7 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -90,14 +90,16 @@ class Server:
     `Server(maxmemory="10mb", appendonly=True, requirepass="x", client_output_buffer_limit=[...])`.
 
     Without `appendonly` a restart begins empty. `unixsocket=True` makes a socket in its directory.
+    `env` is in its environment, beside this process's own.
     """
 
-    def __init__(self, **options: Option) -> None:
+    def __init__(self, *, env: Mapping[str, str] | None = None, **options: Option) -> None:
         self.binary = find_binary()
         self._scratch = tempfile.TemporaryDirectory(prefix="superfetch-server-")
         self.dir = Path(self._scratch.name)
         self.log_path = self.dir / "server.log"
         self.port = 0
+        self.env = {**os.environ, **(env or {})}
         self.options: dict[str, Option] = {"bind": "127.0.0.1", "save": ""}
         self.configure(**options)
         self._process: Process | None = None
@@ -133,7 +135,7 @@ class Server:
         self._process = Process(
             [self.binary, *self.arguments(port)],
             log=self.log_path,
-            env=os.environ,
+            env=self.env,
             cwd=self.dir,
             title="server",
         )

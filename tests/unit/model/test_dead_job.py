@@ -12,8 +12,8 @@ import pytest
 
 from celery_superfetch.errors import BadFilter
 from celery_superfetch.model.arguments import MOST, MOST_BODY, arguments
-from celery_superfetch.model.dead_job import DeadFilter, DeadJob
-from celery_superfetch.model.job import digest
+from celery_superfetch.model.dead_job import DeadFilter, DeadJob, utc
+from celery_superfetch.model.job import digest, eta_of
 from support.workers.bench import payload
 
 SEP = "\x06\x16"
@@ -176,3 +176,15 @@ def test_ages_become_a_window_of_times():
 def test_a_filter_that_makes_no_sense_is_refused(conditions, said):
     with pytest.raises(BadFilter, match=said):
         DeadFilter(**conditions)
+
+
+@pytest.mark.parametrize(
+    ("eta", "said"),
+    [
+        ("9999-12-31T23:59:59-01:00", "9999-12-31T23:59:59.000+00:00"),
+        ("0001-01-01T00:00:00+14:00", "0001-01-01T00:00:00.000+00:00"),
+    ],
+)
+def test_a_time_beyond_the_last_or_first_is_shown_as_that(eta, said):
+    """One such job would hide all others from whoever lists them."""
+    assert utc(eta_of(eta)) == said
