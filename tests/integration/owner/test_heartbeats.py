@@ -114,9 +114,7 @@ def test_the_heart_survives_an_outage_and_says_so_once(fresh_server, caplog):
     eventually(lambda: bench.score(membership) > before, 10)
     assert membership.name == owner
     eventually(lambda: "is heard again" in caplog.text, 5)
-    # A busy machine may be late for such a short heartbeat again: that is another outage.
-    outage = caplog.text.partition("is heard again")[0]
-    assert outage.count("Heartbeat of owner") == 2, "that it failed, and this"
+    assert caplog.text.count("Heartbeat of owner") == 2
     membership.leave_for_good()
 
 
