@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import Claimed
+from celery_superfetch.model.job import Claimed, digest
 from celery_superfetch.owner.in_flight.in_flight import InFlight
 from celery_superfetch.store.private_lists import WAITS
 from support.waiting import eventually
@@ -63,6 +63,24 @@ def test_an_ack_that_finds_nothing_is_announced(bench, owner, lost):
     bench.in_flight.flush()
     assert lost == [lost_job(taken.job)]
     assert len(bench.in_flight.jobs) == 0
+
+
+@pytest.mark.parametrize("taken", ["plain", "counted"])
+def test_counters_go_with_the_ack_of_their_own_job_and_no_other(bench, owner, lost, taken):
+    """The other, which has none, is acked first. A job that was taken away keeps its own."""
+    counters = bench.keys.recoveries(digest(payload("counted")))
+    bench.client.hset(counters, "recoveries", 1)
+    bench.client.set(bench.keys.recovered, 1)
+    plain, counted = bench.take(owner, payload("plain"), payload("counted"))
+    assert (plain.counters, counted.probation) == (None, 0)
+    assert counted.counters.recoveries == 1
+    gone = {"plain": plain, "counted": counted}[taken].job
+    bench.client.hdel(bench.keys.private(owner.owner), gone.claim_id, WAITS + gone.claim_id)
+    for claimed in (plain, counted):
+        bench.in_flight.ack(claimed)
+    bench.in_flight.flush()
+    assert lost == [lost_job(gone)]
+    assert bench.client.exists(counters) == (taken == "counted")
 
 
 def test_calls_for_a_claim_that_nobody_knows_move_nothing(bench, owner):
