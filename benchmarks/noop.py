@@ -66,13 +66,21 @@ class Counts:
         SLOT.pack_into(self._file, pid % SLOTS * SLOT.size, pid, *self._seen)
 
 
-def build(contender: str, url: str, prefetch: int = 4, prefix: str = "", **options: Any) -> Celery:
-    """The same app for each contender, up to the transport."""
+def build(
+    contender: str,
+    url: str,
+    prefetch: int = 4,
+    prefix: str = "",
+    results: bool = False,
+    **options: Any,
+) -> Celery:
+    """The same app for each contender, up to the transport; its ``results`` are on its server."""
     app = Celery(NAME, broker=url, set_as_current=False)
     app.conf.update(
         task_acks_late=True,
         task_reject_on_worker_lost=True,
-        task_ignore_result=True,
+        task_ignore_result=not results,
+        result_backend=url if results else None,
         task_default_queue=NAME,
         task_create_missing_queues=True,
         worker_prefetch_multiplier=prefetch,
@@ -81,8 +89,6 @@ def build(contender: str, url: str, prefetch: int = 4, prefix: str = "", **optio
         broker_transport_options={"global_keyprefix": prefix, **options},
     )
     fetch_as(app, contender)
-    if "RESULTS" in os.environ:
-        app.conf.update(result_backend=url, task_ignore_result=False)
     app.task(name="bench.noop", shared=False)(noop)
     app.task(name="bench.told", shared=False)(told)
     app.finalize()
@@ -117,5 +123,6 @@ if "CONTENDER" in os.environ:
         os.environ["BROKER_URL"],
         int(os.environ.get("PREFETCH", "4")),
         os.environ.get("PREFIX", ""),
+        "RESULTS" in os.environ,
         **json.loads(os.environ.get("OPTIONS", "{}")),
     )

@@ -326,7 +326,7 @@ def cases(prefetches: Sequence[int]) -> Iterator[tuple[str, int]]:
 def contenders(
     pool: str, prefetch: int, jobs: int, names: Sequence[str]
 ) -> dict[str, Callable[[], tuple[float, ...]]]:
-    if pool == "solo" and prefetch == 4 and _installed("rq"):
+    if pool == "solo" and prefetch == 4 and installed("rq"):
         names = [*names, RQ]
     return {
         name: Drain(name, pool, prefetch, jobs // RQ_PART if name == RQ else jobs).run
@@ -334,7 +334,7 @@ def contenders(
     }
 
 
-def _installed(module: str) -> bool:
+def installed(module: str) -> bool:
     with suppress(ImportError):
         __import__(module)
         return True
@@ -353,7 +353,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = [name for name in TRANSPORTS if name not in skipped]
     for pool, prefetch in cases(args.prefetch):
         case = f"{pool} -c {POOLS[pool]}, prefetch {prefetch}"
-        if args.only in case and (pool != "gevent" or _installed("gevent")):
+        if args.only in case and (pool != "gevent" or installed("gevent")):
             measure_all(found, case, args.rounds, contenders(pool, prefetch, args.jobs, names))
     finish_all(args, found)
 

@@ -11,13 +11,12 @@ there are fewer then: the body of a chord comes and goes, and does not count.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
 from celery import chord
 from compare import PLUS, TRANSPORTS, arguments, begin, finish, measure_all, parsed, skipped_here
 from noop import build
-from worker import POOLS, Drain, copies, tables
+from worker import POOLS, Drain, copies, installed, tables
 
 #: The queue of the next links, which nobody serves.
 NEXT = "next"
@@ -43,11 +42,7 @@ class Chords(Drain):
     env: Mapping[str, str] = {"RESULTS": "1"}
 
     def fill(self, url: str) -> None:
-        os.environ.update(self.env)
-        try:
-            app = build(self.contender, url)
-        finally:
-            del os.environ["RESULTS"]
+        app = build(self.contender, url, results=True)
         # Nobody waits for what comes of it here; Celery would ask a server that is gone by then.
         app.backend.on_task_call = app.backend.remove_pending_result = lambda *_: None
         noop = app.tasks["bench.noop"].si()
@@ -70,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         begin(found[0])
         for pool, size in POOLS.items():
             case = f"{workflow.__name__.lower()}, {pool} -c {size}, prefetch {PREFETCH}"
-            if args.only in case:
+            if args.only in case and (pool != "gevent" or installed("gevent")):
                 runs = {name: workflow(name, pool, PREFETCH, args.jobs).run for name in names}
                 measure_all(found, case, args.rounds, runs)
         for table in found[1:]:
