@@ -26,16 +26,11 @@ STORED = {"queue": "queue_list", "app": "app_name", "node": "node", "reason": "r
 STORED |= {name: name for name in ("task", "task_id", "owner", "strikes", "recoveries")}
 
 
-#: What a datetime can say in UTC (s): the time zone of an ETA may take it out of that.
-FIRST, LAST = -62_135_596_800, 253_402_300_799
-
-
 def utc(seconds: float | None) -> str | None:
     """A time of the server's clock in ISO 8601; None where nobody noted it."""
     if seconds is None:
         return None
-    said = min(max(seconds, FIRST), LAST)
-    return datetime.fromtimestamp(said, timezone.utc).isoformat(timespec="milliseconds")
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
 
 
 @dataclass(frozen=True)

@@ -199,11 +199,17 @@ def _is_event(entry: Any) -> bool:
     return isinstance(at, (int, float)) and 0 <= at < 1e11  # what is no time cannot be shown
 
 
+#: What a datetime can say in UTC (s since the epoch).
+FIRST, LAST = -62_135_596_800, 253_402_300_799
+
+
 def eta_of(text: Any) -> float:
     """When that is (s since the epoch; 0: it cannot be read): Celery's header, ISO 8601; without a
-    time zone it is UTC, and Z is nothing to Python 3.10."""
+    time zone it is UTC, and Z is nothing to Python 3.10. Its time zone does not take it beyond what
+    a datetime can say: whoever shows it would fail."""
     try:
         eta = datetime.fromisoformat(text.replace("Z", "+00:00"))
-        return (eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)).timestamp()
+        at = (eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)).timestamp()
+        return min(max(at, FIRST), LAST)
     except (AttributeError, TypeError, ValueError, OverflowError):
         return 0.0

@@ -56,7 +56,7 @@ def parks(message: Any) -> bool:
             "its sender has mistaken the time, revoke it; `superfetch jobs --state parked` shows "
             "what is parked, and when it is due.",
             delivery.job.title,
-            gmtime(due).tm_year,  # a time zone may take it beyond the last datetime
+            gmtime(due).tm_year,
         )
     return True
 

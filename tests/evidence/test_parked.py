@@ -217,7 +217,7 @@ def test_odd_times_and_odd_members_stop_nobody_and_lose_nothing(
     assert one.alive()
     said = one.log()
     assert "Job shop.note[late] is not due before the year 2999." in said
-    assert "Job shop.note[far] is not due before the year 10000." in said
+    assert "Job shop.note[far] is not due before the year 9999." in said
     assert "shop.note[next year]" not in said, "parked like any other"
     rows = cli("jobs", "--state", "parked", "--json").json()["jobs"]
     assert {job["id"] for job in rows} == {"next year", "late", "far"}
