@@ -76,11 +76,10 @@ class Job:
     def ended(self, step: str) -> bool:
         return any(run.ended is not None for run in self.runs[step])
 
-    def handed_on(self, step: str) -> bool:
-        """Whether what comes before a step has ended; nothing comes before the first ones."""
+    def before(self, step: str) -> list[str]:
+        """What has to end before a step is handed on; nothing comes before the first ones."""
         at, parts = self.steps.index(step), self.sent.get("parts", 1)
-        before = self.steps[: parts if parts > 1 else at]
-        return at < parts or all(map(self.ended, before))
+        return [] if at < parts else self.steps[: parts if parts > 1 else at]
 
 
 @dataclass
@@ -89,6 +88,14 @@ class History:
     harms: list[Line]
     outcomes: dict[tuple[str, str], Line]
     whole: bool
+
+    def owes(self, job: Job, step: str) -> bool:
+        """Whether a step that never began should have: not one that may not have been sent, nor
+        one after another that was given up, of which its caller was told."""
+        before = job.before(step)
+        told = [self.outcomes.get((job.sent["job"], other), {}) for other in before]
+        given_up = any(outcome.get("state") == "FAILURE" for outcome in told)
+        return not given_up if before else not job.sent.get("doubt")
 
     def befell(self, run: Run, until: float) -> Iterator[Line]:
         """The harms that hit a run before another one began, and before it was settled."""
@@ -142,7 +149,6 @@ def judge(history: History) -> dict[str, list[str]]:
 
 def _of(history: History, job: Job) -> Iterator[tuple[str, str]]:
     """All that can be wrong with a job that kills nobody."""
-    parts = job.sent.get("parts", 1)
     for step in job.steps:
         runs = job.runs[step]
         yield from _repeated(history, job, step, runs)
@@ -152,7 +158,7 @@ def _of(history: History, job: Job) -> Iterator[tuple[str, str]]:
         outcome = history.outcomes.get((job.sent["job"], step), {"state": "SUCCESS"})
         if outcome["state"] == "FAILURE":
             yield from _failed(history, job, step, outcome)
-        elif runs or not (job.sent.get("doubt") and job.steps.index(step) < parts):
+        elif runs or history.owes(job, step):
             yield from _unfinished(job, step, outcome["state"])
     if values := job.sent.get("values"):
         for run in job.runs[job.steps[-1]]:
@@ -190,8 +196,9 @@ def _followed(runs: list[Run]) -> Iterator[tuple[Run, float]]:
 
 def _unfinished(job: Job, step: str, state: str) -> Iterator[tuple[str, str]]:
     if not job.ended(step):
-        if job.handed_on(step):
-            verdict = "lost" if job.steps.index(step) < job.sent.get("parts", 1) else "stuck"
+        before = job.before(step)
+        if all(map(job.ended, before)):
+            verdict = "stuck" if before else "lost"
             yield verdict, f"{step} has {len(job.runs[step])} starts and no end"
     elif state != "SUCCESS":
         yield "stuck", f"{step} ended, and its result is still {state}"

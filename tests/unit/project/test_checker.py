@@ -132,6 +132,17 @@ def test_a_body_that_never_ran_has_failed_with_its_part():
     assert verdicts(chord) == ["innocent killed"]
 
 
+def test_what_was_given_up_hands_on_nothing():
+    killed_as_they_ended = [*ran(1, "a"), *ran(20, "a"), *ran(40, "a")]
+    harms = [killed(1.1), killed(20.1), killed(40.1)]
+    chain = [send("a b c"), *killed_as_they_ended, *harms]
+    assert verdicts([*chain, failed("a")]) == []
+    assert verdicts(chain) == ["stuck"]
+    # Parts begin together: none of them waits for another.
+    parts = [*ran(1, "p0"), *ran(20, "p0"), *ran(40, "p0"), *harms, failed("p0")]
+    assert verdicts([send(**CHORD), *parts]) == ["lost"]
+
+
 def test_what_may_not_have_been_sent_is_not_missed():
     assert verdicts([send(doubt="TimeoutError")]) == []
     assert verdicts([send(doubt="TimeoutError"), *ran(1, cut=True)]) == ["lost"]
