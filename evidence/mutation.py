@@ -29,6 +29,7 @@ from support.servers.server import Server
 STORE, PACKAGE = "tests/integration/store", "celery_superfetch"
 WIDER = ["tests/integration/reaper", "tests/integration/owner", "tests/integration/app"]
 WIDER += ["tests/integration/transport"]
+REPLIES = "tests/integration/owner/replies"
 SCRIPTS = f"{PACKAGE}/store/lua"
 FIRST = "claim ack step requeue recover kill mark heartbeat unland park release probation shared"
 REST = "wait leave retry delete trim make_room lock counters payloads holdings pages oldest lost"
@@ -54,9 +55,15 @@ TARGETS = {
     **{f"{SCRIPTS}/{name}.lua": _of(name) for name in FIRST.split()},
     f"{PACKAGE}/model/verdict.py": [["tests/unit/model/test_verdict.py"], WIDER],
     f"{PACKAGE}/model/strikes.py": [["tests/unit/model/test_strikes.py"], [STORE], WIDER],
-    f"{PACKAGE}/owner/in_flight/lost_claims.py": [WIDER[1:]],
-    f"{PACKAGE}/owner/in_flight/outbox.py": [WIDER[1:]],
-    f"{PACKAGE}/worker/gate.py": [["tests/unit/worker"], ["tests/workers"]],
+    f"{PACKAGE}/owner/in_flight/lost_claims.py": [
+        [f"{REPLIES}/test_lost_claims.py", f"{REPLIES}/test_lost_suspects.py"],
+        WIDER[1:],
+    ],
+    f"{PACKAGE}/owner/in_flight/outbox.py": [
+        [f"{REPLIES}/test_acks.py", "tests/integration/owner/test_in_flight.py"],
+        WIDER[1:],
+    ],
+    f"{PACKAGE}/worker/gate.py": [["tests/unit/worker/test_gate.py"], ["tests/workers"]],
     **{f"{SCRIPTS}/{name}.lua": _of(name) for name in REST.split()},
 }
 LIMIT = 300  # seconds after which tests that do not end count as failed
