@@ -4,10 +4,12 @@ every few seconds; then the checker judges the history (`evidence/checker.py`)."
 from __future__ import annotations
 
 import argparse
+import json
 import platform
 import random
 import tempfile
 import time
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -22,6 +24,8 @@ from .tasks import SIDES, outcome
 
 #: Seconds between two looks at what is due.
 STEP = 0.05
+#: Of how many jobs in trouble all is told, and of how many seconds before and after each.
+TOLD, NEAR = 5, 20
 
 
 def main(argv: list[str]) -> int:
@@ -44,25 +48,47 @@ def main(argv: list[str]) -> int:
         print(f"on one machine, since {namespaces_available()[1]}")
     history = History(path)
     history.write("run", argv=argv, seed=seed, side=options.side, versions=_versions())
-    try:
-        storm(history, options.side, seed, options.minutes * 60, options)
-    finally:
-        digest = history.close()
-        print(f"history: {path}.gz, SHA-256 of its lines {digest}")
-    return checker.main(str(path))
+    with tempfile.TemporaryDirectory(prefix="storm-") as directory:
+        try:
+            storm(history, Path(directory), seed, options)
+        finally:
+            digest = history.close()
+            print(f"history: {path}.gz, SHA-256 of its lines {digest}")
+        code = checker.main(str(path))
+        if code:
+            print(*unexplained(path, Path(directory)), sep="\n")
+    return code
 
 
-def storm(
-    history: History, side: str, seed: int, seconds: float, options: argparse.Namespace
-) -> None:
-    """Let it rage for so long, and write down what has become of everything."""
-    with (
-        tempfile.TemporaryDirectory(prefix="storm-") as directory,
-        Fleet(side, history, Path(directory), options.without) as fleet,
-    ):
+def unexplained(path: Path, logs: Path) -> Iterator[str]:
+    """What the history has of the first jobs in trouble and of the harms to their workers, and what
+    these workers logged then, but for other jobs."""
+    lines = sorted(checker.read(path), key=lambda line: float(line["at"]))
+    troubles = [text for texts in checker.judge(checker.load(lines)).values() for text in texts]
+    for job in dict.fromkeys(text.split()[0].rstrip(":") for text in troubles[:TOLD]):
+        own = [line for line in lines if line.get("job") == job]
+        workers = {line["worker"] for line in own if "worker" in line}
+        first, last = own[0]["at"] - NEAR, own[-1]["at"] + NEAR
+        yield f"== {job}"
+        for line in lines:
+            hit = first <= line["at"] <= last and workers.intersection(line.get("workers", ()))
+            if hit or line in own:
+                yield json.dumps(line)
+        stamps = [time.strftime("[%Y-%m-%d %H:%M:%S", time.localtime(at)) for at in (first, last)]
+        for log in sorted(log for worker in workers for log in logs.glob(f"{worker}-*.log")):
+            for text in log.read_text().splitlines():
+                others = "storm.step[" in text and f"[{job}:" not in text
+                if stamps[0] <= text <= stamps[1] and not others:
+                    yield f"{log.name}: {text}"
+
+
+def storm(history: History, directory: Path, seed: int, options: argparse.Namespace) -> None:
+    """Let it rage as long as it is to, and write down what has become of everything."""
+    with Fleet(options.side, history, directory, options.without) as fleet:
         harms = Harms(fleet, seed + 1)
         with Load(fleet.app, history, seed, options.rate) as load:
-            until, due = time.monotonic() + seconds, time.monotonic() + options.every
+            until = time.monotonic() + options.minutes * 60
+            due = time.monotonic() + options.every
             while time.monotonic() < until:
                 if time.monotonic() >= due:
                     due += options.every

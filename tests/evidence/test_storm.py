@@ -46,3 +46,4 @@ def test_the_control_the_checker_finds_what_stock_does(request, tmp_path, capsys
     print(said)
     assert code == 1
     assert "UNEXPLAINED" in said
+    assert '{"event": "send"' in said, "what befell those jobs is told"
