@@ -12,7 +12,7 @@ A history has one JSON line for each event, in any order; `at` is in seconds sin
 - ``start`` and ``end``: a ``run`` of a ``step`` of a ``job``, by process ``pid`` of a ``worker``,
   which came by a ``message``: whoever publishes a step twice makes two. ``given``: a body's values.
 - ``harm``: its ``kind``, when it began (``at``) and was over (``until``), the ``workers`` that it
-  hit, and the one ``pid`` of theirs, if it was one process alone.
+  hit, and the one ``pid`` of theirs, if it was one process alone. ``cut``: they lost connections.
 - ``outcome``: of a step whose result is no success: its ``state``, and the ``type`` of a failure.
 - ``rest``: written when nothing is under way any more; without it the history is not whole.
 """
@@ -34,6 +34,11 @@ Line = dict[str, Any]
 #: Seconds after a run's end within which a harm may still be why there is another: its ack may not
 #: have come through. (A worker that reconnects waits for a reply, and 2 and 4 s between its tries.)
 UNSETTLED = 15.0
+
+#: Seconds after its connections were cut for which a worker may be without (it tries again at once,
+#: after 2 and after 4 s). What runs then cannot be acked, and who is neither heard nor connected is
+#: soon taken for dead.
+CUT_OFF = 6.0
 
 #: What is judged -> what it says.
 VERDICTS = {
@@ -103,7 +108,8 @@ class History:
         settled = until if run.ended is None else run.ended + UNSETTLED
         for harm in self.harms:
             hit = worker in harm["workers"] and harm.get("pid") in (None, pid)
-            meanwhile = run.at <= harm["until"] and harm["at"] <= min(until, settled)
+            over = harm["until"] + (CUT_OFF if harm.get("cut") else 0)
+            meanwhile = run.at <= over and harm["at"] <= min(until, settled)
             if hit and meanwhile and harm.get("run") != mine:
                 yield harm
 

@@ -152,14 +152,14 @@ class Harms:
     def _cut(self) -> bool:
         machine, began = self.dice.choice(MACHINES), time.time()
         self.fleet.networks[machine].cut()
-        self._write("connections cut", self.fleet.names(machine), began)
+        self._write("connections cut", self.fleet.names(machine), began, cut=True)
         return True
 
     def _kill_server(self) -> bool:
         began, primary = time.time(), self.fleet.servers.primary
         primary.kill()
         primary.start()
-        self._write("server killed", self.fleet.names(), began)
+        self._write("server killed", self.fleet.names(), began, cut=True)
         return True
 
     def _stop_server(self) -> bool:
@@ -167,7 +167,7 @@ class Harms:
         primary.pause()
         time.sleep(self.dice.uniform(*STILL))
         primary.resume()
-        self._write("server stopped", self.fleet.names(), began)
+        self._write("server stopped", self.fleet.names(), began, cut=True)
         return True
 
     def _fail_over(self) -> bool:
@@ -180,7 +180,7 @@ class Harms:
         new.options.pop("replicaof", None)
         old.configure(replicaof=["127.0.0.1", str(new.port)])
         self.fleet.move()
-        self._write("server failed over", self.fleet.names(), began)
+        self._write("server failed over", self.fleet.names(), began, cut=True)
         return True
 
 

@@ -66,6 +66,7 @@ FORGED: dict[str, list[tuple[list[Line], list[Line]]]] = {
     "twice": [
         ([send(), *ran(1), *ran(5, worker="w2")], [killed(3)]),
         ([send(), *ran(1), *ran(5, worker="w2")], [killed(0, until=2, pid=7)]),
+        ([send(), *ran(7), *ran(11, worker="w2")], [killed(1, until=2, cut=True)]),
     ],
     "out of order": [([*ORDER, *ran(5), *ran(3, job="k")], [killed(4, "w9")])],
     "innocent killed": [([send(), *INNOCENT, killed(2), killed(21), failed()], [killed(41)])],
@@ -112,8 +113,14 @@ def test_all_verdicts_are_tried():
 
 @pytest.mark.parametrize(
     "harm",
-    [killed(3, "w2"), killed(3, pid=8), killed(0, until=0.5), killed(1.1 + checker.UNSETTLED + 1)],
-    ids=["of another worker", "of another process", "before it", "long after it"],
+    [
+        killed(3, "w2"),
+        killed(3, pid=8),
+        killed(0, until=0.5),
+        killed(0.9 - checker.CUT_OFF, cut=True),
+        killed(1.1 + checker.UNSETTLED + 1),
+    ],
+    ids=["of another worker", "of another process", "before it", "long before it", "long after it"],
 )
 def test_a_harm_elsewhere_excuses_nothing(harm):
     late = harm["at"] + 1
