@@ -1,6 +1,6 @@
 """Judges the history of a storm. It knows nothing of whoever ran the jobs, and needs Python alone:
 
-    python evidence/checker.py HISTORY.jsonl[.gz]
+    python evidence/checker.py HISTORY.jsonl[.gz] ...
 
 A history has one JSON line for each event, in any order; `at` is in seconds since 1970.
 
@@ -22,7 +22,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -257,12 +257,8 @@ def read(path: Path) -> Iterator[Line]:
 def report(history: History, most: int = 5) -> Iterator[str]:
     """The judgement in lines; the last one is the verdict."""
     troubles = judge(history)
-    runs = sum(len(runs) for job in history.jobs.values() for runs in job.runs.values())
-    steps = sum(len(job.steps) for job in history.jobs.values())
-    kinds: dict[str, int] = defaultdict(int)
-    for harm in history.harms:
-        kinds[harm["kind"]] += 1
-    yield f"{len(history.jobs)} sent, {steps} steps, {runs} runs, {len(history.harms)} harms"
+    yield _said(size(history))
+    kinds = Counter(harm["kind"] for harm in history.harms)
     yield "harms: " + ", ".join(f"{kinds[kind]} {kind}" for kind in sorted(kinds))
     for verdict, texts in troubles.items():
         yield f"{verdict:16} {len(texts):6}  {VERDICTS[verdict]}"
@@ -274,11 +270,30 @@ def report(history: History, most: int = 5) -> Iterator[str]:
         yield f"UNEXPLAINED: {count}" if count else "GOOD: nothing is unexplained"
 
 
-def main(path: str) -> int:
-    *lines, verdict = report(load(read(Path(path))))
-    print(*lines, verdict, sep="\n")
-    return 0 if verdict.startswith("GOOD") else 1
+def size(history: History) -> Counter[str]:
+    """How much was tried."""
+    jobs = history.jobs.values()
+    steps = sum(len(job.steps) for job in jobs)
+    runs = sum(len(runs) for job in jobs for runs in job.runs.values())
+    return Counter(sent=len(jobs), steps=steps, runs=runs, harms=len(history.harms))
+
+
+def _said(size: Counter[str]) -> str:
+    return ", ".join(f"{count} {what}" for what, count in size.items())
+
+
+def main(*paths: str) -> int:
+    total, good = Counter[str](), 0
+    for path in paths:
+        history = load(read(Path(path)))
+        *lines, verdict = report(history)
+        print(*[path] * (len(paths) > 1), *lines, verdict, sep="\n")
+        total.update(size(history))
+        good += verdict.startswith("GOOD")
+    if len(paths) > 1:
+        print(f"{len(paths)} histories, {good} of them good: {_said(total)}")
+    return 0 if good == len(paths) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]) if sys.argv[1:] else __doc__)

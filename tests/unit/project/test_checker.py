@@ -169,5 +169,17 @@ def test_it_runs_by_itself_and_says_where_a_history_ends_too_soon(tmp_path):
         assert done.stdout.splitlines()[-1].startswith(verdict)
 
 
+def test_histories_add_up(tmp_path, capsys):
+    paths = [str(tmp_path / f"{name}.jsonl") for name in ("good", "bad")]
+    for path, at in zip(paths, ([1], [1, 5]), strict=True):
+        lines = [send(), *(line for began in at for line in ran(began)), REST]
+        Path(path).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert checker.main(*paths[:1]) == 0
+    assert checker.main(*paths) == 1
+    assert (
+        "2 histories, 1 of them good: 2 sent, 2 steps, 3 runs, 0 harms" in capsys.readouterr().out
+    )
+
+
 def test_it_is_short():
     assert len(Path(checker.__file__).read_text().splitlines()) < 300
