@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -93,6 +94,24 @@ def test_a_fleet_is_rolled_from_stock_and_what_a_killed_worker_held_is_taken_ove
     assert max(ledger.runs().values()) == 2
     new.stop()
     assert not client.exists("unacked", "unacked_index", "celery", "old")
+
+
+def test_what_a_killed_stock_worker_held_for_later_is_taken_over_and_parked(
+    worker, make_app, ledger, db, client, cli
+):
+    stock = make_app(superfetch=False)
+    doomed = worker(superfetch=False, pool="threads")
+    due = datetime.now(timezone.utc) + timedelta(seconds=15)
+    stock.send_task("shop.note", ("soon",), eta=due)
+    stock.send_task("shop.note", ("tomorrow",), eta=due + timedelta(days=1))
+    eventually(lambda: unacked(client) == {"soon", "tomorrow"})
+    doomed.die()
+    assert cli("migrate", "--json").json()["taken"] == 2
+    assert not unacked(client)
+
+    worker(pool="threads")
+    eventually(lambda: ledger.runs() == {"soon": 1} and db.parked() == ["tomorrow"], 60)
+    assert ledger.starts()["soon"][0] >= due.timestamp()
 
 
 def test_back_to_stock_after_a_kill(worker, shop, ledger, db, client, cli):
