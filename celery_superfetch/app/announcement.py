@@ -29,8 +29,9 @@ from ..model.step import running
 from ..model.strikes import toll
 from ..signals import job_killed
 from .backend_turn import backend_turn
-from .chords import fail_part, own_backend, parts_ahead
+from .chords import fail_part, parts_ahead
 from .dead_set import DeadSet
+from .result_backends import own_backend
 
 logger = get_logger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import MethodType
 from typing import Any
 
-from celery import Celery, Task, states
+from celery import states
 from celery.app.task import Context
 from celery.canvas import maybe_signature
 from celery.exceptions import ChordError
@@ -93,39 +93,17 @@ return {counted, more, total, completes and 1 or 0}
 )
 
 
-def count_parts_once(app: Celery) -> None:
-    """Have all result backends on Redis that ``app`` makes count so, and those that are there."""
-    make = app._get_backend
-    app._get_backend = lambda: mended(make())
-    if app._backend is not None:
-        mended(app._backend)
-
-
-def count_parts_of_tasks_once(sender: Celery, **_: Any) -> None:
-    """The same for backends that tasks have for themselves."""
-    for task in sender.tasks.values():
-        mended(own_backend(task))
-
-
-def own_backend(task: Any) -> Any:
-    """The result backend that a task has for itself, if it has one."""
-    own = type(task).backend
-    return task._backend if own is Task.backend else own
-
-
-def mended(backend: Any) -> Any:
-    """Have a result backend count so, if it is on Redis."""
-    if is_on_redis(backend):
-        if hasattr(type(backend), "_chord_part_return_script"):
-            mend_lease(backend)
-        else:
-            mend_count(backend)
-    return backend
-
-
 def is_on_redis(backend: Any) -> bool:
     module = sys.modules.get("celery.backends.redis")  # where nobody has loaded it there is none
     return module is not None and isinstance(backend, module.RedisBackend)
+
+
+def count_parts_once(backend: Any) -> None:
+    """Have a result backend on Redis count so."""
+    if hasattr(type(backend), "_chord_part_return_script"):
+        mend_lease(backend)
+    else:
+        mend_count(backend)
 
 
 def mend_lease(backend: Any) -> None:

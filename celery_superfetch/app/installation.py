@@ -12,11 +12,11 @@ from ..model.config import REAP_ENTRY, REAP_TASK, check, own_options
 from ..signals import job_recovering
 from ..transport.transport import KNOWN_OPTIONS
 from .broker import AMQP, config_of
-from .chords import count_parts_of_tasks_once, count_parts_once
 from .drill import add_drill_task
 from .guard import guard_of
 from .notice import add_announce_task
 from .reap_task import add_reap_task
+from .result_backends import mend_backends, mend_backends_of_tasks
 
 if TYPE_CHECKING:  # what editors and type checkers know: a mistyped name is a mistake
     from typing_extensions import TypedDict, Unpack
@@ -99,12 +99,12 @@ def _add(app: Celery) -> None:
     add_reap_task(app)
     add_announce_task(app)
     add_drill_task(app)
-    count_parts_once(app)
+    mend_backends(app)
     job_recovering.connect(guard_of(app), sender=app, weak=False)
     # Configuration may come later, and again; a module may set more after it was read.
     app.on_after_configure.connect(_configure)
     app.on_after_finalize.connect(_configure)
-    app.on_after_finalize.connect(count_parts_of_tasks_once)
+    app.on_after_finalize.connect(mend_backends_of_tasks)
 
 
 def _configure(sender: Celery, **_: Any) -> None:

@@ -12,9 +12,9 @@ from kombu.utils import functional
 from redis.exceptions import RedisError
 
 from ..app.broker import client_of, config_of, database_of
-from ..app.chords import count_parts_of_tasks_once
 from ..app.console import console
 from ..app.guard import limits_of
+from ..app.result_backends import mend_backends_of_tasks
 from ..app.results import check_results
 from ..errors import SuperfetchError
 from ..model.version import __version__
@@ -76,7 +76,7 @@ class Maintenance(bootsteps.StartStopStep):
         with suppress(RedisError, OSError), client_of(app) as client:
             check_server(client, config_of(app).global_keyprefix)
         check_results(app)
-        count_parts_of_tasks_once(app)  # also those that came after the app was finalized
+        mend_backends_of_tasks(app)  # also those that came after the app was finalized
         use_our_request(worker)
         Discards(worker)
         limits = limits_of(app)

@@ -190,6 +190,7 @@ celery app.
         trace:trace_task_ret(name,uuid,request,body,type,encoding,loads=) task:Task.retry(throw=)
     complete a job that has its result: trace:_localized
 celery backends.redis:
+    keep a success: RedisBackend._set(key,value) RedisBackend.expires RedisBackend.client
     count the parts of chords: RedisBackend._unpack_chord_result(tup,decode)
         RedisBackend._chord_zset RedisBackend.on_chord_part_return(request,state,result)
         RedisBackend._chord_part_return_script>=5.7 RedisBackend._chord_result_expires>=5.7

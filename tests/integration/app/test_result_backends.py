@@ -1,0 +1,73 @@
+"""A success that the result backend on Redis has is undone by nothing that comes late."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery, states
+
+from support.servers.proxy import FaultProxy
+from support.servers.server import Server
+from support.waiting import eventually
+
+
+@pytest.fixture
+def results(fresh_server: Callable[..., Server]) -> Iterator[tuple[Server, FaultProxy]]:
+    server = fresh_server()
+    with FaultProxy(server.port) as proxy:
+        yield server, proxy
+
+
+def stored(app: Celery, id: str = "job") -> str:
+    return str(app.backend.get_state(id))
+
+
+def overtaken(late: Celery, other: Celery, proxy: FaultProxy, state: str) -> str:
+    """One that has asked whether its job has succeeded, and is to store its own state, is cut off
+    just then; its successor tells of the success; what the caller is told in the end."""
+    assert stored(late) == states.PENDING  # it is connected
+    cut = proxy.cut_at(lambda words: words[0] in (b"MULTI", b"EVALSHA"), reply_lost=False)
+    proxy.refuse()
+    store = threading.Thread(
+        target=late.backend.store_result, args=("job", ValueError("late"), state)
+    )
+    store.start()
+    assert cut.wait(30)
+    other.backend.store_result("job", 5, states.SUCCESS)
+    proxy.heal()
+    store.join()
+    return stored(other)
+
+
+@pytest.mark.parametrize("state", [states.RETRY, states.FAILURE])
+@pytest.mark.parametrize("superfetch", [True, False], ids=["", "control: stock"])
+def test_a_success_outlives_what_was_to_be_stored_before_it(make_app, results, superfetch, state):
+    server, proxy = results
+    late = make_app(superfetch=superfetch, conf={"result_backend": proxy.url()})
+    other = make_app(superfetch=superfetch, conf={"result_backend": server.url()})
+    assert overtaken(late, other, proxy, state) == (states.SUCCESS if superfetch else state)
+
+
+@pytest.mark.parametrize("expires", [None, 90])
+def test_what_is_no_success_is_stored_and_told_as_ever(make_app, client, url, expires):
+    conf: dict[str, Any] = {"result_backend": url, "result_expires": expires}
+    facts = []
+    for superfetch in (True, False):
+        app = make_app(superfetch=superfetch, conf=conf)
+        told = client.pubsub(ignore_subscribe_messages=True)
+        told.subscribe("celery-task-meta-job")
+        told.get_message(timeout=10)
+        app.backend.store_result("job", ValueError("no"), states.FAILURE)
+        text = client.get("celery-task-meta-job")
+        message = eventually(told.get_message)
+        assert message["data"] == text
+        meta = {**app.backend.decode(text), "date_done": ""}
+        facts.append((meta, client.ttl("celery-task-meta-job") > 0))
+        app.backend.store_result("job", 5, states.SUCCESS)
+        assert stored(app) == states.SUCCESS
+        client.delete("celery-task-meta-job")
+    assert facts[0] == facts[1]
+    assert facts[0][1] is (expires is not None)
