@@ -7,6 +7,7 @@ from typing import Any
 
 from celery import Celery, Task
 from redis.commands.core import Script
+from redis.exceptions import ResponseError
 
 from .chords import count_parts_once, is_on_redis
 
@@ -65,6 +66,9 @@ def keep_success(backend: Any) -> None:
         if not isinstance(value, str) or value.startswith(SUCCESS):
             return store(key, value, *expires)
         seconds = next(iter(expires), None) or backend.expires or 0
-        STORE([key], [value, int(seconds), SUCCESS], client=backend.client)
+        try:
+            STORE([key], [value, int(seconds), SUCCESS], client=backend.client)
+        except ResponseError:  # scripts may be forbidden there
+            store(key, value, *expires)
 
     vars(backend)["_set"] = _set

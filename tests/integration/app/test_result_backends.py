@@ -51,6 +51,15 @@ def test_a_success_outlives_what_was_to_be_stored_before_it(make_app, results, s
     assert overtaken(late, other, proxy, state) == (states.SUCCESS if superfetch else state)
 
 
+def test_where_scripts_are_forbidden_it_is_stored_by_plain_commands(make_app, fresh_server):
+    server = fresh_server()
+    server.client().execute_command("ACL SETUSER plain on >pw ~* &* +@all -@scripting")
+    url = server.url().replace("redis://", "redis://plain:pw@")
+    app = make_app(conf={"result_backend": url})
+    app.backend.store_result("job", ValueError("no"), states.FAILURE)
+    assert stored(app) == states.FAILURE
+
+
 @pytest.mark.parametrize("expires", [None, 90])
 def test_what_is_no_success_is_stored_and_told_as_ever(make_app, client, url, expires):
     conf: dict[str, Any] = {"result_backend": url, "result_expires": expires}
