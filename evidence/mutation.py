@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -23,6 +21,7 @@ import redis
 
 from evidence import ROOT
 from evidence.mutants import in_lua, in_python
+from evidence.warm import Warm
 from support.servers.server import Server
 
 #: What is changed -> the tests that fit, the nearest first. One that fails is enough.
@@ -66,7 +65,6 @@ TARGETS = {
     f"{PACKAGE}/worker/gate.py": [["tests/unit/worker/test_gate.py"], ["tests/workers"]],
     **{f"{SCRIPTS}/{name}.lua": _of(name) for name in REST.split()},
 }
-LIMIT = 300  # seconds after which tests that do not end count as failed
 
 
 def main(argv: list[str]) -> int:
@@ -84,11 +82,14 @@ def main(argv: list[str]) -> int:
         copy = Path(scratch) / "checkout"
         left_out = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "docs", "benchmarks")
         shutil.copytree(ROOT, copy, ignore=left_out)
-        for path, tests in TARGETS.items():
-            if path.endswith(ends):
-                for result in _tried(copy, path, tests, done, until, client):
-                    _note(options.results, result)
-                    done[_key(result)] = result
+        # Tests of a script are collected once: what is changed is read when it is called.
+        with Warm(copy, [[STORE, *WIDER]]) as of_scripts, Warm(copy, []) as of_rules:
+            for path, tests in TARGETS.items():
+                if path.endswith(ends):
+                    warm = of_scripts if path.endswith(".lua") else of_rules
+                    for result in _tried(copy, path, tests, done, until, client, warm):
+                        _note(options.results, result)
+                        done[_key(result)] = result
     return _tell(done.values())
 
 
@@ -99,6 +100,7 @@ def _tried(
     done: dict[str, dict],
     until: float,
     client: redis.Redis,
+    warm: Warm,
 ) -> Iterator[dict]:
     source = (ROOT / path).read_text()
     changes = in_lua(source) if path.endswith(".lua") else in_python(source)
@@ -110,7 +112,7 @@ def _tried(
             continue
         (copy / path).write_text(change.text)
         try:
-            result["killed"] = next((t[0] for t in tests if not _pass(copy, t)), "")
+            result["killed"] = next((some[0] for some in tests if warm.run(some)), "")
         finally:
             (copy / path).write_text(source)
         yield result
@@ -122,20 +124,6 @@ def _compiles(client: redis.Redis, text: str) -> bool:
     except redis.ResponseError:
         return False
     return True
-
-
-def _pass(copy: Path, tests: list[str]) -> bool:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "--timeout=60", *tests]
-    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        run = subprocess.run(
-            ["nice", *command], cwd=copy, env=env, capture_output=True, timeout=LIMIT, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return False
-    if run.returncode not in (0, 1, 2):
-        raise RuntimeError(run.stdout.decode()[-2000:] + run.stderr.decode()[-2000:])
-    return run.returncode == 0
 
 
 def _key(result: dict) -> str:
