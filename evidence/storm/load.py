@@ -99,7 +99,7 @@ class Load:
         eta = self.app.now().fromtimestamp(due, self.app.timezone)
         return {"steps": ["run"], "due": due}, step.set(eta=eta).apply_async
 
-    # Celery stores that a job is retried after it has sent the retry: one that comes at once may end
+    # Celery stores that a job is retried after it has sent the retry. What comes at once may end
     # before that. With stock it is told of as RETRY for ever then.
     def _retry(self, kind: str, job: str) -> tuple[dict[str, Any], Callable[[], Any]]:
         step = self._step(job, "run", act="retry", later=self._dice.choice((0, 2, 5)))
