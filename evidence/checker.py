@@ -14,7 +14,7 @@ A history has one JSON line for each event, in any order; `at` is in seconds sin
 - ``harm``: its ``kind``, when it began (``at``) and was over (``until``), the ``workers`` that it
   hit, and the one ``pid`` of theirs, if it was one process alone. ``cut``: they lost connections.
 - ``outcome``: of a step whose result is no success: its ``state``, and the ``type`` of a failure.
-- ``rest``: written when nothing is under way any more; without it the history is not whole.
+- ``rest``: nothing is under way any more, or ``waits`` somewhere; without it this is not whole.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ Line = dict[str, Any]
 #: have come through. (A worker that reconnects waits for a reply, and 2 and 4 s between its tries.)
 UNSETTLED = 15.0
 
-#: Seconds after its connections were cut for which a worker may be without (it tries again at once,
-#: after 2 and after 4 s). What runs then cannot be acked, and who is neither heard nor connected is
-#: soon taken for dead.
+#: Seconds after its connections were cut for which a worker may be without (it tries again after 2
+#: and 4 s). What runs then cannot be acked, and who is not heard is soon taken for dead.
 CUT_OFF = 6.0
 
 #: What is judged -> what it says.
@@ -92,15 +91,14 @@ class History:
     jobs: dict[str, Job]
     harms: list[Line]
     outcomes: dict[tuple[str, str], Line]
-    whole: bool
+    rest: Line | None
 
     def owes(self, job: Job, step: str) -> bool:
         """Whether a step that never began should have: not one that may not have been sent, nor
         one after another that was given up, of which its caller was told."""
-        before = job.before(step)
-        told = [self.outcomes.get((job.sent["job"], other), {}) for other in before]
-        given_up = any(outcome.get("state") == "FAILURE" for outcome in told)
-        return not given_up if before else not job.sent.get("doubt")
+        keys = [(job.sent["job"], other) for other in job.before(step)]
+        given_up = any(self.outcomes.get(key, {}).get("state") == "FAILURE" for key in keys)
+        return not given_up if keys else not job.sent.get("doubt")
 
     def befell(self, run: Run, until: float) -> Iterator[Line]:
         """The harms that hit a run before another one began, and before it was settled."""
@@ -116,7 +114,7 @@ class History:
 
 def load(lines: Iterable[Line]) -> History:
     jobs: dict[str, Job] = {}
-    harms, outcomes, ends, starts, whole = [], {}, {}, [], False
+    harms, outcomes, ends, starts, rest = [], {}, {}, [], None
     for line in lines:
         event = line["event"]
         if event == "send":
@@ -129,14 +127,15 @@ def load(lines: Iterable[Line]) -> History:
             harms.append(line)
         elif event == "outcome":
             outcomes[line["job"], line["step"]] = line
-        whole = whole or event == "rest"
+        elif event == "rest":
+            rest = line
     for line in sorted(starts, key=lambda start: start["at"]):
         if job := jobs.get(line["job"]):
             job.runs[line["step"]].append(Run(line, ends.get(line["run"])))
             if job.sent.get("pill"):  # a killer is a harm to all who run in its process
                 place = {"workers": [line["worker"]], "pid": line["pid"], "run": line["run"]}
                 harms.append({"kind": "pill", "at": line["at"], "until": line["at"] + 5, **place})
-    return History(jobs, harms, outcomes, whole)
+    return History(jobs, harms, outcomes, rest)
 
 
 # -- the verdicts
@@ -202,10 +201,9 @@ def _followed(runs: list[Run]) -> Iterator[tuple[Run, float]]:
 
 def _unfinished(job: Job, step: str, state: str) -> Iterator[tuple[str, str]]:
     if not job.ended(step):
-        before = job.before(step)
-        if all(map(job.ended, before)):
-            verdict = "stuck" if before else "lost"
-            yield verdict, f"{step} has {len(job.runs[step])} starts and no end"
+        if all(map(job.ended, before := job.before(step))):
+            text = f"{step} has {len(job.runs[step])} starts and no end"
+            yield "stuck" if before else "lost", text
     elif state != "SUCCESS":
         yield "stuck", f"{step} ended, and its result is still {state}"
 
@@ -263,11 +261,13 @@ def report(history: History, most: int = 5) -> Iterator[str]:
     for verdict, texts in troubles.items():
         yield f"{verdict:16} {len(texts):6}  {VERDICTS[verdict]}"
         yield from (f"    {text}" for text in texts[:most])
-    if not history.whole:
+    if history.rest is None:
         yield "NOT WHOLE: the history ends before everything had come to rest"
+    elif count := sum(map(len, troubles.values())):
+        waits = ", ".join(history.rest.get("waits", ()))
+        yield f"UNEXPLAINED: {count}" + (f"; messages still wait in {waits}" if waits else "")
     else:
-        count = sum(map(len, troubles.values()))
-        yield f"UNEXPLAINED: {count}" if count else "GOOD: nothing is unexplained"
+        yield "GOOD: nothing is unexplained"
 
 
 def size(history: History) -> Counter[str]:
