@@ -49,7 +49,10 @@ def run(claim: Claim, target: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     token = running.set(None)
     try:
         if is_tracer(target):
-            kwargs = _begin(claim, *args, **kwargs)
+            try:
+                kwargs = _begin(claim, *args, **kwargs)
+            except Exception:  # a thread or a greenlet would swallow it
+                return 1, ExceptionInfo(internal=True), 0.0
         return target(*args, **kwargs)
     except NotSent as exc:
         logger.warning("%s: it goes back to its queue, and runs again.", exc)

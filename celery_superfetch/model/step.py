@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from hashlib import sha1
 from typing import Any, NamedTuple
 from uuid import NAMESPACE_OID, uuid5
+
+from .job import UNREADABLE
 
 #: How the note of a step begins, and that of one by which a job hands itself on: its retry, or what
 #: replaces it. Nothing of that job is left to do then.
@@ -69,8 +72,9 @@ class Run:
         each run, where Celery would make one up each time."""
         for name in FOLLOWING if isinstance(embed, dict) else ():
             if signatures := embed.get(name):
-                _give_ids(signatures, f"{task_id} {name}")
-                self.ids |= ids_of(signatures)
+                with suppress(*UNREADABLE):  # Celery says so where it comes to that
+                    _give_ids(signatures, f"{task_id} {name}")
+                    self.ids |= ids_of(signatures)
 
 
 #: The job that runs here, and what it hands on just now.

@@ -6,6 +6,7 @@ import base64
 from typing import Any
 
 import pytest
+from celery.states import READY_STATES
 
 from celery_superfetch import PoisonPill
 from support.waiting import eventually
@@ -39,6 +40,30 @@ UNREADABLE: dict[str, tuple[dict[str, Any], list[str], str]] = {
 def may_unpickle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else Celery's worker refuses to, where tests run as root."""
     monkeypatch.setenv("C_FORCE_ROOT", "1")
+
+
+#: Where a message has signatures: what is none.
+SIGNATURES: list[dict[str, Any]] = [
+    {"callbacks": [{"task": "shop.note", "options": None}]},
+    {"callbacks": [{"task": "shop.note", "subtask_type": "group", "kwargs": [1], "options": {}}]},
+    {"chain": [{"task": "shop.note"}]},
+    {"chain": [5]},
+    {"chord": {"task": "shop.note", "options": None}},
+]
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+def test_a_signature_that_is_none_costs_its_job_alone(worker, app, ledger, db, client, pool):
+    """A thread kept such a job for ever, without a word, and a solo worker ended."""
+    one = worker(pool=pool)
+    for at, embed in enumerate(SIGNATURES):
+        body = [[f"odd {at}"], {}, embed]
+        client.lpush("celery", payload(message(f"odd {at}", task="shop.note", body=body)))
+    client.lpush("celery", payload(message("behind", task="shop.note")))
+    eventually(lambda: "behind" in ledger.finishes() and not db.private_lists())
+    assert one.alive()
+    for at in range(len(SIGNATURES)):
+        assert app.AsyncResult(f"id-odd {at}").state in READY_STATES
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
