@@ -43,6 +43,7 @@ class Owner(Membership):
         # What its parts know of a job, and of the others.
         self.holds, self.runs = held.jobs.__contains__, held.jobs.runs
         self.state_of, self.key_of = held.jobs.get, held.lists.key_of
+        self.has_handed_on = held.lists.has_handed_on
         self.silence = heart.silence
         #: The ids of its blocking connections, which are cut when it is reaped.
         self.blocking = heart.blocking

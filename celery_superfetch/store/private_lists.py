@@ -195,6 +195,9 @@ class PrivateLists(Structure):
     def has(self, job: Job) -> bool:
         return bool(self.client.hexists(self.keys.private(job.owner), job.claim_id))
 
+    def has_handed_on(self, job: Job) -> bool:
+        return bool(self.client.hexists(self.keys.private(job.owner), STEPS + job.claim_id))
+
     def unrecord(self, owner: str, claim_ids: Collection[str]) -> None:
         """Have some jobs run no longer, to whoever asks."""
         if claim_ids:

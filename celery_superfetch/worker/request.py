@@ -239,6 +239,10 @@ class CountedRequest(Request):
         if innocent and late and self.task.reject_on_worker_lost:
             return False  # it is recovered as it is: no strike of its own, and none of its retries
         try:
+            # In other bytes nobody would know what it has handed on.
+            recoverable = late and self.task.reject_on_worker_lost
+            if recoverable and delivery.owner.has_handed_on(delivery.job):
+                return False
             judged = delivery.owner.sent_anew(
                 delivery.job,
                 self._cut_short,

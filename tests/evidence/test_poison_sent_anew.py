@@ -12,7 +12,7 @@ import pytest
 from celery.states import READY_STATES
 
 from support.servers.ledger import Ledger
-from support.waiting import eventually
+from support.waiting import always, eventually
 
 pytestmark = pytest.mark.skipif(
     celery.VERSION < (5, 7), reason="task_retry_on_worker_lost came with Celery 5.7"
@@ -111,6 +111,13 @@ def test_a_child_that_is_lost_at_a_deploy_costs_neither_strike_nor_retry(worker,
     assert not db.private_lists()
     [counters] = db.counters()
     assert (counters["recoveries"], counters["strikes"]) == ("1", "0")
+
+
+def test_what_has_handed_itself_on_is_not_sent_anew(worker, shop, send, ledger):
+    """In other bytes nobody would know that it has."""
+    worker(app="features", concurrency=1, conf=SENT_ANEW)
+    assert outcome(shop, send("dies", "twice", "hands on", "return")) == "SUCCESS"
+    always(lambda: ledger.runs() == {"twice": 2}, during=1.0)
 
 
 def test_without_the_guard_what_is_sent_anew_loops(worker, send, ledger, db):
