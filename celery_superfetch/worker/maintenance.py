@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
+from contextlib import suppress
 from functools import cache, partial
 from time import monotonic, time
 
 from celery import Celery
 from celery.utils.log import get_logger
-from redis.exceptions import RedisError
+from redis.exceptions import OutOfMemoryError, RedisError
 
 from ..app.reaper import reaper_of, scheduled_pass
 from ..model import forks
@@ -75,9 +76,6 @@ class Rounds:
         """One round; when the broker cannot be asked, it raises RedisError and convicts nobody."""
         self.owner.release_due()
         self.note_stuck()
-        if now >= self._next_count and self.owner.runner.run_counts:
-            self._next_count = now + self.reaper.config.heartbeat_interval
-            self.owner.runner.run_counts.count(self.reaper.database)
         # All workers see a death, or a silence, in the same second: hence the locks.
         if self._sees_death():  # others may have died with it
             self._reap(self.owner.neighbours, f"host:{ProcessImage.current().host}")
@@ -86,6 +84,11 @@ class Rounds:
         if now >= self._next_pass:
             self._next_pass = now + self.reaper.config.reap_interval
             self.note(scheduled_pass(self.reaper, self.owner.facts.node))
+        # Last: what is only counted keeps nobody's jobs waiting, where a full server refuses it.
+        if now >= self._next_count and self.owner.runner.run_counts:
+            self._next_count = now + self.reaper.config.heartbeat_interval
+            with suppress(OutOfMemoryError):
+                self.owner.runner.run_counts.count(self.reaper.database)
 
     def note_stuck(self) -> None:
         """Have the next heartbeat tell what runs for longer than ``stuck_after``."""

@@ -14,6 +14,7 @@ import celery_superfetch
 from celery_superfetch.app.broker import config_of
 from celery_superfetch.owner.owner import Owner
 from celery_superfetch.worker.maintenance import Rounds
+from celery_superfetch.worker.run_counts import RunCounts
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
@@ -41,6 +42,22 @@ def test_a_consumer_beside_the_worker_is_served_like_any_owner(beside, client):
     Rounds(app, membership).go(monotonic())
     assert not bench.registry.owners().get(dead.owner), "it was reaped"
     assert [*membership.in_flight.jobs] == [claimed.job]
+
+
+def test_what_a_full_server_does_not_count_keeps_no_job_waiting(fresh_server):
+    server = fresh_server()
+    app = celery_superfetch.install(Celery("shop", broker=server.url(), set_as_current=False))
+    owner = Owner(parse_url(server.url()), config_of(app))
+    owner.join(1, {"mail": 0})
+    counts = owner.in_flight.runner.run_counts = RunCounts()
+    counts.note("mail", "shop.note", None, 0.1)
+    bench = Bench(server.client())
+    dead = bench.dead_owner([payload("1", "other")], queue="other")
+    server.client().config_set("maxmemory", "1mb")
+    Rounds(app, owner).go(monotonic())
+    assert dead.owner not in bench.registry.owners()
+    server.client().config_set("maxmemory", "0")
+    owner.leave_for_good()
 
 
 def test_of_those_who_see_a_death_in_one_second_one_makes_a_pass(beside, client):
