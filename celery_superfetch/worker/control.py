@@ -94,5 +94,15 @@ def call_revoked() -> None:
 
 def _call(owner: Owner, ids: Iterable[str]) -> None:
     mine = [id for id in ids if owner.database.take_turn(f"revoke:{id}", TURN)]
-    if mine and (count := owner.recall(mine)):
+    if mine:
+        _recall(owner, mine)
+
+
+def _recall(owner: Owner, mine: list[str]) -> None:
+    try:
+        count = owner.recall(mine)
+    except (RedisError, OSError):
+        owner.overdue.append(partial(_recall, owner, mine))  # whose turn it is, is it once
+        return
+    if count:
         logger.info("%d revoked jobs that were due later come at once, to be discarded.", count)

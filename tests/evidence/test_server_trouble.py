@@ -74,6 +74,21 @@ def test_a_full_server_is_drained_and_nobody_is_judged_by_silence(
     eventually(lambda: ledger.finishes().get("after"), message="idle workers are woken again")
 
 
+def test_a_revoke_that_a_full_server_refuses_is_not_forgotten(worker, make_app, url, fresh_server):
+    own: Server = fresh_server()
+    there = Database(own.client())
+    one = worker(concurrency=1, url=own.url(), result_url=url, options=QUICK)
+    app = make_app(superfetch=False, url=own.url())
+    job = app.tasks["shop.note"].apply_async(("later",), countdown=3600)
+    eventually(lambda: there.parked() == ["later"])
+    own.client().config_set("maxmemory", "1mb")
+    app.control.revoke(job.id)
+    one.wait_log("Tasks flagged as revoked")
+    always(lambda: there.parked() == ["later"], during=3)
+    own.client().config_set("maxmemory", "0")
+    eventually(lambda: not there.parked(), message="it came, and was discarded")
+
+
 def test_a_full_server_does_not_stop_the_reaper(worker, make_app, ledger, url, fresh_server):
     own: Server = fresh_server()
     there = Database(own.client())
