@@ -25,7 +25,7 @@ from redis.retry import Retry
 
 from ..errors import PoisonPill
 from ..model.dead_job import DeadJob
-from ..model.step import running
+from ..model.step import ITSELF, running
 from ..model.strikes import toll
 from ..signals import job_killed
 from .backend_turn import backend_turn
@@ -64,9 +64,11 @@ class Announcement:
     """Of one killed job. ``signalled``: ``job_killed`` was sent; ``careful``: without what may
     kill."""
 
-    def __init__(self, app: Celery, dead_id: str, *, signalled: bool, careful: bool) -> None:
+    def __init__(
+        self, app: Celery, dead_id: str, *, signalled: bool, careful: bool, called: bool
+    ) -> None:
         self.app, self.title = app, dead_id
-        self.signalled, self.careful = signalled, careful
+        self.signalled, self.careful, self.called = signalled, careful, called
         self.dead = dead_set_of(app, os.getpid())
         self.job = self.dead.exact(dead_id)
         if self.job is not None:
@@ -89,7 +91,8 @@ class Announcement:
         if not (self.signalled or self.careful):
             job_killed.send(sender=self.app, job=job)
             self.signalled = True
-        if None not in (job.task, job.task_id):  # else nobody waits for it
+        # Else nobody waits for it, or for what it handed itself on to, which goes on by its id.
+        if None not in (job.task, job.task_id) and ITSELF not in job.steps:
             self.request = request_of(self.app, job, with_body=not self.careful)
             if notice := running.get():  # whose steps are those that the job did not come to
                 notice.earlier = job.steps
@@ -117,8 +120,10 @@ class Announcement:
                 self.title,
             )
             return
-        self._chord_and_chain()
-        self._errbacks()
+        if not self.called:
+            self._chord_and_chain()
+            self._errbacks()
+            self.called = True
         if self.task is not None:  # else its receivers and its hook are with those who have it
             self._receivers(self.task)
 

@@ -61,14 +61,18 @@ def add_announce_task(app: Celery) -> None:
         superfetch_strike_limit=RUNS + 2,  # before its last one a job waits until it may run alone
     )
     def announce(
-        self: Any, signalled: bool = False, careful: bool = False, failures: int = 0
+        self: Any,
+        signalled: bool = False,
+        careful: bool = False,
+        failures: int = 0,
+        called: bool = False,
     ) -> None:
         """How far earlier runs came (as ``Announcement`` has it), and how many failed."""
         from .announcement import Announcement, dead_set_of
 
         strikes = (self.request.get("superfetch") or {}).get("strikes", 0)
         dead_id = str(self.request.get(DEAD_ID_HEADER))
-        progress = {"signalled": signalled, "careful": careful or strikes >= RUNS}
+        progress = {"signalled": signalled, "careful": careful or strikes >= RUNS, "called": called}
         announcement = None
         try:
             announcement = Announcement(self.app, dead_id, **progress)
@@ -87,7 +91,7 @@ def add_announce_task(app: Celery) -> None:
                     seconds,
                 )
             if announcement:
-                progress["signalled"] = announcement.signalled
+                progress.update(signalled=announcement.signalled, called=announcement.called)
             # In other bytes, so its strikes go with it: else its deaths had no end.
             headers = {DEAD_ID_HEADER: dead_id, **Carried(strikes, time()).headers()}
             again = {**progress, "failures": failures}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -118,6 +119,19 @@ def test_what_has_handed_itself_on_is_not_sent_anew(worker, shop, send, ledger):
     worker(app="features", concurrency=1, conf=SENT_ANEW)
     assert outcome(shop, send("dies", "twice", "hands on", "return")) == "SUCCESS"
     always(lambda: ledger.runs() == {"twice": 2}, during=1.0)
+
+
+def test_who_has_handed_himself_on_before_his_last_strike_is_not_told_of(worker, shop, ledger, db):
+    """His retry goes on by the same id: his caller was told FAILURE, and SUCCESS after that."""
+    one = worker(app="features", concurrency=1)
+    ways = ("child", "child", "hands on", "return")
+    signature = shop.note.app.signature("features.dies", args=("twice", *ways))
+    sent = signature.apply_async(link_error=shop.note.si("errback"))
+    eventually(lambda: db.dead(), message="its third strike")
+    told = re.compile(r"Task celery_superfetch.announce\[.*\] succeeded")
+    eventually(lambda: told.search(one.log()), message="its notice has run")
+    assert outcome(shop, sent.id) == "SUCCESS"
+    assert ledger.runs() == {"twice": 4}
 
 
 def test_without_the_guard_what_is_sent_anew_loops(worker, send, ledger, db):
