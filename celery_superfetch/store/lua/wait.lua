@@ -4,7 +4,6 @@
 -- Returns: nothing
 -- Crash: nothing was changed, or they wait.
 for _, id in ipairs(ARGV) do
-  -- No note outlives its claim; and a full server before 7.0 allows what follows a removal.
-  redis.call('HDEL', KEYS[1], 'w' .. id)
+  redis.call('HDEL', KEYS[1], 'w' .. id)  -- before 7.0 a full server allows what follows a removal
   if redis.call('HEXISTS', KEYS[1], id) == 1 then redis.call('HSET', KEYS[1], 'w' .. id, '') end
 end
