@@ -61,8 +61,8 @@ def dead_set_of(app: Celery, pid: int) -> DeadSet:
 
 
 class Announcement:
-    """Of one killed job. ``signalled``: ``job_killed`` was sent; ``careful``: without what may
-    kill."""
+    """Of one killed job. ``signalled``: ``job_killed`` was sent; ``called``: so were its errbacks,
+    and its chord was told; ``careful``: without what may kill."""
 
     def __init__(
         self, app: Celery, dead_id: str, *, signalled: bool, careful: bool, called: bool

@@ -236,11 +236,11 @@ class CountedRequest(Request):
         if delivery is None:
             return bool(super()._retry_worker_lost(exc, exc_info))
         innocent = told_to_stop(delivery.owner) or self._already_cancelled
-        if innocent and late and self.task.reject_on_worker_lost:
+        recoverable = late and self.task.reject_on_worker_lost
+        if innocent and recoverable:
             return False  # it is recovered as it is: no strike of its own, and none of its retries
         try:
             # In other bytes nobody would know what it has handed on.
-            recoverable = late and self.task.reject_on_worker_lost
             if recoverable and delivery.owner.has_handed_on(delivery.job):
                 return False
             judged = delivery.owner.sent_anew(

@@ -21,8 +21,8 @@ def results(fresh_server: Callable[..., Server]) -> Iterator[tuple[Server, Fault
         yield server, proxy
 
 
-def stored(app: Celery, id: str = "job") -> str:
-    return str(app.backend.get_state(id))
+def stored(app: Celery) -> str:
+    return str(app.backend.get_state("job"))
 
 
 def overtaken(late: Celery, other: Celery, proxy: FaultProxy, state: str) -> str:
