@@ -161,4 +161,5 @@ def test_who_was_taken_for_dead_hands_on_nothing(worker, app, ledger, db, pool):
 @pytest.mark.netns
 def test_the_control_hands_on_what_is_anothers(worker, app, ledger, db):
     thaw(worker, app, ledger, db, "threads", "handing_on")
-    assert db.length(NEXT) == 2
+    # Whoever holds nothing any more hands on after its job's end, whenever that is.
+    eventually(lambda: db.length(NEXT) == 2)
