@@ -29,6 +29,7 @@ STORE, PACKAGE = "tests/integration/store", "celery_superfetch"
 WIDER = ["tests/integration/reaper", "tests/integration/owner", "tests/integration/app"]
 WIDER += ["tests/integration/transport"]
 REPLIES = "tests/integration/owner/replies"
+HANDING_ON = [f"tests/evidence/test_{name}.py" for name in ("handed_on", "steps", "chords", "seen")]
 SCRIPTS = f"{PACKAGE}/store/lua"
 FIRST = "claim ack step requeue recover kill mark heartbeat unland park release probation shared"
 REST = "wait leave retry delete trim make_room lock counters payloads holdings pages oldest lost"
@@ -62,6 +63,8 @@ TARGETS = {
         [f"{REPLIES}/test_acks.py", "tests/integration/owner/test_in_flight.py"],
         WIDER[1:],
     ],
+    f"{PACKAGE}/model/step.py": [["tests/unit/model/test_step.py"], HANDING_ON],
+    f"{PACKAGE}/app/steps.py": [HANDING_ON],
     f"{PACKAGE}/worker/gate.py": [["tests/unit/worker/test_gate.py"], ["tests/workers"]],
     **{f"{SCRIPTS}/{name}.lua": _of(name) for name in REST.split()},
 }
