@@ -1,9 +1,9 @@
 """Runs tests in forks of a process that has imported and collected them before: nine tenths of what
 one run of a few tests costs. `python -m evidence.warm COUNT`, in the checkout whose tests they are.
 
-Reads lists of paths as lines of JSON, and answers each with pytest's exit code. What was imported
-stays so: COUNT is how many lists are collected beforehand, those whose code does not change. 0: it
-imports what others have written, and nothing of the checkout.
+Reads lists of tests as lines of JSON, and answers each with the one that fails first, or with
+nothing. What was imported stays so: COUNT is how many lists are collected beforehand, those whose
+code does not change. 0: it imports what others have written, and nothing of the checkout.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import faulthandler
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ import pytest
 
 OPTIONS = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--timeout=60"]
 OTHERS = "celery.app.trace celery.worker kombu.transport.redis redis psutil hypothesis gevent"
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$", re.MULTILINE)
 LIMIT = 300  # seconds after which tests that do not end count as failed
 
 
@@ -42,13 +44,14 @@ class Warm:
         for tests in collected:
             self.run(tests)
 
-    def run(self, tests: list[str]) -> int:
-        """pytest's exit code: 0 where all pass. Raises RuntimeError if they cannot be run."""
+    def run(self, tests: list[str]) -> str:
+        """The test that fails first; empty where all pass. Raises RuntimeError if they cannot be
+        run."""
         print(json.dumps(tests), file=self._process.stdin, flush=True)
-        code = int(self._process.stdout.readline())
+        code, failed = json.loads(self._process.stdout.readline())
         if code not in (0, 1, 2):
             raise RuntimeError(f"pytest {' '.join(tests)} exits with {code}")
-        return code
+        return (failed or tests[0]) if code else ""
 
     def __enter__(self) -> Warm:
         return self
@@ -58,7 +61,8 @@ class Warm:
         self._process.wait()
 
 
-def _forked(tests: list[str]) -> int:
+def _forked(tests: list[str]) -> tuple[int, str]:
+    """pytest's exit code, and the test that fails first, where it can be told."""
     with tempfile.TemporaryFile("w+") as said:
         if (pid := os.fork()) == 0:
             os.dup2(said.fileno(), 1)
@@ -66,10 +70,12 @@ def _forked(tests: list[str]) -> int:
             faulthandler.dump_traceback_later(LIMIT, exit=True)
             os._exit(pytest.main([*OPTIONS, *tests]))
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        said.seek(0)
+        text = said.read()
         if code not in (0, 1, 2):
-            said.seek(0)
-            print(said.read()[-4000:], file=sys.stderr)
-    return code
+            print(text[-4000:], file=sys.stderr)
+        failed = FAILED.search(text)
+    return code, failed[1] if failed else ""
 
 
 def main(count: int) -> None:
@@ -79,10 +85,10 @@ def main(count: int) -> None:
         tests = json.loads(line)
         if number < count:
             with redirect_stdout(io.StringIO()):
-                code = int(pytest.main(["--co", *OPTIONS, *tests]))
+                answer = int(pytest.main(["--co", *OPTIONS, *tests])), ""
         else:
-            code = _forked(tests)
-        print(code, flush=True)
+            answer = _forked(tests)
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
