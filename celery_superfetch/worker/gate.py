@@ -4,6 +4,7 @@ a time that it carries. What comes too late is handed over again."""
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -52,6 +53,13 @@ def run_until(
         raise NotStarted("too late")
     except NotStarted:
         return 1, ExceptionInfo(internal=True), 0.0  # Celery's failed, value and seconds
+
+
+def sleep_until(due: float) -> None:
+    """gevent's timers count from when its loop looked at the clock last: they may come too early by
+    as long as a greenlet has kept the loop since then."""
+    while (left := due - time.time()) > 0:
+        time.sleep(left)
 
 
 def _tell_of_lost_batch(target: Any, exc_info: Any) -> None:
@@ -125,6 +133,8 @@ class Gate(Runner):
 
     def _process_task(self, request: Any) -> None:  # for the worker's own; timers call it, too
         try:
+            if self.green and request.eta:
+                sleep_until(request.eta.timestamp())
             self._process(request)
         except Exception as exc:
             if not self._takes_back(request, exc):

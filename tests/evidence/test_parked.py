@@ -64,6 +64,17 @@ def test_each_pool_starts_them_in_their_second(pool, conf, worker, make_app, sho
     assert one.alive()
 
 
+@pytest.mark.parametrize("without", ["", "punctuality"])
+def test_a_greenlet_that_keeps_the_loop_lets_none_start_early(worker, shop, ledger, without):
+    """gevent's timers count from when its loop looked at the clock last. The control: it does."""
+    worker(pool="gevent", env={"HAPPENS": "slow_receivers", "WITHOUT": without})
+    due = Due(ahead=2)
+    shop.note.apply_async(("job",), eta=due.at)
+    eventually(lambda: ledger.finishes())
+    [start] = ledger.starts()["job"]
+    assert (start < due.at.timestamp()) == bool(without)
+
+
 def test_without_it_a_worker_holds_them_all(worker, shop, db):
     """The control: in memory, and its end moves each."""
     one = worker(env={"WITHOUT": "parking"})

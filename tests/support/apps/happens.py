@@ -19,7 +19,7 @@ from billiard.connection import Connection
 from celery.app.task import Task
 from celery.backends.base import Backend
 from celery.concurrency.asynpool import AsynPool
-from celery.signals import worker_process_init, worker_ready
+from celery.signals import task_received, worker_process_init, worker_ready
 from celery.worker.request import Request
 
 from celery_superfetch.model import process
@@ -123,6 +123,19 @@ def rests() -> None:
     """A first rest for a suspect lasts so long, and the work after it: RESTS="1,4"."""
     first, work = os.environ["RESTS"].split(",")
     probation.FIRST_REST, probation.WORK = float(first), int(work)
+
+
+def slow_receivers() -> None:
+    """Whoever hears that a job was received asks a server something, and computes for a while."""
+    book = Ledger(os.environ["LEDGER_URL"])
+
+    def compute(**_: Any) -> None:
+        book.released("nobody")
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until:
+            sum(range(1000))
+
+    task_received.connect(compute, weak=False)
 
 
 def solitudes() -> None:

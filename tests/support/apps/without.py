@@ -112,6 +112,11 @@ def probation() -> None:
     Recovery.of = lambda *args, **named: replace(recovery_of(*args, **named), probation=0)
 
 
+def punctuality() -> None:
+    """What gevent's timers bring too early starts too early."""
+    before_the_pool.sleep_until = lambda due: None
+
+
 def reception() -> None:
     """What Celery raises is raised, and a job that another app has spared runs."""
     unreceivable.refuses = lambda *_, **__: False
