@@ -95,7 +95,8 @@ class Carried(NamedTuple):
         if not isinstance(raw, dict):
             return cls()
         strikes, since, history = (raw.get(name) for name in cls._fields)
-        if not isinstance(strikes, int) or not isinstance(since, (int, float)) or strikes < 1:
+        # JSON's true is an int for Python, and none for Redis.
+        if type(strikes) is not int or type(since) not in (int, float) or strikes < 1:
             return cls()
         entries = history if isinstance(history, list) else []
         return cls(strikes, since, tuple(entry for entry in entries if _is_event(entry)))

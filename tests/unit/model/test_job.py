@@ -123,6 +123,13 @@ def test_a_carried_event_that_makes_no_sense_counts_for_nothing(event):
     assert Carried.of(headers) == Carried(2, 1000, (known,))
 
 
+@pytest.mark.parametrize("strikes", [True, 2.0, "2", 0, -1, None])
+def test_carried_strikes_that_make_no_sense_count_for_nothing(strikes):
+    """Redis takes no bool: such a job stayed in the list of its dead owner for ever."""
+    assert Carried.of({CARRIED: {"strikes": strikes, "since": 1000}}) == Carried()
+    assert Carried.of({CARRIED: {"strikes": 2, "since": True}}) == Carried()
+
+
 def test_strikes_that_a_message_carries_are_read():
     strikes = Carried(2, 1000, ({"owner": "h|1|n"}, {"owner": "h|2|n"}))
     headers = {"task": "shop.add", **strikes.headers()}
