@@ -85,7 +85,7 @@ for i = jobs, 1, -1 do
   if outcomes[i] == 'ok' and ARGV[6 + 5 * i] ~= '0' then recover(i) end
 end
 if recovered > 0 then
-  redis.call('SET', flag, 1, 'EX', window)
+  flagged(flag, tonumber(window))
   redis.pcall('HINCRBY', stats, 'recovered', recovered)
 end
 return outcomes

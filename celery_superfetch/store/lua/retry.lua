@@ -6,11 +6,9 @@
 --       handed on (empty: nothing), seconds for which that is remembered
 -- Returns: 1, or 0 when the job is no longer in the dead set
 -- Crash: the job is in exactly one of the two.
-local jobs, stats, queue, counters, lock, flag =
-  KEYS[2], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
-local id, payload = ARGV[1], ARGV[2]
-local expires, forgiven = tonumber(ARGV[3]), tonumber(ARGV[4])
-local steps, window = ARGV[5], tonumber(ARGV[6])
+local jobs, stats, queue, counters, lock, flag = KEYS[2], unpack(KEYS, 5, 9)
+local id, payload, steps = ARGV[1], ARGV[2], ARGV[5]
+local expires, forgiven, window = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[6])
 redis.call('DEL', lock)
 local no = wrong(queue)
 if no then return no end
@@ -25,16 +23,13 @@ redis.call('LPUSH', queue, payload)
 if expires > 0 then redis.call('PEXPIRE', queue, expires) end
 drop({id}, caps)
 redis.call('DEL', counters)
-if forgiven > 0 then
-  -- What is recorded counts, and not what the payload says.
-  redis.call('HSET', counters, 'strikes', 0)
-  redis.call('EXPIRE', counters, forgiven)
-  redis.call('SET', flag, 1, 'EX', forgiven)
-end
-if steps ~= '' then
-  redis.call('HSET', counters, 'steps', steps)
-  redis.call('EXPIRE', counters, window)
-  redis.call('SET', flag, 1, 'EX', window)
+-- What is recorded counts, and not what the payload says.
+if forgiven > 0 then redis.call('HSET', counters, 'strikes', 0) end
+if steps ~= '' then redis.call('HSET', counters, 'steps', steps) end
+local kept = math.max(forgiven, steps ~= '' and window or 0)
+if kept > 0 then
+  redis.call('EXPIRE', counters, kept)
+  flagged(flag, kept)
 end
 redis.pcall('HINCRBY', stats, 'retried', 1)
 return 1

@@ -13,6 +13,11 @@ local function now()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
+-- Flags that some job has counters, no shorter than others do: apps remember jobs for different times.
+local function flagged(flag, window)
+  if redis.call('TTL', flag) < window then redis.call('SET', flag, 1, 'EX', window) end
+end
+
 -- Whether a job can arrive there. It is asked before one leaves the place where it is, as all is read
 -- that has to have the right type.
 local function takes(name)

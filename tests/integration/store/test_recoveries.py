@@ -57,6 +57,26 @@ def test_an_orphan_goes_back_to_the_front_and_is_counted(bench):
     assert bench.stat("recovered") == 1
 
 
+def test_an_app_that_forgets_sooner_lets_no_other_forget(bench, client):
+    """A claim looks for what is counted of a job only while a flag is there, and apps share that:
+    the next link of a chain was handed on twice."""
+    sooner, flag = Bench(client, strike_window=60.0), bench.database.keys.recovered
+    owner = bench.owner()
+    bench.requeue(*bench.give(owner, "mail", [JOB]))
+    longer = client.ttl(flag)
+    assert longer > 60
+    recover(sooner, reaped(sooner, payload("2")), [payload("2")])
+    [killed] = sooner.killed(payload("3"))
+    assert sooner.retry(killed)
+    assert sooner.requeue(*sooner.give(owner, "mail", [payload("4")]))
+    assert longer - 60 < client.ttl(flag) <= longer
+    client.delete(flag)
+    sooner.requeue(*sooner.give(owner, "mail", [payload("5")]))
+    assert 0 < client.ttl(flag) <= 60
+    bench.requeue(*bench.give(owner, "mail", [payload("6")]))
+    assert client.ttl(flag) > 60, "who remembers for longer is heard, too"
+
+
 def test_without_a_strike_only_the_recovery_is_counted(bench):
     recover(bench, reaped(bench, JOB), [JOB], blame=Blame.NONE)
     assert (bench.counters(JOB).strikes, bench.counters(JOB).recoveries) == (0, 1)
