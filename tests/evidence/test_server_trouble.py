@@ -74,6 +74,33 @@ def test_a_full_server_is_drained_and_nobody_is_judged_by_silence(
     eventually(lambda: ledger.finishes().get("after"), message="idle workers are woken again")
 
 
+@pytest.mark.parametrize("without", ["", "spared_connections"])
+def test_where_connections_are_scarce_a_worker_waits_by_none(
+    worker, make_app, ledger, url, fresh_server, without
+):
+    """Those by which it waits are more than it needs, and each is one that a producer cannot have.
+    The control takes the refusal for a lost broker, and connects again and again."""
+    own: Server = fresh_server()
+    one = worker(concurrency=2, url=own.url(), result_url=url, env={"WITHOUT": without})
+    app = make_app(superfetch=False, url=own.url())
+    note = app.tasks["shop.note"]
+    note.delay("before")
+    eventually(lambda: ledger.finishes().get("before"))
+    eventually(lambda: own.client().info("clients")["blocked_clients"] == 4)
+    client = own.client()
+    # Two for who tells the worker of another queue, which needs four more.
+    client.config_set("maxclients", client.info("clients")["connected_clients"] + 2)
+    app.control.add_consumer("another")
+    if without:
+        eventually(lambda: one.log().count("Connection to broker lost") > 2)
+        return
+    one.wait_log("The server takes no more connections (max number of clients reached)")
+    note.apply_async(("after",), queue="another")
+    eventually(lambda: ledger.finishes().get("after"), message="it looks, and finds it")
+    assert own.client().ping(), "there is room for others"
+    assert "Connection to broker lost" not in one.log()
+
+
 def test_a_revoke_that_a_full_server_refuses_is_not_forgotten(worker, make_app, url, fresh_server):
     own: Server = fresh_server()
     there = Database(own.client())

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any
 
 from kombu.log import get_logger
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from ...owner.membership import BLOCK_TIMEOUT
@@ -30,11 +31,16 @@ MOST_BLOCKS, LONE_BLOCK = 16, 1
 #: Seconds until a reply that is overdue means a half-open connection; a server may stand still 10.
 OVERDUE = 12.0
 
-#: Seconds for which lists are looked at instead, where the server refuses to block on one, or to
-#: tell of changes.
+#: Seconds for which lists are looked at instead, where the server refuses to block on one; to tell
+#: of changes, or a connection.
 UNBLOCKABLE, UNTOLD = 2.0, 60.0
 
 COMPLAINT_INTERVAL = 60.0  # seconds between two complaints about one queue list
+
+
+def is_full(error: Exception) -> bool:
+    """Whether a server refuses a connection since it has as many as its ``maxclients`` allow."""
+    return "max number of clients" in str(error)
 
 
 class BlockingRead(LoneConnection):
@@ -118,9 +124,23 @@ class BlockingReads:
 
     def wait_on(self, lists: Sequence[str], most: int = MOST_BLOCKS) -> None:
         """Wait on these lists, on so many of them by a read."""
-        now = monotonic()
-        if now < self._refused.get(BlockingRead, 0.0):
+        if monotonic() < self._refused.get(BlockingRead, 0.0):
             return
+        try:
+            self._wait_on(lists, most)
+        except RedisConnectionError as exc:
+            if not is_full(exc):
+                raise
+            self.close()
+            self._refused[BlockingRead] = monotonic() + UNTOLD
+            warn_once(
+                f"The server takes no more connections ({exc}): this worker closes those by which "
+                "it waits for jobs, so that others have them, and looks at its queues once a "
+                "second. Raise the server's maxclients, or start fewer processes."
+            )
+
+    def _wait_on(self, lists: Sequence[str], most: int) -> None:
+        now = monotonic()
         if now < self._refused.get(Arrivals, 0.0):
             most = MOST_BLOCKS
         self.close([read for read in self._reads if not read.connected])

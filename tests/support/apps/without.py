@@ -28,6 +28,7 @@ from celery_superfetch.owner.in_flight.outbox import Outbox
 from celery_superfetch.reaper import evidence, judge
 from celery_superfetch.store.wire import clients, connections
 from celery_superfetch.transport import channel
+from celery_superfetch.transport.fetch import reads
 from celery_superfetch.transport.fetch.probation import Probation
 from celery_superfetch.worker import gate as before_the_pool
 from celery_superfetch.worker import prefork, steps, unreceivable
@@ -97,6 +98,11 @@ def longer_solitudes() -> None:
         return replace(found, probation=min(1, found.probation))
 
     Recovery.of = first
+
+
+def spared_connections() -> None:
+    """Each connection that the server refuses is a lost broker."""
+    reads.is_full = lambda error: False
 
 
 def patience() -> None:
