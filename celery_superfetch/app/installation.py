@@ -63,25 +63,47 @@ DEFAULTS = {
 
 
 def install(app: App, **options: Unpack[Options]) -> App:
-    """Make ``app`` fetch reliably, and return it; before or after it is configured, and more than
-    once (later options win).
+    """Make ``app`` fetch reliably, and return it; before or after it is configured, but before its
+    tasks are used, and more than once (later options win).
 
     Arguments:
         app: a Celery app whose broker is Redis or Valkey.
         options: of this package, and kombu's. They are merged into ``broker_transport_options``.
 
     Raises:
-        ConfigError: an option is misspelt or impossible; the app was left as it was.
+        ConfigError: an option is misspelt or impossible, or a task has taken the app's settings
+            already; the app was left as it was.
     """
     installed = getattr(app, "_superfetch", None)
     all_options = {**(installed or {}), **options}
     check(own_options(all_options, KNOWN_OPTIONS))
+    if installed is None:
+        _check_tasks(app)
     app._superfetch = all_options
     if installed is None:
         _add(app)
     if app.configured:
         _configure(app)
     return app
+
+
+def _check_tasks(app: Celery) -> None:
+    """A task copies the app's settings when it is used first, or registered by hand: from Celery's
+    defaults, before ``install``, that it acks a job before it runs."""
+    early = [
+        name
+        for name, task in vars(app)["_tasks"].items()
+        if not task.acks_late and not name.startswith(("celery.", "celery_superfetch."))
+    ]
+    if not early:
+        return
+    keys = {DEFAULTS["task_acks_late"][0], *app.conf._to_keys("task_acks_late")}
+    if not any(keys & {*layer} for layer in app.conf.maps[:-1]):
+        raise ConfigError(
+            f"install(app) comes too late for {', '.join(sorted(early)[:5])}: tasks that were used "
+            "or registered before have acks_late=False from Celery's defaults, and a killed worker "
+            "would lose their jobs. Call install(app) right after the app is made."
+        )
 
 
 def _add(app: Celery) -> None:

@@ -96,7 +96,7 @@ class Carried(NamedTuple):
             return cls()
         strikes, since, history = (raw.get(name) for name in cls._fields)
         # JSON's true is an int for Python, and none for Redis.
-        if type(strikes) is not int or type(since) not in (int, float) or strikes < 1:
+        if type(strikes) is not int or not isinstance(since, (int, float)) or strikes < 1:
             return cls()
         entries = history if isinstance(history, list) else []
         return cls(strikes, since, tuple(entry for entry in entries if _is_event(entry)))

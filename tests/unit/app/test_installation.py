@@ -116,6 +116,40 @@ def test_after_the_app_is_configured_and_finalized(make):
     assert installed(app)
 
 
+def bill() -> None:
+    """A task."""
+
+
+def registered(app: Celery) -> None:
+    app.register_task(type("Bill", (app.Task,), {"name": "bill", "run": staticmethod(bill)})())
+
+
+def used(app: Celery) -> None:
+    app.task(name="bill", shared=False)(bill).s()
+
+
+def unlazy(app: Celery) -> None:
+    app.task(name="bill", shared=False, lazy=False)(bill)
+
+
+@pytest.mark.parametrize("bound", [registered, used, unlazy])
+def test_after_a_task_has_taken_celerys_defaults_it_is_refused(make, bound):
+    """It acked its jobs before they ran, and a killed worker lost them without a word."""
+    app = make()
+    bound(app)
+    with pytest.raises(ConfigError, match=r"install\(app\) comes too late for bill: "):
+        celery_superfetch.install(app)
+    assert not installed(app)
+    right = celery_superfetch.install(make())
+    bound(right)
+    assert right.tasks["bill"].acks_late
+    chosen = make()
+    chosen.conf.task_acks_late = False
+    bound(chosen)
+    celery_superfetch.install(chosen)
+    assert not chosen.tasks["bill"].acks_late, "who says so means it"
+
+
 def test_configured_again_by_another_module(make):
     app = make()
     app.config_from_object(settings(task_default_queue="mail"))
