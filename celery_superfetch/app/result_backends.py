@@ -65,7 +65,8 @@ def keep_success(backend: Any) -> None:
     def _set(key: Any, value: Any, *expires: Any) -> None:
         if not isinstance(value, str) or value.startswith(SUCCESS):
             return store(key, value, *expires)
-        seconds = next(iter(expires), None) or backend.expires or 0
+        given = next(iter(expires), None)
+        seconds = (backend.expires if given is None else given) or 0
         try:
             STORE([key], [value, int(seconds), SUCCESS], client=backend.client)
         except ResponseError:  # scripts may be forbidden there

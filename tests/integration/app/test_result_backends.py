@@ -80,3 +80,17 @@ def test_what_is_no_success_is_stored_and_told_as_ever(make_app, client, url, ex
         client.delete("celery-task-meta-job")
     assert facts[0] == facts[1]
     assert facts[0][1] is (expires is not None)
+
+
+@pytest.mark.parametrize("expires", [{}, {"result_failure_expires": 0}, {"result_expires": None}])
+def test_a_failure_is_kept_for_as_long_as_with_stock(make_app, fresh_server, expires):
+    """0 is for ever, for Celery as from 5.7."""
+    server = fresh_server()
+    conf = {"result_backend": server.url(), "result_expires": 3600, **expires}
+    kept = []
+    for superfetch in (True, False):
+        app = make_app(superfetch=superfetch, conf=conf)
+        app.backend.store_result("job", ValueError("no"), states.FAILURE)
+        kept.append(server.client().ttl(app.backend.get_key_for_task("job")))
+        server.client().flushall()
+    assert (kept[0] < 0) == (kept[1] < 0), kept
