@@ -165,7 +165,8 @@ def _step_of(message: Any) -> Step | None:
         key = job.task_id
         if caller.f_locals.get("throw", True):
             kind = ITSELF
-    marks = key, chord, facts["retries"]
+    # Of a signature that stands twice in one group, only its index tells one job from the other.
+    marks = key, chord, facts.get("group_index"), facts["retries"]
     return Step(job.claim, job.title, id, name, marks, kind, job.earlier)
 
 

@@ -49,6 +49,13 @@ def first(app: Celery) -> Any:
     return job(app, "shop.note", "job")
 
 
+def twins(app: Celery) -> list[Any]:
+    """A signature that stands twice in a group, with one id."""
+    signature = link(app)
+    signature.freeze()
+    return [signature, signature]
+
+
 def tail(app: Celery) -> Any:
     """The end of a chord."""
     return app.signature("features.total", ("body",)).set(queue=NEXT)
@@ -58,6 +65,7 @@ KINDS = {
     "chain": Kind(lambda app: chain(first(app), link(app)).apply_async()),
     "callbacks": Kind(lambda app: first(app).apply_async(link=links(app)), 2),
     "group": Kind(lambda app: chain(first(app), group(links(app))).apply_async(), 2),
+    "group of twins": Kind(lambda app: chain(first(app), group(twins(app))).apply_async(), 2),
     "chord": Kind(lambda app: chain(first(app), chord(parts(app), tail(app))).apply_async(), 2),
     "chord as callback": Kind(
         lambda app: first(app).apply_async(link=chord(parts(app), tail(app))), 2
