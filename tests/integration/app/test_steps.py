@@ -1,0 +1,235 @@
+"""What the end of a job sends, in the process that runs it: once in all runs of the job, and only
+while that is its own. `tests/evidence/test_handed_on.py` has the same with workers and kills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord, group
+from celery.exceptions import Ignore, Reject
+from celery.worker.request import Request
+from kombu.transport.virtual import Message
+from kombu.utils.json import loads
+
+from celery_superfetch.app.steps import run
+from celery_superfetch.model.job import Claimed
+from celery_superfetch.model.step import Claim
+from support.recipes import nobodys_current_app
+from support.servers.proxy import FaultProxy
+from support.workers.bench import Bench, payload
+
+MAIL, NEXT = "mail", "next"
+
+
+class Pool:
+    """A pool of one process, this one: it runs at once what a request hands it."""
+
+    def __init__(self, app: Celery, bench: Bench) -> None:
+        self.app, self.bench = app, bench
+        self.owner = bench.owner()
+        self.seen: list[dict[str, Any]] = []  # what each run knows of its job
+        with app.pool.acquire(block=True) as connection:
+            self.channel = connection.default_channel
+
+    def apply_async(self, target: Any, args: Any, **_: Any) -> None:
+        self.answer = run(self.claim, target, *args)
+
+    def take(self) -> Claimed:
+        [claimed] = self.bench.claim(self.owner, [MAIL], 1).jobs
+        return claimed
+
+    def run(self, claimed: Claimed, **claim: Any) -> Any:
+        """Its answer: 0 or 1 for failed, the result or what was raised, and seconds."""
+        key, counters = self.bench.keys.private(self.owner.owner), claimed.counters
+        steps = counters.steps if counters else ""
+        facts = self.channel.place, key, claimed.job.claim_id, claimed.token, steps
+        self.claim = Claim(*facts)._replace(**claim)
+        message = Message(loads(claimed.job.payload), channel=self.channel)
+        Request(message, app=self.app, hostname="here").execute_using_pool(self)
+        return self.answer
+
+    def sent(self) -> list[str]:
+        """What waits for whoever is next."""
+        return sorted(loads(raw)["headers"]["id"] for raw in self.bench.queue(NEXT))
+
+
+@pytest.fixture
+def pool(make_app: Callable[..., Celery], bench: Bench, url: str) -> Iterator[Pool]:
+    with nobodys_current_app():
+        app = make_app(result_url=url)
+        app.conf.task_default_queue = MAIL
+        app.set_current()
+        yield add_tasks(Pool(app, bench))
+
+
+def add_tasks(pool: Pool) -> Pool:
+    app = pool.app
+
+    def task(**options: Any) -> Callable[..., Any]:
+        return app.task(shared=False, bind=True, max_retries=1, **options)
+
+    @task(name="note")
+    def note(self: Any, *args: Any) -> str:
+        pool.seen.append({**self.request.superfetch, "headers": self.request.headers})
+        return "noted"
+
+    @task(name="fails")
+    def fails(self: Any) -> None:
+        raise ValueError("on purpose")
+
+    @task(name="again")
+    def again(self: Any) -> None:
+        raise self.retry(countdown=0, queue=NEXT)
+
+    @task(name="replaced")
+    def replaced(self: Any, *by: Any) -> None:
+        raise self.replace(chain(map(app.signature, by)) if by else job(app).set(queue=NEXT))
+
+    @task(name="sends")
+    def sends(self: Any) -> None:
+        job(app).set(queue=NEXT).apply_async()
+        self.apply_async(queue=NEXT)
+
+    return pool
+
+
+def raised(answer: Any, kind: type[Exception]) -> Any:
+    """The error with which a run ended."""
+    failed, error, seconds = answer
+    assert (failed, seconds) == (1, 0.0)
+    exc = getattr(error.exception, "exc", error.exception)  # with its traceback, for a pickle
+    assert isinstance(exc, kind), exc
+    return exc
+
+
+def job(app: Celery, name: str = "note", *args: Any, **options: Any) -> Any:
+    return app.signature(name, args, immutable=True).set(**options)
+
+
+def links(app: Celery) -> list[Any]:
+    return [job(app, queue=NEXT), job(app, queue=NEXT)]
+
+
+def twins(app: Celery) -> list[Any]:
+    link = job(app, queue=NEXT)
+    link.freeze()
+    return [link, link]
+
+
+#: What a job sends at its end -> how, and how many messages it is.
+KINDS: dict[str, tuple[Callable[[Celery], Any], int]] = {
+    "chain": (lambda app: chain(job(app), *links(app)).apply_async(), 1),
+    "callbacks": (lambda app: job(app).apply_async(link=links(app)), 2),
+    "group": (lambda app: chain(job(app), group(links(app))).apply_async(), 2),
+    "group of twins": (lambda app: chain(job(app), group(twins(app))).apply_async(), 2),
+    "chord": (lambda app: chain(job(app), chord(links(app), job(app))).apply_async(), 2),
+    "body": (lambda app: chord([job(app)], job(app, queue=NEXT)).apply_async(), 1),
+    "errbacks": (lambda app: job(app, "fails").apply_async(link_error=links(app)), 2),
+    "retry": (lambda app: job(app, "again").apply_async(), 1),
+    "replacement": (lambda app: job(app, "replaced").apply_async(), 1),
+    "chain instead": (lambda app: job(app, "replaced", *links(app)).apply_async(), 1),
+}
+OVER = ("retry", "replacement", "chain instead")  # nothing of such a job is left to do
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_is_sent_once_in_all_runs_of_its_job(pool, kind):
+    send, count = KINDS[kind]
+    send(pool.app)
+    first = pool.take()
+    pool.run(first)
+    sent = pool.sent()
+    assert len(sent) == count
+    pool.run(first)  # as who is cut short before his ack, and runs again under the same claim
+    assert pool.sent() == sent
+    pool.bench.requeue(first.job)
+    again = pool.take()
+    answer = pool.run(again)
+    assert pool.sent() == sent
+    if kind in OVER:
+        assert "an earlier run has sent its retry" in str(raised(answer, Ignore))
+    assert len(pool.bench.private(pool.owner)) == 1, "its ack, or its death, is to come"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_has_lost_his_job_sends_nothing(pool, kind):
+    send, _ = KINDS[kind]
+    send(pool.app)
+    lost = pool.take()
+    pool.bench.client.delete(pool.bench.keys.private(pool.owner.owner))
+    said = str(raised(pool.run(lost), Ignore))
+    assert "is no longer ours, and may run elsewhere by now" in said
+    assert not pool.sent()
+
+
+def test_what_a_task_sends_of_its_own_is_no_step(pool):
+    """Itself, too: it only calls itself."""
+    job(pool.app, "sends").apply_async()
+    claimed = pool.take()
+    for _ in range(2):
+        pool.run(claimed)
+    assert len(pool.sent()) == 4
+
+
+def test_without_a_claim_all_is_sent_as_ever(pool):
+    """With early ack it is over by then."""
+    chain(job(pool.app), *links(pool.app)).apply_async()
+    claimed = pool.take()
+    for _ in range(2):
+        assert pool.run(claimed, id="", place="", private="")[:2] == (0, "'noted'")
+    assert len(pool.sent()) == 2
+
+
+def test_a_task_sees_its_token_and_its_own_headers_alone(pool):
+    job(pool.app).apply_async(headers={"mine": "one"}, compression="zlib")
+    first = pool.take()
+    pool.run(first)
+    pool.bench.requeue(first.job)
+    again = pool.take()
+    pool.run(again)
+    one, other = pool.seen
+    assert one["headers"] == other["headers"] == {"mine": "one"}
+    assert one["token"] == first.token < other["token"] == again.token
+    assert not one["ended"]
+
+
+def test_a_function_that_is_no_tracer_is_called_as_it_is(pool):
+    assert run(Claim("", "", "", 0), lambda *args, **named: (args, named), 1, b=2) == (
+        (1,),
+        {"b": 2},
+    )
+
+
+def test_a_job_that_cannot_begin_fails_as_one_that_celery_cannot_read(pool):
+    """An error that got out would be swallowed by a thread, or a greenlet."""
+    pool.bench.push(MAIL, payload("unknown", MAIL, task="nobody.knows"))
+    claimed = pool.take()
+    pool.app.tasks["nobody.knows"] = pool.app.tasks["note"]
+    message = Message(loads(claimed.job.payload), channel=pool.channel)
+    request = Request(message, app=pool.app, hostname="here")
+    del pool.app.tasks["nobody.knows"]
+    pool.claim = Claim("", "", "", 1)
+    request.execute_using_pool(pool)
+    assert raised(pool.answer, KeyError).args == ("nobody.knows",)
+    assert pool.answer[1].internal
+
+
+@pytest.mark.parametrize("kind", ["chain", "callbacks", "errbacks", "retry"])
+def test_while_it_cannot_be_sent_a_job_is_not_done(make_app, bench, client, url, kind):
+    place = client.connection_pool.connection_kwargs
+    with FaultProxy(place["port"]) as proxy, nobodys_current_app():
+        app = make_app(url=proxy.url(place["db"]), result_url=url)
+        app.conf.update(task_default_queue=MAIL, task_publish_retry=False)
+        app.set_current()
+        pool = add_tasks(Pool(app, bench))
+        KINDS[kind][0](app)
+        claimed = pool.take()
+        proxy.refuse()
+        proxy.cut()
+        answer = pool.run(claimed)
+    rejection = raised(answer, Reject)
+    assert rejection.requeue
+    assert "could not send" in rejection.reason
+    assert not pool.sent()
