@@ -202,6 +202,28 @@ def test_an_app_on_another_broker(cli):
     assert "carrier-pigeon" in failed.err
 
 
+UNREAD = "the broker's URL cannot be read: percent-encode its password"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:s3cr/et@localhost:1/0",
+        "redis://:s3cr#et@localhost:1/0",
+        "redis://localhost:1/0;redis://:s3cr/et@localhost:1/0",
+        "redis://localhost:1/s3cr",
+    ],
+)
+def test_a_url_that_cannot_be_read_is_said_without_any_part_of_it(cli, url):
+    for command in (["status"], ["dead", "list"], ["doctor"]):
+        failed = cli(*command, url=url, code=1)
+        assert failed.err.startswith(f"Error: {UNREAD}")
+        assert "s3cr" not in failed.err
+    checked = cli("check", url=url, code=2).out
+    assert UNREAD in checked
+    assert "s3cr" not in checked
+
+
 def test_a_mistyped_option(cli):
     conf = {"broker_transport_options": {"strike_limt": 3}}
     failed = cli("status", conf=conf, code=1)
