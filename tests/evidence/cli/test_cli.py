@@ -198,6 +198,8 @@ def test_an_app_without_install(cli):
 def test_an_app_on_another_broker(cli):
     failed = cli("dead", "list", url="amqp://nobody@127.0.0.1:1//", code=1)
     assert "is not served by celery_superfetch" in failed.err
+    failed = cli("status", url="amqp://", code=1)
+    assert "the app's broker (amqp://guest@localhost:5672//) is not served" in failed.err
     failed = cli("status", url="carrier-pigeon://here", code=1)
     assert "carrier-pigeon" in failed.err
 
