@@ -98,6 +98,15 @@ def test_a_start_that_fits_several_jobs_names_them(cli, bench):
     assert "fits 2 jobs" in cli("dead", "show", ids["5f2a9c0d-aaaa"][:4], code=1).err
 
 
+def test_a_very_long_name_of_a_task_fills_no_terminal(cli, bench):
+    [job] = bench.killed(payload("a", task="x" * 5_000), queue="mail")
+    text = cli("dead", "list").out
+    assert "x" * 77 + "..." in text
+    assert "x" * 78 not in text
+    assert cli("dead", "list", "--json").json()["jobs"][0]["task"] == job.task
+    assert job.task in cli("dead", "show", job.id).out
+
+
 def test_payloads_that_are_no_text(cli, worker, client):
     worker(options=ONE_STRIKE)
     client.rpush("celery", b"\xff\x1b[31mnot text", b"\x1b[31mnot a message")
