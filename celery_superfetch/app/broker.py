@@ -14,6 +14,7 @@ from ..errors import UnsupportedBroker
 from ..model.config import Config
 from ..store.wire.connections import REPLY_TIMEOUT
 from ..store.wire.server import warn_once
+from ..store.wire.urls import legible
 from ..transport.transport import KNOWN_OPTIONS, SentinelTransport, Transport, discreet
 from .steps import sender
 
@@ -73,10 +74,11 @@ def database_of(app: Celery, client: Redis) -> Database:
     return Database(client, config_of(app))
 
 
+@legible()
 def client_of(app: Celery, timeout: float = 0.0) -> Redis:
     """A plain client for the database the app's workers consume from, which waits ``timeout``
     seconds for each reply (0: as the app's options say). Raises UnsupportedBroker where that is
-    not Redis, and a RedisError where it cannot be reached."""
+    not Redis or its URL cannot be read, and a RedisError where it cannot be reached."""
     try:
         connection = app.connection_for_read()
     except KeyError as exc:  # kombu's "No such transport"

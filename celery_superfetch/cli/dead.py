@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,8 @@ def dead_list(session: Session, first: int, count: int, wide: bool, **conditions
         picked = any(value is not None for value in conditions.values())
         if wide:
             tables.widen()
-        tables.table(DEAD_JOB, (tables.dead_row(job, now) for job in jobs), DEAD_SPARE)
+        rows = (tables.dead_row(_shown(session, job), now) for job in jobs)
+        tables.table(DEAD_JOB, rows, DEAD_SPARE)
         if jobs:
             of = "those that meet the conditions" if picked else f"{size} jobs"
             rest = f" More: --first {first + len(jobs)}." if has_more else ""
@@ -87,7 +89,16 @@ def dead_list(session: Session, first: int, count: int, wide: bool, **conditions
 def dead_show(session: Session, id: str) -> None:
     """Show one killed job with its arguments and its history."""
     job = session.dead_set.get(id).as_dict()
-    session.say(job, lambda: session.tables.dead_job(job))
+    session.say(job, lambda: session.tables.dead_job(_shown(session, job)))
+
+
+def _shown(session: Session, job: dict[str, Any]) -> dict[str, Any]:
+    """A job for people, who know its queue and not the list of its priority."""
+    return {**job, "queue": _queue(session, job["queue"])}
+
+
+def _queue(session: Session, queue_list: str | None) -> str:
+    return (queue_list or "").partition(session.dead_set.separator)[0]
 
 
 @command(dead, "retry")
@@ -122,7 +133,7 @@ def dead_retry(
         raise click.UsageError("--to needs the name of a queue")
     know_tasks(session.app)
     if to and to not in session.app.amqp.queues:
-        warn(f"the app has no queue {to!r}; a worker has to be started with -Q {to}")
+        warn(f"the app has no queue {to!r}; a worker has to be started with -Q {shlex.quote(to)}")
     jobs: Sequence[str] = tuple(dict.fromkeys(ids))
     if not ids:
         jobs = [job.id for job in session.dead_set.find(oldest_first=True, **conditions)]
@@ -154,7 +165,10 @@ def _say_retried(session: Session, done: Sequence[Retried], each: bool) -> None:
         warn(text)
     if len(warnings) > 1 and not each:
         warn(f"and so it is with {len(warnings) - 1} more results")
-    lines = [f"Put back on {row.queue}: {row.task}[{row.task_id or row.id}]" for row in rows]
+    lines = [
+        f"Put back on {_queue(session, row.queue)}: {row.task}[{row.task_id or row.id}]"
+        for row in rows
+    ]
     if not each:
         lines = [f"Put back {len(rows)} of {len(done)} jobs."]
     fields = ("id", "task", "task_id", "queue")

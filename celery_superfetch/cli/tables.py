@@ -11,11 +11,10 @@ from typing import Any
 
 import click
 
-from ..model.arguments import cut, printable
+from ..model.arguments import LISTED, cut, printable, task_title
 from ..model.words import span
 
 SHORT_ID = 12  # characters of a job's id on a terminal; a start is enough for every command
-LIST_ARGS = 80  # characters of a job's arguments in a list; `dead show` has more of them
 GAP = "  "  # between two columns
 UNBROKEN = 16  # cells up to this long are never broken; in longer ones, words are not
 
@@ -78,7 +77,8 @@ class Tables:
                 columns = [column for column in columns if column.title != title]
         for column in columns:  # what is left over goes to those that can use it
             column.width += max(0, min(column.wanted, self.width - _widths(columns)))
-        while _widths(columns) > self.width:
+        # On a very narrow terminal not even one character of each fits.
+        while _widths(columns) > self.width and max(column.width for column in columns) > 1:
             max(columns, key=lambda column: column.width).width -= 1
         for row in zip(*(column.cells for column in columns), strict=True) if rows else ():
             pieces = [_wrapped(text, c.width) for c, (text, _) in zip(columns, row, strict=True)]
@@ -100,8 +100,8 @@ class Tables:
             # A second item of the same bytes is told apart by the end of its id alone.
             "id": job["id"] if "-" in job["id"] else self.short(job["id"]),
             "died": job["time_of_death"] if self.wide else ago,
-            "task": job["task"] or "(unparseable)",
-            "args": cut(f"{job['args']} {job['kwargs']}".strip(), LIST_ARGS),
+            "task": task_title(job["task"]),
+            "args": cut(f"{job['args']} {job['kwargs']}".strip(), LISTED),
         }
 
     def dead_job(self, job: dict[str, Any]) -> None:

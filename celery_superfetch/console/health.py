@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ..inspector import Inspector
+from ..model.arguments import task_title
 from ..model.facts import HUNG, SILENT
 from ..model.words import ago, number, passed, span
 from .overview import LATELY, by_need, by_queue, overview_of
@@ -156,8 +157,9 @@ def _long_runs(overview: Mapping[str, Any]) -> Iterator[Finding]:
             tasks.setdefault(job["task"], []).append(row)
     for task, rows in tasks.items():
         seconds, id, node = max(rows)
-        many = f"{number(len(rows), 'job')} of {task} {'runs' if len(rows) == 1 else 'run'}"
-        text = f"{many} for longer than stuck_after, {id} on {node} for {span(seconds)}"
+        many = f"{number(len(rows), 'job')} of {task_title(task)}"
+        run = "runs" if len(rows) == 1 else "run"
+        text = f"{many} {run} for longer than stuck_after, {id} on {node} for {span(seconds)}"
         fix = (
             f"see what it waits for (py-spy dump), or end it: `{overview['command']} jobs kill "
             f"{id}`; a time limit ends such runs by itself"
@@ -266,7 +268,7 @@ def _server(server: Mapping[str, Any]) -> Iterator[Finding]:
 def _dead_set(overview: Mapping[str, Any]) -> Iterator[Finding]:
     dead, command = overview["dead_set"], overview["command"]
     if job := dead["newest"]:
-        name = f"job {job['task'] or '(unparseable)'}[{job['task_id'] or job['id']}]"
+        name = f"job {task_title(job['task'])}[{job['task_id'] or job['id']}]"
         text = f"{name} was killed {ago(job['at'], overview['server_time'])} ({job['reason']})"
         remaining = dead["killed_lately"] - 1
         text += f", and {remaining} more within the hour" if remaining else ""

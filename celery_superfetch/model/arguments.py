@@ -5,6 +5,7 @@ from __future__ import annotations
 from .job import UNREADABLE, NotRead, parse, read_body
 
 MOST = 1024  # characters shown of each; Celery itself cuts its own views at as many
+LISTED = 80  # characters of them, or of a task's name, where jobs are told of side by side
 MOST_BODY = 1024 * 1024  # bytes of a body that are decoded just to be shown
 
 
@@ -36,6 +37,11 @@ def printable(value: object) -> str:
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
     )
+
+
+def task_title(task: str | None) -> str:
+    """What a job is called among others; its sender may have given it any name."""
+    return cut(task or "(unparseable)", LISTED)
 
 
 def cut(text: str, most: int = MOST) -> str:

@@ -59,9 +59,9 @@ class DeadSet(Structure):
             BadFilter: a condition is empty, or no job could meet them all.
         """
         if DeadFilter(**conditions) == DeadFilter() and count <= BATCH:
-            at, end = first, first + count - 1
-            rows = self.client.zrange(self.keys.dead, at, end, desc=True, withscores=True)
-            return self._load(rows)
+            # From the other end: redis-py's ``desc`` would be ZREVRANGE, one more to be allowed.
+            at, end = -first - count, -first - 1
+            return self._load(self.client.zrange(self.keys.dead, at, end, withscores=True)[::-1])
         return list(islice(self.find(**conditions), first, first + count))
 
     def find(

@@ -62,7 +62,8 @@ class History(Structure):
             pipe.execute()
 
     def deaths(self, most: int = MOST) -> list[dict[str, Any]]:
-        return [*map(json.loads, self.client.zrange(self.keys.deaths, 0, most - 1, desc=True))]
+        # From the other end: redis-py's ``desc`` would be ZREVRANGE, one more to be allowed.
+        return [*map(json.loads, self.client.zrange(self.keys.deaths, -most, -1)[::-1])]
 
     def last_pass(self) -> Mapping[str, str]:
         """The last pass; empty where nobody has made one."""

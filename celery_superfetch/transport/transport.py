@@ -47,7 +47,9 @@ def _keep_transport(client: Any) -> None:
 def discreet(connection: Any) -> str:
     """The URL of a connection without its password, or a sign of one that it does not have."""
     url: str = connection.as_uri()
-    return url if connection.password else url.replace(":**@", "@" if connection.userid else "", 1)
+    # The sign may have a user before it all the same: AMQP's default one.
+    masked = url if connection.password else url.replace(":**@", "@", 1)
+    return masked.replace("://@", "://", 1)
 
 
 class Transport(redis.Transport):

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...cli.tables import BOLD, YELLOW, Tables
 from ...inspector import STATES
+from ...model.arguments import task_title
 from ...model.words import ago, ahead, number, span
 from ..overview import by_need
 
@@ -52,7 +53,7 @@ def _shown(tables: Tables, document: dict[str, Any], job: dict[str, Any]) -> dic
     return {
         "state": (f"runs {span(job['stuck'])}", YELLOW) if job["stuck"] else job["state"],
         "id": tables.short(job["id"]),
-        "task": job["task"] or "(unparseable)",
+        "task": task_title(job["task"]),
         "claimed": claimed,
         "due": due,
         "strikes": (job["strikes"], YELLOW) if job["strikes"] else 0,

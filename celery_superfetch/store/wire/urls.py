@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -10,10 +12,27 @@ from redis import Connection, Redis, SSLConnection
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from ...errors import ConfigError, SuperfetchError, UnsupportedBroker
 from .connections import Sentinels, leading_home
 from .slots import address_of, slot_of
 
 
+@contextmanager
+def legible() -> Iterator[None]:
+    """Say what is wrong with a URL that cannot be read. What Python, kombu and redis-py say of one
+    may hold a part of its password: that is in no text of ours, nor in a traceback."""
+    try:
+        yield
+    except SuperfetchError:
+        raise
+    except ValueError:
+        raise UnsupportedBroker(
+            "the broker's URL cannot be read: percent-encode its password, and see that it begins "
+            "with redis://, rediss:// or sentinel://, and that its port and database are numbers"
+        ) from None
+
+
+@legible()
 def client_at(url: str, master: str, prefix: str, timeout: float) -> Redis:
     """It waits ``timeout`` seconds for each reply. ``master``: the primary's name, with sentinel://;
     ``prefix``: the app's ``global_keyprefix``, by which a node of a cluster is found."""
@@ -21,6 +40,7 @@ def client_at(url: str, master: str, prefix: str, timeout: float) -> Redis:
     scheme, _, rest = url.partition(":")
     if scheme == "redis+socket":
         return Redis.from_url(f"unix:{rest.replace('virtual_host=', 'db=')}", **limits)
+    int(urlsplit(url.partition(";")[0]).path.lstrip("/") or 0)  # redis-py would take it for 0
     limits["socket_connect_timeout"] = timeout
     if scheme == "rediss":
         limits["ssl_cert_reqs"] = "none"  # kombu's default, where the URL says nothing
@@ -30,7 +50,7 @@ def client_at(url: str, master: str, prefix: str, timeout: float) -> Redis:
         kind = SSLConnection if scheme == "rediss" else Connection
         return Redis.from_url(url, **leading_home({**limits, "connection_class": kind}, slot))
     if not master:
-        raise ValueError("--master has to name the primary of sentinel://")
+        raise ConfigError("--master has to name the primary of sentinel://")
     urls = [sentinel for sentinel in url.split(";") if sentinel]
     host, port = Sentinels(
         master, [address_of(sentinel, 26379) for sentinel in urls]

@@ -172,6 +172,17 @@ def test_which_server(probe, make_bench, fresh_server, url):
     assert "--master" in probe(code=2, url="sentinel://127.0.0.1:1")
 
 
+@pytest.mark.parametrize(
+    "place", ["redis://:s3cr/et@HERE/0", "rediss://:s3cr#et@HERE/0", "redis://HERE/s3cr"]
+)
+def test_a_url_that_cannot_be_read_is_said_without_any_part_of_it(probe, url, place):
+    """A path that is no number is not database 0, where others' jobs may be."""
+    for head in ("", f"redis://127.0.0.1:{free_port()}/0;"):
+        line = probe(code=2, url=head + place.replace("HERE", url.split("/")[2]))
+        assert "the broker's URL cannot be read: percent-encode its password" in line
+        assert "s3cr" not in line
+
+
 def installed(*words: str, code: int, **env: str) -> str:
     """The one line of the console script, run as a probe runs it."""
     script = Path(sys.executable).with_name("superfetch-check")

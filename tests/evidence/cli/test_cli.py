@@ -198,8 +198,32 @@ def test_an_app_without_install(cli):
 def test_an_app_on_another_broker(cli):
     failed = cli("dead", "list", url="amqp://nobody@127.0.0.1:1//", code=1)
     assert "is not served by celery_superfetch" in failed.err
+    failed = cli("status", url="amqp://", code=1)
+    assert "the app's broker (amqp://guest@localhost:5672//) is not served" in failed.err
     failed = cli("status", url="carrier-pigeon://here", code=1)
     assert "carrier-pigeon" in failed.err
+
+
+UNREAD = "the broker's URL cannot be read: percent-encode its password"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:s3cr/et@localhost:1/0",
+        "redis://:s3cr#et@localhost:1/0",
+        "redis://localhost:1/0;redis://:s3cr/et@localhost:1/0",
+        "redis://localhost:1/s3cr",
+    ],
+)
+def test_a_url_that_cannot_be_read_is_said_without_any_part_of_it(cli, url):
+    for command in (["status"], ["dead", "list"], ["doctor"]):
+        failed = cli(*command, url=url, code=1)
+        assert failed.err.startswith(f"Error: {UNREAD}")
+        assert "s3cr" not in failed.err
+    checked = cli("check", url=url, code=2).out
+    assert UNREAD in checked
+    assert "s3cr" not in checked
 
 
 def test_a_mistyped_option(cli):

@@ -98,6 +98,28 @@ def test_a_start_that_fits_several_jobs_names_them(cli, bench):
     assert "fits 2 jobs" in cli("dead", "show", ids["5f2a9c0d-aaaa"][:4], code=1).err
 
 
+def test_a_very_long_name_of_a_task_fills_no_terminal(cli, bench):
+    [job] = bench.killed(payload("a", task="x" * 5_000), queue="mail")
+    text = cli("dead", "list").out
+    assert "x" * 77 + "..." in text
+    assert "x" * 78 not in text
+    assert cli("dead", "list", "--json").json()["jobs"][0]["task"] == job.task
+    assert job.task in cli("dead", "show", job.id).out
+
+
+def test_the_queue_of_a_job_is_named_without_its_priority(cli, bench):
+    [job] = bench.killed(payload("a", task="shop.note"), queue="mail\x06\x163")
+    assert cli("dead", "list", "--json").json()["jobs"][0]["queue"] == job.queue_list
+    assert "mail" in (text := cli("dead", "list").out)
+    assert "\\x06" not in text
+    text = cli("dead", "show", job.id).out
+    assert "Queue:         mail\n" in text
+    done = cli("dead", "retry", job.id, "--to", "my queue")
+    assert "has to be started with -Q 'my queue'" in done.err
+    assert done.out == "Put back on my queue: shop.note[a]\n"
+    assert bench.queue("my queue\x06\x163") == [job.payload]
+
+
 def test_payloads_that_are_no_text(cli, worker, client):
     worker(options=ONE_STRIKE)
     client.rpush("celery", b"\xff\x1b[31mnot text", b"\x1b[31mnot a message")

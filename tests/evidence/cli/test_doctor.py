@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,6 +155,21 @@ def test_who_may_not_see_the_jobs_of_stock_workers_sees_the_rest(cli, user):
     found = cli("status", "--json", url=url).json()
     assert (found["unacked"], found["findings"][0]["code"]) == (0, "no-worker")
     assert "no live worker is registered" in cli("check", url=url, code=2).out
+
+
+def test_whoever_has_the_permissions_of_the_page_sees_all(cli, user):
+    page = Path(__file__).resolve().parents[3] / "docs" / "reference" / "options.md"
+    [line] = re.findall(r"ACL SETUSER shop on >password (.*?)```", page.read_text(), re.DOTALL)
+    [more] = re.findall(r"with `metrics_port`:\*\* `([^`]+)`", page.read_text())
+    url = user(*line.split(), *more.split())
+    with redis.Redis.from_url(url) as client:
+        bench = Bench(client)
+        bench.owner(lists=["celery"])
+        bench.killed(payload("old"), payload("new"))
+    assert cli("status", "--json", url=url).json()["dead_set"]["newest"]["task_id"] == "new"
+    assert len(cli("dead", "list", "--json", url=url).json()["jobs"]) == 2
+    assert "cannot be asked" not in cli("check", url=url, code=1).out
+    assert "superfetch_up 1.0" in cli("metrics", "--once", url=url).out
 
 
 def test_permissions_as_the_doctor_tells_of_them(cli, user):

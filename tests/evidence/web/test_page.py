@@ -194,3 +194,18 @@ def test_a_server_that_is_away_is_said_and_found_again(make_app, fresh_server):
     assert "The server cannot be asked" in answer.text
     own.start()
     assert browser.get("/dead").status_code == 200
+
+
+def test_the_queue_of_a_dead_job_is_named_without_its_priority(bench, browse):
+    [job] = bench.killed(payload("a"), queue="mail\x06\x163")
+    page = browse()
+    for path in ("/dead", f"/dead/{job.id}"):
+        assert "\\x06" not in page.get(path).text
+
+
+def test_a_url_that_cannot_be_read_is_said_without_any_part_of_it(make_app):
+    page = create_app(make_app(url="redis://:s3cr/et@localhost:1/0"))
+    answer = TestClient(page, base_url="http://localhost").get("/")
+    assert answer.status_code == 503
+    assert "percent-encode its password" in answer.text
+    assert "s3cr" not in answer.text

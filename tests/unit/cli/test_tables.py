@@ -46,6 +46,14 @@ def test_a_word_that_is_longer_than_the_terminal_is_broken_and_not_cut(tables):
     assert "".join(lines).count("x") == 200 + NODE.count("x")
 
 
+def test_a_terminal_on_which_nothing_fits_gets_what_there_is(tables):
+    tables.width = 12
+    titles = ["Node", "State", "Heard", "Running", "Reserved", "Reason"]
+    tables.table(titles, [{"node": NODE, "reason": REASON}])
+    first = "".join(line[:1].strip() for line in shown(tables))
+    assert first == f"Node{NODE}"
+
+
 def test_all_rows_on_one_line_each_where_that_is_asked_for(tables):
     row = {"node": NODE, "reason": REASON * 5}
     tables.table(["Node", "Reason"], [row] * 30, most=20)

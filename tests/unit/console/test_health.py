@@ -195,6 +195,8 @@ def test_a_job_that_was_killed_lately_is_told_of(seen):
     assert verdict([found], seen).endswith(", 3 in the dead set (1 killed within the hour).")
     seen["dead_set"]["killed_lately"] = 3
     assert only(seen).text.endswith(", and 2 more within the hour")
+    seen["dead_set"]["newest"]["task"] = "x" * 5_000
+    assert only(seen).text.startswith(f"job {'x' * 77}...[4e1a] was killed")
 
 
 def beat(pid: int, at: str, **more: Any) -> dict[str, Any]:
