@@ -44,10 +44,19 @@ def test_a_parked_job_that_is_revoked_does_not_run(worker, shop, ledger, db, bro
     browser = browse(read_only=False)
     assert "Revoke…" in browser.get("/jobs?state=parked").text
     assert "Kill…" not in browser.get("/jobs?state=parked").text
-    assert "Revoke 1 job?" in post(browser, "/jobs?state=parked", "revoke", sent.id)
-    post(browser, "/jobs?state=parked", "revoke now", sent.id)
+    asked = post(browser, "/jobs?state=parked", "revoke", sent.id)
+    assert "Revoke 1 job?" in asked
+    assert "Workers keep this in memory" in asked
+    told = post(browser, "/jobs?state=parked", "revoke now", sent.id)
+    assert "Told 1 worker to revoke 1 of 1 job." in told
     eventually(lambda: not (db.parked() or db.length() or db.private_lists()), 40)
     assert "later" not in ledger.starts()
+
+
+def test_a_revoke_that_no_worker_hears_is_said_to_be_none(browse):
+    done = post(browse(read_only=False), "/jobs?state=parked", "revoke now", "an-id")
+    assert "Revoked 0 of 1 job." in done
+    assert "no worker answered" in done
 
 
 def test_all_that_match_are_put_back_after_a_question(bench, browse):
