@@ -91,6 +91,29 @@ def test_dead_jobs_are_found_by_task_queue_and_reason(bench, browse, query, name
     assert set(re.findall(r"<b>(shop\.\w)</b>", page)) == names
 
 
+def test_dead_jobs_are_read_once_for_all_who_look_until_something_is_changed(
+    bench, browse, monkeypatch
+):
+    monkeypatch.setattr(seen, "FRESH", 60.0)
+    jobs = bench.killed(payload("a"), payload("b"))
+    browser = browse(read_only=False)
+    key(browser)
+    paths = "/dead", "/dead?task=note", "/dead?first=1", f"/dead/{jobs[0].id}", "/dead/nobody"
+    before = [browser.get(path).text for path in paths]
+    assert bench.dead_set.delete(jobs[0].id)
+    assert [browser.get(path).text for path in paths] == before
+    assert "Deleted 1 of 1 job." in post(browser, "/dead", "delete for good", jobs[1].id)
+    assert "No job is dead." in browser.get("/dead").text
+    assert browser.get(f"/dead/{jobs[0].id}").status_code == 404
+
+
+def test_what_is_kept_for_all_who_look_is_bounded(app, bench):
+    page = seen.Seen(app, ())
+    for first in range(3 * seen.KEPT):
+        page.dead(first, {"task": f"shop.{first}"})
+    assert len(page._known) == seen.KEPT
+
+
 def test_a_page_that_changes_nothing_ends_no_job(browse):
     browser = browse()
     for path, do in (("/jobs", "kill now"), ("/jobs", "revoke now"), ("/dead", "retry all now")):
