@@ -54,7 +54,12 @@ def metrics(ctx: click.Context, port: int, host: str, once: bool) -> None:
 @click.command(name="web", cls=CeleryCommand)
 @quantity("--port", click.IntRange(1, 65535), 5566, "PORT", "Listen at this port.")
 @host_option
-@click.option("--allow-changes", is_flag=True, help="Let visitors retry and delete dead jobs.")
+@click.option(
+    "--allow-changes",
+    is_flag=True,
+    help="Let visitors retry and delete dead jobs, kill jobs in flight, and revoke those that have "
+    "not begun.",
+)
 @click.option(
     "--token",
     envvar="SUPERFETCH_WEB_TOKEN",

@@ -34,3 +34,9 @@ def test_it_is_not_served_to_others_without_a_token(cli, url):
     assert "others can reach 0.0.0.0: say --token, or set SUPERFETCH_WEB_TOKEN" in refused.err
     refused = cli("web", "--host", "0.0.0.0", "--token", "short", code=1)
     assert "at least 12 characters" in refused.err
+
+
+def test_its_help_says_all_that_visitors_may_change(cli):
+    text = " ".join(cli("web", "--help").out.split())
+    for may in ("retry and delete dead jobs", "kill jobs in flight", "revoke those that have not"):
+        assert may in text
