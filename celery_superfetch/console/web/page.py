@@ -31,6 +31,14 @@ HERE = Path(__file__).parent
 #: Bytes of a form: the ids of many pages of jobs.
 MOST = 1_000_000
 
+#: Seconds in which workers answer that they have heard of a revoke.
+HEARD = 1.0
+
+UNHEARD = (
+    "no worker answered, and only those that hear of a revoke keep to it: the jobs may run later. "
+    "Start a worker, and revoke them again before they are due"
+)
+
 Form = dict[str, list[str]]
 
 
@@ -51,7 +59,7 @@ def create_app(
         hide: arguments with one of these in their names are shown as ``***``.
 
     Raises:
-        ConfigError: the token is too short.
+        ConfigError: the token is too short, or not ASCII.
     """
     page = Page(celery_app, read_only, Access(token), hide)
     return Starlette(
@@ -144,15 +152,21 @@ class Page:
                 return self._sure(request, "kill now", ids, title=title, text=text, button="Kill")
             case ["revoke"]:
                 title = f"Revoke {jobs}?"
-                text = "What has not begun does not run any more, and is nowhere kept."
+                text = (
+                    "What has not begun does not run any more, and is nowhere kept. Workers keep "
+                    "this in memory, and forget it when all restart, unless they use --statedb."
+                )
                 words = {"title": title, "text": text, "button": "Revoke"}
                 return self._sure(request, "revoke now", ids, **words)
             case ["kill now"]:
                 killed, errors = self._seen.kill(ids)
                 done = {"verb": "Killed", "count": len(killed), "said": errors}
             case ["revoke now"]:
-                self._app.control.revoke(ids)
-                done = {"verb": "Told all workers to revoke", "count": len(ids), "said": []}
+                heard = self._app.control.revoke(ids, reply=True, timeout=HEARD) or ()
+                verb = f"Told {number(len(heard), 'worker')} to revoke"
+                done = {"verb": verb, "count": len(ids), "said": []}
+                if not heard:
+                    done = {"verb": "Revoked", "count": 0, "said": [UNHEARD]}
             case _:
                 raise HTTPException(400, "This form says nothing that can be done.")
         self._seen.clear()

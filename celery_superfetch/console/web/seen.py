@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from celery import Celery
 from redis.exceptions import RedisError
 
 from ... import DeadSet
+from ...errors import JobNotFound
 from ...inspector import PATIENCE, Inspector
 from ...model.dead_job import DeadFilter, DeadJob, utc
 from ..health import judge
@@ -37,6 +38,9 @@ MINUTE = 60.0
 #: What is shown is as old as this, or this many times what it took, before it is read anew.
 FRESH, SHARE = 1.0, 4.0
 
+#: Answers that are kept: whoever looks says what is searched for, and could ask for any number.
+KEPT = 32
+
 
 class Seen:
     """Reads for the page. From a server that fails it comes back with a new connection."""
@@ -46,7 +50,7 @@ class Seen:
         self._hiding = Hiding(hide)
         self._lock = threading.Lock()
         self._inspector: Inspector | None = None
-        self._known: dict[str, tuple[float, dict[str, Any]]] = {}
+        self._known: dict[Hashable, tuple[float, dict[str, Any]]] = {}
         self._failed: tuple[float, Exception | None] = (0.0, None)
         #: What had ended when (monotonic s), of the last minute.
         self._ended: deque[tuple[float, Counter[str]]] = deque()
@@ -59,20 +63,24 @@ class Seen:
             return question(inspector)
         except RedisError as exc:
             self._inspector = None  # the next server may be found elsewhere
-            self._failed = monotonic() + FRESH, exc
+            self._failed = monotonic(), exc
             raise
 
-    def _kept(self, name: str, question: Question[dict[str, Any]]) -> dict[str, Any]:
+    def _kept(self, name: Hashable, question: Question[dict[str, Any]]) -> dict[str, Any]:
         """What was answered a moment ago, or is now: a thousand browsers ask no more than one."""
+        asked = monotonic()
         with self._lock:
             begun = monotonic()
             until, answer = self._known.get(name, (0.0, {}))
             if begun >= until:
                 failed, exc = self._failed
-                if exc and begun < failed:  # whoever has waited behind it need not fail by himself
+                if exc and asked < failed:  # whoever has waited behind it need not fail by himself
                     raise exc
                 answer = self._ask(question)
                 took = monotonic() - begun
+                self._known.pop(name, None)  # the one that was asked first is forgotten first
+                while len(self._known) >= KEPT:
+                    del self._known[next(iter(self._known))]
                 self._known[name] = begun + took + max(FRESH, SHARE * took), answer
             return answer
 
@@ -121,7 +129,7 @@ class Seen:
             shown, now = [*map(self._hidden, jobs)], utc(dead.database.server_time() / 1000)
             return {"jobs": shown, "size": size, "next": at if at < size else None, "now": now}
 
-        return self.dead_set(search)
+        return self._kept(("dead", first, *sorted(asked.items())), self._of_dead_set(search))
 
     def retry_all(self, asked: dict[str, str]) -> list[Any]:
         """Put all back that are meant; a ``Retried`` of each."""
@@ -142,13 +150,23 @@ class Seen:
 
         def search(dead: DeadSet) -> dict[str, Any]:
             now = utc(dead.database.server_time() / 1000)
-            return {**self._hidden(dead.get(id)), "now": now}
+            try:
+                return {**self._hidden(dead.get(id)), "now": now}
+            except JobNotFound as exc:  # to know that looks at most jobs, so it is kept, too
+                return {"missing": str(exc)}
 
-        return self.dead_set(search)
+        job = self._kept(("dead job", id), self._of_dead_set(search))
+        if "missing" in job:
+            raise JobNotFound(job["missing"])
+        return job
 
     def dead_set(self, use: Callable[[DeadSet], T]) -> T:
+        """What is done with the dead set, and not kept."""
+        return self._ask(self._of_dead_set(use))
+
+    def _of_dead_set(self, use: Callable[[DeadSet], T]) -> Question[T]:
         """A dead set for each use: it counts the failures of the result backend."""
-        return self._ask(lambda inspector: use(DeadSet(self.app, inspector.database.client)))
+        return lambda inspector: use(DeadSet(self.app, inspector.database.client))
 
     def _hidden(self, job: DeadJob) -> dict[str, Any]:
         """A job without its secrets; and without its payload, which has them all."""

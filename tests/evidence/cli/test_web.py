@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 
 import httpx
 
@@ -34,3 +35,16 @@ def test_it_is_not_served_to_others_without_a_token(cli, url):
     assert "others can reach 0.0.0.0: say --token, or set SUPERFETCH_WEB_TOKEN" in refused.err
     refused = cli("web", "--host", "0.0.0.0", "--token", "short", code=1)
     assert "at least 12 characters" in refused.err
+
+
+def test_its_help_says_all_that_visitors_may_change(cli):
+    text = " ".join(cli("web", "--help").out.split())
+    for may in ("retry and delete dead jobs", "kill jobs in flight", "revoke those that have not"):
+        assert may in text
+
+
+def test_a_port_in_use_is_one_error_before_any_address_is_said(cli):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused = cli("web", "--port", str(taken.getsockname()[1]), code=1)
+    assert refused.err.count("ddress already in use") == 1
+    assert "http://" not in refused.err

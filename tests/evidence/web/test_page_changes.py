@@ -44,10 +44,19 @@ def test_a_parked_job_that_is_revoked_does_not_run(worker, shop, ledger, db, bro
     browser = browse(read_only=False)
     assert "Revoke…" in browser.get("/jobs?state=parked").text
     assert "Kill…" not in browser.get("/jobs?state=parked").text
-    assert "Revoke 1 job?" in post(browser, "/jobs?state=parked", "revoke", sent.id)
-    post(browser, "/jobs?state=parked", "revoke now", sent.id)
+    asked = post(browser, "/jobs?state=parked", "revoke", sent.id)
+    assert "Revoke 1 job?" in asked
+    assert "Workers keep this in memory" in asked
+    told = post(browser, "/jobs?state=parked", "revoke now", sent.id)
+    assert "Told 1 worker to revoke 1 of 1 job." in told
     eventually(lambda: not (db.parked() or db.length() or db.private_lists()), 40)
     assert "later" not in ledger.starts()
+
+
+def test_a_revoke_that_no_worker_hears_is_said_to_be_none(browse):
+    done = post(browse(read_only=False), "/jobs?state=parked", "revoke now", "an-id")
+    assert "Revoked 0 of 1 job." in done
+    assert "no worker answered" in done
 
 
 def test_all_that_match_are_put_back_after_a_question(bench, browse):
@@ -80,6 +89,29 @@ def test_dead_jobs_are_found_by_task_queue_and_reason(bench, browse, query, name
         bench.killed(payload(task, task=task))
     page = browse().get(f"/dead?{query}").text
     assert set(re.findall(r"<b>(shop\.\w)</b>", page)) == names
+
+
+def test_dead_jobs_are_read_once_for_all_who_look_until_something_is_changed(
+    bench, browse, monkeypatch
+):
+    monkeypatch.setattr(seen, "FRESH", 60.0)
+    jobs = bench.killed(payload("a"), payload("b"))
+    browser = browse(read_only=False)
+    key(browser)
+    paths = "/dead", "/dead?task=note", "/dead?first=1", f"/dead/{jobs[0].id}", "/dead/nobody"
+    before = [browser.get(path).text for path in paths]
+    assert bench.dead_set.delete(jobs[0].id)
+    assert [browser.get(path).text for path in paths] == before
+    assert "Deleted 1 of 1 job." in post(browser, "/dead", "delete for good", jobs[1].id)
+    assert "No job is dead." in browser.get("/dead").text
+    assert browser.get(f"/dead/{jobs[0].id}").status_code == 404
+
+
+def test_what_is_kept_for_all_who_look_is_bounded(app, bench):
+    page = seen.Seen(app, ())
+    for first in range(3 * seen.KEPT):
+        page.dead(first, {"task": f"shop.{first}"})
+    assert len(page._known) == seen.KEPT
 
 
 def test_a_page_that_changes_nothing_ends_no_job(browse):
