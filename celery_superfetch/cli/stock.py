@@ -63,7 +63,8 @@ def drain(session: Session, wait: float, **options: bool) -> None:
     attempt = Drain(session.reaper)
     report = _patiently(wait, lambda: attempt.run(**options))
     _say(session, report, _drained(report))
-    if report.errors or (report.in_flight and not report.dry_run):
+    left = report.in_flight + report.parked + report.probation
+    if report.errors or (left and not report.dry_run):
         raise click.exceptions.Exit(1)
 
 
@@ -97,14 +98,21 @@ def _migrated(report: Migrated) -> Iterator[str]:
 
 
 def _drained(report: Drained) -> Iterator[str]:
+    from ..model.words import number  # `celery --help` pays for nothing of ours
+
     for row in report.alive:
         warn("{owner} is not known to be dead ({reason}): it has to be stopped".format(**row))
     for owner, reason in report.owners.items():
         yield f"Worker {owner}: {reason}."
     verb = "Would give back" if report.dry_run else "Gave back"
     yield f"{verb} {report.given_back} jobs{_where(report.queues)}."
-    if report.in_flight:
-        yield f"{report.in_flight} jobs are in private lists."
+    for jobs, where in (
+        (report.in_flight, "in private lists"),
+        (report.parked, "parked"),
+        (report.probation, "on probation"),
+    ):
+        if jobs:
+            yield f"{number(jobs, 'job')} {'is' if jobs == 1 else 'are'} {where}."
     if report.dead_set:
         yield (
             f"The dead set keeps its {report.dead_set} jobs: `dead list` shows them, `dead retry` "
@@ -116,5 +124,5 @@ def _drained(report: Drained) -> Iterator[str]:
 
 def _where(queues: Mapping[str, int]) -> str:
     """``: celery 3, mail 1``."""
-    rows = ", ".join(f"{name} {number}" for name, number in sorted(queues.items()) if number)
+    rows = ", ".join(f"{name} {jobs}" for name, jobs in sorted(queues.items()) if jobs)
     return f": {rows}" if rows else ""

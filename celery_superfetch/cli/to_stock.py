@@ -33,6 +33,8 @@ class Drained:
     given_back: int = 0
     queues: Counter[str] = field(default_factory=Counter)  # queue list -> jobs that went there
     in_flight: int = 0  # jobs that are still in private lists
+    parked: int = 0  # jobs that still wait for their time
+    probation: int = 0  # jobs that still wait to run alone
     dead_set: int = 0  # jobs that stay there
     keys: int = 0  # others of ours that are left
     errors: int = 0
@@ -129,7 +131,9 @@ class Drain:
             report.queues[queue_list] += act(queue_list)
 
     def _count_rest(self, report: Drained) -> None:
-        report.in_flight, report.keys = self.reaper.keyspace.left()
+        jobs, report.keys = self.reaper.keyspace.left()
+        report.in_flight = jobs["private:"] + jobs["landing:"]
+        report.parked, report.probation = jobs["parked:"], jobs["probation:"]
         report.dead_set = len(self.reaper.dead_set)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from .database import Structure
@@ -39,16 +40,19 @@ class Keyspace(Structure):
                 break
         return holders
 
-    def left(self) -> tuple[int, int]:
-        """Number of jobs in flight, parked or on probation, and of keys that hold no job."""
+    def left(self) -> tuple[Counter[str], int]:
+        """Kind of key -> jobs in flight, parked or on probation; and how many keys hold no job."""
         parsed = [(key, *self.keys.parse(key)) for key in self._scan()]
-        sizes = self._at_once(
-            (JOBS[kind], key)
+        holding = [
+            (kind, key)
             for key, kind, _, queue_list in parsed
             if kind in JOBS and not (kind == "private:" and queue_list)  # that is of schema 1
-        )
-        total = sum(size if isinstance(size, int) else len(claims_of(size)) for size in sizes)
-        return total, sum(kind not in JOBS.keys() | DEAD for _, kind, *_ in parsed)
+        ]
+        sizes = self._at_once((JOBS[kind], key) for kind, key in holding)
+        jobs: Counter[str] = Counter()
+        for (kind, _), size in zip(holding, sizes, strict=True):
+            jobs[kind] += size if isinstance(size, int) else len(claims_of(size))
+        return jobs, sum(kind not in JOBS.keys() | DEAD for _, kind, *_ in parsed)
 
     def _scan(self, kind: str = "", type: str | None = None) -> Iterator[bytes]:
         return self.client.scan_iter(self.keys.pattern(kind), SCAN_COUNT, type)

@@ -9,6 +9,7 @@ import redis
 
 from celery_superfetch.cli.to_stock import Drain
 from celery_superfetch.errors import StillInUse
+from celery_superfetch.store.parked import Parked
 from celery_superfetch.store.wire.clients import run_id
 from support.waiting import eventually
 from support.workers.bench import Bench, elsewhere, payload
@@ -163,3 +164,28 @@ def test_the_command_refuses_and_keeps_the_dead(url, client, bench, cli):
     assert client.lrange("celery", 0, -1) == before
     again = cli("drain", "--json").json()
     assert (again["given_back"], again["dead_set"], again["in_flight"]) == (0, 1, 0)
+
+
+def test_a_dry_run_says_where_the_jobs_are_that_it_would_give_back(bench, cli):
+    owner = bench.dead_owner(jobs("later", "much later", "reserved"))
+    parked = dict.fromkeys(bench.held(owner)[:2], 4 * 10**12)
+    bench.run(Parked(bench.database).park(parked))
+    bench.client.lpush(bench.keys.probation("mail"), *jobs("suspect"))
+    bench.client.sadd(bench.keys.on_probation, "mail")
+    said = cli("drain", "--dry-run").out
+    for line in (
+        "Would give back 4 jobs: mail 4.",
+        "1 job is in private lists.",
+        "2 jobs are parked.",
+        "1 job is on probation.",
+    ):
+        assert line in said
+    report = cli("drain", "--dry-run", "--json").json()
+    assert [report[name] for name in ("in_flight", "parked", "probation")] == [1, 2, 1]
+    done = cli("drain", "--json").json()
+    assert [done[name] for name in ("given_back", "in_flight", "parked", "probation")] == [
+        4,
+        0,
+        0,
+        0,
+    ]
