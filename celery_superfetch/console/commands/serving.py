@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from contextlib import suppress
 
 import click
@@ -86,11 +87,21 @@ def web(ctx: click.Context, port: int, host: str, allow_changes: bool, token: st
     know_tasks(ctx.obj.app)
     try:
         page = create_app(ctx.obj.app, not allow_changes, token)
-    except SuperfetchError as exc:
+        sockets = _listening(host, port)  # or uvicorn would end with an exit code of its own
+    except (SuperfetchError, OSError) as exc:
         raise click.ClickException(str(exc)) from exc
     _say_where(host, port)
     served = page if token else OwnNamesOnly(page)
-    uvicorn.run(served, host=host, port=port, log_level="warning", server_header=False)
+    config = uvicorn.Config(served, log_level="warning", server_header=False)
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets)
+
+
+def _listening(host: str, port: int) -> list[socket.socket]:
+    """At each address of the host; raises an OSError where nobody can: at a port in use, mostly."""
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = dict.fromkeys((family, address) for family, *_, address in found)
+    return [socket.create_server(address, family=family) for family, address in addresses]
 
 
 def _say_where(host: str, port: int, path: str = "") -> None:

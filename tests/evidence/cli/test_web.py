@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 
 import httpx
 
@@ -40,3 +41,10 @@ def test_its_help_says_all_that_visitors_may_change(cli):
     text = " ".join(cli("web", "--help").out.split())
     for may in ("retry and delete dead jobs", "kill jobs in flight", "revoke those that have not"):
         assert may in text
+
+
+def test_a_port_in_use_is_one_error_before_any_address_is_said(cli):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused = cli("web", "--port", str(taken.getsockname()[1]), code=1)
+    assert refused.err.count("ddress already in use") == 1
+    assert "http://" not in refused.err
