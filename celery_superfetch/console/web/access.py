@@ -45,6 +45,8 @@ class Access:
     def __init__(self, token: str | None) -> None:
         if token is not None and len(token) < SHORTEST:
             raise ConfigError(f"a token of the page has at least {SHORTEST} characters")
+        if token is not None and not token.isascii():  # each client encodes others its own way
+            raise ConfigError("a token of the page has ASCII characters alone, as headers have")
         self._token = token or ""
         # The cookie is not the token: who reads it cannot log in elsewhere by it.
         self._pass = hmac.new(self._token.encode(), LOGIN.encode(), hashlib.sha256).hexdigest()

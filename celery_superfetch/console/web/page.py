@@ -59,7 +59,7 @@ def create_app(
         hide: arguments with one of these in their names are shown as ``***``.
 
     Raises:
-        ConfigError: the token is too short.
+        ConfigError: the token is too short, or not ASCII.
     """
     page = Page(celery_app, read_only, Access(token), hide)
     return Starlette(

@@ -112,6 +112,11 @@ def test_a_short_token_is_refused(app):
             create_app(app, token=token)
 
 
+def test_a_token_that_no_header_carries_is_refused(app):
+    with pytest.raises(ConfigError, match="ASCII"):
+        create_app(app, token="größe-der-batterie")
+
+
 def test_it_is_mounted_under_a_prefix_with_links_that_lead_there(app, bench):
     jobs = bench.killed(payload("a"), payload("b"))
     page = create_app(app, read_only=False, token=TOKEN)
