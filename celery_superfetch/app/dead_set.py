@@ -158,7 +158,8 @@ class DeadSet(store.DeadSet):
             done.append(Retried(job.id, job.task, job.task_id, target))
             jobs.append((job, target, done[-1]))
             targets.append(target)
-        able, ours = Queues(self.database).can_take(targets), self.reserve([job[0] for job in jobs])
+        queues = Queues(self.database)
+        able, ours = queues.can_take(targets), self.reserve([job[0] for job in jobs])
         calls, called = [], []
         for (job, target, outcome), takes, mine in zip(jobs, able, ours, strict=True):
             if not mine:
@@ -175,6 +176,7 @@ class DeadSet(store.DeadSet):
                 outcome.error = str(reply)
             elif not reply:
                 outcome.queue, outcome.error = None, GONE.format(outcome.id)
+        queues.note({outcome.queue for outcome in called if outcome.queue and not outcome.error})
         return done
 
     def _target(self, job: DeadJob, to: str | None) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from .database import Structure, chunks
 
 CHUNK = 100  # queue lists of one script
+NOTED = 86400  # seconds, as a pass keeps its notes
 
 
 class Queues(Structure):
@@ -42,6 +44,14 @@ class Queues(Structure):
     def noted(self) -> list[str]:
         """The queue lists in which the last pass saw a job wait, whoever serves them."""
         return [name.decode(errors="replace") for name in self.client.hkeys(self.keys.oldest)]
+
+    def note(self, names: Iterable[str]) -> None:
+        """Let whoever looks see these queue lists, too, which nobody may serve; since when their
+        jobs wait the next pass says. Without it the jobs are there all the same."""
+        oldest = self.keys.oldest
+        commands = [("HSETNX", oldest, name, "") for name in names]
+        with suppress(RedisError):
+            self._at_once([*commands, ("EXPIRE", oldest, NOTED)])
 
     def ends(self, name: str, count: int) -> list[bytes]:
         """So many of the oldest and of the youngest messages of a queue list, each once."""

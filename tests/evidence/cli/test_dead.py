@@ -204,6 +204,15 @@ def test_retry_on_another_queue(cli, dead, client):
     assert f"Put back on aside: shop.kill_child[{job['task_id']}]" in done.out
     assert "no queue 'aside'" in done.err
     assert client.lrange("aside", 0, -1) == [job["payload"].encode()]
+    # It is seen where nobody has ever served it, until it is empty; what no job went to is not.
+    for _ in range(2):
+        found = cli("status", "--json").json()
+        assert "queue aside: 1 job" in str(found["findings"])
+        assert "taken" not in str(found["queues"])
+        cli("reap")
+    client.delete("aside")
+    cli("reap")
+    assert "aside" not in str(cli("status", "--json").json()["queues"])
 
 
 def test_a_broken_result_backend_does_not_hold_up_a_retry(cli, dead):
