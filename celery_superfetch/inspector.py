@@ -5,6 +5,7 @@ The console reads Redis by this class and by nothing else of the core.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -121,3 +122,14 @@ class Inspector:
         holders = Keyspace(self.database).holders()
         # Who has come meanwhile is known by now.
         return holders - {*self.registry.owners(), *self.registry.tombstones()}
+
+    def strays(self, known: Iterable[str]) -> Counter[str]:
+        """Queues beside those that are ``known`` on which senders have left jobs -> how many.
+        Raises NoPermissionError where SCAN is forbidden."""
+        queues, split = Keyspace(self.database).bound(self.separator) - {*known}, self.separator
+        steps = {"".join(name.partition(split)[1:]) for name in self.lists}
+        names = [f"{queue}{step}" for queue in queues for step in steps]
+        jobs: Counter[str] = Counter()
+        for name, (length, _) in zip(names, self.queues.lengths(names), strict=True):
+            jobs[name.partition(split)[0]] += length if isinstance(length, int) else 0
+        return +jobs

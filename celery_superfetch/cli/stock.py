@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from kombu.utils.functional import retry_over_time
 
-from ..model.words import number
 from .session import SECONDS, Session, command, quantity, superfetch, warn
 
 if TYPE_CHECKING:
@@ -99,6 +98,8 @@ def _migrated(report: Migrated) -> Iterator[str]:
 
 
 def _drained(report: Drained) -> Iterator[str]:
+    from ..model.words import number  # `celery --help` pays for nothing of ours
+
     for row in report.alive:
         warn("{owner} is not known to be dead ({reason}): it has to be stopped".format(**row))
     for owner, reason in report.owners.items():

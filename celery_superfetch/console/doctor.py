@@ -14,7 +14,7 @@ from ..model.config import REAP_ENTRY, REAP_TASK
 from ..model.job import parse
 from ..model.version import __version__
 from ..model.words import command, number, span
-from .health import LEVELS, Finding, findings
+from .health import LEVELS, Finding, Level, findings
 from .overview import overview_of
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def diagnose(app: Celery, inspector: Inspector) -> list[Finding]:
         all_findings.extend(of_versions(overview["owners"]))
         all_findings.extend(_permissions(inspector, (row["list"] for row in overview["queues"])))
         all_findings.extend(_tasks(app, inspector, overview))
+        all_findings.extend(_strays(inspector, overview["queues"]))
     all_findings.extend(_orphans(inspector))
     return sorted(all_findings, key=lambda finding: LEVELS.index(finding.level))
 
@@ -108,6 +109,24 @@ def _orphans(inspector: Inspector) -> Iterator[Finding]:
         text = f"private lists of {workers} that nobody has registered: {some(orphans)}"
         fix = f"run `{command()} reap --full --wait 75`; their jobs go back after an owner_ttl"
         yield Finding("warning", "orphans", text, fix)
+
+
+def _strays(inspector: Inspector, rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Of queues that no row is of."""
+    try:
+        jobs = inspector.strays(row["queue"] for row in rows)
+    except NoPermissionError:
+        return
+    if jobs:
+        queues = some(f"{queue} ({number(count, 'job')})" for queue, count in jobs.items())
+        text = f"jobs wait on queues that no worker with install() has served: {queues}"
+        fix = (
+            "see whether a sender misspells the name; a worker with -Q and that name runs them. "
+            "Where stock workers serve it, all is well"
+        )
+        # What stock workers serve at this moment nobody can tell.
+        level: Level = "note" if inspector.unacked.consumers() else "warning"
+        yield Finding(level, "unknown-queue", text, fix)
 
 
 def _tasks(app: Celery, inspector: Inspector, seen: Mapping[str, Any]) -> Iterator[Finding]:

@@ -74,9 +74,9 @@ class Keys:
     def lock(self, scope: str) -> str:
         return f"{self._own}lock:{scope}"  # STRING with a TTL: one turn per interval and scope
 
-    def pattern(self, kind: str = "") -> str:
+    def pattern(self, kind: str = "", family: str = "superfetch:") -> str:
         """SCAN pattern of everything that is ours, or of one kind (``parse``)."""
-        return re.sub(r"([\\*?\[\]^])", r"\\\1", self._own) + f"{kind}*"
+        return re.sub(r"([\\*?\[\]^])", r"\\\1", self.prefix) + f"{family}{kind}*"
 
     def parse(self, key: bytes) -> tuple[str, str, str]:
         """Of a key that ``pattern`` found: its kind, with the colon, and as far as it has them its

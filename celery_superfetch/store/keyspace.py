@@ -30,15 +30,17 @@ class Keyspace(Structure):
 
     def holders(self) -> set[str]:
         """Whoever has a private list, as far as a hundred steps of SCAN find them."""
-        holders: set[str] = set()
-        cursor = 0
-        for _ in range(SCAN_STEPS):
-            cursor, rows = self.client.scan(cursor, self.keys.pattern(), SCAN_COUNT)
-            parsed = map(self.keys.parse, rows)
-            holders |= {owner for kind, owner, _ in parsed if kind in ("private:", "landing:")}
-            if not cursor:
-                break
-        return holders
+        parsed = map(self.keys.parse, self._look(self.keys.pattern()))
+        return {owner for kind, owner, _ in parsed if kind in ("private:", "landing:")}
+
+    def bound(self, separator: str) -> set[str]:
+        """The queues that kombu's bindings name, as far as a hundred steps of SCAN find them; but
+        for those of replies."""
+        found = self._look(self.keys.pattern(family="_kombu.binding."))
+        names = [("SMEMBERS", key) for key in found if not key.endswith(b".pidbox")]
+        tables = self._at_once(names, errors=True)
+        rows = (row for table in tables if not isinstance(table, Exception) for row in table)
+        return {row.decode(errors="replace").rpartition(separator)[2] for row in rows}
 
     def left(self) -> tuple[Counter[str], int]:
         """Kind of key -> jobs in flight, parked or on probation; and how many keys hold no job."""
@@ -53,6 +55,14 @@ class Keyspace(Structure):
         for (kind, _), size in zip(holding, sizes, strict=True):
             jobs[kind] += size if isinstance(size, int) else len(claims_of(size))
         return jobs, sum(kind not in JOBS.keys() | DEAD for _, kind, *_ in parsed)
+
+    def _look(self, pattern: str) -> Iterator[bytes]:
+        cursor = 0
+        for _ in range(SCAN_STEPS):
+            cursor, rows = self.client.scan(cursor, pattern, SCAN_COUNT)
+            yield from rows
+            if not cursor:
+                return
 
     def _scan(self, kind: str = "", type: str | None = None) -> Iterator[bytes]:
         return self.client.scan_iter(self.keys.pattern(kind), SCAN_COUNT, type)

@@ -14,6 +14,7 @@ from celery_superfetch.store.wire.permissions import OPTIONAL, REQUIRED, name_of
 from support.waiting import eventually
 from support.workers.bench import Bench, elsewhere, ended_process, payload
 from support.workers.cli import Result
+from support.workers.inbox import Inbox
 
 
 def codes(result: Result) -> dict[str, str]:
@@ -102,6 +103,23 @@ def test_jobs_of_others_are_none_of_our_business(cli, make_bench):
     bench.owner(lists=["theirs"])
     bench.push("theirs", payload("t", "theirs", task="other.task"))
     assert "unknown-task" not in codes(cli("doctor", "--json", code=1))
+
+
+@pytest.mark.parametrize("prefix", ["", "{a[b]}:"])
+def test_a_queue_whose_name_a_sender_misspells_is_found(cli, url, make_app, prefix):
+    options = {"global_keyprefix": prefix}
+    app = make_app(options=options)
+    app.send_task("shop.note", ("a",), queue="celery")
+    assert "unknown-queue" not in codes(cli("doctor", "--json", code=1, options=options))
+    for priority in (0, 9):
+        app.send_task("shop.note", ("b",), queue="celry", priority=priority)
+    found = codes(cli("doctor", "--json", code=1, options=options))["unknown-queue"]
+    assert found.startswith("warning: jobs wait on queues")
+    assert found.endswith(": celry (2 jobs)")
+    with Inbox(url, "other", transport=None) as stock:
+        stock.turn()
+        found = codes(cli("doctor", "--json", code=1, options=options))["unknown-queue"]
+    assert found.startswith("note: "), "it may serve that queue"
 
 
 @pytest.fixture
