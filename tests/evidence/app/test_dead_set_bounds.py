@@ -36,7 +36,8 @@ def answers(asked: list[bytes]) -> float:
     if b"LIMIT" in asked:
         return int(asked[asked.index(b"LIMIT") + 2])
     first, last = int(asked[1]), int(asked[2])
-    return last - first + 1 if last >= 0 else float("inf")
+    # Ranks of one end tell how many they are; those of both do not.
+    return last - first + 1 if (first < 0) == (last < 0) else float("inf")
 
 
 def check(work: Work) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, _state
 
 import celery_superfetch
 from celery_superfetch.app.broker import config_of
@@ -23,8 +23,11 @@ Make = Callable[..., Celery]
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """`make("name", ...)`: an app that is nobody's current one."""
+    """`make("name", ...)`: nobody's current app, and without the shared tasks of others."""
     made: list[Celery] = []
+    finalizers = _state._on_app_finalizers
+    shared = {add for add in finalizers if add.__module__ != "celery.app.builtins"}
+    finalizers -= shared
 
     def start(name: str = "shop", **options: Any) -> Celery:
         made.append(Celery(name, set_as_current=False, **{"broker": URL, **options}))
@@ -33,6 +36,7 @@ def make() -> Iterator[Make]:
     yield start
     for app in made:
         app.close()
+    finalizers |= shared
 
 
 def settings(**values: Any) -> types.ModuleType:
