@@ -8,7 +8,7 @@ from celery import Celery
 from kombu.utils.imports import symbol_by_name
 
 from ..errors import ConfigError
-from ..model.config import REAP_ENTRY, REAP_TASK, check, own_options
+from ..model.config import NOT_THE_USERS, REAP_ENTRY, REAP_TASK, check, own_options
 from ..signals import job_recovering
 from ..transport.transport import KNOWN_OPTIONS
 from .broker import AMQP, config_of
@@ -93,7 +93,7 @@ def _check_tasks(app: Celery) -> None:
     early = [
         name
         for name, task in vars(app)["_tasks"].items()
-        if not task.acks_late and not name.startswith(("celery.", "celery_superfetch."))
+        if not task.acks_late and not name.startswith(NOT_THE_USERS)
     ]
     if not early:
         return

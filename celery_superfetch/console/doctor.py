@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import NoPermissionError
 
 from ..inspector import Inspector
-from ..model.config import REAP_ENTRY, REAP_TASK
+from ..model.config import NOT_THE_USERS, REAP_ENTRY, REAP_TASK
 from ..model.job import parse
 from ..model.version import __version__
 from ..model.words import command, number, span
@@ -192,8 +192,7 @@ def _install(app: Celery) -> Iterator[Finding]:
 
 
 def _task_options(app: Celery) -> Iterator[Finding]:
-    others = "celery.", "celery_superfetch."
-    own = [task for task in app.tasks.values() if not task.name.startswith(others)]
+    own = [task for task in app.tasks.values() if not task.name.startswith(NOT_THE_USERS)]
     early = [task for task in own if not task.acks_late]
     if early:
         text = _named(early, "with acks_late=False, which a killed worker loses once they run")

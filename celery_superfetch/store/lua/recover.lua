@@ -85,7 +85,7 @@ for i = jobs, 1, -1 do
   if outcomes[i] == 'ok' and ARGV[6 + 5 * i] ~= '0' then recover(i) end
 end
 if recovered > 0 then
-  flagged(flag, tonumber(window))
+  flagged(flag, window)
   redis.pcall('HINCRBY', stats, 'recovered', recovered)
 end
 return outcomes

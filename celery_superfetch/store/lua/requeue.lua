@@ -40,7 +40,7 @@ for i = 1, jobs do
 end
 if total > 0 then
   if expires > 0 and to_queue > 0 then redis.call('PEXPIRE', queue, expires) end
-  flagged(flag, tonumber(window))
+  flagged(flag, window)
   redis.pcall('HINCRBY', stats, 'requeued', total)
 end
 return total
