@@ -107,8 +107,8 @@ def _tried(
     client: redis.Redis,
     warm: Warm,
 ) -> Iterator[dict]:
-    if failed := next(filter(None, map(warm.run, tests)), ""):
-        raise SystemExit(f"{failed} fails though nothing was changed: no test can be asked.")
+    for some in tests:
+        warm.check(some)
     source = (ROOT / path).read_text()
     changes = in_lua(source) if path.endswith(".lua") else in_python(source)
     for change in changes:

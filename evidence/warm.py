@@ -43,6 +43,14 @@ class Warm:
         )
         for tests in collected:
             self.run(tests)
+        self._sound: list[list[str]] = []
+
+    def check(self, tests: list[str]) -> None:
+        """Raises RuntimeError where tests fail though nothing was changed; runs them once."""
+        if tests not in self._sound:
+            if failed := self.run(tests):
+                raise RuntimeError(f"{failed} fails though nothing was changed: it tells nothing")
+            self._sound.append(tests)
 
     def run(self, tests: list[str]) -> str:
         """The test that fails first; empty where all pass. Raises RuntimeError if they cannot be
