@@ -67,7 +67,10 @@ TARGETS = {
     ],
     f"{PACKAGE}/model/step.py": [["tests/unit/model/test_step.py"], HANDING_ON],
     f"{PACKAGE}/app/steps.py": [["tests/integration/app/test_steps.py"], HANDING_ON],
-    f"{PACKAGE}/worker/gate.py": [["tests/unit/worker/test_gate.py"], ["tests/workers"]],
+    f"{PACKAGE}/worker/gate.py": [
+        ["tests/unit/worker/test_gate.py", "tests/integration/worker"],
+        ["tests/workers"],
+    ],
     **{f"{SCRIPTS}/{name}.lua": _of(name) for name in REST.split()},
 }
 
