@@ -77,6 +77,8 @@ class Gate(Runner):
 
     endless = True
     notice: Notices
+    _turns = 0
+    _look_again = False  # somebody came by while another handed over
 
     def __init__(self, worker: Any) -> None:
         self.worker, self.pool, self.node = worker, worker.pool, worker.hostname
@@ -85,11 +87,9 @@ class Gate(Runner):
         kind, self.green = type(self.pool).__module__, self.pool.is_green
         self.inline, self.threads = kind == SOLO, kind == THREADS
         self.prefork = self.pool.uses_semaphore and not self.pool.options.get("threads", True)
-        self._turns = 0
         self._waiting: deque[Handover] = deque()
         self.out: set[Handover] = set()
         self._turn = threading.Lock()  # held by whoever hands over
-        self._look_again = False  # somebody came by meanwhile
         self._apply, self.pool.apply_async = self.pool.apply_async, self.apply_async
         self._process, worker._process_task = worker._process_task, self._process_task
         if worker.process_task == self._process:  # else it looks for it again at each job
@@ -229,10 +229,12 @@ class Gate(Runner):
         elif self.green:  # gevent's, whose ``link`` would start one more greenlet
             result.rawlink(partial(self._over, handover))
 
-    def _tell(self, handover: Handover, tell: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _tell(
+        self, handover: Handover, tell: Callable[..., object], *args: Any, **kwargs: Any
+    ) -> None:
         """One of the pool's callbacks: its last word on a job, but for that of a soft limit."""
         try:
-            return tell(*args, **kwargs)
+            tell(*args, **kwargs)
         finally:
             if not kwargs.get("soft"):
                 self._over(handover)

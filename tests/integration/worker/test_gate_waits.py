@@ -1,0 +1,173 @@
+"""Who waits before a worker's pool: for a slot, beside a suspect, and since he came too late."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+
+import pytest
+from celery.worker import state
+
+from support.waiting import always, eventually
+from support.workers.inside import HERE, at_rest, late, owner_of, paused, waits
+
+
+def test_no_more_run_than_there_are_slots_and_the_next_begins_in_its_turn(started, shop, ledger):
+    gate = started(concurrency=2)
+    assert (gate.free(), gate.reserve()) == (2, 0)
+    shop.run("a", "b")
+    for name in "cd":
+        shop.note.delay(name)
+    waits(gate, 2)
+    assert (gate.free(), gate.reserve()) == (-2, 2)
+    state.reserved_requests.clear()  # as Celery before 5.7 at a lost connection
+    assert (gate.free(), gate.reserve()) == (-2, 0)
+    ledger.release("a")
+    eventually(lambda: {"a", "c", "d"} <= ledger.finishes().keys())
+    assert ledger.told("started")[-2:] == ["c", "d"]
+    ledger.release("b")
+    eventually(lambda: at_rest(gate))
+    assert set(ledger.runs().values()) == {1}
+
+
+def test_a_job_that_is_revoked_while_it_waits_does_not_run(started, shop, ledger, db):
+    gate = started()
+    shop.run("a")
+    revoked = shop.note.delay("b")
+    shop.note.delay("c")
+    waits(gate, 2)
+    state.revoked.add(revoked.id)
+    ledger.release("a")
+    eventually(lambda: "c" in ledger.finishes())
+    eventually(lambda: at_rest(gate) and db.settled())
+    assert "b" not in ledger.runs()
+
+
+def test_a_job_that_has_left_while_it_waits_does_not_start_here(started, shop, ledger, db, caplog):
+    gate = started()
+    shop.run("a")
+    shop.note.delay("b")
+    shop.note.delay("c")
+    first, _ = waits(gate, 2)
+    with caplog.at_level(logging.INFO):
+        first.delivery.requeue()
+        ledger.release("a")
+        eventually(lambda: "c" in ledger.finishes())
+    assert "does not start here: it has left this worker" in caplog.text
+    eventually(lambda: at_rest(gate) and db.settled())
+    assert ledger.runs()["b"] == 1, "it went back to its queue"
+    assert first.request.acknowledged
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["late ack", "early ack"])
+def test_beside_a_suspect_that_runs_alone_nothing_starts(started, shop, ledger, db, caplog, early):
+    """With early ack nothing is left that could go back: it waits."""
+    gate = started(concurrency=2)
+    shop.run("a", "b")
+    shop.note.delay("c")
+    [waiting] = waits(gate)
+    if early:
+        waiting.request.acknowledge()
+    jobs = owner_of(gate).in_flight.jobs
+    [jobs.alone] = [out.job for out in gate.out if "'a'" in out.request.argsrepr]
+    jobs.alone_until = time.monotonic() + 600
+    with caplog.at_level(logging.INFO):
+        ledger.release("b")
+        eventually(lambda: len(gate.out) == 1)
+        always(lambda: "c" not in ledger.starts(), during=0.1)
+    assert ("another runs alone here" in caplog.text) is not early
+    ledger.release("a")
+    eventually(lambda: at_rest(gate) and db.settled())
+    assert ledger.runs() == {"a": 1, "b": 1, "c": 1}
+
+
+def test_a_worker_that_is_told_to_stop_starts_nothing_more(started, shop, ledger):
+    gate = started()
+    shop.run("a")
+    shop.note.delay("b")
+    waits(gate)
+    owner_of(gate).stopping = True
+    ledger.release("a")
+    eventually(lambda: not gate.out)
+    assert "b" not in ledger.runs()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("way", ["revoked", "left"])
+def test_the_slot_of_who_does_not_start_is_free_again(started, shop, ledger, db, pool, way):
+    gate = started(pool, concurrency=2)
+    with paused(gate):
+        shop.note.delay("a")
+        [waiting] = waits(gate)
+        if way == "revoked":
+            state.revoked.add(waiting.request.id)
+        else:
+            waiting.delivery.requeue()
+    shop.run("b", "c")
+    assert len(gate.out) == 2
+    ledger.release()
+    eventually(lambda: at_rest(gate) and db.settled())
+    assert ledger.runs() == {"b": 1, "c": 1} | ({"a": 1} if way == "left" else {})
+
+
+@pytest.mark.parametrize("pool", ["prefork", *HERE])
+def test_who_comes_too_late_is_handed_over_again(started, shop, ledger, db, monkeypatch, pool):
+    gate = started(pool)
+    late(gate, monkeypatch)
+    shop.ran("a")
+    eventually(lambda: at_rest(gate) and db.settled())
+    assert ledger.runs() == {"a": 1}
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_until_then_it_waits_and_nobody_takes_it_for_one_that_runs(
+    started, shop, ledger, db, monkeypatch, pool
+):
+    """Who ends it now must not end what runs where it was to."""
+    gate = started(pool)
+    with ExitStack() as pause:
+        late(gate, monkeypatch, act=lambda: pause.enter_context(paused(gate)))
+        shop.note.delay("a")
+        eventually(lambda: gate._waiting and gate._waiting[0].waited, message="it waits again")
+        request = gate._waiting[0].request
+        assert (request.time_start, request.worker_pid, request._apply_result) == (None,) * 3
+        assert request in state.reserved_requests
+        assert request not in state.active_requests
+        assert owner_of(gate).may_start(request.delivery.job)
+        eventually(lambda: not db.running(), message="its record is gone")
+    shop.ran("b")
+    eventually(lambda: at_rest(gate) and db.settled())
+    assert ledger.runs() == {"a": 1, "b": 1}
+
+
+def test_who_comes_too_late_and_has_no_channel_goes_back(started, shop, ledger, db, monkeypatch):
+    gate = started()
+    shop.run("a")
+    shop.note.delay("b")
+    [waiting] = waits(gate)
+    gate._waiting.clear()
+    with monkeypatch.context() as lost:
+        lost.setattr(waiting.delivery.channel, "closed", True)
+        gate.take_back(waiting.request)
+    assert waiting.request.acknowledged
+    assert waiting.request not in state.reserved_requests
+    ledger.release("a")
+    eventually(lambda: "b" in ledger.finishes())
+    eventually(lambda: at_rest(gate) and db.settled())
+    assert ledger.runs() == {"a": 1, "b": 1}
+
+
+def test_with_early_ack_there_is_nothing_that_could_go_back(started, shop, ledger, monkeypatch):
+    gate = started()
+    shop.run("a")
+    shop.note.delay("b")
+    [waiting] = waits(gate)
+    waiting.request.acknowledge()
+    gate._waiting.clear()
+    monkeypatch.setattr(waiting.delivery.channel, "closed", True)
+    gate.take_back(waiting.request)
+    monkeypatch.undo()
+    ledger.release("a")
+    eventually(lambda: "b" in ledger.finishes())
+    assert ledger.runs() == {"a": 1, "b": 1}
