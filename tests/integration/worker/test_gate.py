@@ -37,22 +37,26 @@ def test_how_a_run_ended_is_counted_and_its_slot_is_free_again(started, shop, be
         assert 0 < times.seconds < time.monotonic() - began
 
 
-def test_what_a_worker_says_of_itself(started):
-    threads, prefork = started("threads", 3), started("prefork", 2)
-    processes = sorted(process.pid for process in prefork.pool._pool._pool)
-    assert list(prefork.pids()) == [(pid, start_time(pid)) for pid in processes]
-    assert not threads.pids()
-    assert (threads.slots, prefork.slots) == (3, 2)
-    assert prefork.node == prefork.worker.hostname
-    assert threads.tasks == prefork.tasks
-    assert len(threads.tasks) == 12
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_what_a_worker_says_of_itself(started, pool):
+    gate = started(pool, 2)
+    processes = gate.worker.pool._pool._pool if pool == "prefork" else []
+    assert list(gate.pids()) == sorted((child.pid, start_time(child.pid)) for child in processes)
+    assert gate.slots == 2
+    assert gate.node == gate.worker.hostname
 
 
-def test_workers_with_other_tasks_can_be_told_apart(started, make_app):
+def test_workers_with_other_tasks_can_be_told_apart(started, workers, make_app):
+    said = []
+    for _ in range(2):
+        said.append(started().tasks)
+        workers.close()  # workers of one process share a loop
     app = make_app()
     app.task(name="another", shared=False)(at_rest)
     with start_worker(app, pool="solo", perform_ping_check=False) as other:
-        assert other.superfetch_gate.tasks != started().tasks
+        said.append(other.superfetch_gate.tasks)
+    assert said[0] == said[1] != said[2]
+    assert {len(tasks) for tasks in said} == {12}
 
 
 @pytest.mark.parametrize("pool", HERE)
