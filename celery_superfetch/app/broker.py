@@ -83,6 +83,11 @@ def client_of(app: Celery, timeout: float = 0.0) -> Redis:
         connection = app.connection_for_read()
     except KeyError as exc:  # kombu's "No such transport"
         raise UnsupportedBroker(f"broker_url is of no use: {exc.args[0]}") from exc
+    except TypeError as exc:
+        raise UnsupportedBroker(
+            f"broker_url has options after its '?' that kombu does not know ({exc}): they belong "
+            "in broker_transport_options"
+        ) from exc
     with connection:
         if not issubclass(connection.get_transport_cls(), Transport):
             raise UnsupportedBroker(

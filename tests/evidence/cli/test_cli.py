@@ -202,6 +202,9 @@ def test_an_app_on_another_broker(cli):
     assert "the app's broker (amqp://guest@localhost:5672//) is not served" in failed.err
     failed = cli("status", url="carrier-pigeon://here", code=1)
     assert "carrier-pigeon" in failed.err
+    failed = cli("status", url="redis://127.0.0.1:1/0?socket_timeout=3", code=1)
+    assert "socket_timeout" in failed.err
+    assert "they belong in broker_transport_options" in failed.err
 
 
 UNREAD = "the broker's URL cannot be read: percent-encode its password"

@@ -10,7 +10,7 @@ import pytest
 from celery.worker import state
 
 from support.waiting import always, eventually
-from support.workers.inside import HERE, at_rest, late, owner_of, paused, waits
+from support.workers.inside import HERE, acknowledge, at_rest, late, owner_of, paused, waits
 
 
 def test_no_more_run_than_there_are_slots_and_the_next_begins_in_its_turn(started, shop, ledger):
@@ -68,7 +68,7 @@ def test_beside_a_suspect_that_runs_alone_nothing_starts(started, shop, ledger, 
     shop.note.delay("c")
     [waiting] = waits(gate)
     if early:
-        waiting.request.acknowledge()
+        acknowledge(gate, waiting)
     jobs = owner_of(gate).in_flight.jobs
     [jobs.alone] = [out.job for out in gate.out if "'a'" in out.request.argsrepr]
     jobs.alone_until = time.monotonic() + 600
@@ -163,7 +163,7 @@ def test_with_early_ack_there_is_nothing_that_could_go_back(started, shop, ledge
     shop.run("a")
     shop.note.delay("b")
     [waiting] = waits(gate)
-    waiting.request.acknowledge()
+    acknowledge(gate, waiting)
     gate._waiting.clear()
     monkeypatch.setattr(waiting.delivery.channel, "closed", True)
     gate.take_back(waiting.request)
