@@ -88,7 +88,6 @@ def _parts(signatures: Any) -> Iterator[tuple[str, Any]]:
         yield from ((str(at), part) for at, part in enumerate(signatures))
     elif isinstance(signatures, dict):
         parts = dict(signatures.get("kwargs") or {}) if signatures.get("subtask_type") else {}
-        parts = {name: parts.get(name) for name in ("tasks", "header", "body")}
         parts.update(signatures.get("options") or {})
         for name in ("tasks", "header", "body", "link", "link_error", "chord"):
             if parts.get(name):

@@ -50,6 +50,14 @@ def test_a_job_names_the_errbacks_of_its_chord():
     assert run_of(sent(chord=body)).ids == {"body", "errback"}
 
 
+def test_what_follows_a_body_has_the_same_ids_in_each_part():
+    """Any of them may be the last, and send it."""
+    body = note().set(task_id="body", link=[note()], link_error=[group(note(), note())])
+    parts = [run_of(sent(chord=body), f"part {at}") for at in range(2)]
+    assert parts[0].ids == parts[1].ids
+    assert len(parts[0].ids) == 1 + 1 + 3
+
+
 def test_a_message_without_an_end_names_nothing():
     for embed in (None, "?", {}, {"callbacks": None, "chain": [], "chord": None}):
         assert not run_of(embed).ids
