@@ -32,6 +32,20 @@ WIDER = ["tests/integration/reaper", "tests/integration/owner", "tests/integrati
 WIDER += ["tests/integration/transport"]
 REPLIES = "tests/integration/owner/replies"
 HANDING_ON = [f"tests/evidence/test_{name}.py" for name in ("handed_on", "steps", "chords", "seen")]
+#: What it takes whole workers to see of the gate: greenlets, want of threads, and broken requests.
+WORKERS = [
+    f"tests/evidence/test_{name}"
+    for name in (
+        "worker_at_fault.py::test_a_worker_short_of_threads_ends_and_its_jobs_wait",
+        "worker_at_fault.py::test_a_request_class_that_fails_ends_its_worker_and_its_jobs_wait",
+        "worker_at_fault.py::test_it_ends_as_well_where_a_timer_would_swallow_that",
+        "parked.py::test_each_pool_starts_them_in_their_second",
+        "parked.py::test_a_greenlet_that_keeps_the_loop_lets_none_start_early",
+        "reception.py::test_what_breaks_at_reception_is_put_aside",
+        "frozen.py::test_a_thawed_worker_drops_what_it_had_not_started",
+        "pools_slots.py",
+    )
+]
 SCRIPTS = f"{PACKAGE}/store/lua"
 FIRST = "claim ack step requeue recover kill mark heartbeat unland park release probation shared"
 REST = "wait leave retry delete trim make_room lock counters payloads holdings pages oldest lost"
@@ -69,7 +83,7 @@ TARGETS = {
     f"{PACKAGE}/app/steps.py": [["tests/integration/app/test_steps.py"], HANDING_ON],
     f"{PACKAGE}/worker/gate.py": [
         ["tests/unit/worker/test_gate.py", "tests/integration/worker"],
-        ["tests/workers"],
+        ["tests/workers", *WORKERS],
     ],
     **{f"{SCRIPTS}/{name}.lua": _of(name) for name in REST.split()},
 }
