@@ -64,6 +64,10 @@ DEAD = {
 
 NOT_DEAD = {
     "elsewhere and heard": (replace(ELSEWHERE, silent_for=0.0), Reason.HEARD),
+    "elsewhere, its heartbeat just begins to stand still": (
+        replace(ELSEWHERE, silent_for=0.01),
+        Reason.WATCHED,
+    ),
     "elsewhere and never watched, by a fresh observer": (
         replace(ELSEWHERE, silent_for=None),
         Reason.HEARD,
