@@ -18,7 +18,6 @@ from ..model.process import own_pid
 from ..store.holdings import Holdings
 from ..store.private_lists import Claims
 from ..store.registry import Heartbeat
-from ..store.wire.clients import run_id
 from ..store.wire.connections import Params
 from ..store.wire.server import check_server
 from .heart import Heart
@@ -89,7 +88,6 @@ class Membership:
                 return
             if first:
                 check_server(self.client, self.config.global_keyprefix)
-                self.in_flight.lost_claims.run_id = run_id(self.client)
                 self.heart.stopping = False  # it left, and comes back
             self._by_heart(partial(self.heart.register, new, unused=self._unused()))
             if self._heartbeats is None:

@@ -10,7 +10,6 @@ from redis.exceptions import RedisError
 
 from ...model.job import Claimed, Counters, Job
 from ...store.private_lists import CLAIM_BYTES
-from ...store.wire.clients import run_id
 from .jobs import BATCH
 from .outbox import Outbox
 
@@ -24,8 +23,6 @@ SETTLED = 120.0
 class LostClaims:
     def __init__(self, outbox: Outbox) -> None:
         self.outbox, self.jobs, self.lists = outbox, outbox.jobs, outbox.lists
-        #: Which run of the server was told of what was settled; None: nobody has asked.
-        self.run_id: str | None = None
         #: When a doubt that was cleared is looked into once more (monotonic s).
         self._second_look = math.inf
 
@@ -40,18 +37,16 @@ class LostClaims:
 
     def reconcile(self, owner: str, lists: Mapping[str, int]) -> int:
         """Give back what landed from some queue lists (-> ms of x-expires), and what is claimed and
-        nobody here knows, since its reply was lost; the number of jobs. Where the server runs
-        anew, what was settled lately is settled again: a promoted replica may not have seen it."""
+        nobody here knows, since its reply was lost; the number of jobs. What was settled lately is
+        settled again: a promoted replica may not have seen it."""
         outbox = self.outbox
         with outbox.lock:
             outbox.flush()
             # A doubt that comes up from here on asks for another look.
             outbox.doubt = False
             try:
-                run = run_id(outbox.client)
-                back = self.lists.unland(owner, lists) + self._requeue_unknown(owner, run)
+                back = self.lists.unland(owner, lists) + self._requeue_unknown(owner)
                 outbox.flush()
-                self.run_id = run
             except RedisError:
                 outbox.doubt = True
                 raise
@@ -60,7 +55,7 @@ class LostClaims:
             self._second_look = math.inf if now >= self._second_look else now + LATE_CLAIM
             return back
 
-    def _requeue_unknown(self, owner: str, run: str | None) -> int:
+    def _requeue_unknown(self, owner: str) -> int:
         ours = {job.claim_id for job in self.jobs if job.owner == owner}
         unknown = [id for id in self.lists.held(owner).claims if id not in ours]
         back = 0
@@ -69,7 +64,7 @@ class LostClaims:
             unknown = unknown[seen:]
             for job in jobs:
                 self.jobs.add(job)
-            jobs = self._settle_again(jobs) if run != self.run_id else jobs
+            jobs = self._settle_again(jobs)
             self.outbox.requeue(jobs)
             back += len(jobs)
         return back

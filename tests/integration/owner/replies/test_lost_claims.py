@@ -34,6 +34,17 @@ def test_a_claim_whose_reply_was_lost_is_given_back(server, hasty, owner):
     assert len(held.jobs) == 0
 
 
+def test_a_look_that_fails_is_made_again(server, hasty, owner):
+    held = hasty.in_flight
+    hasty.push("mail", payload(1))
+    unheard(server, lambda: held.claim(owner.owner, ["mail"], 1, 1, []))
+    eventually(lambda: hasty.private(owner))
+    unheard(server, lambda: held.lost_claims.reconcile(owner.owner, {"mail": 0}))
+    assert held.lost_claims.due
+    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 1
+    assert hasty.queue() == [payload(1)]
+
+
 def test_what_is_held_is_not_given_back_with_it(server, hasty, owner):
     """Of two equal payloads one is held, one came with the lost reply."""
     held = hasty.in_flight
