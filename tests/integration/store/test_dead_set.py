@@ -164,13 +164,13 @@ def test_a_retried_job_is_as_new(bench, owner):
     assert bench.stat("retried") == 1
 
 
-def test_what_a_retried_job_had_handed_on_is_known_to_its_next_run(bench, owner):
+def test_what_a_retried_job_had_handed_on_is_known_to_its_next_run(bench):
     [job] = bench.give("elsewhere|1|nonce", "mail", [payload(1)])
     bench.client.hset(bench.keys.private(job.owner), f"s{job.claim_id}", "handed-on")
     assert bench.run(bench.dead_set.kill(bench.recovery(job), marked=False))[0] == b"ok"
     [dead] = bench.dead_set.find()
     assert bench.retry(dead)
-    [claimed] = bench.claim(owner, ["mail"], 1).jobs
+    [claimed] = bench.claim(bench.owner()).jobs
     assert claimed.counters.steps == "handed-on"
 
 
