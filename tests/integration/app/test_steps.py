@@ -233,3 +233,15 @@ def test_while_it_cannot_be_sent_a_job_is_not_done(make_app, bench, client, url,
     assert rejection.requeue
     assert "could not send" in rejection.reason
     assert not pool.sent()
+
+
+def test_a_part_that_has_its_result_counts_in_its_chord_and_does_not_run_again(pool):
+    pool.app.conf.worker_deduplicate_successful_tasks = True
+    chord([job(pool.app)], job(pool.app, queue=NEXT)).apply_async()
+    part = pool.take()
+    id = loads(part.job.payload)["headers"]["id"]
+    pool.app.backend.store_result(id, "noted", "SUCCESS")
+    pool.run(part, steps="of an earlier run")
+    assert pool.answer == (0, None, 0.0)
+    assert len(pool.sent()) == 1, "the body"
+    assert not pool.seen
