@@ -29,6 +29,7 @@ def test_a_claim_whose_reply_was_lost_is_given_back(server, hasty, owner):
     eventually(lambda: len(hasty.private(owner)) == 3, message="the control: claimed all the same")
     assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 3
     assert not held.doubt
+    assert not held.lost_claims.due, "the second look comes later"
     assert hasty.queue() == raws, "in the old order"
     assert hasty.private(owner) == []
     assert len(held.jobs) == 0
