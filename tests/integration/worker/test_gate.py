@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 
 import pytest
-from celery.contrib.testing.worker import start_worker
 
 from celery_superfetch.model.config import ANNOUNCE_TASK
 from celery_superfetch.model.process import start_time
@@ -46,15 +45,11 @@ def test_what_a_worker_says_of_itself(started, pool):
     assert gate.node == gate.worker.hostname
 
 
-def test_workers_with_other_tasks_can_be_told_apart(started, workers, make_app):
+def test_workers_with_other_tasks_can_be_told_apart(started, workers):
     said = []
-    for _ in range(2):
-        said.append(started().tasks)
+    for more in ([], [], [add]):
+        said.append(started("threads", 1, *more).tasks)
         workers.close()  # workers of one process share a loop
-    app = make_app()
-    app.task(name="another", shared=False)(at_rest)
-    with start_worker(app, pool="solo", perform_ping_check=False) as other:
-        said.append(other.superfetch_gate.tasks)
     assert said[0] == said[1] != said[2]
     assert {len(tasks) for tasks in said} == {12}
 
@@ -85,7 +80,7 @@ def test_what_fails_for_good_ends_the_loop_at_its_next_turn(started):
     gate.failure = None
 
 
-def test_only_notices_wait_for_a_result_backend_that_hangs(started, bench, monkeypatch):
+def test_only_notices_wait_for_a_result_backend_that_hangs(started, monkeypatch):
     gate = started()
     owner = owner_of(gate)
     assert gate.not_before(ANNOUNCE_TASK, owner) == 0
