@@ -90,7 +90,6 @@ class Outbox(Structure):
             if self.jobs.move(claimed.job, Move.ACK):
                 part = self._part(claimed.job.owner)
                 part.acks.insert(0 if claimed.counters else len(part.acks), claimed)
-                part.starting.pop(claimed.job, None)
 
     def _record(self, job: Job) -> None:
         """Have whatever is sent next say that a job starts."""
@@ -117,7 +116,6 @@ class Outbox(Structure):
     def drop(self, job: Job) -> None:
         with self.lock:
             self.jobs.drop(job)
-            self._drop_start(job)
             self._unsure.discard(job)
             self._to_park.pop(job, None)
             self._returns.pop(job, None)
@@ -233,8 +231,7 @@ class Outbox(Structure):
         if self._sent:  # by a signal's handler, while this waited: its connection was given up
             self._unanswered_acks(self._sent)
         self._sent = sent[len(read) :]
-        if refused:
-            self._send_again(refused)
+        self._again += refused
         for job in lost:
             self.announce(job)
         if error is not None:
@@ -272,13 +269,6 @@ class Outbox(Structure):
     def _unanswered_acks(self, parts: list[tuple[str, _Part]]) -> None:
         self._sent = []
         self._no_news.update(job for _, part in parts for job, _ in part.acks)
-        self._send_again(parts)
-
-    def _send_again(self, parts: list[tuple[str, _Part]]) -> None:
-        over = (None, State.SETTLED)  # of one that has ended, only its ack
-        for _, (_, starting) in parts:
-            for job in [job for job in starting if self.jobs.get(job) in over]:
-                del starting[job]
         self._again += parts
 
     def announce(self, job: Job) -> None:

@@ -19,6 +19,7 @@ from celery_superfetch.owner.in_flight.jobs import State
 from celery_superfetch.owner.in_flight.outbox import LEFT_MOST
 from celery_superfetch.store.wire.scripts import Scripts
 from support.servers.faults import kill_connections
+from support.servers.unheard import unheard
 from support.waiting import eventually
 from support.workers.bench import Bench, payload, settling
 
@@ -107,6 +108,18 @@ def test_the_refusal_of_a_record_is_heard_with_the_next_thing_that_waits(hasty, 
             held.flush()
     held.flush()
     assert hasty.recorded(owner) == [digest(payload(0))]
+
+
+def test_a_record_that_was_taken_back_unheard_is_made_when_the_job_starts(server, hasty, owner):
+    """Whether it is there, only the server knows."""
+    held = hasty.in_flight
+    [one] = hasty.take(owner, payload(1), starts=1)
+    held.lists.unrecord(owner.owner, ["none"])  # from here on the server knows the script
+    unheard(server, lambda: held.unrecord(one.job))
+    eventually(lambda: hasty.recorded(owner) == [], message="the control: it was carried out")
+    assert held.begin(one.job)
+    held.flush()
+    assert hasty.recorded(owner) == [digest(payload(1))]
 
 
 def test_a_signals_handler_may_settle_while_a_claim_waits(server, hasty, owner, lost):

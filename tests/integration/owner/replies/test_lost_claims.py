@@ -104,12 +104,13 @@ def test_only_the_resent_ack_is_silent(server, hasty, owner, lost):
     assert lost == [lost_job(two.job)]
 
 
-def test_a_return_whose_reply_was_lost_goes_back_once(server, hasty, owner, lost):
+def test_a_return_whose_reply_was_lost_goes_back_once(server, hasty, owner, lost, caplog):
     held = hasty.in_flight
     [claimed] = hasty.take(owner, payload(1))
     server.pause()
     held.requeue([claimed.job])  # does not raise: it is called at close and at exit
     assert held.jobs.counts[State.RETURNING] == 1
+    assert "1 jobs could not be given back to their queues yet" in caplog.text
     server.resume()
     held.flush()
     assert held.jobs.counts[State.RETURNING] == 0
