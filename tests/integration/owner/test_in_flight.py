@@ -6,11 +6,13 @@ import threading
 import tracemalloc
 
 import pytest
+import redis
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, digest
 from celery_superfetch.owner.in_flight.in_flight import InFlight
 from celery_superfetch.store.private_lists import WAITS
+from support.servers.faults import another_type
 from support.waiting import eventually
 from support.workers.bench import Bench, lost_job, payload, settling
 
@@ -198,13 +200,17 @@ def test_a_new_process_holds_nothing(bench):
 
 def test_jobs_that_went_back_leave_no_payload_behind(bench):
     """C10. What was called off was remembered by its payload for 300 s: 40 s of
-    `Reject(requeue=True)` took 193 MB, and what a lost reply had brought is remembered for 60 s."""
+    `Reject(requeue=True)` took 193 MB, and what a lost reply had brought is remembered for 60 s.
+    So is a job of which nobody knows whether it is recorded, as long as it is ours."""
     owner, held = bench.owner().owner, bench.in_flight
     tracemalloc.start()
     try:
         for number in range(15):
             bench.push("mail", payload(number, padding="x" * 1_000_000))
-            [claimed] = held.claim(owner, ["mail"], 1, 1, []).jobs
+            [claimed] = held.claim(owner, ["mail"], 1, 1, [], 1).jobs
+            broken = another_type(bench.client, bench.keys.private(owner))
+            with broken, pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+                held.unrecord(claimed.job)
             held.requeue([claimed.job])
             bench.run(held.lists.claim(owner, ["mail"], 1, 1))
             assert held.lost_claims.reconcile(owner, {"mail": 0}) == 1, (

@@ -32,6 +32,17 @@ def killed_and_restarted(server: Server) -> None:
 
 
 @contextlib.contextmanager
+def another_type(client: redis.Redis, key: str) -> Iterator[None]:
+    """Somebody's mistake, that is mended afterwards."""
+    client.rename(key, "aside")
+    client.set(key, "not a hash")
+    try:
+        yield
+    finally:
+        client.rename("aside", key)
+
+
+@contextlib.contextmanager
 def standstill(server: Server) -> Iterator[None]:
     """SIGSTOP: the server answers nobody, and closes nothing."""
     server.pause()

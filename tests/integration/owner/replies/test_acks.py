@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-from collections.abc import Iterator
 from threading import Thread
 from time import monotonic
 
@@ -18,7 +16,7 @@ from celery_superfetch.model.job import digest
 from celery_superfetch.owner.in_flight.jobs import State
 from celery_superfetch.owner.in_flight.outbox import LEFT_MOST
 from celery_superfetch.store.wire.scripts import Scripts
-from support.servers.faults import kill_connections
+from support.servers.faults import another_type, kill_connections
 from support.servers.unheard import unheard
 from support.waiting import eventually
 from support.workers.bench import Bench, payload, settling
@@ -69,23 +67,12 @@ def test_answers_are_read_some_at_a_time(hasty, owner, lost):
     assert (len(hasty.in_flight.jobs), hasty.private(owner), lost) == (0, [], [])
 
 
-@contextlib.contextmanager
-def another_type(bench: Bench, key: str) -> Iterator[None]:
-    """Somebody's mistake, that is mended afterwards."""
-    bench.client.rename(key, "aside")
-    bench.client.set(key, "not a hash")
-    try:
-        yield
-    finally:
-        bench.client.rename("aside", key)
-
-
 def test_a_refusal_is_heard_with_the_next_thing_that_waits(hasty, owner, lost):
     """All that it concerns is sent again."""
     held = hasty.in_flight
     jobs = hasty.take(owner, *(payload(n) for n in range(3)))
     hasty.push("mail", payload("more"))
-    with another_type(hasty, hasty.keys.private(owner.owner)):
+    with another_type(hasty.client, hasty.keys.private(owner.owner)):
         for claimed in jobs:
             held.ack(claimed)
             held.post()
@@ -102,7 +89,7 @@ def test_the_refusal_of_a_record_is_heard_with_the_next_thing_that_waits(hasty, 
     """The job runs on, and is recorded as soon as that is possible."""
     held = hasty.in_flight
     [one] = hasty.take(owner, payload(0))
-    with another_type(hasty, hasty.keys.private(owner.owner)):
+    with another_type(hasty.client, hasty.keys.private(owner.owner)):
         assert held.begin(one.job)
         with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
             held.flush()
