@@ -83,7 +83,7 @@ for first = 1, turn > 0 and #KEYS - 3 or 0, math.max(turn, 1) do
   local last = math.min(first + turn - 1, #KEYS - 3)
   if first == last then take_all(first) end
   local open = first < last
-  while open and most > 0 and room > 0 do
+  while open do
     open = false
     for at = first, last do
       local payload = most > 0 and room > 0 and not dry[at] and popped(at, KEYS[at + 3])

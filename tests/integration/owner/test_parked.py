@@ -142,10 +142,21 @@ def test_a_suspect_goes_back_on_probation(bench, owner):
 
 
 def test_a_queue_that_expires_goes_on_expiring(bench, owner):
+    expires = {"mail": 60_000, "others": 90_000}
+    for names in (expires, dict(reversed(expires.items()))):
+        park(bench, *claim(bench, owner, 1))
+        bench.in_flight.flush()
+        assert bench.in_flight.parked.release(names, HOUR + 60_000).jobs == 1
+        assert 0 < bench.client.pttl("mail") <= 60_000
+        bench.client.delete("mail")
+
+
+def test_it_asks_again_only_where_more_is_due(bench, owner):
     park(bench, *claim(bench, owner, 1))
     bench.in_flight.flush()
-    bench.in_flight.parked.release({"mail": 60_000}, HOUR + 60_000)
-    assert 0 < bench.client.pttl("mail") <= 60_000
+    bench.client.config_resetstat()
+    assert due(bench) == 1
+    assert bench.client.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
 
 
 def test_a_call_that_comes_behind_its_successor_parks_nothing(bench, owner):

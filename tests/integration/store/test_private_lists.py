@@ -70,6 +70,18 @@ def test_a_claim_is_bounded_in_bytes(bench, owner):
     assert names(bench.claim(owner, most=4)) == big[2:]
 
 
+def test_a_claim_goes_on_while_a_byte_is_left(bench, owner):
+    """From one list, and from several in turn."""
+    half, less = b"x" * (CLAIM_BYTES // 2), b"y" * (CLAIM_BYTES // 2 - 1)
+    for turn in (1, 3):
+        lists = ["a", "b", "c"][:turn]
+        for sizes, count in (((half, half), 2), ((half, less), 3)):
+            for number, raw in enumerate((*sizes, b"last", b"more")):
+                bench.push(lists[number % turn], raw)
+            assert len(bench.claim(owner, lists, most=9, turn=turn).jobs) == count
+            bench.client.delete(*lists)
+
+
 def test_one_job_above_the_bound_can_be_claimed(bench, owner):
     huge = b"x" * (CLAIM_BYTES + MB)
     bench.push("mail", huge, b"small")
