@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from typing import Any
 
 import redis
 
@@ -11,7 +12,7 @@ from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, digest
 from celery_superfetch.model.permit import clock
 from celery_superfetch.owner.in_flight.parking import WORTH_PARKING, Parking
-from celery_superfetch.store.parked import BATCH, EARLY, Parked
+from celery_superfetch.store.parked import BATCH, EARLY, ROOM, Parked
 from support.workers.bench import Bench, payload
 
 HOUR = 3_600_000.0  # ms
@@ -87,19 +88,40 @@ def test_they_go_to_the_front_in_the_order_of_their_time(bench, owner):
     assert bench.queue() == [*(payload(n) for n in range(BATCH + 50)), payload("waits")]
 
 
+def release(bench: Bench, most: int = BATCH, room: int = ROOM) -> list[Any]:
+    """One script: how many went, whether more are due, the time, and when the next is due."""
+    names = [bench.keys.parked, bench.keys.recovered, bench.keys.on_probation]
+    kinds = bench.keys.parked_of, bench.keys.queue, bench.keys.probation, bench.keys.recoveries
+    return bench.scripts.run("release", names, [EARLY, most, room, *(kind("") for kind in kinds)])
+
+
 def test_what_is_due_in_one_list_does_not_wait_for_thousands_in_another(bench):
     parked = Parked(bench.database)
     for name, count in (("full", 30 * BATCH), ("mail", 1)):
         rows = {f'"{n}" x-{n}\n'.encode() + payload(n, name): 1.0 for n in range(count)}
         bench.client.zadd(bench.keys.parked_of(name), rows)
         bench.client.zadd(bench.keys.parked, {name: 1})
-    names = [bench.keys.parked, bench.keys.recovered, bench.keys.on_probation]
-    kinds = bench.keys.parked_of, bench.keys.queue, bench.keys.probation, bench.keys.recoveries
-    args = [EARLY, BATCH, 2**20, *(kind("") for kind in kinds)]
-    bench.scripts.run("release", names, args)
+    release(bench)
     assert len(bench.queue()) == 1, "with the first script of all"
     assert parked.release({}).jobs == 29 * BATCH
     assert len(bench.queue("full")) == 30 * BATCH
+
+
+def test_one_script_moves_no_more_than_so_many_jobs_and_bytes(bench):
+    """It keeps everybody else waiting. One that is larger goes all the same, and alone. The latest
+    goes first: in front of it comes what the next script moves."""
+    rows = {f'"{n}" x-{n}\n'.encode() + payload(n): float(n + 1) for n in range(9)}
+    size = len(next(iter(rows)))
+    bench.client.zadd(bench.keys.parked_of("mail"), rows)
+    bench.client.zadd(bench.keys.parked, {"mail": 1})
+    for most, room, count, left in (
+        (3, ROOM, 3, 6), (9, 1, 1, 5), (9, 2 * size, 2, 3), (9, size + 1, 2, 1), (9, ROOM, 1, 0),
+    ):  # fmt: skip
+        moved, unfinished, _, first = release(bench, most, room)
+        assert (moved, bench.client.zcard(bench.keys.parked_of("mail"))) == (count, left)
+        assert unfinished == bool(left)
+        assert first == (b"1" if left else None)
+    assert bench.queue() == [payload(n) for n in range(9)]
 
 
 def test_of_a_hundred_who_look_at_once_each_job_goes_to_one(bench, url):

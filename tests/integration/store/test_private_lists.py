@@ -23,6 +23,15 @@ def test_a_claim_takes_the_oldest_jobs_first_and_no_more_than_asked(bench, owner
     assert not any(claimed.counters for claimed in claims.jobs)
 
 
+def test_a_claim_of_many_asks_for_several_at_once(bench, owner):
+    """As many as have room if all are as large as the largest yet: a command costs the server more
+    than a small job."""
+    bench.push("mail", *map(payload, range(17)))
+    bench.client.config_resetstat()
+    assert len(bench.claim(owner, most=17).jobs) == 17
+    assert bench.client.info("commandstats")["cmdstat_rpop"]["calls"] == 3, "one, eight and eight"
+
+
 def test_a_claim_of_nothing_is_empty(bench, owner):
     assert bench.claim(owner) == Claims(registered=True, jobs=[], errors=[])
     bench.push("mail", b"1")
