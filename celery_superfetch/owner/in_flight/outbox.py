@@ -117,7 +117,6 @@ class Outbox(Structure):
         with self.lock:
             self.jobs.drop(job)
             self._unsure.discard(job)
-            self._to_park.pop(job, None)
             self._returns.pop(job, None)
 
     def park(self, job: Job, due: float) -> bool:

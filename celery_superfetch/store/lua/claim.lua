@@ -33,7 +33,7 @@ local function take(at, source, payload)
   local id = string.format('%.0f:', number + #sources) .. name_of(at)
   fields[#fields + 1], fields[#fields + 2] = id, payload
   -- One with a time of its own is going to wait (Celery's JSON; another is struck off later).
-  if started < starts and string.find(payload, '"eta": "', 1, true) then starts = started end
+  if started < starts and string.find(payload, '"eta": "') then starts = started end
   if started < starts then
     started = started + 1
   else
@@ -79,7 +79,7 @@ local function take_all(at)
 end
 -- `turn` lists at a time, one job of each in turn, until they are dry; then the next lot.
 local dry = {}
-for first = 1, turn > 0 and #KEYS - 3 or 0, math.max(turn, 1) do
+for first = 1, #KEYS - 3, math.max(turn, 1) do
   local last = math.min(first + turn - 1, #KEYS - 3)
   if first == last then take_all(first) end
   local open = first < last

@@ -16,7 +16,7 @@ for i = 1, #KEYS do
       runs = runs - 1
     elseif string.byte(field) ~= 115 then  -- s: a note of its steps
       if string.find(field, '^%d') then runs = runs + 1 end
-      local name = string.sub(field, (string.find(field, ':', 1, true) or 0) + 1)
+      local name = string.sub(field, (string.find(field, ':') or 0) + 1)
       sizes[name] = (sizes[name] or 0) + 1
     end
   end

@@ -18,7 +18,7 @@ for _, key in ipairs(KEYS) do
     elseif kind == 'zset' then
       items = redis.call('ZRANGE', key, seen, seen + page - 1)
       for i, member in ipairs(items) do
-        rows[i] = string.sub(member, (string.find(member, '\n', 1, true) or 0) + 1)
+        rows[i] = string.sub(member, (string.find(member, '\n') or 0) + 1)
       end
     end
     -- Another kind: it has gone since the last look began in it.

@@ -26,7 +26,7 @@ local function release(name)
   for at, member in ipairs(members) do
     if left <= 0 then unfinished = 1; break end
     left = left - #member
-    local payload = string.sub(member, (string.find(member, '\n', 1, true) or 0) + 1)
+    local payload = string.sub(member, (string.find(member, '\n') or 0) + 1)
     -- A key of another type says as little as none.
     local suspect = counted
       and redis.pcall('HEXISTS', counters_of .. redis.sha1hex(payload), 'probation') == 1

@@ -72,7 +72,7 @@ end
 -- has one whose task is not in its headers, or very long.
 local function count_by_task(stats, event, queue_list, payload)
   -- Celery's header, in JSON. A body is in base64, or the quotes in it have backslashes.
-  local at = string.find(payload, '"task":', 1, true)
+  local at = string.find(payload, '"task":')
   local task = at and string.match(payload, '^%s*"([^"\\%c]*)"', at + 7) or ''
   if #task > 200 then task = '' end
   local size = redis.pcall('HLEN', stats)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from celery_superfetch.model.job import Claimed, Counters, Job, digest
+from celery_superfetch.model.step import Claim
 from celery_superfetch.store.private_lists import CLAIM_BYTES, Claims
 from support.workers.bench import payload
 
@@ -241,6 +242,9 @@ def test_what_is_no_longer_there_is_not_requeued(bench, owner):
     assert bench.requeue(gone, claimed.job) == 1
     assert bench.requeue(claimed.job) == 0
     assert bench.queue() == [b"1"]
+    [again] = bench.claim(owner).jobs
+    assert bench.requeue(again.job, again.job) == 1, "named twice it goes once"
+    assert bench.queue() == [b"1"]
 
 
 def test_a_requeue_renews_the_expiry_of_its_queue(bench, owner):
@@ -250,6 +254,25 @@ def test_a_requeue_renews_the_expiry_of_its_queue(bench, owner):
     [again] = bench.claim(owner).jobs
     bench.requeue(again.job)
     assert bench.client.pttl("mail") == -1, "and without one it lives for ever"
+    [again] = bench.claim(owner).jobs
+    bench.push("mail", b"2")
+    bench.client.hset(bench.keys.recoveries(digest(b"1")), "probation", 1)
+    bench.requeue(again.job, expires=60_000)
+    assert bench.client.pttl("mail") == -1, "what goes on probation is no use of the queue"
+    assert bench.client.smembers(bench.keys.on_probation) == {b"mail"}
+
+
+def test_a_step_is_handed_on_once_and_only_while_its_claim_lasts(bench, owner):
+    """The script says which it was."""
+    [claimed] = bench.claimed(owner, b"1")
+    bench.push("mail", b"2")
+    claim = Claim("here", bench.lists.key_of(claimed.job), claimed.job.claim_id, claimed.token)
+    assert bench.lists.hand_on(claim, ",one", "next", ["mail"], 0) == 1
+    assert bench.queue() == [b"2", b"next"], "behind what waits"
+    assert bench.lists.hand_on(claim, ",one", "next", ["mail"], 0) == 0
+    bench.ack(owner, claimed)
+    assert bench.lists.hand_on(claim, ",two", "next", ["mail"], 0) == -1
+    assert bench.queue() == [b"2", b"next"]
 
 
 def test_a_requeue_to_a_key_of_another_type_moves_nothing(bench, owner):

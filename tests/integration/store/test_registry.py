@@ -35,6 +35,8 @@ def test_registering_again_is_a_heartbeat_and_keeps_the_first_date(bench, owner)
 def test_a_reaped_owner_cannot_register(bench, owner):
     assert bench.mark(owner)
     assert bench.registry.register(owner).status == "reaped"
+    bench.client.delete(bench.keys.facts(owner.owner))
+    assert bench.registry.register(owner).status == "reaped", "its lists are drained under its name"
     assert bench.registry.owners() == {}
 
 
@@ -97,6 +99,19 @@ def test_a_mark_needs_the_score_the_verdict_was_built_on(bench, owner):
     assert owner.owner in bench.registry.owners()
     assert bench.registry.facts([owner.owner])[owner.owner].state == "running"
     assert bench.mark(owner), "the control"
+
+
+@pytest.mark.parametrize("kind", ["reaped", "host"])
+def test_a_mark_that_meets_a_key_of_another_type_changes_nothing(bench, owner, kind):
+    """Else the owner would be in neither registry."""
+    key = bench.keys.reaped if kind == "reaped" else bench.keys.host(HERE)
+    bench.client.delete(key)
+    bench.client.set(key, "a text")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        bench.mark(owner)
+    assert owner.owner in bench.registry.owners()
+    bench.client.delete(key)
+    assert bench.mark(owner)
 
 
 def test_a_mark_is_set_once(bench, owner):
