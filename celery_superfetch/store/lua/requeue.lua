@@ -19,7 +19,7 @@ for i = 1, jobs do
   payloads[i], steps[i] = unpack(redis.call('HMGET', private, ARGV[i + 4], 's' .. ARGV[i + 4]))
   suspected[i], earlier[i] = unpack(redis.call('HMGET', KEYS[i + 6], 'probation', 'token'))
 end
-local total, to_queue = 0, 0
+local total, to_queue = 0, false
 for i = 1, jobs do
   local id, payload, counters = ARGV[i + 4], payloads[i], KEYS[i + 6]
   if redis.call('HDEL', private, id, 'w' .. id, 's' .. id) > 0 and payload then
@@ -29,7 +29,7 @@ for i = 1, jobs do
       redis.call('SADD', on_probation, queue_list)
     else
       redis.call(push, queue, payload)
-      to_queue = to_queue + 1
+      to_queue = true
     end
     redis.pcall('HINCRBY', counters, 'requeues', 1)
     redis.pcall('HSET', counters, 'token', token(id, counters, earlier[i]))
@@ -39,7 +39,7 @@ for i = 1, jobs do
   end
 end
 if total > 0 then
-  if expires > 0 and to_queue > 0 then redis.call('PEXPIRE', queue, expires) end
+  if expires > 0 and to_queue then redis.call('PEXPIRE', queue, expires) end
   flagged(flag, window)
   redis.pcall('HINCRBY', stats, 'requeued', total)
 end

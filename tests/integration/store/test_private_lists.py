@@ -270,6 +270,10 @@ def test_a_step_is_handed_on_once_and_only_while_its_claim_lasts(bench, owner):
     assert bench.lists.hand_on(claim, ",one", "next", ["mail"], 0) == 1
     assert bench.queue() == [b"2", b"next"], "behind what waits"
     assert bench.lists.hand_on(claim, ",one", "next", ["mail"], 0) == 0
+    bench.requeue(claimed.job)
+    claimed = bench.claim(owner, most=1).jobs[0]
+    claim = claim._replace(id=claimed.job.claim_id)
+    assert bench.lists.hand_on(claim, ",one", "next", ["mail"], 0) == 0, "by an earlier run"
     bench.ack(owner, claimed)
     assert bench.lists.hand_on(claim, ",two", "next", ["mail"], 0) == -1
     assert bench.queue() == [b"2", b"next"]

@@ -76,6 +76,13 @@ def test_a_heartbeat_returns_who_was_quiet_since_the_last_one(bench):
     assert bench.registry.heartbeat(mine, 0, {}).quiet == {}, "with nothing to compare with"
 
 
+def test_a_heartbeat_returns_what_is_on_probation_and_when_parked_jobs_are_due(bench, owner):
+    assert bench.registry.heartbeat(owner, 0, {})[4:] == (frozenset(), None)
+    bench.client.sadd(bench.keys.on_probation, "mail", "post")
+    bench.client.zadd(bench.keys.parked, {"mail": 2_000, "post": 1_000})
+    assert bench.registry.heartbeat(owner, 0, {})[4:] == ({"mail", "post"}, 1_000.0)
+
+
 def test_scores_from_the_future_are_quiet_ones(bench):
     """They were written before the server's clock was set back."""
     mine, ahead = bench.owner(), bench.owner(elsewhere())
