@@ -14,7 +14,7 @@ from kombu.transport.virtual import Message
 from kombu.utils.json import loads
 
 from celery_superfetch.app.steps import run
-from celery_superfetch.model.job import Claimed
+from celery_superfetch.model.job import DELIVERY, Claimed
 from celery_superfetch.model.step import Claim
 from support.recipes import nobodys_current_app
 from support.servers.proxy import FaultProxy
@@ -40,13 +40,17 @@ class Pool:
         [claimed] = self.bench.claim(self.owner, [MAIL], 1).jobs
         return claimed
 
-    def run(self, claimed: Claimed, **claim: Any) -> Any:
-        """Its answer: 0 or 1 for failed, the result or what was raised, and seconds."""
+    def run(self, claimed: Claimed, header: Any = None, **claim: Any) -> Any:
+        """Its answer: 0 or 1 for failed, the result or what was raised, and seconds. ``header``:
+        what its delivery says of earlier ones."""
         key, counters = self.bench.keys.private(self.owner.owner), claimed.counters
         steps = counters.steps if counters else ""
         facts = self.channel.place, key, claimed.job.claim_id, claimed.token, steps
         self.claim = Claim(*facts)._replace(**claim)
-        message = Message(loads(claimed.job.payload), channel=self.channel)
+        payload = loads(claimed.job.payload)
+        if header:
+            payload["headers"][DELIVERY] = header
+        message = Message(payload, channel=self.channel)
         Request(message, app=self.app, hostname="here").execute_using_pool(self)
         return self.answer
 
@@ -233,6 +237,37 @@ def test_while_it_cannot_be_sent_a_job_is_not_done(make_app, bench, client, url,
     assert rejection.requeue
     assert "could not send" in rejection.reason
     assert not pool.sent()
+
+
+@pytest.mark.parametrize("result", [None, "RETRY", "FAILURE", "SUCCESS"])
+@pytest.mark.parametrize("kept", ["", "task", "header", "backend"])
+def test_a_job_that_is_delivered_again_knows_whether_it_had_ended(pool, kept, result):
+    """By its result, where somebody keeps that: not the task, nor this one job, nor rpc://, of
+    which it could be read once."""
+    task, backend = pool.app.tasks["note"], pool.app.backend
+    task.apply_async(ignore_result=kept == "header")
+    first = pool.take()
+    if result:
+        value = "noted" if result == "SUCCESS" else ValueError("so")
+        backend.store_result(loads(first.job.payload)["headers"]["id"], value, result)
+    task.ignore_result, backend.persistent = kept == "task", kept != "backend"
+    pool.bench.requeue(first.job)
+    again = pool.take()
+    pool.run(again, header=again.counters.as_header(0))
+    [seen] = pool.seen
+    assert seen["ended"] is (result in ("FAILURE", "SUCCESS") and not kept)
+
+
+@pytest.mark.parametrize("result", [None, "FAILURE"])
+def test_a_part_that_did_not_succeed_runs_again(pool, result):
+    pool.app.conf.worker_deduplicate_successful_tasks = True
+    chord([job(pool.app)], job(pool.app, queue=NEXT)).apply_async()
+    part = pool.take()
+    if result:
+        id = loads(part.job.payload)["headers"]["id"]
+        pool.app.backend.store_result(id, ValueError("so"), result)
+    pool.run(part, steps="of an earlier run")
+    assert pool.seen
 
 
 def test_a_part_that_has_its_result_counts_in_its_chord_and_does_not_run_again(pool):

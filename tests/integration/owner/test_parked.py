@@ -113,7 +113,7 @@ def test_one_script_moves_no_more_than_so_many_jobs_and_bytes(bench):
     rows = {f'"{n}" x-{n}\n'.encode() + payload(n): float(n + 1) for n in range(9)}
     size = len(next(iter(rows)))
     bench.client.zadd(bench.keys.parked_of("mail"), rows)
-    bench.client.zadd(bench.keys.parked, {"mail": 1})
+    bench.client.zadd(bench.keys.parked, {"mail": 1, "purged": 1})
     for most, room, count, left in (
         (3, ROOM, 3, 6), (9, 1, 1, 5), (9, 2 * size, 2, 3), (9, size + 1, 2, 1), (9, ROOM, 1, 0),
     ):  # fmt: skip
@@ -122,6 +122,7 @@ def test_one_script_moves_no_more_than_so_many_jobs_and_bytes(bench):
         assert unfinished == bool(left)
         assert first == (b"1" if left else None)
     assert bench.queue() == [payload(n) for n in range(9)]
+    assert not bench.client.exists(bench.keys.parked)
 
 
 def test_of_a_hundred_who_look_at_once_each_job_goes_to_one(bench, url):
