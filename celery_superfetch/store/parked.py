@@ -38,8 +38,7 @@ class Parked(Structure):
     parked it, a line's end, and the payload as it came."""
 
     def park(self, jobs: Mapping[Job, int]) -> Call:
-        """The call that parks jobs of one owner and queue list (-> server ms). Returns how many
-        there were."""
+        """The call that parks jobs of one owner and queue list (-> server ms)."""
         keys, (owner, queue_list, *_) = self.keys, next(iter(jobs))
         names = [keys.private(owner), keys.parked_of(queue_list), keys.parked]
         args: list[Any] = [queue_list]

@@ -87,17 +87,13 @@ class PrivateLists(Structure):
     def claims(self, call: Call, lists: Sequence[str], reply: Any) -> Claims:
         if reply is None:
             return Claims(registered=False)
-        started, rows, *failures = reply
+        started, rows, failures = reply
         owner, first, jobs = call.args[0], call.args[8], []
         for number, (at, payload, mark) in enumerate(chunks(rows, 3), first):
             name = lists[at - 1]
             job = Job(owner, name, payload, claim_id(number, name))
             jobs.append(Claimed(job, earlier_of(mark)))
-        errors = [
-            (lists[at - 1], why.decode(errors="replace"))
-            for reasons in failures
-            for at, why in chunks(reasons, 2)
-        ]
+        errors = [(lists[at - 1], why.decode(errors="replace")) for at, why in chunks(failures, 2)]
         return Claims(True, jobs, errors, started)
 
     def wait(self, connection: LoneConnection, owner: str, queue_list: str, timeout: int) -> None:

@@ -6,10 +6,10 @@
 -- ARGV: owner, most jobs, most bytes, prefix of counters, length of the prefix of all keys, prefix of
 --       the landing lists, lists to take from in turn (0: only what landed is taken), number of jobs
 --       to start, number of the first claim, then the numbers of the lists where jobs landed
--- Returns: nil when the owner is not registered; or {started, jobs} or, where a list could not be
---       read, {started, jobs, errors}: how many of the jobs, the first ones, were recorded as running,
---       {list number, payload, mark, ...} in the order of their claims' numbers, {list number, text,
---       ...}. A mark is 0 (has no counters) or {recoveries, strikes, requeues, token, steps}
+-- Returns: nil when the owner is not registered; or {started, jobs, errors}: how many of the jobs, the
+--       first ones, were recorded as running, {list number, payload, mark, ...} in the order of their
+--       claims' numbers, {number of a list that could not be read, text, ...}. A mark is 0 (has no
+--       counters) or {recoveries, strikes, requeues, token, steps}
 -- Crash: the jobs are in the private list of a registered owner, and some recorded as running that
 --       have not begun. A lost reply is found there by the caller, or by the reaper after its death.
 local owners, flag, private = KEYS[1], KEYS[2], KEYS[3]
@@ -106,4 +106,4 @@ for first = 1, #fields, 4000 do
     return answer
   end
 end
-return {started, jobs, #errors > 0 and errors or nil}
+return {started, jobs, errors}

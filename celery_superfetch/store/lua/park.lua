@@ -2,12 +2,11 @@
 -- KEYS: private list, the parked jobs of its queue list, lists with parked jobs
 -- ARGV: queue list, then for each job its claim id, when it is due (ms) and what stands before the
 --       payload in its member
--- Returns: number of jobs parked
+-- Returns: nothing
 -- Crash: each job is in exactly one of the two. A repetition finds nothing more to do.
 local private, parked, index, queue_list = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
 redis.call('ZCARD', parked)
 redis.call('ZCARD', index)
-local count = 0
 for i = 2, #ARGV, 3 do
   local id, due, head = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   local payload = redis.call('HGET', private, id)
@@ -15,7 +14,5 @@ for i = 2, #ARGV, 3 do
   if payload then
     redis.call('ZADD', parked, due, head .. payload)
     redis.call('ZADD', index, 'LT', due, queue_list)
-    count = count + 1
   end
 end
-return count

@@ -14,14 +14,11 @@ local no = wrong(queue)
 if no then return no end
 local caps = capped({id})
 if redis.call('HEXISTS', jobs, id) == 0 then return 0 end
-if expires == 0 and redis.call('TTL', queue) >= 0 then
-  -- Its x-expires is known to others only, and may be over in a moment. They will set it again.
-  redis.call('PERSIST', queue)
-end
-redis.call('HDEL', jobs, id)
+-- An x-expires that is known to others only may be over in a moment. They will set it again.
+redis.call('PERSIST', queue)
+drop({id}, caps)
 redis.call('LPUSH', queue, payload)
 if expires > 0 then redis.call('PEXPIRE', queue, expires) end
-drop({id}, caps)
 redis.call('DEL', counters)
 -- What is recorded counts, and not what the payload says.
 if forgiven > 0 then redis.call('HSET', counters, 'strikes', 0) end

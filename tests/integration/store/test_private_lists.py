@@ -73,6 +73,30 @@ def test_turns_go_priority_by_priority(bench, owner):
     ]  # fmt: skip
 
 
+def test_lists_that_are_no_whole_turn_are_served_as_well(bench, owner):
+    for count in (1, 2, 4, 5, 6):
+        lists = list("abcdef")[:count]
+        for queue in lists:
+            bench.push(queue, queue.encode())
+        claims = bench.claim(owner, lists, turn=3)
+        assert (names(claims), claims.errors) == ([queue.encode() for queue in lists], [])
+
+
+def test_what_cannot_be_claimed_stays_in_its_own_list(bench, owner):
+    bench.client.set(bench.keys.private(owner.owner), "a text")
+    landed, lists = b"landed", ["a", "b", "c"]
+    bench.land(owner, "b", landed)
+    for queue in lists:
+        bench.push(queue, f"{queue}1".encode(), f"{queue}2".encode())
+    for turn in (1, 3):
+        call = bench.lists.claim(owner.owner, lists, 9, turn, ["b"])
+        [error] = bench.scripts.run_all([call], errors=True)
+        assert "WRONGTYPE" in str(error)
+        assert bench.landed(owner, "b") == [landed]
+        for queue in lists:
+            assert bench.queue(queue) == [f"{queue}1".encode(), f"{queue}2".encode()]
+
+
 def test_a_claim_is_bounded_in_bytes(bench, owner):
     big = [bytes([n]) * (CLAIM_BYTES // 2 + 1) for n in range(4)]
     bench.push("mail", *big)
@@ -243,6 +267,9 @@ def test_what_is_no_longer_there_is_not_requeued(bench, owner):
     assert bench.requeue(claimed.job) == 0
     assert bench.queue() == [b"1"]
     [again] = bench.claim(owner).jobs
+    bench.client.delete(bench.keys.recovered)
+    assert bench.requeue(gone) == 0
+    assert not bench.client.exists(bench.keys.recovered), "no job has counters by that"
     assert bench.requeue(again.job, again.job) == 1, "named twice it goes once"
     assert bench.queue() == [b"1"]
 
@@ -267,8 +294,12 @@ def test_a_step_is_handed_on_once_and_only_while_its_claim_lasts(bench, owner):
     [claimed] = bench.claimed(owner, b"1")
     bench.push("mail", b"2")
     claim = Claim("here", bench.lists.key_of(claimed.job), claimed.job.claim_id, claimed.token)
-    assert bench.lists.hand_on(claim, ",one", "next", ["mail"], 0) == 1
+    lists = ["mail", "mail\x06\x163"]
+    bench.push(lists[1], b"urgent")
+    assert bench.lists.hand_on(claim, ",one", "next", lists, 60_000) == 1
     assert bench.queue() == [b"2", b"next"], "behind what waits"
+    for name in lists:
+        assert 0 < bench.client.pttl(name) <= 60_000
     assert bench.lists.hand_on(claim, ",one", "next", ["mail"], 0) == 0
     bench.requeue(claimed.job)
     claimed = bench.claim(owner, most=1).jobs[0]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Counters, Job, digest
 from celery_superfetch.model.strikes import Blame
+from celery_superfetch.store.private_lists import STEPS
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
@@ -249,6 +253,26 @@ def test_probation_lasts_until_the_job_is_settled(bench):
     assert bench.recorded(me) == []
 
 
+def test_where_it_may_not_run_alone_it_is_no_suspect_any_more(bench):
+    """Its own app may have no probation, where another's had put it there."""
+    owner = reaped(bench, JOB)
+    bench.client.hset(bench.keys.recoveries(digest(JOB)), "probation", 1)
+    [orphan] = bench.held(owner)
+    freed = replace(bench.recovery(orphan, Counters()), probation=0)
+    assert bench.run(bench.recoveries.recover([freed], 0, marked=True)) == [b"ok"]
+    assert bench.queue() == [JOB]
+    assert not bench.client.hexists(bench.keys.recoveries(digest(JOB)), "probation")
+
+
+def test_what_an_orphan_has_handed_on_is_known_to_its_next_run(bench):
+    owner = reaped(bench, JOB)
+    [orphan] = bench.held(owner)
+    bench.client.hset(bench.lists.key_of(orphan), STEPS + orphan.claim_id, ",one")
+    assert recover(bench, owner, [JOB]) == [b"ok"]
+    [claimed] = bench.claim(bench.owner()).jobs
+    assert claimed.counters.steps == ",one"
+
+
 # -- what goes wrong half way
 
 
@@ -274,9 +298,10 @@ def test_a_probation_list_of_another_type_moves_nothing(bench):
     assert bench.private(owner) == [JOB]
 
 
-def test_a_history_that_cannot_be_read_is_begun_anew(bench):
+@pytest.mark.parametrize("history", ["{broken", "7"])
+def test_a_history_that_cannot_be_read_is_begun_anew(bench, history):
     owner = reaped(bench, JOB)
-    bench.client.hset(bench.keys.recoveries(digest(JOB)), "history", "{broken")
+    bench.client.hset(bench.keys.recoveries(digest(JOB)), "history", history)
     assert recover(bench, owner, [JOB], Counters()) == [b"ok"]
     assert len(bench.counters(JOB).history) == 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 from time import monotonic
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -22,9 +23,10 @@ from celery_superfetch.store.holdings import (
     Place,
     SeenJob,
 )
+from celery_superfetch.store.private_lists import STEPS
 from celery_superfetch.store.queues import Queues
 from support.waiting import eventually
-from support.workers.bench import payload
+from support.workers.bench import Bench, payload
 
 ONE, TWO, THREE = payload("1"), payload("2"), payload("3")
 #: What a pass says of itself.
@@ -104,6 +106,47 @@ def test_what_landed_is_in_flight_and_begins_with_nobody(bench):
     found = Holdings(bench.database).of([owner.owner])[owner.owner]
     assert dict(found.lists) == {"mail": 1, "slow": 2}
     assert found.in_flight == 3
+
+
+def test_a_note_is_no_job_and_an_empty_list_no_row(bench):
+    owner = bench.owner(lists=["mail"])
+    [job] = bench.give(owner, "mail", [ONE])
+    bench.client.hset(bench.keys.private(owner.owner), STEPS + job.claim_id, ",one")
+    look = Holdings(bench.database)
+    assert dict(look.of([owner.owner])[owner.owner].lists) == {"mail": 1}
+    bench.land(owner, "mail", TWO)
+    assert dict(look.of([owner.owner])[owner.owner].lists) == {"mail": 2}, "its only list"
+    more = bench.owner(lists=["mail", "slow", "broken"])
+    bench.land(more, "slow", TWO)
+    bench.client.set(bench.keys.landing(more.owner, "broken"), "a text")
+    assert dict(look.of([more.owner])[more.owner].lists) == {"slow": 1}
+
+
+def pages(bench: Bench, *keys: str, most: int, room: int, page: int, at: str = "0") -> list[Any]:
+    """One script: where each read's next begins, and the payloads' numbers."""
+    rows = bench.scripts.run("pages", keys, [most, room, page, at])
+    return [(int(cursor), [int(raw.strip(b"x")) for raw in raws]) for cursor, raws in rows]
+
+
+def test_a_look_reads_until_it_is_enough(bench):
+    """Ten bytes a job, in a list and among parked jobs; each comes once, in the order of turns."""
+    jobs = [b"%010d" % number for number in range(7)]
+    bench.push("list", *jobs)
+    bench.client.zadd("parked", {f"id\n{raw.decode()}": n for n, raw in enumerate(jobs)})
+    for key in ("list", "parked"):
+        whole = [(3, [0, 1, 2]), (6, [3, 4, 5]), (0, [6])]
+        assert pages(bench, key, most=9, room=999, page=3) == whole
+        assert pages(bench, key, most=3, room=999, page=3) == whole[:1]
+        assert pages(bench, key, most=4, room=999, page=3) == whole[:2]
+        assert pages(bench, key, most=9, room=30, page=3) == whole[:1]
+        assert pages(bench, key, most=9, room=31, page=3) == whole[:2]
+        assert pages(bench, key, most=9, room=999, page=3, at="6") == whole[2:]
+        assert pages(bench, key, most=9, room=999, page=7) == [(7, [*range(7)]), (0, [])]
+    both = [(0, [*range(7)])] * 2
+    assert pages(bench, "list", "parked", most=14, room=999, page=9) == both
+    assert pages(bench, "list", "parked", most=7, room=999, page=9) == both[:1]
+    bench.client.zadd("no id", {"0000000005": 1})
+    assert pages(bench, "gone", "no id", most=9, room=999, page=9) == [(0, []), (0, [5])]
 
 
 @pytest.mark.parametrize("lists", ["{", "[]", "7", '"mail"'])

@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
+import redis
 
 from celery_superfetch.model.config import ANNOUNCE_TASK
 from celery_superfetch.model.process import start_time
@@ -109,6 +111,26 @@ def test_a_soft_time_limit_is_not_the_end_of_a_job(started, shop):
     gate._tell(running, told.append, "the end")
     assert told[1:] == ["the end"]
     assert not gate.out
+
+
+@pytest.mark.parametrize("pool", HERE)
+def test_that_the_server_is_away_is_the_consumers_to_hear(
+    started, shop, ledger, db, monkeypatch, pool
+):
+    """Its consumer connects again, and claims the job that had not begun; that is not its fault."""
+    gate = started(pool)
+    process = gate._process
+
+    def away(request: Any) -> None:
+        monkeypatch.setattr(gate, "_process", process)
+        raise redis.ConnectionError("away")
+
+    monkeypatch.setattr(gate, "_process", away)
+    shop.note.delay("a")
+    eventually(lambda: "a" in ledger.finishes())
+    eventually(lambda: at_rest(gate) and db.settled())
+    assert ledger.runs() == {"a": 1}
+    assert not db.dead()
 
 
 @pytest.mark.parametrize("pool", ["prefork", *HERE])
