@@ -91,10 +91,10 @@ def test_where_a_key_is_something_else_the_other_lists_are_served(bench, owner):
 
 
 def test_it_is_put_back_in_front_and_uncounted(bench, owner):
-    bench.push("mail", THREE)
-    bench.land(owner, "mail", ONE, TWO)
-    assert bench.in_flight.lists.unland(owner.owner, MAIL) == 2
-    assert bench.queue() == [ONE, TWO, THREE]
+    bench.push("mail", FOUR)
+    bench.land(owner, "mail", ONE, TWO, THREE)
+    assert bench.in_flight.lists.unland(owner.owner, MAIL) == 3
+    assert bench.queue() == [ONE, TWO, THREE, FOUR]
     assert bench.counters(ONE) == Counters()
     assert bench.stat("requeued") == 0
     assert bench.in_flight.lists.unland(owner.owner, MAIL) == 0, "a repetition finds nothing"

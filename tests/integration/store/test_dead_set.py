@@ -152,6 +152,21 @@ def test_an_id_that_is_not_there_is_refused(bench, owner, id):
         bench.dead_set.get(id)
 
 
+def test_the_notice_of_a_death_is_next_in_its_queue_and_names_it(bench, owner):
+    bench.push("mail", b"backlog")
+    for number, expires in enumerate((0, 60_000)):
+        [job] = bench.give(owner, "mail", [payload(number)])
+        call = bench.dead_set.kill(
+            bench.recovery(job), expires, marked=True, notice=b"<@dead_id@ is dead>"
+        )
+        ok, name = bench.run(call)
+        assert ok == b"ok"
+        assert bench.client.rpop("mail") == b"<%b is dead>" % name
+        assert name.decode() in {dead.id for dead in bench.untold()}
+        assert (bench.client.pttl("mail") > 0) == bool(expires)
+    assert bench.queue() == [b"backlog"]
+
+
 def test_a_retried_job_is_as_new(bench, owner):
     job = killed(bench, owner, JOB)
     bench.client.hset(bench.keys.recoveries(job.id), "strikes", 2)
@@ -162,6 +177,7 @@ def test_a_retried_job_is_as_new(bench, owner):
     assert len(bench.dead_set) == 0
     assert bench.untold() == []
     assert bench.stat("retried") == 1
+    assert not bench.client.exists(bench.keys.recovered), "there are no counters to look for"
 
 
 def test_what_a_retried_job_had_handed_on_is_known_to_its_next_run(bench):
@@ -170,6 +186,8 @@ def test_what_a_retried_job_had_handed_on_is_known_to_its_next_run(bench):
     assert bench.run(bench.dead_set.kill(bench.recovery(job), marked=False))[0] == b"ok"
     [dead] = bench.dead_set.find()
     assert bench.retry(dead)
+    for key in (bench.keys.recoveries(digest(payload(1))), bench.keys.recovered):
+        assert 0 < bench.client.ttl(key) <= bench.config.strike_window
     [claimed] = bench.claim(bench.owner()).jobs
     assert claimed.counters.steps == "handed-on"
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import redis
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Counters, Job, digest
 from celery_superfetch.model.strikes import Blame
 from celery_superfetch.store.private_lists import STEPS
+from support.servers.faults import another_type
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
@@ -251,6 +254,33 @@ def test_probation_lasts_until_the_job_is_settled(bench):
     assert bench.in_flight.jobs.alone is None
     assert bench.counters(JOB) == Counters()
     assert bench.recorded(me) == []
+
+
+def test_suspects_are_claimed_alone_and_one_after_the_other(bench, owner):
+    first, second = payload(1), payload(2)
+    bench.client.lpush(bench.keys.probation("mail"), first, second)
+    bench.client.sadd(bench.keys.on_probation, "mail")
+    bench.client.hset(bench.keys.recoveries(digest(first)), "steps", ",one")
+
+    def claim_alone(who: Facts = owner) -> list[Any]:
+        return bench.run(bench.lists.claim_alone(who.owner, "mail"))
+
+    assert claim_alone(bench.owner(register=False)) == [b"unregistered"]
+    with another_type(bench.client, bench.keys.on_probation), pytest.raises(redis.ResponseError):
+        claim_alone()
+    bench.client.set(bench.keys.private(owner.owner), "a text")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        claim_alone()
+    bench.client.delete(bench.keys.private(owner.owner))
+    assert bench.on_probation() == [first, second], "nobody has got one so far"
+    for raw, left in ((first, {b"mail"}), (second, set())):
+        ok, claimed, _ = claim_alone()
+        assert (ok, claimed) == (b"ok", raw)
+        assert bench.client.smembers(bench.keys.on_probation) == left
+        assert bench.lists.has_handed_on(bench.held(owner)[0]) == (raw == first)
+    bench.client.sadd(bench.keys.on_probation, "mail")  # a purge, say
+    assert claim_alone() == [b"none"]
+    assert bench.client.smembers(bench.keys.on_probation) == set()
 
 
 def test_where_it_may_not_run_alone_it_is_no_suspect_any_more(bench):

@@ -163,12 +163,19 @@ def test_the_oldest_job_of_a_queue_grows_old_while_it_is_the_next(bench):
     bench.push("mail", ONE, TWO)
     assert queues.oldest(["mail"]) == {}, "nobody has noted it"
     assert bench.client.exists(bench.keys.oldest) == 0, "and who only looks does not"
+    before = bench.database.server_time()
     assert set(queues.oldest(["mail", "empty"], PASS)) == {"mail"}
     eventually(lambda: queues.oldest(["mail"])["mail"] > 0.05)
+    age = queues.oldest(["mail"])["mail"] * 1000
+    assert age <= bench.database.server_time() - before
+    for key, days in ((bench.keys.oldest, 1), (bench.keys.last_pass, 7)):
+        assert 0 < bench.client.ttl(key) <= days * 86_400
     bench.client.rpop("mail")
     assert queues.oldest(["mail"]) == {}, "another job is the next"
     assert queues.oldest(["mail"], PASS)["mail"] == 0
     bench.client.delete("mail")
+    assert queues.oldest(["mail"]) == {}
+    assert bench.client.hkeys(bench.keys.oldest) == [b"mail"], "who only looks forgets nothing"
     queues.oldest(["mail"], PASS)
     assert bench.client.exists(bench.keys.oldest) == 0
 
