@@ -10,6 +10,7 @@ import pytest
 from celery import Celery, chain, chord, group
 from celery.exceptions import Ignore, Reject
 from celery.worker.request import Request
+from kombu.exceptions import EncodeError
 from kombu.transport.virtual import Message
 from kombu.utils.json import loads
 
@@ -83,6 +84,10 @@ def add_tasks(pool: Pool) -> Pool:
     def fails(self: Any) -> None:
         raise ValueError("on purpose")
 
+    @task(name="odd")
+    def odd(self: Any) -> object:
+        return object()  # which is no JSON
+
     @task(name="again")
     def again(self: Any) -> None:
         raise self.retry(countdown=0, queue=NEXT)
@@ -90,6 +95,10 @@ def add_tasks(pool: Pool) -> Pool:
     @task(name="replaced")
     def replaced(self: Any, *by: Any) -> None:
         raise self.replace(chain(map(app.signature, by)) if by else job(app).set(queue=NEXT))
+
+    @task(name="replaced by parts")
+    def parts(self: Any, *parts: Any) -> None:
+        raise self.replace(group(map(app.signature, parts)))
 
     @task(name="sends")
     def sends(self: Any) -> None:
@@ -237,6 +246,34 @@ def test_while_it_cannot_be_sent_a_job_is_not_done(make_app, bench, client, url,
     assert rejection.requeue
     assert "could not send" in rejection.reason
     assert not pool.sent()
+
+
+def test_what_cannot_be_sent_for_another_reason_is_an_error_of_the_job(pool):
+    """In another run it would be the same."""
+    chain(job(pool.app, "odd"), pool.app.signature("note").set(queue=NEXT)).apply_async()
+    failed, error, _ = pool.run(pool.take())
+    assert failed == 1
+    assert isinstance(getattr(error.exception, "exc", error.exception), EncodeError)
+    assert not pool.sent()
+
+
+def test_the_parts_by_which_a_job_is_replaced_are_new_in_each_run(pool):
+    """Another run of it does not know of those of the first, and counts its own."""
+    group_of = [job(pool.app, queue=NEXT), job(pool.app, queue=NEXT)]
+    job(pool.app, "replaced by parts", *group_of).apply_async()
+    claimed = pool.take()
+    for runs in (1, 2):
+        pool.run(claimed)
+        assert len(set(pool.sent())) == 2 * runs
+
+
+def test_outside_a_chord_celery_sees_to_what_has_its_result(pool):
+    pool.app.conf.worker_deduplicate_successful_tasks = True
+    pool.app.tasks["note"].apply_async()
+    claimed = pool.take()
+    pool.app.backend.store_result(loads(claimed.job.payload)["headers"]["id"], "noted", "SUCCESS")
+    pool.run(claimed, steps="of an earlier run")
+    assert pool.seen
 
 
 @pytest.mark.parametrize("result", [None, "RETRY", "FAILURE", "SUCCESS"])

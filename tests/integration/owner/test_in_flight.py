@@ -122,13 +122,15 @@ def test_what_waits_to_be_acked_is_not_given_back(bench, owner, lost):
     assert open_.job not in bench.in_flight.jobs
 
 
-def test_a_broken_queue_keeps_its_own_jobs_and_holds_up_no_other(bench, owner):
+def test_a_broken_queue_keeps_its_own_jobs_and_holds_up_no_other(bench, owner, caplog):
     """Its key became something else while a job of it was in flight."""
     [stuck] = bench.take(owner, payload("stuck"), queue="slow")
     [other] = bench.take(owner, payload("other"))
     bench.client.set("slow", "a text")
     bench.in_flight.requeue([stuck.job])
     assert bench.private(owner, "slow") == [payload("stuck")]
+    bench.in_flight.flush()
+    assert caplog.text.count("1 jobs could not be given back") == 1, "it is not asked again at once"
 
     bench.in_flight.ack(other)
     [claimed] = bench.take(owner, payload("new"))

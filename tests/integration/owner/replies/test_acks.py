@@ -85,6 +85,24 @@ def test_a_refusal_is_heard_with_the_next_thing_that_waits(hasty, owner, lost):
     assert hasty.queue() == [payload("more")], "it could not be claimed, and stayed"
 
 
+def test_what_a_claim_brought_beside_a_refusal_is_looked_for(hasty, owner, lost):
+    """Nobody has read its answer. The control: a refusal alone leaves no doubt."""
+    held, former = hasty.in_flight, hasty.owner()
+    [before] = hasty.take(former, payload(1))
+    hasty.push("mail", payload(2))
+    with another_type(hasty.client, hasty.keys.private(former.owner)):
+        held.ack(before)
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            held.flush()
+        assert not held.doubt
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            held.claim(owner.owner, ["mail"], 1, 1, [])
+        assert hasty.private(owner) == [payload(2)]
+        assert held.doubt
+    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 1
+    assert (hasty.queue(), hasty.private(former), lost) == ([payload(2)], [], [])
+
+
 def test_the_refusal_of_a_record_is_heard_with_the_next_thing_that_waits(hasty, owner):
     """The job runs on, and is recorded as soon as that is possible."""
     held = hasty.in_flight
