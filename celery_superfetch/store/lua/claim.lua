@@ -47,12 +47,11 @@ local function take(at, source, payload)
   end
   most, room = most - 1, room - #payload
 end
--- What is not there is false; what cannot be read is noted, and stays where it is.
+-- What is not there is false; what cannot be read is noted, and stays where it is: nil.
 local function popped(at, source, ...)
   local answer = redis.pcall('RPOP', source, ...)
   if type(answer) ~= 'table' or not answer.err then return answer end
   errors[#errors + 1], errors[#errors + 2] = at, answer.err
-  return false
 end
 
 for i = 10, #ARGV do

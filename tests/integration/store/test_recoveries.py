@@ -112,6 +112,13 @@ def test_what_somebody_else_moved_is_not_moved_twice(bench):
     assert bench.counters(JOB).recoveries == 1
 
 
+def test_where_nothing_moves_no_flag_says_that_there_are_counters(bench):
+    owner = bench.dead_owner()
+    assert bench.mark(owner)
+    assert recover(bench, owner, [JOB]) == [b"moved"]
+    assert not bench.client.exists(bench.keys.recovered)
+
+
 def test_a_decision_on_old_counters_does_not_hold(bench):
     owner = reaped(bench, JOB)
     bench.client.hset(bench.keys.recoveries(digest(JOB)), "recoveries", 2)
@@ -196,6 +203,14 @@ def test_a_recovered_job_is_delivered_as_a_redelivered_one(bench):
     assert claimed.job.payload == JOB, "byte for byte"
     assert claimed.counters == Counters(recoveries=1, strikes=1, token=claimed.counters.token)
     assert claimed.token > claimed.counters.token > 0
+
+
+def test_a_token_is_greater_than_the_one_before_whatever_the_clocks_say(bench):
+    owner, later = reaped(bench, JOB), 2**52
+    bench.client.hset(bench.keys.recoveries(digest(JOB)), "token", later)
+    recover(bench, owner, [JOB])
+    [claimed] = bench.claim(bench.owner()).jobs
+    assert claimed.counters.token > later
 
 
 def test_the_expiry_of_the_queue_is_renewed(bench):
