@@ -152,8 +152,10 @@ def test_the_old_order_is_the_new_one_for_any_number_of_jobs(bench):
 def test_equal_payloads_are_recovered_one_by_one(bench):
     """By their bytes they are one job that was recovered twice."""
     owner = reaped(bench, JOB, JOB)
-    assert recover(bench, owner, [JOB], blame=Blame.NONE) == [b"ok"]
-    assert bench.private(owner) == [JOB]
+    both = [bench.recovery(job) for job in bench.held(owner)]
+    call = bench.recoveries.recover(both, 0, marked=True)
+    assert bench.run(call) == [b"ok", b"recounted"], "the first of them counts for the other"
+    assert (bench.private(owner), bench.queue()) == ([JOB], [JOB])
     assert recover(bench, owner, [JOB], blame=Blame.NONE) == [b"ok"]
     assert bench.queue() == [JOB, JOB]
 
