@@ -42,7 +42,7 @@ redis.pcall('HINCRBY', stats, 'killed', 1)
 count_by_task(stats, 'killed', queue_list, payload)
 if is_told then redis.call('SADD', unannounced, name) end
 if notice ~= '' then
-  local from, to = string.find(notice, placeholder, 1, true)
+  local from, to = string.find(notice, placeholder)
   redis.call('RPUSH', queue, string.sub(notice, 1, from - 1) .. name .. string.sub(notice, to + 1))
   if expires > 0 then redis.call('PEXPIRE', queue, expires) end
 end

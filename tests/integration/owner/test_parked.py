@@ -125,6 +125,17 @@ def test_one_script_moves_no_more_than_so_many_jobs_and_bytes(bench):
     assert not bench.client.exists(bench.keys.parked)
 
 
+def test_a_release_tells_when_the_next_is_due(bench):
+    later = float(int(bench.database.server_time() + HOUR))
+    for queue, times in {"mail": (1.0, later), "post": (later + 1,)}.items():
+        rows = {f'"{at}" x-1\n'.encode() + payload(at): at for at in times}
+        bench.client.zadd(bench.keys.parked_of(queue), rows)
+        bench.client.zadd(bench.keys.parked, {queue: times[0]})
+    moved, unfinished, _, first = release(bench)
+    assert (moved, unfinished, float(first)) == (1, 0, later)
+    assert bench.in_flight.parked.next_due(["mail", "post"]) == {"mail": later, "post": later + 1}
+
+
 def test_of_a_hundred_who_look_at_once_each_job_goes_to_one(bench, url):
     """As a hundred workers do when thousands are due, on a connection each."""
     due, later = [payload(n) for n in range(3000)], [payload(f"later {n}") for n in range(500)]

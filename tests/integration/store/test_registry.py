@@ -89,6 +89,7 @@ def test_scores_from_the_future_are_quiet_ones(bench):
     since = bench.registry.heartbeat(mine, 0, {}).now
     score = bench.age(ahead, -3_600_000)
     assert bench.registry.heartbeat(mine, since, {}).quiet[ahead.owner] == score
+    assert bench.registry.heartbeat(mine, 0, {}).quiet == {}, "with nothing to compare with"
 
 
 def test_a_heartbeat_returns_the_owners_of_its_own_host(bench):

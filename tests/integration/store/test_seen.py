@@ -114,6 +114,8 @@ def test_a_note_is_no_job_and_an_empty_list_no_row(bench):
     bench.client.hset(bench.keys.private(owner.owner), STEPS + job.claim_id, ",one")
     look = Holdings(bench.database)
     assert dict(look.of([owner.owner])[owner.owner].lists) == {"mail": 1}
+    bench.client.hset(bench.keys.private("odd|1|x"), "odd", "by hand")
+    assert dict(look.of(["odd|1|x"])["odd|1|x"].lists) == {"odd": 1}
     bench.land(owner, "mail", TWO)
     assert dict(look.of([owner.owner])[owner.owner].lists) == {"mail": 2}, "its only list"
     more = bench.owner(lists=["mail", "slow", "broken"])
@@ -145,7 +147,7 @@ def test_a_look_reads_until_it_is_enough(bench):
     both = [(0, [*range(7)])] * 2
     assert pages(bench, "list", "parked", most=14, room=999, page=9) == both
     assert pages(bench, "list", "parked", most=7, room=999, page=9) == both[:1]
-    bench.client.zadd("no id", {"0000000005": 1})
+    bench.client.zadd("no id", {"5xxxxxxxxx": 1})
     assert pages(bench, "gone", "no id", most=9, room=999, page=9) == [(0, []), (0, [5])]
 
 

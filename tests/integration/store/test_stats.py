@@ -71,6 +71,28 @@ def test_rows_are_bounded_and_none_is_lost(bench):
     assert stats.counts().jobs["ownership_lost", "q5", ""] == 2, "known rows go on"
 
 
+@pytest.mark.parametrize("rows", [1999, 2000, 2499, 2500])
+def test_rows_are_bounded_to_the_field(bench, rows):
+    """With a row that is known it is counted as ever."""
+    stats = History(bench.database)
+    stats.lost(Job("web-1|1|x", "known", payload("1", task="known")))
+    bench.client.hset(bench.keys.stats, mapping={f"x{n}": 1 for n in range(rows - 2)})
+    assert bench.client.hlen(bench.keys.stats) == rows, "with the number of all"
+    for queue, task in (("known", "known"), ("new", "new")):
+        stats.lost(Job("web-1|1|x", queue, payload("1", task=task)))
+    told = stats.counts().jobs
+    assert told["ownership_lost", "known", "known"] == 2
+    row = ("new" if rows < 2500 else "", "new" if rows < 2000 else "")
+    assert told[("ownership_lost", *row)] == 1
+
+
+@pytest.mark.parametrize("length", [200, 201])
+def test_a_very_long_task_is_counted_without_its_name(bench, length):
+    stats = History(bench.database)
+    stats.lost(Job("web-1|1|x", "mail", payload("1", task="t" * length)))
+    assert stats.counts().jobs == {("ownership_lost", "mail", "t" * length * (length <= 200)): 1}
+
+
 def test_passes_and_recoveries_are_summed_up(bench):
     stats, reaper = History(bench.database), bench.reaper()
     lists = [f"q{n}" for n in range(CHUNK + 1)]
