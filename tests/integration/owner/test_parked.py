@@ -214,11 +214,15 @@ def test_the_index_knows_when_the_first_of_a_list_is_due(bench, owner):
     assert bench.in_flight.parked.next_due(["mail"]) == {"mail": int(now + HOUR)}
 
 
-def test_where_it_cannot_be_parked_it_goes_back_and_is_not_tried_again_at_once(bench, owner):
+def test_where_it_cannot_be_parked_it_goes_back_and_is_not_tried_again_at_once(
+    bench, owner, caplog
+):
     bench.client.set(bench.keys.parked_of("mail"), "something else")
     [claimed] = claim(bench, owner, 1)
     park(bench, claimed)
     bench.in_flight.flush()
+    assert "1 jobs that are due later could not be parked: WRONGTYPE" in caplog.text
+    assert "They go back to queue list mail and" in caplog.text
     assert bench.in_flight.doubt
     assert bench.in_flight.lost_claims.reconcile(owner.owner, {"mail": 0}) == 1
     assert bench.queue() == [payload(1)]
