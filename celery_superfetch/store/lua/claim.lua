@@ -58,7 +58,7 @@ for i = 10, #ARGV do
   local at = tonumber(ARGV[i])
   local source = landing .. name_of(at)
   -- All that lies there, the oldest first: what an earlier read left without a name comes with it.
-  for _, payload in ipairs(most > 0 and popped(at, source, most) or {}) do
+  for _, payload in ipairs(popped(at, source, most) or {}) do
     take(at, source, payload)
   end
 end

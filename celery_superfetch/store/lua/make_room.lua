@@ -8,9 +8,9 @@ local latest, on_probation = KEYS[1], KEYS[2]
 local owner, first, work = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local now = now()
 local noted = redis.call('HMGET', latest, 'owner', 'since', 'until', 'next')
-local since, ends = tonumber(noted[2] or 0), tonumber(noted[3] or 0)
 -- The server's clock was set back: that keeps nobody at rest, nor from it.
-if now < since then noted, since, ends = {}, 0, 0 end
+if now < tonumber(noted[2] or 0) then noted = {} end
+local since, ends = tonumber(noted[2] or 0), tonumber(noted[3] or 0)
 -- It counts as a second at least: its owner says only once in a while that it lasts.
 local function cost(from, to) return work * math.max(to - from, 1000) end
 local function note(from, to, length)

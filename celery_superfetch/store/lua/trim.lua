@@ -28,5 +28,5 @@ for at = 7, #KEYS do
   local over = math.min(redis.call('ZCARD', cap) - most, batch)
   if over > 0 then many = many + prune(cap, redis.call('ZRANGE', cap, 0, over - 1)) end
 end
-if before > 0 then redis.call('DEL', overflow) end
+redis.call('DEL', overflow)
 return {aged, many}

@@ -9,10 +9,12 @@ import pytest
 from celery_superfetch.cli.unregistered import register_unknown
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Counters, Job, digest
+from celery_superfetch.model.step import Claim
 from celery_superfetch.reaper.reaper import TOMBSTONE
 from celery_superfetch.store.history import DAYS
 from celery_superfetch.store.parked import Parked
 from celery_superfetch.store.registry import TOMBSTONE_FACTS
+from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
 ONE, TWO = payload("1"), payload("2")
@@ -217,3 +219,27 @@ def test_control_a_key_that_is_left_is_seen(bench):
     bench.client.hset(bench.keys.private("web-9|4|x"), "w1:mail", "")
     with pytest.raises(AssertionError):
         is_left(bench)
+
+
+@pytest.mark.parametrize("way", ["requeue", "recover", "kill", "retry", "hand on"])
+def test_a_queue_that_expires_in_a_millisecond_does(bench, way):
+    """That is its x-expires, and none is another."""
+    owner = bench.dead_owner([payload(1)])
+    assert bench.mark(owner)
+    [job] = bench.held(owner)
+    bench.push("mail", b"backlog")
+    if way == "requeue":
+        bench.run(bench.lists.requeue([job], "front", 1))
+    elif way == "recover":
+        bench.run(bench.recoveries.recover([bench.recovery(job)], 1, marked=True))
+    elif way == "hand on":
+        claim = Claim("here", bench.lists.key_of(job), job.claim_id, 1)
+        assert bench.lists.hand_on(claim, ",one", "next", ["mail"], 1) == 1
+    else:
+        call = bench.dead_set.kill(bench.recovery(job), 1, marked=True, notice=b"@dead_id@")
+        ok, name = bench.run(call)
+        assert ok == b"ok"
+        if way == "retry":
+            bench.push("slow", b"backlog")
+            assert bench.retry(bench.dead_set.get(name.decode()), "slow", expires=1)
+    eventually(lambda: not bench.client.exists("slow", "mail"))

@@ -119,6 +119,9 @@ def test_a_note_is_no_job_and_an_empty_list_no_row(bench):
     bench.land(owner, "mail", TWO)
     assert dict(look.of([owner.owner])[owner.owner].lists) == {"mail": 2}, "its only list"
     more = bench.owner(lists=["mail", "slow", "broken"])
+    bench.client.config_resetstat()
+    assert dict(look.of([more.owner])[more.owner].lists) == {}
+    assert "cmdstat_llen" not in bench.client.info("commandstats"), "one question tells"
     bench.land(more, "slow", TWO)
     bench.client.set(bench.keys.landing(more.owner, "broken"), "a text")
     assert dict(look.of([more.owner])[more.owner].lists) == {"slow": 1}
