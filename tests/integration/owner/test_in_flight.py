@@ -56,7 +56,7 @@ def test_two_equal_payloads_are_two_jobs(bench, owner):
     assert bench.held(owner) == [other.job]
 
 
-def test_an_ack_that_finds_nothing_is_announced(bench, owner, lost):
+def test_an_ack_that_finds_nothing_is_announced(bench, owner, lost, caplog):
     taken, kept = bench.take(owner, payload("taken"), payload("kept"))
     bench.client.hdel(
         bench.keys.private(owner.owner), taken.job.claim_id, WAITS + taken.job.claim_id
@@ -65,6 +65,7 @@ def test_an_ack_that_finds_nothing_is_announced(bench, owner, lost):
         bench.in_flight.ack(claimed)
     bench.in_flight.flush()
     assert lost == [lost_job(taken.job)]
+    assert f"Job {taken.job.title} from queue mail is no longer ours" in caplog.text
     assert len(bench.in_flight.jobs) == 0
 
 
