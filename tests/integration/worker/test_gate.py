@@ -13,6 +13,7 @@ import redis
 from celery_superfetch.model.config import ANNOUNCE_TASK
 from celery_superfetch.model.process import start_time
 from celery_superfetch.store.runs import FAILED, SUCCEEDED, Runs
+from celery_superfetch.worker import gate as gate_module
 from celery_superfetch.worker.gate import sleep_until
 from support.waiting import always, eventually
 from support.workers.inside import HERE, at_rest, owner_of
@@ -131,6 +132,37 @@ def test_that_the_server_is_away_is_the_consumers_to_hear(
     eventually(lambda: at_rest(gate) and db.settled())
     assert ledger.runs() == {"a": 1}
     assert not db.dead()
+
+
+def test_a_job_that_cannot_be_sent_to_a_process_is_put_aside_and_its_slot_is_free(
+    started, shop, ledger, db, monkeypatch, caplog
+):
+    gate = started("prefork")
+    hand = gate._apply
+
+    def refused(*_: Any, **__: Any) -> None:
+        monkeypatch.setattr(gate, "_apply", hand)
+        raise ValueError("not this one")
+
+    monkeypatch.setattr(gate_module, "drop_unsendable", lambda *_: True)
+    monkeypatch.setattr(gate, "_apply", refused)
+    shop.note.delay("a")
+    eventually(lambda: len(db.dead()) == 1)
+    assert "not this one" in db.dead()[0]["reason"]
+    shop.note.delay("b")
+    eventually(lambda: "b" in ledger.finishes())
+    eventually(lambda: at_rest(gate))
+    assert ledger.runs() == {"b": 1}
+    assert "Celery failed while it discarded" not in caplog.text, "nobody else heard of it"
+
+
+@pytest.mark.parametrize("pool", HERE)
+def test_before_a_batch_that_may_take_long_a_solo_loop_sends_its_acks(started, monkeypatch, pool):
+    gate, posts, ends = started(pool), [], []
+    monkeypatch.setattr(owner_of(gate), "post", lambda: posts.append("acks"))
+    gate.apply_async(add, (1,), {"b": 2}, callback=ends.append)
+    eventually(lambda: ends == [3])
+    assert posts == ["acks"] * (pool == "solo")
 
 
 @pytest.mark.parametrize("pool", ["prefork", *HERE])
