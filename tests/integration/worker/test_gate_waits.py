@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import pytest
 from celery.worker import state
 
+from celery_superfetch.owner.in_flight.jobs import State
 from support.waiting import always, eventually
 from support.workers.inside import HERE, acknowledge, at_rest, late, owner_of, paused, waits
 
@@ -136,10 +137,12 @@ def test_until_then_it_waits_and_nobody_takes_it_for_one_that_runs(
         assert request in state.reserved_requests
         assert request not in state.active_requests
         assert owner_of(gate).may_start(request.delivery.job)
+        assert owner_of(gate).state_of(request.delivery.job) is State.WAITING
         eventually(lambda: not db.running(), message="its record is gone")
     shop.ran("b")
     eventually(lambda: at_rest(gate) and db.settled())
     assert ledger.runs() == {"a": 1, "b": 1}
+    assert db.stat("requeued") == 0, "and has not been to its queue meanwhile"
 
 
 def test_who_comes_too_late_and_has_no_channel_goes_back(started, shop, ledger, db, monkeypatch):
