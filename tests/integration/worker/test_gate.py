@@ -102,6 +102,17 @@ def test_what_runs_can_be_asked_for_its_end(started, shop):
     assert running.request._apply_result().terminate
 
 
+def test_what_its_pool_has_forgotten_goes_back(started, shop, monkeypatch):
+    gate, back = started("prefork"), []
+    shop.run("a")
+    [running] = gate.out
+    monkeypatch.setattr(running.delivery, "requeue", lambda: back.append("a"))
+    gate.requeue(object())
+    assert (gate.out, back) == ({running}, [])
+    gate.requeue(running.request)
+    assert (gate.out, back) == (set(), ["a"])
+
+
 def test_a_soft_time_limit_is_not_the_end_of_a_job(started, shop):
     gate, told = started("prefork"), []
     shop.run("a")
