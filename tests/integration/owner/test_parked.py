@@ -187,6 +187,16 @@ def test_a_queue_that_expires_goes_on_expiring(bench, owner):
         bench.client.delete("mail")
 
 
+def test_a_suspect_that_is_due_leaves_its_queue_as_it_was(bench, owner):
+    bench.client.hset(bench.keys.recoveries(digest(payload(1))), "probation", 1)
+    bench.client.set(bench.keys.recovered, 1)
+    park(bench, *claim(bench, owner, 1))
+    bench.in_flight.flush()
+    bench.push("mail", payload(2))
+    assert bench.in_flight.parked.release({"mail": 60_000}, HOUR + 60_000).jobs == 1
+    assert bench.client.pttl("mail") == -1
+
+
 def test_it_asks_again_only_where_more_is_due(bench, owner):
     park(bench, *claim(bench, owner, 1))
     bench.in_flight.flush()

@@ -229,11 +229,13 @@ def test_a_job_cannot_be_retried_on_a_key_of_another_type(bench, owner):
 def test_deleting_and_purging_count_what_was_there(bench, owner):
     assert bench.dead_set.delete("nobody") == 0
     assert not bench.client.hexists(bench.keys.stats, "dead_deleted")
+    assert bench.dead_set.delete(killed(bench, owner, JOB).id) == 1
+    assert bench.stat("dead_deleted") == 1
     jobs = [killed(bench, owner, payload(n)) for n in range(250)]
     assert bench.dead_set.delete(jobs[0].id, "nobody", jobs[1].id) == 2
     assert bench.dead_set.delete() == 0
     assert bench.dead_set.purge() == 248
-    assert bench.stat("dead_deleted") == 250
+    assert bench.stat("dead_deleted") == 251
     left = {name for name in bench.key_names() if name.startswith(bench.keys.dead)}
     assert left == set()
 
