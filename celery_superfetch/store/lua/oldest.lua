@@ -26,12 +26,15 @@ local function since(name)
   return now
 end
 
-local times = {now}
+local times, given = {now}, {}
 for i = fields + 3, #ARGV do
   times[#times + 1] = since(ARGV[i])
+  given[ARGV[i]] = true
 end
 if notes then
-  for _, name in ipairs(redis.call('HKEYS', oldest)) do since(name) end
+  for _, name in ipairs(redis.call('HKEYS', oldest)) do
+    if not given[name] then since(name) end
+  end
   redis.pcall('HSET', pass, 'at', string.format('%.0f', now), unpack(ARGV, 3, fields + 2))
   redis.call('EXPIRE', pass, 604800)
   local numbers = {}

@@ -169,7 +169,9 @@ def test_the_oldest_job_of_a_queue_grows_old_while_it_is_the_next(bench):
     assert queues.oldest(["mail"]) == {}, "nobody has noted it"
     assert bench.client.exists(bench.keys.oldest) == 0, "and who only looks does not"
     before = bench.database.server_time()
+    bench.client.config_resetstat()
     assert set(queues.oldest(["mail", "empty"], PASS)) == {"mail"}
+    assert bench.client.info("commandstats")["cmdstat_lindex"]["calls"] == 2, "once in each list"
     eventually(lambda: queues.oldest(["mail"])["mail"] > 0.05)
     age = queues.oldest(["mail"])["mail"] * 1000
     assert age <= bench.database.server_time() - before
