@@ -53,6 +53,7 @@ REST = "wait leave retry delete trim make_room lock counters payloads holdings p
 NEAREST = {
     "private_lists": "claim ack requeue unland probation payloads",
     "recoveries": "recover counters",
+    "suspects": "probation recover",
     "dead_set": "kill retry delete shared",
     "registry": "mark heartbeat leave",
     "script_errors": "park release",

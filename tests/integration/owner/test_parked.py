@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from typing import Any
 
 import redis
 
@@ -12,7 +11,7 @@ from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, digest
 from celery_superfetch.model.permit import clock
 from celery_superfetch.owner.in_flight.parking import WORTH_PARKING, Parking
-from celery_superfetch.store.parked import BATCH, EARLY, ROOM, Parked
+from celery_superfetch.store.parked import BATCH, Parked
 from support.workers.bench import Bench, payload
 
 HOUR = 3_600_000.0  # ms
@@ -86,54 +85,6 @@ def test_they_go_to_the_front_in_the_order_of_their_time(bench, owner):
     bench.push("mail", payload("waits"))
     assert due(bench) == BATCH + 50
     assert bench.queue() == [*(payload(n) for n in range(BATCH + 50)), payload("waits")]
-
-
-def release(bench: Bench, most: int = BATCH, room: int = ROOM) -> list[Any]:
-    """One script: how many went, whether more are due, the time, and when the next is due."""
-    names = [bench.keys.parked, bench.keys.recovered, bench.keys.on_probation]
-    kinds = bench.keys.parked_of, bench.keys.queue, bench.keys.probation, bench.keys.recoveries
-    return bench.scripts.run("release", names, [EARLY, most, room, *(kind("") for kind in kinds)])
-
-
-def test_what_is_due_in_one_list_does_not_wait_for_thousands_in_another(bench):
-    parked = Parked(bench.database)
-    for name, count in (("full", 30 * BATCH), ("mail", 1)):
-        rows = {f'"{n}" x-{n}\n'.encode() + payload(n, name): 1.0 for n in range(count)}
-        bench.client.zadd(bench.keys.parked_of(name), rows)
-        bench.client.zadd(bench.keys.parked, {name: 1})
-    release(bench)
-    assert len(bench.queue()) == 1, "with the first script of all"
-    assert parked.release({}).jobs == 29 * BATCH
-    assert len(bench.queue("full")) == 30 * BATCH
-
-
-def test_one_script_moves_no_more_than_so_many_jobs_and_bytes(bench):
-    """It keeps everybody else waiting. One that is larger goes all the same, and alone. The latest
-    goes first: in front of it comes what the next script moves."""
-    rows = {f'"{n}" x-{n}\n'.encode() + payload(n): float(n + 1) for n in range(9)}
-    size = len(next(iter(rows)))
-    bench.client.zadd(bench.keys.parked_of("mail"), rows)
-    bench.client.zadd(bench.keys.parked, {"mail": 1, "purged": 1})
-    for most, room, count, left in (
-        (3, ROOM, 3, 6), (9, 1, 1, 5), (9, 2 * size, 2, 3), (9, size + 1, 2, 1), (9, ROOM, 1, 0),
-    ):  # fmt: skip
-        moved, unfinished, _, first = release(bench, most, room)
-        assert (moved, bench.client.zcard(bench.keys.parked_of("mail"))) == (count, left)
-        assert unfinished == bool(left)
-        assert first == (b"1" if left else None)
-    assert bench.queue() == [payload(n) for n in range(9)]
-    assert not bench.client.exists(bench.keys.parked)
-
-
-def test_a_release_tells_when_the_next_is_due(bench):
-    later = float(int(bench.database.server_time() + HOUR))
-    for queue, times in {"mail": (1.0, later), "post": (later + 1,)}.items():
-        rows = {f'"{at}" x-1\n'.encode() + payload(at): at for at in times}
-        bench.client.zadd(bench.keys.parked_of(queue), rows)
-        bench.client.zadd(bench.keys.parked, {queue: times[0]})
-    moved, unfinished, _, first = release(bench)
-    assert (moved, unfinished, float(first)) == (1, 0, later)
-    assert bench.in_flight.parked.next_due(["mail", "post"]) == {"mail": later, "post": later + 1}
 
 
 def test_of_a_hundred_who_look_at_once_each_job_goes_to_one(bench, url):
@@ -269,17 +220,6 @@ def test_whoever_parks_knows_when_it_is_due_whatever_an_older_answer_says():
     assert parking.is_due, "that was asked before"
     parking.heard(1_000, 9_000, clock())
     assert not parking.is_due
-
-
-def test_of_thousands_due_in_a_moment_few_go_before_their_time(bench):
-    """They wait in the memory of whoever claims them; what is due already all goes."""
-    soon, late = bench.database.server_time() + EARLY - 100, 1
-    for first, due in ((0, soon), (1000, late)):
-        rows = {f'"{n}" x-{n}\n'.encode() + payload(n): due for n in range(first, first + 1000)}
-        bench.client.zadd(bench.keys.parked_of("mail"), rows)
-    bench.client.zadd(bench.keys.parked, {"mail": late})
-    assert Parked(bench.database).release({}).jobs == 1000 + BATCH
-    assert bench.client.zcount(bench.keys.parked_of("mail"), soon, soon) == 1000 - BATCH
 
 
 def test_many_are_revoked_by_one_look_at_all(bench, owner):

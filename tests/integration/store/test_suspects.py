@@ -1,0 +1,105 @@
+"""On probation: where a suspect waits, how it is claimed, and when it is none any more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Counters, digest
+from celery_superfetch.model.strikes import Blame
+from support.servers.faults import another_type
+from support.workers.bench import payload
+from support.workers.orphans import newest, reaped, recover
+
+JOB = payload("1")
+
+
+def test_a_suspect_waits_behind_those_that_wait_already(bench):
+    """Two strikes of three: it runs alone from here on."""
+    first, second, third = payload(1), payload(2), payload(3)
+    bench.client.lpush(bench.keys.probation("mail"), first)
+    owner = reaped(bench, second, third)
+    once = Counters(strikes=1, recoveries=0)
+    assert set(recover(bench, owner, [third, second], once, blame=Blame.SUSPECT)) == {b"ok"}
+    assert bench.on_probation() == [first, second, third]
+    assert bench.client.smembers(bench.keys.on_probation) == {b"mail"}
+    assert bench.queue() == []
+    assert bench.counters(second).probation
+
+
+def test_probation_lasts_until_the_job_is_settled(bench):
+    owner = reaped(bench, JOB)
+    recover(bench, owner, [JOB], Counters(strikes=1, recoveries=0), blame=Blame.SUSPECT)
+    bench.client.delete(bench.keys.probation("mail"))
+    # A deploy interrupts it: no strike, and it is still a suspect.
+    bench.give(owner.owner, "mail", [JOB])
+    assert recover(bench, owner, [JOB], blame=Blame.NONE) == [b"ok"]
+    assert bench.on_probation() == [JOB]
+    bench.client.delete(bench.keys.probation("mail"))
+    # Its worker gives it back on purpose.
+    assert bench.requeue(*bench.give(owner, "mail", [JOB])) == 1
+    assert bench.on_probation() == [JOB]
+    # It ends well.
+    me = bench.owner()
+    claimed = bench.in_flight.claim_alone(me.owner, "mail")
+    assert claimed is not None
+    assert claimed.job == bench.in_flight.jobs.alone
+    assert claimed.counters is not None
+    assert claimed.counters.recoveries == bench.counters(JOB).recoveries > 0
+    bench.in_flight.ack(claimed)
+    bench.in_flight.flush()
+    assert bench.in_flight.jobs.alone is None
+    assert bench.counters(JOB) == Counters()
+    assert bench.recorded(me) == []
+
+
+def test_suspects_are_claimed_alone_and_one_after_the_other(bench, owner):
+    first, second = payload(1), payload(2)
+    bench.client.lpush(bench.keys.probation("mail"), first, second)
+    bench.client.sadd(bench.keys.on_probation, "mail")
+    bench.client.hset(bench.keys.recoveries(digest(first)), "steps", ",one")
+
+    def claim_alone(who: Facts = owner) -> list[Any]:
+        return bench.run(bench.lists.claim_alone(who.owner, "mail"))
+
+    assert claim_alone(bench.owner(register=False)) == [b"unregistered"]
+    with another_type(bench.client, bench.keys.on_probation), pytest.raises(redis.ResponseError):
+        claim_alone()
+    bench.client.set(bench.keys.private(owner.owner), "a text")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        claim_alone()
+    bench.client.delete(bench.keys.private(owner.owner))
+    assert bench.on_probation() == [first, second], "nobody has got one so far"
+    for raw, left in ((first, {b"mail"}), (second, set())):
+        ok, claimed, _ = claim_alone()
+        assert (ok, claimed) == (b"ok", raw)
+        assert bench.client.smembers(bench.keys.on_probation) == left
+        assert bench.lists.has_handed_on(bench.held(owner)[0]) == (raw == first)
+    bench.client.sadd(bench.keys.on_probation, "mail")  # a purge, say
+    assert claim_alone() == [b"none"]
+    assert bench.client.smembers(bench.keys.on_probation) == set()
+
+
+def test_where_it_may_not_run_alone_it_is_no_suspect_any_more(bench):
+    """Its own app may have no probation, where another's had put it there."""
+    owner = reaped(bench, JOB)
+    bench.client.hset(bench.keys.recoveries(digest(JOB)), "probation", 1)
+    [orphan] = bench.held(owner)
+    freed = replace(bench.recovery(orphan, Counters()), probation=0)
+    assert bench.run(bench.recoveries.recover([freed], 0, marked=True)) == [b"ok"]
+    assert bench.queue() == [JOB]
+    assert not bench.client.hexists(bench.keys.recoveries(digest(JOB)), "probation")
+
+
+def test_a_probation_list_of_another_type_moves_nothing(bench):
+    owner = reaped(bench, JOB)
+    bench.client.set(bench.keys.probation("mail"), "a text")
+    suspect = bench.recovery(newest(bench, owner, JOB), Counters(strikes=1))
+    call = bench.recoveries.recover([suspect], 0, marked=True)
+    [reply] = bench.scripts.run_all([call], errors=True)
+    assert "WRONGTYPE" in str(reply)
+    assert bench.private(owner) == [JOB]
