@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 
 import redis
 
@@ -12,6 +11,7 @@ from celery_superfetch.model.job import Claimed, digest
 from celery_superfetch.model.permit import clock
 from celery_superfetch.owner.in_flight.parking import WORTH_PARKING, Parking
 from celery_superfetch.store.parked import BATCH, Parked
+from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
 HOUR = 3_600_000.0  # ms
@@ -88,7 +88,8 @@ def test_they_go_to_the_front_in_the_order_of_their_time(bench, owner):
 
 
 def test_of_a_hundred_who_look_at_once_each_job_goes_to_one(bench, url):
-    """As a hundred workers do when thousands are due, on a connection each."""
+    """As a hundred workers do when thousands are due, on a connection each. The server answers
+    nobody before all ask."""
     due, later = [payload(n) for n in range(3000)], [payload(f"later {n}") for n in range(500)]
     now, queues, where = bench.database.server_time(), ["mail", "post"], {}
     for jobs, at in ((due, now - 3000), (later, now + HOUR)):
@@ -97,17 +98,19 @@ def test_of_a_hundred_who_look_at_once_each_job_goes_to_one(bench, url):
     for queue, rows in where.items():
         bench.client.zadd(bench.keys.parked_of(queue), rows)
         bench.client.zadd(bench.keys.parked, {queue: min(rows.values())})
-    start = Barrier(100)
 
     def look(_: int) -> int:
         with redis.Redis.from_url(url) as client:
-            its = Bench(client).in_flight.parked
-            client.ping()  # it is connected
-            start.wait(30)
-            return its.release({}).jobs
+            return Bench(client).in_flight.parked.release({}).jobs
 
+    bench.client.client_pause(60_000, all=False)
     with ThreadPoolExecutor(100) as owners:
-        counts = [*owners.map(look, range(100))]
+        looks = owners.map(look, range(100))
+        try:
+            eventually(lambda: sum("b" in row["flags"] for row in bench.client.client_list()) > 99)
+        finally:
+            bench.client.client_unpause()
+        counts = [*looks]
     assert sum(counts) == len(due)
     assert sum(map(bool, counts)) > 1, "some at the same time"
     assert sorted(bench.queue() + bench.queue("post")) == sorted(due)
