@@ -18,9 +18,15 @@ def server(fresh_server: Callable[..., Server]) -> Server:
 
 
 @pytest.fixture
-def hasty(server: Server) -> Bench:
-    """A process that gives up on a reply after 0.3 s."""
-    own = redis.ConnectionPool(host="127.0.0.1", port=server.port, socket_timeout=0.3)
+def patience() -> float:
+    """Seconds; a test that wants its answers may say more."""
+    return 0.3
+
+
+@pytest.fixture
+def hasty(server: Server, patience: float) -> Bench:
+    """A process that gives up on a reply after its ``patience``."""
+    own = redis.ConnectionPool(host="127.0.0.1", port=server.port, socket_timeout=patience)
     return Bench(redis.Redis(connection_pool=own))
 
 

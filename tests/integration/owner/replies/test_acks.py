@@ -127,6 +127,7 @@ def test_a_record_that_was_taken_back_unheard_is_made_when_the_job_starts(server
     assert hasty.recorded(owner) == [digest(payload(1))]
 
 
+@pytest.mark.parametrize("patience", [30])
 def test_a_signals_handler_may_settle_while_a_claim_waits(server, hasty, owner, lost):
     """Its answer is nobody's then: its ack is sent again, and finds nothing, which is no news."""
     held, line = hasty.in_flight, hasty.in_flight._line
