@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from itertools import accumulate
 from math import inf
 from typing import NamedTuple
@@ -17,40 +17,19 @@ ENDS = SUCCEEDED, FAILED, RETRIED, REJECTED = "succeeded", "failed", "retried", 
 
 #: Upper bounds (s) of what runs took.
 BUCKETS = (0.005, 0.025, 0.1, 0.5, *map(float, (1, 5, 15, 60, 300, 1800, 7200)), inf)
+LABELS = [f"{bound:g}" for bound in BUCKETS]  # as their counters have them
 
 #: Pairs of queue list and task of one worker; those of more have no task.
 MOST = 500
 
 
-class TaskRuns:
-    """The runs of one task from one queue list."""
+class Tally(Counter[tuple[str, str, str]]):
+    """Counters of runs (the parts of their names), and by how much they grow."""
 
-    def __init__(self) -> None:
-        self.ends = dict.fromkeys(ENDS, 0)
-        self.buckets = [0] * len(BUCKETS)
-        self.seconds = 0.0
-
-    def note(self, how: str, seconds: float) -> None:
-        self.ends[how] += 1
-        self.buckets[bisect_left(BUCKETS, seconds)] += 1
-        self.seconds += seconds
-
-    def add(self, other: TaskRuns) -> None:
-        for how, number in other.ends.items():
-            self.ends[how] += number
-        self.buckets = [a + b for a, b in zip(self.buckets, other.buckets, strict=True)]
-        self.seconds += other.seconds
-
-    def counts(self, queue_list: str, task: str) -> Iterator[tuple[str, int]]:
-        """Their counters, and by how much they grow."""
-        for how, number in self.ends.items():
-            if number:
-                yield TAB.join((how, queue_list, task)), number
-        for bound, number in zip(BUCKETS, self.buckets, strict=True):
-            if number:
-                yield f"seconds{TAB}{bound:g}{TAB}{task}", number
-        if us := int(self.seconds * 1e6):
-            yield f"seconds{TAB}us{TAB}{task}", us
+    def note(self, how: str, queue_list: str, task: str, seconds: float) -> None:
+        self[how, queue_list, task] += 1
+        self["seconds", LABELS[bisect_left(BUCKETS, seconds)], task] += 1
+        self["seconds", "us", task] += round(seconds * 1e6)
 
 
 class RunTimes(NamedTuple):
@@ -68,9 +47,9 @@ class Runs(Structure):
     """``superfetch:runs``: what all workers have counted, for metrics. They add to it at the pace
     of their heartbeats, so that no job costs a command."""
 
-    def add(self, counts: Iterable[tuple[str, int]]) -> None:
+    def add(self, tally: Mapping[tuple[str, str, str], int]) -> None:
         key = self.keys.runs
-        self._at_once(("HINCRBY", key, name, number) for name, number in counts)
+        self._at_once(("HINCRBY", key, TAB.join(name), growth) for name, growth in tally.items())
 
     def counts(self) -> RunCounts:
         ends, times = {}, defaultdict[str, Counter[str]](Counter)
@@ -84,5 +63,5 @@ class Runs(Structure):
 
 
 def _times(row: Mapping[str, int]) -> RunTimes:
-    sums = accumulate(row.get(f"{bound:g}", 0) for bound in BUCKETS)
+    sums = accumulate(row.get(label, 0) for label in LABELS)
     return RunTimes(dict(zip(BUCKETS, sums, strict=True)), row.get("us", 0) / 1e6)

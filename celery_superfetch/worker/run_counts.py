@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
 from celery.exceptions import Ignore, Reject, Retry
 
 from ..store.database import Database
-from ..store.runs import FAILED, MOST, REJECTED, RETRIED, SUCCEEDED, Runs, TaskRuns
+from ..store.runs import FAILED, MOST, REJECTED, RETRIED, SUCCEEDED, Runs, Tally
 from .handover import NotStarted
 
 
@@ -19,7 +19,8 @@ class RunCounts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._runs_of: dict[tuple[str, str], TaskRuns] = {}
+        self._pairs: set[tuple[str, str]] = set()  # of queue list and task, that are told apart
+        self._tally = Tally()
 
     def hear(self, queue_list: str, task: str, tell: Callable[[Any], Any], result: Any) -> Any:
         """Stands before what a pool tells of the end of a run."""
@@ -34,30 +35,22 @@ class RunCounts:
         """A run has ended, by what it raised if it did."""
         how = SUCCEEDED if error is None else _how(error)
         with self._lock:
-            task_runs = self._runs_of.get((queue_list, task)) or self._task_runs(queue_list, task)
-            task_runs.note(how, seconds)
-
-    def _task_runs(self, queue_list: str, task: str) -> TaskRuns:
-        run = (queue_list, task if len(self._runs_of) < MOST else "")
-        return self._runs_of.setdefault(run, TaskRuns())
+            if (queue_list, task) not in self._pairs:
+                task = task if len(self._pairs) < MOST else ""
+                self._pairs.add((queue_list, task))
+            self._tally.note(how, queue_list, task, seconds)
 
     def count(self, database: Database) -> None:
         """Add them up on the server; raises RedisError, and then some may come twice."""
         with self._lock:
-            counts = [*self._counts()]
-            counted, self._runs_of = self._runs_of, {run: TaskRuns() for run in self._runs_of}
-        if counts:
+            tally, self._tally = self._tally, Tally()
+        if tally:
             try:
-                Runs(database).add(counts)
+                Runs(database).add(tally)
             except BaseException:
                 with self._lock:
-                    for run, task_runs in counted.items():
-                        self._runs_of.setdefault(run, TaskRuns()).add(task_runs)
+                    self._tally.update(tally)
                 raise
-
-    def _counts(self) -> Iterator[tuple[str, int]]:
-        for (queue_list, task), task_runs in self._runs_of.items():
-            yield from task_runs.counts(queue_list, task)
 
 
 def _how(error: BaseException) -> str:
