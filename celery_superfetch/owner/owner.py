@@ -25,20 +25,13 @@ class Owner(Membership):
         #: Held over what nothing may start, nor leave, in between.
         self.lock = held.lock
         # What becomes of jobs, as its parts have it.
-        self.wait, self.delivered, self.begin, self.end = (
-            held.wait,
-            held.delivered,
-            held.begin,
-            held.end,
-        )
+        self.wait, self.delivered = held.wait, held.delivered
+        self.begin, self.end = held.begin, held.end
         self.ack, self.requeue, self.park = held.ack, held.requeue, held.park
         self.requeue_waiting, self.may_start = held.requeue_waiting, held.may_start
         self.flush, self.post, self.unrecord = held.flush, held.post, held.unrecord
-        self.recover_or_kill, self.kill, self.kill_spared = (
-            runs.recover_or_kill,
-            runs.kill,
-            runs.kill_spared,
-        )
+        self.recover_or_kill = runs.recover_or_kill
+        self.kill, self.kill_spared = runs.kill, runs.kill_spared
         self.bury, self.quarantine, self.sent_anew = runs.bury, runs.quarantine, runs.sent_anew
         # What its parts know of a job, and of the others.
         self.holds, self.runs = held.jobs.__contains__, held.jobs.runs
