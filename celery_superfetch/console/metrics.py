@@ -193,8 +193,8 @@ def _of_passes(last: Mapping[str, Any] | None, counts: Counts) -> Iterator[Metri
     yield HistogramMetricFamily(
         "superfetch_recovery_seconds",
         "From the last heartbeat of a dead worker until its jobs were back",
-        _buckets(counts.recoveries),
-        counts.recovery_seconds,
+        _buckets(counts.recoveries.buckets),
+        counts.recoveries.seconds,
     )
     yield SummaryMetricFamily(
         "superfetch_pass_seconds", "Passes over all workers", passes["number"], passes["ms"] / 1000

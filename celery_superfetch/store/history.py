@@ -26,15 +26,25 @@ TAB = "\t"  # between the parts of a counter's name; a total has none
 BUCKETS = (*map(float, (1, 2, 5, 10, 15, 30, 60, 90, 120, 300, 900, 3600)), inf)
 
 
+class Times(NamedTuple):
+    """How long something took, as a histogram has it."""
+
+    buckets: dict[float, int]  # upper bound (s; the last one is infinite) -> what took no longer
+    seconds: float  # all together
+
+    @classmethod
+    def read(cls, bounds: Sequence[float], numbers: Mapping[str, int], seconds: float) -> Times:
+        sums = accumulate(numbers.get(f"{bound:g}", 0) for bound in bounds)
+        return cls(dict(zip(bounds, sums, strict=True)), seconds)
+
+
 class Counts(NamedTuple):
     totals: dict[str, int]
     #: (``recovered``, ``killed``, ``requeued`` or ``ownership_lost``, queue list, task) -> jobs.
     #: What was one too many is under an empty task, and beyond that under an empty list.
     jobs: dict[tuple[str, str, str], int]
     passes: dict[str, int]  # ``number``, ``ms``, ``owners`` and ``errors`` of all passes
-    #: Upper bound (s; the last one is infinite) -> recoveries that took no longer.
-    recoveries: dict[float, int]
-    recovery_seconds: float
+    recoveries: Times
 
 
 class History(Structure):
@@ -92,13 +102,11 @@ class History(Structure):
         fields = self.client.hgetall(self.keys.stats)
         rows = {tuple(k.decode(errors="replace").split(TAB, 2)): int(v) for k, v in fields.items()}
         times = {name[1]: n for name, n in rows.items() if name[0] == "recovery" and name[1:]}
-        sums = accumulate(times.get(f"{bound:g}", 0) for bound in BUCKETS)
         return Counts(
             {name[0]: n for name, n in sorted(rows.items()) if len(name) == 1},
             {(event, *parts): n for (event, *parts), n in sorted(rows.items()) if len(parts) == 2},
             {name[1]: n for name, n in rows.items() if name[0] == "pass" and name[1:]},
-            dict(zip(BUCKETS, sums, strict=True)),
-            times.get("ms", 0) / 1000,
+            Times.read(BUCKETS, times, times.get("ms", 0) / 1000),
         )
 
 

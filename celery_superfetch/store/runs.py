@@ -5,12 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
 from .database import Structure
-from .history import TAB
+from .history import TAB, Times
 
 #: How a run ends: it returned, raised, sent itself again, or was ignored or rejected on purpose.
 ENDS = SUCCEEDED, FAILED, RETRIED, REJECTED = "succeeded", "failed", "retried", "rejected"
@@ -32,15 +31,9 @@ class Tally(Counter[tuple[str, str, str]]):
         self["seconds", "us", task] += round(seconds * 1e6)
 
 
-class RunTimes(NamedTuple):
-    #: Upper bound (s; the last one is infinite) -> runs of a task that took no longer.
-    buckets: dict[float, int]
-    seconds: float
-
-
 class RunCounts(NamedTuple):
     ends: dict[tuple[str, str, str], int]  # (how, queue list, task) -> runs
-    times: dict[str, RunTimes]  # by task
+    times: dict[str, Times]  # by task
 
 
 class Runs(Structure):
@@ -59,9 +52,7 @@ class Runs(Structure):
                 ends[how, labels[0], labels[1]] = int(number)
             elif how == "seconds" and len(labels) == 2:
                 times[labels[1]][labels[0]] = int(number)
-        return RunCounts(ends, {task: _times(row) for task, row in sorted(times.items())})
-
-
-def _times(row: Mapping[str, int]) -> RunTimes:
-    sums = accumulate(row.get(label, 0) for label in LABELS)
-    return RunTimes(dict(zip(BUCKETS, sums, strict=True)), row.get("us", 0) / 1e6)
+        by_task = {
+            task: Times.read(BUCKETS, row, row["us"] / 1e6) for task, row in sorted(times.items())
+        }
+        return RunCounts(ends, by_task)

@@ -105,8 +105,8 @@ def test_passes_and_recoveries_are_summed_up(bench):
     counts = stats.counts()
     assert (counts.passes["number"], counts.passes["owners"], counts.passes["errors"]) == (2, 4, 0)
     assert set(counts.passes) == {"number", "owners", "errors", "ms"}
-    assert [counts.recoveries[at] for at in (2, 5, 10, float("inf"))] == [0, 1, 1, 1]
-    assert 4 <= counts.recovery_seconds < 5, "whose owner held nothing does not count"
+    assert [counts.recoveries.buckets[at] for at in (2, 5, 10, float("inf"))] == [0, 1, 1, 1]
+    assert 4 <= counts.recoveries.seconds < 5, "whose owner held nothing does not count"
     assert "pass" not in counts.totals
 
 
