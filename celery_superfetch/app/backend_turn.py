@@ -7,12 +7,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from random import uniform
-from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError
 
-if TYPE_CHECKING:
-    from ..store.database import Database
+from ..store.database import Database
 
 #: Seconds for which no notice asks while another has no answer yet: not all clients give up soon.
 HELD_OFF = 60.0

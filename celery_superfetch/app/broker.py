@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import celery.app.amqp
 import kombu.connection
@@ -12,14 +12,12 @@ from redis import ConnectionPool, Redis
 
 from ..errors import UnsupportedBroker
 from ..model.config import Config
+from ..store.database import Database
 from ..store.wire.connections import REPLY_TIMEOUT
 from ..store.wire.server import warn_once
 from ..store.wire.urls import legible
 from ..transport.transport import KNOWN_OPTIONS, SentinelTransport, Transport, discreet
 from .steps import sender
-
-if TYPE_CHECKING:
-    from ..store.database import Database
 
 #: URL schemes that we serve, as kombu names them.
 SCHEMES = {"redis": Transport, "rediss": Transport, "sentinel": SentinelTransport}
@@ -69,8 +67,6 @@ def config_of(app: Celery) -> Config:
 
 
 def database_of(app: Celery, client: Redis) -> Database:
-    from ..store.database import Database
-
     return Database(client, config_of(app))
 
 

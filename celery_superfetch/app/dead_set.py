@@ -13,7 +13,7 @@ from celery.backends.base import DisabledBackend
 from redis import Redis
 
 from ..errors import JobNotFound, WrongType
-from ..model.dead_job import DeadJob
+from ..model.dead_job import Conditions, DeadJob
 from ..store import dead_set as store
 from ..store.dead_set import BATCH
 from ..store.queues import Queues
@@ -22,8 +22,6 @@ from .queues import routes_of, separator_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from ..model.dead_job import Conditions
 
 #: In a row, and no more results are forgotten: a backend that is away would hold up each job.
 BACKEND_FAILURES = 3

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery import Celery
 from celery.utils.log import get_logger
 
 from ..errors import ConfigError
 from ..model.config import check
+from ..model.strikes import Decision, Limits, Recovery, decide, toll
 from .broker import config_of
-
-if TYPE_CHECKING:  # a producer has a guard, and never asks it
-    from ..model.strikes import Decision, Limits, Recovery
 
 logger = get_logger(__name__)
 
@@ -23,8 +21,6 @@ def guard_of(app: Celery) -> Callable[..., Decision]:
     """The receiver of ``job_recovering`` that ships; of another app it kills no job."""
 
     def guard(recovery: Recovery, **_: Any) -> Decision:
-        from ..model.strikes import Decision, decide, toll
-
         decision = decide(recovery)
         if decision is Decision.RECOVER or not recovery.parsed:
             return decision
@@ -49,8 +45,6 @@ def guard_of(app: Celery) -> Callable[..., Decision]:
 
 def limits_of(app: Celery) -> Limits:
     """When jobs of ``app`` are killed: its options, and what its tasks say of themselves."""
-    from ..model.strikes import Limits
-
     config = config_of(app)
 
     def strikes(name: str | None) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 from math import inf
 from time import monotonic, time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery import Celery, Task
 from celery.utils.log import get_logger
@@ -20,11 +20,9 @@ from kombu.utils.uuid import uuid
 from ..model.config import ANNOUNCE_TASK
 from ..model.dead_job import DEAD_ID, DEAD_ID_HEADER
 from ..model.job import Carried
+from ..store.database import Database
 from .backend_turn import PATIENCE, NotNow, held_off, pause
 from .queues import separator_of
-
-if TYPE_CHECKING:
-    from ..store.database import Database
 
 logger = get_logger(__name__)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import JobNotFound
 from ..model.config import ANNOUNCE_TASK
-from ..model.dead_job import DEAD_ID, FULL_ID, DeadFilter, DeadJob
+from ..model.dead_job import DEAD_ID, FULL_ID, Conditions, DeadFilter, DeadJob
 from ..model.job import digest, parse
 from ..model.strikes import Recovery
 from .database import Structure, chunks
@@ -17,8 +17,6 @@ from .wire.scripts import Call
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from ..model.dead_job import Conditions
 
 JUNK_LIMIT = 1000  # unparseable jobs it holds at most: junk must not push out what can be retried
 BATCH = 100  # jobs deleted or read in one script or command; bounds what each costs the server
