@@ -20,8 +20,6 @@ logger = logging.getLogger(__name__)
 
 DECISIONS = 5  # times that a decision is taken, where others change the counters meanwhile
 
-Decide = Callable[[Recovery], Decision]
-
 
 class LostRuns(Judge):
     """Recovers or kills jobs that this process holds. Each method returns the dead job if it has
@@ -133,7 +131,7 @@ class LostRuns(Judge):
         reason: str,
         running: Running,
         limits: Limits,
-        how: Decide,
+        how: Callable[[Recovery], Decision],
         *,
         notice: bool = True,
         **changes: Any,
