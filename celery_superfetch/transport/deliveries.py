@@ -82,9 +82,8 @@ class Delivery(dict[str, Any]):
         fetch.poller.wake()
 
     def requeue(self, where: str = "front") -> None:
-        is_open = self.is_open
-        self.drop()
-        if is_open:
+        if self.is_open:
+            self.drop()
             self.owner.end(self.job)
             self.channel.fetch.requeue([self.job], where)
 
@@ -200,13 +199,11 @@ class QoS(virtual.QoS):
         """Give back, at once and in order, what its consumer has not seen, or not started, and now
         cannot; any thread may."""
         fetch = self.channel.fetch
-        fetch.unland()
-        unseen = fetch.backlog.take()
-        fetch.requeue(unseen)
+        unseen = fetch.requeue_unseen()
         back = fetch.owner.requeue_waiting(self._in_hand())
         for job in back:
             self.drop(job)
-        return len(unseen) + len(back)
+        return unseen + len(back)
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
         """kombu's word at each close, and at exit; it must not raise, nor mind twice."""

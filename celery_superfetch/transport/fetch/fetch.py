@@ -253,13 +253,16 @@ class Fetch:
     def put_aside(self) -> None:
         """Give back what is on its way to a consumer."""
         self.reads.call_off(self.reads.armed)
-        self.unland()
-        self.owner.requeue(self.backlog.take())
+        self.requeue_unseen()
 
-    def unland(self, lists: Collection[str] | None = None) -> None:
-        """Give back what landed, before what was claimed earlier; any thread may."""
+    def requeue_unseen(self, lists: Collection[str] | None = None) -> int:
+        """Give back what landed, and then what was claimed before; how many of these. Any thread
+        may."""
         for whose, names in self.backlog.lift(lists).items():
             self.owner.unland(whose, names)
+        claimed = self.backlog.take(lists)
+        self.requeue(claimed)
+        return len(claimed)
 
     def cancel(self, lists: Collection[str] | None = None) -> None:
         """Give back what came from some lists, or from any: nobody consumes it; never raises."""
@@ -269,5 +272,4 @@ class Fetch:
         except (RedisError, OSError):
             self.owner.doubt()
         self.reads.close(None if lists is None else reads)
-        self.unland(lists)
-        self.owner.requeue(self.backlog.take(lists))
+        self.requeue_unseen(lists)
