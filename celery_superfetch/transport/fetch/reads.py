@@ -47,12 +47,11 @@ class BlockingRead(LoneConnection):
     """Waits on one queue list by BLMOVE; a job that arrives there wakes exactly one worker, and
     lands where its next claim names it."""
 
-    whose = ""  # for whom a job lands: a name of the owner
+    whose = queue_list = ""  # for whom a job lands, by a name of the owner, and from where
 
-    def __init__(self, owner: Owner, queue_list: str) -> None:
+    def __init__(self, owner: Owner) -> None:
         super().__init__(owner.params)
         self.owner = owner
-        self.queue_list = queue_list
 
     def connect(self) -> int:
         self.fd = super().connect()
@@ -61,9 +60,9 @@ class BlockingRead(LoneConnection):
             self.owner.blocking.add(self.id)
         return self.fd
 
-    def arm(self) -> None:
-        self.whose = self.owner.name
-        self.owner.wait_on(self, self.whose, self.queue_list, BLOCK_TIMEOUT)
+    def arm(self, queue_list: str) -> None:
+        self.whose, self.queue_list = self.owner.name, queue_list
+        self.owner.wait_on(self, self.whose, queue_list, BLOCK_TIMEOUT)
 
     def close(self) -> bool:
         """Close the connection, on the server too; False where a claim may land afterwards."""
@@ -150,17 +149,16 @@ class BlockingReads:
         room = most - len(waited_on)
         # Those to which something came last.
         for name in nlargest(room, others, lambda name: self._news.get(name, 0.0)):
-            read = idle.pop() if idle else self._open(name)
-            read.queue_list = name
-            read.arm()
+            read = idle.pop() if idle else self._open()
+            read.arm(name)
             others.remove(name)
         if len(lists) > most:
             self._track(others, else_blocked=len(lists) <= MOST_BLOCKS)
         else:
             self._close_arrivals()
 
-    def _open(self, name: str) -> BlockingRead:
-        read = BlockingRead(self.owner, name)
+    def _open(self) -> BlockingRead:
+        read = BlockingRead(self.owner)
         read.connect()
         self._reads.append(read)
         self.poller.watch(read.fd, partial(self._on_reply, read))

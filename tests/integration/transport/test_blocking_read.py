@@ -26,7 +26,7 @@ def inbox(url: str) -> Inbox:
 
 
 def opened(inbox: Inbox) -> BlockingRead:
-    read = BlockingRead(inbox.channel.owner, "mail")
+    read = BlockingRead(inbox.channel.owner)
     read.connect()
     return read
 
@@ -36,7 +36,7 @@ def test_a_read_that_the_server_has_not_seen_yet_is_called_off_all_the_same(inbo
     with inbox:
         read = opened(inbox)
         began = monotonic()
-        late = threading.Timer(0.2, read.arm)
+        late = threading.Timer(0.2, read.arm, ["mail"])
         late.start()
         assert unblock(inbox.channel.owner.client, [read])
         late.join()
@@ -48,7 +48,7 @@ def test_a_read_that_the_server_has_not_seen_yet_is_called_off_all_the_same(inbo
 def test_a_read_that_was_served_already_brings_its_job(inbox, bench):
     with inbox:
         read = opened(inbox)
-        read.arm()
+        read.arm("mail")
         bench.push("mail", payload(1))
         assert unblock(inbox.channel.owner.client, [read])
         assert read.read() == payload(1)
@@ -72,7 +72,7 @@ def test_the_ids_of_one_server_are_strangers_at_another(fresh_server):
         inbox.channel.fetch.join({"mail": 0})
         membership = inbox.channel.owner
         read = opened(inbox)
-        read.arm()
+        read.arm("mail")
         address.upstream = ("127.0.0.1", new.port)
         membership.client.connection_pool.disconnect()
         while not strangers or strangers[-1].client_id() < read.id:
