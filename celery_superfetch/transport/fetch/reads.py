@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
 from time import monotonic
@@ -75,18 +74,16 @@ class BlockingRead(LoneConnection):
         return closed
 
 
-@dataclass(eq=False)
 class BlockingReads:
     """One connection for each queue list that is waited on, and two that hear of the others."""
 
-    owner: Owner
-    poller: Any
-    #: Called for each job that landed: whose, from which queue list, and after how long (s).
-    on_landed: Callable[[str, str, float], object]
-    dry: bool = False  # the lists were found empty: what comes there is waited for
-    answered: bool = True  # False once a claim may land that could not be called off
+    dry = False  # the lists were found empty: what comes there is waited for
+    answered = True  # False once a claim may land that could not be called off
 
-    def __post_init__(self) -> None:
+    def __init__(self, owner: Owner, poller: Any, on_landed: Callable[..., object]) -> None:
+        self.owner, self.poller = owner, poller
+        #: Called for each job that landed: whose, from which queue list, and after how long (s).
+        self.on_landed = on_landed
         self._reads: list[BlockingRead] = []
         self._arrivals: Arrivals | None = None
         #: Queue lists, or a way to wait for any -> until when it is not tried (monotonic s).
