@@ -87,11 +87,11 @@ class Delivery(dict[str, Any]):
             self.owner.end(self.job)
             self.channel.fetch.requeue([self.job], where)
 
-    def end_by(self, way: Callable[..., DeadJob | None], *args: Any, **how: Any) -> DeadJob | None:
+    def end_by(self, way: Callable[..., DeadJob | None], *args: Any) -> DeadJob | None:
         """Have it end in a way of ``LostRuns``, whose errors and result are ours."""
         if not self.is_open:
             return None
-        dead = way(self.job, *args, **how)
+        dead = way(self.job, *args)
         self.drop()
         return dead
 
@@ -112,8 +112,8 @@ class QoS(virtual.QoS):
     """What was delivered and is not settled yet. Redis knows the same from the private lists. Not
     of kombu's for Redis: nothing comes back by a timeout, since the reaper knows who is dead."""
 
-    def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
-        super().__init__(channel, prefetch_count)
+    def __init__(self, channel: Any) -> None:
+        super().__init__(channel)
         #: Tags of deliveries before whose end nothing is claimed; any thread may add one.
         self.awaited: set[str] = set()
 

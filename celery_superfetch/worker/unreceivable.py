@@ -23,11 +23,9 @@ from .stopping import told_to_stop
 
 logger = get_logger(__name__)
 
-YEAR = 365 * 86_400  # s
-
-#: Years from which on an ETA is likely a mistake: another century, or milliseconds for seconds, by
-#: which a countdown of four days is eleven years. Few brokers' data last so long.
-FAR = 10
+#: Seconds from which on an ETA is likely a mistake: another century, or milliseconds for seconds,
+#: by which a countdown of four days is eleven years. Few brokers' data last so long.
+FAR = 10 * 365 * 86_400
 
 MOST = 500  # characters of an error that the dead set keeps
 
@@ -50,7 +48,7 @@ def parks(message: Any) -> bool:
     if not delivery.owner.park(delivery.job, due * 1000):
         return False
     delivery.drop()
-    if due - time() > FAR * YEAR:
+    if due - time() > FAR:
         logger.warning(
             "Job %s is not due before the year %d. It waits on the server until then, parked. If "
             "its sender has mistaken the time, revoke it; `superfetch jobs --state parked` shows "

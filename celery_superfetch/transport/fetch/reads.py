@@ -118,7 +118,7 @@ class BlockingReads:
                 why,
             )
 
-    def wait_on(self, lists: Sequence[str], most: int = MOST_BLOCKS) -> None:
+    def wait_on(self, lists: Sequence[str], most: int) -> None:
         """Wait on these lists, on so many of them by a read."""
         if monotonic() < self._refused.get(BlockingRead, 0.0):
             return
