@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from redis.exceptions import ResponseError
@@ -10,20 +11,19 @@ from redis.exceptions import ResponseError
 from celery_superfetch.errors import JobNotFound
 from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import Carried, Counters, Job, digest
+from celery_superfetch.model.job import Carried, Counters, digest
 from celery_superfetch.model.strikes import Recovery
 from celery_superfetch.store.dead_set import BATCH
 from support.workers.bench import Bench, payload
+from support.workers.orphans import newest, reaped
 
 JOB = payload("id-1")
 
 
 @pytest.fixture
 def owner(bench: Bench) -> Facts:
-    """An owner that is marked reaped and holds nothing yet."""
-    facts = bench.dead_owner()
-    assert bench.mark(facts)
-    return facts
+    """One that is marked reaped and holds nothing yet."""
+    return reaped(bench)
 
 
 def kill(
@@ -36,17 +36,10 @@ def kill(
 ) -> tuple[bytes, Recovery]:
     if held:
         bench.give(owner, "mail", [raw])
-    gone = Job(owner.owner, "mail", raw, "ff:mail")
-    job = next((job for job in bench.held(owner) if job.payload == raw), gone)
-    recovery = bench.recovery(job, counters, reason="struck out")
+    recovery = bench.recovery(newest(bench, owner, raw), counters, reason="struck out")
     reply: bytes
     reply, *_ = bench.run(bench.dead_set.kill(recovery, marked=marked, notice=b""))
     return reply, recovery
-
-
-def killed(bench: Bench, owner: Facts, raw: bytes) -> DeadJob:
-    assert kill(bench, owner, raw)[0] == b"ok"
-    return bench.dead_set.get(digest(raw))
 
 
 def test_a_killed_job_is_kept_whole(bench, owner):
@@ -58,9 +51,7 @@ def test_a_killed_job_is_kept_whole(bench, owner):
     reply, recovery = kill(bench, owner, JOB)
     assert reply == b"ok"
     [job] = bench.dead_set.page()
-    assert job == DeadJob.of(recovery).__class__(
-        **{**vars(DeadJob.of(recovery)), "died_at": job.died_at}
-    )
+    assert job == replace(DeadJob.of(recovery), died_at=job.died_at)
     assert (job.payload, job.queue_list, job.id) == (JOB, "mail", digest(JOB))
     assert (job.task, job.task_id, job.app_name) == ("shop.note", "id-1", "shop")
     assert (job.strikes, job.recoveries, job.reason) == (2, 3, "struck out")
@@ -77,8 +68,8 @@ def test_a_killed_job_is_kept_whole(bench, owner):
     [b"\xff\xfe\x00", b"", "schön".encode(), "\ud800".encode("utf-8", "surrogatepass"), b"\0"],
     ids=repr,
 )
-def test_any_payload_comes_back_byte_for_byte(bench, owner, raw):
-    job = killed(bench, owner, raw)
+def test_any_payload_comes_back_byte_for_byte(bench, raw):
+    [job] = bench.killed(raw)
     assert job.payload == raw
     assert json.loads(json.dumps(job.as_dict()))["id"] == digest(raw)
     assert bench.retry(job)
@@ -106,18 +97,17 @@ def test_a_decision_on_old_counters_does_not_hold(bench, owner):
     assert len(bench.dead_set) == 0
 
 
-def test_a_killed_job_waits_to_be_announced_and_junk_does_not(bench, owner):
-    job = killed(bench, owner, JOB)
-    killed(bench, owner, b"junk")
+def test_a_killed_job_waits_to_be_announced_and_junk_does_not(bench):
+    job, _ = bench.killed(JOB, b"junk")
     assert bench.untold() == [job]
     bench.dead_set.announced(job)
     assert bench.untold() == []
     assert len(bench.dead_set) == 2
 
 
-def test_pages_begin_with_the_newest(bench, owner):
-    for n in range(7):
-        bench.die_at(killed(bench, owner, payload(n)), 1000 + n)
+def test_pages_begin_with_the_newest(bench):
+    for n, job in enumerate(bench.killed(*(payload(n) for n in range(7)))):
+        bench.die_at(job, 1000 + n)
     ids = [job.task_id for job in bench.dead_set.page(0, 3)]
     ids += [job.task_id for job in bench.dead_set.page(3, 3)]
     assert ids == ["6", "5", "4", "3", "2", "1"]
@@ -126,28 +116,23 @@ def test_pages_begin_with_the_newest(bench, owner):
     assert len(bench.dead_set) == 7
 
 
-def test_a_job_is_found_by_id_by_its_start_and_by_task_id(bench, owner):
-    job = killed(bench, owner, JOB)
-    killed(bench, owner, payload("id-2"))
+def test_a_job_is_found_by_id_by_its_start_and_by_task_id(bench):
+    job, _ = bench.killed(JOB, payload("id-2"))
     assert bench.dead_set.get(job.id) == job
     assert bench.dead_set.get(job.id[:12]) == job
     assert bench.dead_set.get("id-1") == job
 
 
-def test_an_id_that_fits_several_is_refused_and_names_them(bench, owner):
-    one, other = (payload("same", queue=queue) for queue in ("mail", "slow"))
-    killed(bench, owner, one)
-    killed(bench, owner, other)
-    with pytest.raises(JobNotFound) as caught:
+def test_an_id_that_fits_several_is_refused_and_names_them(bench):
+    jobs = bench.killed(*(payload("same", queue=queue) for queue in ("mail", "slow")))
+    with pytest.raises(JobNotFound, match="fits 2 jobs") as caught:
         bench.dead_set.get("same")
-    assert "fits 2 jobs" in str(caught.value)
-    assert digest(one) in str(caught.value)
-    assert digest(other) in str(caught.value)
+    assert all(job.id in str(caught.value) for job in jobs)
 
 
 @pytest.mark.parametrize("id", ["nobody", "", "0" * 40])
-def test_an_id_that_is_not_there_is_refused(bench, owner, id):
-    killed(bench, owner, JOB)
+def test_an_id_that_is_not_there_is_refused(bench, id):
+    bench.killed(JOB)
     with pytest.raises(JobNotFound, match="superfetch dead list"):
         bench.dead_set.get(id)
 
@@ -167,8 +152,8 @@ def test_the_notice_of_a_death_is_next_in_its_queue_and_names_it(bench, owner):
     assert bench.queue() == [b"backlog"]
 
 
-def test_a_retried_job_is_as_new(bench, owner):
-    job = killed(bench, owner, JOB)
+def test_a_retried_job_is_as_new(bench):
+    [job] = bench.killed(JOB)
     bench.client.hset(bench.keys.recoveries(job.id), "strikes", 2)
     bench.push("mail", b"backlog")
     assert bench.retry(job)
@@ -206,32 +191,33 @@ def test_strikes_that_a_retried_job_carries_are_forgiven(bench, owner):
     assert bench.counters(raw) == Counters()
 
 
-def test_a_job_is_retried_once(bench, owner):
-    job = killed(bench, owner, JOB)
+def test_a_job_is_retried_once(bench):
+    [job] = bench.killed(JOB)
     assert [bench.retry(job) for _ in range(3)] == [True, False, False]
     assert bench.queue() == [JOB]
 
 
-def test_a_job_can_be_retried_on_another_queue(bench, owner):
-    assert bench.retry(killed(bench, owner, JOB), "slow")
+def test_a_job_can_be_retried_on_another_queue(bench):
+    [job] = bench.killed(JOB)
+    assert bench.retry(job, "slow")
     assert bench.queue("slow") == [JOB]
     assert bench.queue() == []
 
 
-def test_a_job_cannot_be_retried_on_a_key_of_another_type(bench, owner):
-    job = killed(bench, owner, JOB)
+def test_a_job_cannot_be_retried_on_a_key_of_another_type(bench):
+    [job] = bench.killed(JOB)
     bench.client.set("mail", "a text")
     with pytest.raises(ResponseError, match="WRONGTYPE"):
         bench.retry(job)
     assert bench.dead_set.get(job.id) == job
 
 
-def test_deleting_and_purging_count_what_was_there(bench, owner):
+def test_deleting_and_purging_count_what_was_there(bench):
+    first, *jobs = bench.killed(JOB, *(payload(n) for n in range(250)))
     assert bench.dead_set.delete("nobody") == 0
     assert not bench.client.hexists(bench.keys.stats, "dead_deleted")
-    assert bench.dead_set.delete(killed(bench, owner, JOB).id) == 1
+    assert bench.dead_set.delete(first.id) == 1
     assert bench.stat("dead_deleted") == 1
-    jobs = [killed(bench, owner, payload(n)) for n in range(250)]
     assert bench.dead_set.delete(jobs[0].id, "nobody", jobs[1].id) == 2
     assert bench.dead_set.delete() == 0
     assert bench.dead_set.purge() == 248

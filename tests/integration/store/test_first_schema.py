@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery_superfetch.cli.to_stock import Drain
 from celery_superfetch.model.facts import Facts
 from support.workers.bench import Bench, payload
+from support.workers.orphans import reaped
 
 RAWS = [payload(n) for n in range(120)]
 
@@ -28,9 +29,7 @@ def test_what_a_dead_one_held_is_back_in_its_old_order(bench, caplog):
 
 
 def test_a_tombstone_that_was_left_half_drained_is_drained_again(bench):
-    owner = bench.dead_owner()
-    assert bench.mark(owner)
-    first(bench, owner)
+    first(bench, reaped(bench))
     assert bench.reaper().reap().recovered == len(RAWS) + 1
     assert len(bench.queue()) == len(RAWS) + 1
 

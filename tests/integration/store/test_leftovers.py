@@ -23,41 +23,35 @@ WINDOW = 72 * 3600
 #: Never expires.
 FOR_EVER = -1
 
-
 #: Of an owner that was reaped: what it may ask for when it thaws, and what status tells of it.
 KEPT = {"facts": TOMBSTONE_FACTS, "deaths": DAYS * 86400}
 
 
-def left(bench: Bench) -> dict[str, int]:
-    """Every key -> its TTL in s; counters for `status`, which stay, are left out."""
-    ttls: dict[str, Any] = {name: bench.client.ttl(name) for name in bench.key_names()}
-    ttls.pop(bench.keys.stats, None)
-    return ttls
-
-
 def is_left(bench: Bench, **expected: int) -> None:
-    """Fails unless what is left are these keys of ours, with about these TTLs."""
+    """Fails unless what is left are these keys of ours, with about these TTLs in s. Counters for
+    `status`, which stay, are not asked for."""
     names = {"facts": "owner:", "counters": "recoveries:", "tombstone": "reaped"}
-    found: dict[str, int] = {}
-    for name, ttl in left(bench).items():
+    found: dict[str, Any] = {}
+    for name in bench.key_names() - {bench.keys.stats}:
         own = name.removeprefix("superfetch:")
         [kind] = [k for k, start in names.items() if own.startswith(start)] or [own]
-        found[kind] = ttl
+        found[kind] = bench.client.ttl(name)
     assert found == pytest.approx(expected, abs=5)
 
 
-def seen(bench: Bench) -> None:
-    """A pass."""
-    bench.reaper().reap()
+def leaves(bench: Bench, owner: Facts, **expected: int) -> None:
+    """Fails unless an owner can leave, and this is left then."""
+    assert bench.registry.leave(owner, 0) == 0
+    is_left(bench, **expected)
 
 
 def reaped(bench: Bench, *jobs: bytes, **facts: Any) -> Facts:
     """An owner that died with jobs, is reaped and whose tombstone is over."""
     owner = bench.dead_owner(jobs, **facts)
-    seen(bench)
+    bench.reaper().reap()
     assert owner.owner not in bench.registry.owners()
     bench.client.zincrby(bench.keys.reaped, -2000 * TOMBSTONE, owner.owner)
-    seen(bench)
+    bench.reaper().reap()
     return owner
 
 
@@ -73,18 +67,17 @@ def done(bench: Bench, *raws: bytes) -> None:
 def test_an_owner_that_ran_its_jobs_and_left_leaves_nothing(bench, owner):
     bench.push("mail", ONE, TWO)
     claims = bench.claim(owner, starts=2)
-    seen(bench)
+    bench.reaper().reap()
     bench.ack(owner, *claims.jobs)
-    assert bench.registry.leave(owner, 0) == 0
-    is_left(bench)
+    leaves(bench, owner)
 
 
 def test_an_owner_whose_last_claim_may_come_late_leaves_a_tombstone(bench, owner):
-    seen(bench)
+    bench.reaper().reap()
     assert bench.registry.leave(owner, 20) == 0
     is_left(bench, facts=FOR_EVER, tombstone=FOR_EVER)
     bench.client.zincrby(bench.keys.reaped, -60_000, owner.owner)
-    seen(bench)
+    bench.reaper().reap()
     is_left(bench, facts=TOMBSTONE_FACTS)
 
 
@@ -92,8 +85,7 @@ def test_jobs_that_went_back_leave_their_counters_for_the_window(bench, owner):
     jobs = [claimed.job for claimed in bench.claimed(owner, ONE)]
     bench.requeue(*jobs)
     bench.client.delete("mail")
-    assert bench.registry.leave(owner, 0) == 0
-    is_left(bench, counters=WINDOW, recovered=WINDOW)
+    leaves(bench, owner, counters=WINDOW, recovered=WINDOW)
 
 
 def test_jobs_that_waited_for_their_time_leave_nothing(bench, owner):
@@ -103,8 +95,7 @@ def test_jobs_that_waited_for_their_time_leave_nothing(bench, owner):
         bench.run(parked.park({job: 1}))
         assert parked.release({}).jobs == 1
         bench.ack(owner, *bench.claim(owner).jobs)
-    assert bench.registry.leave(owner, 0) == 0
-    is_left(bench)
+    leaves(bench, owner)
 
 
 def test_a_reaped_owner_leaves_what_it_may_ask_for_when_it_thaws(bench):
@@ -132,16 +123,15 @@ def test_what_landed_leaves_nothing(bench, owner):
     bench.land(owner, "mail", ONE)
     assert bench.lists.unland(owner.owner, {"mail": 0}) == 1
     bench.client.delete("mail")
-    assert bench.registry.leave(owner, 0) == 0
-    is_left(bench)
+    leaves(bench, owner)
 
 
 def test_what_landed_for_a_reaped_owner_is_drained(bench):
     owner = bench.dead_owner()
-    seen(bench)
+    bench.reaper().reap()
     bench.land(owner, "mail", ONE)
     bench.client.zincrby(bench.keys.reaped, -2000 * TOMBSTONE, owner.owner)
-    seen(bench)
+    bench.reaper().reap()
     done(bench, ONE)
     is_left(bench, **KEPT)
 
@@ -151,8 +141,7 @@ def test_a_record_that_outlived_its_claim_goes_with_its_owner(bench, owner):
     [job] = bench.give(owner, "mail", [ONE])
     bench.run_one(job)
     bench.client.hdel(bench.keys.private(owner.owner), job.claim_id)
-    assert bench.registry.leave(owner, 0) == 0
-    is_left(bench)
+    leaves(bench, owner)
 
 
 def test_a_job_on_probation_leaves_nothing(bench, owner):
@@ -163,8 +152,7 @@ def test_a_job_on_probation_leaves_nothing(bench, owner):
     bench.run(call)
     job = Job(owner.owner, "mail", ONE, call.args[-1])
     bench.ack(owner, Claimed(job, Counters(recoveries=1)))
-    assert bench.registry.leave(owner, 0) == 0
-    is_left(bench)
+    leaves(bench, owner)
 
 
 @pytest.mark.parametrize("how", ["retried", "deleted"])
@@ -210,7 +198,7 @@ def test_owners_whose_registry_was_deleted_are_registered_by_hand(make_bench):
     assert set(bench.reaper().reap().dead) == {dead.owner}
     assert bench.registry.leave(alive, 0) == 0
     bench.client.zincrby(bench.keys.reaped, -2000 * TOMBSTONE, dead.owner)
-    seen(bench)
+    bench.reaper().reap()
     is_left(bench, **KEPT)
     assert register_unknown(bench.reaper()) == 0, "a tombstone is none of them"
 

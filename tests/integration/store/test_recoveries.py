@@ -71,17 +71,14 @@ def test_a_live_owner_may_ask_for_a_job_of_its_own(bench):
 
 def test_what_somebody_else_moved_is_not_moved_twice(bench):
     owner = reaped(bench, JOB)
-    before = Counters()
-    assert recover(bench, owner, [JOB], before) == [b"ok"]
+    assert recover(bench, owner, [JOB], Counters()) == [b"ok"]
     assert recover(bench, owner, [JOB]) == [b"moved"]
     assert bench.queue() == [JOB]
     assert bench.counters(JOB).recoveries == 1
 
 
 def test_where_nothing_moves_no_flag_says_that_there_are_counters(bench):
-    owner = bench.dead_owner()
-    assert bench.mark(owner)
-    assert recover(bench, owner, [JOB]) == [b"moved"]
+    assert recover(bench, reaped(bench), [JOB]) == [b"moved"]
     assert not bench.client.exists(bench.keys.recovered)
 
 
