@@ -208,11 +208,9 @@ def test_a_task_sees_its_token_and_its_own_headers_alone(pool):
     assert not one["ended"]
 
 
-def test_a_function_that_is_no_tracer_is_called_as_it_is(pool):
-    assert run(Claim("", "", "", 0), lambda *args, **named: (args, named), 1, b=2) == (
-        (1,),
-        {"b": 2},
-    )
+def test_a_function_that_is_no_tracer_is_called_as_it_is():
+    called = run(Claim("", "", "", 0), lambda *args, **named: (args, named), 1, b=2)
+    assert called == ((1,), {"b": 2})
 
 
 def test_a_job_that_cannot_begin_fails_as_one_that_celery_cannot_read(pool):
@@ -259,8 +257,7 @@ def test_what_cannot_be_sent_for_another_reason_is_an_error_of_the_job(pool):
 
 def test_the_parts_by_which_a_job_is_replaced_are_new_in_each_run(pool):
     """Another run of it does not know of those of the first, and counts its own."""
-    group_of = [job(pool.app, queue=NEXT), job(pool.app, queue=NEXT)]
-    job(pool.app, "replaced by parts", *group_of).apply_async()
+    job(pool.app, "replaced by parts", *links(pool.app)).apply_async()
     claimed = pool.take()
     for runs in (1, 2):
         pool.run(claimed)
@@ -295,25 +292,15 @@ def test_a_job_that_is_delivered_again_knows_whether_it_had_ended(pool, kept, re
     assert seen["ended"] is (result in ("FAILURE", "SUCCESS") and not kept)
 
 
-@pytest.mark.parametrize("result", [None, "FAILURE"])
-def test_a_part_that_did_not_succeed_runs_again(pool, result):
+@pytest.mark.parametrize("result", [None, "FAILURE", "SUCCESS"])
+def test_a_part_that_has_succeeded_counts_in_its_chord_and_does_not_run_again(pool, result):
     pool.app.conf.worker_deduplicate_successful_tasks = True
     chord([job(pool.app)], job(pool.app, queue=NEXT)).apply_async()
     part = pool.take()
     if result:
-        id = loads(part.job.payload)["headers"]["id"]
-        pool.app.backend.store_result(id, ValueError("so"), result)
-    pool.run(part, steps="of an earlier run")
-    assert pool.seen
-
-
-def test_a_part_that_has_its_result_counts_in_its_chord_and_does_not_run_again(pool):
-    pool.app.conf.worker_deduplicate_successful_tasks = True
-    chord([job(pool.app)], job(pool.app, queue=NEXT)).apply_async()
-    part = pool.take()
-    id = loads(part.job.payload)["headers"]["id"]
-    pool.app.backend.store_result(id, "noted", "SUCCESS")
-    pool.run(part, steps="of an earlier run")
-    assert pool.answer == (0, None, 0.0)
+        value = "noted" if result == "SUCCESS" else ValueError("so")
+        pool.app.backend.store_result(loads(part.job.payload)["headers"]["id"], value, result)
+    answer = pool.run(part, steps="of an earlier run")
+    assert (answer == (0, None, 0.0)) is (result == "SUCCESS")
+    assert bool(pool.seen) is (result != "SUCCESS")
     assert len(pool.sent()) == 1, "the body"
-    assert not pool.seen
