@@ -23,10 +23,13 @@ def claim(bench: Bench, owner: Facts, *names: object) -> list[Claimed]:
     return bench.take(owner, *(payload(name) for name in names))
 
 
-def park(bench: Bench, *claimed: Claimed, later: float = HOUR) -> None:
+def park(bench: Bench, *claimed: Claimed, sent: bool = True) -> None:
+    """For an hour, one after the other, at once or with the next round trip."""
     now = bench.database.server_time()
     for number, (job, _) in enumerate(claimed):
-        assert bench.in_flight.park(job, now + later + number)
+        assert bench.in_flight.park(job, now + HOUR + number)
+    if sent:
+        bench.in_flight.flush()
 
 
 def parked(bench: Bench, queue: str = "mail") -> list[bytes]:
@@ -40,7 +43,7 @@ def due(bench: Bench) -> int:
 
 def test_a_job_for_later_leaves_with_the_next_round_trip(bench, owner):
     first, second = claim(bench, owner, 1, 2)
-    park(bench, first)
+    park(bench, first, sent=False)
     assert len(bench.private(owner)) == 2
     bench.in_flight.claim(owner.owner, ["mail"], 1, 1, [])
     assert bench.private(owner) == [second.job.payload]
@@ -53,7 +56,6 @@ def test_a_job_for_later_leaves_with_the_next_round_trip(bench, owner):
 
 def test_two_jobs_of_the_same_bytes_are_parked_as_two(bench, owner):
     park(bench, *claim(bench, owner, 1, 1))
-    bench.in_flight.flush()
     assert parked(bench) == [payload(1), payload(1)]
     assert due(bench) == 2
     assert bench.queue() == [payload(1), payload(1)]
@@ -69,7 +71,7 @@ def test_what_is_due_soon_stays(bench, owner):
 
 def test_one_that_was_settled_or_given_back_before_is_not_parked(bench, owner):
     settled, back = claim(bench, owner, 1, 2)
-    park(bench, settled, back)
+    park(bench, settled, back, sent=False)
     bench.in_flight.ack(settled)
     bench.in_flight.requeue([back.job])
     bench.in_flight.flush()
@@ -81,7 +83,6 @@ def test_they_go_to_the_front_in_the_order_of_their_time(bench, owner):
     jobs = claim(bench, owner, *range(BATCH + 50))
     jobs += bench.in_flight.claim(owner.owner, ["mail"], 100, 1, []).jobs
     park(bench, *jobs)
-    bench.in_flight.flush()
     bench.push("mail", payload("waits"))
     assert due(bench) == BATCH + 50
     assert bench.queue() == [*(payload(n) for n in range(BATCH + 50)), payload("waits")]
@@ -124,7 +125,6 @@ def test_a_suspect_goes_back_on_probation(bench, owner):
     bench.client.set(bench.keys.recovered, 1)
     bench.client.lpush(bench.keys.probation("mail"), payload(3))
     park(bench, suspect, other)
-    bench.in_flight.flush()
     assert due(bench) == 2
     assert bench.queue() == [payload(2)]
     assert bench.on_probation() == [payload(3), payload(1)], "behind those that wait there"
@@ -135,7 +135,6 @@ def test_a_queue_that_expires_goes_on_expiring(bench, owner):
     expires = {"mail": 60_000, "others": 90_000}
     for names in (expires, dict(reversed(expires.items()))):
         park(bench, *claim(bench, owner, 1))
-        bench.in_flight.flush()
         assert bench.in_flight.parked.release(names, HOUR + 60_000).jobs == 1
         assert 0 < bench.client.pttl("mail") <= 60_000
         bench.client.delete("mail")
@@ -145,7 +144,6 @@ def test_a_suspect_that_is_due_leaves_its_queue_as_it_was(bench, owner):
     bench.client.hset(bench.keys.recoveries(digest(payload(1))), "probation", 1)
     bench.client.set(bench.keys.recovered, 1)
     park(bench, *claim(bench, owner, 1))
-    bench.in_flight.flush()
     bench.push("mail", payload(2))
     assert bench.in_flight.parked.release({"mail": 60_000}, HOUR + 60_000).jobs == 1
     assert bench.client.pttl("mail") == -1
@@ -153,7 +151,6 @@ def test_a_suspect_that_is_due_leaves_its_queue_as_it_was(bench, owner):
 
 def test_it_asks_again_only_where_more_is_due(bench, owner):
     park(bench, *claim(bench, owner, 1))
-    bench.in_flight.flush()
     bench.client.config_resetstat()
     assert due(bench) == 1
     assert bench.client.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
@@ -184,7 +181,6 @@ def test_where_it_cannot_be_parked_it_goes_back_and_is_not_tried_again_at_once(
     bench.client.set(bench.keys.parked_of("mail"), "something else")
     [claimed] = claim(bench, owner, 1)
     park(bench, claimed)
-    bench.in_flight.flush()
     assert "1 jobs that are due later could not be parked: WRONGTYPE" in caplog.text
     assert "They go back to queue list mail and" in caplog.text
     assert bench.in_flight.doubt
@@ -197,7 +193,6 @@ def test_where_it_cannot_be_parked_it_goes_back_and_is_not_tried_again_at_once(
 def test_the_revoked_come_at_once(bench, owner):
     names = ["one", 'a"b\n*[x]', "one more"]
     park(bench, *claim(bench, owner, *names))
-    bench.in_flight.flush()
     assert bench.in_flight.parked.call(names[:2]) == 2
     assert bench.in_flight.parked.release({}).jobs == 2
     assert sorted(bench.queue()) == sorted(payload(name) for name in names[:2])
@@ -228,7 +223,6 @@ def test_whoever_parks_knows_when_it_is_due_whatever_an_older_answer_says():
 def test_many_are_revoked_by_one_look_at_all(bench, owner):
     names = [f"job-{number}" for number in range(90)]
     park(bench, *claim(bench, owner, *names))
-    bench.in_flight.flush()
     bench.client.config_resetstat()
     assert bench.in_flight.parked.call([*names[:40], "nobody's"]) == 40
     looks = bench.client.info("commandstats")["cmdstat_zscan"]["calls"]
@@ -246,7 +240,6 @@ def test_a_suspect_with_an_end_of_its_solitude_waits_for_its_time_like_others(be
     assert bench.in_flight.jobs.alone == claimed.job
     bench.in_flight.parking.heard(bench.database.server_time(), None, clock())
     park(bench, claimed)
-    bench.in_flight.flush()
     assert bench.in_flight.jobs.alone is None, "others may start"
     assert bench.recorded(owner) == []
     assert due(bench) == 1

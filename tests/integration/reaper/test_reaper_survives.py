@@ -10,7 +10,7 @@ from celery import Celery
 from celery_superfetch.app.guard import limits_of
 from celery_superfetch.model.strikes import Counters, Decision, Limits, Recovery
 from celery_superfetch.signals import job_recovering
-from support.workers.bench import Bench, ended_process, payload
+from support.workers.bench import Bench, payload
 
 BAD_LIMITS = ["10", 0, -1, 2.5, True, float("nan"), object()]
 
@@ -203,9 +203,7 @@ def test_a_tombstone_is_not_forgotten_while_a_job_is_left(bench):
 
 
 def test_an_error_on_one_owner_does_not_end_the_pass(bench):
-    owners = [bench.dead_owner(process=ended_process()) for _ in range(3)]
-    for n, owner in enumerate(owners):
-        bench.give(owner.owner, "mail", [payload(n)])
+    owners = [bench.dead_owner([payload(n)]) for n in range(3)]
     bench.client.delete(bench.keys.private(owners[1].owner))
     bench.client.set(bench.keys.private(owners[1].owner), "a text")
     report = bench.reaper().reap()

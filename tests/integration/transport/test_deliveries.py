@@ -14,7 +14,7 @@ from kombu.asynchronous.hub import Hub
 from celery_superfetch.owner.in_flight.runner import Runner
 from celery_superfetch.transport import poller
 from support.waiting import always, eventually
-from support.workers.bench import payload
+from support.workers.bench import Bench, payload
 from support.workers.inbox import Inbox, publish, turn_of
 
 LOOPS = ["hub", "drain_events"]
@@ -51,10 +51,25 @@ def consuming(
     assert not ours, "nothing of a closed connection stays in the loop"
 
 
-def listen(inbox: Inbox, news: list[Any]) -> None:
-    """To a queue without ack, which is another socket of the same loop."""
-    radio, channel = [kombu.Queue("radio")], inbox.connection.channel()
-    kombu.Consumer(channel, radio, no_ack=True, on_message=news.append).consume()
+@contextmanager
+def busy(
+    url: str, loop: str, bench: Bench
+) -> Iterator[tuple[Inbox, Callable[[], bool], list[Any]]]:
+    """A consumer of jobs each of which brings the next. Meanwhile there is news for it in a queue
+    without ack, which is another socket of the same loop."""
+    news: list[Any] = []
+
+    def settle(message: Any) -> None:
+        bench.push("mail", payload(len(inbox.messages)))
+        message.ack()
+
+    bench.push("mail", payload("first"))
+    with consuming(url, loop, settle) as (inbox, turn):
+        radio, channel = [kombu.Queue("radio")], inbox.connection.channel()
+        kombu.Consumer(channel, radio, no_ack=True, on_message=news.append).consume()
+        eventually(lambda: turn() and len(inbox.messages) > 10, 10, 0)
+        publish(url, "radio", "news")
+        yield inbox, turn, news
 
 
 def test_a_turn_delivers_all_that_it_can_claim(url, bench, monkeypatch):
@@ -91,34 +106,13 @@ def test_acks_go_together_and_are_sent_when_the_last_job_has_its(url, bench, mon
 
 @pytest.mark.parametrize("loop", [*LOOPS, "synloop"])
 def test_jobs_without_end_keep_nothing_else_from_its_turn(url, bench, loop):
-    """Each job brings the next."""
-    news: list[Any] = []
-
-    def settle(message: Any) -> None:
-        bench.push("mail", payload(len(news)))
-        message.ack()
-
-    bench.push("mail", payload("first"))
-    with consuming(url, loop, settle) as (inbox, turn):
-        listen(inbox, news)
-        eventually(lambda: turn() and len(inbox.messages) > 10, 10, 0)
-        publish(url, "radio", "news")
+    with busy(url, loop, bench) as (_, turn, news):
         eventually(lambda: turn() and news, 10, 0)
 
 
 def test_the_control_without_a_bound_they_do(url, bench, monkeypatch):
     monkeypatch.setattr(poller, "DELIVERING", math.inf)
-    news: list[Any] = []
-
-    def settle(message: Any) -> None:
-        bench.push("mail", payload("next"))
-        message.ack()
-
-    bench.push("mail", payload("first"))
-    with consuming(url, "drain_events", settle) as (inbox, turn):
-        listen(inbox, news)
-        eventually(lambda: turn() and len(inbox.messages) > 10, 10, 0)
-        publish(url, "radio", "news")
+    with busy(url, "drain_events", bench) as (inbox, turn, news):
         eventually(lambda: turn() and len(inbox.messages) > 500, 30, 0)
         assert not news
 

@@ -124,27 +124,21 @@ def test_what_comes_back_is_marked_and_its_bytes_are_not_changed(url, bench):
         assert not inbox.messages[0].delivery_info.get("redelivered"), "another one is not"
 
 
-def test_a_recovered_message_is_marked_too(url, bench):
-    bench.dead_owner([payload(1)])
+@pytest.mark.parametrize("headers", [True, False], ids=["", "without headers"])
+def test_a_recovered_message_is_marked_too(url, bench, headers):
+    whole = json.loads(payload(1))
+    if not headers:
+        del whole["headers"]
+    raw = json.dumps(whole).encode()
+    bench.dead_owner([raw])
     bench.reaper().reap()
     with Inbox(url) as inbox:
         inbox.receive(1)
-        assert inbox.messages[0].delivery_info["redelivered"] is True
-        counts = {"recoveries": 1, "strikes": 0, "requeues": 0}
-        assert inbox.messages[0].headers["superfetch"] == counts
+        [message] = inbox.messages
+        assert message.delivery_info["redelivered"] is message.headers["redelivered"] is True
+        assert message.headers["superfetch"] == {"recoveries": 1, "strikes": 0, "requeues": 0}
         inbox.ack_all()
-        assert bench.counters(payload(1)).recoveries == 0, "settled, its counters are cleared"
-
-
-def test_a_message_without_headers_can_be_marked(url, bench):
-    raw = json.loads(payload(1))
-    del raw["headers"]
-    bench.dead_owner([json.dumps(raw).encode()])
-    bench.reaper().reap()
-    with Inbox(url) as inbox:
-        inbox.receive(1)
-        assert inbox.messages[0].headers["redelivered"] is True
-        inbox.ack_all()
+        assert bench.counters(raw).recoveries == 0, "settled, its counters are cleared"
     assert not list(bench.dead_set.find())
 
 
