@@ -12,7 +12,7 @@ import pytest
 
 from support.servers.database import Database
 from support.shown import STARTED
-from support.workers.runs import Harm, report
+from support.workers.runs import Harm, Standstill, report
 from support.workers.soak import Soak
 
 
@@ -73,6 +73,10 @@ def test_a_run_that_was_over_and_settled_is_no_reason():
     ]
     late = Harm("kill -9", frozenset({"w1"}), 30, 30)
     assert not report(["a"], lines, [late]).good
+    # But for a server that answered nobody meanwhile, when it ended and not later.
+    assert report(["a"], lines, [late], [Standstill(1.5, 20)]).good
+    assert not report(["a"], lines, [late], [Standstill(2.5, 20)]).good
+    assert not report(["a"], lines, [late], [Standstill(1.5, 14)]).good
 
 
 def test_a_requeue_on_purpose_is_no_second_run():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Seconds between a job's last line and its ack: killed in between, it runs again. (The worker may
 #: just be reconnecting: it waits for a reply as long as it waits for any, and 2 and 4 s between
@@ -25,6 +25,8 @@ class Run:
     ended: float | None = None
     #: "finished", "rejected" or "retried"; empty when the run was cut short.
     end: str = ""
+    #: From when on its ack could reach the server, where that had answered nobody when it ended.
+    heard: float | None = None
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,15 @@ class Harm:
             run.worker in self.workers
             and self.pid in (0, run.pid)
             and run.began <= self.ended
-            and (run.ended is None or run.ended >= self.began - UNSETTLED)
+            and (run.ended is None or (run.heard or run.ended) >= self.began - UNSETTLED)
         )
+
+
+class Standstill(NamedTuple):
+    """The server answered nobody."""
+
+    began: float
+    ended: float
 
 
 @dataclass
@@ -89,7 +98,10 @@ def runs_of(lines: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[Ru
 
 
 def report(
-    published: Iterable[str], lines: Iterable[Mapping[str, Any]], harms: Iterable[Harm]
+    published: Iterable[str],
+    lines: Iterable[Mapping[str, Any]],
+    harms: Iterable[Harm],
+    standstills: Iterable[Standstill] = (),
 ) -> Report:
     """Hold what ran against what was published and what went wrong.
 
@@ -97,6 +109,10 @@ def report(
     """
     harms = list(harms)
     found = runs_of(lines)
+    for began, ended in standstills:
+        for run in (run for runs in found.values() for run in runs):
+            if run.ended is not None and began <= run.ended <= ended:
+                run.heard = ended
     done = {run.job for runs in found.values() for run in runs if run.end == "finished"}
     names = list(published)
     result = Report(len(names), [job for job in names if job not in done])

@@ -18,7 +18,7 @@ from support.servers.ledger import Ledger
 from support.servers.proxy import FaultProxy
 from support.servers.server import Server
 from support.waiting import eventually
-from support.workers.runs import Harm, Report, report
+from support.workers.runs import Harm, Report, Standstill, report
 from support.workers.soak_troubles import OPTIONS, PLACES, TROUBLES
 from support.workers.worker import Worker, app_env
 
@@ -50,6 +50,7 @@ class Soak:
         self.workers: dict[str, Worker] = {}
         self.published: list[str] = []
         self.harms: list[Harm] = []
+        self.standstills: list[Standstill] = []
         self.history: Counter[str] = Counter()
         self._books = books
         self._directory = directory
@@ -147,7 +148,7 @@ class Soak:
         self._everybody_works()
         self._stop_publishing()
         self._settled()
-        return report(self.published, self.ledger.lines(), self.harms)
+        return report(self.published, self.ledger.lines(), self.harms, self.standstills)
 
     def _progress(self, jobs: int = 8) -> None:
         before = len(self.ledger.lines("started"))

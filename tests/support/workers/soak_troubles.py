@@ -13,7 +13,7 @@ from support.process import is_alive
 from support.servers.faults import kill_connections, killed_and_restarted, standstill
 from support.servers.proxy import FaultProxy
 from support.waiting import always, eventually
-from support.workers.runs import Harm
+from support.workers.runs import Harm, Standstill
 
 if TYPE_CHECKING:
     from support.workers.soak import Soak
@@ -85,8 +85,10 @@ def server_stands_still(soak: Soak) -> None:
 
 def server_stands_still_for_long(soak: Soak) -> None:
     """Beyond what Celery tries to send a retry for, and beyond `owner_ttl`."""
+    began = time.time()
     with standstill(soak.server):
         lasts(soak, LONG)
+    soak.standstills.append(Standstill(began, time.time()))
 
 
 def a_network(soak: Soak) -> FaultProxy:
