@@ -25,8 +25,16 @@ class Run:
     ended: float | None = None
     #: "finished", "rejected" or "retried"; empty when the run was cut short.
     end: str = ""
-    #: From when on its ack could reach the server, where that had answered nobody when it ended.
-    heard: float | None = None
+
+
+class Standstill(NamedTuple):
+    """The server answered nobody: no second of it counts for what waits for an answer."""
+
+    began: float
+    ended: float
+
+    def within(self, began: float, ended: float) -> float:
+        return max(0.0, min(ended, self.ended) - max(began, self.began))
 
 
 @dataclass(frozen=True)
@@ -40,21 +48,16 @@ class Harm:
     #: The one process that it hit; 0 for all of these workers.
     pid: int = 0
 
-    def explains(self, run: Run) -> bool:
+    def explains(self, run: Run, standstills: Iterable[Standstill]) -> bool:
         """Whether the run was under way, or not settled yet, when this happened."""
+        ended = self.began if run.ended is None else run.ended
+        silent = sum(standstill.within(ended, self.began) for standstill in standstills)
         return (
             run.worker in self.workers
             and self.pid in (0, run.pid)
             and run.began <= self.ended
-            and (run.ended is None or (run.heard or run.ended) >= self.began - UNSETTLED)
+            and ended + silent >= self.began - UNSETTLED
         )
-
-
-class Standstill(NamedTuple):
-    """The server answered nobody."""
-
-    began: float
-    ended: float
 
 
 @dataclass
@@ -107,12 +110,8 @@ def report(
 
     A message published twice (a producer that tried again) is two jobs: each may run once.
     """
-    harms = list(harms)
+    harms, standstills = list(harms), list(standstills)
     found = runs_of(lines)
-    for began, ended in standstills:
-        for run in (run for runs in found.values() for run in runs):
-            if run.ended is not None and began <= run.ended <= ended:
-                run.heard = ended
     done = {run.job for runs in found.values() for run in runs if run.end == "finished"}
     names = list(published)
     result = Report(len(names), [job for job in names if job not in done])
@@ -120,7 +119,7 @@ def report(
         if len(runs) < 2:
             continue
         last = max(runs, key=lambda run: (run.end == "finished", run.began))
-        reasons = [_why(run, harms) for run in runs if run is not last]
+        reasons = [_why(run, harms, standstills) for run in runs if run is not last]
         if all(reason == "rejected" for reason in reasons):
             continue
         text = f"{job}: {len(runs)} runs ({'; '.join(reason or '?' for reason in reasons)})"
@@ -130,8 +129,9 @@ def report(
     return result
 
 
-def _why(run: Run, harms: list[Harm]) -> str:
+def _why(run: Run, harms: list[Harm], standstills: list[Standstill]) -> str:
     """Why this run was not the last; empty when nothing tells."""
     if run.end == "rejected":
         return "rejected"
-    return next((f"{harm.kind} of {run.worker}" for harm in harms if harm.explains(run)), "")
+    causes = (harm for harm in harms if harm.explains(run, standstills))
+    return next((f"{harm.kind} of {run.worker}" for harm in causes), "")
