@@ -21,7 +21,6 @@ from ..model.step import Fenced, handing
 from ..store.database import Database
 from ..store.wire.connections import NotServed, Params, leading_home, name_of, ours, publishing
 from ..store.wire.slots import Slot, address_of, slot_of
-from .deliveries import QoS
 from .fetch.queue_lists import QueueLists
 
 if TYPE_CHECKING:
@@ -31,6 +30,12 @@ if TYPE_CHECKING:
     from .fetch.fetch import Fetch
 
 logger = logging.getLogger(__name__)
+
+
+def _qos(channel: Channel) -> Any:  # made on the first consume: a producer needs none of it
+    from .deliveries import QoS
+
+    return QoS(channel)
 
 
 class Channel(redis.Channel):
@@ -45,7 +50,7 @@ class Channel(redis.Channel):
         #: Of queues fetched reliably; kombu knows one a connection, and two channels are two.
         self._callbacks: dict[str, Callable[[Any], Any]] = {}
         super().__init__(*args, **kwargs)
-        self.QoS = QoS  # ack_emulation=False would bring one that forgets at once
+        self.QoS = _qos  # ack_emulation=False would bring one that forgets at once
         self.lists = QueueLists(self.queue_order_strategy)
 
     @property

@@ -80,7 +80,9 @@ class BlockingReads:
     dry = False  # the lists were found empty: what comes there is waited for
     answered = True  # False once a claim may land that could not be called off
 
-    def __init__(self, owner: Owner, poller: Any, on_landed: Callable[..., object]) -> None:
+    def __init__(
+        self, owner: Owner, poller: Any, on_landed: Callable[[str, str, float], object]
+    ) -> None:
         self.owner, self.poller = owner, poller
         #: Called for each job that landed: whose, from which queue list, and after how long (s).
         self.on_landed = on_landed

@@ -34,6 +34,7 @@ class Standstill(NamedTuple):
     ended: float
 
     def within(self, began: float, ended: float) -> float:
+        """Seconds of it between these two times."""
         return max(0.0, min(ended, self.ended) - max(began, self.began))
 
 
