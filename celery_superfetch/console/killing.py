@@ -8,8 +8,9 @@ from typing import Any
 
 from celery import Celery
 
-from ..app.kill import kill as ask_to_kill
 from ..inspector import PARKED, PROBATION, Inspector
+from ..model.config import KILL_COMMAND
+from ..model.facts import Facts
 from .jobs import Look, Which
 
 #: State -> why a job cannot be killed that is in it.
@@ -17,6 +18,13 @@ NOBODYS = {
     PROBATION: "it is on probation, and no worker has it: it runs as soon as one can run it alone",
     PARKED: "it waits for its time, and no worker has it: revoke it, and it does not run",
 }
+
+TIMEOUT = 5.0  # seconds that a worker has for its answer; half of them to begin
+
+SILENT = (
+    "its worker {node} did not answer within {seconds:g} s: its loop is busy (a solo worker's with "
+    "each job), its remote control is off, or it cannot be reached"
+)
 
 Rows = list[dict[str, Any]]
 
@@ -58,7 +66,7 @@ def kill(app: Celery, inspector: Inspector, jobs: Iterable[Mapping[str, Any]]) -
     called = Counter(facts.node for facts in owners.values())
     for owner, claims in workers.items():
         facts, now = owners[owner], inspector.database.server_time()
-        for name, result in ask_to_kill(app, facts, called[facts.node], now, [*claims]).items():
+        for name, result in _ask(app, facts, called[facts.node], now, [*claims]).items():
             job = claims[name]
             if "error" in result:
                 errors.append({"id": job["id"], "error": result["error"]})
@@ -66,6 +74,29 @@ def kill(app: Celery, inspector: Inspector, jobs: Iterable[Mapping[str, Any]]) -
                 parts = {part: job[part] for part in ("id", "task", "queue", "node")}
                 done.append({**parts, **result})
     return done, errors
+
+
+def _ask(
+    app: Celery, facts: Facts, called: int, now: int, names: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    """Have a worker kill some of its jobs, by their claim ids. ``called``: how many workers have
+    its name; ``now``: the server's clock (ms). Returns claim id -> ``dead_id``, or ``error``."""
+    node = facts.node
+    replies = app.control.broadcast(
+        KILL_COMMAND,
+        # A worker that is busy hears of it later, when nobody waits for its answer any more.
+        arguments={"owner": facts.owner, "jobs": [*names], "until": now + TIMEOUT * 500},
+        destination=[node],
+        reply=True,
+        timeout=TIMEOUT,
+        limit=called,  # each of them answers, and one alone has the jobs
+    )
+    answers = [reply[node] for reply in replies or () if node in reply]
+    for answer in answers:
+        if "jobs" in answer:
+            return dict(answer["jobs"])
+    trouble = answers[0].get("error") if answers else SILENT.format(node=node, seconds=TIMEOUT)
+    return {name: {"error": str(trouble)} for name in names}
 
 
 def title_of(job: Mapping[str, Any]) -> str:

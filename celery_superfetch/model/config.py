@@ -18,6 +18,7 @@ REAP_TASK = "celery_superfetch.reap"  # the task of a pass, and its entry in ``b
 REAP_ENTRY = "superfetch-reap"
 ANNOUNCE_TASK = "celery_superfetch.announce"  # the task of a notice
 DRILL_TASK = "celery_superfetch.drill"  # the task of a drill's jobs
+KILL_COMMAND = "superfetch_kill"  # the control command by which a worker is asked to kill jobs
 NOT_THE_USERS = ("celery.", "celery_superfetch.")  # tasks whose names begin so
 
 #: What values are counted in: an option's annotation names one of these, and so do errors and docs.

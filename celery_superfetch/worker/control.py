@@ -12,7 +12,7 @@ from celery.utils.log import get_logger
 from celery.worker.control import Panel, control_command
 from redis.exceptions import RedisError
 
-from ..app.kill import COMMAND
+from ..model.config import KILL_COMMAND
 from ..model.job import Job
 from ..owner.in_flight.jobs import State
 from ..owner.owner import Owner
@@ -31,7 +31,7 @@ UNANSWERED = (
 )
 
 
-@control_command(name=COMMAND, visible=False)
+@control_command(name=KILL_COMMAND, visible=False)
 def kill(state: Any, *, owner: str, jobs: Sequence[str], until: float) -> dict[str, Any]:
     """Kill some jobs, by their claim ids, unless the server's clock (ms) is past ``until``. Returns
     ``error``, or ``jobs``: claim id -> ``dead_id``, or ``error``. By Celery's ``revoke`` each

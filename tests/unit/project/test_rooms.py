@@ -31,15 +31,13 @@ NEVER = {("owner", "reaper.reaper")}
 
 #: The doors in the wall. ``model`` has values and pure rules, and nobody can reach Redis by them;
 #: ``errors`` and the surface are everybody's. What there is to see comes by the inspector alone.
-#: Its commands are commands of ``cli``, and it prints as these do. The one thing that the console
-#: does to a job in flight is done by ``app.kill``.
+#: Its commands are commands of ``cli``, and it prints as these do.
 DOORS = {"inspector", "model", "errors", SURFACE}
 DOORS_OF = {
     "console.status": {"cli.tables"},
     "console.commands.drill": {"cli.session"},
     "console.commands.examining": {"cli.session", "cli.tables"},
     "console.commands.jobs": {"cli.session"},
-    "console.killing": {"app.kill"},
     "console.commands.jobs_table": {"cli.tables"},
     "console.commands.serving": {"cli.session"},
 }
