@@ -24,11 +24,10 @@ def reap(session: Session, full: bool, wait: float, dry_run: bool) -> None:
     """Make one pass now: what dead workers held goes back to its queues."""
     from ..app.reaper import note
     from ..reaper.evidence import Onlooker
-    from .unregistered import register_unknown
 
     know_tasks(session.app)
     reaper = session.reaper
-    adopted = register_unknown(reaper) if full and not dry_run else 0
+    adopted = reaper.register_unknown() if full and not dry_run else 0
     if wait:
         onlooker = Onlooker(reaper.registry)
         onlooker.stay(wait)

@@ -18,7 +18,6 @@ from ..reaper.report import Report as Pass
 from ..store.holdings import Holdings
 from ..store.parked import Parked
 from ..store.queues import Suspects
-from .unregistered import register_unknown
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ class Drain:
         report, errors = Drained(dry_run=dry_run), Pass(dry_run=dry_run)
         if not dry_run:
             with errors.surviving("who is in no registry"):  # SCAN may be forbidden
-                register_unknown(self.reaper)
+                self.reaper.register_unknown()
         judged = self.onlooker.judge()
         report.alive = self._rows([judgement for judgement in judged if not judgement[2].dead])
         if report.alive and not force and not dry_run:

@@ -96,6 +96,21 @@ class Reaper(Structure):
             logger.info("%s", report)
         return report
 
+    def register_unknown(self) -> int:
+        """Register the owners that nobody registered: their keys were deleted, or evicted, under
+        their jobs. How many; no job moves: they are judged like any other from here on."""
+        adopted = 0
+        for owner, queue_lists in self.keyspace.owners().items():
+            if self.registry.adopt(owner, queue_lists):
+                adopted += 1
+                logger.warning(
+                    "Unknown owner %s is registered now. Its jobs are given back if nobody is "
+                    "heard under that name for a full owner_ttl: watch it, by a worker that runs "
+                    "or by `superfetch reap --wait`.",
+                    owner,
+                )
+        return adopted
+
     def _reap_owner(
         self, facts: Facts, score: int, reason: Reason, report: Report
     ) -> dict[str, Any] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from celery_superfetch.cli.unregistered import register_unknown
 from celery_superfetch.model.verdict import Reason
 from celery_superfetch.reaper.evidence import Onlooker
 
@@ -12,12 +11,12 @@ from celery_superfetch.reaper.evidence import Onlooker
 def test_an_unknown_private_list_is_registered_and_never_drained_at_once(bench):
     stranger = "web-9|4|0123456789ab"
     bench.give(stranger, "a:b", [b"1"])
-    assert register_unknown(bench.reaper()) == 1
+    assert bench.reaper().register_unknown() == 1
     report = bench.reaper().reap()
     assert (report.recovered, report.dead) == (0, {})
     assert bench.private(stranger, "a:b") == [b"1"]
     assert set(bench.registry.owners()) == {stranger}
-    assert register_unknown(bench.reaper()) == 0
+    assert bench.reaper().register_unknown() == 0
     assert not bench.reaper().reap().did_something
 
 
@@ -25,7 +24,7 @@ def test_an_adopted_owner_is_reaped_after_the_ttl(make_bench):
     bench = make_bench(heartbeat_interval=0.1, owner_ttl=0.4, reap_interval=0.1)
     bench.give("web-9|4|x", "mail", [b"1"])
     reaper, onlooker = bench.reaper(), Onlooker(bench.registry)
-    assert register_unknown(reaper) == 1
+    assert reaper.register_unknown() == 1
     onlooker.stay(10)
     assert bench.reaper(silence=onlooker.silence).reap().dead == {"web-9|4|x": Reason.SILENT}
     assert bench.queue() == [b"1"]
@@ -35,7 +34,7 @@ def test_one_for_whom_something_landed_is_registered_too(make_bench):
     bench = make_bench(heartbeat_interval=0.1, owner_ttl=0.4, reap_interval=0.1)
     bench.land("web-9|4|x", "a:b", b"1", b"2")
     reaper, onlooker = bench.reaper(), Onlooker(bench.registry)
-    assert register_unknown(reaper) == 1
+    assert reaper.register_unknown() == 1
     assert bench.registry.facts(["web-9|4|x"])["web-9|4|x"].lists == {"a:b": 0}
     onlooker.stay(10)
     bench.reaper(silence=onlooker.silence).reap()
@@ -53,7 +52,7 @@ def test_only_lists_of_ones_own_prefix_are_found(make_bench, prefix):
     own, other = make_bench(global_keyprefix=prefix), make_bench(global_keyprefix="a__bc_")
     own.give("web-9|4|own", "mail", [b"1"])
     other.give("web-9|4|other", "mail", [b"2"])
-    assert register_unknown(own.reaper()) == 1
+    assert own.reaper().register_unknown() == 1
     assert set(own.registry.owners()) == {"web-9|4|own"}
     assert other.registry.owners() == {}
 
@@ -65,14 +64,14 @@ def test_more_lists_than_one_step_of_the_scan_are_found(bench):
         for n in range(5000):
             pipe.set(f"noise-{n}", 1)
         pipe.execute()
-    assert register_unknown(bench.reaper()) == 50
+    assert bench.reaper().register_unknown() == 50
 
 
 def test_a_key_of_another_type_is_not_in_the_way(bench):
     bench.client.set(bench.keys.private("web-1|4|x"), "a text")
     bench.client.set(bench.keys.landing("web-3|4|x", "mail"), "a text")
     bench.give("web-2|4|x", "mail", [b"1"])
-    assert register_unknown(bench.reaper()) == 1
+    assert bench.reaper().register_unknown() == 1
     assert set(bench.registry.owners()) == {"web-2|4|x"}
 
 
@@ -80,6 +79,6 @@ def test_a_name_that_is_no_text_is_not_in_the_way(bench):
     bench.client.hset(b"superfetch:private:\xff|1|x", "1:mail", b"1")
     bench.client.lpush(b"superfetch:landing:\xfe|1|x:mail", b"1")
     bench.give("web-2|4|x", "mail", [b"1"])
-    register_unknown(bench.reaper())
+    bench.reaper().register_unknown()
     assert "web-2|4|x" in bench.registry.owners()
     assert bench.reaper().reap().errors == 0, "nor in that of a pass that finds what was registered"

@@ -10,7 +10,6 @@ import pytest
 import redis
 from redis.connection import parse_url
 
-from celery_superfetch.cli.unregistered import register_unknown
 from celery_superfetch.owner.heartbeats import Heartbeats
 from celery_superfetch.owner.here import owner_for, owners_here
 from celery_superfetch.owner.membership import MANY_UNUSED
@@ -109,7 +108,7 @@ def test_a_deleted_registry_is_written_again_and_nothing_runs_twice(member, benc
     [other] = member.claim(["mail"], 1, 1).jobs
     assert member.name == owner, "the same owner: its lists are its own"
     assert set(bench.registry.owners()) == {owner}
-    assert not register_unknown(bench.reaper())
+    assert not bench.reaper().register_unknown()
     assert not bench.reaper().reap().did_something
     assert bench.queue() == []
     for claimed in (held, other):

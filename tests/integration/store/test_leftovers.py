@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from celery_superfetch.cli.unregistered import register_unknown
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Counters, Job, digest
 from celery_superfetch.model.step import Claim
@@ -194,13 +193,13 @@ def test_owners_whose_registry_was_deleted_are_registered_by_hand(make_bench):
     bench = make_bench(heartbeat_interval=0.1, owner_ttl=0.3, reap_interval=0.1)
     dead, alive = bench.dead_owner(), bench.owner()
     bench.client.delete(bench.keys.owners)
-    assert register_unknown(bench.reaper()) == 2
+    assert bench.reaper().register_unknown() == 2
     assert set(bench.reaper().reap().dead) == {dead.owner}
     assert bench.registry.leave(alive, 0) == 0
     bench.client.zincrby(bench.keys.reaped, -2000 * TOMBSTONE, dead.owner)
     bench.reaper().reap()
     is_left(bench, **KEPT)
-    assert register_unknown(bench.reaper()) == 0, "a tombstone is none of them"
+    assert bench.reaper().register_unknown() == 0, "a tombstone is none of them"
 
 
 def test_control_a_key_that_is_left_is_seen(bench):
