@@ -102,8 +102,8 @@ def count_parts_once(backend: Any) -> None:
     """Have a result backend on Redis count so."""
     if hasattr(type(backend), "_chord_part_return_script"):
         mend_lease(backend)
-    else:
-        mend_count(backend)
+    else:  # 5.5 and 5.6, which count runs, and not parts
+        backend.on_chord_part_return = MethodType(on_chord_part_return, backend)
 
 
 def mend_lease(backend: Any) -> None:
@@ -120,11 +120,6 @@ def mend_lease(backend: Any) -> None:
     vars(backend).update(_chord_part_return_script=COUNT, _chord_cleanup_script=clean_up)
 
 
-def mend_count(backend: Any) -> None:
-    """Celery 5.5 and 5.6 count runs, and not parts."""
-    backend.on_chord_part_return = MethodType(on_chord_part_return, backend)
-
-
 def on_chord_part_return(
     backend: Any, request: Any, state: str, result: Any, propagate: Any = None, **_: Any
 ) -> None:
@@ -134,12 +129,10 @@ def on_chord_part_return(
     body = maybe_signature(request.chord, app=backend.app)
     try:
         results = _collected(backend, request.group)
-    except ChordError as exc:
-        logger.exception("Chord %r raised: %r", request.group, exc)
-        return _fail(backend, request, body, exc)
     except Exception as exc:
         logger.exception("Chord %r raised: %r", request.group, exc)
-        return _fail(backend, request, body, ChordError(f"Join error: {exc!r}"))
+        error = exc if isinstance(exc, ChordError) else ChordError(f"Join error: {exc!r}")
+        return _fail(backend, request, body, error)
     try:
         body.delay(results)
     except Exception as exc:
