@@ -67,27 +67,26 @@ class Announcement:
     def __init__(
         self, app: Celery, dead_id: str, *, signalled: bool, careful: bool, called: bool
     ) -> None:
-        self.app, self.title = app, dead_id
+        self.app, self.dead_id = app, dead_id
+        self.title = dead_id  # until it is known
         self.signalled, self.careful, self.called = signalled, careful, called
-        self.dead = dead_set_of(app, os.getpid())
-        self.job = self.dead.exact(dead_id)
-        if self.job is not None:
-            self.title = f"{self.job.task}[{self.job.task_id}]"
-            self.task = app.tasks.get(self.job.task)  # this worker may have others
-            own = self.task and own_backend(self.task)
-            self.backend = own or impatient_backend(app, os.getpid())
-            self.exc = pill_of(self.job)
 
     def make(self) -> None:
         """Take all the steps; raises what the result backend or the broker does."""
-        job = self.job
+        self.dead = dead_set_of(self.app, os.getpid())
+        job = self.dead.exact(self.dead_id)
         if job is None:
             logger.warning(
                 "Nobody is told of killed job %s: it is not in the dead set any more (it was "
                 "retried, deleted or dropped before this notice ran).",
-                self.title,
+                self.dead_id,
             )
             return
+        self.title = f"{job.task}[{job.task_id}]"
+        self.task = self.app.tasks.get(job.task)  # this worker may have others
+        own = self.task and own_backend(self.task)
+        self.backend = own or impatient_backend(self.app, os.getpid())
+        self.exc = pill_of(job)
         if not (self.signalled or self.careful):
             job_killed.send(sender=self.app, job=job)
             self.signalled = True

@@ -71,9 +71,8 @@ def add_announce_task(app: Celery) -> None:
         strikes = (self.request.get("superfetch") or {}).get("strikes", 0)
         dead_id = str(self.request.get(DEAD_ID_HEADER))
         progress = {"signalled": signalled, "careful": careful or strikes >= RUNS, "called": called}
-        announcement = None
+        announcement = Announcement(self.app, dead_id, **progress)
         try:
-            announcement = Announcement(self.app, dead_id, **progress)
             announcement.make()
         except Exception as exc:  # the result backend's errors are its own
             if isinstance(exc, NotNow):  # which is no failure of its own
@@ -85,11 +84,10 @@ def add_announce_task(app: Celery) -> None:
                 logger.exception(
                     "Killed job %s is in the dead set, but its caller could not be told. That is "
                     "tried again in %d s.",
-                    announcement.title if announcement else dead_id,
+                    announcement.title,
                     seconds,
                 )
-            if announcement:
-                progress.update(signalled=announcement.signalled, called=announcement.called)
+            progress.update(signalled=announcement.signalled, called=announcement.called)
             # In other bytes, so its strikes go with it: else its deaths had no end.
             headers = {DEAD_ID_HEADER: dead_id, **Carried(strikes, time()).headers()}
             again = {**progress, "failures": failures}
