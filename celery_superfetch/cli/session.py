@@ -1,4 +1,4 @@
-"""What all commands share: their group, a session, and how errors are said."""
+"""What all commands share: a session, and how errors are said."""
 
 from __future__ import annotations
 

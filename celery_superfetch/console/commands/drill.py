@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 from celery.bin.base import CeleryCommand
 
 from ...cli.session import Session, complain, in_session, quantity, warn
 from ...model.process import kill_tree
 from ...model.words import number, span
-
-if TYPE_CHECKING:
-    from ..drill import Drill, Run
+from ..drill import Drill, Run, is_here
 
 
 @click.command(name="drill", cls=CeleryCommand)
@@ -37,8 +33,6 @@ def drill(
     It sends jobs that only sleep, kills a worker of this host that runs some of them (kill -9, with
     all its processes), and says when each of them ran again. Nothing else is changed.
     """
-    from ..drill import Drill
-
     trial = Drill(session.app, session.inspector, queue, jobs, seconds)
     trial.send(wait)
     if not trial.find_victim(wait):
@@ -76,8 +70,6 @@ def _spare(trial: Drill, others_too: bool) -> None:
 
 def _kill(trial: Drill, yes: bool) -> None:
     """Have the victim killed, by this process where it can."""
-    from ..drill import is_here
-
     process, jobs = trial.facts.process, number(_aimed(trial), "job")
     text = f"{trial.facts.node} (pid {process.pid} on {process.host})"
     if not is_here(trial.facts):

@@ -6,15 +6,15 @@ import click
 from celery.bin.base import CeleryCommand
 
 from ...cli.session import Session, in_session, know_tasks
+from ...cli.tables import STYLES
+from ..doctor import diagnose
+from ..probe import main
 
 
 @click.command(name="doctor", cls=CeleryCommand)
 @in_session
 def doctor(session: Session) -> None:
     """Examine the app and the server, and name a fix for each finding. This only reads."""
-    from ...cli.tables import STYLES
-    from ..doctor import diagnose
-
     know_tasks(session.app)
     findings = diagnose(session.app, session.inspector)
 
@@ -44,6 +44,4 @@ def doctor(session: Session) -> None:
 @click.pass_context
 def check(ctx: click.Context, words: tuple[str, ...]) -> None:
     """Say in one line, and by the exit code, whether all is well."""
-    from ..probe import main
-
     ctx.exit(main(words, ctx.obj.app))

@@ -7,6 +7,9 @@ from typing import Any
 import click
 
 from ...cli.session import Session, command, complain, in_session, quantity
+from ..jobs import Look, Which
+from ..killing import kill, named, title_of
+from .jobs_table import print_jobs
 
 #: Jobs to look through that take long enough to say so: at 10,000 it is half a second.
 MANY = 1000
@@ -30,9 +33,6 @@ def jobs(session: Session, limit: int, wide: bool, **which: Any) -> None:
     Without a command it only reads. ID is a job's Celery task id or its digest, or the start of
     either.
     """
-    from ..jobs import Look, Which
-    from .jobs_table import print_jobs
-
     look = Look(session.inspector, Which(**which))
     if not look.which.countable and (size := look.size()) > MANY:
         complain(f"Looking through {size:,} jobs ...")
@@ -46,8 +46,6 @@ def jobs(session: Session, limit: int, wide: bool, **which: Any) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def jobs_kill(session: Session, ids: tuple[str, ...], yes: bool) -> None:
     """Move jobs in flight to the dead set, and tell their callers. What runs is ended."""
-    from ..killing import kill, named, title_of
-
     rows, errors = named(session.inspector, ids)
     if rows and not yes:
         number = f"{len(rows)} jobs" if len(rows) > 1 else title_of(rows[0])

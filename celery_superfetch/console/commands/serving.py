@@ -10,6 +10,7 @@ import click
 from celery.bin.base import CeleryCommand
 
 from ...cli.session import know_tasks, quantity
+from ...errors import SuperfetchError
 
 host_option = click.option(
     "--host",
@@ -31,8 +32,6 @@ host_option = click.option(
 @click.pass_context
 def metrics(ctx: click.Context, port: int, host: str, once: bool) -> None:
     """Serve metrics for Prometheus. This needs the extra `console`."""
-    from ...errors import SuperfetchError
-
     app = ctx.obj.app
     try:
         from ..metrics import serve, text_of
@@ -80,8 +79,6 @@ def web(ctx: click.Context, port: int, host: str, allow_changes: bool, token: st
             f"the page needs what the extra `web` installs ({exc}): "
             "pip install 'celery-superfetch[web]'"
         ) from exc
-    from ...errors import SuperfetchError
-
     if token is None and not is_loopback(host):
         raise click.UsageError(f"others can reach {host}: say --token, or set SUPERFETCH_WEB_TOKEN")
     know_tasks(ctx.obj.app)
