@@ -6,77 +6,40 @@ import importlib
 import os
 import re
 import signal
-import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from support.process import is_alive
+from support.process import Process, all_of
 from support.servers.server import find_binary
 from support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "superfetch-demo:"
-MARK = "SUPERFETCH_DEMO_MARK"
 
 
-class Demo:
-    """One run of the demo, and whatever it started: all of it inherits a mark."""
+class Demo(Process):
+    """One run of the demo, and whatever it started."""
 
     def __init__(self, log: Path, *options: str) -> None:
-        self.mark = uuid.uuid4().hex
-        self.log_path = log
-        with log.open("wb") as out:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-m", "examples.demo", *options],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                cwd=ROOT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", MARK: self.mark},
-                start_new_session=True,
-            )
-
-    def output(self) -> str:
-        return self.log_path.read_text(errors="replace")
-
-    def wait(self, timeout: float = 110) -> int:
-        try:
-            return self.popen.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"the demo has not ended:\n{self.output()}") from None
-
-    def wait_output(self, text: str) -> None:
-        eventually(lambda: text in self.output() or self.popen.poll() is not None, 60)
-        assert text in self.output(), self.output()
-
-    def processes(self) -> list[psutil.Process]:
-        """All that lives of it, whoever its parent is by now."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == self.mark and is_alive(process):
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        words = [sys.executable, "-m", "examples.demo", *options]
+        super().__init__(words, log=log, env=env, cwd=ROOT, title="the demo")
 
     def summary(self) -> dict[str, int]:
         """The rows of the summary table."""
-        rows = re.findall(r"^[│|]\s*([a-z ]+?)\s*[│|]\s*(\d+)\s*[│|]", self.output(), re.MULTILINE)
+        rows = re.findall(r"^[│|]\s*([a-z ]+?)\s*[│|]\s*(\d+)\s*[│|]", self.log(), re.MULTILINE)
         return {name: int(number) for name, number in rows}
 
     def close(self) -> None:
-        for process in self.processes():
-            try:
+        for process in all_of(self):
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
-            except psutil.NoSuchProcess:
-                continue
-        self.popen.wait(10)
+        super().close()
 
 
 @pytest.fixture
@@ -128,17 +91,17 @@ def test_the_books_balance_only_when_the_promise_was_kept(monkeypatch, runs, pro
 
 def check_the_story(run: Demo) -> None:
     """What every reader of the README is to see."""
-    assert run.wait() == 0, run.output()
+    assert run.wait_exit(110) == 0, run.log()
     summary = run.summary()
     assert summary["lost"] == 0
     assert summary["killed"] == 1
     assert summary["finished"] == summary["enqueued"] - 1
     assert 0 < summary["run twice"] <= 4
     assert summary["recovered"] >= summary["run twice"]
-    assert "was declared dead" in run.output()
-    assert "superfetch dead list" in run.output()
-    assert "FAILURE, PoisonPill" in run.output()
-    assert not run.processes()
+    assert "was declared dead" in run.log()
+    assert "superfetch dead list" in run.log()
+    assert "FAILURE, PoisonPill" in run.log()
+    assert not all_of(run)
 
 
 def test_the_demo_loses_nothing_and_leaves_a_server_named_by_url_as_it_was(demo, url, client):
@@ -151,41 +114,41 @@ def test_the_demo_loses_nothing_and_leaves_a_server_named_by_url_as_it_was(demo,
 
 def test_the_control_stock_transport_strands_jobs_and_the_demo_says_so(embedded):
     run = embedded("--stock")
-    assert run.wait() == 1, run.output()
-    assert run.summary()["lost"] > 0, run.output()
-    assert not run.processes()
+    assert run.wait_exit(110) == 1, run.log()
+    assert run.summary()["lost"] > 0, run.log()
+    assert not all_of(run)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
 def test_a_demo_that_is_interrupted_stops_what_it_started_and_cleans_up(demo, url, client, number):
     run = demo("--url", url)
-    run.wait_output("Enqueued")
-    assert len(run.processes()) > 8, "two workers with their pools, beat and the demo"
-    run.popen.send_signal(number)
-    assert run.wait(60) == 128 + number
-    assert "Traceback" not in run.output()
-    assert not run.processes()
+    run.wait_log("Enqueued", 60)
+    assert len(all_of(run)) > 8, "two workers with their pools, beat and the demo"
+    run.signal(number)
+    assert run.wait_exit(60) == 128 + number
+    assert "Traceback" not in run.log()
+    assert not all_of(run)
     assert not client.keys("*")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes the children along")
 def test_a_demo_that_is_killed_takes_everything_along(embedded):
     run = embedded()
-    run.wait_output("Enqueued")
-    run.popen.kill()
-    run.popen.wait(10)
-    eventually(lambda: not run.processes(), 10, message="all its processes are gone")
+    run.wait_log("Enqueued", 60)
+    run.signal(signal.SIGKILL)
+    run.wait_exit()
+    eventually(lambda: not all_of(run), 10, message="all its processes are gone")
 
 
 def test_jobs_on_the_demos_queue_are_not_touched_unless_told_so(demo, url, client):
     client.rpush(f"{PREFIX}superfetch-demo", "left from a demo that was killed")
     refused = demo("--url", url)
-    assert refused.wait() == 1
-    assert "holds 1 jobs" in refused.output()
-    assert "--clean" in refused.output()
+    assert refused.wait_exit(110) == 1
+    assert "holds 1 jobs" in refused.log()
+    assert "--clean" in refused.log()
     assert client.keys("*") == [f"{PREFIX}superfetch-demo".encode()]
     cleaned = demo("--url", url, "--clean")
-    cleaned.wait_output("Starting 2 workers")
+    cleaned.wait_log("Starting 2 workers", 60)
     assert client.llen(f"{PREFIX}superfetch-demo") == 0
 
 
@@ -199,6 +162,6 @@ def test_jobs_on_the_demos_queue_are_not_touched_unless_told_so(demo, url, clien
 )
 def test_a_wrong_url_is_told_in_one_line(demo, url, cause):
     run = demo("--url", url)
-    assert run.wait() == 1
-    assert cause in run.output()
-    assert "Traceback" not in run.output()
+    assert run.wait_exit(110) == 1
+    assert cause in run.log()
+    assert "Traceback" not in run.log()

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -215,14 +215,22 @@ class Process:
         self.close()
 
 
+def all_of(*commands: Process) -> list[psutil.Process]:
+    """What lives of some commands, whoever its parent is by now."""
+    return _living({command._mark for command in commands}.__contains__)
+
+
 def leftovers() -> list[psutil.Process]:
     """What runs on of commands that were closed: nobody saw it, and it has left their group."""
     ours = f"{os.getpid()}-"
+    return _living(lambda mark: mark.startswith(ours) and mark not in _open)
+
+
+def _living(fits: Callable[[str], bool]) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            mark = process.environ().get(MARK, "")
-            if mark.startswith(ours) and mark not in _open and is_alive(process):
+            if fits(process.environ().get(MARK, "")) and is_alive(process):
                 found.append(process)
     return found
 

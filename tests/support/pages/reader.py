@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,7 +26,7 @@ else:
 
 from support.house import HERE
 from support.pages.blocks import Block, fate
-from support.process import Process, is_alive
+from support.process import Process, all_of
 from support.servers.server import Server
 from support.waiting import eventually
 
@@ -46,7 +45,6 @@ class Reader:
         self.logs = folder / "logs"
         self.home.mkdir()
         self.url = server.url().removesuffix("/0")
-        self.mark = f"PAGE_RUN={uuid.uuid4().hex}"
         self.env = self._environment(folder / "bin")
         self.started: list[Process] = []
         self.background: list[Process] = []
@@ -79,7 +77,6 @@ class Reader:
             "PAGE_VENV": str(venv),
             "PAGE_BIN": str(programs),
             "PAGE_SERVER": f"{self.url}/0",
-            **dict([self.mark.split("=")]),
         }
 
     def read(self, blocks: Iterable[Block]) -> None:
@@ -145,7 +142,7 @@ class Reader:
     def close(self) -> None:
         """End all of it, what has left its parents as well."""
         # A shell whose program ends starts the next one: that is ended in a turn of its own.
-        while left := [one for one in psutil.process_iter() if self.started_it(one)]:
+        while left := self.running():
             for process in left:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.terminate()
@@ -157,12 +154,9 @@ class Reader:
         for started in self.started:
             started.close()
 
-    def started_it(self, process: psutil.Process) -> bool:
-        """At whatever depth: all that it has started have its mark in their environment."""
-        name, _, value = self.mark.partition("=")
-        with contextlib.suppress(psutil.Error):
-            return is_alive(process) and process.environ().get(name) == value
-        return False
+    def running(self) -> list[psutil.Process]:
+        """All that lives of what it has started."""
+        return all_of(*self.started)
 
 
 def installed(wanted: Requirement) -> bool:
