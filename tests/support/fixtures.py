@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import ssl
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -98,37 +96,11 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 def behind_tls(certificate: tuple[Path, Path]) -> Iterator[Callable[[Server], int]]:
-    """`behind_tls(server)`: a port. The wheels' servers speak no TLS, so this end is Python's."""
+    """`behind_tls(server)`: a port. The wheels' servers speak no TLS: a proxy does."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*map(str, certificate))
-    listeners: list[socket.socket] = []
-
-    def pump(source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                sink.sendall(data)
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def accept(listener: socket.socket, own: Server) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                plain, _ = listener.accept()
-                with contextlib.suppress(OSError):
-                    client = context.wrap_socket(plain, server_side=True)
-                    server = socket.create_connection(("127.0.0.1", own.port))
-                    for ends in ((client, server), (server, client)):
-                        threading.Thread(target=pump, args=ends, daemon=True).start()
-
-    def begin(own: Server) -> int:
-        listeners.append(socket.create_server(("127.0.0.1", 0)))
-        threading.Thread(target=accept, args=(listeners[-1], own), daemon=True).start()
-        return int(listeners[-1].getsockname()[1])
-
-    yield begin
-    for listener in listeners:
-        listener.close()
+    with contextlib.ExitStack() as stack:
+        yield lambda own: stack.enter_context(FaultProxy(own.port, context)).port
 
 
 @pytest.fixture

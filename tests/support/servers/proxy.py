@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Coroutine
@@ -22,7 +22,6 @@ CHUNK = 1 << 16
 #: Bytes of a reply that says no more than "nothing", or "done".
 SHORT = 64
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)
-_numbers = itertools.count(1)
 
 
 class Cut:
@@ -36,7 +35,7 @@ class Cut:
         self.left = nth
         self.reply_lost = reply_lost
         self.holds = holds
-        self.marker = b"cut-%d" % next(_numbers)
+        self.marker = b"cut-%d" % id(self)
         self.done = threading.Event()
 
     def hits(self, words: Words) -> bool:
@@ -49,11 +48,12 @@ class Cut:
 class FaultProxy:
     """Passes connections on to `port`, until it is told to fail. Use as a context manager.
 
-    Every fault can be combined with others; `heal` ends those that last.
+    Every fault can be combined with others; `heal` ends those that last. `tls`: of this side alone.
     """
 
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
-        self.upstream = (host, port)
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self.upstream = ("127.0.0.1", port)
+        self._tls = tls
         self.port = free_port()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
@@ -143,7 +143,7 @@ class FaultProxy:
     async def _listen(self) -> None:
         if self._listener is None:
             self._listener = await asyncio.start_server(
-                self._accept, "127.0.0.1", self.port, reuse_address=True
+                self._accept, "127.0.0.1", self.port, reuse_address=True, ssl=self._tls
             )
 
     async def _stop_listening(self) -> None:
