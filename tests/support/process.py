@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from support.hosts import Host
+from support.hosts import GUARD, Host
 from support.waiting import eventually
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-GUARD = Path(__file__).with_name("guarded.py")
 
 #: In the environment of a command, and so of all that it starts: which command that was.
 MARK = "SUPERFETCH_TESTS_COMMAND"

@@ -14,7 +14,7 @@ from celery_superfetch.store.wire.permissions import OPTIONAL, REQUIRED, name_of
 from support.waiting import eventually
 from support.workers.bench import Bench, elsewhere, ended_process, payload
 from support.workers.cli import Result
-from support.workers.inbox import Inbox
+from support.workers.inbox import stock
 
 
 def codes(result: Result) -> dict[str, str]:
@@ -116,8 +116,8 @@ def test_a_queue_whose_name_a_sender_misspells_is_found(cli, url, make_app, pref
     found = codes(cli("doctor", "--json", code=1, options=options))["unknown-queue"]
     assert found.startswith("warning: jobs wait on queues")
     assert found.endswith(": celry (2 jobs)")
-    with Inbox(url, "other", transport=None) as stock:
-        stock.turn()
+    with stock(url, "other") as inbox:
+        inbox.turn()
         found = codes(cli("doctor", "--json", code=1, options=options))["unknown-queue"]
     assert found.startswith("note: "), "it may serve that queue"
 

@@ -16,7 +16,7 @@ from celery_superfetch.cli.from_stock import Migrated, Routes, take_over
 from celery_superfetch.model.config import Config
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.unacked import Unacked
-from support.workers.inbox import Inbox, publish
+from support.workers.inbox import Inbox, publish, stock
 
 PREFIX = "shop-a:"
 DIRECT = kombu.Exchange("post", "direct")
@@ -47,10 +47,6 @@ def migrate(make_app: Any, client: redis.Redis) -> Iterator[Callable[..., Migrat
             return take_over(unacked, through(routes), **how)
 
     return run
-
-
-def stock(url: str, *queues: str | kombu.Queue, **how: Any) -> Inbox:
-    return Inbox(url, *queues, transport=None, **how)
 
 
 def delivered(url: str, *queues: str | kombu.Queue, count: int, **how: Any) -> list[Any]:

@@ -21,7 +21,7 @@ from support.servers.ledger import LEDGER_DB
 from support.waiting import eventually
 from support.workers.bench import payload
 from support.workers.cli import kill_in_the_middle, superfetch_command
-from support.workers.inbox import Inbox, publish
+from support.workers.inbox import Inbox, publish, stock
 from support.workers.worker import process_env
 
 MANY = 10_000
@@ -43,10 +43,6 @@ def connections(client: redis.Redis) -> list[dict[str, Any]]:
 def names(client: redis.Redis) -> list[int]:
     """Ids of the jobs on the queue, next to be claimed last."""
     return [int(json.loads(raw)["headers"]["id"]) for raw in client.lrange("celery", 0, -1)]
-
-
-def stock(url: str, *queues: str, **how: Any) -> Inbox:
-    return Inbox(url, *queues, transport=None, **how)
 
 
 def test_whoever_consumes_as_stock_does_is_in_the_way(url, client):

@@ -14,7 +14,7 @@ from celery_superfetch.store.wire.clients import run_id
 from support.waiting import eventually
 from support.workers.bench import Bench, elsewhere, payload
 from support.workers.cli import kill_in_the_middle
-from support.workers.inbox import Inbox, publish
+from support.workers.inbox import Inbox, publish, stock
 
 
 def jobs(*names: object, queue: str = "mail") -> list[bytes]:
@@ -63,11 +63,9 @@ def test_all_comes_back_in_order_uncounted_and_stock_runs_it(url, client, make_b
     assert bench.stat("recovered") == 0
     assert bench.stat("requeued") == 155
 
-    with Inbox(
-        url, "mail", "aside", transport=None, accept=["json"], global_keyprefix=prefix
-    ) as stock:
-        eventually(lambda: stock.turn() or len(stock.messages) == 157, every=0.0)
-        stock.ack_all()
+    with stock(url, "mail", "aside", global_keyprefix=prefix) as inbox:
+        eventually(lambda: inbox.turn() or len(inbox.messages) == 157, every=0.0)
+        inbox.ack_all()
     assert not client.exists(f"{prefix}unacked")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from hashlib import sha1
 from typing import cast
 
+import pytest
 import redis
 
 from support.servers.proxy import Words
@@ -50,6 +51,12 @@ def standstill(server: Server) -> Iterator[None]:
         yield
     finally:
         server.resume()
+
+
+def unheard(server: Server, call: Callable[[], object]) -> None:
+    """Make a call whose reply does not come in time; the server carries it out later."""
+    with standstill(server), pytest.raises(redis.TimeoutError):
+        call()
 
 
 def command(name: str) -> Callable[[Words], bool]:

@@ -101,6 +101,11 @@ class Inbox:
         self.close()
 
 
+def stock(url: str, *queues: str | kombu.Queue, **how: Any) -> Inbox:
+    """One on kombu's own transport."""
+    return Inbox(url, *queues, transport=None, **how)
+
+
 def publish(url: str, queue: str | kombu.Queue, *bodies: Any, **how: Any) -> None:
     """Publish over the stock transport, as any producer does."""
     options = how.pop("options", {})

@@ -16,8 +16,7 @@ from celery_superfetch.model.job import digest
 from celery_superfetch.owner.in_flight.jobs import State
 from celery_superfetch.owner.in_flight.outbox import LEFT_MOST
 from celery_superfetch.store.wire.scripts import Scripts
-from support.servers.faults import another_type, kill_connections
-from support.servers.unheard import unheard
+from support.servers.faults import another_type, kill_connections, unheard
 from support.waiting import eventually
 from support.workers.bench import Bench, payload, settling
 

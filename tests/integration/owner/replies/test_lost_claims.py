@@ -12,7 +12,7 @@ import redis
 from celery_superfetch.owner.in_flight import lost_claims
 from celery_superfetch.owner.in_flight.jobs import State
 from celery_superfetch.owner.owner import Owner
-from support.servers.unheard import unheard
+from support.servers.faults import unheard
 from support.waiting import always, eventually
 from support.workers.bench import Bench, lost_job, payload
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celery_superfetch.model.job import digest
-from support.servers.unheard import unheard
+from support.servers.faults import unheard
 from support.waiting import eventually
 from support.workers.bench import payload
 
