@@ -125,10 +125,9 @@ def test_a_hung_gevent_worker_says_so_by_its_pulse(worker, shop, ledger, db, tmp
     assert ledger.runs() == {"trigger": 1}
 
 
-def never_hung(db: Database, owner: str, during: float = 2.5 * TTL) -> None:
-    always(
-        lambda: db.fact(owner, "state") not in ("hung", "reaped"), during, message="it is vouched"
-    )
+def never_hung(db: Database, owner: str) -> None:
+    states = "hung", "reaped"
+    always(lambda: db.fact(owner, "state") not in states, 2.5 * TTL, message="it is vouched")
 
 
 @pytest.mark.parametrize("pool", ["solo", "gevent"])

@@ -58,16 +58,15 @@ def begun(ledger: Ledger) -> Counter[int]:
     return Counter(line["pid"] for line in ledger.lines("started") if "short" in line["job"])
 
 
-def begin_more(ledger: Ledger, workers: Sequence[Worker], jobs: int = 5) -> bool:
-    """Whether each of some workers begins more short jobs, and soon."""
+def begin_more(ledger: Ledger, workers: Sequence[Worker]) -> None:
+    """Each of some workers begins five more short jobs, and soon."""
     before = begun(ledger)
 
     def more() -> bool:
         now = begun(ledger)
-        return all(now[one.pid] >= before[one.pid] + jobs for one in workers)
+        return all(now[one.pid] >= before[one.pid] + 5 for one in workers)
 
-    eventually(more, within=20, message=f"{[one.name for one in workers]} begin {jobs} more")
-    return True
+    eventually(more, within=20, message=f"{[one.name for one in workers]} begin more")
 
 
 def test_one_owner_of_the_database_comes_to_rest_and_the_others_go_on(

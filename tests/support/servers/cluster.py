@@ -187,11 +187,11 @@ def in_step(replica: Server) -> bool:
 
 
 @contextmanager
-def cluster(nodes: int = 3, replicas: int = 0, **options: Option) -> Iterator[Cluster]:
-    """So many primaries, each with so many replicas."""
+def cluster(replicas: int = 0, **options: Option) -> Iterator[Cluster]:
+    """Three primaries, each with so many replicas."""
     more: dict[str, Option] = {"repl_diskless_sync_delay": 0, "cluster_node_timeout": PATIENT}
     with ExitStack() as stack:
         made = [
-            Node(cluster_enabled=True, **{**more, **options}) for _ in range(nodes * (1 + replicas))
+            Node(cluster_enabled=True, **{**more, **options}) for _ in range(3 * (1 + replicas))
         ]
         yield Cluster([stack.enter_context(each) for each in made], replicas)

@@ -46,9 +46,9 @@ class Database:
         )
         return [name_of(member.partition(b"\n")[2]) for member in members]
 
-    def on_probation(self, queue: str = "celery") -> list[str]:
+    def on_probation(self) -> list[str]:
         """Names of the jobs that wait on probation, next to run alone first."""
-        return [name_of(raw) for raw in reversed(self._list(f"{OWN}probation:{queue}"))]
+        return [name_of(raw) for raw in reversed(self._list(f"{OWN}probation:celery"))]
 
     def suspect(self, raw: bytes, queue: str = "celery") -> None:
         """Put a job on probation, as two deaths in company would."""

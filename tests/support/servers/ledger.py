@@ -20,9 +20,10 @@ class Ledger:
         notes: written into each line, beside who wrote it.
     """
 
-    def __init__(self, url: str, key: str = "ledger", **notes: str) -> None:
+    key = "ledger"
+
+    def __init__(self, url: str, **notes: str) -> None:
         self.url = url
-        self.key = key
         self.notes = notes
         self._redis = redis.Redis.from_url(url, decode_responses=True)
 

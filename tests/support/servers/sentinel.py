@@ -1,4 +1,4 @@
-"""A primary with its replicas, and the Sentinels that may promote one of them."""
+"""A primary with its replica, and the Sentinels that may promote one of them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ PATIENT, QUICK = 60_000, 1_000
 
 
 class Replicated:
-    """A primary and its replicas, in step with it; `self.primary` is whoever is primary now."""
+    """A primary and its replica, in step with it; `self.primary` is whoever is primary now."""
 
-    def __init__(self, replicas: int = 1, **options: Option) -> None:
+    def __init__(self, **options: Option) -> None:
         # No wait for more replicas that want the same snapshot: it costs 5 s at each start.
         options = {"repl_diskless_sync_delay": 0, "repl_ping_replica_period": 1, **options}
-        self.servers = [Server(**options) for _ in range(1 + replicas)]
+        self.servers = [Server(**options) for _ in range(2)]
         self.primary = self.servers[0]
 
     def start(self) -> Self:
@@ -119,19 +119,17 @@ class SentinelGroup(Replicated):
 
     def __init__(
         self,
-        replicas: int = 1,
-        sentinels: int = 3,
         about: dict[str, str] | None = None,
         sentinel_options: dict[str, Option] | None = None,
         **options: Option,
     ) -> None:
-        super().__init__(replicas, **options)
+        super().__init__(**options)
         self.about = {
             "down-after-milliseconds": str(PATIENT),
             "failover-timeout": "5000",
             **(about or {}),
         }
-        self.sentinels = [SentinelServer(**(sentinel_options or {})) for _ in range(sentinels)]
+        self.sentinels = [SentinelServer(**(sentinel_options or {})) for _ in range(3)]
 
     def start(self) -> Self:
         super().start()

@@ -224,11 +224,9 @@ class Server:
         auth = f":{quote(str(password), safe='')}@" if password else ""
         return f"redis://{auth}127.0.0.1:{self.port}/{db}"
 
-    def unix_url(self, db: int = 0) -> str:
+    def unix_url(self) -> str:
         """In kombu's spelling; redis-py wants `unix://`."""
-        password = self.options.get("requirepass")
-        auth = f":{quote(str(password), safe='')}@" if password else ""
-        return f"redis+socket://{auth}{self.options['unixsocket']}?virtual_host={db}"
+        return f"redis+socket://{self.options['unixsocket']}?virtual_host=0"
 
     def client(self, db: int = 0, **options: Any) -> redis.Redis:
         """A client that is closed with the server."""

@@ -69,9 +69,9 @@ class Inbox:
         eventually(arrived, within, 0.0, message=f"{count} messages, got {self.said()}")
         return self.said()
 
-    def settle_in(self, turns: int = 5) -> Self:
+    def settle_in(self) -> Self:
         """Some turns, so that it has claimed what it may and waits for more."""
-        for _ in range(turns):
+        for _ in range(5):
             self.turn(0.02)
         return self
 

@@ -87,18 +87,16 @@ class Terminal:
     def press(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
 
-    def shows(self, *texts: str, within: float = 60.0) -> list[str]:
+    def shows(self, *texts: str) -> list[str]:
         """Wait until it shows all of these, however its lines are broken; its lines then."""
 
         def holds(lines: list[str]) -> bool:
             shown = " ".join(" ".join(lines).split())
             return all(text in shown for text in texts)
 
-        return self.until(holds, within, str(texts))
+        return self.until(holds, str(texts))
 
-    def until(
-        self, holds: Callable[[list[str]], bool], within: float = 60.0, what: str = ""
-    ) -> list[str]:
+    def until(self, holds: Callable[[list[str]], bool], what: str = "") -> list[str]:
         """Wait until it shows what is asked for; its lines then."""
 
         def seen() -> list[str]:
@@ -106,7 +104,7 @@ class Terminal:
             assert holds(lines), "\n".join([what, *lines])
             return lines
 
-        return eventually(seen, within)
+        return eventually(seen, 60)
 
-    def wait_exit(self, timeout: float = 60.0) -> int:
-        return self._popen.wait(timeout)
+    def wait_exit(self) -> int:
+        return self._popen.wait(60)

@@ -107,9 +107,9 @@ class Worker(Process):
             title=f"worker {self.name}",
         )
 
-    def wait_ready(self, timeout: float = 60.0) -> Worker:
+    def wait_ready(self) -> Worker:
         """Until it consumes; a pool of processes is complete by then, too."""
-        self.wait_log(" ready.", timeout)
+        self.wait_log(" ready.", 60)
         eventually(lambda: len(self.children()) >= self._children, 10, message="the pool is full")
         return self
 
@@ -179,6 +179,6 @@ class Beat(Process):
             title="beat",
         )
 
-    def wait_ready(self, timeout: float = 60.0) -> Beat:
-        self.wait_log("beat: Starting", timeout)
+    def wait_ready(self) -> Beat:
+        self.wait_log("beat: Starting", 60)
         return self
