@@ -65,8 +65,7 @@ def test_a_thawed_worker_drops_what_it_had_not_started(worker, shop, ledger, db,
         message="both work",
     )
     assert ledger.runs() == {"running": 2, **dict.fromkeys([*RESERVED, *names], 1)}
-    thawed.term()
-    thawed.wait_exit()
+    thawed.stop()
     assert [name for name in db.owners() if name.startswith("here")] == []
 
 

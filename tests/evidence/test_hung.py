@@ -76,8 +76,7 @@ def test_a_hung_workers_jobs_go_to_others(worker, shop, ledger, db, cli, tmp_pat
     eventually(lambda: not db.private_lists(), message="all is settled")
     once = dict.fromkeys([*RESERVED, "trigger", *names], 1)
     assert ledger.runs() == {"running": 2, **once}
-    one.worker.term()
-    assert one.worker.wait_exit() == 0
+    one.worker.stop()
 
 
 def test_status_names_a_hung_worker(worker, shop, ledger, db, cli, tmp_path):

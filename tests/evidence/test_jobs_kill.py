@@ -225,8 +225,7 @@ def test_what_is_on_probation_is_nobodys(cli, shop, client):
 
 def test_what_a_dead_worker_has_is_for_a_pass(busy, cli, db):
     here = busy("prefork")
-    here.worker.kill9_all()
-    here.worker.wait_gone()
+    here.worker.die()
     said = cli("jobs", "kill", "--yes", here.first.id, code=1).err
     assert "superfetch reap" in said
     assert not db.dead()

@@ -81,8 +81,7 @@ def test_without_it_a_worker_holds_them_all(worker, shop, db):
     for name in range(20):
         shop.note.apply_async((str(name),), countdown=DAY)
     eventually(lambda: sum(map(len, db.held().values())) == 20)
-    one.term()
-    one.wait_exit()
+    one.stop()
     assert db.length() == 20
 
 
@@ -93,10 +92,8 @@ def test_an_end_moves_none_and_a_restart_of_all_loses_none(worker, shop, ledger,
     for name in names:
         shop.note.apply_async((name,), eta=due.at)
     eventually(lambda: len(db.parked()) == len(names))
-    pair[0].term()
-    assert pair[0].wait_exit() == 0
-    pair[1].kill9_all()
-    pair[1].wait_gone()
+    pair[0].stop()
+    pair[1].die()
     assert (db.length(), len(db.parked())) == (0, len(names))
     worker()
     due.were_punctual(ledger, *names)
@@ -108,8 +105,7 @@ def test_beat_wakes_a_fleet_at_zero(worker, beat, shop, ledger, db):
     one, due = worker(), Due(AHEAD + 6)
     shop.note.apply_async(("job",), eta=due.at)
     eventually(lambda: db.parked() == ["job"])
-    one.term()
-    one.wait_exit()
+    one.stop()
     always(lambda: not db.length(), during=1.0)
     beat(options=HOST)
     eventually(db.length, AHEAD + 10)
@@ -183,8 +179,7 @@ def test_whoever_looks_sees_them_and_when_the_next_is_due(worker, shop, cli, db)
     assert all(job["due"] for job in listed.values())
     metrics = cli("metrics", "--once").out
     assert 'superfetch_parked{queue="celery"} 2.0' in metrics
-    one.term()
-    one.wait_exit()
+    one.stop()
     done = cli("drain", "--json").json()
     assert (done["given_back"], db.waiting(), db.parked()) == (2, ["later"], [])
 

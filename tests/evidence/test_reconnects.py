@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.servers.database import Database
 from support.servers.faults import kill_connections
 from support.servers.ledger import LEDGER_DB, Ledger
 from support.servers.server import ExternalServer, Server
@@ -113,7 +112,7 @@ def test_the_control_a_leak_of_each_kind_is_seen(request, server, books, tmp_pat
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_what_waits_for_its_time_when_the_connection_is_lost_runs_once(
-    worker, shop, client, ledger, pool
+    worker, shop, client, ledger, db, pool
 ):
     """Celery keeps those of the lost connection, too, until their time comes."""
     one = worker(pool=pool, concurrency=1)
@@ -124,5 +123,5 @@ def test_what_waits_for_its_time_when_the_connection_is_lost_runs_once(
     kill_connections(client)
     eventually(lambda: one.log().count("received") == 6, message="they came anew")
     eventually(lambda: len(ledger.finishes()) == 3)
-    eventually(lambda: not Database(client).private_lists())
+    eventually(lambda: not db.private_lists())
     assert ledger.runs() == dict.fromkeys(names, 1)

@@ -163,7 +163,6 @@ def test_a_limit_of_one_connection_is_kombus_alone(worker, app, shop, ledger, po
         shop.note.delay(job)
     eventually(lambda: jobs == ledger.finishes().keys())
     assert app.control.ping(timeout=3)
-    limited.term()
-    limited.wait_exit()
+    limited.stop()
     assert "Too many connections" not in limited.log()
     assert "re-establish" not in limited.log()

@@ -196,8 +196,7 @@ def test_a_retried_poison_job_runs_again(cli, worker, shop, kill, ledger):
     job = kill("a")
     result = shop.kill_child.AsyncResult(job["task_id"])
     assert result.state == "FAILURE"
-    one.term()
-    one.wait_exit()
+    one.stop()
 
     done = cli("dead", "retry", job["task_id"], "--json")
     row = {"id": job["id"], "task": "shop.kill_child", "task_id": job["task_id"]}

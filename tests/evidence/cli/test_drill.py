@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from support.hosts import Host
-from support.waiting import eventually
 
 SHORT = ("--seconds", "20", "--jobs", "3")
 
@@ -37,8 +36,7 @@ def test_a_lone_worker_is_told_of_and_its_jobs_wait_for_its_successor(cli, worke
 
 def test_jobs_of_others_are_spared_unless_it_is_told(cli, worker, shop, ledger):
     victim = worker(concurrency=2)
-    shop.hold.delay("of mine")
-    eventually(lambda: ledger.starts().get("of mine"))
+    shop.run("of mine")
     drill = ("drill", "--queue", "celery", *SHORT)
     done = cli(*drill, "--yes", code=1)
     assert "also runs 1 job of yours (shop.hold[" in done.err

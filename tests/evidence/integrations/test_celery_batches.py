@@ -22,8 +22,7 @@ def test_the_calls_of_a_lost_batch_run_again_when_their_worker_has_ended(worker,
     always(lambda: [len(jobs) for jobs in db.held().values()] == [3], 2.0)
     send(app, "c", "d", "e")
     eventually(lambda: {*ledger.finishes()} == {*"cde"}, message="others go on meanwhile")
-    one.term()
-    assert one.wait_exit() == 0
+    one.stop()
     other = worker(app="batched")
     eventually(lambda: {*ledger.finishes()} == {"accident", *"abcde"})
     eventually(lambda: not any(db.held().values()))

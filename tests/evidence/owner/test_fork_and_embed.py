@@ -19,7 +19,6 @@ from celery_superfetch.reaper.evidence import Onlooker
 from celery_superfetch.worker.stopping import Stopper, told_to_stop
 from support.hosts import Host
 from support.process import Process
-from support.servers.database import Database
 from support.waiting import always, eventually
 from support.workers.bench import Bench, payload
 from support.workers.worker import process_env
@@ -110,15 +109,14 @@ def test_a_child_that_took_itself_for_its_parent_would_double_its_jobs(program, 
     assert len(bench.queue()) == 5, "the three that its parent works on among them"
 
 
-def test_a_pre_fork_server_publishes_and_is_nobodys_owner(program, bench):
+def test_a_pre_fork_server_publishes_and_is_nobodys_owner(program, bench, db):
     process = program("serve")
     assert process.wait_exit() == 0
     said = process.said()
     assert set(said) == {"master", "worker0", "worker1", "worker2", "master again"}
     assert {tuple(line["threads"]) for line in said.values()} == {("MainThread",)}
     names = {(who, n) for who in said for n in range(5)}
-    waiting = Database(bench.client).waiting()
-    assert sorted(waiting) == sorted(f"{who}-{n}" for who, n in names)
+    assert sorted(db.waiting()) == sorted(f"{who}-{n}" for who, n in names)
     assert not [name for name in bench.key_names() if "superfetch" in name]
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.servers.database import Database
 from support.waiting import eventually
 from support.workers.worker import process_env
 
@@ -41,28 +40,27 @@ def multi(env: Callable[..., dict[str, str]], tmp_path: Path) -> Iterator[Callab
             process.send_signal(signal.SIGKILL)
 
 
-def test_celery_multi_starts_and_stops_workers(multi, shop, ledger, client):
+def test_celery_multi_starts_and_stops_workers(multi, shop, ledger, db):
     """Daemons: they fork twice before they consume."""
-    database = Database(client)
     start = ("one", "two", "-A", "support.apps.shop", "-c", "1", "-P", "prefork", "-l", "INFO")
     quiet = ("--without-mingle", "--without-gossip", "--prefetch-multiplier=2")
     multi("start", *start, *quiet)
-    eventually(lambda: len(database.owners()) == 2)
+    eventually(lambda: len(db.owners()) == 2)
     jobs = ["a", "b", "c", "d"]
     for name in jobs:
         shop.hold.delay(name)
-    eventually(lambda: len(ledger.starts()) == 2 and database.length() == 0)
+    eventually(lambda: len(ledger.starts()) == 2 and db.length() == 0)
     shop.note.delay("waits")
     multi("stop", "one", "two")
     ledger.release()
-    eventually(lambda: database.owners() == [], message="the workers are gone")
-    ran, waiting = sorted(ledger.finishes()), database.waiting()
+    eventually(lambda: db.owners() == [], message="the workers are gone")
+    ran, waiting = sorted(ledger.finishes()), db.waiting()
     assert len(ran) == 2
     assert sorted(waiting[:2] + ran) == jobs
     assert waiting[2:] == ["waits"]
-    assert database.private_lists() == []
+    assert db.private_lists() == []
     multi("start", *start, *quiet)
-    eventually(lambda: len(ledger.finishes()) == 5 and len(database.owners()) == 2)
+    eventually(lambda: len(ledger.finishes()) == 5 and len(db.owners()) == 2)
     assert set(ledger.runs().values()) == {1}
     multi("stopwait", "one", "two")  # it waits for the pid files to go, a little too short
-    eventually(lambda: database.owners() == [], message="the workers are gone")
+    eventually(lambda: db.owners() == [], message="the workers are gone")

@@ -5,16 +5,15 @@ from __future__ import annotations
 from celery import Celery
 
 from celery_superfetch import __version__
-from support.servers.database import Database
 from support.servers.faults import kill_connections
 from support.waiting import eventually
 
 
-def test_one_line_at_the_start_says_what_a_worker_goes_by(worker, client):
+def test_one_line_at_the_start_says_what_a_worker_goes_by(worker, client, db):
     """E7. Once, also when it loses its connection."""
     options = {"owner_ttl": 45, "strike_limit": 5}
     one = worker(options=options, conf={"task_reject_on_worker_lost": False})
-    [owner] = Database(client).owners()
+    [owner] = db.owners()
     kill_connections(client)
     eventually(lambda: one.log().count("Connected to redis") >= 2)
     lines = [line for line in one.log().splitlines() if f"celery_superfetch {__version__}" in line]
