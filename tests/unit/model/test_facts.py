@@ -38,6 +38,7 @@ def stored(fields: dict[str, str]) -> dict[bytes, bytes]:
 
 
 def test_facts_survive_the_way_through_redis():
+    """An owner's own settings win over the reader's."""
     assert Facts.load(FULL.owner, stored(FULL.dump()), READER) == FULL
 
 
@@ -46,11 +47,6 @@ def test_what_the_server_wrote_is_read_and_not_written():
     assert not written.keys() & FULL.dump().keys()
     facts = Facts.load(FULL.owner, stored({**FULL.dump(), **written}), READER)
     assert (facts.registered_at, facts.was, facts.ran) == (1700000000000, "running", 7)
-
-
-def test_an_owners_own_settings_win_over_the_readers():
-    facts = Facts.load(FULL.owner, stored(FULL.dump()), READER)
-    assert (facts.heartbeat_interval, facts.owner_ttl) == (7.5, 90.0)
 
 
 def test_a_missing_row_gives_the_weakest_facts():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -137,22 +138,12 @@ def test_the_owners_own_settings_are_the_measure():
 
 
 def test_more_silence_never_brings_an_owner_back_to_life():
-    for connected in (True, False, None):
-        for process in (None, GONE.process, ZOMBIE.process, REUSED.process, RUNNING.process):
-            for pool_left in (False, True):
-                verdicts = [
-                    judge(
-                        replace(
-                            ELSEWHERE,
-                            process=process,
-                            connected=connected,
-                            pool_left=pool_left,
-                            silent_for=seconds,
-                        )
-                    ).dead
-                    for seconds in (None, 0.0, 1.0, MISSED, TTL, 100 * TTL)
-                ]
-                assert verdicts == sorted(verdicts), (connected, process, pool_left)
+    processes = (ELSEWHERE, GONE, ZOMBIE, REUSED, RUNNING)
+    for known, connected, pool_left in product(processes, (True, False, None), (False, True)):
+        seen = replace(known, connected=connected, pool_left=pool_left)
+        spans = (None, 0.0, 1.0, MISSED, TTL, 100 * TTL)
+        verdicts = [judge(replace(seen, silent_for=seconds)).dead for seconds in spans]
+        assert verdicts == sorted(verdicts), seen
 
 
 def test_every_reason_can_be_reached_and_reads_as_a_clause():
