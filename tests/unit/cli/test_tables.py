@@ -14,7 +14,7 @@ REASON = "pool child lost (Worker exited prematurely: signal 9 (SIGKILL) Job: 2.
 
 @pytest.fixture
 def tables() -> Tables:
-    """On a terminal; what it prints is in `shown`."""
+    """On a terminal; what it prints is in `printed`."""
     found = Tables(no_color=True)
     found.wide, found.width = False, 80
     found.printed = []
@@ -22,15 +22,11 @@ def tables() -> Tables:
     return found
 
 
-def shown(tables: Tables) -> list[str]:
-    return tables.printed
-
-
 def test_a_narrow_terminal_breaks_no_word_and_goes_without_what_may_be_spared(tables):
     row = {"node": NODE, "died": "14 min ago", "reason": REASON, "number": 7, "args": "x" * 30}
     titles = ["Node", "Died", "Reason", "Number", "Args"]
     tables.table(titles, [row, {**row, "reason": None}], spare=["Args", "Number"])
-    lines = shown(tables)
+    lines = tables.printed
     assert max(map(len, lines)) <= 80
     assert lines[0].split() == ["Node", "Died", "Reason", "Number"]
     words = " ".join(lines).split()
@@ -41,7 +37,7 @@ def test_a_narrow_terminal_breaks_no_word_and_goes_without_what_may_be_spared(ta
 
 def test_a_word_that_is_longer_than_the_terminal_is_broken_and_not_cut(tables):
     tables.table(["Node", "Args"], [{"node": NODE, "args": "x" * 200}])
-    lines = shown(tables)
+    lines = tables.printed
     assert max(map(len, lines)) <= 80
     assert "".join(lines).count("x") == 200 + NODE.count("x")
 
@@ -50,18 +46,18 @@ def test_a_terminal_on_which_nothing_fits_gets_what_there_is(tables):
     tables.width = 12
     titles = ["Node", "State", "Heard", "Running", "Reserved", "Reason"]
     tables.table(titles, [{"node": NODE, "reason": REASON}])
-    first = "".join(line[:1].strip() for line in shown(tables))
+    first = "".join(line[:1].strip() for line in tables.printed)
     assert first == f"Node{NODE}"
 
 
 def test_all_rows_on_one_line_each_where_that_is_asked_for(tables):
     row = {"node": NODE, "reason": REASON * 5}
     tables.table(["Node", "Reason"], [row] * 30, most=20)
-    assert shown(tables)[-1] == "and 10 more: --wide shows all"
+    assert tables.printed[-1] == "and 10 more: --wide shows all"
     tables.printed.clear()
     tables.widen()
     tables.table(["Node", "Reason"], [row] * 30, spare=["Reason"], most=20)
-    assert sum(REASON * 5 in line for line in shown(tables)) == 30
+    assert sum(REASON * 5 in line for line in tables.printed) == 30
 
 
 def test_the_status_of_many_owners_begins_with_what_is_wrong(tables):
@@ -89,7 +85,7 @@ def test_the_status_of_many_owners_begins_with_what_is_wrong(tables):
         },
     }
     judged(found).print(tables, wide=False)
-    lines = shown(tables)
+    lines = tables.printed
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith(f"Critical: worker {NODE}33 on vm was not heard for 3")
     text = "\n".join(lines)

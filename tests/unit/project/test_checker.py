@@ -52,7 +52,6 @@ def failed(step: str = "run", type: str = "PoisonPill") -> Line:
 CHORD = {"steps": "p0 p1 body", "parts": 2, "values": ["p0", "p1"], "kind": "chord"}
 PARTS = [*ran(1, "p0"), *ran(1, "p1")]
 PILL = [ran(at, cut=True)[0] for at in (1, 20, 40)]
-INNOCENT = [ran(at, cut=True)[0] for at in (1, 20, 40)]
 ORDER = [send(at=1, order="q"), send(at=2, order="q", job="k")]
 
 #: Verdict -> what a history must have to get it, and what it has beside where it is innocent.
@@ -69,7 +68,7 @@ FORGED: dict[str, list[tuple[list[Line], list[Line]]]] = {
         ([send(), *ran(7), *ran(11, worker="w2")], [killed(1, until=2, cut=True)]),
     ],
     "out of order": [([*ORDER, *ran(5), *ran(3, job="k")], [killed(4, "w9")])],
-    "innocent killed": [([send(), *INNOCENT, killed(2), killed(21), failed()], [killed(41)])],
+    "innocent killed": [([send(), *PILL, killed(2), killed(21), failed()], [killed(41)])],
     "pill": [([send(pill=2), *PILL, failed()], [killed(21, kind="freeze")])],
 }
 #: What nothing that happens beside can excuse.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import configparser
 import re
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -28,6 +30,14 @@ def setup_cfg() -> configparser.ConfigParser:
     parser = configparser.ConfigParser()
     parser.read(ROOT / "setup.cfg")
     return parser
+
+
+def entry_points(group: str) -> Iterator[tuple[str, Any]]:
+    """The names of a group, and what each leads to."""
+    for line in setup_cfg()["options.entry_points"][group].strip().splitlines():
+        name, _, target = (part.strip() for part in line.partition("="))
+        module, _, attribute = target.partition(":")
+        yield name, getattr(import_module(module), attribute)
 
 
 def required(project: str) -> SpecifierSet:
@@ -112,10 +122,8 @@ def test_the_version_is_a_literal_and_in_the_changelog():
 
 def test_the_celery_command_is_named_by_click():
     """Celery shows click's name and ignores the entry point's."""
-    line = setup_cfg()["options.entry_points"]["celery.commands"].strip()
-    name, _, target = (part.strip() for part in line.partition("="))
-    module, _, attribute = target.partition(":")
-    assert getattr(import_module(module), attribute).name == name == "superfetch"
+    [(name, command)] = entry_points("celery.commands")
+    assert command.name == name == "superfetch"
 
 
 def test_metadata_lives_in_setup_cfg_alone():
@@ -129,13 +137,9 @@ def test_a_workers_install_brings_nothing_of_the_console():
 
 
 def test_the_core_finds_each_part_of_the_console():
-    groups = setup_cfg()["options.entry_points"]
-    for group in (PARTS, COMMANDS):
-        for line in groups[group].strip().splitlines():
-            name, _, target = (part.strip() for part in line.partition("="))
-            module, _, attribute = target.partition(":")
-            found = getattr(import_module(module), attribute)
-            assert group == PARTS or found.name == name, "click shows its own name"
+    assert [*entry_points(PARTS)]
+    for name, command in entry_points(COMMANDS):
+        assert command.name == name, "click shows its own name"
 
 
 def test_demo_and_test_extras_bring_the_same_server():
