@@ -35,14 +35,13 @@ def test_a_job_that_was_given_back_does_not_start(bench, owner):
     """Claimed again by the same owner: the first delivery is still the wrong one to run."""
     [one] = bench.take(owner, ONE)
     bench.in_flight.requeue([one.job])
-    [again] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    [again] = bench.take(owner)
     assert bench.hand_over(one) == 0
     assert bench.hand_over(again)
 
 
 def test_nor_does_one_that_cannot_be_given_back_yet(bench, owner):
     [one] = bench.take(owner, ONE)
-    bench.client.rename("mail", "aside") if bench.client.exists("mail") else None
     bench.client.set("mail", "no queue")
     bench.in_flight.requeue([one.job])
     assert bench.private(owner) == [ONE]
@@ -64,20 +63,6 @@ def test_at_the_end_all_are_given_back(bench, owner):
     bench.hand_over(one)
     bench.in_flight.requeue_all()
     assert (bench.queue(), bench.private(owner)) == ([ONE], [])
-
-
-def test_a_return_that_comes_after_its_repetition_leaves_the_new_claim_alone(bench, owner):
-    """A network that stood still: the call was repeated, served, and then the first one arrives."""
-    [one] = bench.take(owner, ONE)
-    late = bench.lists.requeue([one.job], "front", 0)
-    assert bench.run(late) == 1
-    [again] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, []).jobs
-    bench.hand_over(again)
-    assert bench.run(late) == 0
-    assert bench.private(owner) == [ONE], "it runs"
-    assert bench.queue() == []
-    assert again.counters is not None
-    assert again.counters.requeues == 1
 
 
 def test_of_some_that_are_given_back_those_go_that_are_there(bench, owner):

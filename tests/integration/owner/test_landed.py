@@ -6,7 +6,6 @@ import pytest
 import redis
 
 from celery_superfetch.model.job import Counters
-from celery_superfetch.owner.owner import Owner
 from support.workers.bench import Bench, payload
 
 ONE, TWO, THREE, FOUR = (payload(n) for n in range(1, 5))
@@ -30,12 +29,6 @@ def test_a_claim_that_is_for_no_others_leaves_them(bench, owner):
     [claimed] = bench.in_flight.claim(owner.owner, ["mail"], 10, 0, ["mail"]).jobs
     assert claimed.job.payload == ONE
     assert bench.queue() == [TWO]
-
-
-def test_what_an_earlier_read_left_without_a_name_comes_along(bench, owner):
-    bench.land(owner, "mail", ONE, TWO)
-    claims = bench.in_flight.claim(owner.owner, ["mail"], 10, 0, ["mail"])
-    assert [claimed.job.payload for claimed in claims.jobs] == [ONE, TWO], "the oldest first"
 
 
 def test_of_more_than_is_asked_for_the_rest_stays(bench, owner):
@@ -157,10 +150,9 @@ def test_what_landed_for_a_reaped_owner_is_recovered_and_not_put_back_twice(memb
     assert bench.counters(ONE) == Counters(), "nobody has seen it"
 
 
-def test_while_the_server_is_away_putting_back_waits(fresh_server):
+def test_while_the_server_is_away_putting_back_waits(fresh_server, make):
     server = fresh_server(appendonly=True, appendfsync="always")
-    bench = Bench(server.client())
-    member = Owner({"host": "127.0.0.1", "port": server.port}, bench.config)
+    bench, member = Bench(server.client()), make(server.url())
     member.join(1, MAIL)
     bench.land(member.name, "mail", ONE)
     server.kill()
@@ -171,7 +163,6 @@ def test_while_the_server_is_away_putting_back_waits(fresh_server):
     server.restart()
     member.catch_up()
     assert (bench.queue(), bench.landed(member.name)) == ([ONE], [])
-    member.leave_for_good()
 
 
 def test_nobody_leaves_while_something_has_landed_for_it(member, bench):

@@ -254,13 +254,3 @@ def test_no_record_outlives_its_claim(bench, owner):
     bench.in_flight.flush()
     assert bench.run(late) == []
     assert not bench.client.exists(bench.keys.private(owner.owner))
-
-
-def test_a_start_that_comes_late_says_nothing_of_the_next_claim(bench, owner):
-    [one] = bench.take(owner, ONE)
-    late = bench.lists.ack(owner.owner, [], [one.job])
-    bench.in_flight.requeue([one.job])
-    [again] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, []).jobs
-    bench.run(late)
-    assert bench.held(owner) == [again.job]
-    assert running(bench, owner) == frozenset()

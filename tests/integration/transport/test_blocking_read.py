@@ -102,7 +102,7 @@ def test_what_one_channel_names_no_other_has(bench):
     bench.land(mine, "mail", *raws)
     first = bench.in_flight.claim(mine.owner, ["mail"], 5, 0, ["mail"])
     second = bench.in_flight.claim(mine.owner, ["mail"], 5, 0, ["mail"])
-    assert [job.payload for job, _ in first.jobs] == raws
+    assert [job.payload for job, _ in first.jobs] == raws, "the oldest first"
     assert len({job.claim_id for job, _ in first.jobs}) == 3, "of the same bytes, too"
     assert second.jobs == []
 
