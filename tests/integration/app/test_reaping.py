@@ -13,11 +13,9 @@ from celery.beat import Scheduler
 
 from celery_superfetch.model.config import REAP_ENTRY, REAP_TASK
 
-Make = Callable[..., Celery]
-
 
 @pytest.fixture
-def due(make_app: Make) -> Callable[[], None]:
+def due(make_app: Callable[..., Celery]) -> Callable[[], None]:
     """What any of beat's schedulers does when the entry is due."""
     app = make_app()
     scheduler = Scheduler(app, lazy=True)

@@ -14,11 +14,9 @@ from celery_superfetch.store.wire.clients import run_id
 from support.waiting import eventually
 from support.workers.bench import Bench
 
-Make = Callable[..., Owner]
-
 
 @pytest.fixture
-def membership(make: Make) -> Owner:
+def membership(make: Callable[..., Owner]) -> Owner:
     """One that is heard ten times a second."""
     made = make(heartbeat_interval=0.1)
     made.join(1, {"mail": 0})
@@ -57,6 +55,7 @@ def test_the_heart_takes_nobodys_lock(membership, bench):
         eventually(lambda: bench.mark(old, "silent"), 5)
         eventually(lambda: membership.name != old, 5)
         is_heard()
+        assert set(bench.registry.owners()) == {membership.name}
     assert not membership.heart.outages
     membership.catch_up()
     assert membership.heart.outages == 1

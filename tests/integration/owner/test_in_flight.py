@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -186,11 +186,8 @@ def test_settling_from_many_threads_loses_nothing(bench, owner, lost):
             if n % 7 == 0:
                 bench.in_flight.flush()
 
-    threads = [threading.Thread(target=settle, args=(jobs[at::4],)) for at in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(settle, (jobs[at::4] for at in range(4))))
     bench.in_flight.flush()
     assert bench.private(owner) == []
     assert (len(bench.in_flight.jobs), lost) == (0, [])

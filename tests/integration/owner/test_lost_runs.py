@@ -160,12 +160,8 @@ def test_who_comes_back_over_its_limit_is_killed_unless_it_is_spared_again(
         assert job in bench.in_flight.jobs
         return
     assert dead is not None
-    assert (dead.reason, dead.strikes, dead.recoveries, len(dead.history)) == (
-        "pool child lost",
-        3,
-        3,
-        3,
-    )
+    assert (dead.reason, len(dead.history)) == ("pool child lost", 3)
+    assert (dead.strikes, dead.recoveries) == (3, 3)
     assert [job.record() for job in bench.dead_set.find()] == [dead.record()]
     assert bench.private(owner) == bench.queue() == []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 
 import pytest
 import redis
@@ -16,15 +15,7 @@ from celery_superfetch.owner.membership import MANY_UNUSED
 from celery_superfetch.owner.owner import Owner
 from support.servers.faults import kill_connections
 from support.waiting import eventually
-from support.workers.bench import Bench, payload
-
-Make = Callable[..., Owner]
-
-
-def reap(bench: Bench, member: Owner) -> None:
-    """Take it for dead, by way of the registry and the reaper, though it lives."""
-    assert bench.mark(member, "silent")
-    bench.reaper().reap()
+from support.workers.bench import payload
 
 
 def hearts(member: Owner) -> int:
@@ -131,7 +122,8 @@ def test_a_reaped_process_goes_on_as_a_new_owner(member, bench, caplog):
     old = member.name
     bench.push("mail", payload(1))
     [thawed] = member.claim(["mail"], 1, 1).jobs
-    reap(bench, member)
+    assert bench.mark(member, "silent")
+    bench.reaper().reap()
     assert bench.queue() == [payload(1)]
     [again] = member.claim(["mail"], 1, 1).jobs
     assert again.job.owner == member.name != old
@@ -144,14 +136,6 @@ def test_a_reaped_process_goes_on_as_a_new_owner(member, bench, caplog):
     member.in_flight.ack(again)
     member.in_flight.flush()
     assert bench.private(member.name) == []
-
-
-def test_a_heartbeat_finds_out_that_it_was_reaped_too(make, bench):
-    membership = make(heartbeat_interval=0.1)
-    membership.join(1, {"mail": 0})
-    old = membership.name
-    reap(bench, membership)
-    eventually(lambda: set(bench.registry.owners()) == {membership.name} != {old}, 10)
 
 
 def test_leaving_takes_every_key_along(member, bench):

@@ -36,9 +36,11 @@ def test_what_lands_for_a_dead_owner_has_not_run_and_is_counted_no_more(bench):
     before = [bench.counters(raw) for raw in (one, two)]
     assert [counters.strikes for counters in before] == [1, 1]
     bench.client.lmove("mail", bench.keys.landing(owner.owner, "mail"), "RIGHT", "LEFT")
-    bench.reaper().reap()
+    assert bench.queue() == [two]
+    assert bench.reaper().reap().recovered == 1
     assert bench.queue() == [one, two]
     assert [bench.counters(raw) for raw in (one, two)] == before
+    assert bench.registry.tombstones(), "and it is drained again until its time is over"
 
 
 def test_the_one_that_ran_is_alone_with_it_whatever_landed_or_waited(bench):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from time import monotonic
 
@@ -16,6 +17,7 @@ from celery_superfetch.model.silence import Silence
 from celery_superfetch.model.strikes import Blame
 from celery_superfetch.model.verdict import Reason
 from celery_superfetch.reaper.reaper import NAMED
+from celery_superfetch.reaper.report import Report
 from celery_superfetch.signals import ReapedOwner, job_recovered, owner_reaped
 from support.waiting import eventually
 from support.workers.bench import Bench, image_of, payload
@@ -128,38 +130,21 @@ def test_two_reapers_at_once_lose_nothing_and_double_nothing(bench, url):
     orphans = jobs(500)
     owner = bench.dead_owner(orphans)
     benches = [Bench(redis.Redis.from_url(url)) for _ in range(4)]
-    start, reports = threading.Barrier(len(benches)), []
+    start = threading.Barrier(len(benches))
 
-    def reap(own: Bench) -> None:
+    def reap(own: Bench) -> Report:
         reaper = own.reaper()
         start.wait()
-        reports.append(reaper.reap())
-        own.client.close()
+        with own.client:
+            return reaper.reap()
 
-    threads = [threading.Thread(target=reap, args=(own,)) for own in benches]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(reports) == len(benches), "none of them failed"
+    with ThreadPoolExecutor(len(benches)) as threads:
+        reports = [*threads.map(reap, benches)]
     assert bench.queue() == orphans, "nothing lost, nothing doubled, the old order"
     assert bench.private(owner) == []
     assert sum(report.recovered for report in reports) == 500
     assert sum(owner.owner in report.dead for report in reports) == 1
     assert {bench.counters(raw).recoveries for raw in orphans} == {1}
-
-
-def test_a_claim_that_lands_late_is_drained_by_the_next_pass(bench):
-    """The blocked BLMOVE of a frozen process: Redis serves it after the owner was reaped."""
-    owner = bench.dead_owner([payload(1)])
-    bench.reaper().reap()
-    assert bench.queue() == [payload(1)]
-    bench.client.blmove("mail", bench.keys.landing(owner.owner, "mail"), 1, "RIGHT", "LEFT")
-    assert bench.queue() == []
-    report = bench.reaper().reap()
-    assert report.recovered == 1
-    assert bench.queue() == [payload(1)]
-    assert bench.registry.tombstones(), "and it is drained again until its time is over"
 
 
 def test_a_job_that_lands_while_its_owner_is_drained_is_not_left(bench):

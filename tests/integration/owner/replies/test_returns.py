@@ -75,10 +75,8 @@ def test_a_recovery_whose_reply_was_lost_is_counted_and_told_once(server):
         assert again is not None
         assert recover(claimed.job) is None
         assert direct.private(owner) == [payload(1)], "it runs"
-        assert (direct.counters(payload(1)).recoveries, direct.counters(payload(1)).strikes) == (
-            1,
-            1,
-        )
+        counters = direct.counters(payload(1))
+        assert (counters.recoveries, counters.strikes) == (1, 1)
         assert [*bench.in_flight.jobs] == [again.job]
         assert [(recovery.strikes, recovery.recoveries) for recovery in told] == [(1, 1)]
         dead = recover(again.job)
