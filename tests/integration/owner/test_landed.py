@@ -12,37 +12,26 @@ ONE, TWO, THREE, FOUR = (payload(n) for n in range(1, 5))
 MAIL = {"mail": 0}
 
 
-def test_the_next_claim_names_it_before_it_takes_others(bench, owner):
-    bench.land(owner, "mail", ONE)
-    bench.push("mail", TWO)
-    claims = bench.in_flight.claim(owner.owner, ["mail"], 10, 1, ["mail"])
-    assert [claimed.job.payload for claimed in claims.jobs] == [ONE, TWO]
-    assert (bench.landed(owner), bench.queue()) == ([], [])
-    assert bench.held(owner) == [claimed.job for claimed in reversed(claims.jobs)]
-    assert [*bench.in_flight.jobs] == [claimed.job for claimed in claims.jobs]
-
-
-def test_a_claim_that_is_for_no_others_leaves_them(bench, owner):
-    """It came alone: its list was found dry."""
-    bench.land(owner, "mail", ONE)
-    bench.push("mail", TWO)
-    [claimed] = bench.in_flight.claim(owner.owner, ["mail"], 10, 0, ["mail"]).jobs
-    assert claimed.job.payload == ONE
-    assert bench.queue() == [TWO]
-
-
-def test_of_more_than_is_asked_for_the_rest_stays(bench, owner):
-    bench.land(owner, "mail", ONE, TWO)
-    [claimed] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, ["mail"]).jobs
-    assert claimed.job.payload == ONE
-    assert bench.landed(owner) == [TWO]
-
-
-def test_where_nothing_landed_a_claim_takes_what_waits(bench, owner):
-    """Another thread has put it back meanwhile."""
-    bench.push("mail", ONE)
-    [claimed] = bench.in_flight.claim(owner.owner, ["mail"], 1, 1, ["mail"]).jobs
-    assert claimed.job.payload == ONE
+@pytest.mark.parametrize(
+    ("landed", "waiting", "most", "turn", "taken"),
+    [
+        pytest.param([ONE], [TWO], 10, 1, [ONE, TWO], id="before others"),
+        pytest.param([ONE], [TWO], 10, 0, [ONE], id="alone, since its list was found dry"),
+        pytest.param([ONE, TWO], [], 1, 1, [ONE], id="of more than is asked for the rest stays"),
+        pytest.param([], [ONE], 1, 1, [ONE], id="none, since another thread has put it back"),
+    ],
+)
+def test_the_next_claim_names_what_landed(bench, owner, landed, waiting, most, turn, taken):
+    if landed:
+        bench.land(owner, "mail", *landed)
+    bench.push("mail", *waiting)
+    claims = bench.in_flight.claim(owner.owner, ["mail"], most, turn, ["mail"])
+    jobs = [claimed.job for claimed in claims.jobs]
+    assert [job.payload for job in jobs] == taken
+    assert bench.landed(owner) == [raw for raw in landed if raw not in taken]
+    assert bench.queue() == [raw for raw in waiting if raw not in taken]
+    assert bench.held(owner) == jobs[::-1]
+    assert [*bench.in_flight.jobs] == jobs
 
 
 def test_a_claim_that_cannot_be_written_leaves_each_job_whence_it_came(bench, owner):
