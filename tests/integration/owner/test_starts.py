@@ -190,11 +190,6 @@ def suspect(bench: Bench, owner: Facts) -> Job:
     return claimed.job
 
 
-def test_a_suspect_counts_as_running_from_its_claim_on(bench, owner, suspect):
-    """It may kill whoever decodes it."""
-    assert bench.recorded(owner) == [digest(suspect.payload)]
-
-
 def test_a_suspect_that_was_not_started_goes_back_on_probation(bench, owner, suspect):
     bench.in_flight.requeue([suspect])
     assert bench.on_probation() == [payload("suspect")]

@@ -213,18 +213,13 @@ def test_a_list_that_its_owner_did_not_register_is_listed(bench):
     assert not bench.registry.adopt(facts.owner, {"slow"})
 
 
-def test_a_tombstone_without_jobs_is_not_listed_again(bench, owner):
+def test_a_forgotten_tombstone_is_listed_again_not_registered(bench, owner):
+    """For a claim that landed after its tombstone was taken off the list, and for nothing else."""
     bench.mark(owner)
     bench.registry.drop_tombstone(owner.owner)
     assert not bench.registry.adopt(owner.owner, set())
     assert bench.client.ttl(bench.keys.facts(owner.owner)) > 0
     assert not bench.registry.tombstones()
-
-
-def test_a_forgotten_tombstone_is_listed_again_not_registered(bench, owner):
-    """A claim that landed after its tombstone was taken off the list."""
-    bench.mark(owner)
-    bench.registry.drop_tombstone(owner.owner)
     bench.give(owner.owner, "mail", [b"1"])
     assert bench.registry.adopt(owner.owner, {"mail"})
     assert bench.client.ttl(bench.keys.facts(owner.owner)) > 300 * 86400, "while it is listed"

@@ -43,30 +43,26 @@ def payload(**changes: Any) -> bytes:
     return json.dumps(message(**changes)).encode()
 
 
-def test_a_celery_message_names_its_task_and_id():
-    envelope = parse(payload())
-    assert (envelope.task, envelope.task_id) == ("shop.add", "id-1")
-    assert envelope.message == message()
-
-
-def test_a_plain_kombu_message_is_a_message_without_a_task():
-    envelope = parse(payload(headers={}))
-    assert envelope.message is not None
-    assert envelope.task is None
-    assert envelope.task_id == "id-1", "the correlation id"
+@pytest.mark.parametrize(
+    ("headers", "task"),
+    [
+        ({"task": "shop.add", "id": "id-1"}, "shop.add"),
+        ({}, None),
+        ({"task": ["shop.add"], "id": 7}, None),
+    ],
+    ids=["Celery's", "plain kombu's", "names that are no text"],
+)
+def test_a_message_names_its_task_and_id(headers, task):
+    """Without an id it is the correlation id."""
+    envelope = parse(payload(headers=headers))
+    assert (envelope.task, envelope.task_id) == (task, "id-1")
+    assert envelope.message == message(headers=headers)
 
 
 def test_a_message_without_headers_is_a_message():
     plain = message()
     del plain["headers"]
     assert parse(json.dumps(plain).encode()).message == plain
-
-
-def test_names_that_are_no_text_are_not_names():
-    envelope = parse(payload(headers={"task": ["shop.add"], "id": 7}))
-    assert envelope.message is not None
-    assert envelope.task is None
-    assert envelope.task_id == "id-1"
 
 
 def body(value: Any) -> str:
