@@ -11,7 +11,7 @@ from celery_superfetch.model.strikes import Blame
 from celery_superfetch.store.private_lists import STEPS
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
-from support.workers.orphans import newest, reaped, recover
+from support.workers.orphans import reaped, recover
 
 JOB = payload("1")
 
@@ -183,17 +183,6 @@ def test_the_expiry_of_the_queue_is_renewed(bench):
     assert 0 < bench.client.pttl("mail") <= 60_000
 
 
-def test_a_queue_key_of_another_type_moves_nothing_and_counts_nothing(bench):
-    owner = reaped(bench, JOB)
-    bench.client.set("mail", "a text")
-    call = bench.recoveries.recover([bench.recovery(newest(bench, owner, JOB))], 0, marked=True)
-    [reply] = bench.scripts.run_all([call], errors=True)
-    assert "WRONGTYPE" in str(reply)
-    assert bench.private(owner) == [JOB]
-    assert bench.counters(JOB) == Counters()
-    assert bench.stat("recovered") == 0
-
-
 def test_what_an_orphan_has_handed_on_is_known_to_its_next_run(bench):
     owner = reaped(bench, JOB)
     [orphan] = bench.held(owner)
@@ -206,16 +195,21 @@ def test_what_an_orphan_has_handed_on_is_known_to_its_next_run(bench):
 # -- what goes wrong half way
 
 
-def test_counters_of_another_type_move_nothing(bench):
+@pytest.mark.parametrize("strikes", [None, 1], ids=["", "on probation"])
+@pytest.mark.parametrize("broken", ["where they go", "counters"])
+def test_a_key_of_another_type_moves_nothing_and_counts_nothing(bench, broken, strikes):
     """Found half way it would cost the jobs that had left their list by then."""
     other = payload(2)
     owner = reaped(bench, other, JOB)
-    bench.client.set(bench.keys.recoveries(digest(other)), "a text")
-    pair = [bench.recovery(job, Counters()) for job in bench.held(owner)]
+    goal = bench.keys.probation("mail") if strikes else bench.keys.queue("mail")
+    key = goal if broken == "where they go" else bench.keys.recoveries(digest(other))
+    bench.client.set(key, "a text")
+    pair = [bench.recovery(job, Counters(strikes=strikes)) for job in bench.held(owner)]
     [reply] = bench.scripts.run_all([bench.recoveries.recover(pair, 0, marked=True)], errors=True)
     assert "WRONGTYPE" in str(reply)
     assert bench.private(owner) == [JOB, other]
     assert bench.counters(JOB) == Counters()
+    assert bench.stat("recovered") == 0
 
 
 @pytest.mark.parametrize("history", ["{broken", "7"])

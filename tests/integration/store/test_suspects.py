@@ -13,7 +13,7 @@ from celery_superfetch.model.job import Counters, digest
 from celery_superfetch.model.strikes import Blame
 from support.servers.faults import another_type
 from support.workers.bench import payload
-from support.workers.orphans import newest, reaped, recover
+from support.workers.orphans import reaped, recover
 
 JOB = payload("1")
 
@@ -93,13 +93,3 @@ def test_where_it_may_not_run_alone_it_is_no_suspect_any_more(bench):
     assert bench.run(bench.recoveries.recover([freed], 0, marked=True)) == [b"ok"]
     assert bench.queue() == [JOB]
     assert not bench.client.hexists(bench.keys.recoveries(digest(JOB)), "probation")
-
-
-def test_a_probation_list_of_another_type_moves_nothing(bench):
-    owner = reaped(bench, JOB)
-    bench.client.set(bench.keys.probation("mail"), "a text")
-    suspect = bench.recovery(newest(bench, owner, JOB), Counters(strikes=1))
-    call = bench.recoveries.recover([suspect], 0, marked=True)
-    [reply] = bench.scripts.run_all([call], errors=True)
-    assert "WRONGTYPE" in str(reply)
-    assert bench.private(owner) == [JOB]
