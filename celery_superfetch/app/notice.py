@@ -17,8 +17,7 @@ from kombu.serialization import dumps
 from kombu.utils.json import dumps as to_json
 from kombu.utils.uuid import uuid
 
-from ..model.config import ANNOUNCE_TASK
-from ..model.dead_job import DEAD_ID, DEAD_ID_HEADER
+from ..model.config import ANNOUNCE_TASK, DEAD_ID, DEAD_ID_HEADER
 from ..model.job import Carried
 from ..store.database import Database
 from .backend_turn import PATIENCE, NotNow, held_off, pause

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..errors import ConfigError
@@ -21,6 +22,9 @@ DRILL_TASK = "celery_superfetch.drill"  # the task of a drill's jobs
 KILL_COMMAND = "superfetch_kill"  # the control command by which a worker is asked to kill jobs
 NOT_THE_USERS = ("celery.", "celery_superfetch.")  # tasks whose names begin so
 
+#: The header of a notice that names a dead job, and what stands there until a script knows which.
+DEAD_ID_HEADER, DEAD_ID = "superfetch_dead_id", "@dead_id@"
+
 #: What values are counted in: an option's annotation names one of these, and so do errors and docs.
 Seconds: TypeAlias = float
 Strikes: TypeAlias = int
@@ -30,6 +34,7 @@ Port: TypeAlias = int
 Text: TypeAlias = str
 
 
+@dataclass(frozen=True)
 class Config:
     """All options of celery_superfetch, validated and frozen.
 
@@ -38,7 +43,6 @@ class Config:
     """
 
     # The text below each option is its line in docs/reference/options.md, which is made of it.
-    # No dataclass: a producer pays for the making of one whenever it starts.
 
     heartbeat_interval: Seconds = 5.0
     """The time between two heartbeats of an owner. An owner on another host is dead after two
@@ -102,18 +106,8 @@ class Config:
     """kombu's option. It stands before every key, also before those of this package. On a cluster
     it needs a name in braces."""
 
-    def __init__(self, **options: Any) -> None:
-        vars(self).update({**DEFAULTS, **options})
+    def __post_init__(self) -> None:
         check(vars(self))
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"options cannot be changed ({name!r})")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Config) and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        return hash(tuple(vars(self).values()))
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], known: Iterable[str] = ()) -> Config:

@@ -18,9 +18,6 @@ from .strikes import Recovery
 #: The digest of the payload; for a further item of the same bytes with a number behind it.
 FULL_ID = re.compile(r"[0-9a-f]{40}(-[0-9]{1,20})?")
 
-#: The header of a notice that names a dead job, and what stands there until a script knows which.
-DEAD_ID_HEADER, DEAD_ID = "superfetch_dead_id", "@dead_id@"
-
 #: What the record of a job has of its fields as they are: the name there -> that here.
 STORED = {"queue": "queue_list", "app": "app_name", "node": "node", "reason": "reason"}
 STORED |= {name: name for name in ("task", "task_id", "owner", "strikes", "recoveries")}

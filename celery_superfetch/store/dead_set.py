@@ -8,8 +8,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..errors import JobNotFound
-from ..model.config import ANNOUNCE_TASK
-from ..model.dead_job import DEAD_ID, FULL_ID, Conditions, DeadFilter, DeadJob
+from ..model.config import ANNOUNCE_TASK, DEAD_ID
+from ..model.dead_job import FULL_ID, Conditions, DeadFilter, DeadJob
 from ..model.job import digest, parse
 from ..model.strikes import Recovery
 from .database import Structure, chunks

@@ -17,8 +17,7 @@ from celery.signals import task_failure
 from celery_superfetch import PoisonPill, install
 from celery_superfetch.app.notice import Notices
 from celery_superfetch.app.reaper import reaper_of
-from celery_superfetch.model.config import ANNOUNCE_TASK
-from celery_superfetch.model.dead_job import DEAD_ID, DEAD_ID_HEADER
+from celery_superfetch.model.config import ANNOUNCE_TASK, DEAD_ID, DEAD_ID_HEADER
 from celery_superfetch.model.strikes import Decision
 from celery_superfetch.signals import job_recovering
 from support.waiting import eventually
