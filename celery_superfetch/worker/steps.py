@@ -21,7 +21,6 @@ from ..model.version import __version__
 from ..owner.heartbeats import threads_are_greenlets
 from ..owner.owner import Owner
 from ..store.wire.server import check_platform, check_server
-from ..transport.deliveries import read_json_by_ours
 from ..transport.transport import Transport
 from ..transport.versions import check_versions
 from . import unreceivable
@@ -49,7 +48,6 @@ class Maintenance(bootsteps.StartStopStep):
         if not issubclass(worker.app.connection_for_read().get_transport_cls(), Transport):
             self.enabled = False  # and none of our options is read: they may be the other broker's
             return
-        read_json_by_ours()  # before the pool forks
         self.thread = MaintenanceThread(worker.app)
         self.stopper = Stopper(worker)
         self.metrics: Any = None  # their server, where ``metrics_port`` says so
