@@ -137,9 +137,11 @@ def _configure(sender: Celery, **_: Any) -> None:
     for name, (old, value) in DEFAULTS.items():
         defaults[old if old in defaults else name] = value
     try:
-        entry = {"task": REAP_TASK, "schedule": config_of(sender).reap_interval}
+        interval = config_of(sender).reap_interval
     except ConfigError:
         return  # a receiver's error would be swallowed; the worker's start refuses it
+    entry = vars(sender).setdefault("_superfetch_entry", {"task": REAP_TASK})
+    entry["schedule"] = interval  # of a later install, too: what it finds there is this entry
     _set(conf, "beat_schedule", {REAP_ENTRY: entry, **(conf.beat_schedule or {})})
 
 

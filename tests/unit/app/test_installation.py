@@ -207,6 +207,13 @@ def test_the_interval_of_the_beat_entry_is_the_reap_interval(make):
     assert entry["schedule"] == 4
 
 
+def test_an_interval_of_a_later_install_is_the_entrys_too(make):
+    app = celery_superfetch.install(make(), reap_interval=45)
+    assert app.conf.beat_schedule[ENTRY]["schedule"] == 45
+    celery_superfetch.install(app, reap_interval=30)
+    assert app.conf.beat_schedule[ENTRY]["schedule"] == 30
+
+
 def test_the_users_own_entry_is_kept(make):
     own = {"task": "celery_superfetch.reap", "schedule": 77.0}
     app = make()
